@@ -1,0 +1,87 @@
+# Everything a developer runs. `make` lists the targets. The first one that needs it sets up .venv, which takes minutes.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+HOUSE := .house/hetopt
+PACKAGES := optimizer profiler trainer catalogs
+PINS := requirements/constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install -c $(PINS)
+BENCHMARKS := $(filter-out __init__ _%,$(basename $(notdir $(wildcard benchmarks/*.py))))
+
+DEMO ?= demo-run
+BUDGET ?= 2
+PACE ?= 1,2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test house check bench pins clean
+MAKEFLAGS += --no-print-directory
+
+help:
+	@echo "make demo    profile a small job here, plan it, train it on two unequal workers, compare prediction with fact"
+	@echo "make test    run the tests"
+	@echo "make check   formatting, lint, types, import floors"
+	@echo "make bench   every benchmark in its quick form"
+	@echo "make setup   only make $(VENV), with the pinned versions (PYTHON=/path/to/python3 chooses the interpreter)"
+	@echo "make pins    write the versions in $(VENV) to $(PINS)"
+	@echo "make clean   remove what these targets made"
+
+setup: $(READY)
+
+$(READY): pyproject.toml $(PINS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	    found=$$(command -v $(PYTHON) >/dev/null && $(PYTHON) --version 2>&1 | head -1); \
+	    echo "hetopt needs Python 3.11 or newer, and '$(PYTHON)' is $${found:-not there}:" \
+	         "run 'make $(or $(MAKECMDGOALS),setup) PYTHON=/path/to/python3'." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	    echo "'$(PYTHON)' cannot make virtual environments: install them (on Debian: apt install python3-venv)." >&2; exit 1; }
+	@echo "[1/4] making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "[2/4] installing torch, the largest part (a minute or more, up to the network)"
+	@$(PIP) torch
+	@echo "[3/4] installing the other pinned packages ($$(grep -c == $(PINS)) in all)"
+	@sed -n 's/==.*//p' $(PINS) | $(PIP) -r /dev/stdin
+	@echo "[4/4] installing hetopt from this folder"
+	@$(PIP) --no-build-isolation --no-deps --editable '.[dev]'
+	@$(BIN)/python -m pip --disable-pip-version-check check >/dev/null || { $(BIN)/python -m pip check; exit 1; }
+	@touch $@
+	@echo "hetopt is ready: $(BIN)/hetopt"
+
+demo: $(READY)
+	@rm -rf $(DEMO) && mkdir -p $(DEMO)
+	@run() { echo; echo "\$$ $$*"; PATH="$(CURDIR)/$(BIN):$$PATH" HETOPT_HOME="$(abspath $(DEMO))" "$$@"; }; set -e; \
+	run hetopt profile digits -o $(DEMO)/profile.json; \
+	run hetopt recommend $(DEMO)/profile.json --budget $(BUDGET) -o $(DEMO)/plan.json; \
+	run hetopt launch $(DEMO)/plan.json --on local --pace $(PACE) --yes; \
+	run hetopt report
+	@echo; echo "The profile, the plan and the run are in $(DEMO)/. Look again with:" \
+	    "HETOPT_HOME=$(DEMO) $(BIN)/hetopt report"
+
+test: $(READY)
+	$(BIN)/python -m pytest $(ARGS)
+
+# Static tools do not follow the hook of an editable install: they see the packages through links.
+house: $(READY)
+	@rm -rf .house && mkdir -p $(HOUSE) && ln -s ../benchmarks .house/benchmarks
+	@for package in $(PACKAGES); do ln -s ../../$$package $(HOUSE)/$$package; done
+
+check: $(READY) house
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	MYPYPATH=.house $(BIN)/mypy $(PACKAGES:%=-p hetopt.%) -p benchmarks
+	PYTHONPATH=.house $(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/test_house.py
+
+bench: $(READY)
+	@set -e; for name in $(BENCHMARKS); do \
+	    echo; echo "\$$ python -m benchmarks.$$name --quick"; $(BIN)/python -m benchmarks.$$name --quick; done
+
+pins: $(READY)
+	$(BIN)/python requirements/freeze.py > $(PINS).new && mv $(PINS).new $(PINS)
+	@touch $(READY)
+
+clean:
+	rm -rf $(VENV) .house $(DEMO) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache \
+	    .import_linter_cache
+	find $(PACKAGES) tests -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Measures a training job: pure estimators, the probe schedule, and the profile they fill."""

@@ -1,0 +1,56 @@
+"""Every way hetopt refuses or fails, with the exit code that the command line answers.
+
+    HetoptError
+    ├── BadInput          2   what was typed or read cannot be used
+    ├── NoFeasiblePlan    3   nothing in the catalogue fits the budget or the deadline
+    ├── CloudRefused      4   credentials, permission, quota or capacity
+    ├── BudgetStop        5   the run was stopped to stay inside the budget or the deadline
+    └── RunFailed         6   a worker died or the run could not go on
+
+A message is one sentence that says what is wrong; ``hint`` is what to do next.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class HetoptError(Exception):
+    """A failure with one clear sentence, what to do next, and an exit code."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class BadInput(HetoptError):
+    """What was typed or read cannot be used."""
+
+    exit_code = 2
+
+
+class NoFeasiblePlan(HetoptError):
+    """No cluster in the catalogue fits the budget and the deadline."""
+
+    exit_code = 3
+
+
+class CloudRefused(HetoptError):
+    """The cloud said no: credentials, permission, quota or capacity."""
+
+    exit_code = 4
+
+
+class BudgetStop(HetoptError):
+    """The run was stopped to stay inside its budget or deadline."""
+
+    exit_code = 5
+
+
+class RunFailed(HetoptError):
+    """A worker died or the run could not go on."""
+
+    exit_code = 6

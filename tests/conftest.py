@@ -1,0 +1,106 @@
+"""What every test stands on: no network, no real credentials, one thread a process, shared data, golden files."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+DATA_VARIABLE = "HETOPT_SHARED_DATA"
+
+# Set before any test imports numpy or torch: their thread pools read it once. Worker processes inherit it.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+# A busy machine is slow, not wrong: examples have no deadline of their own (tests have one, see pyproject.toml).
+settings.register_profile("hetopt", deadline=None)
+settings.load_profile("hetopt")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record", action="store_true", help="rewrite golden and recorded files instead of comparing")
+    parser.addoption("--slow", action="store_true", help="also run the long form of checks that have a quick one")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("slow") and not item.config.getoption("--slow"):
+        pytest.skip("long form; runs with --slow")
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hermetic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runs go to a temporary home, AWS sees credentials that open nothing, and only this machine is reachable."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(("AWS_", "HETOPT_")) and name != DATA_VARIABLE]:
+            patch.delenv(name)
+        patch.setenv("HETOPT_HOME", str(tmp_path_factory.mktemp("hetopt-home")))
+        patch.setenv("AWS_ACCESS_KEY_ID", "testing")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+        patch.setenv("AWS_SESSION_TOKEN", "testing")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        patch.setenv("AWS_CONFIG_FILE", os.devnull)
+        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+        patch.setattr(socket.socket, "connect", _guarded(socket.socket.connect))
+        patch.setattr(socket.socket, "connect_ex", _guarded(socket.socket.connect_ex))
+        yield
+
+
+def _guarded(connect: Callable[[socket.socket, Any], Any]) -> Callable[[socket.socket, Any], Any]:
+    """``connect`` for addresses of this machine; any other is a failed test."""
+
+    def guarded(self: socket.socket, address: Any) -> Any:
+        if self.family in (socket.AF_INET, socket.AF_INET6) and not _is_loopback(address[0]):
+            pytest.fail(f"a test tried to reach {address[0]}:{address[1]} over the network", pytrace=True)
+        return connect(self, address)
+
+    return guarded
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real data sets and published figures; tests that need it are skipped where it is absent."""
+    path = Path(os.environ.get(DATA_VARIABLE) or REPOSITORY.parent / "shared" / "data")
+    if not path.is_dir():
+        pytest.skip(f"no data at {path}; set {DATA_VARIABLE} to its folder")
+    return path
+
+
+@pytest.fixture(scope="session")
+def recording(pytestconfig: pytest.Config) -> bool:
+    """Whether golden and recorded files are to be rewritten (`--record`)."""
+    return bool(pytestconfig.getoption("--record"))
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest, recording: bool) -> Callable[[str, str], None]:
+    """``golden(name, text)`` compares ``text`` with the file ``golden/<name>`` beside the test, or rewrites it."""
+    folder = request.path.parent / "golden"
+
+    def compare(name: str, text: str) -> None:
+        path = folder / name
+        if recording:
+            folder.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.is_file(), f"{path} is missing; write it with --record"
+        assert text == path.read_text(encoding="utf-8"), f"differs from {path}; --record accepts the new text"
+
+    return compare
