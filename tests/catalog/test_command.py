@@ -1,0 +1,203 @@
+"""`hetopt catalog` as a person sees it: recorded text, JSON with units, and refusals."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hetopt.optimizer.catalog import load_catalog
+from hetopt.optimizer.cli.catalog import app
+from hetopt.profiler.errors import BadInput
+
+Golden = Callable[[str, str], None]
+
+
+@pytest.fixture(autouse=True)
+def _plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+def run(*arguments: str) -> tuple[str, str]:
+    """stdout and stderr of a command that succeeds."""
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout, result.stderr
+
+
+def refused(*arguments: str) -> BadInput:
+    result = CliRunner().invoke(app, list(arguments))
+    assert isinstance(result.exception, BadInput), result.output
+    assert result.stdout == ""
+    return result.exception
+
+
+def listed(*arguments: str) -> list[dict[str, Any]]:
+    return json.loads(run("list", "--json", *arguments)[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("list_a10g.txt", "list --gpu A10G --market spot"),
+        ("list_eight_gpus.txt", "list --gpus-min 8 --sort price-per-gpu"),
+        ("list_cpu.txt", "list --vcpus-min 16 --max-interruption 10% --sort price-per-coremark --limit 6"),
+        ("list_without_prices.txt", "list --gpus-min 1 --region eu-west-1 --sort spot-saving --reverse -n 5"),
+        ("list_fractions.txt", "list --family g6f,gr6f --sort memory --reverse"),
+        ("show_g5.txt", "show g5.xlarge"),
+        ("show_g7.txt", "show g7.2xlarge"),
+        ("show_mac.txt", "show mac2.metal --region eu-west-1"),
+    ],
+)
+def test_text(golden: Golden, name: str, arguments: str) -> None:
+    text, _ = run(*arguments.split())
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "…" not in text
+    golden(name, "".join(f"{line.rstrip()}\n" for line in text.splitlines()))
+
+
+@pytest.mark.parametrize(
+    "arguments", ["-n 200 --sort memory --reverse", "-n 200 --sort coremark", "-n 0 --sort coremark --gpus-min 1"]
+)
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_no_cell_is_cut(monkeypatch: pytest.MonkeyPatch, width: int, arguments: str) -> None:
+    """Where a terminal is narrow whole columns go, and the table says which."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    text, _ = run("list", *arguments.split())
+    assert "…" not in text
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert ("arch" in text.splitlines()[0]) or ("left out for lack of width: arch" in text) or "--gpus-min" in arguments
+
+
+def test_every_price_in_json_has_date_and_source() -> None:
+    rows = listed("--limit", "0")
+    assert len(rows) == len(load_catalog().listings)
+    for row in rows:
+        for price in row["prices"]:
+            assert price["usd_per_hour"] > 0
+            assert price["date"].startswith("20")
+            assert price["source"]
+            assert price["region"] == "us-east-1"
+            assert price["is_estimate"] == (price["market"] == "spot")
+        if row["interruption_band"]:
+            assert set(row["interruption_band"]) == {"label", "date", "source"}
+
+
+def test_json_tells_the_unknown_by_null() -> None:
+    (row,) = listed("--family", "c9g", "--vcpus-max", "1")
+    assert row["cores"] is None
+    assert row["efa"] is None
+    assert row["interruption_band"] is None
+    assert row["spot_saving_percent"] is None
+    assert [price["market"] for price in row["prices"]] == ["on-demand"]
+
+
+def test_show_json_holds_every_region_and_caveat() -> None:
+    shown = json.loads(run("show", "g6f.large", "--json")[0])
+    assert shown["region"] == "us-east-1"
+    assert shown["regions_with_prices"] == ["us-east-1"]
+    assert shown["cheapest_known"]["usd_per_hour"] == 0.202
+    assert {caveat["about"] for caveat in shown["caveats"]} == {"accelerator"}
+    shown = json.loads(run("show", "c7i.xlarge", "--region", "eu-west-1", "--json")[0])
+    assert shown["prices"] == []
+    assert shown["spot_saving_percent"] > 0
+    assert len(shown["regions"]) > 20
+
+
+def test_limit_and_reverse() -> None:
+    assert len(run("list")[0].splitlines()) > 20
+    assert len(listed("-n", "7")) == 7
+    assert len(listed("--family", "c7i")) == len(listed("--family", "c7i", "--limit", "0"))
+    smallest, largest = listed("--sort", "vcpus", "-n", "1"), listed("--sort", "vcpus", "--reverse", "-n", "1")
+    assert smallest[0]["vcpus"] == 1
+    assert largest[0]["vcpus"] == max(found.vcpus for found in load_catalog().instance_types.values())
+
+
+def test_nothing_matches_is_an_answer_with_the_reason() -> None:
+    text, said = run("list", "--gpu", "A10G", "--price-max", "0.1")
+    assert text == ""
+    assert "No instance type in us-east-1 matches:" in said
+    assert "8 without --price-max 0.1" in " ".join(said.split())
+    text, said = run("list", "--gpu", "A10G", "--price-max", "0.1", "--json")
+    assert json.loads(text) == []
+    assert "8 without --price-max 0.1" in " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "hint"),
+    [
+        ("show g5.xlrge", "no instance type 'g5.xlrge'", "g5.xlarge"),
+        ("list --region us-esat-1", "no region 'us-esat-1'", "us-east-1"),
+        ("show g5.xlarge --region mars", "no region 'mars'", "us-east-1"),
+        ("list --gpu A1OG", "no accelerator 'A1OG'", "A10G"),
+        ("list --family c7j", "no family 'c7j'", "c7i"),
+        ("list --max-interruption often", "--max-interruption must be a percentage", "10%"),
+        ("list --max-interruption 0", "--max-interruption must be a percentage", "10%"),
+        ("list --max-interruption nan", "--max-interruption must be a percentage", "10%"),
+        ("list --price-max nan", "--price-max must be a positive number", "--price-max"),
+        ("list --price-max -1", "--price-max must be a positive number", "--price-max"),
+        ("list --memory-min -1", "--memory-min must be a positive number", "--memory-min"),
+        ("list --network-min inf", "--network-min must be a positive number", "--network-min"),
+        ("list --region eu-west-1 --price-max 3", "no prices for eu-west-1", "us-east-1"),
+        ("list --region eu-west-1 --market on-demand", "no prices for eu-west-1", "us-east-1"),
+        ("list --catalog nowhere", "nowhere/sources.json cannot be read: No such file", "--catalog"),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(arguments: str, said: str, hint: str) -> None:
+    error = refused(*arguments.split())
+    assert said in error.message
+    assert hint in (error.hint or "")
+
+
+@pytest.mark.parametrize(
+    "arguments", ["list --sort beauty", "list --arch sparc", "list --vcpus-min 0", "list -n -1", "show"]
+)
+def test_what_cannot_be_typed_is_a_usage_error(arguments: str) -> None:
+    assert CliRunner().invoke(app, arguments.split()).exit_code == 2
+
+
+def test_another_folder_is_used(small: Path) -> None:
+    names = {row["instance_type"] for row in listed("--catalog", str(small))}
+    assert names == set(load_catalog("us-east-1", small).listings)
+
+
+def test_prices_in_several_regions_are_compared(small: Path) -> None:
+    path = small / "regions" / "eu-west-1.csv"
+    header, *rows = path.read_text(encoding="utf-8").splitlines()
+    lines = [f"{header},on_demand_usd_per_hour", *(f"{row},0.5" for row in rows)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    shown = json.loads(run("show", "g5.xlarge", "--catalog", str(small), "--json")[0])
+    assert shown["regions_with_prices"] == ["eu-west-1", "us-east-1"]
+    assert shown["cheapest_known"]["region"] == "eu-west-1"
+    assert "Cheapest of the 2 regions with prices: eu-west-1" in run("show", "g5.xlarge", "--catalog", str(small))[0]
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("hetopt.optimizer.catalog", {"numpy", "torch", "pydantic", "optuna", "rich", "typer", "boto3"}),
+        ("hetopt.optimizer.cli.catalog", {"numpy", "torch", "pydantic", "optuna", "boto3", "hetopt.optimizer.catalog"}),
+    ],
+)
+def test_importing_brings_nothing_heavy(module: str, absent: set[str]) -> None:
+    code = f"import sys, {module}; sys.exit(' '.join({absent!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == ""
+
+
+def test_loading_is_quick() -> None:
+    """A generous bound for a busy machine; alone it takes about a tenth of it."""
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        load_catalog()
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.3

@@ -1,0 +1,313 @@
+"""Laws of the data that hetopt ships: every figure has date and source, and odd rows are treated as README.md says."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from hetopt.catalogs.build import build
+from hetopt.optimizer.billing import load_billing
+from hetopt.optimizer.catalog import BUNDLED, Catalog, load_catalog, offers
+from hetopt.profiler.errors import BadInput
+
+SNAPSHOT = datetime.date(2026, 7, 20)
+ADVISOR = datetime.date(2025, 6, 28)
+
+
+def test_counts(catalog: Catalog, everywhere: dict[str, Catalog]) -> None:
+    assert len(catalog.instance_types) == 1373
+    assert len(everywhere) == 33
+    assert sum(listing.on_demand is not None for listing in catalog.listings.values()) == 1346
+    assert sum(listing.spot is not None for listing in catalog.listings.values()) == 884 - 6  # a1 has no spot data
+    assert sum(found.accelerator is not None for found in catalog.instance_types.values()) == 71
+    assert sum(path.stat().st_size for path in BUNDLED.rglob("*") if path.is_file()) < 1_000_000
+
+
+def test_every_price_is_positive_and_has_date_and_source(everywhere: dict[str, Catalog]) -> None:
+    for region, there in everywhere.items():
+        for listing in there.listings.values():
+            for market in ("spot", "on-demand"):
+                price = listing.price(market)
+                if price is not None:
+                    assert price.usd_per_hour > 0
+                    assert price.market == market
+                    assert price.region == region
+                    assert price.date == (ADVISOR if price.is_estimate else SNAPSHOT)
+                    assert price.source
+            if listing.band is not None:
+                assert listing.band.date == ADVISOR
+                assert listing.band.region == region
+                assert 0 <= listing.band.low < listing.band.high <= 1
+
+
+def test_spot_never_costs_more_than_on_demand(catalog: Catalog) -> None:
+    for listing in catalog.listings.values():
+        if listing.spot is not None:
+            assert listing.on_demand is not None
+            assert listing.spot.usd_per_hour < listing.on_demand.usd_per_hour
+            assert listing.spot.is_estimate
+
+
+def test_prices_are_known_in_one_region_and_never_invented(everywhere: dict[str, Catalog]) -> None:
+    assert everywhere["us-east-1"].regions_with_prices() == ("us-east-1",)
+    for region, there in everywhere.items():
+        assert there.has_prices == (region == "us-east-1")
+    with pytest.raises(BadInput, match="no spot prices for eu-west-1") as refused:
+        offers(everywhere["eu-west-1"], "spot")
+    assert "us-east-1" in (refused.value.hint or "")
+
+
+def test_every_column_of_every_file_has_a_described_source(catalog: Catalog) -> None:
+    files = [path.relative_to(BUNDLED).as_posix() for path in BUNDLED.rglob("*.csv")]
+    assert len(files) == 33 + 3
+    for file in files:
+        with (BUNDLED / file).open(encoding="utf-8", newline="") as stream:
+            columns = next(csv.reader(stream))
+        for column in columns[1:]:
+            assert catalog.sources.of(file, column)
+    for source in catalog.sources.by_name.values():
+        assert source.licence in {"Apache-2.0", "MIT", "published figures"}
+    used = {source for columns in catalog.sources.columns.values() for some in columns.values() for source in some}
+    assert {source.name for source in used} == set(catalog.sources.by_name)
+
+
+def test_caveats_name_instance_types_that_exist(catalog: Catalog) -> None:
+    for caveat in catalog.all_caveats:
+        for pattern in caveat.types:
+            assert any(fnmatchcase(name, pattern) for name in catalog.instance_types), pattern
+
+
+def test_accelerators_have_rates_of_a_model_of_their_size(catalog: Catalog) -> None:
+    for found in catalog.instance_types.values():
+        if found.accelerator is None:
+            continue
+        model = found.accelerator.model
+        assert model is not None, found.name
+        assert model.memory_bandwidth_gb_per_s
+        assert found.accelerator.memory_gib / found.accelerator.fraction == pytest.approx(model.memory_gib, rel=0.1)
+        if model.fp32_tflops and model.fp16_tensor_tflops:
+            assert model.fp32_tflops < model.fp16_tensor_tflops
+    memory = {name: catalog.instance_types[name].accelerator for name in ("p4d.24xlarge", "p4de.24xlarge")}
+    assert [a.memory_bandwidth_bytes_per_s for a in memory.values() if a] == [1555e9, 2039e9]
+
+
+def test_units_are_converted_once(catalog: Catalog) -> None:
+    found = catalog.instance_type("g5.xlarge")
+    assert found.network_bytes_per_s == 2.5e9 / 8
+    assert found.memory_bytes == 16 * 2**30
+    assert found.accelerator is not None
+    assert found.accelerator.fp32_flops_per_s == 35e12
+
+
+@pytest.mark.parametrize("name", ["a1.large", "a1.medium", "a1.xlarge", "a1.2xlarge", "a1.4xlarge", "a1.metal"])
+def test_a_saving_of_nothing_is_no_spot_data(everywhere: dict[str, Catalog], name: str) -> None:
+    for there in everywhere.values():
+        listing = there.listing(name)
+        assert (listing.spot, listing.spot_saving, listing.band) == (None, None, None)
+    assert everywhere["us-east-1"].price(name, "on-demand") is not None
+
+
+def test_a_negative_saving_is_no_spot_data(everywhere: dict[str, Catalog]) -> None:
+    assert everywhere["ca-central-1"].listing("p5.48xlarge").spot_saving is None
+    assert everywhere["ca-central-1"].band("p5.48xlarge") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "gbps"),
+    [
+        ("p6-b200.48xlarge", 1600),
+        ("trn2.3xlarge", 50),
+        ("i8g.metal-48xl", 90),
+        ("i8ge.48xlarge", 180),
+        ("i8ge.metal-48xl", 180),
+        ("g7.2xlarge", 40),
+        ("g7.4xlarge", 60),
+        ("g7.8xlarge", 80),
+        ("c3.8xlarge", 5),
+        ("r3.8xlarge", 5),
+    ],
+)
+def test_where_sources_disagree_the_smaller_rate_is_used(catalog: Catalog, name: str, gbps: float) -> None:
+    assert catalog.instance_type(name).network_baseline_gbps == gbps
+    assert any("disagree" in caveat.note for caveat in catalog.caveats(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "fraction"),
+    [
+        ("g6f.large", 1 / 8),
+        ("g6f.xlarge", 1 / 8),
+        ("g6f.2xlarge", 1 / 4),
+        ("g6f.4xlarge", 1 / 2),
+        ("gr6f.4xlarge", 1 / 2),
+    ],
+)
+def test_a_fractional_gpu_is_one_device_of_less(catalog: Catalog, name: str, fraction: float) -> None:
+    accelerator = catalog.instance_type(name).accelerator
+    assert accelerator is not None
+    assert (accelerator.name, accelerator.count, accelerator.fraction, accelerator.whole) == ("L4", 1, fraction, 0)
+    assert accelerator.fp32_flops_per_s == 30.3e12 * fraction
+    assert catalog.instance_type(name).cuda_devices == 1
+
+
+def test_gaudi_and_radeon_are_no_cuda_devices(catalog: Catalog) -> None:
+    others = {n for n, found in catalog.instance_types.items() if found.accelerator and not found.accelerator.is_cuda}
+    assert others == {
+        "dl1.24xlarge",
+        *(f"g4ad.{size}" for size in ("xlarge", "2xlarge", "4xlarge", "8xlarge", "16xlarge")),
+    }
+    for name in others:
+        assert catalog.instance_type(name).cuda_devices == 0
+    for family in ("trn1", "inf2", "f2"):
+        found = next(found for found in catalog.instance_types.values() if found.family == family)
+        assert found.accelerator is None
+        assert found.other_accelerators
+
+
+def test_names_are_spelled_one_way(catalog: Catalog) -> None:
+    types = catalog.instance_types.values()
+    assert {found.cpu_vendor for found in types} == {"Intel", "AMD", "AWS", "Apple"}
+    assert {a.manufacturer for found in types if (a := found.accelerator)} == {"NVIDIA", "AMD", "Habana"}
+    accelerator = catalog.instance_type("g7.48xlarge").accelerator
+    assert accelerator is not None
+    assert (accelerator.name, accelerator.count, accelerator.fraction) == ("RTX PRO 4500", 8, 1)
+
+
+def test_what_a_source_does_not_say_is_unknown_and_not_zero(catalog: Catalog) -> None:
+    found = catalog.instance_type("c9g.xlarge")
+    assert (found.cores, found.efa, found.burstable, found.network_peak_gbps, found.spot_supported) == (None,) * 5
+    assert catalog.listing("c9g.xlarge").zones is None
+    assert any("headline" in caveat.note for caveat in catalog.caveats("c9g.xlarge"))
+    assert catalog.instance_type("mac2.metal").architecture is None
+    assert catalog.instance_type("u-6tb1.56xlarge").generation is None
+
+
+def test_a_type_that_no_zone_offers_is_listed_but_not_on_offer(catalog: Catalog) -> None:
+    listing = catalog.listing("p6-b300.48xlarge")
+    assert listing.zones == 0
+    assert listing.on_demand is not None
+    assert "p6-b300.48xlarge" not in {offer.instance_type.name for offer in offers(catalog)}
+    assert any("may not be launchable" in caveat.note for caveat in catalog.caveats("p6-b300.48xlarge"))
+
+
+@pytest.mark.parametrize("name", ["hpc7a.96xlarge", "p5e.48xlarge", "trn2.48xlarge", "dl2q.24xlarge", "x8aedz.large"])
+def test_a_type_not_sold_in_the_region_has_facts_but_no_price(catalog: Catalog, name: str) -> None:
+    assert catalog.instance_type(name).vcpus > 0
+    assert catalog.price(name, "on-demand") is None
+    assert name not in catalog.listings
+
+
+@pytest.mark.parametrize("name", ["m3.medium", "u-6tb1.112xlarge"])
+def test_an_implausible_benchmark_is_left_out(catalog: Catalog, name: str) -> None:
+    assert catalog.instance_type(name).coremark_iterations_per_s is None
+    assert any("CoreMark" in caveat.note for caveat in catalog.caveats(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("p3dn.24xlarge", "low confidence"),
+        ("r6in.metal", "low confidence"),
+        ("g5.12xlarge", "check the live price"),
+        ("r7a.32xlarge", "check the live price"),
+        ("g6.2xlarge", "check the live price"),
+        ("m8gb.metal-24xl", "probably wrong"),
+        ("r8gb.metal-24xl", "probably wrong"),
+        ("x8i.96xlarge", "check the live price"),
+        ("i7i.8xlarge", "optimistic"),
+        ("i8g.metal-24xl", "optimistic"),
+        ("t3.large", "CPU credits"),
+        ("t4g.nano", "CPU credits"),
+        ("g4ad.xlarge", "Not a CUDA device"),
+    ],
+)
+def test_doubtful_figures_carry_a_caveat(catalog: Catalog, name: str, words: str) -> None:
+    assert any(words in caveat.note for caveat in catalog.caveats(name))
+
+
+def test_ordinary_types_carry_no_caveat(catalog: Catalog) -> None:
+    for name in ("c7i.xlarge", "m6i.large", "p4d.24xlarge", "i7i.4xlarge"):
+        assert catalog.caveats(name) == ()
+
+
+def test_retired_types_are_absent(everywhere: dict[str, Catalog]) -> None:
+    for there in everywhere.values():
+        assert not {"p2.xlarge", "p3.2xlarge", "f1.2xlarge", "i3.metal"} & set(there.listings)
+
+
+def test_billing_terms_have_unit_date_and_source() -> None:
+    billing = load_billing()
+    assert billing.minimum_billed_s.value == 60
+    assert billing.spot_free_if_interrupted_within_s.value == 3600
+    assert billing.ebs_gp3_usd_per_gb_month.value == 0.08
+    assert billing.public_ipv4_usd_per_hour.value == 0.005
+    assert billing.cross_zone_usd_per_gb_each_direction.value == 0.01
+    assert billing.hours_per_month.date >= SNAPSHOT
+    # 100 GB of gp3 cost about a cent an hour.
+    hourly = 100 * billing.ebs_gp3_usd_per_gb_month.value / billing.hours_per_month.value
+    assert hourly == pytest.approx(0.011, abs=5e-4)
+
+
+def test_the_files_are_what_build_makes_of_the_snapshots(shared_data: Path) -> None:
+    made = build(shared_data / "catalog")
+    shipped = {
+        path.relative_to(BUNDLED).as_posix(): path.read_text(encoding="utf-8")
+        for path in [BUNDLED / "instance_types.csv", *(BUNDLED / "regions").iterdir()]
+    }
+    assert made == shipped
+
+
+def test_figures_agree_with_the_snapshots(shared_data: Path, catalog: Catalog) -> None:
+    with (shared_data / "catalog" / "instances.csv").open(encoding="utf-8", newline="") as stream:
+        for row in csv.DictReader(stream):
+            found = catalog.instance_type(row["instance_type"])
+            rates = [float(row[name]) for name in ("net_baseline_gbps", "karpenter_baseline_gbps") if row[name]]
+            assert found.network_baseline_gbps == min(rates)
+            assert (found.vcpus, found.memory_gib) == (int(row["vcpus"]), float(row["memory_gib"]))
+            spot = catalog.price(found.name, "spot")
+            if spot is not None:
+                assert spot.usd_per_hour == pytest.approx(float(row["spot_usd_hr_est_us_east_1"]), abs=1e-5)
+
+
+def test_on_demand_agrees_with_an_independent_sample(shared_data: Path, catalog: Catalog) -> None:
+    with (shared_data / "catalog" / "spot_az_samples.csv").open(encoding="utf-8", newline="") as stream:
+        rows = [row for row in csv.DictReader(stream) if row["region"] == "us-east-1"]
+    assert rows
+    for row in rows:
+        price = catalog.price(row["instance_type"], "on-demand")
+        assert price is not None
+        assert price.usd_per_hour == pytest.approx(float(row["on_demand_usd_hr"]))
+
+
+def test_another_folder_loads_alike(small: Path) -> None:
+    other = load_catalog("us-east-1", small)
+    bundled = load_catalog()
+    assert other.regions == ("eu-west-1", "us-east-1")
+    assert set(other.instance_types) < set(bundled.instance_types)
+    for name, listing in other.listings.items():
+        assert listing == bundled.listings[name]
+
+
+def test_a_measured_spot_price_replaces_the_estimate(small: Path) -> None:
+    """A folder may give spot prices; they need a source of their own."""
+    path = small / "regions" / "us-east-1.csv"
+    header, *rows = path.read_text(encoding="utf-8").splitlines()
+    lines = [f"{header},spot_usd_per_hour", *(f"{row},{0.31 if row.startswith('g5.') else ''}" for row in rows)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with pytest.raises(BadInput, match="no source for spot_usd_per_hour"):
+        load_catalog("us-east-1", small)
+    sources = small / "sources.json"
+    text = sources.read_text(encoding="utf-8").replace(
+        '"zones": [', '"spot_usd_per_hour": ["karpenter-prices"], "zones": ['
+    )
+    sources.write_text(text, encoding="utf-8")
+    found = load_catalog("us-east-1", small)
+    measured, estimated = found.price("g5.xlarge", "spot"), found.price("c7i.xlarge", "spot")
+    assert measured is not None
+    assert estimated is not None
+    assert (measured.usd_per_hour, measured.is_estimate, measured.date) == (0.31, False, SNAPSHOT)
+    assert estimated.is_estimate
