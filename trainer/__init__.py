@@ -1,0 +1,1 @@
+"""Trains on unequal, interruptible machines. Importing the package itself does not import torch."""

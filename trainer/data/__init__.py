@@ -1,0 +1,1 @@
+"""Which samples a worker takes at a step."""

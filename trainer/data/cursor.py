@@ -1,0 +1,110 @@
+"""Which samples every worker takes at a step: one shuffled permutation an epoch, read by one global cursor.
+
+All ranks hold the same cursor. The permutations of successive epochs form one endless stream; a step takes the next B
+positions, and rank i the i-th slice of ``b_i`` of them. What is in an epoch therefore depends on neither the shares
+nor the number of workers: both may change between any two steps, and every sample still comes exactly once an epoch.
+
+A step may span the end of an epoch. Cutting the last batch short instead would give that step another batch size
+(other gradient noise, another learning rate, other compute times for the controllers) and dropping it would lose
+samples; taking the rest from the next permutation keeps every step at exactly B samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hetopt.profiler.errors import BadInput
+
+Indices: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalBatch:
+    """One step's samples: ``slices[i]`` are the dataset indices of rank i, in the order of the stream.
+
+    ``epoch`` and ``position`` are those of the first sample: completed epochs, and samples drawn since the run began.
+    """
+
+    epoch: int
+    position: int
+    slices: tuple[tuple[int, ...], ...]
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self.slices)
+
+
+class SampleCursor:
+    """A place in the endless stream of shuffled epochs over a dataset; the same on every rank, device and platform."""
+
+    def __init__(self, dataset_size: int, seed: int, *, position: int = 0) -> None:
+        if dataset_size < 1:
+            raise BadInput("The training data is empty.", hint="check the task's data")
+        if seed < 0:
+            raise BadInput(f"The seed must not be negative, and it is {seed}.", hint="choose 0 or a positive number")
+        if position < 0:
+            raise ValueError(f"position must not be negative, not {position}")
+        self._dataset_size = dataset_size
+        self._seed = seed
+        self._position = position
+        self._order: tuple[int, Indices] | None = None
+
+    @property
+    def dataset_size(self) -> int:
+        """Samples in one epoch."""
+        return self._dataset_size
+
+    @property
+    def position(self) -> int:
+        """Samples drawn since the run began, all epochs together."""
+        return self._position
+
+    @property
+    def epoch(self) -> int:
+        """Completed epochs."""
+        return self._position // self._dataset_size
+
+    def take(self, shares: Sequence[int]) -> GlobalBatch:
+        """The next ``sum(shares)`` samples of the stream, cut into one slice a rank; moves the cursor behind them."""
+        if any(share < 0 for share in shares) or sum(shares) < 1:
+            raise ValueError(f"a step needs at least one sample and no negative share, not {list(shares)}")
+        first, epoch = self._position, self.epoch
+        last = first + sum(shares)
+        pieces = [self._read(first, last)]
+        while (reached := first + sum(len(piece) for piece in pieces)) < last:
+            pieces.append(self._read(reached, last))
+        samples = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        self._position = last
+        parts = np.split(samples, np.cumsum(shares)[:-1])
+        return GlobalBatch(epoch=epoch, position=first, slices=tuple(tuple(part.tolist()) for part in parts))
+
+    def state(self) -> dict[str, int]:
+        """Where the cursor stands, as plain JSON."""
+        return {"dataset_size": self._dataset_size, "seed": self._seed, "position": self._position}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, int]) -> SampleCursor:
+        """A cursor that continues exactly where `state` was taken."""
+        return cls(state["dataset_size"], state["seed"], position=state["position"])
+
+    def _read(self, first: int, last: int) -> Indices:
+        """Positions ``first`` to ``last`` of the stream, cut at the end of the epoch of ``first``."""
+        epoch, offset = divmod(first, self._dataset_size)
+        if self._order is None or self._order[0] != epoch:
+            self._order = (epoch, permutation(self._dataset_size, self._seed, epoch))
+        return self._order[1][offset : offset + last - first]
+
+
+def permutation(size: int, seed: int, epoch: int) -> Indices:
+    """The shuffled order of one epoch: a pure function of its arguments, everywhere.
+
+    Sorting by raw random words costs a little more than a shuffle. But the words of numpy's bit generators are
+    guaranteed never to change between releases and platforms (NEP 19), while its shuffles, and torch's, are not; and
+    workers that disagree about the order would repeat and lose samples silently.
+    """
+    words = np.random.PCG64(np.random.SeedSequence((seed, epoch))).random_raw(size)
+    return np.argsort(words, kind="stable").astype(np.int64, copy=False)

@@ -1,0 +1,133 @@
+"""How a list of sample indices becomes a batch on a device, whatever kind of dataset the samples come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, cast, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from hetopt.profiler.errors import BadInput
+
+Batch: TypeAlias = "Tensor | tuple[Batch, ...] | list[Batch] | dict[str, Batch]"
+"""Tensors whose first dimension is the sample, nested as the task likes."""
+
+
+class MapDataset(Protocol):
+    """Samples by index. Any map-style ``torch.utils.data.Dataset`` with a length is one.
+
+    A sample may depend on its index, the epoch and the run's seed, never on which other samples are fetched
+    beside it or by which worker: only then do all splits of a global batch see the same inputs. Augmentation
+    that draws from a global generator breaks this law (the run still works, but its inputs change with the split).
+    """
+
+    def __len__(self) -> int:
+        """Return how many samples there are."""
+        ...
+
+    def __getitem__(self, index: int, /) -> object:
+        """Return one sample, not collated."""
+        ...
+
+
+@runtime_checkable
+class GatherDataset(Protocol):
+    """A dataset that returns a ready batch in one vectorised step.
+
+    The method is not called ``__getitems__``: PyTorch defines that name as a list of samples still to be collated.
+    """
+
+    def gather(self, indices: Sequence[int], /) -> Batch:
+        """Return the collated batch of these samples, in this order."""
+        ...
+
+
+@runtime_checkable
+class EpochDataset(Protocol):
+    """A dataset whose samples change from epoch to epoch (augmentation)."""
+
+    def set_epoch(self, epoch: int, seed: int, /) -> None:
+        """From now on return the samples of ``epoch`` (from 0) in the run seeded with ``seed``."""
+        ...
+
+
+def fetch(dataset: MapDataset, indices: Sequence[int]) -> Batch:
+    """Return the batch of ``indices``, in that order: by ``gather`` where offered, else by collating the samples.
+
+    Raises:
+        BadInput: the samples cannot be collated.
+        ValueError: ``indices`` is empty.
+    """
+    if len(indices) == 0:
+        raise ValueError("a batch needs at least one sample index")
+    if isinstance(dataset, GatherDataset):
+        return dataset.gather(indices)
+    many = getattr(dataset, "__getitems__", None)
+    samples = [dataset[index] for index in indices] if many is None else many(list(indices))
+    try:
+        return cast(Batch, default_collate(samples))
+    except (TypeError, RuntimeError) as error:  # what default_collate raises for a foreign type and for unequal sizes
+        raise BadInput(
+            f"The samples of {type(dataset).__name__} cannot be collated into a batch: {error}",
+            hint="Return tensors of one shape from every sample, or give the dataset a gather(indices) method.",
+        ) from error
+
+
+def set_epoch(dataset: MapDataset, epoch: int, seed: int) -> None:
+    """Tell a dataset that cares which epoch (from 0) of which run is being read; others are left alone."""
+    if isinstance(dataset, EpochDataset):
+        dataset.set_epoch(epoch, seed)
+
+
+def to_device(batch: Batch, device: torch.device | str) -> Batch:
+    """Return the same nesting with every tensor on ``device``; leaves that are not tensors stay as they are."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        moved = [to_device(value, device) for value in batch]
+        # default_collate keeps named tuples, whose constructor takes the fields one by one and _make all at once.
+        return cast(Batch, getattr(batch, "_make", type(batch))(moved))
+    return batch
+
+
+def inputs_and_targets(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the two tensors of a supervised batch.
+
+    Raises:
+        BadInput: the batch is something else.
+    """
+    match batch:
+        case (Tensor() as inputs, Tensor() as targets):
+            return inputs, targets
+    raise BadInput(
+        "This kind of task needs batches of two tensors, inputs and targets, and the dataset gives something else.",
+        hint="Return (input, target) from the dataset, or write the task's loss and evaluate for your own batches.",
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class TensorPairs:
+    """Inputs and targets held in memory, row ``i`` of each being sample ``i``."""
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.targets):
+            raise BadInput(f"There are {len(self.inputs)} inputs but {len(self.targets)} targets.")
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int, /) -> tuple[Tensor, Tensor]:
+        return self.inputs[index], self.targets[index]
+
+    def gather(self, indices: Sequence[int], /) -> tuple[Tensor, Tensor]:
+        """Return ``(inputs, targets)`` of these rows."""
+        rows = torch.as_tensor(indices, dtype=torch.int64)
+        return self.inputs[rows], self.targets[rows]

@@ -1,0 +1,210 @@
+"""`Task`: what a user brings to be trained, how it is checked, and how its metrics are summed over any split."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, to_device
+from hetopt.trainer.tasks import reference as references
+
+LearningRateRule = Literal["none", "linear", "sqrt"]
+OptimizerFactory: TypeAlias = Callable[[nn.Module], Optimizer]
+Schedule: TypeAlias = Callable[[float], float]
+
+
+def constant(epoch: float) -> float:
+    """Keep the learning rate as it is: the schedule that schedules nothing."""
+    return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """When a model is good enough: a metric, the value to reach, and which direction is better."""
+
+    metric: str
+    value: float
+    higher_is_better: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.metric:
+            raise BadInput(
+                "A target needs the name of a metric.", hint="For example Target(metric='accuracy', value=0.9)."
+            )
+        if not math.isfinite(self.value):
+            raise BadInput(f"The target for {self.metric} is {self.value}; it must be a finite number.")
+
+    def reached(self, metrics: Mapping[str, float]) -> bool:
+        """Say whether ``metrics`` is at least as good as the target (NaN never is).
+
+        Raises:
+            BadInput: the target's metric is not among them.
+        """
+        if self.metric not in metrics:
+            raise BadInput(
+                f"The target metric '{self.metric}' is not one that the task computes.",
+                hint=f"It computes: {', '.join(sorted(metrics)) or 'none'}.",
+            )
+        value = metrics[self.metric]
+        return value >= self.value if self.higher_is_better else value <= self.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskData:
+    """What a task trains and is judged on. ``description`` says in one line what was found, for people."""
+
+    train: MapDataset
+    evaluation: MapDataset
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        for role, dataset in (("training", self.train), ("evaluation", self.evaluation)):
+            if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+                raise BadInput(
+                    f"The {role} data is a {type(dataset).__name__}, which is not a map-style dataset.",
+                    hint="It needs __len__ and __getitem__, because every epoch visits each sample exactly once.",
+                )
+            if len(dataset) == 0:
+                raise BadInput(f"The {role} data has no samples.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A model, its data, and what counts as done.
+
+    The trainer splits a global batch over workers in unequal shares that may change between steps, so the parts are
+    written per batch and know nothing of workers.
+
+    Attributes:
+        name: what reports call it.
+        model: builds the model, on the CPU; called with torch's generator seeded by the run, once on every worker.
+        data: opens the data in the folder of ``--data DIR`` (None: not given).
+        loss: forward pass and MEAN loss over the samples of the batch, a scalar. A model whose normalisation looks
+            across samples (BatchNorm) or that draws random numbers (dropout) gives a gradient that depends on the
+            split; all others give the gradient of the whole batch.
+        optimizer: builds the optimizer with the learning rate tuned for ``batch_size``.
+        evaluate: per-batch SUMS, scalars (for instance how many are correct, the summed loss), so that sums over any
+            partition of the evaluation data add up to the same whole. Runs in eval mode without gradients.
+        metrics: named metrics from the summed values and the number of samples.
+        target: which of those metrics has to reach what.
+        batch_size: samples of the global batch that the learning rate was tuned at.
+        learning_rate_rule: how the learning rate follows the global batch size: in proportion ("linear", Goyal et
+            al. 2017), by its square root ("sqrt", Krizhevsky 2014), or not at all ("none").
+        schedule: factor on the learning rate after so many epochs (a real number, counted in samples seen), so that it
+            means the same at every batch size and after a resume.
+        evaluation_batch_size: samples a worker evaluates at a time.
+    """
+
+    name: str
+    model: Callable[[], nn.Module]
+    data: Callable[[Path | None], TaskData]
+    loss: Callable[[nn.Module, Batch], Tensor]
+    optimizer: OptimizerFactory
+    evaluate: Callable[[nn.Module, Batch], Mapping[str, Tensor]]
+    metrics: Callable[[Mapping[str, float], int], dict[str, float]]
+    target: Target
+    batch_size: int
+    learning_rate_rule: LearningRateRule = "sqrt"
+    schedule: Schedule = constant
+    evaluation_batch_size: int = 256
+
+    def __post_init__(self) -> None:
+        if not self.name or ":" in self.name:
+            raise BadInput(f"A task cannot be named '{self.name}'.", hint="Give it a non-empty name without a colon.")
+        for part in ("model", "data", "loss", "optimizer", "evaluate", "metrics", "schedule"):
+            if not callable(getattr(self, part)):
+                raise BadInput(
+                    f"Task '{self.name}' has a {part} that cannot be called.",
+                    hint=f"Give a function (for a ready object: {part}=lambda ...: object).",
+                )
+        if not isinstance(self.target, Target):
+            raise BadInput(
+                f"Task '{self.name}' has a target that is not a Target.",
+                hint="For example target=Target(metric='accuracy', value=0.9).",
+            )
+        for part in ("batch_size", "evaluation_batch_size"):
+            size = getattr(self, part)
+            if not isinstance(size, int) or size < 1:
+                raise BadInput(f"Task '{self.name}' has {part} {size!r}; it must be a positive whole number.")
+        rules = get_args(LearningRateRule)
+        if self.learning_rate_rule not in rules:
+            raise BadInput(
+                f"Task '{self.name}' has the unknown learning rate rule {self.learning_rate_rule!r}.",
+                hint=f"Choose one of {', '.join(rules)}.",
+            )
+
+    def learning_rate_scale(self, batch_size: int) -> float:
+        """Return the factor on the tuned learning rate at a global batch of ``batch_size`` samples."""
+        ratio = batch_size / self.batch_size
+        match self.learning_rate_rule:
+            case "none":
+                return 1.0
+            case "linear":
+                return ratio
+            case "sqrt":
+                return math.sqrt(ratio)
+
+
+def evaluation_sums(
+    task: Task,
+    model: nn.Module,
+    dataset: MapDataset,
+    indices: Sequence[int],
+    device: torch.device | str = "cpu",
+) -> dict[str, float]:
+    """Return the sums of ``task.evaluate`` over ``indices``, with the model in eval mode and then back in its own.
+
+    Over any partition of the data the results of the parts add up to the result of the whole (to rounding), so workers
+    evaluate a part each. An empty part gives an empty dictionary. Replicas must agree on buffers as well as parameters.
+    """
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            parts = []
+            for start in range(0, len(indices), task.evaluation_batch_size):
+                batch = fetch(dataset, indices[start : start + task.evaluation_batch_size])
+                sums = task.evaluate(model, to_device(batch, device))
+                parts.append({key: float(value) for key, value in sums.items()})
+            return add_sums(parts)
+    finally:
+        model.train(was_training)
+
+
+def add_sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Add up the evaluation sums of several parts, key by key, in double precision."""
+    total: dict[str, float] = {}
+    for part in parts:
+        for key, value in part.items():
+            total[key] = total.get(key, 0.0) + value
+    return total
+
+
+def load_task(reference: str) -> Task:
+    """Return the task that ``reference`` names.
+
+    Args:
+        reference: a bundled name, ``module:attribute`` or ``file.py:attribute``; the attribute is a `Task` or a
+            function without arguments that returns one.
+
+    Raises:
+        BadInput: there is no such task, its code failed, or what it names is not a task.
+    """
+    found = references.resolve(reference)
+    if not isinstance(found, (Task, type)) and callable(found):
+        code = getattr(found, "__code__", None)
+        found = references.user_code(code.co_filename if code else reference, found)
+    if not isinstance(found, Task):
+        raise BadInput(
+            f"'{reference}' is of type {type(found).__name__}, not a hetopt Task.",
+            hint="Name a hetopt.trainer.task.Task, or a function without arguments that returns one.",
+        )
+    return found
