@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, to_device
-from hetopt.trainer.tasks import reference as references
 
 LearningRateRule = Literal["none", "linear", "sqrt"]
 OptimizerFactory: TypeAlias = Callable[[nn.Module], Optimizer]
@@ -186,25 +185,3 @@ def add_sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
         for key, value in part.items():
             total[key] = total.get(key, 0.0) + value
     return total
-
-
-def load_task(reference: str) -> Task:
-    """Return the task that ``reference`` names.
-
-    Args:
-        reference: a bundled name, ``module:attribute`` or ``file.py:attribute``; the attribute is a `Task` or a
-            function without arguments that returns one.
-
-    Raises:
-        BadInput: there is no such task, its code failed, or what it names is not a task.
-    """
-    found = references.resolve(reference)
-    if not isinstance(found, (Task, type)) and callable(found):
-        code = getattr(found, "__code__", None)
-        found = references.user_code(code.co_filename if code else reference, found)
-    if not isinstance(found, Task):
-        raise BadInput(
-            f"'{reference}' is of type {type(found).__name__}, not a hetopt Task.",
-            hint="Name a hetopt.trainer.task.Task, or a function without arguments that returns one.",
-        )
-    return found

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hetopt.trainer.task import load_task
 from hetopt.trainer.tasks.digits import digits_network
+from hetopt.trainer.tasks.load import load_task
 from hetopt.trainer.tasks.lstm import LSTMLanguageModel
 from hetopt.trainer.tasks.resnet import (
     ResNet,

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hetopt.trainer.data.fetch import TensorPairs, fetch
-from hetopt.trainer.task import TaskData, evaluation_sums, load_task
+from hetopt.trainer.task import TaskData, evaluation_sums
+from hetopt.trainer.tasks.load import load_task
 
 TASK = load_task("digits")
 

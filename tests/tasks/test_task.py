@@ -16,8 +16,9 @@ from torch import nn
 
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.data.fetch import TensorPairs
-from hetopt.trainer.task import Target, Task, TaskData, load_task
+from hetopt.trainer.task import Target, Task, TaskData
 from hetopt.trainer.tasks import BUNDLED
+from hetopt.trainer.tasks.load import load_task
 from hetopt.trainer.tasks.recipes import classification, sgd
 
 

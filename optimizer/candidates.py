@@ -1,0 +1,108 @@
+"""Turns a priced cluster into the record that a plan shows: groups with shares, intervals, and the bill by line."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hetopt.optimizer.forecast import Z90, Forecast, JobModel, shares_of
+from hetopt.optimizer.plan import Candidate, CostTerm, Group, Prediction, Range
+from hetopt.optimizer.search_space import Cluster, MachineOption, SearchSpace
+
+
+def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forecast, row: int) -> Candidate:
+    """The cluster of one row of a forecast."""
+    exchange = space.exchanges[cluster.exchange]
+    sizes = list(shares_of(space, cluster).local_batch_sizes)
+    groups = []
+    for index, machines in cluster.machines:
+        option = space.options[index]
+        own, sizes = sizes[: machines * option.worker.workers], sizes[machines * option.worker.workers :]
+        groups.append(_group(option, machines, own))
+    return Candidate(
+        groups=tuple(groups),
+        global_batch_size=space.batch_sizes[cluster.batch],
+        compression=exchange.compression,
+        collective=exchange.collective,
+        prediction=_prediction(space, job, cluster, found, row),
+    )
+
+
+def spread(value: float, log_sd: float) -> Range:
+    """A figure with the 90 % interval of its log standard deviation."""
+    reach = float(np.exp(Z90 * log_sd))
+    return Range(value=value, low=value / reach, high=value * reach)
+
+
+def _group(option: MachineOption, machines: int, local_batch_sizes: list[int]) -> Group:
+    price, band = option.offer.price, option.offer.band
+    return Group(
+        instance_type=option.name,
+        machines=machines,
+        workers_per_machine=option.worker.workers,
+        market=price.market,
+        region=price.region,
+        price_usd_per_hour=price.usd_per_hour,
+        price_date=price.date.isoformat(),
+        price_source=price.source,
+        price_is_estimate=price.is_estimate,
+        interruption_band=band.label if band else None,
+        local_batch_sizes=tuple(local_batch_sizes),
+        evidence=option.worker.evidence,
+    )
+
+
+def _prediction(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forecast, row: int) -> Prediction:
+    def at(column: str) -> float:
+        return float(getattr(found, column)[row])
+
+    return Prediction(
+        step_time_s=spread(at("step_time_s"), at("step_time_log_sd")),
+        compute_s=at("compute_s"),
+        communication_s=at("communication_s"),
+        waiting_s=at("waiting_s"),
+        steps=spread(at("steps"), at("steps_log_sd")),
+        steps_source=job.steps.source,
+        training_s=spread(at("work_s"), at("work_log_sd")),
+        startup_s=job.startup_s,
+        total_s=Range(value=at("total_s"), low=at("total_low_s"), high=at("total_high_s")),
+        cost_usd=Range(value=at("cost_usd"), low=at("cost_low_usd"), high=at("cost_high_usd")),
+        cost_terms=cost_terms(space, job, cluster, work_s=at("work_s"), interruption_s=at("interruption_s")),
+    )
+
+
+def cost_terms(
+    space: SearchSpace, job: JobModel, cluster: Cluster, *, work_s: float, interruption_s: float
+) -> tuple[CostTerm, ...]:
+    """The bill by line. The lines sum to the expected cost."""
+    rates = job.rates
+    hours = float(rates.billed_hours(job.startup_s + work_s))
+    terms = []
+    hourly = cluster.machine_count * rates.per_machine_hour
+    for index, machines in cluster.machines:
+        price = space.options[index].offer.price
+        hourly += machines * price.usd_per_hour
+        kind = "estimated " if price.is_estimate else ""
+        terms.append(
+            CostTerm(
+                name=f"{machines} × {space.options[index].name} ({price.market})",
+                usd=machines * price.usd_per_hour * hours,
+                basis=f"{kind}${price.usd_per_hour:.4f} an hour each for {hours:.2f} h "
+                f"({price.region}, {price.date}, {price.source})",
+            )
+        )
+    volumes, addresses = rates.volume_usd_per_hour, rates.address_usd_per_hour
+    terms += [
+        CostTerm(name="volumes", usd=cluster.machine_count * volumes * hours, basis=rates.volume_basis),
+        CostTerm(name="public addresses", usd=cluster.machine_count * addresses * hours, basis=rates.address_basis),
+    ]
+    if interruption_s > 0:
+        extra = float(rates.billed_hours(job.startup_s + work_s + interruption_s)) - hours
+        terms.append(
+            CostTerm(
+                name="expected interruptions",
+                usd=hourly * extra,
+                basis=f"{interruption_s:.0f} s of restarts, repeated work and checkpoints on average over the prior of "
+                "the hazard (calm pools lose a machine in 2000 h, scarce ones in 2 h)",
+            )
+        )
+    return tuple(terms)

@@ -1,0 +1,40 @@
+"""`hetopt logs`: what the workers of a run printed, and its events, while it runs or after."""
+
+from __future__ import annotations
+
+import typer
+
+
+def logs(
+    run: str | None = typer.Argument(None, help="Run, or any unambiguous part of its name. Default: the newest."),
+    follow: bool = typer.Option(False, "--follow", "-f", help="Keep printing until the run is over."),
+    events: bool = typer.Option(False, "--events", "--json", help="The event log (JSON Lines) instead of the output."),
+    worker: int | None = typer.Option(None, "--worker", "-w", min=0, help="Only this worker's output."),
+) -> None:
+    """Print what the workers of a run wrote, each line behind its file's name; -f follows."""
+    import sys
+    import time
+
+    from hetopt.profiler.errors import BadInput
+    from hetopt.trainer.events import EVENTS_FILE
+    from hetopt.trainer.launch.base import RunHandle
+    from hetopt.trainer.launch.local import LocalLauncher
+    from hetopt.trainer.launch.logs import log_files, read_from
+    from hetopt.trainer.launch.runs import RunFolders, runs_home
+
+    folder = RunFolders(home=runs_home()).find(run)
+    launcher = LocalLauncher()
+    offsets: dict[str, int] = {}
+    while True:
+        over = launcher.poll(RunHandle(run_dir=folder)).state.is_over
+        files = {"events": folder / EVENTS_FILE} if events else log_files(folder, worker)
+        if worker is not None and not files and over:
+            raise BadInput(f"{folder.name} has no output of worker {worker}.", hint="`hetopt status` shows the workers")
+        for label, path in files.items():
+            text, offsets[label] = read_from(path, offsets.get(label, 0))
+            for line in text.splitlines():
+                sys.stdout.write(f"{line}\n" if events else f"[{label}] {line}\n")
+        sys.stdout.flush()
+        if over or not follow:
+            return
+        time.sleep(0.3)

@@ -1,0 +1,75 @@
+"""The `hetopt` command: registers every subcommand and turns errors into one sentence and an exit code."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from hetopt.optimizer.cli import catalog, launch, logs, profile, recommend, report, status, stop
+from hetopt.profiler.errors import HetoptError
+
+app = typer.Typer(
+    name="hetopt",
+    help="""Choose and run the cheapest, fastest cluster for distributed training.
+
+    Measure the job once, ask for the best plan for your money, run it:
+
+      hetopt profile digits -o profile.json
+
+      hetopt recommend profile.json --budget 2 -o plan.json
+
+      hetopt launch plan.json --on local --pace 1,2
+
+      hetopt report
+    """,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
+    epilog="Exit codes: 0 done · 2 bad input · 3 no feasible plan · 4 cloud refused · 5 budget or deadline stop · "
+    "6 run failed · 130 interrupted.",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"hetopt {version('hetopt')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
+
+
+app.command()(profile.profile)
+app.command()(recommend.recommend)
+app.command()(launch.launch)
+app.command()(status.status)
+app.command()(logs.logs)
+app.command()(stop.stop)
+app.command()(report.report)
+app.add_typer(catalog.app, name="catalog")
+
+
+def main() -> None:
+    """Entry point of the `hetopt` command."""
+    try:
+        app(prog_name="hetopt")
+    except HetoptError as error:
+        from hetopt.optimizer.cli import render
+
+        render.error(error.message, error.hint)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""From what a person types to numbers in seconds, dollars and samples; each bad value becomes one sentence."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+from pathlib import Path
+
+import typer
+
+from hetopt.profiler.errors import BadInput
+
+_SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def positive(text: float | None, option: str, unit: str) -> float | None:
+    """A finite number above zero, or None when the option was not given."""
+    if text is None:
+        return None
+    if not math.isfinite(text) or text <= 0:
+        raise BadInput(f"{option} must be a positive number of {unit}, not {text}.", hint=f"for example {option} 5")
+    return text
+
+
+def duration_s(text: str | None, option: str) -> float | None:
+    """'90s', '45m', '6h', '1h30m', '2d', or plain seconds."""
+    if text is None:
+        return None
+    compact = text.strip().lower().replace(" ", "")
+    parts = re.findall(r"(\d+(?:\.\d+)?)(min|s|m|h|d)", compact)
+    if parts and "".join(number + unit for number, unit in parts) == compact:
+        seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    else:
+        try:
+            seconds = float(compact)
+        except ValueError:
+            seconds = math.nan
+    if not math.isfinite(seconds) or seconds <= 0:
+        raise BadInput(f"{option} must be a length of time, not {text!r}.", hint=f"for example {option} 6h or 1h30m")
+    return seconds
+
+
+def metric_target(text: str | None) -> tuple[str, float] | None:
+    """'accuracy=0.97' as its name and value."""
+    if text is None:
+        return None
+    name, separator, value = text.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not separator or not name.strip() or not math.isfinite(number):
+        raise BadInput(f"--target must be METRIC=VALUE, not {text!r}.", hint="for example --target accuracy=0.97")
+    return name.strip(), number
+
+
+def paces(text: str | None) -> tuple[float, ...] | None:
+    """'1,1,2,4': one factor a worker, each at least 1."""
+    if text is None:
+        return None
+    try:
+        factors = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        factors = ()
+    if not factors or any(not math.isfinite(factor) or factor < 1 for factor in factors):
+        raise BadInput(
+            f"--pace must be numbers of 1 or more with commas between, not {text!r}.", hint="for example --pace 1,1,2,4"
+        )
+    return factors
+
+
+def names(text: str | None) -> tuple[str, ...]:
+    """Comma-separated names."""
+    return tuple(part.strip() for part in text.split(",") if part.strip()) if text else ()
+
+
+def ready_to_write(path: Path | None, *, force: bool) -> None:
+    """Refuse an output that could not be written, before any work is done for it; ask before replacing a file.
+
+    Raises:
+        BadInput: the folder is missing or read-only, the path is a folder, or the file exists and may not be replaced.
+    """
+    if path is None:
+        return
+    folder = path.parent if path.parent.parts else Path()
+    if not folder.is_dir():
+        raise BadInput(
+            f"{path} cannot be written: there is no folder {folder}.", hint=f"make it with `mkdir -p {folder}`"
+        )
+    if path.is_dir():
+        raise BadInput(f"{path} is a folder.", hint="name a file in it")
+    if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise BadInput(
+            f"{path} cannot be written: permission denied.", hint="name a file in a folder that you can write to"
+        )
+    if path.is_file() and not force:
+        if sys.stdin.isatty() and sys.stderr.isatty():
+            if typer.confirm(f"{path} exists. Replace it?", err=True):
+                return
+            raise typer.Exit(2)
+        raise BadInput(f"{path} exists already.", hint="add --force to replace it, or name another file")

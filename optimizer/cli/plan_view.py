@@ -1,0 +1,113 @@
+"""A plan as a person reads it: the answer first, then machines, bill, alternatives and reasons."""
+
+from __future__ import annotations
+
+from hetopt.optimizer import words
+from hetopt.optimizer.cli import render
+from hetopt.optimizer.plan import Candidate, Goal, Group, Plan, Range
+
+SHOWN_ALTERNATIVES = 8
+
+
+def show(plan: Plan) -> None:
+    """Print the plan on stdout; how much was searched is a remark on stderr."""
+    chosen, said = plan.chosen, plan.chosen.prediction
+    render.line(f"{plan.run.task}, {asked(plan.goal)}", style="bold")
+    render.facts(
+        {
+            "cluster": words.cluster((group.machines, group.instance_type) for group in chosen.groups),
+            "time": f"{_range(said.total_s, words.duration)}, of which start-up {words.duration(said.startup_s)}",
+            "cost": _range(said.cost_usd, words.usd),
+            "batch": f"{words.count(chosen.global_batch_size)} samples a step, compression "
+            f"{words.compression(chosen.compression.name, chosen.compression.ratio)}, "
+            f"{chosen.collective.replace('_', '-')}",
+            "step": f"{words.duration(said.step_time_s.value)}: computing {words.duration(said.compute_s)}, "
+            f"communicating {words.duration(said.communication_s)}; workers wait {words.duration(said.waiting_s)}",
+            "steps": f"{words.count(said.steps.value)}, from {said.steps_source}",
+        }
+    )
+    render.heading("Machines")
+    render.table(
+        [
+            render.Column(name="machines"),
+            render.Column(name="market"),
+            render.Column(name="USD/h", justify="right"),
+            render.Column(name="share", justify="right"),
+            render.Column(name="step time is"),
+            render.Column(name="price of"),
+        ],
+        [_machine_row(group) for group in chosen.groups],
+        caption="USD/h: one machine · share: samples a worker takes of a step · "
+        + "; ".join(dict.fromkeys(f"{group.market} price: {group.price_source}" for group in chosen.groups)),
+    )
+    render.heading("Cost")
+    render.table(
+        [render.Column(name="for"), render.Column(name="USD", justify="right"), render.Column(name="how")],
+        [[term.name, words.usd(term.usd), term.basis] for term in said.cost_terms],
+    )
+    if len(plan.pareto) > 1:
+        _show_alternatives(plan)
+    render.heading("Why")
+    for sentence in plan.explanation:
+        render.bullet(sentence)
+    render.note(f"searched {plan.searched}")
+
+
+def asked(goal: Goal) -> str:
+    """What was asked for, in a few words."""
+    ends = (
+        f"until {goal.target_metric} {goal.target_value:g}" if goal.ends == "target" else f"{goal.amount:g} {goal.ends}"
+    )
+    limits = [f"budget {words.usd(goal.budget_usd)}"] if goal.budget_usd is not None else []
+    limits += [f"deadline {words.duration(goal.deadline_s)}"] if goal.deadline_s is not None else []
+    return ", ".join([ends, *limits])
+
+
+def _range(figure: Range, say: words.Say) -> str:
+    return f"{say(figure.value)} ({say(figure.low)} – {say(figure.high)} with 90 % probability)"
+
+
+def _machine_row(group: Group) -> list[str]:
+    band = f", {group.interruption_band} a month" if group.interruption_band else ""
+    low, high = min(group.local_batch_sizes), max(group.local_batch_sizes)
+    return [
+        f"{group.machines} × {group.instance_type}",
+        group.market + band,
+        f"{group.price_usd_per_hour:.4f}",
+        str(low) if low == high else f"{low}–{high}",
+        group.evidence,
+        group.price_date + (" (estimate)" if group.price_is_estimate else ""),
+    ]
+
+
+def _show_alternatives(plan: Plan) -> None:
+    render.heading("Alternatives (none is both faster and cheaper than another)")
+    render.table(
+        [
+            render.Column(name="time", justify="right"),
+            render.Column(name="cost", justify="right"),
+            render.Column(name="machines"),
+            render.Column(name="batch", justify="right"),
+            render.Column(name="compression"),
+        ],
+        [
+            [
+                words.duration(other.prediction.total_s.value),
+                words.usd(other.prediction.cost_usd.value),
+                words.cluster((group.machines, group.instance_type) for group in other.groups)
+                + ("  ← chosen" if other == plan.chosen else ""),
+                words.count(other.global_batch_size),
+                words.compression(other.compression.name, other.compression.ratio),
+            ]
+            for other in _some(plan.pareto, plan.chosen)
+        ],
+    )
+
+
+def _some(front: tuple[Candidate, ...], chosen: Candidate) -> list[Candidate]:
+    """At most about `SHOWN_ALTERNATIVES` of the front, evenly spread, its ends and the chosen plan among them."""
+    if len(front) <= SHOWN_ALTERNATIVES:
+        return list(front)
+    last = len(front) - 1
+    wanted = {round(place * last / (SHOWN_ALTERNATIVES - 1)) for place in range(SHOWN_ALTERNATIVES)}
+    return [other for place, other in enumerate(front) if place in wanted or other == chosen]

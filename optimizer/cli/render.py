@@ -1,0 +1,132 @@
+"""How things look in a terminal; the only file that knows rich. stdout carries the artifact, stderr the progress."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of a table. Numbers (right) are never cut; text folds where the terminal is too narrow."""
+
+    name: str
+    justify: Literal["left", "right"] = "left"
+    style: str | None = None
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console on the stream as it is now (tests and pipes replace it)."""
+    return Console(file=sys.stderr if stderr else sys.stdout, highlight=False, soft_wrap=False)
+
+
+def print_json(value: Any) -> None:
+    """``value`` as indented JSON on stdout."""
+    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, caption: str | None = None) -> None:
+    """A table on stdout. Cells are plain text."""
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        grid.add_column(
+            column.name,
+            justify=column.justify,
+            style=column.style,
+            no_wrap=column.justify == "right",
+            overflow="fold",
+        )
+    for row in rows:
+        grid.add_row(*(escape(cell) for cell in row))
+    out = console()
+    out.print(grid)
+    if caption is not None:
+        out.print(caption, style="dim", markup=False)
+
+
+def heading(text: str) -> None:
+    """A line that opens a part of the output."""
+    console().print(f"\n{escape(text)}", style="bold")
+
+
+def line(text: str = "", *, style: str | None = None) -> None:
+    """A plain line on stdout, wrapped at the terminal's width."""
+    console().print(text, style=style, markup=False)
+
+
+def bullet(text: str) -> None:
+    """A sentence in a list, wrapped and indented."""
+    out = console()
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row("•", escape(text))
+    out.print(Padding(grid, (0, 0, 0, 2)))
+
+
+def facts(values: Mapping[str, str]) -> None:
+    """Named facts, one a line, the names aligned; long values are wrapped under themselves."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, style="dim")
+    grid.add_column(overflow="fold")
+    for name, value in values.items():
+        grid.add_row(escape(name), escape(value))
+    console().print(Padding(grid, (0, 0, 0, 2)))
+
+
+def note(text: str) -> None:
+    """A remark on stderr: what is going on, where a file went."""
+    console(stderr=True).print(text, markup=False, style="dim")
+
+
+def error(message: str, hint: str | None) -> None:
+    """What is wrong and what to do next, on stderr."""
+    out = console(stderr=True)
+    out.print(f"[bold red]error:[/] {escape(message)}")
+    if hint:
+        out.print(f"  [bold]→[/] {escape(hint)}")
+
+
+@contextmanager
+def progress(description: str) -> Iterator[Callable[[str, float | None], None]]:
+    """A live line on stderr. Call the yielded function with what is happening and the share that is done (0 to 1).
+
+    Where stderr is no terminal, each new description is one plain line instead.
+    """
+    out = console(stderr=True)
+    if not out.is_terminal:
+        last = [""]
+
+        def plain(text: str, done: float | None) -> None:
+            if text != last[0]:
+                last[0] = text
+                share = "" if done is None else f" ({done:.0%})"
+                out.print(f"{description}: {text}{share}", markup=False, style="dim")
+
+        yield plain
+        return
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[what]}"),
+        TimeElapsedColumn(),
+        console=out,
+        transient=True,
+    ) as bar:
+        task = bar.add_task(description, total=1.0, what="")
+
+        def live(text: str, done: float | None) -> None:
+            bar.update(task, what=escape(text), completed=done)
+
+        yield live

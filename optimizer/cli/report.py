@@ -1,0 +1,103 @@
+"""`hetopt report`: predicted against measured, for a run that is over or still going."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from hetopt.optimizer.report import Compared, Report
+
+
+def report(
+    run: str | None = typer.Argument(None, help="Run, or any unambiguous part of its name. Default: the newest."),
+    output: Path | None = typer.Option(None, "--output", "-o", help="Also write the report to this JSON file."),
+    force: bool = typer.Option(False, "--force", help="Replace the output file if it exists."),
+    json_: bool = typer.Option(False, "--json", help="Print the report as JSON."),
+) -> None:
+    """Hold a run against its prediction: time, steps, cost, and how well the workers were balanced."""
+    import sys
+
+    from hetopt.optimizer.cli import render
+    from hetopt.optimizer.cli.parse import ready_to_write
+    from hetopt.optimizer.cli.status import read_run
+    from hetopt.optimizer.report import make_report
+    from hetopt.profiler.errors import BadInput
+    from hetopt.trainer.launch.base import RunHandle
+    from hetopt.trainer.launch.local import LocalLauncher
+    from hetopt.trainer.launch.runs import RunFolders, runs_home
+
+    ready_to_write(output, force=force)
+    folder = RunFolders(home=runs_home()).find(run)
+    launch, progress = read_run(folder)
+    if launch is None:
+        raise BadInput(
+            f"{folder.name} has no launch record, so nothing was predicted for it.",
+            hint="choose a run from `hetopt status --all`",
+        )
+    state = LocalLauncher().poll(RunHandle(run_dir=folder)).state
+    made = make_report(launch, progress, state=state.value)
+    if output is not None:
+        made.save(output)
+        render.note(f"wrote {output}")
+    if json_:
+        sys.stdout.write(made.to_json())
+    else:
+        show(made)
+
+
+def show(made: Report) -> None:
+    """The report as a person reads it."""
+    from hetopt.optimizer import words
+    from hetopt.optimizer.cli import render
+    from hetopt.optimizer.cli.status import worker_table
+
+    ending = f", ended by {made.finish_reason}" if made.finish_reason else ""
+    render.line(
+        f"{made.run_id}: {made.task} on {len(made.workers)} {made.on} workers, {made.state}{ending}", style="bold"
+    )
+    if made.metrics:
+        render.line("  " + "  ".join(f"{name} {value:.4g}" for name, value in made.metrics.items()))
+    render.heading("Predicted and measured, here")
+    render.table(
+        [
+            render.Column(name=""),
+            render.Column(name="predicted", justify="right"),
+            render.Column(name="90 % interval", justify="right"),
+            render.Column(name="measured", justify="right"),
+            render.Column(name="difference", justify="right"),
+        ],
+        [
+            [
+                figure.name,
+                _figure(figure, figure.predicted),
+                f"{_figure(figure, figure.low)} – {_figure(figure, figure.high)}" if figure.low < figure.high else "",
+                _figure(figure, figure.measured),
+                words.percent(figure.error) if figure.error is not None else "",
+            ]
+            for figure in made.compared
+        ],
+    )
+    render.heading("Workers")
+    worker_table([worker.model_dump() for worker in made.workers])
+    render.heading("Verdict")
+    for sentence in made.verdict:
+        render.bullet(sentence)
+    render.bullet(
+        f"The rented cluster of the plan is predicted to take {words.duration(made.rented_total_s)} and "
+        f"{words.usd(made.rented_cost_usd)}; this run did not rent it."
+    )
+
+
+def _figure(figure: Compared, value: float) -> str:
+    from hetopt.optimizer import words
+
+    match figure.unit:
+        case "s":
+            return words.duration(value)
+        case "USD":
+            return words.usd(value)
+        case _:
+            return words.count(value)

@@ -1,0 +1,174 @@
+"""`hetopt status`: how a run is, from any terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from hetopt.optimizer.launch_record import Launch
+    from hetopt.optimizer.progress import Progress
+
+
+def status(
+    run: str | None = typer.Argument(None, help="Run, or any unambiguous part of its name. Default: the newest."),
+    all_: bool = typer.Option(False, "--all", "-a", help="A line for every run."),
+    json_: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Show how a run is: state, steps, metric, each worker's share and waiting, and what it costs so far."""
+    from hetopt.optimizer.cli import render
+    from hetopt.trainer.launch.runs import RunFolders, runs_home
+
+    runs = RunFolders(home=runs_home())
+    folders = runs.all() if all_ else [runs.find(run)]
+    facts = [_facts(folder) for folder in folders]
+    if json_:
+        render.print_json(facts if all_ else facts[0])
+    elif all_:
+        _show_all(facts)
+    else:
+        _show(facts[0])
+
+
+def read_run(folder: Path) -> tuple[Launch | None, Progress]:
+    """What was launched (if the record was written) and how far it got."""
+    from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
+    from hetopt.optimizer.progress import follow
+    from hetopt.trainer.events import EVENTS_FILE, read_events
+
+    launch = Launch.load(folder / LAUNCH_FILE) if (folder / LAUNCH_FILE).exists() else None
+    return launch, follow(read_events(folder / EVENTS_FILE), launch.started_s if launch else None)
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    from hetopt.trainer.launch.base import RunHandle
+    from hetopt.trainer.launch.local import LocalLauncher
+
+    state = LocalLauncher().poll(RunHandle(run_dir=folder))
+    launch, progress = read_run(folder)
+    hourly = launch.hourly_usd if launch else None
+    predicted_steps = launch.prediction.steps.value if launch else None
+    elapsed_s = (
+        progress.last_event_s - progress.started_s
+        if progress.last_event_s is not None and progress.started_s is not None
+        else None
+    )
+    return {
+        "run": folder.name,
+        "folder": str(folder),
+        "state": state.state.value,
+        "reason": state.reason or progress.finish_reason,
+        "task": progress.task or (launch.spec.task if launch else None),
+        "step": progress.step,
+        "predicted_steps": predicted_steps,
+        "epoch": progress.epoch,
+        "loss": progress.loss,
+        "metrics": dict(progress.metrics),
+        "step_time_s": progress.step_time_s,
+        "predicted_step_time_s": launch.prediction.step_time_s.value if launch else None,
+        "elapsed_s": elapsed_s,
+        "plan_usd_per_hour": hourly,
+        "usd_at_plan_rate": hourly * elapsed_s / 3600 if hourly is not None and elapsed_s is not None else None,
+        "restarts": progress.restarts,
+        "workers": [
+            {
+                "host": worker.host,
+                "type": worker.type,
+                "pace": worker.pace,
+                "local_batch_size": worker.local_batch_size,
+                "compute_s": worker.compute_s / progress.logged_steps if progress.logged_steps else None,
+                "wait_s": worker.wait_s / progress.logged_steps if progress.logged_steps else None,
+            }
+            for worker in progress.workers
+        ],
+    }
+
+
+def _show_all(facts: list[dict[str, Any]]) -> None:
+    from hetopt.optimizer import words
+    from hetopt.optimizer.cli import render
+
+    if not facts:
+        render.line("no runs yet; start one with `hetopt launch PLAN --on local`")
+        return
+    render.table(
+        [
+            render.Column(name="run"),
+            render.Column(name="state"),
+            render.Column(name="step", justify="right"),
+            render.Column(name="elapsed", justify="right"),
+            render.Column(name="metrics"),
+        ],
+        [
+            [
+                fact["run"],
+                fact["state"],
+                words.count(fact["step"]),
+                words.duration(fact["elapsed_s"]) if fact["elapsed_s"] else "",
+                _metrics(fact["metrics"]),
+            ]
+            for fact in facts
+        ],
+    )
+
+
+def _metrics(metrics: dict[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+def _show(fact: dict[str, Any]) -> None:
+    from hetopt.optimizer import words
+    from hetopt.optimizer.cli import render
+
+    reason = f" ({fact['reason']})" if fact["reason"] else ""
+    render.line(f"{fact['run']}: {fact['state']}{reason}", style="bold")
+    of = f" of about {words.count(fact['predicted_steps'])}" if fact["predicted_steps"] else ""
+    render.line(
+        f"  step {words.count(fact['step'])}{of}, epoch {fact['epoch']:.1f}, "
+        + (_metrics(fact["metrics"]) or "not evaluated yet")
+    )
+    if fact["step_time_s"]:
+        said = f", predicted {words.duration(fact['predicted_step_time_s'])}" if fact["predicted_step_time_s"] else ""
+        render.line(f"  {words.duration(fact['step_time_s'])} a step{said}")
+    if fact["elapsed_s"]:
+        cost = (
+            f"; {words.usd(fact['usd_at_plan_rate'])} at the plan's {words.usd(fact['plan_usd_per_hour'])}/h"
+            if fact["usd_at_plan_rate"] is not None
+            else ""
+        )
+        render.line(f"  {words.duration(fact['elapsed_s'])} since launch{cost}")
+    if fact["workers"]:
+        render.line()
+        worker_table(fact["workers"])
+    render.note(fact["folder"])
+
+
+def worker_table(workers: list[dict[str, Any]]) -> None:
+    """A line for each worker: its share, and where its time in a step goes."""
+    from hetopt.optimizer import words
+    from hetopt.optimizer.cli import render
+
+    render.table(
+        [
+            render.Column(name="worker"),
+            render.Column(name="planned as"),
+            render.Column(name="pace", justify="right"),
+            render.Column(name="share", justify="right"),
+            render.Column(name="compute", justify="right"),
+            render.Column(name="waiting", justify="right"),
+        ],
+        [
+            [
+                worker["host"],
+                worker["type"],
+                f"{worker['pace']:g}",
+                words.count(worker["local_batch_size"]),
+                words.duration(worker["compute_s"]) if worker["compute_s"] is not None else "",
+                words.duration(worker["wait_s"]) if worker["wait_s"] is not None else "",
+            ]
+            for worker in workers
+        ],
+        caption="share: samples a step · compute, waiting: mean of a step",
+    )

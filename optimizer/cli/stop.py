@@ -1,0 +1,34 @@
+"""`hetopt stop`: end a run from any terminal; its workers save a checkpoint first."""
+
+from __future__ import annotations
+
+import typer
+
+
+def stop(
+    run: str | None = typer.Argument(None, help="Run, or any unambiguous part of its name. Default: the newest."),
+    json_: bool = typer.Option(False, "--json", help="Print the outcome as JSON."),
+) -> None:
+    """Stop a run. Its workers finish the step, save a checkpoint and leave; nothing is left running.
+
+    Go on later with `hetopt launch PLAN --resume RUN`.
+    """
+    from hetopt.optimizer.cli import render
+    from hetopt.trainer.launch.base import RunHandle
+    from hetopt.trainer.launch.local import LocalLauncher
+    from hetopt.trainer.launch.runs import RunFolders, runs_home
+
+    folder = RunFolders(home=runs_home()).find(run)
+    launcher = LocalLauncher()
+    handle = RunHandle(run_dir=folder)
+    before = launcher.poll(handle).state
+    if not before.is_over:
+        render.note(f"stopping {folder.name} …")
+        launcher.stop(handle)
+    after = launcher.poll(handle)
+    if json_:
+        render.print_json({"run": folder.name, "was": before.value, "is": after.state.value, "reason": after.reason})
+    elif before.is_over:
+        render.line(f"{folder.name} was already {before.value}.")
+    else:
+        render.line(f"{folder.name} is {after.state.value}.")

@@ -1,0 +1,232 @@
+"""Says why a plan won, where its time and money go, what is known and what is guessed, and what would change it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from hetopt.optimizer import words
+from hetopt.optimizer.catalog import Catalog
+from hetopt.optimizer.fit import FittedModel
+from hetopt.optimizer.plan import Candidate
+from hetopt.optimizer.search import Found, Limits, choose
+from hetopt.optimizer.transfer import ReferenceHost
+from hetopt.optimizer.words import duration, usd
+
+MORE = 1.25
+"""How much a limit is loosened to see what that would buy."""
+
+WORTH_SAYING = 0.02
+
+
+def explain(
+    model: FittedModel,
+    host: ReferenceHost,
+    found: Found,
+    chosen: Candidate,
+    candidate: Callable[[int], Candidate],
+    limits: Limits,
+    catalog: Catalog,
+) -> tuple[str, ...]:
+    """The sentences of a plan, most important first.
+
+    Args:
+        model: what the profile says.
+        host: how the profiled machine was placed among the catalogue's.
+        found: what was searched, with the choice.
+        chosen: the choice as a record.
+        candidate: makes the record of a row of ``found.forecast``.
+        limits: budget and deadline.
+        catalog: for prices on demand.
+    """
+    return (
+        _why(found, chosen, limits),
+        *_against_extremes(found, chosen, candidate),
+        *_against_uniform(found, chosen, candidate, limits),
+        *_on_demand(chosen, catalog),
+        _time(chosen),
+        _money(chosen),
+        *_scarce(found, chosen),
+        *_evidence(model, host, chosen),
+        *_changes(found, chosen, candidate, limits),
+    )
+
+
+def describe_machines(candidate: Candidate) -> str:
+    """Such as "2 × g5.xlarge + 1 × g4dn.xlarge (spot)"."""
+    markets = sorted({group.market for group in candidate.groups})
+    one = len(markets) == 1
+    names = ((g.machines, g.instance_type if one else f"{g.instance_type} {g.market}") for g in candidate.groups)
+    return words.cluster(names) + (f" ({markets[0]})" if one else "")
+
+
+def usd_at_least(amount: float) -> str:
+    """The amount as `words.usd` writes it, rounded up: a budget of so much is enough."""
+    digits = (
+        0 if amount >= 1000 else 2 if amount >= 0.995 else 3 if amount >= 0.1 else 1 - math.floor(math.log10(amount))
+    )
+    return usd(math.ceil(amount * 10**digits - 1e-9) / 10**digits)
+
+
+def _why(found: Found, chosen: Candidate, limits: Limits) -> str:
+    told = chosen.prediction
+    what = "cheapest" if limits.wants_cheapest else "quickest"
+    asked = [
+        *([f"the budget of {usd(limits.budget_usd)}"] if limits.budget_usd is not None else []),
+        *([f"the deadline of {duration(limits.deadline_s)}"] if limits.deadline_s is not None else []),
+    ]
+    within = " and ".join(asked)
+    machines = describe_machines(chosen)
+    if found.safe:
+        if not asked:
+            return f"{machines} is the cheapest plan found, at about {usd(told.cost_usd.value)}."
+        return (
+            f"{machines} is the {what} plan found that stays within {within} even at the upper end of its 90 % "
+            f"interval ({usd(told.cost_usd.high)} and {duration(told.total_s.high)}); plans within 2 % count as equal."
+        )
+    expected = f"cost {usd(told.cost_usd.value)} and take {duration(told.total_s.value)}"
+    worse = f"{usd(told.cost_usd.high)} and {duration(told.total_s.high)}"
+    return (
+        f"No plan is sure to stay within {within}: {machines} is the one least likely to exceed it. It should "
+        f"{expected}, but may come to {worse}, and would then be stopped unfinished."
+    )
+
+
+def _compared(name: str, other: Candidate, chosen: Candidate) -> str:
+    cost, time = other.prediction.cost_usd.value, other.prediction.total_s.value
+    dearer, slower = _change(cost, chosen.prediction.cost_usd.value), _change(time, chosen.prediction.total_s.value)
+    return f"{name}, {describe_machines(other)}, costs {usd(cost)} ({dearer}) and takes {duration(time)} ({slower})."
+
+
+def _change(value: float, reference: float) -> str:
+    change = value / reference - 1
+    if abs(change) < 0.005:
+        return "the same"
+    if change > 1:
+        return f"{value / reference:.1f} times as much"
+    return f"{abs(change):.0%} {'more' if change > 0 else 'less'}"
+
+
+def _against_extremes(found: Found, chosen: Candidate, candidate: Callable[[int], Candidate]) -> Iterator[str]:
+    told = chosen.prediction
+    cheapest, quickest = candidate(int(found.front[-1])), candidate(int(found.front[0]))
+    if cheapest.prediction.cost_usd.value < (1 - WORTH_SAYING) * told.cost_usd.value:
+        yield _compared("The cheapest plan found", cheapest, chosen)
+    if quickest.prediction.total_s.value < (1 - WORTH_SAYING) * told.total_s.value:
+        yield _compared("The quickest plan found", quickest, chosen)
+
+
+def _against_uniform(
+    found: Found, chosen: Candidate, candidate: Callable[[int], Candidate], limits: Limits
+) -> Iterator[str]:
+    if len(chosen.groups) == 1:
+        tried = found.studied + found.refined
+        yield f"None of the {tried} mixes of machine types that were tried did better by more than 2 %."
+        return
+    best, _ = choose(found.forecast.first(len(found.uniform_rows)), limits)
+    if best is None:
+        yield "No cluster of a single machine type fits."
+    else:
+        yield _compared("The best cluster of a single machine type", candidate(best), chosen)
+
+
+def _on_demand(chosen: Candidate, catalog: Catalog) -> Iterator[str]:
+    spot = demand = 0.0
+    for group in chosen.groups:
+        price = catalog.price(group.instance_type, "on-demand")
+        if group.market != "spot" or price is None:
+            return
+        spot += group.machines * group.price_usd_per_hour
+        demand += group.machines * price.usd_per_hour
+    yield f"The same machines on demand cost {demand / spot:.1f} times as much an hour, and are not taken back."
+
+
+def _time(chosen: Candidate) -> str:
+    told = chosen.prediction
+    step = told.step_time_s.value
+    compression = words.compression(chosen.compression.name, chosen.compression.ratio)
+    parts = (
+        f"Of a step of {duration(step)}, {told.compute_s / step:.0%} is computing (workers wait "
+        f"{told.waiting_s / step:.0%} on average for the slowest) and {told.communication_s / step:.0%} communication "
+        f"({compression}, {chosen.collective.replace('_', '-')})"
+    )
+    if sum(len(group.local_batch_sizes) for group in chosen.groups) == 1:
+        parts = f"One worker trains alone, with steps of {duration(step)}"
+    return f"{parts}; {told.steps.value:.0f} steps of {chosen.global_batch_size} samples are needed."
+
+
+def _money(chosen: Candidate) -> str:
+    terms = ", ".join(f"{usd(term.usd)} {term.name}" for term in chosen.prediction.cost_terms)
+    estimates = any(group.price_is_estimate for group in chosen.groups)
+    dates = sorted({group.price_date for group in chosen.groups})
+    note = f"prices of {' and '.join(dates)}" + (
+        ", spot estimated from the published saving: look at the live price before renting" if estimates else ""
+    )
+    return f"The {usd(chosen.prediction.cost_usd.value)} are {terms} ({note})."
+
+
+def _scarce(found: Found, chosen: Candidate) -> Iterator[str]:
+    if found.chosen is None or all(group.market != "spot" for group in chosen.groups):
+        return
+    factor = float(found.forecast.scarce_factor[found.chosen])
+    yield (
+        f"If a pool turns out to be scarce, as in recorded traces of sought-after types, training takes {factor:.2f} "
+        "times as long as without interruptions; the expected cost counts that with the probability that the "
+        "interruption band suggests."
+    )
+
+
+def _evidence(model: FittedModel, host: ReferenceHost, chosen: Candidate) -> Iterator[str]:
+    told = chosen.prediction
+    for tier, meaning in (
+        ("measured", "measured on that type"),
+        ("interpolated", "taken from a measured machine of the same family or accelerator"),
+        ("extrapolated", "extrapolated from another kind of machine"),
+    ):
+        names = sorted({group.instance_type for group in chosen.groups if group.evidence == tier})
+        if names:
+            reach = told.step_time_s.high / told.step_time_s.value
+            yield (
+                f"Step time on {' and '.join(names)} is {meaning} (x or / {reach:.2f} with 90 % probability)"
+                + ("; profile there to know better." if tier != "measured" else ".")
+            )
+    if model.reference.device.kind == "cpu" and any(group.evidence != "measured" for group in chosen.groups):
+        yield f"The profiled machine is placed among those of the catalogue by {host.basis}."
+    wide = told.steps.high / told.steps.value
+    doubt = f" (x or / {wide:.2f})" if wide > 1.001 else ""
+    yield f"The number of steps comes from {told.steps_source}{doubt}."
+    if not model.network_links and sum(group.machines for group in chosen.groups) > 1:
+        yield "The network between machines was not measured: the sustained rate of the catalogue is taken at 80 %."
+    if chosen.compression.name != "identity":
+        gain = model.gain.gain(chosen.compression.ratio)
+        sent = f"{chosen.compression.ratio:.3g} of the gradient"
+        yield f"Sending {sent} retains {gain:.0%} of its energy, as measured in the pilots."
+
+
+def _changes(found: Found, chosen: Candidate, candidate: Callable[[int], Candidate], limits: Limits) -> Iterator[str]:
+    told = chosen.prediction
+    if limits.budget_usd is not None:
+        row, _ = choose(found.forecast, replace(limits, budget_usd=MORE * limits.budget_usd))
+        if row is not None:
+            better = candidate(row)
+            saved = 1 - better.prediction.total_s.value / told.total_s.value
+            if saved > WORTH_SAYING:
+                extra = (MORE - 1) * limits.budget_usd
+                yield f"{usd(extra)} more would save {saved:.0%} of the time, with {describe_machines(better)}."
+            elif not limits.wants_cheapest:
+                yield f"A budget {MORE - 1:.0%} larger would save no more than {WORTH_SAYING:.0%} of the time."
+        in_time = found.forecast.total_s <= (limits.deadline_s or math.inf)
+        least = float(np.min(found.forecast.cost_usd[in_time], initial=math.inf))
+        yield f"Below {usd_at_least(least)} nothing fits."
+    if limits.deadline_s is not None:
+        row, _ = choose(found.forecast, replace(limits, deadline_s=MORE * limits.deadline_s))
+        if row is not None:
+            saved = 1 - candidate(row).prediction.cost_usd.value / told.cost_usd.value
+            if saved > WORTH_SAYING:
+                yield f"A deadline {MORE - 1:.0%} later would save {saved:.0%} of the cost."
+        affordable = found.forecast.cost_usd <= (limits.budget_usd or math.inf)
+        quickest = float(np.min(found.forecast.total_s[affordable], initial=math.inf))
+        yield f"Nothing is quicker than {duration(quickest)}."

@@ -1,0 +1,296 @@
+"""Turns the measurements of a profile into the few numbers that predict: lines through step times, links and costs."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetopt.optimizer.convergence import Convergence, fit_convergence
+from hetopt.optimizer.step_time import collective_terms
+from hetopt.profiler.errors import BadInput
+from hetopt.profiler.memory import MemoryLine, fit_memory
+from hetopt.profiler.profile import CompressorCost, Device, GainPoint, Link, Profile
+from hetopt.trainer.exchange.wire import Collective
+
+HUBER_RELATIVE = 0.03
+"""Residuals up to this relative size count fully (about the repeat noise of a quiet machine); beyond, linearly."""
+
+SPREAD_FLOOR = 0.03
+"""No fit is trusted better than this: runs of one configuration on one machine differ by 2-5 % (DESIGN, models)."""
+
+JITTER_LIMIT = 0.3
+"""A machine so unsteady was busy with something else while it was measured."""
+
+UNSTEADY_LOG_SD = 0.15
+"""Above this, step times of one worker say more about the host's other business than about the job."""
+
+SPREAD_ONE_BATCH_SIZE = 0.3
+"""Log standard deviation where one batch size was measured, so that fixed and per-sample time cannot be told apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimeLine:
+    """``t(b) = max(floor_s, fixed_s + per_sample_s * b)``: time of a step with ``b`` local samples, without exchange.
+
+    Attributes:
+        fixed_s: paid whatever the batch (launching operators, the optimizer).
+        per_sample_s: seconds a sample.
+        floor_s: below this no step is finished however few samples (latency-bound devices); 0 where none shows.
+        log_sd: standard deviation of the log of (true / predicted) inside the measured range.
+        jitter: relative standard deviation of single steps around their mean.
+    """
+
+    fixed_s: float
+    per_sample_s: float
+    floor_s: float
+    log_sd: float
+    jitter: float
+
+    def time_s(self, local_batch_size: float) -> float:
+        """Seconds for ``local_batch_size`` samples."""
+        return max(self.floor_s, self.fixed_s + self.per_sample_s * local_batch_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressorLine:
+    """Time of one compressor, interpolated in the log of the ratio and flat outside what was measured."""
+
+    log_ratios: tuple[float, ...]
+    compress_s: tuple[float, ...]
+    decompress_s: tuple[float, ...]
+
+    def time_s(self, ratio: float, payloads: int) -> float:
+        """Seconds to compress one gradient and to decompress ``payloads`` of them."""
+        at = math.log(ratio)
+        compress = float(np.interp(at, self.log_ratios, self.compress_s))
+        return compress + payloads * float(np.interp(at, self.log_ratios, self.decompress_s))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedDevice:
+    """One kind of worker as fitted.
+
+    Attributes:
+        step_time: the whole step, loading and optimizer included.
+        load_per_sample_s: the part of it that is fetching samples.
+        optimizer_s: the part of it that is the optimizer's update.
+    """
+
+    device: Device
+    step_time: StepTimeLine
+    load_per_sample_s: float
+    optimizer_s: float
+    memory: MemoryLine | None
+    compressors: dict[str, CompressorLine]
+
+    @property
+    def largest_batch(self) -> int | None:
+        """Most samples that fit in the worker's memory; absent when memory was not measured or does not grow."""
+        return None if self.memory is None else self.memory.largest_batch(self.device.memory_limit_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkModel:
+    """One hop of a collective between workers: message latency and bandwidth (alpha-beta model)."""
+
+    latency_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class GainCurve:
+    """Retained gradient energy of Top-k as a function of the fraction of elements sent; monotone."""
+
+    log_ratios: tuple[float, ...]
+    gains: tuple[float, ...]
+
+    def gain(self, ratio: float) -> float:
+        """Gain in (0, 1].
+
+        Raises:
+            BadInput: a ratio below everything that was measured, where nothing is known.
+        """
+        if ratio >= 1:
+            return 1.0
+        at = math.log(ratio)
+        if not self.log_ratios or at < self.log_ratios[0] - 1e-9:
+            raise BadInput(f"The profile does not say what {ratio:.4%} of the gradient retains.", hint="profile again")
+        return float(np.interp(at, (*self.log_ratios, 0.0), (*self.gains, 1.0)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedModel:
+    """Everything that a prediction needs to know about the job and the machine it was measured on."""
+
+    profile: Profile
+    devices: tuple[FittedDevice, ...]
+    host_links: dict[Collective, LinkModel]
+    network_links: dict[Collective, LinkModel]
+    gain: GainCurve
+    convergence: Convergence
+
+    @property
+    def reference(self) -> FittedDevice:
+        """What other machines are compared with: the device with the host to itself, or the least divided one.
+
+        On a busy host that one scatters most, as its threads wait for each other. Where another division was measured
+        far more steadily, it is the better witness.
+        """
+        whole = self.whole_host
+        alike = (f for f in self.devices if (f.device.type, f.device.kind) == (whole.device.type, whole.device.kind))
+        steady = min(alike, key=lambda fitted: fitted.step_time.log_sd)
+        unsteady = whole.step_time.log_sd > UNSTEADY_LOG_SD
+        return steady if unsteady and steady.step_time.log_sd < whole.step_time.log_sd / 2 else whole
+
+    @property
+    def whole_host(self) -> FittedDevice:
+        """The device with the host to itself, or the least divided one."""
+        return min(self.devices, key=lambda fitted: (fitted.device.workers_per_host, fitted.device.precision != "fp32"))
+
+
+def fit(profile: Profile) -> FittedModel:
+    """Fit all models of a profile. What was not measured stays out, and is a prior's business (`transfer`)."""
+    return FittedModel(
+        profile=profile,
+        devices=tuple(fit_device(device) for device in profile.devices),
+        host_links=fit_links([link for link in profile.links if link.scope == "host"]),
+        network_links=fit_links([link for link in profile.links if link.scope == "network"]),
+        gain=fit_gain(profile.gain),
+        convergence=fit_convergence(profile),
+    )
+
+
+def fit_device(device: Device) -> FittedDevice:
+    """Lines through one device's step times, loading times, memory peaks and compressor costs."""
+    points = device.step_times
+    sizes = [point.local_batch_size for point in points]
+    fixed, per_sample, floor, log_sd = fit_step_time(sizes, [point.step_time_s for point in points])
+    # Lines go through medians, which a hiccup cannot move. A run pays the mean, hiccups included: put their share back.
+    deviations = np.concatenate([np.asarray(point.samples_s) / point.step_time_s for point in points])
+    mean_to_median = float(np.clip(deviations, 0, 3).mean())
+    jitter = min(JITTER_LIMIT, 1.4826 * float(np.median(np.abs(deviations - np.median(deviations)))))
+    loads = [point.load_s / point.local_batch_size for point in points]
+    peaks = [(p.local_batch_size, p.peak_memory_bytes) for p in points if p.peak_memory_bytes is not None]
+    return FittedDevice(
+        device=device,
+        step_time=StepTimeLine(
+            fixed_s=fixed * mean_to_median,
+            per_sample_s=per_sample * mean_to_median,
+            floor_s=floor * mean_to_median,
+            log_sd=log_sd,
+            jitter=jitter,
+        ),
+        load_per_sample_s=min(statistics.median(loads), per_sample),
+        optimizer_s=statistics.median(point.optimizer_s for point in points),
+        memory=fit_memory([size for size, _ in peaks], [peak for _, peak in peaks]) if len(peaks) > 1 else None,
+        compressors={
+            name: _compressor_line([cost for cost in device.compressors if cost.name == name])
+            for name in sorted({cost.name for cost in device.compressors})
+        },
+    )
+
+
+def fit_step_time(local_batch_sizes: Sequence[int], time_s: Sequence[float]) -> tuple[float, float, float, float]:
+    """Fit ``t(b) = max(floor, a + c b)`` with ``a, floor >= 0`` and ``c > 0`` to step times.
+
+    Iteratively reweighted least squares with Huber's weights on the *relative* error (on absolute errors the slowest
+    point would decide alone). A floor is taken only where it explains clearly more than the line: at least two points
+    lie on it and the loss falls by half.
+
+    Returns:
+        Fixed seconds ``a``, seconds a sample ``c``, ``floor`` seconds (0: none), log standard deviation of the fit.
+    """
+    sizes, times = np.asarray(local_batch_sizes, dtype=np.float64), np.asarray(time_s, dtype=np.float64)
+    order = np.argsort(sizes)
+    sizes, times = sizes[order], times[order]
+    if sizes.size == 1:
+        # Not identified: half of the time is taken to be fixed (AdaptDL, section 2.3 of the same name).
+        half = float(times[0]) / 2
+        return half, half / float(sizes[0]), 0.0, SPREAD_ONE_BATCH_SIZE
+    fixed, per_sample = _huber_line(sizes, times)
+    best = (fixed, per_sample, 0.0)
+    best_loss = _loss(sizes, times, *best)
+    parameters = 2
+    if best_loss > sizes.size * HUBER_RELATIVE**2 / 8:
+        for count in range(2, sizes.size - 1):
+            floor = float(np.median(times[:count]))
+            line = _huber_line(sizes[count:], times[count:])
+            loss = _loss(sizes, times, *line, floor)
+            if loss < 0.5 * best_loss:
+                best, best_loss, parameters = (*line, floor), loss, 3
+    residuals = np.log(times / np.maximum(best[2], best[0] + best[1] * sizes))
+    freedom = max(1, sizes.size - parameters)
+    log_sd = math.hypot(SPREAD_FLOOR, math.sqrt(float(residuals @ residuals) / freedom))
+    return (*best, log_sd)
+
+
+def _huber_line(sizes: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[float, float]:
+    weights = np.ones_like(times)
+    ones, slopes = 1 / times, sizes / times
+    fixed = per_sample = 0.0
+    for _ in range(30):
+        fixed, per_sample = _non_negative_line(ones, slopes, weights)
+        residuals = np.abs(fixed * ones + per_sample * slopes - 1)
+        weights = np.minimum(1.0, HUBER_RELATIVE / np.maximum(residuals, 1e-12))
+    return fixed, per_sample
+
+
+def _non_negative_line(
+    ones: NDArray[np.float64], slopes: NDArray[np.float64], weights: NDArray[np.float64]
+) -> tuple[float, float]:
+    """Minimise ``sum w (a ones + c slopes - 1)^2`` over ``a >= 0``, ``c > 0``."""
+    aa, ac, cc = float(weights @ ones**2), float(weights @ (ones * slopes)), float(weights @ slopes**2)
+    a, c = float(weights @ ones), float(weights @ slopes)
+    determinant = aa * cc - ac * ac
+    if determinant > 1e-12 * aa * cc:
+        fixed, per_sample = (cc * a - ac * c) / determinant, (aa * c - ac * a) / determinant
+        if fixed >= 0 and per_sample > 0:
+            return fixed, per_sample
+        if per_sample <= 0:
+            # Time does not grow over the measured range; a slope of a millionth keeps shares finite.
+            return a / aa, 1e-6 * a / aa
+    return 0.0, c / cc
+
+
+def _loss(sizes: NDArray[np.float64], times: NDArray[np.float64], fixed: float, slope: float, floor: float) -> float:
+    residuals = np.abs(np.maximum(floor, fixed + slope * sizes) / times - 1)
+    linear = HUBER_RELATIVE * (residuals - HUBER_RELATIVE / 2)
+    return float(np.where(residuals <= HUBER_RELATIVE, residuals**2 / 2, linear).sum())
+
+
+def _compressor_line(costs: Sequence[CompressorCost]) -> CompressorLine:
+    ordered = sorted(costs, key=lambda cost: cost.ratio)
+    return CompressorLine(
+        log_ratios=tuple(math.log(cost.ratio) for cost in ordered),
+        compress_s=tuple(cost.compress_s for cost in ordered),
+        decompress_s=tuple(cost.decompress_s for cost in ordered),
+    )
+
+
+def fit_links(links: Sequence[Link]) -> dict[Collective, LinkModel]:
+    """From the measured time of a collective of ``n`` workers to the latency and bandwidth of one hop.
+
+    The alpha-beta time of a collective is linear in both (`wire.collective_time_s`), so each is the measured line's
+    coefficient divided by the formula's. Of several measurements of one collective the one with most workers is used.
+    """
+    found: dict[Collective, LinkModel] = {}
+    for link in sorted(links, key=lambda link: link.workers):
+        if link.collective == "broadcast":
+            continue  # no step of the first trainers broadcasts
+        hops, traffic = collective_terms(link.collective, 1.0, link.workers)
+        found[link.collective] = LinkModel(latency_s=link.latency_s / hops, bytes_per_s=link.bytes_per_s * traffic)
+    return found
+
+
+def fit_gain(points: Sequence[GainPoint]) -> GainCurve:
+    """A monotone curve through the measured gains: sending more never retains less, so dips are noise and filled."""
+    ordered = [point for point in sorted(points, key=lambda point: point.ratio) if point.ratio < 1]
+    gains = np.maximum.accumulate(np.clip([point.gain for point in ordered], 1e-6, 1.0)) if ordered else np.empty(0)
+    return GainCurve(
+        log_ratios=tuple(math.log(point.ratio) for point in ordered), gains=tuple(float(gain) for gain in gains)
+    )

@@ -1,0 +1,159 @@
+"""Maps a plan onto workers of this machine, and predicts what `hetopt launch --on local` will take there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hetopt.optimizer.candidates import spread
+from hetopt.optimizer.fit import FittedDevice, FittedModel, LinkModel, fit
+from hetopt.optimizer.forecast import evaluations
+from hetopt.optimizer.links import MEASURED_LINK_LOG_SD
+from hetopt.optimizer.plan import Plan, Prediction, Range
+from hetopt.optimizer.recommend import steps_model
+from hetopt.optimizer.step_time import Breakdown, step_time
+from hetopt.profiler.errors import BadInput
+from hetopt.profiler.profile import LOCAL
+from hetopt.trainer.exchange.wire import wire_format
+from hetopt.trainer.partition import WorkerTime, solve_shares
+from hetopt.trainer.spec import RunSpec, WorkerSpec
+
+STARTUP_S = 8.0
+"""Starting processes that import torch, where the profile does not say."""
+
+STARTUP_LOG_SD = 0.15
+
+UNMEASURED_DIVISION_LOG_SD = 0.2
+"""Added when the host was never measured divided among so many workers."""
+
+HOST_LINK = LinkModel(latency_s=5e-5, bytes_per_s=1e9)
+"""Workers of one host over the loopback interface, where the profile holds no measurement."""
+
+
+def predict_on_local(plan: Plan, paces: Sequence[float] | None) -> tuple[RunSpec, Prediction]:
+    """The plan's run as workers of the machine that was profiled, and what it should take there.
+
+    Global batch, compression, goal and seed are kept. Shares are solved anew for the workers that there are, each
+    stretched by its pace.
+
+    Args:
+        plan: what to run.
+        paces: one for each worker, 1 or more: its computation takes so many times as long. Absent: as many workers at
+            full pace as the plan has, but no more than the machine has logical CPUs.
+
+    Raises:
+        BadInput: no worker, an impossible pace, or more workers than samples in a batch.
+    """
+    model = fit(plan.profile)
+    cpus = plan.profile.host.logical_cpus
+    if paces is None:
+        paces = (1.0,) * min(len(plan.run.workers), cpus)
+    if not paces or not all(1 <= pace < math.inf for pace in paces):
+        raise BadInput("Every worker needs a pace of 1 or more.", hint="for example --pace 1,2")
+    count = len(paces)
+    device, crowding = division(model, count)
+    workers = [_worker_time(device, crowding, pace) for pace in paces]
+    shares = solve_shares(workers, plan.chosen.global_batch_size)
+    run = plan.run.model_copy(
+        update={
+            "workers": tuple(
+                WorkerSpec(
+                    host=f"{LOCAL}-{rank}",
+                    type=LOCAL,
+                    local_batch_size=samples,
+                    pace=pace,
+                    threads=max(1, cpus // count) if device.device.kind == "cpu" else None,
+                    max_local_batch_size=device.largest_batch or None,
+                )
+                for rank, (samples, pace) in enumerate(zip(shares.local_batch_sizes, paces, strict=True))
+            )
+        }
+    )
+    step = _step(model, device, plan, workers, shares.local_batch_sizes)
+    return run, _prediction(model, device, plan, step, shares.local_batch_sizes, crowding)
+
+
+def division(model: FittedModel, workers: int) -> tuple[FittedDevice, float]:
+    """The measured division of the host nearest to so many workers, and how much longer its steps take with them.
+
+    More workers than were ever measured at a time share the cores: each gets a smaller part of them.
+    """
+    alike = [fitted for fitted in model.devices if fitted.device.type == model.reference.device.type]
+    fitting = [fitted for fitted in alike if fitted.device.workers_per_host >= workers]
+    if fitting:
+        return min(fitting, key=lambda fitted: fitted.device.workers_per_host), 1.0
+    nearest = max(alike, key=lambda fitted: fitted.device.workers_per_host)
+    return nearest, workers / nearest.device.workers_per_host
+
+
+def _worker_time(fitted: FittedDevice, crowding: float, pace: float) -> WorkerTime:
+    """``crowding * t(b) + (pace - 1) (t(b) - t_optimizer)``: the trainer stretches what a worker computed, not its wait
+    for a core, and not the optimizer's update."""
+    line = fitted.step_time
+    factor = crowding + pace - 1
+    unstretched = (pace - 1) * fitted.optimizer_s
+    return WorkerTime(
+        fixed_s=max(0.0, line.fixed_s * factor - unstretched),
+        per_sample_s=line.per_sample_s * factor,
+        floor_s=max(0.0, line.floor_s * factor - unstretched),
+    )
+
+
+def _step(
+    model: FittedModel, fitted: FittedDevice, plan: Plan, workers: Sequence[WorkerTime], shares: Sequence[int]
+) -> Breakdown:
+    chosen = plan.chosen.compression
+    wire = wire_format(chosen.name)
+    link = model.host_links.get(wire.collective, HOST_LINK)
+    compressor = fitted.compressors.get(chosen.name) or model.reference.compressors.get(chosen.name)
+    return step_time(
+        workers,
+        shares,
+        collective=wire.collective,
+        payload_bytes=wire.payload_bytes(plan.profile.job.parameters, chosen.ratio),
+        latency_s=link.latency_s,
+        bytes_per_s=link.bytes_per_s,
+        compress_s=compressor.time_s(chosen.ratio, len(workers)) if compressor is not None else 0.0,
+        jitter=fitted.step_time.jitter,
+    )
+
+
+def _prediction(
+    model: FittedModel, fitted: FittedDevice, plan: Plan, step: Breakdown, shares: Sequence[int], crowding: float
+) -> Prediction:
+    profile, every = plan.profile, plan.run.evaluate_every_epochs
+    batch = plan.chosen.global_batch_size
+    gain = model.gain.gain(plan.chosen.compression.ratio)
+    goal = steps_model(model, plan.goal, every)
+    steps, steps_log_sd = float(goal.steps(batch, gain)), float(goal.log_sd(batch, gain))
+    # Measured with the host to itself. Each worker evaluates in proportion to its share, without its pace.
+    divided = crowding * fitted.step_time.per_sample_s / model.whole_host.step_time.per_sample_s
+    evaluation_s = (profile.evaluation_s or 0.0) * divided * max(shares) / batch
+    count = float(evaluations(steps, batch, every * profile.job.dataset_size))
+    training_s = steps * step.step_time_s + count * evaluation_s
+    compute_share = step.compute_s / step.step_time_s
+    step_log_sd = math.hypot(
+        compute_share * math.hypot(fitted.step_time.log_sd, UNMEASURED_DIVISION_LOG_SD if crowding != 1 else 0.0),
+        (1 - compute_share) * MEASURED_LINK_LOG_SD,
+    )
+    training = spread(training_s, math.hypot(step_log_sd, steps_log_sd))
+    startup_s = profile.startup_s or STARTUP_S
+    startup = spread(startup_s, STARTUP_LOG_SD)
+    total_s = startup_s + training_s
+    return Prediction(
+        step_time_s=spread(step.step_time_s, step_log_sd),
+        compute_s=step.compute_s,
+        communication_s=step.communication_s,
+        waiting_s=step.waiting_s,
+        steps=spread(steps, steps_log_sd),
+        steps_source=goal.source,
+        training_s=training,
+        startup_s=startup_s,
+        total_s=Range(
+            value=total_s,
+            low=total_s - math.hypot(startup_s - startup.low, training_s - training.low),
+            high=total_s + math.hypot(startup.high - startup_s, training.high - training_s),
+        ),
+        cost_usd=Range(value=0, low=0, high=0),
+        cost_terms=(),
+    )

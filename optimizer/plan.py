@@ -1,0 +1,120 @@
+"""The `Plan`: the cluster to rent, how the work is split over it, what it costs and takes, and why it won."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from hetopt.profiler.artifact import Artifact, Record
+from hetopt.profiler.profile import Profile
+from hetopt.trainer.spec import Compression, RunSpec
+
+Market = Literal["spot", "on-demand"]
+Evidence = Literal["measured", "interpolated", "extrapolated"]
+
+
+class Group(Record):
+    """Machines of one type. Every worker has its own share, as equal shares may differ by one sample."""
+
+    instance_type: str
+    machines: PositiveInt
+    workers_per_machine: PositiveInt = 1
+    market: Market
+    region: str
+    price_usd_per_hour: PositiveFloat = Field(description="for one machine")
+    price_date: str
+    price_source: str
+    price_is_estimate: bool
+    interruption_band: str | None = Field(description="share of machines interrupted in a month, such as '<5%'")
+    local_batch_sizes: tuple[PositiveInt, ...] = Field(description="one for each worker of the group")
+    evidence: Evidence = Field(description="where the group's step time comes from")
+
+    @model_validator(mode="after")
+    def _one_share_a_worker(self) -> Self:
+        if len(self.local_batch_sizes) != self.machines * self.workers_per_machine:
+            raise ValueError("local_batch_sizes must have one entry for each worker of the group")
+        return self
+
+
+class Range(Record):
+    """A figure with its 90 % interval."""
+
+    value: NonNegativeFloat
+    low: NonNegativeFloat
+    high: NonNegativeFloat
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.low <= self.value <= self.high:
+            raise ValueError("an interval must hold its value: low <= value <= high")
+        return self
+
+
+class CostTerm(Record):
+    """One line of the bill."""
+
+    name: str
+    usd: NonNegativeFloat
+    basis: str = Field(description="how the line was computed, with the date and source of its price")
+
+
+class Prediction(Record):
+    """What a cluster should take and cost. Times in seconds, money in USD."""
+
+    step_time_s: Range
+    compute_s: NonNegativeFloat = Field(description="slowest worker's computation in a step")
+    communication_s: NonNegativeFloat = Field(description="exchange in a step, compression included")
+    waiting_s: NonNegativeFloat = Field(description="mean over workers of waiting for the slowest")
+    steps: Range
+    steps_source: str
+    training_s: Range = Field(description="steps times step time, evaluations included")
+    startup_s: NonNegativeFloat = Field(description="from the request to the first step")
+    total_s: Range
+    cost_usd: Range
+    cost_terms: tuple[CostTerm, ...]
+
+
+class Candidate(Record):
+    """A cluster and its prediction."""
+
+    groups: tuple[Group, ...] = Field(min_length=1)
+    global_batch_size: PositiveInt
+    compression: Compression
+    collective: str
+    prediction: Prediction
+
+    @model_validator(mode="after")
+    def _shares_sum_to_batch(self) -> Self:
+        if sum(sum(group.local_batch_sizes) for group in self.groups) != self.global_batch_size:
+            raise ValueError("the shares of all workers must sum to global_batch_size")
+        return self
+
+
+class Goal(Record):
+    """What was asked for. Budget and deadline are totals and hard."""
+
+    budget_usd: PositiveFloat | None = None
+    deadline_s: PositiveFloat | None = None
+    ends: Literal["target", "epochs", "steps"]
+    amount: PositiveFloat | None = Field(default=None, description="epochs or steps; absent for a target")
+    target_metric: str | None = None
+    target_value: float | None = None
+
+
+class Plan(Artifact):
+    """The chosen cluster, its alternatives on the Pareto front, and the run that would be launched."""
+
+    KIND: ClassVar[str] = "plan"
+    VERSION: ClassVar[int] = 1
+    MADE_BY: ClassVar[str] = "hetopt recommend PROFILE --budget USD -o FILE"
+
+    created: str
+    hetopt_version: str
+    goal: Goal
+    chosen: Candidate
+    pareto: tuple[Candidate, ...] = Field(description="no other plan that was found is both faster and cheaper")
+    explanation: tuple[str, ...] = Field(description="why it won and what would change it, a sentence each")
+    searched: str = Field(description="how much of the catalogue was looked at, and how")
+    run: RunSpec
+    profile: Profile = Field(description="the profile it was planned from, whole, so that a plan stands alone")

@@ -1,0 +1,206 @@
+"""The `Report`: what was predicted beside what happened, and where the difference came from."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat
+
+from hetopt.optimizer.launch_record import Launch
+from hetopt.optimizer.progress import Progress
+from hetopt.profiler.artifact import Artifact, Record
+from hetopt.profiler.errors import BadInput
+
+TOLERANCE = 0.10
+"""A prediction is called good when the measured run time is within this fraction of it."""
+
+SECONDS_PER_HOUR = 3600.0
+
+
+class Compared(Record):
+    """A figure that was predicted and measured."""
+
+    name: str
+    unit: Literal["s", "steps", "USD"]
+    predicted: NonNegativeFloat
+    low: NonNegativeFloat
+    high: NonNegativeFloat
+    measured: NonNegativeFloat
+
+    @property
+    def error(self) -> float | None:
+        """(measured - predicted) / predicted: positive when it took more than was said."""
+        return (self.measured - self.predicted) / self.predicted if self.predicted else None
+
+
+class WorkerReport(Record):
+    """One worker over the whole run. Seconds are means over its steps."""
+
+    host: str
+    type: str
+    pace: PositiveFloat
+    local_batch_size: int = Field(description="share at the end, samples")
+    compute_s: NonNegativeFloat
+    wait_s: NonNegativeFloat
+
+
+class Report(Artifact):
+    """A run, predicted against measured."""
+
+    KIND: ClassVar[str] = "report"
+    VERSION: ClassVar[int] = 1
+    MADE_BY: ClassVar[str] = "hetopt report RUN"
+
+    run_id: str
+    task: str
+    on: str
+    state: str
+    finish_reason: str | None
+    metrics: dict[str, float]
+    compared: tuple[Compared, ...]
+    workers: tuple[WorkerReport, ...]
+    global_batch_size: int
+    share_changes: int
+    hourly_usd: NonNegativeFloat = Field(description="what the plan's machines cost an hour")
+    within_tolerance: bool | None = Field(description="run time within 10 % of its prediction; absent while running")
+    verdict: tuple[str, ...] = Field(description="a sentence each: did the prediction hold, and where did it miss")
+    rented_total_s: NonNegativeFloat = Field(description="predicted for the rented cluster")
+    rented_cost_usd: NonNegativeFloat = Field(description="predicted for the rented cluster")
+
+
+def make_report(launch: Launch, progress: Progress, *, state: str) -> Report:
+    """Hold the events of a run against its prediction.
+
+    Raises:
+        BadInput: the run has not logged a single step yet.
+    """
+    step_time_s = progress.step_time_s
+    if step_time_s is None:
+        raise BadInput(
+            f"{launch.run_id} has not logged a step yet, so there is nothing to report.",
+            hint=f"look at it with `hetopt status {launch.run_id}` or `hetopt logs {launch.run_id}`",
+        )
+    compared = _compare(launch, progress, step_time_s, launch.hourly_usd)
+    by_name = {figure.name: figure for figure in compared}
+    finished = progress.finish_reason is not None and progress.finish_reason != "stopped"
+    run_time = by_name.get("run time")
+    within = None if run_time is None or run_time.error is None else abs(run_time.error) <= TOLERANCE
+    steps = max(progress.logged_steps, 1)
+    rented = launch.plan.chosen.prediction
+    return Report(
+        run_id=launch.run_id,
+        task=progress.task,
+        on=launch.on,
+        state=state,
+        finish_reason=progress.finish_reason,
+        metrics=dict(progress.metrics),
+        compared=compared,
+        workers=tuple(
+            WorkerReport(
+                host=worker.host,
+                type=worker.type,
+                pace=worker.pace,
+                local_batch_size=worker.local_batch_size,
+                compute_s=worker.compute_s / steps,
+                wait_s=worker.wait_s / steps,
+            )
+            for worker in progress.workers
+        ),
+        global_batch_size=progress.global_batch_size,
+        share_changes=progress.share_changes,
+        hourly_usd=launch.hourly_usd,
+        within_tolerance=within if finished else None,
+        verdict=_verdict(by_name, within)
+        if finished
+        else ("The run has not finished; only step time can be held against its prediction.",),
+        rented_total_s=rented.total_s.value,
+        rented_cost_usd=rented.cost_usd.value,
+    )
+
+
+def _compare(launch: Launch, progress: Progress, step_time_s: float, hourly: float) -> tuple[Compared, ...]:
+    said = launch.prediction
+    figures = [
+        Compared(
+            name="step time",
+            unit="s",
+            predicted=said.step_time_s.value,
+            low=said.step_time_s.low,
+            high=said.step_time_s.high,
+            measured=step_time_s,
+        )
+    ]
+    if progress.training_s is None or progress.finish_reason == "stopped" or progress.first_step:
+        return tuple(figures)
+    startup_s = progress.startup_s or 0.0
+    total_s = startup_s + progress.training_s
+    figures += [
+        Compared(
+            name="steps",
+            unit="steps",
+            predicted=said.steps.value,
+            low=said.steps.low,
+            high=said.steps.high,
+            measured=progress.steps_done,
+        ),
+        Compared(
+            name="training time",
+            unit="s",
+            predicted=said.training_s.value,
+            low=said.training_s.low,
+            high=said.training_s.high,
+            measured=progress.training_s,
+        ),
+        Compared(
+            name="start-up",
+            unit="s",
+            predicted=said.startup_s,
+            low=said.startup_s,
+            high=said.startup_s,
+            measured=startup_s,
+        ),
+        Compared(
+            name="run time",
+            unit="s",
+            predicted=said.total_s.value,
+            low=said.total_s.low,
+            high=said.total_s.high,
+            measured=total_s,
+        ),
+        Compared(
+            name="cost at the plan's rate",
+            unit="USD",
+            predicted=said.total_s.value * hourly / SECONDS_PER_HOUR,
+            low=said.total_s.low * hourly / SECONDS_PER_HOUR,
+            high=said.total_s.high * hourly / SECONDS_PER_HOUR,
+            measured=total_s * hourly / SECONDS_PER_HOUR,
+        ),
+    ]
+    return tuple(figures)
+
+
+def _verdict(figures: dict[str, Compared], within: bool | None) -> tuple[str, ...]:
+    run_time = figures.get("run time")
+    if run_time is None or run_time.error is None:
+        return ("The run was resumed or stopped, so its total time has no prediction to be held against.",)
+    sentences = [
+        f"The run took {run_time.measured:.1f} s where {run_time.predicted:.1f} s were predicted "
+        f"({run_time.error:+.1%}): {'within' if within else 'outside'} the 10 % that is promised."
+    ]
+    if not within:
+        # Name the factor that missed most, so that the reader knows what to measure again.
+        causes = {name: figures[name].error for name in ("step time", "steps", "start-up")}
+        known = {name: error for name, error in causes.items() if error is not None}
+        worst = max(known, key=lambda name: abs(known[name]))
+        advice = {
+            "step time": "the machine was busier or slower than while it was profiled; profile it again",
+            "steps": "the target took another number of steps than the pilots suggested",
+            "start-up": "starting the processes took another time than in the profile",
+        }[worst]
+        sentences.append(f"Most of the difference is in the {worst} ({known[worst]:+.1%}): {advice}.")
+    inside = run_time.low <= run_time.measured <= run_time.high
+    sentences.append(
+        f"It {'lies' if inside else 'does not lie'} in the predicted 90 % interval, "
+        f"{run_time.low:.1f} to {run_time.high:.1f} s."
+    )
+    return tuple(sentences)

@@ -1,0 +1,61 @@
+"""Numbers as people read them: durations, money, counts and shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+Say = Callable[[float], str]
+"""From a number in SI units or dollars to words."""
+
+
+def duration(seconds: float) -> str:
+    """'0.8 ms', '3.2 s', '4 min 10 s', '2 h 05 min', '3 d 4 h'."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 59.95:
+        return f"{seconds:.3g} s"
+    whole = round(seconds)
+    if whole < 3600:
+        minutes, rest = divmod(whole, 60)
+        return f"{minutes} min {rest:02d} s" if rest else f"{minutes} min"
+    minutes = round(seconds / 60)
+    if minutes < 48 * 60:
+        hours, rest = divmod(minutes, 60)
+        return f"{hours} h {rest:02d} min" if rest else f"{hours} h"
+    days, rest = divmod(round(seconds / 3600), 24)
+    return f"{days} d {rest} h" if rest else f"{days} d"
+
+
+def usd(amount: float) -> str:
+    """Dollars with as many digits as matter: '$0.0042', '$0.31', '$12.40', '$1,204'."""
+    if amount >= 1000:
+        return f"${amount:,.0f}"
+    if amount >= 0.995:
+        return f"${amount:.2f}"
+    if amount >= 0.1:
+        return f"${amount:.3f}"
+    return f"${amount:.2g}" if amount >= 1e-4 else ("$0" if amount == 0 else f"${amount:.1e}")
+
+
+def percent(share: float) -> str:
+    """A share as percent with a sign that a reader of differences expects: '+3.2 %'."""
+    return f"{share * 100:+.1f} %"
+
+
+def count(number: float) -> str:
+    """'1,437' or '12.5'."""
+    return f"{number:,.0f}" if number >= 100 or float(number).is_integer() else f"{number:.1f}"
+
+
+def compression(name: str, ratio: float) -> str:
+    """'none', 'topk 1 % (100x)'."""
+    if name == "identity":
+        return "none"
+    return f"{name} {ratio * 100:g} % ({1 / ratio:.3g}x)"
+
+
+def cluster(machines: Iterable[tuple[int, str]]) -> str:
+    """Machines by count and type: '2 × c7i.large + 1 × g5.xlarge'."""
+    return " + ".join(f"{number} × {name}" for number, name in machines)

@@ -1,0 +1,269 @@
+"""From the event log of a probe to the `Profile`: medians, lines, smoothed noise and mean gains. Measures nothing."""
+
+from __future__ import annotations
+
+import datetime
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+from pydantic import ValidationError
+
+from hetopt.profiler.artifact import Record
+from hetopt.profiler.errors import RunFailed
+from hetopt.profiler.measurement import (
+    FINISHED,
+    HOST_FACTS,
+    JOB_FACTS,
+    STARTED,
+    CompressorPoint,
+    DeviceFacts,
+    EvaluationCost,
+    GainMeasured,
+    LinkPoint,
+    Measurement,
+    NoiseMeasured,
+    PilotEvaluation,
+    PilotStarted,
+    SweepEnded,
+    SweepPoint,
+)
+from hetopt.profiler.memory import fit_memory
+from hetopt.profiler.network import make_link
+from hetopt.profiler.noise import SmoothedNoise, pooled_noise
+from hetopt.profiler.pilot import steps_to_target
+from hetopt.profiler.profile import (
+    CompressorCost,
+    Device,
+    Evaluation,
+    GainPoint,
+    Host,
+    Job,
+    Link,
+    NoiseSample,
+    Pilot,
+    Profile,
+    StepTime,
+)
+from hetopt.profiler.schedule import ProbeSchedule
+from hetopt.profiler.throughput import settled, summarize
+
+Event = Mapping[str, object]
+R = TypeVar("R", bound=Record)
+M = TypeVar("M", bound=Measurement)
+
+LOW_GAIN_QUANTILE = 0.1
+
+
+def collect(
+    events: Sequence[Event],
+    schedule: ProbeSchedule,
+    *,
+    device_type: str,
+    started_at_s: float,
+    hetopt_version: str,
+    data_dir: str | None = None,
+) -> Profile:
+    """Turn the events of a finished probe into a profile.
+
+    Args:
+        events: the whole log, in order; names that are not a probe's are passed over.
+        schedule: what was to be measured.
+        device_type: catalogue name of the machine, or ``local``.
+        started_at_s: when the processes were started, seconds since the epoch (the clock of the events).
+        hetopt_version: version of this program.
+        data_dir: folder of the data, for the record.
+
+    Raises:
+        RunFailed: the log ends before the probe was finished, lacks a part that no profile can do without, or holds an
+            event that cannot be.
+    """
+    begun, ended = _time_of(events, STARTED), _time_of(events, FINISHED)
+    if begun is None or ended is None:
+        raise RunFailed(
+            "the measurement ended before it was finished, so there is no profile.",
+            hint="run `hetopt profile` again",
+        )
+    return Profile(
+        created=datetime.datetime.fromtimestamp(started_at_s, datetime.UTC).isoformat(timespec="seconds"),
+        hetopt_version=hetopt_version,
+        seed=schedule.seed,
+        data_dir=data_dir,
+        host=_only(events, HOST_FACTS, Host),
+        job=(job := _only(events, JOB_FACTS, Job)),
+        devices=_devices(events, schedule, device_type),
+        links=_links(_all(events, LinkPoint)),
+        noise=_noise(_all(events, NoiseMeasured)),
+        gain=_gain(_all(events, GainMeasured), schedule.gain_ratios),
+        pilots=_pilots(_all(events, PilotStarted), _all(events, PilotEvaluation), job),
+        evaluation_s=next((cost.evaluation_s for cost in _all(events, EvaluationCost)), None),
+        startup_s=max(0.0, begun - started_at_s),
+        profiling_s=max(0.0, ended - started_at_s),
+    )
+
+
+def _devices(events: Sequence[Event], schedule: ProbeSchedule, device_type: str) -> tuple[Device, ...]:
+    """One device for each sweep that measured anything."""
+    points, facts = _all(events, SweepPoint), {fact.sweep: fact for fact in _all(events, DeviceFacts)}
+    ended = {end.sweep: end for end in _all(events, SweepEnded)}
+    compressors = _all(events, CompressorPoint)
+    devices = []
+    for index, sweep in enumerate(schedule.sweeps):
+        own = sorted((point for point in points if point.sweep == index), key=lambda point: point.local_batch_size)
+        fact = facts.get(index)
+        if not own or fact is None:
+            continue
+        devices.append(
+            Device(
+                type=device_type,
+                kind=fact.kind,
+                workers_per_host=sweep.concurrent_workers,
+                threads_per_worker=sweep.threads_per_worker,
+                precision=fact.precision,
+                step_times=tuple(_step_time(point) for point in own),
+                memory_limit_bytes=_memory_limit(fact.memory_limit_bytes, own, ended.get(index)),
+                compressors=tuple(
+                    CompressorCost(
+                        name=cost.name, ratio=cost.ratio, compress_s=cost.compress_s, decompress_s=cost.decompress_s
+                    )
+                    for cost in compressors
+                    if cost.sweep == index
+                ),
+                matmul_flops_per_s=fact.matmul_flops_per_s,
+                copy_bytes_per_s=fact.copy_bytes_per_s,
+            )
+        )
+    if not devices:
+        raise RunFailed(
+            "no training step could be measured: not even the smallest batch fits in memory.",
+            hint="use a smaller model or a machine with more memory",
+        )
+    return tuple(devices)
+
+
+def _step_time(point: SweepPoint) -> StepTime:
+    """All workers pooled: what one of them needs for a step while the others compute as well."""
+    samples = tuple(sample for worker in point.samples_s for sample in settled(worker))
+    return StepTime(
+        local_batch_size=point.local_batch_size,
+        step_time_s=summarize(samples).median_s,
+        samples_s=samples,
+        load_s=point.load_s,
+        forward_s=point.forward_s,
+        backward_s=point.backward_s,
+        optimizer_s=point.optimizer_s,
+        peak_memory_bytes=point.peak_memory_bytes,
+    )
+
+
+def _memory_limit(limit_bytes: int, points: Sequence[SweepPoint], end: SweepEnded | None) -> int:
+    """The host's limit; lower where a batch that should have fitted ran out of memory all the same."""
+    peaks = [(point.local_batch_size, point.peak_memory_bytes) for point in points if point.peak_memory_bytes]
+    if end is None or end.reason != "memory-exhausted" or not peaks:
+        return limit_bytes
+    line = fit_memory([size for size, _ in peaks], [peak for _, peak in peaks])
+    learnt = int(line.peak_bytes(end.local_batch_size)) - 1
+    return min(limit_bytes, max(learnt, max(peak for _, peak in peaks)))
+
+
+def _links(points: Sequence[LinkPoint]) -> tuple[Link, ...]:
+    kinds = dict.fromkeys((point.collective, point.workers, point.across_hosts) for point in points)
+    links = []
+    for collective, workers, across_hosts in kinds:
+        own = [p for p in points if (p.collective, p.workers, p.across_hosts) == (collective, workers, across_hosts)]
+        links.append(
+            make_link(
+                collective,
+                workers=workers,
+                across_hosts=across_hosts,
+                payload_bytes=[point.payload_bytes for point in own],
+                time_s=[statistics.median(point.samples_s) for point in own],
+            )
+        )
+    return tuple(links)
+
+
+def _noise(measured: Sequence[NoiseMeasured]) -> tuple[NoiseSample, ...]:
+    """Both moments, each smoothed over the samples before it."""
+    smoothed = SmoothedNoise()
+    log = []
+    for one in measured:
+        smoothed = smoothed.add(pooled_noise(one.groups, one.samples, one.weighted_square_norms, one.mean_square_norm))
+        moments = smoothed.moments
+        log.append(
+            NoiseSample(
+                step=one.step,
+                samples_seen=one.samples_seen,
+                gradient_square=moments.gradient_square,
+                gradient_variance=moments.gradient_variance,
+            )
+        )
+    return tuple(log)
+
+
+def _gain(measured: Sequence[GainMeasured], ratios: Sequence[float]) -> tuple[GainPoint, ...]:
+    """Mean over the sampled steps at each ratio, and a low quantile for those who want to be careful."""
+    if not measured:
+        return ()
+    if any(len(sample.gains) != len(ratios) for sample in measured):
+        raise _broken(GainMeasured.EVENT, "it has not one gain for each ratio of the schedule")
+    gains = np.array([sample.gains for sample in measured])
+    means, lows = gains.mean(axis=0), np.quantile(gains, LOW_GAIN_QUANTILE, axis=0)
+    return tuple(
+        GainPoint(ratio=ratio, gain=float(mean), gain_low=float(min(low, mean)))
+        for ratio, mean, low in sorted(zip(ratios, means, lows, strict=True))
+    )
+
+
+def _pilots(started: Sequence[PilotStarted], evaluated: Sequence[PilotEvaluation], job: Job) -> tuple[Pilot, ...]:
+    """Pilots that were evaluated at least once after they began; others say nothing about convergence."""
+    pilots = []
+    for start in started:
+        evaluations = tuple(
+            Evaluation(step=one.step, metric=one.metric) for one in evaluated if one.pilot == start.pilot
+        )
+        if not any(evaluation.step > 0 for evaluation in evaluations):
+            continue
+        pilots.append(
+            Pilot(
+                global_batch_size=start.global_batch_size,
+                learning_rate_scale=start.learning_rate_scale,
+                seed=start.seed,
+                evaluations=evaluations,
+                steps_to_target=steps_to_target(
+                    evaluations, target=job.target_value, higher_is_better=job.target_higher_is_better
+                ),
+            )
+        )
+    return tuple(pilots)
+
+
+def _time_of(events: Iterable[Event], name: str) -> float | None:
+    """When the last event of this name was written."""
+    times = [event["time_s"] for event in events if event.get("event") == name]
+    return float(times[-1]) if times and isinstance(times[-1], int | float) else None
+
+
+def _all(events: Iterable[Event], kind: type[M]) -> list[M]:
+    return [_read(event, kind, kind.EVENT) for event in events if event.get("event") == kind.EVENT]
+
+
+def _only(events: Iterable[Event], name: str, kind: type[R]) -> R:
+    found = [event for event in events if event.get("event") == name]
+    if not found:
+        raise _broken(name, "it is missing")
+    return _read(found[-1], kind, name)
+
+
+def _read(event: Event, kind: type[R], name: str) -> R:
+    try:
+        return kind.model_validate({key: value for key, value in event.items() if key not in ("event", "time_s")})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise _broken(name, f"{where}: {first['msg'].lower()}") from None
+
+
+def _broken(name: str, why: str) -> RunFailed:
+    return RunFailed(f"the measurement's log is damaged at '{name}': {why}.", hint="run `hetopt profile` again")

@@ -1,0 +1,87 @@
+"""What the documents tell a person to type exists: commands parse, make knows its targets, links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from hetopt.optimizer.cli.main import app
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), *REPOSITORY.glob("catalogs/*.md")])
+CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#]+)")
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(REPOSITORY))
+
+
+def commands() -> list[str]:
+    """Each command of a console block, once, without its comment."""
+    found: dict[str, None] = {}
+    for path in DOCUMENTS:
+        for block in CONSOLE.findall(path.read_text(encoding="utf-8")):
+            for line in block.splitlines():
+                if line.startswith("$ "):
+                    found[shlex.join(shlex.split(line[2:], comments=True))] = None
+    return list(found)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_command_in_the_documents_exists(command: str) -> None:
+    program, *arguments = shlex.split(command)
+    match program:
+        case "hetopt":
+            parse(arguments)
+        case "make":
+            subprocess.run(["make", "--dry-run", *arguments], cwd=REPOSITORY, check=True, capture_output=True)
+        case "pip":
+            assert arguments[0] == "install"
+        case _:
+            pytest.fail(f"nothing checks that `{program}` exists")
+
+
+def parse(arguments: list[str]) -> None:
+    """Parse as the command line would, without doing anything. Unknown commands and options raise."""
+    command = typer.main.get_command(app)
+    context = command.make_context("hetopt", list(arguments))
+    while hasattr(command, "resolve_command"):
+        rest = [*context._protected_args, *context.args]
+        name, command, rest = command.resolve_command(context, rest)
+        context = command.make_context(name, rest, parent=context)
+
+
+def test_the_readme_opens_with_the_two_commands() -> None:
+    first_screen = (REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()[:25]
+    assert any(line.startswith("$ make demo") for line in first_screen)
+    assert any(line.startswith("$ make test") for line in first_screen)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in LINK.findall(path.read_text(encoding="utf-8")):
+        assert (path.parent / target).exists(), f"{target} is not there"
+
+
+def test_every_decision_is_in_the_index() -> None:
+    folder = REPOSITORY / "docs" / "decisions"
+    index = set(LINK.findall((folder / "README.md").read_text(encoding="utf-8")))
+    assert index == {path.name for path in folder.glob("[0-9]*.md")}
+
+
+def test_every_dependency_has_its_reason() -> None:
+    import tomllib
+
+    from packaging.requirements import Requirement
+
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    text = (REPOSITORY / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    missing = {requirement.name for group in groups for requirement in map(Requirement, group)} - {"hetopt"}
+    assert not {name for name in missing if name not in text}

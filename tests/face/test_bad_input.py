@@ -1,0 +1,200 @@
+"""The table of bad input: one clear sentence, what to do next, the documented exit code, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.face.conftest import Answer
+
+Hetopt = Callable[..., Answer]
+
+
+def _unwrapped(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _refused(answer: Answer, code: int, said: str) -> None:
+    error = _unwrapped(answer.err)
+    assert answer.code == code, error
+    assert said in error
+    assert "error:" in error
+    assert "→" in error, "an error says what to do next"
+    assert "Traceback" not in error
+    assert answer.out == ""
+
+
+def _edited(profile: Path, folder: Path, **changes: object) -> Path:
+    data = json.loads(profile.read_text())
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        place = data
+        for parent in parents:
+            place = place[int(parent) if parent.isdigit() else parent]
+        place[last] = value
+    edited = folder / "edited.json"
+    edited.write_text(json.dumps(data))
+    return edited
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"schema_version": 99}, "written with profile schema 99"),
+        ({"kind": "plan"}, "holds a plan, not a profile"),
+        ({"job__dataset_size": -5}, "job.dataset_size: input should be greater than 0"),
+        ({"job__gradient_bytes": "much"}, "job.gradient_bytes: input should be a valid integer"),
+        ({"devices__0__step_times__0__step_time_s": float("nan")}, "devices.0.step_times.0.step_time_s"),
+        ({"devices__0__step_times__0__step_time_s": -1.0}, "devices.0.step_times.0.step_time_s"),
+        ({"devices": []}, "devices: tuple should have at least 1 item"),
+        ({"extra": 1}, "extra: extra inputs are not permitted"),
+    ],
+)
+def test_an_edited_profile(
+    hetopt: Hetopt, digits_profile: Path, tmp_path: Path, changes: dict[str, object], said: str
+) -> None:
+    edited = _edited(digits_profile, tmp_path, **changes)
+    _refused(hetopt("recommend", edited, "--budget", 5, "-o", tmp_path / "plan.json"), 2, said)
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_a_truncated_profile(hetopt: Hetopt, digits_profile: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.json"
+    cut.write_text(digits_profile.read_text()[:5000])
+    _refused(hetopt("recommend", cut, "--budget", 5), 2, "is not complete JSON")
+
+
+def test_a_profile_that_is_not_there(hetopt: Hetopt, tmp_path: Path) -> None:
+    _refused(hetopt("recommend", tmp_path / "none.json", "--budget", 5), 2, "does not exist")
+
+
+def test_a_folder_instead_of_a_profile(hetopt: Hetopt, tmp_path: Path) -> None:
+    _refused(hetopt("recommend", tmp_path, "--budget", 5), 2, "cannot be read: Is a directory")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--budget", "nan"], "--budget must be a positive number of USD"),
+        (["--budget", "-1"], "--budget must be a positive number of USD"),
+        (["--budget", "0"], "--budget must be a positive number of USD"),
+        (["--budget", "inf"], "--budget must be a positive number of USD"),
+        ([], "give --budget, --deadline or both"),
+        (["--deadline", "soon"], "--deadline must be a length of time"),
+        (["--budget", "5", "--target", "accuracy"], "--target must be METRIC=VALUE"),
+        (["--budget", "5", "--target", "bleu=30"], "was profiled for accuracy, not bleu"),
+        (["--budget", "5", "--epochs", "nan"], "--epochs must be a positive number"),
+        (["--budget", "5", "--epochs", "3", "--steps", "9"], "exclude each other"),
+        (["--budget", "5", "--steps", "0"], "--steps must be at least 1"),
+        (["--budget", "5", "--batch-size", "0"], "--batch-size must be at least 1"),
+        (["--budget", "5", "--max-machines", "0"], "--max-machines must be at least 1"),
+        (["--budget", "5", "--market", "black"], "--market must be spot, on-demand or any"),
+        (["--budget", "5", "--region", "mars-1"], "mars-1"),
+        (["--budget", "5", "--types", "g5.xlagre"], "g5.xlagre"),
+        (["--budget", "5", "--catalog", "/nowhere"], "/nowhere"),
+    ],
+)
+def test_bad_options_of_recommend(hetopt: Hetopt, digits_profile: Path, options: list[str], said: str) -> None:
+    _refused(hetopt("recommend", digits_profile, *options), 2, said)
+
+
+def test_a_budget_that_nothing_fits_names_the_cheapest_plan_that_would(
+    hetopt: Hetopt, digits_profile: Path, tmp_path: Path
+) -> None:
+    answer = hetopt("recommend", digits_profile, "--budget", 0.0001, "-o", tmp_path / "plan.json")
+    _refused(answer, 3, "the cheapest plan is")
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_a_deadline_that_nothing_meets_names_the_quickest_plan(hetopt: Hetopt, digits_profile: Path) -> None:
+    _refused(hetopt("recommend", digits_profile, "--deadline", "1s"), 3, "the quickest plan is")
+
+
+def test_an_output_that_exists(hetopt: Hetopt, digits_profile: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text("mine")
+    _refused(hetopt("recommend", digits_profile, "--budget", 5, "-o", plan), 2, "exists already")
+    assert plan.read_text() == "mine"
+
+
+def test_an_output_in_no_folder(hetopt: Hetopt, digits_profile: Path, tmp_path: Path) -> None:
+    answer = hetopt("recommend", digits_profile, "--budget", 5, "-o", tmp_path / "no" / "plan.json")
+    _refused(answer, 2, "there is no folder")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to every folder")
+def test_a_read_only_output_folder(hetopt: Hetopt, digits_profile: Path, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    answer = hetopt("recommend", digits_profile, "--budget", 5, "-o", tmp_path / "plan.json")
+    _refused(answer, 2, "permission denied")
+
+
+def test_an_output_on_a_file_system_that_is_read_only(hetopt: Hetopt, digits_profile: Path) -> None:
+    # /proc refuses new files even to root.
+    _refused(hetopt("recommend", digits_profile, "--budget", 5, "-o", "/proc/plan.json"), 2, "cannot be written")
+
+
+def test_an_unknown_task(hetopt: Hetopt, tmp_path: Path) -> None:
+    answer = hetopt("profile", "digit", "-o", tmp_path / "p.json")
+    _refused(answer, 2, "digit")
+    assert "digits" in answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_data_files(hetopt: Hetopt, tmp_path: Path) -> None:
+    answer = hetopt("profile", "resnet20-cifar10", "--data", tmp_path)
+    _refused(answer, 2, "data_batch_1.bin")
+    assert "cs.toronto.edu" in _unwrapped(answer.err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["launch"], "cannot launch on 'ec2'"),
+        (["launch", "--on", "local"], "no plan was named"),
+        (["launch", "--on", "moon", "plan.json"], "cannot launch on 'moon'"),
+        (["launch", "--on", "local", "none.json"], "does not exist"),
+        (["launch", "--on", "local", "--pace", "0.5", "none.json"], "--pace must be numbers of 1 or more"),
+        (["launch", "--on", "local", "--resume", "nothing"], "no runs in"),
+        (["report"], "no runs in"),
+        (["status", "nothing"], "no runs in"),
+        (["logs"], "no runs in"),
+        (["stop"], "no runs in"),
+        (["catalog", "show", "g5.xlagre"], "g5.xlagre"),
+    ],
+)
+def test_commands_without_what_they_need(
+    hetopt: Hetopt, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
+    _refused(hetopt(*arguments), 2, said)
+
+
+def test_a_plan_is_no_profile_and_a_profile_is_no_plan(hetopt: Hetopt, digits_profile: Path) -> None:
+    _refused(hetopt("launch", "--on", "local", digits_profile), 2, "holds a profile, not a plan")
+
+
+def test_a_run_folder_that_cannot_be_made(
+    hetopt: Hetopt, monkeypatch: pytest.MonkeyPatch, digits_profile: Path, tmp_path: Path
+) -> None:
+    plan = tmp_path / "plan.json"
+    assert hetopt("recommend", digits_profile, "--budget", 5, "--epochs", 1, "-o", plan).code == 0
+    monkeypatch.setenv("HETOPT_HOME", "/proc/nowhere")
+    answer = hetopt("launch", plan, "--on", "local", "--yes", "--json")
+    _refused(answer, 2, "set HETOPT_HOME")
+
+
+@pytest.mark.parametrize("command", ["profile", "recommend", "launch", "status", "logs", "stop", "report", "catalog"])
+def test_every_command_explains_itself(hetopt: Hetopt, command: str) -> None:
+    answer = hetopt(command, "--help")
+    assert answer.code == 0
+    assert "Usage: hetopt" in answer.out
+    assert len(answer.out.splitlines()) > 8
+
+
+def test_an_unknown_option_is_a_usage_error(hetopt: Hetopt) -> None:
+    assert hetopt("recommend", "--bugdet", "5").code == 2

@@ -1,0 +1,74 @@
+"""What people type becomes SI numbers; numbers become what people read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.optimizer import words
+from hetopt.optimizer.cli import parse
+from hetopt.profiler.errors import BadInput
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90s", 90),
+        ("45m", 2700),
+        ("45min", 2700),
+        ("6h", 21600),
+        ("1h30m", 5400),
+        ("1.5 h", 5400),
+        ("2d", 172800),
+        ("7", 7),
+    ],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse.duration_s(text, "--deadline") == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1h", "0", "nan", "inf", "1h30", "h", "5x"])
+def test_bad_durations(text: str) -> None:
+    with pytest.raises(BadInput, match="--deadline must be a length of time"):
+        parse.duration_s(text, "--deadline")
+
+
+@pytest.mark.parametrize("text", ["", "0.5", "1,,2", "1,x", "nan", "inf", "-1"])
+def test_bad_paces(text: str) -> None:
+    with pytest.raises(BadInput, match="--pace must be numbers of 1 or more"):
+        parse.paces(text)
+
+
+@pytest.mark.parametrize("text", ["accuracy", "=1", "accuracy=", "accuracy=high", "accuracy=nan"])
+def test_bad_targets(text: str) -> None:
+    with pytest.raises(BadInput, match="--target must be METRIC=VALUE"):
+        parse.metric_target(text)
+
+
+@given(st.floats(min_value=1e-6, max_value=1e7))
+def test_a_printed_duration_is_within_one_percent(seconds: float) -> None:
+    units = {"µs": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600, "d": 86400}
+    parts = words.duration(seconds).split()
+    read = sum(float(number) * units[unit] for number, unit in zip(parts[::2], parts[1::2], strict=True))
+    assert read == pytest.approx(seconds, rel=0.011, abs=6e-7)
+
+
+@given(st.floats(min_value=1e-4, max_value=1e6))
+def test_printed_dollars_are_within_a_few_percent(amount: float) -> None:
+    assert float(words.usd(amount).replace("$", "").replace(",", "")) == pytest.approx(amount, rel=0.051)
+
+
+def test_an_output_in_a_missing_folder_is_refused_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="there is no folder"):
+        parse.ready_to_write(tmp_path / "no" / "x.json", force=False)
+
+
+def test_an_existing_output_needs_force(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("old")
+    with pytest.raises(BadInput, match="exists already") as caught:
+        parse.ready_to_write(tmp_path / "x.json", force=False)
+    assert "--force" in (caught.value.hint or "")
+    parse.ready_to_write(tmp_path / "x.json", force=True)

@@ -1,0 +1,148 @@
+"""Laws of S(B, gain), planted pilots, and the evidence that is used when some is missing."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.optimizer.convergence import (
+    KAPPA,
+    EpochSteps,
+    FixedSteps,
+    batch_range,
+    fit_convergence,
+    fit_steps,
+    noise_scale,
+    statistical_efficiency,
+    target_steps,
+)
+from hetopt.profiler.errors import BadInput
+from hetopt.profiler.profile import NoiseSample
+
+from .profiles import make_profile
+
+batches = st.integers(1, 100_000)
+gains = st.floats(0.01, 1.0)
+
+
+@given(st.floats(1, 1e5), st.floats(1e2, 1e9))
+def test_planted_pilots_are_recovered(minimum_steps: float, minimum_samples: float) -> None:
+    sizes = (64, 256, 1024)
+    fitted = fit_steps(sizes, [minimum_steps + minimum_samples / b for b in sizes])
+    assert [fitted[0] + fitted[1] / b for b in sizes] == pytest.approx(
+        [minimum_steps + minimum_samples / b for b in sizes], rel=1e-6
+    )
+
+
+@given(batches, batches, gains, gains)
+def test_more_batch_or_more_gain_never_needs_more_steps(b1: int, b2: int, g1: float, g2: float) -> None:
+    steps = target_steps(fit_convergence(make_profile()))
+    low, high = sorted((b1, b2))
+    poor, good = sorted((g1, g2))
+    assert steps.steps(high, 1.0) <= steps.steps(low, 1.0)
+    assert steps.steps(low, good) <= steps.steps(low, poor)
+    # samples processed never fall with the batch
+    assert steps.steps(high, 1.0) * high >= steps.steps(low, 1.0) * low * (1 - 1e-9)
+
+
+def test_critical_batch_needs_twice_the_least_of_both() -> None:
+    steps = target_steps(fit_convergence(make_profile(minimum_steps=400, minimum_samples=400_000)))
+    assert float(steps.steps(1000, 1.0)) == pytest.approx(800)
+    assert float(steps.steps(1e12, 1.0)) == pytest.approx(400)
+
+
+def test_compression_costs_little_below_the_critical_batch_and_much_above() -> None:
+    """Public CIFAR-10 logs: Smin 1009, Emin 3.32e6; a gain of one half."""
+    steps = target_steps(fit_convergence(make_profile(minimum_steps=1009, minimum_samples=3.32e6, pilots=(128, 8192))))
+    for batch, more in ((128, 0.037), (1024, 0.24), (8192, 0.71)):
+        assert float(steps.steps(batch, 0.5) / steps.steps(batch, 1.0)) - 1 == pytest.approx(more, abs=0.006)
+
+
+def test_a_target_is_noticed_at_an_evaluation() -> None:
+    convergence = fit_convergence(make_profile(dataset_size=6400))
+    at_once, seldom = target_steps(convergence), target_steps(convergence, check_every_samples=6400)
+    assert float(seldom.steps(64, 1.0) - at_once.steps(64, 1.0)) == pytest.approx(50)
+
+
+def test_one_pilot_and_the_noise_scale() -> None:
+    convergence = fit_convergence(make_profile(pilots=(64,), noise_scale=1000.0))
+    steps = target_steps(convergence)
+    assert float(steps.steps(64, 1.0)) == pytest.approx(400 + 400_000 / 64)
+    assert convergence.minimum_samples is not None
+    assert convergence.minimum_steps is not None
+    assert convergence.minimum_samples / convergence.minimum_steps == pytest.approx(KAPPA * 1000)
+    # certain where it was measured, doubtful away from there
+    assert steps.log_sd(64, 1.0) < steps.log_sd(256, 1.0) < steps.log_sd(4096, 1.0)
+
+
+def test_without_a_mean_gradient_the_noise_scale_is_unbounded_and_harmless() -> None:
+    samples = [
+        NoiseSample(step=k, samples_seen=k, gradient_square=s, gradient_variance=1.0) for k, s in ((0, -2.0), (1, 1.0))
+    ]
+    assert noise_scale(samples) == math.inf
+    profile = make_profile(pilots=(64,)).model_copy(update={"noise": tuple(samples)})
+    assert np.isfinite(target_steps(fit_convergence(profile)).steps(256, 1.0))
+
+
+def test_the_noise_scale_is_a_ratio_of_averages() -> None:
+    """|G|^2 is averaged before it divides: negative estimates are part of it."""
+    squares = (3.0, -1.0, 1.0)
+    samples = [NoiseSample(step=0, samples_seen=0, gradient_square=s, gradient_variance=10.0) for s in squares]
+    assert noise_scale(samples) == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("kwargs", [{"reached": False}, {"pilots": ()}, {"pilots": (64,), "noise_scale": None}])
+def test_no_number_of_steps_without_evidence(kwargs: dict[str, object]) -> None:
+    with pytest.raises(BadInput, match="no pilot run reached it") as caught:
+        target_steps(fit_convergence(make_profile(**kwargs)))  # type: ignore[arg-type]  # three small variations
+    assert caught.value.hint is not None
+    assert "--epochs" in caught.value.hint
+
+
+@given(st.floats(0.01, 100), st.integers(1, 10**6), batches)
+def test_epochs_are_rounded_up_to_steps(epochs: float, dataset: int, batch: int) -> None:
+    steps = float(EpochSteps(epochs=epochs, dataset_size=dataset).steps(batch, 1.0))
+    assert steps >= 1
+    assert steps * batch >= epochs * dataset * (1 - 1e-9) - 1e-6
+    assert (steps - 1) * batch < epochs * dataset or steps == 1
+
+
+def test_fixed_steps_are_fixed() -> None:
+    model = FixedSteps(count=7)
+    assert model.steps([1, 2], [1.0, 0.5]).tolist() == [7, 7]
+    assert model.log_sd([1, 2], 1.0).tolist() == [0, 0]
+
+
+@given(st.floats(1, 1e6), st.floats(0.01, 1e9), st.floats(1, 1e6))
+def test_statistical_efficiency(reference: float, noise: float, larger: float) -> None:
+    efficiency = statistical_efficiency(reference + larger, reference, noise)
+    assert 0 < efficiency <= 1
+    assert efficiency >= reference / (reference + larger) * (1 - 1e-9)
+    assert statistical_efficiency(reference, reference, noise) == pytest.approx(1)
+
+
+def test_batches_of_a_run_of_fixed_length_keep_most_of_their_worth() -> None:
+    convergence = fit_convergence(make_profile(noise_scale=1000.0))
+    low, high = batch_range(convergence, 64, to_target=False)
+    assert low == 64
+    assert statistical_efficiency(high, 64, 1000.0) >= 0.8 > statistical_efficiency(high + 1, 64, 1000.0)
+    assert batch_range(convergence, 64, to_target=True) == (64, 512)
+    assert batch_range(fit_convergence(make_profile(noise_scale=None, pilots=())), 64, to_target=False) == (64, 256)
+
+
+@pytest.mark.parametrize("app", ["cifar10", "bert", "ncf"])
+def test_public_training_logs(shared_data: Path, app: str) -> None:
+    """The form describes real runs at six to eight batch sizes to 20 % on average, for every target level."""
+    log = json.loads((shared_data / "convergence" / f"{app}.json").read_text())
+    sizes = [run["global_batch_size"] for run in log["runs"]]
+    for level in log["runs"][0]["steps_to_target"]:
+        steps = [run["steps_to_target"][level] for run in log["runs"]]
+        minimum_steps, minimum_samples = fit_steps(sizes, steps)
+        errors = [abs((minimum_steps + minimum_samples / b) / s - 1) for b, s in zip(sizes, steps, strict=True)]
+        assert np.mean(errors) < 0.2, level

@@ -1,0 +1,88 @@
+"""Vectors of Daly's model, laws of interruptions, and bills that add up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.optimizer.billing import load_billing
+from hetopt.optimizer.cost import (
+    CALM,
+    SCARCE,
+    Rates,
+    daly_interval_s,
+    interruptions,
+    restart_factor,
+    scarce_probability,
+)
+
+HOUR = 3600.0
+works = st.floats(60, 1e6)
+rates_per_hour = st.floats(1e-4, 2)
+
+
+@pytest.mark.parametrize(
+    ("theta_h", "checkpoint_s", "restart_s", "best_min", "overhead"),
+    [
+        (4, 10, 180, 8.83, 0.0513),
+        (24, 10, 180, 21.80, 0.0175),
+        (300, 10, 180, 77.35, 0.0045),
+        (1, 120, 600, 14.19, 0.5472),
+    ],
+)
+def test_daly_vectors(theta_h: float, checkpoint_s: float, restart_s: float, best_min: float, overhead: float) -> None:
+    assert float(daly_interval_s(theta_h * HOUR, checkpoint_s)) / 60 == pytest.approx(best_min, rel=2e-3)
+    factor = restart_factor(np.array(1e9), np.array(1 / theta_h), checkpoint_s, restart_s)
+    assert float(factor) - 1 == pytest.approx(overhead, rel=2e-2)
+
+
+@given(works, rates_per_hour, st.floats(0.1, 60), st.floats(1, 600), st.floats(1, 3))
+def test_more_losses_slower_restarts_never_help(
+    work: float, rate: float, checkpoint: float, restart: float, more: float
+) -> None:
+    def factor(rate: float, restart: float) -> float:
+        return float(restart_factor(np.array(work), np.array(rate), checkpoint, restart))
+
+    assert factor(rate, restart) >= 1 - 1e-9
+    assert factor(rate, restart * more) >= factor(rate, restart) * (1 - 1e-9)
+    assert factor(rate * more, restart) >= factor(rate, restart) * (1 - 1e-3)  # the interval is only nearly optimal
+
+
+def test_without_losses_nothing_is_added() -> None:
+    lost = interruptions(
+        1000.0, calm_per_hour=0.0, scarce_per_hour=0.0, scarce_chance=0.0, checkpoint_s=1, restart_s=200
+    )
+    assert float(lost.expected_factor) == pytest.approx(1)
+    assert float(lost.log_sd) == pytest.approx(0)
+
+
+@given(works, st.integers(1, 16), st.floats(0, 0.5))
+def test_expectation_lies_between_calm_and_scarce(work: float, machines: int, chance: float) -> None:
+    lost = interruptions(
+        work,
+        calm_per_hour=machines * CALM.mean_per_hour,
+        scarce_per_hour=machines * SCARCE.mean_per_hour,
+        scarce_chance=chance,
+        checkpoint_s=2,
+        restart_s=210,
+    )
+    assert 1 <= float(lost.expected_factor) <= float(lost.scarce_factor) + 1e-9
+    assert float(lost.log_sd) >= 0
+
+
+def test_bands_rank_and_on_demand_is_safe() -> None:
+    bands = ["<5%", "5-10%", "10-15%", "15-20%", ">20%"]
+    chances = [scarce_probability("spot", band) for band in bands]
+    assert chances == sorted(chances)
+    assert chances[0] < scarce_probability("spot", None) < chances[-1]
+    assert scarce_probability("on-demand", None) == 0
+
+
+def test_machines_are_billed_by_the_second_after_a_minute() -> None:
+    rates = Rates.of(load_billing())
+    assert float(rates.billed_hours(1)) == pytest.approx(60 / HOUR)
+    assert float(rates.billed_hours(61)) == pytest.approx(61 / HOUR)
+    assert rates.volume_usd_per_hour == pytest.approx(0.011, rel=0.01)
+    assert rates.address_usd_per_hour == 0.005

@@ -1,0 +1,147 @@
+"""Laws of prediction for machines that were never profiled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hetopt.optimizer.catalog import Catalog
+from hetopt.optimizer.fit import fit
+from hetopt.optimizer.instance_type import InstanceType
+from hetopt.optimizer.links import SINGLE_FLOW_BYTES_PER_S, between_machines
+from hetopt.optimizer.transfer import Unusable, WorkerModel, reference_host, thread_scaling, worker_model
+from hetopt.profiler.profile import Profile
+
+from .profiles import make_device, make_profile
+
+
+def _predict(profile: Profile, catalog: Catalog, instance: InstanceType | str) -> WorkerModel:
+    model = fit(profile)
+    host = reference_host(model, catalog.instance_types.values())
+    if isinstance(instance, str):
+        instance = catalog.instance_type(instance)
+    found = worker_model(model, host, instance)
+    assert isinstance(found, WorkerModel), found
+    return found
+
+
+def test_the_reference_predicts_itself(catalog: Catalog) -> None:
+    """A machine with the profiled host's CPU and as many vCPUs is as fast as the profiled host."""
+    alike = replace(catalog.instance_type("c6a.large"), name="x.y")
+    profile = make_profile()
+    found = _predict(profile, catalog, alike)
+    assert alike.cpu_model == profile.host.cpu_model
+    assert found.time.time_s(64) == pytest.approx(fit(profile).reference.step_time.time_s(64), rel=0.1)
+    assert found.evidence == "extrapolated"
+
+
+def test_a_measured_type_is_measured(catalog: Catalog) -> None:
+    profile = make_profile(devices=[make_device(type="c7i.large")])
+    found = _predict(profile, catalog, "c7i.large")
+    assert (found.evidence, found.workers) == ("measured", 1)
+    assert found.time.time_s(64) == pytest.approx(0.004 + 0.0004 * 64)
+    assert found.log_sd < 0.05
+
+
+def test_a_tier_has_its_price_in_certainty(catalog: Catalog) -> None:
+    profile = make_profile(devices=[make_device(type="c7i.large")])
+    spreads = [_predict(profile, catalog, name) for name in ("c7i.large", "c7i.xlarge", "m7a.xlarge", "g5.xlarge")]
+    assert [found.evidence for found in spreads] == ["measured", "interpolated", "extrapolated", "extrapolated"]
+    assert spreads[0].log_sd < spreads[1].log_sd < spreads[2].log_sd
+
+
+def test_more_vcpus_compute_samples_faster_but_do_not_launch_faster(catalog: Catalog) -> None:
+    small, large = (_predict(make_profile(), catalog, name).time for name in ("c7a.xlarge", "c7a.8xlarge"))
+    assert large.per_sample_s < small.per_sample_s
+    assert large.per_sample_s > small.per_sample_s / 8
+    assert large.fixed_s == pytest.approx(small.fixed_s, rel=0.1)
+
+
+def test_faster_hardware_never_slows(catalog: Catalog) -> None:
+    profile = make_profile()
+    machine = catalog.instance_type("g5.xlarge")
+    assert machine.accelerator is not None
+    assert machine.accelerator.model is not None
+    faster = replace(
+        machine,
+        accelerator=replace(
+            machine.accelerator,
+            model=replace(machine.accelerator.model, fp32_tflops=100.0, memory_bandwidth_gb_per_s=3000.0),
+        ),
+    )
+    before, after = _predict(profile, catalog, machine), _predict(profile, catalog, faster)
+    assert after.time.time_s(64) < before.time.time_s(64)
+    cpu = catalog.instance_type("c7a.xlarge")
+    assert cpu.coremark_iterations_per_s is not None
+    quicker = replace(cpu, coremark_iterations_per_s=2 * cpu.coremark_iterations_per_s)
+    assert _predict(profile, catalog, quicker).time.time_s(64) < _predict(profile, catalog, cpu).time.time_s(64)
+
+
+def test_one_worker_for_each_gpu(catalog: Catalog) -> None:
+    assert _predict(make_profile(), catalog, "g5.12xlarge").workers == 4
+
+
+def test_the_same_gpu_is_interpolated(catalog: Catalog) -> None:
+    profile = make_profile(devices=[make_device(kind="cuda")])
+    profile = profile.model_copy(
+        update={"host": profile.host.model_copy(update={"accelerator": "NVIDIA A10G", "accelerator_count": 1})}
+    )
+    assert _predict(profile, catalog, "g5.xlarge").evidence == "interpolated"
+    assert _predict(profile, catalog, "g5.xlarge").time.per_sample_s == pytest.approx(0.0004)
+    assert _predict(profile, catalog, "g6.xlarge").evidence == "extrapolated"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("c5.metal", "bare metal"),
+        ("t3.large", "burstable"),
+        ("inf2.xlarge", "does not drive"),
+        ("g4ad.xlarge", "does not drive"),
+        ("mac1.metal", "Mac"),
+    ],
+)
+def test_what_cannot_be_used_is_left_out_with_a_reason(catalog: Catalog, name: str, reason: str) -> None:
+    model = fit(make_profile())
+    found = worker_model(model, reference_host(model, catalog.instance_types.values()), catalog.instance_type(name))
+    assert isinstance(found, Unusable)
+    assert reason in found.reason
+
+
+def test_memory_that_is_too_small_is_a_reason(catalog: Catalog) -> None:
+    model = fit(make_profile())
+    tiny = replace(catalog.instance_type("c6a.large"), memory_gib=1.0)
+    found = worker_model(model, reference_host(model, catalog.instance_types.values()), tiny)
+    assert found == Unusable(reason="too little memory for one sample")
+
+
+def test_an_unknown_cpu_is_compared_with_the_median_and_less_certain(catalog: Catalog) -> None:
+    types = list(catalog.instance_types.values())
+    known, vague, unknown = (
+        reference_host(fit(make_profile(cpu_model=name)), types)
+        for name in ("AMD EPYC 7R13 Processor", "AMD EPYC", "Quantum 9000")
+    )
+    assert known.log_sd < vague.log_sd < unknown.log_sd
+    assert "median" in unknown.basis
+
+
+def test_thread_scaling_comes_from_two_divisions_of_the_host() -> None:
+    perfect = [make_device(per_sample_s=0.0004), make_device(per_sample_s=0.0008, workers_per_host=2, threads=1)]
+    useless = [make_device(per_sample_s=0.0004), make_device(per_sample_s=0.0004, workers_per_host=2, threads=1)]
+    noisy = [make_device(per_sample_s=0.0004, noise=1.0), make_device(workers_per_host=2, threads=1, noise=1.0, seed=1)]
+    assert thread_scaling(fit(make_profile(devices=perfect)))[0] == pytest.approx(1, abs=0.03)
+    assert thread_scaling(fit(make_profile(devices=useless)))[0] == pytest.approx(0.3)
+    assert thread_scaling(fit(make_profile(devices=noisy)))[0] == pytest.approx(0.85, abs=0.2)
+    spreads = [thread_scaling(fit(make_profile(devices=some)))[1] for some in (perfect, noisy, perfect[:1])]
+    assert spreads == sorted(spreads)
+
+
+def test_the_network_is_never_faster_than_its_sustained_rate(catalog: Catalog) -> None:
+    model = fit(make_profile())
+    for instance in catalog.instance_types.values():
+        for collective in ("all_reduce", "all_gather"):
+            hop = between_machines(model, instance, collective)
+            assert hop.bytes_per_s <= instance.network_bytes_per_s
+            if not instance.cuda_devices:
+                assert hop.bytes_per_s <= SINGLE_FLOW_BYTES_PER_S

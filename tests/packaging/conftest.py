@@ -1,0 +1,112 @@
+"""The wheel as a user would get it, built once from a clean copy of the sources by way of the source distribution."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from email.message import Message
+from email.parser import HeaderParser
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+ROOT_FILES = ("pyproject.toml", "README.md", "LICENSE")
+PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="session")
+def package_folders() -> dict[str, Path]:
+    """The folder of each top package, by its import name."""
+    return {package: REPOSITORY / folder for package, folder in PYPROJECT["tool"]["setuptools"]["package-dir"].items()}
+
+
+@pytest.fixture(scope="session")
+def distributions(tmp_path_factory: pytest.TempPathFactory, package_folders: dict[str, Path]) -> Path:
+    """A folder with the source distribution and the wheel that was built from it."""
+    sources = tmp_path_factory.mktemp("sources")
+    for name in ROOT_FILES:
+        shutil.copy(REPOSITORY / name, sources / name)
+    for folder in package_folders.values():
+        shutil.copytree(folder, sources / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
+    built = tmp_path_factory.mktemp("dist")
+    result = subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(built), str(sources)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return built
+
+
+@pytest.fixture(scope="session")
+def wheel(distributions: Path) -> Path:
+    """The wheel."""
+    (path,) = distributions.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="session")
+def metadata(wheel: Path) -> Message:
+    """What the wheel says of itself."""
+    return read_metadata(wheel)
+
+
+@pytest.fixture(scope="session")
+def planning_bin(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
+    """``bin`` of an environment with the wheel and exactly what plain `hetopt` declares to need: no torch, no extras.
+
+    The dependencies are linked from the environment that runs the tests, so that this needs no network.
+    """
+    root = tmp_path_factory.mktemp("planning")
+    venv.create(root, with_pip=False, symlinks=True)
+    (site,) = root.glob("lib/python*/site-packages")
+    for name in needed_by_plain(wheel):
+        link(name, site)
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "--python", str(root / "bin" / "python"), "--disable-pip-version-check"),
+            *("install", "--quiet", "--no-deps", "--no-index", str(wheel)),
+        ],
+        check=True,
+    )
+    return root / "bin"
+
+
+def needed_by_plain(wheel: Path) -> set[str]:
+    """The distributions that the wheel needs without any extra, and what those need."""
+    found: set[str] = set()
+    waiting = read_metadata(wheel).get_all("Requires-Dist", [])
+    while waiting:
+        requirement = Requirement(waiting.pop())
+        name = canonicalize_name(requirement.name)
+        if name not in found and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+            found.add(name)
+            waiting += importlib.metadata.requires(name) or ()
+    return found
+
+
+def read_metadata(wheel: Path) -> Message:
+    """The wheel's own METADATA."""
+    with zipfile.ZipFile(wheel) as archive:
+        (path,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return HeaderParser().parsestr(archive.read(path).decode())
+
+
+def link(name: str, site: Path) -> None:
+    """Make the installed distribution ``name`` importable from ``site``."""
+    distribution = importlib.metadata.distribution(name)
+    tops = {file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "__pycache__")}
+    for top in tops:
+        target = site / top
+        if not target.exists():
+            os.symlink(str(distribution.locate_file(top)), target)

@@ -1,0 +1,87 @@
+"""Plain `hetopt`, installed from the wheel without torch, plans; what needs torch says so in a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+RECORDED = sorted((REPOSITORY / "tests" / "recorded").glob("*.json"))
+HEAVY = ("torch", "scipy", "sklearn", "boto3", "optuna", "numpy", "pydantic", "rich")
+
+
+def hetopt(planning_bin: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": f"{planning_bin}:{os.defpath}", "HOME": str(folder), "HETOPT_HOME": str(folder / "home")}
+    return subprocess.run(
+        [str(planning_bin / "hetopt"), *arguments],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_there_is_no_torch_here(planning_bin: Path) -> None:
+    """Otherwise the tests below prove nothing."""
+    code = (
+        "import sys; from importlib.util import find_spec; sys.exit(any(map(find_spec, ('torch', 'boto3', 'sklearn'))))"
+    )
+    assert subprocess.run([str(planning_bin / "python"), "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--help",), "recommend"),
+        (("--version",), "hetopt 0."),
+        (("recommend", "--help"), "--budget"),
+        (("catalog", "show", "g5.xlarge"), "A10G"),
+    ],
+)
+def test_the_command_line_works(planning_bin: Path, tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    result = hetopt(planning_bin, tmp_path, *arguments)
+    assert result.returncode == 0, result.stderr
+    assert said in result.stdout
+
+
+def test_there_is_a_recorded_profile_to_plan_from() -> None:
+    assert RECORDED
+
+
+@pytest.mark.parametrize("profile", RECORDED, ids=lambda path: path.stem)
+def test_a_recorded_profile_becomes_a_plan(planning_bin: Path, tmp_path: Path, profile: Path) -> None:
+    result = hetopt(planning_bin, tmp_path, "recommend", str(profile), "--budget", "5", "--json")
+    assert result.returncode == 0, result.stderr
+    plan = json.loads(result.stdout)
+    assert plan["kind"] == "plan"
+    assert plan["chosen"]["prediction"]["cost_usd"]["value"] <= 5
+
+
+def test_measuring_without_torch_says_what_to_install(planning_bin: Path, tmp_path: Path) -> None:
+    result = hetopt(planning_bin, tmp_path, "profile", "digits", "-o", "profile.json")
+    assert result.returncode == 2
+    assert "hetopt[train]" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "stop", "report"])
+def test_looking_at_runs_where_there_are_none_is_one_sentence(planning_bin: Path, tmp_path: Path, command: str) -> None:
+    result = hetopt(planning_bin, tmp_path, command)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+
+
+def test_the_command_line_starts_light(planning_bin: Path, tmp_path: Path) -> None:
+    """`hetopt --help` must be instant, so the face imports no library until a command needs it."""
+    code = f"import sys; import hetopt.optimizer.cli.main; print(*(name for name in {HEAVY!r} if name in sys.modules))"
+    result = subprocess.run(
+        [str(planning_bin / "python"), "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == []

@@ -1,0 +1,64 @@
+"""What is in the tree is in the wheel and the other way round."""
+
+from __future__ import annotations
+
+import tarfile
+import tomllib
+import zipfile
+from email.message import Message
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def test_every_file_of_the_packages_is_in_the_wheel_and_nothing_else(
+    names: set[str], package_folders: dict[str, Path]
+) -> None:
+    tree = {
+        f"{package.replace('.', '/')}/{path.relative_to(folder)}"
+        for package, folder in package_folders.items()
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {name for name in names if ".dist-info/" not in name} == tree
+
+
+def test_hetopt_itself_stays_a_namespace(names: set[str]) -> None:
+    assert "hetopt/__init__.py" not in names
+
+
+def test_the_wheel_carries_its_metadata(wheel: Path, names: set[str], metadata: Message) -> None:
+    (info,) = {name.split("/")[0] for name in names if ".dist-info/" in name}
+    with zipfile.ZipFile(wheel) as archive:
+        entry_points = archive.read(f"{info}/entry_points.txt").decode()
+    assert wheel.name == f"hetopt-{PYPROJECT['project']['version']}-py3-none-any.whl"
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert f"{info}/licenses/LICENSE" in names
+    assert set(metadata.get_all("Provides-Extra", [])) == {"train", "aws", "dev"}
+    assert "hetopt = hetopt.optimizer.cli.main:main" in entry_points
+
+
+def test_torch_and_boto3_are_extras_and_torch_is_pinned(metadata: Message) -> None:
+    requirements = metadata.get_all("Requires-Dist", [])
+    plain = [text for text in requirements if "extra ==" not in text]
+    assert not [text for text in plain if text.startswith(("torch", "boto3", "scipy", "scikit-learn"))]
+    assert any(text.startswith("torch==2.13.0;") and 'extra == "train"' in text for text in requirements)
+
+
+def test_the_source_distribution_suffices_to_build(distributions: Path) -> None:
+    """The wheel was built from it; tests and benchmarks stay in the repository."""
+    (path,) = distributions.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        tops = {Path(name).parts[1] for name in archive.getnames() if len(Path(name).parts) > 1}
+    assert {"pyproject.toml", "README.md", "LICENSE", "optimizer", "profiler", "trainer", "catalogs"} <= tops
+    assert not tops & {"tests", "benchmarks", ".venv"}

@@ -1,0 +1,221 @@
+"""From recorded event logs to profiles: what a whole log gives, and what truncated or damaged ones are refused for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.profiler.collect import collect
+from hetopt.profiler.errors import RunFailed
+from hetopt.profiler.noise import SmoothedNoise, pooled_noise
+from hetopt.profiler.pilot import steps_to_target
+from hetopt.profiler.profile import Evaluation, Profile
+from hetopt.profiler.progress import progress
+from hetopt.profiler.schedule import ProbeSchedule, make_schedule
+
+RECORDED = Path(__file__).parent / "recorded"
+
+Event = dict[str, object]
+
+
+@pytest.fixture(scope="module")
+def schedule() -> ProbeSchedule:
+    return ProbeSchedule.model_validate_json((RECORDED / "schedule.json").read_text())
+
+
+@pytest.fixture
+def events() -> list[Event]:
+    return [json.loads(line) for line in (RECORDED / "events.jsonl").read_text().splitlines()]
+
+
+def profile_of(events: list[Event], schedule: ProbeSchedule) -> Profile:
+    began = events[0]["time_s"]
+    assert isinstance(began, float)
+    return collect(
+        events, schedule, device_type="local", started_at_s=began - 5.0, hetopt_version="0.1.0", data_dir="/data"
+    )
+
+
+def of_kind(events: list[Event], name: str) -> Iterator[Event]:
+    return (event for event in events if event["event"] == name)
+
+
+def test_a_whole_log_gives_a_whole_profile(events: list[Event], schedule: ProbeSchedule) -> None:
+    profile = profile_of(events, schedule)
+    assert profile.startup_s == pytest.approx(5.0)
+    assert profile.profiling_s > 5.0
+    assert profile.seed == schedule.seed
+    assert profile.data_dir == "/data"
+    assert [device.workers_per_host for device in profile.devices] == [1, 2]
+    assert len(profile.links) == 3
+    assert len(profile.pilots) == 2
+    assert Profile.from_json(profile.to_json(), origin="memory") == profile
+
+
+def test_events_of_other_kinds_are_passed_over(events: list[Event], schedule: ProbeSchedule) -> None:
+    stranger: Event = {"event": "step", "time_s": 0.0, "loss": 1.0}
+    assert profile_of([*events[:1], stranger, *events[1:]], schedule) == profile_of(events, schedule)
+
+
+def test_noise_moments_are_smoothed_apart(events: list[Event], schedule: ProbeSchedule) -> None:
+    smoothed = SmoothedNoise()
+    for event in of_kind(events, "noise_sample"):
+        smoothed = smoothed.add(
+            pooled_noise(event["groups"], event["samples"], event["weighted_square_norms"], event["mean_square_norm"])
+        )
+    last = profile_of(events, schedule).noise[-1]
+    assert last.gradient_square == pytest.approx(smoothed.moments.gradient_square)
+    assert last.gradient_variance == pytest.approx(smoothed.moments.gradient_variance)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.99])
+def test_a_truncated_log_is_refused_in_one_sentence(events: list[Event], schedule: ProbeSchedule, share: float) -> None:
+    with pytest.raises(RunFailed, match="ended before it was finished"):
+        profile_of(events[: int(share * len(events))] or events[:1], schedule)
+
+
+@pytest.mark.parametrize("name", ["host_facts", "job_facts"])
+def test_a_log_without_facts_is_refused(events: list[Event], schedule: ProbeSchedule, name: str) -> None:
+    with pytest.raises(RunFailed, match=f"damaged at '{name}': it is missing"):
+        profile_of([event for event in events if event["event"] != name], schedule)
+
+
+def test_a_log_without_any_step_says_that_nothing_fits(events: list[Event], schedule: ProbeSchedule) -> None:
+    with pytest.raises(RunFailed, match="not even the smallest batch fits"):
+        profile_of([event for event in events if event["event"] != "sweep_point"], schedule)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("sweep_point", "samples_s", [[-1.0]]),
+        ("link_point", "payload_bytes", 0),
+        ("pilot_evaluation", "metric", "good"),
+        ("gain_sample", "gains", [0.5]),
+        ("job_facts", "parameters", None),
+    ],
+)
+def test_a_damaged_event_is_named(
+    events: list[Event], schedule: ProbeSchedule, name: str, field: str, value: object
+) -> None:
+    next(of_kind(events, name))[field] = value
+    with pytest.raises(RunFailed, match=f"damaged at '{name}'"):
+        profile_of(events, schedule)
+
+
+def test_parts_that_were_not_measured_are_absent(events: list[Event], schedule: ProbeSchedule) -> None:
+    left_out = ("link_point", "noise_sample", "gain_sample", "pilot_evaluation", "evaluation_cost", "compressor_point")
+    profile = profile_of([event for event in events if event["event"] not in left_out], schedule)
+    assert (profile.links, profile.noise, profile.gain, profile.pilots) == ((), (), (), ())
+    assert profile.evaluation_s is None
+    assert profile.devices[0].compressors == ()
+
+
+def test_a_batch_that_ran_out_of_memory_lowers_the_limit(events: list[Event], schedule: ProbeSchedule) -> None:
+    before = profile_of(events, schedule).devices[0]
+    kept = [e for e in events if not (e["event"] == "sweep_point" and e["sweep"] == 0 and e["local_batch_size"] == 32)]
+    exhausted: Event = {
+        "event": "sweep_ended",
+        "time_s": events[-1]["time_s"],
+        "sweep": 0,
+        "local_batch_size": 32,
+        "reason": "memory-exhausted",
+    }
+    device = profile_of([*kept[:-1], exhausted, kept[-1]], schedule).devices[0]
+    assert device.memory_limit_bytes < before.memory_limit_bytes
+    assert device.memory_limit_bytes >= max(point.peak_memory_bytes or 0 for point in device.step_times)
+    predicted: Event = {**exhausted, "reason": "memory-predicted"}
+    assert profile_of([*kept[:-1], predicted, kept[-1]], schedule).devices[0].memory_limit_bytes == (
+        before.memory_limit_bytes
+    )
+
+
+def test_progress_never_falls(events: list[Event], schedule: ProbeSchedule) -> None:
+    seen = [progress(events[:count], schedule).done for count in range(len(events) + 1)]
+    assert seen == sorted(seen)
+    assert seen[0] == 0
+    assert seen[-1] == 1
+
+
+def evaluations(*pairs: tuple[int, float]) -> tuple[Evaluation, ...]:
+    return tuple(Evaluation(step=step, metric=metric) for step, metric in pairs)
+
+
+class TestStepsToTarget:
+    def test_is_interpolated_between_evaluations(self) -> None:
+        log = evaluations((10, 0.5), (20, 0.7), (30, 0.9), (40, 0.6))
+        assert steps_to_target(log, target=0.8, higher_is_better=True) == pytest.approx(25)
+
+    def test_of_a_metric_that_falls(self) -> None:
+        log = evaluations((10, 100.0), (20, 50.0))
+        assert steps_to_target(log, target=75.0, higher_is_better=False) == pytest.approx(15)
+
+    def test_is_absent_when_never_reached(self) -> None:
+        assert steps_to_target(evaluations((10, 0.5)), target=0.8, higher_is_better=True) is None
+        assert steps_to_target((), target=0.8, higher_is_better=True) is None
+
+    def test_of_the_first_evaluation_is_credited_to_it(self) -> None:
+        assert steps_to_target(evaluations((7, 0.9)), target=0.8, higher_is_better=True) == 7
+
+    @given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0, 1))
+    def test_lies_between_the_evaluations_around_it(self, metrics: list[float], target: float) -> None:
+        log = evaluations(*((10 * (place + 1), metric) for place, metric in enumerate(metrics)))
+        steps = steps_to_target(log, target=target, higher_is_better=True)
+        reached = next((one.step for one in log if one.metric >= target), None)
+        if reached is None:
+            assert steps is None
+        else:
+            assert steps is not None
+            assert max(1, reached - 10) <= steps <= reached
+
+
+class TestSchedule:
+    @given(st.integers(1, 8), st.integers(1, 96), st.integers(1, 2048), st.integers(8, 10**6), st.floats(5, 3600))
+    def test_of_any_host_and_task_is_possible_and_within_its_time(
+        self, workers: int, cpus: int, batch_size: int, dataset_size: int, time_budget_s: float
+    ) -> None:
+        made = make_schedule(
+            seed=0,
+            workers=workers,
+            logical_cpus=cpus,
+            batch_size=batch_size,
+            dataset_size=dataset_size,
+            time_budget_s=time_budget_s,
+        )
+        concurrent = [sweep.concurrent_workers for sweep in made.sweeps]
+        assert concurrent == ([1, workers] if workers > 1 else [1])
+        assert sum(sweep.time_limit_s for sweep in made.sweeps) <= time_budget_s
+        assert made.time_limit_s == time_budget_s
+        assert made.pilots
+        for pilot in made.pilots:
+            assert 1 <= pilot.global_batch_size <= dataset_size
+            assert pilot.time_limit_s < time_budget_s
+        assert (made.network is not None) == (workers > 1)
+
+    def test_pilots_begin_with_the_tasks_own_batch_and_a_distant_one(self) -> None:
+        made = make_schedule(seed=0, workers=2, logical_cpus=2, batch_size=64, dataset_size=1_438, time_budget_s=40.0)
+        assert [(pilot.global_batch_size, pilot.repeat) for pilot in made.pilots] == [
+            (64, 0),
+            (256, 0),
+            (128, 0),
+            (64, 1),
+            (256, 1),
+            (128, 1),
+        ]
+        assert made.sweeps[0].threads_per_worker == 2
+        assert made.sweeps[1].threads_per_worker == 1
+
+    def test_a_worker_alone_on_a_host_of_gpus_has_its_part_of_the_processors(self) -> None:
+        made = make_schedule(
+            seed=0, workers=4, logical_cpus=32, batch_size=64, dataset_size=10_000, time_budget_s=40.0, accelerators=4
+        )
+        assert [sweep.threads_per_worker for sweep in made.sweeps] == [8, 8]
+
+    def test_the_impossible_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="a schedule needs"):
+            make_schedule(seed=0, workers=0, logical_cpus=2, batch_size=1, dataset_size=1, time_budget_s=1.0)

@@ -1,0 +1,136 @@
+"""`hetopt profile` as typed: what it refuses before measuring, what it writes, and what an interruption leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from hetopt.optimizer.cli.profile import profile, show
+from hetopt.profiler.errors import BadInput
+from hetopt.profiler.profile import Profile
+
+HERE = Path(__file__).parent
+TASK = f"{HERE / 'tiny_task.py'}:task"
+COMMAND = "import sys, typer\nfrom hetopt.optimizer.cli.profile import profile\ntyper.run(profile)\n"
+
+
+def refusal(*arguments: str) -> BadInput:
+    app = typer.Typer()
+    app.command()(profile)
+    result = CliRunner().invoke(app, list(arguments))
+    assert isinstance(result.exception, BadInput), (result.exception, result.output)
+    return result.exception
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["no-such-task"], "no bundled task"),
+        (["nowhere.py:task"], "no file"),
+        ([TASK, "--data", "/nowhere/at/all"], "no data folder"),
+        ([TASK, "--workers", "0"], "--workers must be"),
+        ([TASK, "--workers", "65"], "--workers must be"),
+        ([TASK, "--time-budget", "nan"], "--time-budget must be"),
+        ([TASK, "--time-budget", "1"], "--time-budget must be"),
+        ([TASK, "--seed", "-1"], "--seed must not be negative"),
+        ([TASK, "--type", "c99.huge"], "c99.huge"),
+        ([TASK, "-o", "no/such/folder/p.json"], "there is no folder"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_measured(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    begun = time.monotonic()
+    error = refusal(*arguments)
+    assert said in error.message
+    assert error.hint
+    assert time.monotonic() - begun < 20
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_profile_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("profile.json").write_text("precious")
+    assert "exists already" in refusal(TASK).message
+    assert Path("profile.json").read_text() == "precious"
+
+
+def test_a_failing_task_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("broken.py").write_text("raise OSError('no disk')\n")
+    assert "no disk" in refusal("broken.py:task").message
+
+
+def left_in(folder: Path) -> list[str]:
+    """What hetopt left behind; torch keeps a cache folder of its own in the temporary folder."""
+    return [path.name for path in folder.iterdir() if not path.name.startswith("torchinductor")]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """One real profile, written by the command, and what it printed."""
+    folder = tmp_path_factory.mktemp("command")
+    result = subprocess.run(
+        [sys.executable, "-c", COMMAND, TASK, "-o", "p.json", "--time-budget", "5", "--seed", "7"],
+        cwd=folder,
+        env={**os.environ, "TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert left_in(folder) == ["p.json"]  # the run's own folder is gone
+    assert "pilot at batch 16" in result.stderr
+    return folder / "p.json", result.stdout
+
+
+def test_the_command_writes_a_profile_that_loads(made: tuple[Path, str]) -> None:
+    measured = Profile.load(made[0])
+    assert measured.seed == 7
+    assert measured.job.task == TASK
+    assert measured.devices[0].type == "local"
+    assert measured.profiling_s < 90
+
+
+def test_the_summary_names_what_matters(made: tuple[Path, str], capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ("874 parameters", "samples/s", "Top-k of 1 %", "at batch 16"):
+        assert words in " ".join(made[1].split())  # wrapped at the width of the terminal
+    unfinished = Profile.load(made[0]).model_copy(update={"pilots": (), "noise": (), "gain": (), "links": ()})
+    show(unfinished)
+    assert "plan with --epochs or --steps" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("moment", ["loading the task", "starting workers", "step time"])
+def test_an_interruption_leaves_no_process_and_no_file(tmp_path: Path, moment: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, TASK, "-o", "p.json"],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    said = ""
+    for line in process.stderr:
+        said += line
+        if moment in line:
+            break
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode != 0, said
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert alive == []
+    assert left_in(tmp_path) == []

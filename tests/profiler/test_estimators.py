@@ -1,0 +1,196 @@
+"""Laws of the other pure estimators: timings, the line through collectives, retained energy, memory."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetopt.profiler.compression import gain, monotone, retained_energy
+from hetopt.profiler.memory import MemoryLine, fit_memory, memory_limit_bytes
+from hetopt.profiler.network import fit_alpha_beta, make_link
+from hetopt.profiler.throughput import batch_ladder, settled, summarize
+
+PAYLOADS = (4_096, 65_536, 1_048_576, 8_388_608)
+positive = st.floats(1e-6, 10)
+
+
+class TestTimings:
+    @given(st.lists(positive, min_size=1, max_size=40), st.floats(0.1, 100))
+    def test_scale_with_the_unit(self, samples: list[float], factor: float) -> None:
+        one, scaled = summarize(samples), summarize([sample * factor for sample in samples])
+        assert scaled.median_s == pytest.approx(one.median_s * factor)
+        assert scaled.spread_s == pytest.approx(one.spread_s * factor)
+
+    def test_one_interruption_moves_nothing(self) -> None:
+        calm = summarize([1.0, 1.1, 0.9, 1.0, 1.05])
+        assert summarize([1.0, 1.1, 0.9, 1.0, 1.05, 90.0]).median_s == pytest.approx(calm.median_s, rel=0.03)
+        assert not calm.is_noisy
+
+    def test_a_scattered_set_says_so(self) -> None:
+        assert summarize([1.0, 2.0, 0.3, 3.1, 0.6]).is_noisy
+
+    @pytest.mark.parametrize("samples", [[], [0.0], [-1.0], [float("nan")]])
+    def test_impossible_times_are_refused(self, samples: list[float]) -> None:
+        with pytest.raises(ValueError, match="positive"):
+            summarize(samples)
+
+    def test_slow_leading_steps_are_dropped_and_no_others(self) -> None:
+        steady = [1.0, 1.02, 0.98, 1.01, 1.0, 0.99]
+        assert settled([5.0, 2.0, *steady]) == tuple(steady)
+        assert settled(steady) == tuple(steady)
+        assert settled([1.0, 5.0, *steady]) == (1.0, 5.0, *steady)
+
+    @given(st.lists(positive, min_size=1, max_size=40))
+    def test_at_least_half_of_the_samples_stay(self, samples: list[float]) -> None:
+        kept = settled(samples)
+        assert len(kept) >= len(samples) / 2
+        assert tuple(samples[len(samples) - len(kept) :]) == kept
+
+
+class TestLadder:
+    @given(st.integers(1, 10_000), st.integers(1, 100_000))
+    def test_rises_and_stays_within_the_data(self, batch_size: int, dataset_size: int) -> None:
+        ladder = batch_ladder(batch_size, dataset_size=dataset_size)
+        assert list(ladder) == sorted(set(ladder))
+        assert ladder[0] >= 1
+        assert ladder[-1] <= dataset_size
+
+    def test_brackets_the_tasks_batch_size(self) -> None:
+        assert batch_ladder(64, dataset_size=50_000) == (4, 8, 16, 32, 64, 128, 256)
+        assert batch_ladder(20, dataset_size=50_000) == (2, 5, 10, 20, 40, 80)
+
+
+class TestLine:
+    @given(st.floats(1e-6, 1e-2), st.floats(1e6, 1e11))
+    def test_planted_line_is_recovered(self, latency: float, bandwidth: float) -> None:
+        line = fit_alpha_beta(PAYLOADS, [latency + size / bandwidth for size in PAYLOADS])
+        for size in PAYLOADS:
+            assert line.time_s(size) == pytest.approx(latency + size / bandwidth, rel=1e-6)
+
+    @given(st.lists(st.floats(1e-6, 1), min_size=4, max_size=4))
+    @settings(max_examples=200)
+    def test_never_negative(self, times: list[float]) -> None:
+        line = fit_alpha_beta(PAYLOADS, times)
+        assert line.latency_s >= 0
+        assert 0 < line.bytes_per_s < float("inf")
+        assert all(line.time_s(size) > 0 for size in PAYLOADS)
+
+    def test_one_disturbed_timing_does_not_decide(self) -> None:
+        payloads = (*PAYLOADS, 262_144, 2_097_152)
+        times = [1e-4 + size / 1e9 for size in payloads]
+        times[4] *= 5
+        line = fit_alpha_beta(payloads, times)
+        assert line.latency_s == pytest.approx(1e-4, rel=0.15)
+        assert line.bytes_per_s == pytest.approx(1e9, rel=0.15)
+
+    def test_flat_times_are_all_latency(self) -> None:
+        line = fit_alpha_beta(PAYLOADS, [2e-3] * 4)
+        assert line.latency_s == pytest.approx(2e-3)
+        assert line.time_s(PAYLOADS[-1]) == pytest.approx(2e-3, rel=1e-2)
+        assert fit_alpha_beta((4_096,), (1e-3,)).latency_s == pytest.approx(1e-3)
+
+    def test_a_link_keeps_its_samples_in_order_of_payload(self) -> None:
+        link = make_link("all_reduce", workers=2, across_hosts=False, payload_bytes=(200, 100), time_s=(2e-3, 1e-3))
+        assert link.payload_bytes == (100, 200)
+        assert link.time_s == (1e-3, 2e-3)
+        assert link.scope == "host"
+
+    @pytest.mark.parametrize("times", [(), (0.0,), (1.0, 2.0), (float("inf"),)])
+    def test_the_impossible_is_refused(self, times: tuple[float, ...]) -> None:
+        with pytest.raises(ValueError, match=r"line needs|positive"):
+            fit_alpha_beta((4_096,), times)
+
+
+vectors = st.lists(st.floats(-1e3, 1e3, width=32), min_size=2, max_size=60).filter(
+    lambda v: any(abs(x) > 1e-3 for x in v)
+)
+
+
+class TestRetainedEnergy:
+    @given(vectors)
+    def test_gain_rises_to_one_and_is_never_below_the_fraction_kept(self, values: list[float]) -> None:
+        flat = torch.tensor(values)
+        counts = range(1, len(values) + 1)
+        energy = retained_energy(flat, counts)
+        kept = [gain(part, energy[-1]) for part in energy]
+        assert kept[-1] == 1
+        assert all(low <= high + 1e-12 for low, high in pairwise(kept))
+        assert all(value >= count / len(values) - 1e-9 for value, count in zip(kept, counts, strict=True))
+
+    @given(vectors, st.data())
+    def test_lost_energy_is_the_squared_error_of_the_mask(self, values: list[float], data: st.DataObject) -> None:
+        flat = torch.tensor(values)
+        count = data.draw(st.integers(1, len(values)))
+        mask = torch.zeros_like(flat)
+        mask[torch.topk(flat.abs(), count).indices] = 1
+        kept, whole = retained_energy(flat, (count, len(values)))
+        error = float(((flat - flat * mask).double() ** 2).sum())
+        assert whole - kept == pytest.approx(error, abs=1e-6 * whole)
+
+    def test_order_of_the_counts_is_kept_and_one_pass_equals_many(self) -> None:
+        flat = torch.randn(5_000, generator=torch.Generator().manual_seed(0))
+        counts = (5_000, 5, 500, 50)
+        together = retained_energy(flat, counts)
+        assert together == pytest.approx([retained_energy(flat, (count,))[0] for count in counts])
+
+    def test_nothing_is_lost_of_nothing(self) -> None:
+        kept, whole = retained_energy(torch.zeros(10), (1, 10))
+        assert gain(kept, whole) == 1
+
+    @pytest.mark.parametrize("count", [0, 11])
+    def test_impossible_counts_are_refused(self, count: int) -> None:
+        with pytest.raises(ValueError, match="kept elements"):
+            retained_energy(torch.ones(10), (count,))
+
+    @given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
+    def test_monotone_keeps_what_is_in_order_and_the_mean_of_what_is_not(self, values: list[float]) -> None:
+        ordered = monotone(values)
+        assert all(low <= high for low, high in pairwise(ordered))
+        assert sum(ordered) == pytest.approx(sum(values))
+        assert monotone(sorted(values)) == tuple(sorted(values))
+
+
+class TestMemory:
+    @given(st.integers(10**6, 10**9), st.integers(10**3, 10**7))
+    def test_planted_line_and_largest_batch(self, fixed: int, per_sample: int) -> None:
+        sizes = (1, 8, 64, 256)
+        line = fit_memory(sizes, [fixed + per_sample * size for size in sizes])
+        assert line.fixed_bytes == pytest.approx(fixed, rel=1e-3, abs=1e3)
+        assert line.per_sample_bytes == pytest.approx(per_sample, rel=1e-3)
+        limit = fixed + per_sample * 1_000.5
+        assert line.largest_batch(limit) == pytest.approx(1_000, abs=1)
+
+    def test_noise_never_makes_memory_shrink(self) -> None:
+        line = fit_memory((8, 16), (1_000, 900))
+        assert line.per_sample_bytes == 0
+        assert line.largest_batch(10_000) is None
+        assert line.largest_batch(500) == 0
+
+    def test_steep_growth_has_no_negative_start(self) -> None:
+        line = fit_memory((1, 2, 4), (1, 1_000, 4_000))
+        assert line.fixed_bytes >= 0
+
+    @given(st.integers(1, 10**12), st.integers(1, 64), st.floats(0.1, 1))
+    def test_limits_add_up_to_no_more_than_the_fraction(self, total: int, workers: int, fraction: float) -> None:
+        limit = memory_limit_bytes(total * workers, workers=workers, fraction=fraction)
+        assert limit * workers <= max(workers, total * workers * fraction)
+
+    def test_batch_at_the_limit_fits_and_the_next_does_not(self) -> None:
+        line = MemoryLine(fixed_bytes=100, per_sample_bytes=10)
+        batch = line.largest_batch(155)
+        assert batch == 5
+        assert line.peak_bytes(batch) <= 155 < line.peak_bytes(batch + 1)
+
+
+def test_line_through_many_noisy_timings_is_close() -> None:
+    rng = np.random.default_rng(0)
+    payloads = [int(size) for size in np.geomspace(1_000, 1e7, 30)]
+    times = [(5e-5 + size / 2e9) * float(np.exp(rng.normal(0, 0.1))) for size in payloads]
+    line = fit_alpha_beta(payloads, times)
+    assert line.latency_s == pytest.approx(5e-5, rel=0.15)
+    assert line.bytes_per_s == pytest.approx(2e9, rel=0.15)

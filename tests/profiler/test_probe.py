@@ -1,0 +1,200 @@
+"""A real probe: two worker processes under the local launcher measure a small task, and a profile comes of it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hetopt.profiler.collect import collect
+from hetopt.profiler.measurement import FINISHED, STARTED
+from hetopt.profiler.profile import Profile
+from hetopt.profiler.progress import progress
+from hetopt.profiler.schedule import (
+    CompressorProbe,
+    NetworkProbe,
+    PilotProbe,
+    ProbeSchedule,
+    Sweep,
+)
+from hetopt.trainer.events import EVENTS_FILE, Event, read_events
+from hetopt.trainer.launch.base import RunHandle, RunState
+from hetopt.trainer.launch.local import LocalLauncher
+from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
+
+HERE = Path(__file__).parent
+TASK = f"{HERE / 'tiny_task.py'}:task"
+SIZES = (2, 8, 32)
+
+SCHEDULE = ProbeSchedule(
+    seed=3,
+    sweeps=tuple(
+        Sweep(
+            concurrent_workers=workers,
+            threads_per_worker=1,
+            local_batch_sizes=SIZES,
+            warmup_steps=2,
+            timed_steps=6,
+            time_limit_s=20.0,
+        )
+        for workers in (1, 2)
+    ),
+    network=NetworkProbe(payload_bytes=(4_096, 262_144), warmup=1, repeats=4),
+    compressors=CompressorProbe(ratios=(0.1, 0.01), repeats=2),
+    pilots=(
+        PilotProbe(global_batch_size=16, time_limit_s=20.0, max_epochs=30, sample_every_steps=10),
+        PilotProbe(global_batch_size=64, time_limit_s=20.0, max_epochs=30, repeat=1),
+    ),
+    gain_ratios=(0.01, 0.1, 0.5, 1.0),
+    time_limit_s=60.0,
+)
+
+
+def spec_of(schedule: ProbeSchedule) -> RunSpec:
+    worker = WorkerSpec(host="localhost", type="local", local_batch_size=8, threads=1)
+    return RunSpec(task=TASK, seed=3, workers=(worker, worker), stop=StopRule(max_steps=1), probe=schedule)
+
+
+def finish(launcher: LocalLauncher, spec: RunSpec, folder: Path, until: Callable[[list[Event]], bool]) -> list[Event]:
+    """Start a run and wait until it is over, or until its events are what is waited for."""
+    handle = launcher.start(spec, folder, {})
+    deadline = time.monotonic() + 120
+    try:
+        while time.monotonic() < deadline:
+            over = launcher.poll(handle).state.is_over
+            events = read_events(folder / EVENTS_FILE)
+            if over or until(events):
+                return events
+            time.sleep(0.1)
+    finally:
+        launcher.stop(handle)
+    pytest.fail("the probe did not end within two minutes")
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory: pytest.TempPathFactory, recording: bool) -> tuple[list[Event], Profile]:
+    folder, started_at_s = tmp_path_factory.mktemp("probe"), time.time()
+    events = finish(LocalLauncher(), spec_of(SCHEDULE), folder, lambda events: False)
+    assert events, (folder / "log" / "host.log").read_text()
+    assert events[-1]["event"] == FINISHED, events[-1]
+    if recording:
+        (HERE / "recorded").mkdir(exist_ok=True)
+        (HERE / "recorded" / "schedule.json").write_text(SCHEDULE.model_dump_json(indent=2) + "\n")
+        lines = [json.dumps(event) + "\n" for event in events]
+        (HERE / "recorded" / "events.jsonl").write_text("".join(lines).replace(str(HERE), "tests/profiler"))
+    profile = collect(events, SCHEDULE, device_type="local", started_at_s=started_at_s, hetopt_version="0.1.0")
+    return events, profile
+
+
+def test_everything_on_the_schedule_was_measured(probed: tuple[list[Event], Profile]) -> None:
+    profile = probed[1]
+    assert [device.workers_per_host for device in profile.devices] == [1, 2]
+    for device in profile.devices:
+        assert tuple(point.local_batch_size for point in device.step_times) == SIZES
+        assert {(cost.name, cost.ratio) for cost in device.compressors} == {("topk", 0.1), ("topk", 0.01)}
+        assert device.matmul_flops_per_s is not None
+        assert device.copy_bytes_per_s is not None
+    assert {link.collective for link in profile.links} == {"all_reduce", "all_gather", "broadcast"}
+    assert len(profile.pilots) == 2
+    assert profile.noise
+    assert [point.ratio for point in profile.gain] == [0.01, 0.1, 0.5, 1.0]
+
+
+def test_job_facts_are_counted(probed: tuple[list[Event], Profile]) -> None:
+    job = probed[1].job
+    assert job.task == TASK
+    assert job.parameters == 16 * 32 + 32 + 32 * 10 + 10
+    assert job.gradient_bytes == 4 * job.parameters
+    assert job.dataset_size == 800
+    # Two matrix products forward, the gradient of each weight, and that of the hidden layer.
+    assert job.flops_per_sample == 2 * (16 * 32 + 32 * 10) * 2 + 2 * 32 * 10
+    assert 10 < job.operators_per_step < 200
+
+
+def test_step_times_hold_their_parts(probed: tuple[list[Event], Profile]) -> None:
+    for device in probed[1].devices:
+        for point in device.step_times:
+            assert len(point.samples_s) >= 3 * device.workers_per_host
+            parts = (point.load_s, point.forward_s, point.backward_s, point.optimizer_s)
+            assert all(part > 0 for part in parts)
+            # Medians of parts do not add up exactly to a median of sums; on a busy machine far from it.
+            assert min(parts) < max(point.samples_s)
+            assert point.peak_memory_bytes is not None
+            assert point.peak_memory_bytes < device.memory_limit_bytes
+
+
+def test_shared_memory_is_divided(probed: tuple[list[Event], Profile]) -> None:
+    alone, together = probed[1].devices
+    assert 2 * together.memory_limit_bytes == pytest.approx(alone.memory_limit_bytes, rel=1e-3)
+
+
+def test_links_have_the_gradients_own_payload_and_positive_lines(probed: tuple[list[Event], Profile]) -> None:
+    profile = probed[1]
+    for link in profile.links:
+        assert link.workers == 2
+        assert link.scope == "host"
+        assert link.payload_bytes == (3_496, 4_096, 262_144)
+        assert link.latency_s + link.bytes_per_s > 0
+        assert link.latency_s < 1
+
+
+def test_noise_and_gain_are_possible(probed: tuple[list[Event], Profile]) -> None:
+    profile = probed[1]
+    assert all(sample.gradient_variance > 0 for sample in profile.noise)
+    assert [sample.step for sample in profile.noise] == sorted({sample.step for sample in profile.noise})
+    gains = [point.gain for point in profile.gain]
+    assert all(low <= high for low, high in itertools.pairwise(gains))
+    assert gains[-1] == pytest.approx(1)
+    assert all(point.gain >= point.ratio * 0.9 for point in profile.gain)
+    assert all(point.gain_low <= point.gain for point in profile.gain)
+
+
+def test_pilots_learn_and_reach_the_target(probed: tuple[list[Event], Profile]) -> None:
+    small, large = probed[1].pilots
+    assert (small.global_batch_size, large.global_batch_size) == (16, 64)
+    assert (small.seed, large.seed) == (3, 4)
+    assert large.learning_rate_scale == pytest.approx(2)  # the square root rule
+    for pilot in (small, large):
+        assert pilot.steps_to_target is not None
+        assert pilot.evaluations[-1].metric >= 0.9
+        assert pilot.evaluations[0].metric < 0.9
+    assert large.steps_to_target < small.steps_to_target
+
+
+def test_times_of_the_whole_are_plausible(probed: tuple[list[Event], Profile]) -> None:
+    profile = probed[1]
+    assert profile.startup_s is not None
+    assert 0.5 < profile.startup_s < profile.profiling_s < 120
+    assert profile.evaluation_s is not None
+    assert 0 < profile.evaluation_s < 10
+
+
+def test_the_profile_survives_its_file(probed: tuple[list[Event], Profile], tmp_path: Path) -> None:
+    profile = probed[1]
+    profile.save(tmp_path / "p.json")
+    assert Profile.load(tmp_path / "p.json") == profile
+
+
+def test_progress_only_rises_and_ends_done(probed: tuple[list[Event], Profile]) -> None:
+    events = probed[0]
+    seen = [progress(events[:count], SCHEDULE) for count in range(len(events) + 1)]
+    assert all(earlier.done <= later.done for earlier, later in itertools.pairwise(seen))
+    assert seen[0].done == 0
+    assert seen[-1].done == 1
+    assert all(one.text for one in seen)
+
+
+def test_a_probe_that_is_stopped_ends_soon_and_leaves_nothing_running(tmp_path: Path) -> None:
+    long = PilotProbe(global_batch_size=16, time_limit_s=100.0, max_epochs=100_000)
+    schedule = SCHEDULE.model_copy(update={"sweeps": SCHEDULE.sweeps[:1], "network": None, "pilots": (long,) * 50})
+    launcher = LocalLauncher(grace_s=10.0)
+    events = finish(
+        launcher, spec_of(schedule), tmp_path, lambda events: any(e["event"] == "pilot_started" for e in events)
+    )
+    assert any(event["event"] == STARTED for event in events)
+    assert launcher.poll(RunHandle(run_dir=tmp_path)).state is RunState.STOPPED
+    assert read_events(tmp_path / EVENTS_FILE)[-1]["event"] not in (FINISHED, "run_failed")

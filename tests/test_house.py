@@ -1,0 +1,95 @@
+"""The house rules that no other tool checks: modules say what they know and stay small, errors are never swallowed, and
+no trace of a developer's machine is left in the tree."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve()
+REPOSITORY = HERE.parent.parent
+PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+FOLDERS: dict[str, str] = PYPROJECT["tool"]["setuptools"]["package-dir"]
+MODULES = sorted(path for folder in FOLDERS.values() for path in (REPOSITORY / folder).rglob("*.py"))
+LONGEST_MODULE = 400
+EMPTY_NAMES = {"utils", "util", "helpers", "manager", "misc", "common"}
+
+FORBIDDEN = {
+    "a to-do belongs in the issue tracker": re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b"),
+    "a path of one developer's machine": re.compile(r"(?<![\w./$}])/(?:home|root|Users|work)/\w"),
+    "a suppression without its code": re.compile(r"#\s*(?:noqa(?!:)|type:\s*ignore(?!\[))"),
+}
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(REPOSITORY))
+
+
+def tracked_texts() -> list[Path]:
+    """The files of the repository that people write: tracked or about to be, data aside."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode != 0:
+        return MODULES
+    paths = [REPOSITORY / entry for entry in listed.stdout.split("\0") if entry]
+    return [path for path in paths if path.suffix in ("", ".py", ".md", ".toml", ".txt", ".yml") and path.is_file()]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_a_module_opens_with_what_it_knows_and_stays_small(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    docstring = ast.get_docstring(ast.parse(text))
+    assert docstring, "it has no docstring"
+    assert docstring.split("\n\n")[0].rstrip().endswith((".", "`", ":")), "its docstring does not open with a sentence"
+    assert len(text.splitlines()) <= LONGEST_MODULE
+    assert path.stem not in EMPTY_NAMES, "its name does not say what it knows"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_an_unknown_error_is_never_swallowed(path: Path) -> None:
+    """A handler for everything may clean up, but it must raise again."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ExceptHandler):
+            caught = {part.id for part in ast.walk(node.type) if isinstance(part, ast.Name)} if node.type else {"all"}
+            if caught & {"all", "Exception", "BaseException"}:
+                assert isinstance(node.body[-1], ast.Raise), f"line {node.lineno} swallows every error"
+
+
+def test_the_packages_are_the_folders() -> None:
+    """A sub-package that pyproject.toml forgets can be imported in an editable install and is absent from the wheel."""
+    found = {
+        ".".join((package, *init.parent.relative_to(REPOSITORY / folder).parts))
+        for package, folder in FOLDERS.items()
+        for init in (REPOSITORY / folder).rglob("__init__.py")
+    }
+    assert found == set(PYPROJECT["tool"]["setuptools"]["packages"])
+
+
+def test_every_folder_with_modules_is_a_package() -> None:
+    assert {path.parent for path in MODULES} == {path.parent for path in MODULES if path.name == "__init__.py"}
+
+
+def test_every_package_is_typed() -> None:
+    assert all((REPOSITORY / folder / "py.typed").is_file() for folder in FOLDERS.values())
+
+
+@pytest.mark.parametrize("rule", FORBIDDEN)
+def test_nothing_is_left_that_does_not_belong_in_a_repository(rule: str) -> None:
+    found = [
+        f"{name(path)}:{number}: {line.strip()}"
+        for path in tracked_texts()
+        if path.resolve() != HERE
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if FORBIDDEN[rule].search(line)
+    ]
+    assert not found, f"{rule}:\n" + "\n".join(found)

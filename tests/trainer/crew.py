@@ -1,0 +1,110 @@
+"""One process of a crew that trains several scenarios one after another: ``crew.py RANK WORLD_SIZE SCENARIOS``.
+
+Starting processes costs seconds, a scenario of the toy task a fraction of one; so many laws share one start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hetopt.trainer.assembly import build_model
+from hetopt.trainer.bucketed_step import BucketedStep
+from hetopt.trainer.context import WorkerContext
+from hetopt.trainer.data.cursor import SampleCursor
+from hetopt.trainer.events import EVENTS_FILE, EventLog
+from hetopt.trainer.exchange.exchange import make_exchange
+from hetopt.trainer.failure import FailureReport
+from hetopt.trainer.fused_step import FusedStep
+from hetopt.trainer.local_batch import BatchReader
+from hetopt.trainer.loop import train
+from hetopt.trainer.pace import make_pace
+from hetopt.trainer.precision import Autocast
+from hetopt.trainer.run_folder import read_spec
+from hetopt.trainer.spec import Compression
+from hetopt.trainer.step import LossModule, Step
+from hetopt.trainer.stopwatch import CpuStopwatch
+from hetopt.trainer.tasks.load import load_task
+
+
+def run_scenario(run_dir: Path, rank: int, world_size: int) -> None:
+    """Train what ``run_dir/spec.json`` says, as the worker process does, and record what this rank read."""
+    attempt = len(list((run_dir / "records").glob(f"{rank}-*")))
+    os.environ["TOY_RECORD"] = str(run_dir / "records" / f"{rank}-{attempt}")
+    os.environ["TOY_FINGERPRINTS"] = str(run_dir / f"fingerprints-{rank}")
+    os.environ["TOY_SAMPLE_S"] = (run_dir / "sample_s").read_text() if (run_dir / "sample_s").exists() else "0"
+    with FailureReport(run_dir, rank):
+        events = EventLog(run_dir / EVENTS_FILE if rank == 0 else None)
+        train(
+            WorkerContext(
+                spec=read_spec(run_dir),
+                rank=rank,
+                world_size=world_size,
+                device=torch.device("cpu"),
+                run_dir=run_dir,
+                events=events,
+                stop_requested=lambda: rank == 1 and (run_dir / "stop").exists(),
+            )
+        )
+        events.close()
+
+
+def save_gradients(folder: Path, task_reference: str, splits: list[list[int]], rank: int) -> None:
+    """The gradient of the first global batch under each split, by both forms of step, as seen by this rank."""
+    task = load_task(task_reference)
+    os.environ.pop("TOY_RECORD", None)
+    device = torch.device("cpu")
+    reader = BatchReader(dataset=task.data(None).train, device=device, seed=0, max_samples=7)
+    gradients: dict[str, torch.Tensor] = {}
+
+    def form(kind: str, model: nn.Module) -> Step:
+        module = LossModule(model, task.loss, Autocast(device_type="cpu", precision="fp32"))
+        if kind == "bucketed":
+            return BucketedStep(module=module, reader=reader, stopwatch=CpuStopwatch())
+        numel = sum(p.numel() for p in model.parameters())
+        exchange = make_exchange(Compression(), numel)
+        return FusedStep(
+            module=module, reader=reader, exchange=exchange, stopwatch=CpuStopwatch(), pace=make_pace(1.0, device)
+        )
+
+    for shares in splits:
+        for kind in ("bucketed", "fused"):
+            model = build_model(task, device, seed=0)
+            batch = SampleCursor(len(reader.dataset), 0).take(shares)
+            form(kind, model).run(reader.cut(batch, rank), len(batch), None)
+            flat = [p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]
+            gradients[f"{kind} {shares}"] = torch.cat(flat).clone()
+    torch.save(gradients, folder / f"gradients-{rank}.pt")
+
+
+def main() -> None:
+    rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    plan = json.loads((folder / "crew.json").read_text())
+    store = dist.FileStore(str(folder / "store"), world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    try:
+        save_gradients(folder, plan["task"], plan["splits"], rank)
+        for entry in plan["scenarios"]:
+            run_dir = folder / entry["name"]
+            if rank == 0:
+                (run_dir / "records").mkdir(parents=True, exist_ok=True)
+                (run_dir / "spec.json").write_text(json.dumps(entry["spec"]))
+                (run_dir / "sample_s").write_text(str(entry.get("sample_s", 0)))
+            dist.barrier()
+            run_scenario(run_dir, rank, world_size)
+            dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    started = time.monotonic()
+    main()
+    print(f"rank {sys.argv[1]}: {time.monotonic() - started:.1f} s")

@@ -1,0 +1,140 @@
+"""The runs that the laws of training are read off, and the processes that make them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hetopt.trainer.events import Event, read_events
+from hetopt.trainer.spec import RunSpec
+
+TOY = Path(__file__).with_name("toy_task.py")
+WORLD_SIZE = 3
+SHARES = (9, 5, 2)
+SPLITS = [[9, 5, 2], [1, 1, 14], [30, 11, 3], [4, 4, 4]]
+
+
+def toy_spec(task: str = "plain", *, shares: tuple[int, ...] = SHARES, **changes: Any) -> dict[str, Any]:
+    """A run of a toy task as plain JSON; ``pace`` and ``max_local_batch_size`` are one a worker."""
+    paces = changes.pop("pace", (1.0,) * len(shares))
+    limits = changes.pop("max_local_batch_size", (None,) * len(shares))
+    workers = [
+        {"host": "here", "type": "local", "local_batch_size": share, "pace": pace, "max_local_batch_size": limit}
+        for share, pace, limit in zip(shares, paces, limits, strict=True)
+    ]
+    spec = {
+        "task": f"{TOY}:{task}",
+        "workers": workers,
+        "batch_policy": "fixed",
+        "stop": {"max_steps": 100},
+        **changes,
+    }
+    RunSpec.model_validate_json(json.dumps(spec))
+    return spec
+
+
+TOPK = {"name": "topk", "ratio": 0.1}
+HALF = {"stop": {"max_steps": 43}}
+SCENARIOS: list[dict[str, Any]] = [
+    {"name": "dense", "spec": toy_spec()},
+    {"name": "dense-resumed", "spec": toy_spec(**HALF)},
+    {"name": "dense-resumed", "spec": toy_spec()},
+    {"name": "topk", "spec": toy_spec(compression=TOPK)},
+    {"name": "topk-resumed", "spec": toy_spec(compression=TOPK, **HALF)},
+    {"name": "topk-resumed", "spec": toy_spec(compression=TOPK)},
+    {"name": "topk-half", "spec": toy_spec(compression=TOPK, **HALF)},
+    {"name": "buffers", "spec": toy_spec("with_buffers")},
+    {"name": "buffers-resumed", "spec": toy_spec("with_buffers", **HALF)},
+    {"name": "buffers-resumed", "spec": toy_spec("with_buffers")},
+    {"name": "micro", "spec": toy_spec(max_local_batch_size=(2, None, 1))},
+    {"name": "unused", "spec": toy_spec("partly_unused")},
+    {"name": "bf16", "spec": toy_spec(precision="bf16")},
+    {"name": "fp16", "spec": toy_spec(precision="fp16", compression=TOPK)},
+    {"name": "diverging", "spec": toy_spec(learning_rate_scale=1e30)},
+    {"name": "target", "spec": toy_spec("easy", stop={"max_epochs": 50, "target": True})},
+    {
+        "name": "paced",
+        "spec": toy_spec(
+            shares=(20, 20, 20),
+            pace=(1.0, 1.0, 8.0),
+            batch_policy="proportional",
+            stop={"max_steps": 80},
+            control_period_steps=5,
+        ),
+        "sample_s": 0.0002,
+    },
+]
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The folders that a crew of processes left behind."""
+
+    folder: Path
+
+    def events(self, name: str, kind: str | None = None) -> list[Event]:
+        events = read_events(self.folder / name / "events.jsonl")
+        return [event for event in events if kind in (None, event["event"])]
+
+    def finished(self, name: str) -> Event:
+        last = self.events(name)[-1]
+        assert last["event"] == "training_finished", last
+        return last
+
+    def state(self, name: str) -> dict[str, Any]:
+        folder = self.folder / name / "checkpoint"
+        state = torch.load(folder / (folder / "LATEST").read_text().strip() / "state.pt", weights_only=True)
+        assert isinstance(state, dict)
+        return state
+
+    def stream(self, name: str) -> list[int]:
+        """Every training index that was read, in the order of the global stream, over all attempts of a run."""
+        samples: list[int] = []
+        records = self.folder / name / "records"
+        attempt = 0
+        while (records / f"0-{attempt}").exists():
+            ranks = [self._steps(records / f"{rank}-{attempt}") for rank in range(WORLD_SIZE)]
+            for step in zip(*ranks, strict=True):
+                samples += [index for part in step for index in part]
+            attempt += 1
+        return samples
+
+    @staticmethod
+    def _steps(record: Path) -> list[list[int]]:
+        """What was read, step by step, without the first samples of the dataset that the warm-up reads."""
+        lines = [[int(index) for index in line.split()] for line in record.read_text().splitlines()]
+        return list(itertools.dropwhile(lambda part: part == list(range(len(part))), lines))
+
+
+def run_crew(folder: Path) -> Crew:
+    """Start the processes of `crew.py` and wait until they have trained everything."""
+    plan = {"task": f"{TOY}:plain", "splits": SPLITS, "scenarios": SCENARIOS}
+    (folder / "crew.json").write_text(json.dumps(plan))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "error"}
+    script = str(Path(__file__).with_name("crew.py"))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, script, str(rank), str(WORLD_SIZE), str(folder)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(WORLD_SIZE)
+    ]
+    try:
+        outputs = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, output in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, output
+    return Crew(folder)

@@ -1,0 +1,195 @@
+"""Real runs under the local launcher: started, watched, killed, resumed and stopped from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.events import Event, read_events
+from hetopt.trainer.launch.base import RunHandle, RunState, RunStatus
+from hetopt.trainer.launch.local import LocalLauncher
+from hetopt.trainer.spec import RunSpec
+
+from .scenarios import toy_spec
+
+PATIENCE_S = 60
+START = """
+import sys, time
+from pathlib import Path
+from hetopt.trainer.launch.local import LocalLauncher
+from hetopt.trainer.spec import RunSpec
+run_dir = Path(sys.argv[1])
+LocalLauncher().start(RunSpec.model_validate_json((run_dir / "wish.json").read_text()), run_dir, {})
+time.sleep(600)
+"""
+STOP = """
+import sys
+from pathlib import Path
+from hetopt.trainer.launch.base import RunHandle
+from hetopt.trainer.launch.local import LocalLauncher
+LocalLauncher().stop(RunHandle(run_dir=Path(sys.argv[1])))
+"""
+
+
+def spec(**changes: object) -> RunSpec:
+    return RunSpec.model_validate_json(json.dumps(toy_spec(shares=(5, 3), **changes)))
+
+
+def processes_of(run_dir: Path) -> list[psutil.Process]:
+    """Every living process with the run's folder on its command line, this one and its own children by `-c` aside."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        line = process.info["cmdline"] or []
+        if str(run_dir) in line and "-c" not in line and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def wait_for(what: Callable[[], object], run_dir: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not what():
+        if time.monotonic() > deadline:
+            logs = "\n".join(f"{path}:\n{path.read_text()}" for path in run_dir.rglob("*.log"))
+            pytest.fail(f"waited in vain\n{(run_dir / 'events.jsonl').read_text()}\n{logs}")
+        time.sleep(0.05)
+
+
+def has(run_dir: Path, event: str, **fields: object) -> list[Event]:
+    events = read_events(run_dir / "events.jsonl")
+    return [each for each in events if each["event"] == event and all(each.get(k) == v for k, v in fields.items())]
+
+
+def over(launcher: LocalLauncher, handle: RunHandle) -> RunStatus:
+    wait_for(lambda: launcher.poll(handle).state.is_over, handle.run_dir)
+    return launcher.poll(handle)
+
+
+def kill_worker(run_dir: Path) -> None:
+    workers = [process for process in processes_of(run_dir) if "hetopt.trainer.worker" in process.cmdline()]
+    assert len(workers) == 2
+    victim = next(process for process in workers if process.environ()["RANK"] == "1")
+    victim.kill()
+
+
+def test_a_killed_worker_is_restarted_from_the_checkpoint_and_a_second_kill_is_explained(tmp_path: Path) -> None:
+    launcher = LocalLauncher()
+    wish = spec(stop={"max_steps": 1_000_000}, checkpoint_every_s=0.2, control_period_steps=5, max_restarts=1)
+    handle = launcher.start(wish, tmp_path, {"TOY_SAMPLE_S": "0.001"})
+    try:
+        assert launcher.poll(handle) == RunStatus(state=RunState.STARTING)
+        with pytest.raises(BadInput, match="is alive"):
+            launcher.start(wish, tmp_path, {})
+        wait_for(lambda: has(tmp_path, "checkpoint_saved"), tmp_path)
+        assert launcher.poll(handle) == RunStatus(state=RunState.RUNNING)
+        # Any terminal can ask.
+        assert LocalLauncher().poll(RunHandle(run_dir=tmp_path)).state == RunState.RUNNING
+        kill_worker(tmp_path)
+        wait_for(lambda: len(has(tmp_path, "run_started")) == 2, tmp_path)
+        first, second = has(tmp_path, "run_started")
+        assert first["resumed_step"] == 0
+        assert second["resumed_step"] in [event["step"] for event in has(tmp_path, "checkpoint_saved")]
+        wait_for(lambda: len(has(tmp_path, "training_started")) == 2, tmp_path)
+        kill_worker(tmp_path)
+        status = over(launcher, handle)
+    finally:
+        launcher.stop(handle)
+    assert status.state == RunState.FAILED
+    assert "worker 1 on here was killed (SIGKILL)" in (status.reason or "")
+    assert not processes_of(tmp_path)
+
+
+def test_stop_from_another_process_keeps_a_checkpoint_and_the_run_can_go_on(tmp_path: Path) -> None:
+    launcher = LocalLauncher(attached=False)
+    handle = launcher.start(spec(stop={"max_steps": 10_000}), tmp_path, {"TOY_SAMPLE_S": "0.001"})
+    wait_for(lambda: has(tmp_path, "step"), tmp_path)
+    subprocess.run([sys.executable, "-c", STOP, str(tmp_path)], check=True, timeout=PATIENCE_S)
+    assert not processes_of(tmp_path)
+    assert launcher.poll(handle) == RunStatus(state=RunState.STOPPED)
+    stopped = has(tmp_path, "training_finished", reason="stopped")[0]
+    assert has(tmp_path, "checkpoint_saved", step=stopped["step"])
+    launcher.stop(handle)  # once more does no harm
+
+    handle = launcher.start(spec(stop={"max_steps": stopped["step"] + 3}), tmp_path, {})
+    assert over(launcher, handle) == RunStatus(state=RunState.FINISHED)
+    assert has(tmp_path, "run_started")[1]["resumed_step"] == stopped["step"]
+    assert has(tmp_path, "training_finished", reason="steps")[0]["step"] == stopped["step"] + 3
+
+
+def test_a_launcher_that_is_killed_takes_its_run_along(tmp_path: Path) -> None:
+    (tmp_path / "wish.json").write_text(spec(stop={"max_steps": 1_000_000}).model_dump_json())
+    launching = subprocess.Popen([sys.executable, "-c", START, str(tmp_path)])
+    try:
+        wait_for(lambda: has(tmp_path, "training_started"), tmp_path)
+        assert len(processes_of(tmp_path)) == 3
+        os.kill(launching.pid, signal.SIGKILL)
+        launching.wait()
+        wait_for(lambda: not processes_of(tmp_path), tmp_path)
+    finally:
+        launching.kill()
+        LocalLauncher().stop(RunHandle(run_dir=tmp_path))
+    assert LocalLauncher().poll(RunHandle(run_dir=tmp_path)).state.is_over
+
+
+def test_stopping_a_run_that_is_still_starting_leaves_nothing(tmp_path: Path) -> None:
+    launcher = LocalLauncher()
+    handle = launcher.start(spec(), tmp_path, {})
+    launcher.stop(handle)
+    assert not processes_of(tmp_path)
+    assert launcher.poll(handle) == RunStatus(state=RunState.STOPPED)
+
+
+def test_a_task_that_does_not_exist_fails_with_its_own_sentence(tmp_path: Path) -> None:
+    launcher = LocalLauncher()
+    wish = spec().model_copy(update={"task": "no-such-task"})
+    status = over(launcher, launcher.start(wish, tmp_path, {}))
+    assert status.state == RunState.FAILED
+    assert status.reason is not None
+    assert "no-such-task" in status.reason
+    assert "\n" not in status.reason
+
+
+def test_a_pid_that_now_belongs_to_another_process_is_left_alone(tmp_path: Path) -> None:
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        identity = {"pid": bystander.pid, "create_time": psutil.Process(bystander.pid).create_time() - 100}
+        (tmp_path / "process.json").write_text(json.dumps(identity))
+        launcher = LocalLauncher()
+        launcher.stop(RunHandle(run_dir=tmp_path))
+        assert bystander.poll() is None
+        assert launcher.poll(RunHandle(run_dir=tmp_path)).state == RunState.FAILED
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_the_launcher_does_not_import_torch() -> None:
+    code = "import sys, hetopt.trainer.launch.local; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("devices", [("cuda",), ("cuda", "cpu"), ("cuda", "cuda")], ids="+".join)
+@pytest.mark.parametrize("compression", [{"name": "identity"}, {"name": "topk", "ratio": 0.1}], ids=["dense", "topk"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_gpu_workers_train_alone_and_beside_others(
+    tmp_path: Path, devices: tuple[str, ...], compression: dict[str, object], precision: str
+) -> None:
+    wish = toy_spec(shares=(9, 5)[: len(devices)], compression=compression, precision=precision)
+    for worker, device in zip(wish["workers"], devices, strict=True):
+        worker["device"] = device
+    launcher = LocalLauncher()
+    handle = launcher.start(RunSpec.model_validate_json(json.dumps(wish)), tmp_path, {})
+    status = over(launcher, handle)
+    assert status.state == RunState.FINISHED, status
+    metrics = [event["metrics"]["mse"] for event in has(tmp_path, "evaluated")]
+    assert metrics[-1] < metrics[0]

@@ -1,0 +1,94 @@
+"""How a run is, told from the end of its log and from its processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hetopt.trainer.launch.base import RunState
+from hetopt.trainer.launch.host import died_of, torchrun_arguments
+from hetopt.trainer.launch.local import run_environment
+from hetopt.trainer.launch.outcome import failure_reason, judge, last_log_line, read_tail
+from hetopt.trainer.spec import RunSpec
+
+from .scenarios import toy_spec
+
+SPEC = RunSpec.model_validate_json(json.dumps(toy_spec()))
+
+
+def log(*events: str | dict[str, str]) -> list[dict[str, str]]:
+    return [{"event": event} if isinstance(event, str) else event for event in events]
+
+
+FINISHED = {"event": "training_finished", "reason": "steps"}
+STOPPED = {"event": "training_finished", "reason": "stopped"}
+
+
+def failed(reason: str) -> dict[str, str]:
+    return {"event": "run_failed", "reason": reason}
+
+
+@pytest.mark.parametrize(
+    ("events", "alive", "stop_wished", "state", "reason"),
+    [
+        (log(), True, False, RunState.STARTING, None),
+        (log("run_started"), True, False, RunState.STARTING, None),
+        (log("run_started", "training_started"), True, True, RunState.RUNNING, None),
+        (log("run_started", FINISHED), True, False, RunState.RUNNING, None),
+        (log("run_started", FINISHED), False, False, RunState.FINISHED, None),
+        (log("probe_finished"), False, False, RunState.FINISHED, None),
+        (log("run_started", STOPPED), False, True, RunState.STOPPED, None),
+        (log("run_started", "step"), False, True, RunState.STOPPED, None),
+        (log("run_started", "step"), False, False, RunState.FAILED, "last words"),
+        (log(failed("cause"), failed("echo")), False, False, RunState.FAILED, "cause"),
+        (log("run_started", failed("first"), "run_started", failed("second")), False, False, RunState.FAILED, "second"),
+        (log("run_started", failed("first"), "run_started", FINISHED), False, False, RunState.FINISHED, None),
+        (log(FINISHED, failed("resuming failed")), False, False, RunState.FAILED, "resuming failed"),
+    ],
+)
+def test_how_a_run_is(
+    events: list[dict[str, str]], alive: bool, stop_wished: bool, state: RunState, reason: str | None
+) -> None:
+    status = judge(events, alive=alive, stop_wished=stop_wished, last_line="last words")
+    assert (status.state, status.reason) == (state, reason)
+
+
+def test_a_finished_attempt_has_no_reason() -> None:
+    assert failure_reason(log("run_started", failed("x"), "run_started", "step")) is None
+
+
+def test_the_worker_that_a_signal_killed_is_the_cause() -> None:
+    assert died_of({0: 6, 1: 1}, SPEC) is None
+    assert died_of({0: 6, 2: -9}, SPEC) == (
+        "worker 2 on here was killed (SIGKILL); the kernel does this when memory runs out"
+    )
+    assert "SIGSEGV" in (died_of({1: -11, 0: -15}, SPEC) or "")
+    assert died_of({0: -15}, SPEC) is None, "the agent ends survivors with SIGTERM"
+
+
+def test_the_last_words_are_an_error_if_there_is_one(tmp_path: Path) -> None:
+    assert last_log_line(tmp_path) is None
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "host.log").write_text("=====\nsome banner\n=====\n")
+    assert last_log_line(tmp_path) == "some banner"
+    (tmp_path / "log" / "worker.log").write_text("Traceback\n  File x\nValueError: no luck\n  note\n")
+    assert last_log_line(tmp_path) == "ValueError: no luck"
+
+
+def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    assert read_tail(path) == ""
+    path.write_text("x" * 100_000 + "\n" + "line\n" * 3)
+    assert read_tail(path) == "line\n" * 3
+
+
+def test_a_local_run_stays_on_this_machine(tmp_path: Path) -> None:
+    arguments = torchrun_arguments(SPEC, tmp_path)
+    assert "--nproc-per-node=3" in arguments
+    assert "--rdzv-endpoint=127.0.0.1:0" in arguments
+    assert "--local-addr=127.0.0.1" in arguments
+    assert run_environment(3, 2)["GLOO_SOCKET_IFNAME"] == "lo"
+    assert run_environment(3, 2)["OMP_NUM_THREADS"] == "1"
+    assert run_environment(2, 16)["OMP_NUM_THREADS"] == "8"

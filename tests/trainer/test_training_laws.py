@@ -1,0 +1,206 @@
+"""Laws of a training run by three unequal workers, read off what their processes left behind."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from hetopt.trainer import worker
+from hetopt.trainer.data.cursor import SampleCursor
+from hetopt.trainer.events import read_events
+from hetopt.trainer.run_folder import write_spec
+from hetopt.trainer.spec import RunSpec
+
+from . import toy_task
+from .scenarios import SHARES, SPLITS, TOPK, WORLD_SIZE, Crew, toy_spec
+
+
+def big_batch_gradient(samples: int) -> torch.Tensor:
+    """The gradient of one machine with the whole first global batch, in double precision."""
+    torch.manual_seed(0)
+    task = toy_task.plain()
+    model = task.model().double()
+    indices = SampleCursor(toy_task.TRAINING_SAMPLES, 0).take([samples]).slices[0]
+    inputs, targets = task.data(None).train.gather(indices)
+    task.loss(model, (inputs.double(), targets.double())).backward()
+    return torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("form", ["bucketed", "fused"])
+@pytest.mark.parametrize("shares", SPLITS, ids=str)
+def test_any_split_gives_the_gradient_of_the_whole_batch(crew: Crew, form: str, shares: list[int]) -> None:
+    expected = big_batch_gradient(sum(shares))
+    for rank in range(WORLD_SIZE):
+        gradient = torch.load(crew.folder / f"gradients-{rank}.pt", weights_only=True)[f"{form} {shares}"]
+        assert (gradient.double() - expected).norm() <= 1e-6 * expected.norm()
+
+
+@pytest.mark.parametrize("name", ["dense", "topk", "unused", "bf16", "fp16", "paced", "buffers"])
+def test_replicas_are_bit_identical_whenever_they_evaluate(crew: Crew, name: str) -> None:
+    replicas = [(crew.folder / name / f"fingerprints-{rank}").read_text().splitlines() for rank in range(WORLD_SIZE)]
+    assert len(replicas[0]) > 3
+    assert replicas[0] == replicas[1] == replicas[2]
+    assert len(set(replicas[0])) > 3, "the model does not change"
+
+
+@pytest.mark.parametrize("name", ["dense", "topk", "buffers"])
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does_to_the_bit(crew: Crew, name: str) -> None:
+    whole, resumed = crew.finished(name), crew.finished(f"{name}-resumed")
+    assert [event["resumed_step"] for event in crew.events(f"{name}-resumed", "run_started")] == [0, 43]
+    assert resumed["step"] == whole["step"] == 100
+    assert resumed["parameters_sha256"] == whole["parameters_sha256"]
+    assert crew.stream(f"{name}-resumed") == crew.stream(name)
+
+
+def test_different_compressions_train_differently(crew: Crew) -> None:
+    assert crew.finished("dense")["parameters_sha256"] != crew.finished("topk")["parameters_sha256"]
+
+
+@pytest.mark.parametrize("name", ["dense", "dense-resumed", "topk-resumed", "paced"])
+def test_every_sample_is_read_exactly_once_an_epoch(crew: Crew, name: str) -> None:
+    stream = crew.stream(name)
+    assert len(stream) == crew.finished(name)["step"] * crew.events(name, "run_started")[0]["global_batch_size"]
+    size = toy_task.TRAINING_SAMPLES
+    epochs = [stream[start : start + size] for start in range(0, len(stream) - size + 1, size)]
+    assert len(epochs) > 10
+    assert all(sorted(epoch) == list(range(size)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == len(epochs), "epochs are shuffled alike"
+
+
+def test_micro_batches_change_nothing_but_rounding(crew: Crew) -> None:
+    whole, cut = crew.state("dense")["model"], crew.state("micro")["model"]
+    assert all(torch.allclose(whole[name], cut[name], rtol=1e-4, atol=1e-6) for name in whole)
+
+
+def test_a_parameter_that_is_not_used_stays_as_it_was(crew: Crew) -> None:
+    torch.manual_seed(0)
+    initial = toy_task.partly_unused().model().state_dict()
+    final = crew.state("unused")["model"]
+    for name, before in initial.items():
+        assert torch.equal(final[name], before) == name.startswith("unused"), name
+
+
+@pytest.mark.parametrize("name", ["dense", "topk", "bf16", "fp16", "buffers"])
+def test_training_makes_the_model_better(crew: Crew, name: str) -> None:
+    evaluations = [event["metrics"]["mse"] for event in crew.events(name, "evaluated")]
+    assert evaluations[-1] < evaluations[0] * 0.8
+
+
+def test_the_log_accounts_for_every_step(crew: Crew) -> None:
+    for name in ("dense", "topk", "paced"):
+        steps = crew.events(name, "step")
+        assert sum(event["steps"] for event in steps) == crew.finished(name)["step"]
+        for event in steps:
+            batch = sum(event["local_batch_sizes"])
+            assert event["samples_seen"] == event["step"] * batch
+            assert event["epoch"] == pytest.approx(event["samples_seen"] / toy_task.TRAINING_SAMPLES, abs=1e-4)
+            assert min(event["wait_s"]) == 0
+            leader_s = event["compute_s"][0] + event["sync_s"][0] + event["wait_s"][0]
+            assert leader_s <= event["step_time_s"] + 1e-6
+
+
+def test_the_first_event_describes_the_run(crew: Crew) -> None:
+    started = crew.events("topk")[0]
+    assert started["event"] == "run_started"
+    assert [worker["local_batch_size"] for worker in started["workers"]] == list(SHARES)
+    assert all(worker["device"] == "cpu" and worker["threads"] == 1 for worker in started["workers"])
+    assert started["gradient_bytes"] == 4 * started["parameters"] == 4 * (6 * 16 + 16 + 16 + 1)
+    assert started["compression"] == {"name": "topk", "ratio": 0.1}
+    assert crew.events("topk")[1] == {**crew.events("topk")[1], "event": "training_started", "step": 0}
+
+
+def test_evaluation_comes_at_the_first_step_past_each_epoch(crew: Crew) -> None:
+    batch, size = sum(SHARES), toy_task.TRAINING_SAMPLES
+    expected = [math.ceil(epoch * size / batch) for epoch in range(1, 100 * batch // size + 1)]
+    steps = [event["step"] for event in crew.events("dense", "evaluated")]
+    assert steps == [*expected, 100]
+
+
+def test_a_run_ends_at_its_target(crew: Crew) -> None:
+    last = crew.finished("target")
+    assert last["reason"] == "target"
+    assert last["metrics"]["mse"] <= 0.05
+    assert last["epoch"] < 50
+    assert all(event["metrics"]["mse"] > 0.05 for event in crew.events("target", "evaluated")[:-1])
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_one_sentence(crew: Crew) -> None:
+    failures = crew.events("diverging", "run_failed")
+    assert len(failures) == WORLD_SIZE, "workers disagree"
+    for failure in failures:
+        assert "the loss is" in failure["reason"] or "no longer finite" in failure["reason"]
+        assert "\n" not in failure["reason"]
+    assert not crew.events("diverging", "training_finished")
+    assert all(math.isfinite(event["loss"]) for event in crew.events("diverging", "step"))
+
+
+def test_the_proportional_controller_evens_out_paces(crew: Crew) -> None:
+    """Compute costs the same a sample at paces 1, 1, 8, so the ideal shares of 60 are 28, 28 and 4.
+
+    The bounds leave room for workers that wait for a core of a busy machine.
+    """
+    changes = crew.events("paced", "shares_changed")
+    assert changes
+    assert all(sum(change["after"]) == 60 for change in changes)
+    assert changes[0]["step"] <= 30, "two looks at the statistics should do"
+    last = crew.state("paced")["shares"]
+    assert last[2] <= 10
+    assert min(last[:2]) > last[2]
+    first_step, *_, last_step = crew.events("paced", "step")
+    assert max(last_step["wait_s"]) < max(first_step["wait_s"])
+
+
+def test_checkpoints_keep_two_and_name_the_newest(crew: Crew) -> None:
+    folder = crew.folder / "dense-resumed" / "checkpoint"
+    assert sorted(path.name for path in folder.iterdir()) == ["LATEST", "step-100", "step-43"]
+    assert (folder / "LATEST").read_text() == "step-100\n"
+    assert sorted(path.name for path in (folder / "step-100").iterdir()) == [
+        "rank-0.pt",
+        "rank-1.pt",
+        "rank-2.pt",
+        "state.pt",
+    ]
+
+
+def test_the_model_is_left_in_the_run_folder(crew: Crew) -> None:
+    model = toy_task.plain().model()
+    model.load_state_dict(torch.load(crew.folder / "dense" / "model.pt", weights_only=True))
+    evaluation = toy_task.plain().data(None).evaluation
+    with torch.no_grad():
+        square = float((model(evaluation.inputs) - evaluation.targets).square().mean())
+    assert square == pytest.approx(crew.finished("dense")["metrics"]["mse"], rel=1e-4)
+
+
+def test_residuals_are_per_worker_and_differ(crew: Crew) -> None:
+    folder = crew.folder / "topk" / "checkpoint" / "step-100"
+    residuals = [
+        torch.load(folder / f"rank-{r}.pt", weights_only=True)["memory"]["residual"] for r in range(WORLD_SIZE)
+    ]
+    assert all(residual.abs().sum() > 0 for residual in residuals)
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(residuals, 2))
+
+
+def test_a_run_of_three_workers_can_go_on_with_one(
+    crew: Crew, tmp_path: Path, signals: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(crew.folder / "topk-half", run_dir)
+    monkeypatch.setenv("TOY_RECORD", str(tmp_path / "record"))
+    spec = toy_spec(shares=(16,), compression=TOPK, stop={"max_steps": 60})
+    write_spec(run_dir, RunSpec.model_validate_json(json.dumps(spec)))
+    assert worker.main([str(run_dir)]) == 0
+    events = read_events(run_dir / "events.jsonl")
+    resumed = [event for event in events if event["event"] == "run_started"][-1]
+    finished = events[-1]
+    assert resumed["resumed_step"] == 43
+    assert (finished["event"], finished["step"], finished["reason"]) == ("training_finished", 60, "steps")
+    warm_up, *steps = (tmp_path / "record").read_text().splitlines()
+    assert warm_up == " ".join(str(index) for index in range(16))
+    samples = [int(index) for line in steps for index in line.split()]
+    assert samples == crew.stream("topk")[43 * 16 : 60 * 16], "the data goes on where it stood"

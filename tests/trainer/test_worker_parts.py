@@ -1,0 +1,280 @@
+"""The pure and the small parts of a worker: its place, device, pace, batches, statistics, failures."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from hetopt.profiler.errors import BadInput, RunFailed
+from hetopt.trainer import worker
+from hetopt.trainer.data.cursor import SampleCursor
+from hetopt.trainer.data.fetch import TensorPairs
+from hetopt.trainer.evaluation import average_buffers, evaluate
+from hetopt.trainer.events import read_events
+from hetopt.trainer.failure import FailureReport
+from hetopt.trainer.local_batch import BatchReader
+from hetopt.trainer.pace import FullPace, Stretched, make_pace
+from hetopt.trainer.precision import LossScale, initial_loss_scale
+from hetopt.trainer.run_folder import read_spec, write_spec
+from hetopt.trainer.spec import RunSpec
+from hetopt.trainer.statistics import ControlRow, Period
+from hetopt.trainer.step import trainable_parameters
+from hetopt.trainer.worker import Place, StopWish, choose_backend, choose_device
+
+from . import toy_task
+from .scenarios import toy_spec
+
+CPU = torch.device("cpu")
+
+
+def spec_of(*devices: str, **changes: object) -> RunSpec:
+    spec = toy_spec(shares=(4,) * len(devices), **changes)
+    for entry, device in zip(spec["workers"], devices, strict=True):
+        entry["device"] = device
+    return RunSpec.model_validate_json(json.dumps(spec))
+
+
+def test_without_torchrun_a_worker_is_alone() -> None:
+    assert Place.of({}) == Place(rank=0, local_rank=0, world_size=1)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"RANK": "one"}, {"RANK": "2", "WORLD_SIZE": "2"}, {"RANK": "0", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}],
+)
+def test_a_place_that_cannot_be_is_refused(environment: dict[str, str]) -> None:
+    with pytest.raises(BadInput):
+        Place.of(environment)
+
+
+def devices(spec: RunSpec, cuda_devices: int) -> list[str]:
+    workers = len(spec.workers)
+    return [
+        choose_device(spec, Place(rank=rank, local_rank=rank, world_size=workers), cuda_devices)
+        for rank in range(workers)
+    ]
+
+
+def test_devices_go_round_among_the_workers_that_may_use_them() -> None:
+    assert devices(spec_of("auto", "auto", "auto"), 2) == ["cuda:0", "cuda:1", "cpu"]
+    assert devices(spec_of("cpu", "cuda", "cuda"), 1) == ["cpu", "cuda:0", "cuda:0"]
+    assert devices(spec_of("cpu", "auto", "cpu", "cuda"), 2) == ["cpu", "cuda:0", "cpu", "cuda:1"]
+    assert devices(spec_of("auto", "auto"), 0) == ["cpu", "cpu"]
+    # Ranks 2 and 3 are the first two of another machine.
+    second = [Place(rank=rank, local_rank=rank - 2, world_size=4) for rank in (2, 3)]
+    spec = spec_of("cuda", "cuda", "auto", "auto")
+    assert [choose_device(spec, place, 1) for place in second] == ["cuda:0", "cpu"]
+    with pytest.raises(BadInput, match="no CUDA device"):
+        devices(spec_of("cuda"), 0)
+
+
+def test_nccl_needs_a_cuda_device_for_every_worker() -> None:
+    assert "nccl" in choose_backend(["a/cuda:0", "a/cuda:1", "b/cuda:0"])
+    assert choose_backend(["a/cuda:0", "a/cuda:0"]) == "gloo"
+    assert choose_backend(["a/cuda:0", "b/cpu"]) == "gloo"
+    assert choose_backend(["a/cpu", "a/cpu"]) == "gloo"
+
+
+def test_a_wish_to_stop_comes_by_file_or_signal(tmp_path: Path, signals: None) -> None:
+    wish = StopWish(tmp_path)
+    assert not wish()
+    (tmp_path / "stop").touch()
+    assert wish()
+    (tmp_path / "stop").unlink()
+    wish.listen()
+    signal.raise_signal(signal.SIGTERM)
+    assert wish()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, "a second signal ends the process"
+
+
+def test_a_single_worker_trains_in_its_process(tmp_path: Path, signals: None) -> None:
+    write_spec(tmp_path, spec_of("cpu", stop={"max_epochs": 3}))
+    assert worker.main([str(tmp_path)]) == 0
+    *_, last = read_events(tmp_path / "events.jsonl")
+    assert last["event"] == "training_finished"
+    assert last["reason"] == "epochs"
+    assert last["step"] == math.ceil(3 * toy_task.TRAINING_SAMPLES / 4)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda folder: (folder / "spec.json").write_text("{"), "spec.json"),
+        (lambda folder: (folder / "spec.json").unlink(), "cannot be read"),
+        (lambda folder: write_spec(folder, spec_of("cpu", "cpu")), "2 workers, but 1"),
+        (lambda folder: write_spec(folder, spec_of("cpu").model_copy(update={"task": "nothing"})), "nothing"),
+        (
+            lambda folder: (
+                (folder / "checkpoint").mkdir(),
+                (folder / "checkpoint" / "LATEST").write_text("step-5\n"),
+                write_spec(folder, spec_of("cpu")),
+            ),
+            "no checkpoint",
+        ),
+    ],
+    ids=["truncated spec", "no spec", "world size", "task", "checkpoint"],
+)
+def test_bad_input_is_one_sentence_in_the_log_and_exit_code_2(
+    tmp_path: Path, signals: None, capfd: pytest.CaptureFixture[str], spoil: object, words: str
+) -> None:
+    (tmp_path / "spec.json").write_text("")
+    assert callable(spoil)
+    spoil(tmp_path)
+    assert worker.main([str(tmp_path)]) == 2
+    failure = read_events(tmp_path / "events.jsonl")[-1]
+    assert failure["event"] == "run_failed"
+    assert words in failure["reason"]
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_an_unexpected_error_keeps_its_traceback_in_the_log_and_a_lost_peer_is_not_a_cause(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with FailureReport(tmp_path, 3) as report:
+        raise ZeroDivisionError("by zero\nand more")
+    assert report.exit_code == 6
+    assert "Traceback" in capfd.readouterr().err
+    assert [event["reason"] for event in read_events(tmp_path / "events.jsonl")] == [
+        "worker 3: ZeroDivisionError: by zero"
+    ]
+    with FailureReport(tmp_path, 1) as report:
+        raise RuntimeError("[pair.cc:1] Connection closed by peer [127.0.0.1]:1")
+    assert report.exit_code == 6
+    assert len(read_events(tmp_path / "events.jsonl")) == 1
+    with pytest.raises(KeyboardInterrupt), FailureReport(tmp_path, 1):
+        raise KeyboardInterrupt
+
+
+def test_a_spec_survives_its_file(tmp_path: Path) -> None:
+    spec = spec_of("cpu", "auto", precision="bf16")
+    write_spec(tmp_path, spec)
+    assert read_spec(tmp_path) == spec
+
+
+def test_a_stretched_worker_waits_in_proportion_to_the_time_it_used() -> None:
+    used = iter([10.0, 10.5])
+    waits: list[float] = []
+    pace = Stretched(3.0, lambda: next(used), waits.append)
+    pace.begin()
+    pace.end()
+    assert waits == [1.0]
+    assert isinstance(make_pace(1.0, CPU), FullPace)
+    with pytest.raises(ValueError, match="at least 1"):
+        Stretched(0.5, lambda: 0.0)
+
+
+def test_the_loss_scale_halves_on_overflow_and_doubles_after_a_clean_interval() -> None:
+    assert initial_loss_scale("bf16") is None
+    scale = LossScale(value=8.0, growth_interval=2)
+    assert scale.after(finite=False).value == 4
+    assert scale.after(finite=True).value == 8
+    assert scale.after(finite=True).after(finite=True).value == 16
+    assert scale.after(finite=True).after(finite=False).clean_steps == 0
+    assert LossScale(value=1.0).after(finite=False).value == 1
+    assert LossScale.from_dict(json.loads(json.dumps(scale.to_dict()))) == scale
+
+
+class Augmented(TensorPairs):
+    """Samples that depend on the epoch."""
+
+    def set_epoch(self, epoch: int, seed: int, /) -> None: ...
+
+
+@given(
+    shares=st.lists(st.integers(0, 30), min_size=1, max_size=4).filter(any),
+    steps=st.integers(0, 12),
+    limit=st.none() | st.integers(1, 9),
+    augmented=st.booleans(),
+)
+def test_micro_batches_cover_the_slice_in_order(
+    shares: list[int], steps: int, limit: int | None, augmented: bool
+) -> None:
+    size = 23
+    kind = Augmented if augmented else TensorPairs
+    dataset = kind(torch.zeros(size, 1), torch.zeros(size))
+    reader = BatchReader(dataset=dataset, device=CPU, seed=0, max_samples=limit)
+    cursor = SampleCursor(size, 0)
+    for _ in range(steps):
+        cursor.take(shares)
+    batch = cursor.take(shares)
+    position = batch.position
+    for rank, share in enumerate(shares):
+        parts = reader.cut(batch, rank)
+        assert [index for part in parts for index in part.indices] == list(batch.slices[rank])
+        assert all(len(part) <= (limit or share) for part in parts)
+        if limit is not None and not augmented:
+            assert len(parts) == math.ceil(share / limit)
+            assert max(map(len, parts), default=0) - min(map(len, parts), default=0) <= 1
+        for part in parts:
+            if augmented:
+                assert {(position + offset) // size for offset in range(len(part))} == {part.epoch}
+            position += len(part)
+
+
+def row(compute_s: float, exchange_s: float, loss_sum: float = 1.0, stop: float = 0.0) -> ControlRow:
+    return ControlRow(
+        steps=2,
+        period_s=1.0,
+        compute_s=compute_s,
+        compute_median_s=compute_s,
+        exchange_s=exchange_s,
+        loss_sum=loss_sum,
+        stop_wished=stop,
+        since_checkpoint_s=0.0,
+    )
+
+
+def test_the_slowest_worker_waits_for_nobody() -> None:
+    period = Period(rows=(row(0.1, 0.4), row(0.3, 0.2), row(0.2, 0.3)), local_batch_sizes=(1, 2, 1))
+    event = period.event(step=2, epoch=0.5, samples_seen=8)
+    assert event["sync_s"] == [0.2, 0.2, 0.2]
+    assert event["wait_s"] == pytest.approx([0.2, 0.0, 0.1])
+    assert event["step_time_s"] == 0.5
+    assert event["loss"] == 3 / 8
+    totals = [sum(parts) for parts in zip(event["compute_s"], event["sync_s"], event["wait_s"], strict=True)]
+    assert totals == pytest.approx([0.5, 0.5, 0.5])
+    assert ControlRow.from_list(row(0.1, 0.4).to_list()) == row(0.1, 0.4)
+
+
+def test_one_workers_bad_loss_or_wish_counts_for_all() -> None:
+    assert Period(rows=(row(1, 1), row(1, 1, loss_sum=math.nan)), local_batch_sizes=(1, 1)).diverged
+    assert Period(rows=(row(1, 1), row(1, 1, loss_sum=math.inf)), local_batch_sizes=(1, 1)).diverged
+    assert not Period(rows=(row(1, 1), row(1, 1)), local_batch_sizes=(1, 1)).diverged
+    assert Period(rows=(row(1, 1), row(1, 1, stop=1.0)), local_batch_sizes=(1, 1)).stop_wished
+
+
+def test_a_worker_without_evaluation_samples_of_its_own_still_gets_the_metrics() -> None:
+    task = toy_task.plain()
+    model = task.model()
+    data = task.data(None).evaluation
+    metrics = evaluate(task, model, data, shares=[1], rank=0, device=CPU)
+    with torch.no_grad():
+        expected = float((model(data.inputs) - data.targets).square().mean())
+    assert metrics == {"mse": pytest.approx(expected, rel=1e-5)}
+    model[0].weight.data.fill_(math.nan)
+    with pytest.raises(RunFailed, match="mse = nan"):
+        evaluate(task, model, data, shares=[1], rank=0, device=CPU)
+
+
+def test_one_worker_keeps_its_buffers() -> None:
+    model = nn.BatchNorm1d(3)
+    model(torch.randn(8, 3))
+    before = [buffer.clone() for buffer in model.buffers()]
+    average_buffers(model, 1.0, 1)
+    assert all(torch.equal(a, b) for a, b in itertools.zip_longest(before, model.buffers()))
+
+
+def test_parameters_must_be_trainable_and_fp32() -> None:
+    with pytest.raises(BadInput, match="no parameters"):
+        trainable_parameters(nn.ReLU())
+    with pytest.raises(BadInput, match="bfloat16"):
+        trainable_parameters(nn.Linear(2, 2).to(torch.bfloat16))

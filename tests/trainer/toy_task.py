@@ -1,0 +1,111 @@
+"""Tasks that tests train: tiny, and able to record what was read and to cost a set time a sample."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hetopt.trainer.data.fetch import TensorPairs
+from hetopt.trainer.task import Target, Task, TaskData
+
+TRAINING_SAMPLES = 101
+EVALUATION_SAMPLES = 37
+FEATURES = 6
+
+
+class RecordedPairs(TensorPairs):
+    """Appends the indices of every fetch as a line to $TOY_RECORD; each sample costs $TOY_SAMPLE_S of this thread."""
+
+    def gather(self, indices: Sequence[int], /) -> tuple[Tensor, Tensor]:
+        record = os.environ.get("TOY_RECORD")
+        if record:
+            with open(record, "a", encoding="utf-8") as stream:
+                stream.write(" ".join(str(index) for index in indices) + "\n")
+        until_s = time.thread_time() + float(os.environ.get("TOY_SAMPLE_S", "0")) * len(indices)
+        while time.thread_time() < until_s:
+            pass
+        return super().gather(indices)
+
+
+def _pairs(kind: type[TensorPairs], samples: int, seed: int) -> TensorPairs:
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(samples, FEATURES, generator=generator)
+    return kind(inputs, inputs.sum(dim=1, keepdim=True).tanh())
+
+
+def _data(folder: Path | None) -> TaskData:
+    return TaskData(
+        train=_pairs(RecordedPairs, TRAINING_SAMPLES, 1), evaluation=_pairs(TensorPairs, EVALUATION_SAMPLES, 2)
+    )
+
+
+def _model() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 1))
+
+
+def _model_with_buffers() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 16), nn.BatchNorm1d(16), nn.Dropout(0.1), nn.Tanh(), nn.Linear(16, 1))
+
+
+class Unused(nn.Module):
+    """Half of its parameters take part in no step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = _model()
+        self.unused = _model()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.used(inputs)
+
+
+def _loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    inputs, targets = batch
+    return nn.functional.mse_loss(model(inputs), targets)
+
+
+def _evaluate(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    fingerprints = os.environ.get("TOY_FINGERPRINTS")
+    if fingerprints:
+        digest = hashlib.sha256(b"".join(p.detach().cpu().numpy().tobytes() for p in model.state_dict().values()))
+        with open(fingerprints, "a", encoding="utf-8") as stream:
+            stream.write(digest.hexdigest() + "\n")
+    inputs, targets = batch
+    return {"square": (model(inputs) - targets).square().sum()}
+
+
+def _task(model=_model, target: float = 0.0) -> Task:
+    return Task(
+        name="toy",
+        model=model,
+        data=_data,
+        loss=_loss,
+        optimizer=lambda network: torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9),
+        evaluate=_evaluate,
+        metrics=lambda sums, count: {"mse": sums["square"] / count},
+        target=Target(metric="mse", value=target, higher_is_better=False),
+        batch_size=16,
+    )
+
+
+def plain() -> Task:
+    return _task()
+
+
+def easy() -> Task:
+    """Reaches its target soon."""
+    return _task(target=0.05)
+
+
+def with_buffers() -> Task:
+    return _task(_model_with_buffers)
+
+
+def partly_unused() -> Task:
+    return _task(Unused)

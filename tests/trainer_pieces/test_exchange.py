@@ -1,0 +1,93 @@
+"""One exchange, alone: what is composed for which compression, what it costs, and what happens when it fails."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.exchange.exchange import Exchange, make_exchange
+from hetopt.trainer.exchange.memory import ErrorFeedback
+from hetopt.trainer.exchange.topk import TopKCompressor
+from hetopt.trainer.spec import Compression
+
+from . import exchange_program as program
+
+
+def test_alone_a_dense_exchange_changes_nothing():
+    flat = torch.randn(50, generator=torch.Generator().manual_seed(0))
+    before = flat.clone()
+    make_exchange(Compression(), 50).run(flat)
+    assert torch.equal(flat, before)
+
+
+def test_alone_a_sparse_exchange_sends_now_or_later():
+    exchange = make_exchange(Compression(name="topk", ratio=0.25), 4)
+    flat = torch.tensor([1.0, -8.0, 2.0, 0.0])
+    exchange.run(flat)
+    assert flat.tolist() == [0.0, -8.0, 0.0, 0.0]
+    flat = torch.tensor([1.5, 0.0, 0.0, 0.0])
+    exchange.run(flat)
+    assert flat.tolist() == [2.5, 0.0, 0.0, 0.0]
+    assert exchange.memory.state()["residual"].tolist() == [0.0, 0.0, 2.0, 0.0]
+
+
+def test_a_ratio_of_one_is_dense():
+    flat = torch.randn(64, generator=torch.Generator().manual_seed(1))
+    before, exchange = flat.clone(), make_exchange(Compression(name="topk", ratio=1.0), 64)
+    for _ in range(3):
+        exchange.run(flat)
+        assert torch.equal(flat, before)
+    assert not exchange.memory.state()["residual"].any()
+
+
+def test_time_is_split_between_own_work_and_the_collective():
+    ticks = iter([0.0, 1.0, 11.0, 11.5])
+    stats = make_exchange(Compression(name="topk", ratio=0.1), 100, clock=lambda: next(ticks)).run(torch.ones(100))
+    assert (stats.sent_bytes, stats.compress_s, stats.sync_s) == (80, 1.5, 10.0)
+
+
+class BrokenCollective:
+    """A collective whose connection is lost."""
+
+    def run(self, payload, out, group):
+        raise ConnectionError
+
+
+def test_what_never_arrived_is_not_committed():
+    memory = ErrorFeedback(100)
+    exchange = Exchange(compressor=TopKCompressor(), ratio=0.1, memory=memory, collective=BrokenCollective())
+    with pytest.raises(ConnectionError):
+        exchange.run(torch.ones(100))
+    assert not memory.state()["residual"].any()
+
+
+@pytest.mark.parametrize(
+    ("compression", "message"),
+    [
+        (Compression(name="gzip"), "no compressor called 'gzip'"),
+        (Compression(name="identity", ratio=0.1), "cannot send a fraction of 0.1"),
+    ],
+)
+def test_impossible_compressions_are_refused(compression, message):
+    with pytest.raises(BadInput, match=message) as caught:
+        make_exchange(compression, 10)
+    assert caught.value.hint
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 1000))
+def test_weighted_gradients_of_any_split_sum_to_that_of_the_big_batch(shares, seed):
+    samples, targets = program.data()
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randint(program.SAMPLES, (sum(shares),), generator=generator)
+    model = program.network()
+    parts = [program.weighted_gradient(model, samples[c], targets[c], sum(shares)) for c in chosen.split(shares)]
+    expected = program.weighted_gradient(
+        program.network().double(), samples[chosen].double(), targets[chosen], len(chosen)
+    )
+    total = torch.zeros_like(parts[0])
+    for part in parts:
+        total += part
+    assert (total.double() - expected).norm() <= 1e-6 * expected.norm()

@@ -1,0 +1,127 @@
+"""The exchange between real processes: exact sums, the gradient of one big batch, and replicas that never part."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hetopt.trainer.data.cursor import SampleCursor
+from hetopt.trainer.exchange.exchange import make_exchange
+from hetopt.trainer.exchange.topk import TopKCompressor
+from hetopt.trainer.exchange.wire import wire_bytes
+
+from . import exchange_program as program
+
+Results = list[dict[str, torch.Tensor]]
+
+
+def run_group(world_size: int, folder: Path, devices: list[str]) -> Results:
+    """What every rank held at the end."""
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, program.__file__, str(rank), str(world_size), str(folder), devices[rank]], env=environment
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        assert [worker.wait(timeout=120) for worker in workers] == [0] * world_size
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    return [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in range(world_size)]
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def group(request, tmp_path_factory):
+    size = request.param
+    return run_group(size, tmp_path_factory.mktemp(f"group-of-{size}"), ["cpu"] * size)
+
+
+@pytest.fixture(scope="module")
+def mixed_group(tmp_path_factory):
+    return run_group(3, tmp_path_factory.mktemp("mixed"), ["cuda", "cpu", "cuda"])
+
+
+def assert_equal_everywhere(group, key):
+    assert all(torch.equal(results[key], group[0][key]) for results in group), key
+
+
+def big_batch_gradient(step, shares):
+    """The gradient of one machine with the whole batch, in double precision."""
+    samples, targets = program.data()
+    chosen = [index for part in SampleCursor(program.SAMPLES, seed=step).take(shares).slices for index in part]
+    return program.weighted_gradient(program.network().double(), samples[chosen].double(), targets[chosen], len(chosen))
+
+
+def assert_gradients_of_the_big_batch(group):
+    for i, shares in enumerate(program.splits(len(group))):
+        assert_equal_everywhere(group, f"gradient {i}")
+        expected = big_batch_gradient(i, shares)
+        error = (group[0][f"gradient {i}"].double() - expected).norm() / expected.norm()
+        assert error < 1e-6, shares
+
+
+@pytest.mark.parametrize("length", program.LENGTHS)
+def test_dense_sums_are_right_and_identical_on_every_rank(group, length):
+    assert_equal_everywhere(group, f"dense sum {length}")
+    brought = torch.stack([program.vector(rank, length).double() for rank in range(len(group))])
+    error = (group[0][f"dense sum {length}"].double() - brought.sum(0)).abs()
+    assert (error <= 1e-6 * brought.abs().sum(0)).all()
+
+
+@pytest.mark.parametrize("length", program.LENGTHS)
+def test_sparse_sums_are_those_of_rank_order_to_the_bit(group, length):
+    assert_equal_everywhere(group, f"sparse sum {length}")
+    expected = torch.zeros(length)
+    for rank in range(len(group)):
+        TopKCompressor().compress(program.vector(rank, length), program.SPARSE.ratio, None).add_to(expected)
+    assert torch.equal(group[0][f"sparse sum {length}"], expected)
+
+
+@pytest.mark.parametrize("length", program.LENGTHS)
+def test_all_sent_and_all_residuals_are_all_gradients(group, length):
+    for rank, results in enumerate(group):
+        gradient, residual = program.vector(rank, length), results[f"sparse residual {length}"]
+        payload = TopKCompressor().compress(gradient, program.SPARSE.ratio, None)
+        assert torch.equal(residual + TopKCompressor().decompress(payload), gradient)
+
+
+@pytest.mark.parametrize("length", program.LENGTHS)
+def test_bytes_sent_are_those_that_were_planned(group, length):
+    for results in group:
+        assert results[f"dense bytes {length}"] == wire_bytes("identity", length, 1.0)
+        assert results[f"sparse bytes {length}"] == wire_bytes("topk", length, program.SPARSE.ratio)
+
+
+def test_unequal_shares_give_the_gradient_of_one_big_batch(group):
+    assert_gradients_of_the_big_batch(group)
+
+
+@pytest.mark.parametrize("name", ["dense", "sparse"])
+def test_replicas_are_identical_after_a_hundred_steps(group, name):
+    assert_equal_everywhere(group, f"{name} parameters")
+    losses = group[0][f"{name} losses"]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_several_workers_train_as_one_does(group):
+    """The same samples in the same order on one worker: only rounding differs, grown over a hundred steps."""
+    shares = (sum(program.splits(len(group))[-1]),)
+    numel = group[0]["dense parameters"].numel()
+    alone, _ = program.train(0, shares, make_exchange(program.DENSE, numel), torch.device("cpu"))
+    torch.testing.assert_close(group[0]["dense parameters"], alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_gpu_and_cpu_workers_share_a_gloo_group(mixed_group):
+    for name in ("dense", "sparse"):
+        for length in program.LENGTHS:
+            assert_equal_everywhere(mixed_group, f"{name} sum {length}")
+    assert_gradients_of_the_big_batch(mixed_group)

@@ -1,0 +1,37 @@
+"""What a worker process knows about itself and the run: its rank, device, pace, event log and the wish to stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hetopt.trainer.events import EventLog
+from hetopt.trainer.spec import RunSpec, WorkerSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerContext:
+    """One worker's place in the run. The default process group is initialised whenever ``world_size > 1``."""
+
+    spec: RunSpec
+    rank: int
+    world_size: int
+    device: torch.device
+    run_dir: Path
+    events: EventLog
+    stop_requested: Callable[[], bool]
+    clock: Callable[[], float] = time.perf_counter
+
+    @property
+    def worker(self) -> WorkerSpec:
+        """This worker's part of the spec."""
+        return self.spec.workers[self.rank]
+
+    @property
+    def is_leader(self) -> bool:
+        """Rank 0 writes events, checkpoints and results."""
+        return self.rank == 0

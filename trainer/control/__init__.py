@@ -1,0 +1,1 @@
+"""Controllers: pure functions from gathered statistics to a decision that every rank reaches alike."""

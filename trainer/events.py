@@ -1,0 +1,61 @@
+"""The run's event log: JSON Lines, one event a line, appended as it happens and readable while the run goes on.
+
+Every event has ``event`` (its name) and ``time_s`` (seconds since the epoch). A reader ignores names and fields that it
+does not know, and a last line that is still being written.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+EVENTS_FILE = "events.jsonl"
+
+Event = dict[str, Any]
+
+
+class EventLog:
+    """Appends events to a file. A log without a path (ranks other than 0) drops them."""
+
+    def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._stream: TextIO | None = path.open("a", encoding="utf-8") if path is not None else None
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append one event and flush it to the operating system. NaN is refused: it is not JSON."""
+        if self._stream is None:
+            return
+        record = {"event": event, "time_s": round(self._clock(), 6), **fields}
+        self._stream.write(json.dumps(record, allow_nan=False) + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+
+def parse_events(lines: Iterator[str]) -> Iterator[Event]:
+    """The events of a log; an unfinished last line and lines that are no event are passed over."""
+    for line in lines:
+        if not line.endswith("\n"):
+            return
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(record, Mapping) and isinstance(record.get("event"), str):
+            yield dict(record)
+
+
+def read_events(path: Path) -> list[Event]:
+    """All events written to ``path`` so far; none when the file does not exist yet."""
+    try:
+        with path.open(encoding="utf-8") as stream:
+            return list(parse_events(iter(stream)))
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,1 @@
+"""How workers agree on one gradient: compressors, memories and collectives, composed."""

@@ -1,0 +1,83 @@
+"""How a worker that cannot go on tells the run why, in one sentence, before it ends."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+import torch
+import torch.distributed as dist
+
+from hetopt.profiler.errors import HetoptError, RunFailed
+from hetopt.trainer.events import EVENTS_FILE, EventLog
+
+# What gloo says when the process at the other end is gone. It raises plain RuntimeErrors.
+_PEER_LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Connection refused",
+    "connectFullMesh failed",
+)
+
+
+class FailureReport:
+    """Around a worker's whole life: appends ``run_failed`` to the event log when it ends with an error.
+
+    Every rank may write (one short line is appended whole); the first reason of an attempt is the one that counts. A
+    worker that merely lost a peer says nothing: the peer, or the host that saw it die, knows why.
+    ``exit_code`` is what the process should exit with.
+    """
+
+    def __init__(self, run_dir: Path, rank: int) -> None:
+        self._run_dir = run_dir
+        self._rank = rank
+        self.exit_code = 0
+
+    def __enter__(self) -> FailureReport:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is None:
+            return False
+        if not isinstance(error, Exception):
+            return False  # KeyboardInterrupt, SystemExit: somebody else's decision
+        if not isinstance(error, HetoptError):
+            traceback.print_exception(kind, error, trace, file=sys.stderr)
+        if not is_peer_loss(error):
+            failure = explain(error, self._rank)
+            self.exit_code = failure.exit_code
+            # Without a folder there is no log to tell; the sentence on stderr is then all there is.
+            if self._run_dir.is_dir():
+                log = EventLog(self._run_dir / EVENTS_FILE)
+                log.write("run_failed", reason=failure.message, hint=failure.hint, rank=self._rank)
+                log.close()
+            print(f"{type(failure).__name__}: {failure.message}", file=sys.stderr)
+        else:
+            self.exit_code = RunFailed.exit_code
+        return True
+
+
+def is_peer_loss(error: Exception) -> bool:
+    """Whether the error only says that another worker is gone."""
+    if isinstance(error, HetoptError):
+        return False
+    if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _PEER_LOST)
+
+
+def explain(error: Exception, rank: int) -> HetoptError:
+    """Any error of worker ``rank`` as one sentence with an exit code."""
+    if isinstance(error, HetoptError):
+        return error
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return RunFailed(
+            f"worker {rank} ran out of memory.", hint="lower max_local_batch_size of this worker in the plan's run spec"
+        )
+    said = next(iter(str(error).splitlines()), "(no message)")
+    return RunFailed(f"worker {rank}: {type(error).__name__}: {said}", hint="see the worker's log for where")

@@ -1,0 +1,1 @@
+"""Where a run happens: launchers are peers behind one protocol."""

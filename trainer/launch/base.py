@@ -1,0 +1,57 @@
+"""What every launcher can do: start a run, say how it is, stop it. Launchers are peers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from hetopt.trainer.spec import RunSpec
+
+
+class RunState(StrEnum):
+    """How a run is."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing of the run is left running."""
+        return self in (RunState.FINISHED, RunState.STOPPED, RunState.FAILED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """A run's state and, when it failed, the sentence that says why."""
+
+    state: RunState
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunHandle:
+    """Names one run. Everything about it is in its folder, so that another terminal can look and stop it."""
+
+    run_dir: Path
+
+
+class Launcher(Protocol):
+    """Runs a `RunSpec` somewhere."""
+
+    def start(self, spec: RunSpec, run_dir: Path, environment: Mapping[str, str]) -> RunHandle:
+        """Start the run and return at once. ``run_dir`` exists and is empty but for what the caller put there."""
+        ...
+
+    def poll(self, handle: RunHandle) -> RunStatus:
+        """How the run is now. Cheap: callers ask a few times a second."""
+        ...
+
+    def stop(self, handle: RunHandle) -> None:
+        """End the run: workers save a checkpoint if they can, then nothing of it is left running. Idempotent."""
+        ...

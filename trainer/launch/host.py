@@ -1,0 +1,124 @@
+"""The process that hosts a machine's workers: torchrun's elastic agent, tied to the life of whoever launched it.
+
+``python -m hetopt.trainer.launch.host RUN_DIR [PARENT_PID]``. With a parent named, the host ends its workers and itself
+when the parent is gone. When workers fail and no restart is left, it makes sure that the event log says why.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hetopt.profiler.errors import BadInput, HetoptError, RunFailed
+from hetopt.trainer.events import EVENTS_FILE, EventLog, read_events
+from hetopt.trainer.launch.guard import die_with_parent
+from hetopt.trainer.launch.logs import LOG_FOLDER
+from hetopt.trainer.launch.outcome import failure_reason, last_log_line
+from hetopt.trainer.run_folder import read_spec
+from hetopt.trainer.spec import RunSpec
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+HOST_PID_VARIABLE = "HETOPT_HOST_PID"
+_SHUTDOWN_TIMEOUT_S = 10
+_SAME_EVENT_S = 5
+
+
+def torchrun_arguments(spec: RunSpec, run_dir: Path) -> list[str]:
+    """The torchrun command line of a run whose workers are all on this machine, reachable from this machine alone."""
+    return [
+        "--nnodes=1",
+        f"--nproc-per-node={len(spec.workers)}",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:0",
+        # Port 0 names no host to compare with our own addresses, so we say that the store is opened here.
+        "--rdzv-conf=is_host=1",
+        "--rdzv-id=run",
+        "--local-addr=127.0.0.1",
+        f"--max-restarts={spec.max_restarts}",
+        f"--shutdown-timeout={_SHUTDOWN_TIMEOUT_S}",
+        f"--log-dir={run_dir / LOG_FOLDER}",
+        "--redirects=3",
+        "--module",
+        "hetopt.trainer.worker",
+        str(run_dir),
+    ]
+
+
+def died_of(exit_codes: Mapping[int, int], spec: RunSpec) -> str | None:
+    """One sentence on the worker that a signal killed, if any; exit codes are by rank, negative for a signal.
+
+    A killed worker takes its peers with it (they lose their connection and exit on their own), so the signal is the
+    cause and the other exits are its consequence. SIGTERM is what the agent itself ends the survivors with.
+    """
+    for rank, code in sorted(exit_codes.items()):
+        if code < 0 and -code != signal.SIGTERM:
+            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+            hint = "; the kernel does this when memory runs out" if -code == signal.SIGKILL else ""
+            return f"worker {rank} on {spec.workers[rank].host} was killed ({name}){hint}"
+    return None
+
+
+def _first_exit_codes(failures: Mapping[int, ProcessFailure]) -> dict[int, int]:
+    """Exit codes by rank, without those of survivors that the agent itself killed: they come seconds later."""
+    first_s = min(failure.timestamp for failure in failures.values())
+    return {rank: failure.exitcode for rank, failure in failures.items() if failure.timestamp < first_s + _SAME_EVENT_S}
+
+
+def _report_failure(exit_codes: Mapping[int, int], spec: RunSpec, run_dir: Path) -> None:
+    path = run_dir / EVENTS_FILE
+    if failure_reason(read_events(path)) is not None:
+        return
+    reason = died_of(exit_codes, spec) or last_log_line(run_dir) or "the workers ended without saying why"
+    log = EventLog(path)
+    log.write("run_failed", reason=reason)
+    log.close()
+
+
+def main(argv: list[str]) -> int:
+    """Host the workers of one run until they end; the exit code is hetopt's.
+
+    Raises:
+        BadInput: the run folder has no usable ``spec.json``.
+    """
+    run_dir = Path(argv[0])
+    if len(argv) > 1:
+        die_with_parent(int(argv[1]), signal.SIGTERM)
+    spec = read_spec(run_dir)
+
+    # torch takes seconds to import: only after the guard stands and the spec is known to be good.
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    os.environ[HOST_PID_VARIABLE] = str(os.getpid())
+    # The store that workers meet in would otherwise outlive them, and restarted workers may read in it the addresses of
+    # those that died. Without sharing, rank 0 opens a new store at every attempt.
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    try:
+        arguments = torchrun.parse_args(torchrun_arguments(spec, run_dir))  # type: ignore[no-untyped-call]  # torch's gap
+        torchrun.run(arguments)  # type: ignore[no-untyped-call]  # likewise
+    except ChildFailedError as failed:
+        exit_codes = _first_exit_codes(failed.failures)
+        _report_failure(exit_codes, spec, run_dir)
+        # Workers exit with hetopt's codes; the smallest is the most specific (2 bad input before 6 run failed).
+        return min((code for code in exit_codes.values() if code > 1), default=RunFailed.exit_code)
+    except SignalException as stopped:
+        return 128 + int(stopped.sigval)
+    return 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3):
+        print("usage: python -m hetopt.trainer.launch.host RUN_DIR [PARENT_PID]", file=sys.stderr)
+        sys.exit(BadInput.exit_code)
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except HetoptError as error:
+        print(error.message, file=sys.stderr)
+        sys.exit(error.exit_code)

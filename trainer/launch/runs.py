@@ -1,0 +1,69 @@
+"""Where runs live: a folder each under ``$HETOPT_HOME/runs`` (``~/.hetopt/runs``), named by their start and task."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetopt.profiler.errors import BadInput
+
+
+def runs_home() -> Path:
+    """The folder that holds all runs of this user."""
+    base = os.environ.get("HETOPT_HOME")
+    return (Path(base) if base else Path.home() / ".hetopt") / "runs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFolders:
+    """The runs under one home."""
+
+    home: Path
+
+    def create(self, label: str, now: datetime.datetime) -> Path:
+        """Make a new, empty run folder. Two runs that begin in the same second get different names.
+
+        Raises:
+            BadInput: the home cannot be written.
+        """
+        slug = re.sub(r"[^A-Za-z0-9_-]+", "-", label).strip("-")[:40] or "run"
+        name = f"{now:%Y%m%d-%H%M%S}-{slug}-{secrets.token_hex(2)}"
+        path = self.home / name
+        try:
+            path.mkdir(parents=True)
+        except OSError as error:
+            raise BadInput(
+                f"the run folder {path} cannot be made: {error.strerror}.",
+                hint="set HETOPT_HOME to a folder that you can write to",
+            ) from None
+        return path
+
+    def all(self) -> list[Path]:
+        """Every run, oldest first (their names sort by time)."""
+        if not self.home.is_dir():
+            return []
+        return sorted(path for path in self.home.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+    def find(self, name: str | None) -> Path:
+        """The run called ``name`` (any unambiguous part of it will do), or the newest one.
+
+        Raises:
+            BadInput: there is no such run, or the name fits several.
+        """
+        runs = self.all()
+        if not runs:
+            raise BadInput(f"there are no runs in {self.home}.", hint="start one with `hetopt launch PLAN --on local`")
+        if name is None:
+            return runs[-1]
+        exact = [run for run in runs if run.name == name]
+        matches = exact or [run for run in runs if name in run.name]
+        if not matches:
+            raise BadInput(f"no run is called {name!r}.", hint="list them with `hetopt status --all`")
+        if len(matches) > 1:
+            shown = ", ".join(run.name for run in matches[-3:])
+            raise BadInput(f"{name!r} fits {len(matches)} runs ({shown}).", hint="give more of the name")
+        return matches[0]

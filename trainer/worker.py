@@ -1,0 +1,208 @@
+"""A worker process: finds its place in the run, joins the others, and trains or profiles as the spec says.
+
+torchrun starts it as ``python -m hetopt.trainer.worker RUN_DIR`` with RANK, LOCAL_RANK and WORLD_SIZE in its
+environment.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.events import EVENTS_FILE, EventLog
+from hetopt.trainer.launch.guard import die_with_parent
+from hetopt.trainer.launch.host import HOST_PID_VARIABLE
+from hetopt.trainer.run_folder import STOP_FILE, read_spec
+from hetopt.trainer.spec import RunSpec
+
+if TYPE_CHECKING:
+    from hetopt.trainer.context import WorkerContext
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where torchrun put this process."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Place:
+        """The place that the environment names; a process started without torchrun is a run of one worker.
+
+        Raises:
+            BadInput: the variables are no numbers, or contradict each other.
+        """
+        try:
+            place = cls(
+                rank=int(environment.get("RANK", "0")),
+                local_rank=int(environment.get("LOCAL_RANK", "0")),
+                world_size=int(environment.get("WORLD_SIZE", "1")),
+            )
+        except ValueError:
+            raise BadInput("RANK, LOCAL_RANK and WORLD_SIZE must be whole numbers.", hint="use torchrun") from None
+        if not 0 <= place.local_rank <= place.rank < place.world_size:
+            raise BadInput(
+                f"RANK {place.rank}, LOCAL_RANK {place.local_rank} and WORLD_SIZE {place.world_size} cannot be.",
+                hint="use torchrun",
+            )
+        return place
+
+
+def choose_device(spec: RunSpec, place: Place, cuda_devices: int) -> str:
+    """The device of this worker: its turn among the workers of this machine that may use CUDA.
+
+    ``auto`` takes a CUDA device of its own while there are any and the CPU after that; ``cuda`` shares devices when
+    there are more workers than devices.
+
+    Raises:
+        BadInput: CUDA is demanded and there is none.
+    """
+    wish = spec.workers[place.rank].device
+    if wish == "cpu":
+        return "cpu"
+    first_here = place.rank - place.local_rank
+    turn = sum(worker.device != "cpu" for worker in spec.workers[first_here : place.rank])
+    if wish == "auto":
+        return f"cuda:{turn}" if turn < cuda_devices else "cpu"
+    if cuda_devices == 0:
+        raise BadInput(
+            f"worker {place.rank} is to run on CUDA, but this machine has no CUDA device.",
+            hint="set its device to 'auto' or 'cpu'",
+        )
+    return f"cuda:{turn % cuda_devices}"
+
+
+def choose_backend(devices: list[str]) -> str:
+    """The collective backend for workers on these devices, each named ``machine/device``, in rank order.
+
+    NCCL carries CUDA tensors when every worker has a CUDA device to itself (it refuses two ranks on one device); CPU
+    tensors, such as the control vector, go over gloo beside it. Every other group uses gloo alone.
+    """
+    own_cuda = len(set(devices)) == len(devices) and all("/cuda" in device for device in devices)
+    return "cpu:gloo,cuda:nccl" if own_cuda else "gloo"
+
+
+class StopWish:
+    """Whether somebody asked this run to end: by SIGTERM or SIGINT to this worker, or by the run folder's stop file."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._file = run_dir / STOP_FILE
+        self._signalled = False
+
+    def listen(self) -> None:
+        """Take SIGTERM and SIGINT as wishes from now on; a second one ends the process at once."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def __call__(self) -> bool:
+        return self._signalled or self._file.exists()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signalled = True
+        signal.signal(number, signal.SIG_DFL)
+
+
+def main(arguments: list[str]) -> int:
+    """Live one worker's life; returns the exit code."""
+    host = os.environ.get(HOST_PID_VARIABLE)
+    if host is not None:
+        die_with_parent(int(host), signal.SIGKILL)
+    run_dir = Path(arguments[0])
+
+    # torch takes seconds to import: only after the guard stands.
+    from hetopt.trainer.failure import FailureReport
+
+    with FailureReport(run_dir, int(os.environ.get("RANK", "0"))) as report:
+        _work(run_dir, Place.of(os.environ))
+    return report.exit_code
+
+
+def _work(run_dir: Path, place: Place) -> None:
+    import torch
+
+    from hetopt.trainer.context import WorkerContext
+
+    spec = read_spec(run_dir)
+    if place.world_size != len(spec.workers):
+        raise BadInput(
+            f"the spec is for {len(spec.workers)} workers, but {place.world_size} were started.",
+            hint=f"run torchrun with {len(spec.workers)} processes",
+        )
+    stop_wish = StopWish(run_dir)
+    threads = spec.workers[place.rank].threads
+    if threads is not None:
+        torch.set_num_threads(threads)
+    device = torch.device(choose_device(spec, place, torch.cuda.device_count()))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    torch.manual_seed(spec.seed)
+    with (
+        closing(EventLog(run_dir / EVENTS_FILE if place.rank == 0 else None)) as events,
+        _process_group(place, device),
+    ):
+        # Until here a signal ends the process at once: there is nothing to save, and a worker that waits for its peers
+        # could not answer.
+        stop_wish.listen()
+        context = WorkerContext(
+            spec=spec,
+            rank=place.rank,
+            world_size=place.world_size,
+            device=device,
+            run_dir=run_dir,
+            events=events,
+            stop_requested=stop_wish,
+        )
+        _do(context)
+
+
+def _do(context: WorkerContext) -> None:
+    """What the spec asks for. Only that half is imported: imports are most of a short run's start-up."""
+    if context.spec.probe is None:
+        from hetopt.trainer.loop import train
+
+        train(context)
+    else:
+        from hetopt.trainer.probe import run_probe
+
+        run_probe(context)
+
+
+@contextmanager
+def _process_group(place: Place, device: object) -> Iterator[None]:
+    """The default process group of all workers, over the backend that suits all of their devices."""
+    if place.world_size == 1:
+        yield
+        return
+    # The first optimizer that is built imports torch._dynamo. When that happens while a process group exists, the group
+    # outlives its destruction, and its threads abort the process as the interpreter ends ("terminate called without an
+    # active exception", seen with torch 2.13). Imported before, it does no harm and costs nothing more.
+    importlib.import_module("torch._dynamo")
+    import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
+
+    store, _, _ = next(rendezvous("env://", place.rank, place.world_size))
+    store.set(f"hetopt/device/{place.rank}", f"{os.uname().nodename}/{device}")
+    devices = [store.get(f"hetopt/device/{rank}").decode() for rank in range(place.world_size)]
+    dist.init_process_group(choose_backend(devices), store=store, rank=place.rank, world_size=place.world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        print("usage: python -m hetopt.trainer.worker RUN_DIR", file=sys.stderr)
+        sys.exit(BadInput.exit_code)
+    sys.exit(main(sys.argv[1:]))
