@@ -13,6 +13,8 @@ BENCHMARKS := $(filter-out __init__ _%,$(basename $(notdir $(wildcard benchmarks
 DEMO ?= demo-run
 BUDGET ?= 2
 PACE ?= 1,2
+EPOCHS ?= 100
+BATCH ?= 256
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test house check bench pins clean
@@ -52,7 +54,8 @@ demo: $(READY)
 	@rm -rf $(DEMO) && mkdir -p $(DEMO)
 	@run() { echo; echo "\$$ $$*"; PATH="$(CURDIR)/$(BIN):$$PATH" HETOPT_HOME="$(abspath $(DEMO))" "$$@"; }; set -e; \
 	run hetopt profile digits -o $(DEMO)/profile.json; \
-	run hetopt recommend $(DEMO)/profile.json --budget $(BUDGET) -o $(DEMO)/plan.json; \
+	run hetopt recommend $(DEMO)/profile.json --budget $(BUDGET) --epochs $(EPOCHS) \
+	    --batch-size $(BATCH) -o $(DEMO)/plan.json; \
 	run hetopt launch $(DEMO)/plan.json --on local --pace $(PACE) --yes; \
 	run hetopt report
 	@echo; echo "The profile, the plan and the run are in $(DEMO)/. Look again with:" \

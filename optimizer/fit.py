@@ -79,14 +79,29 @@ class FittedDevice:
         step_time: the whole step, loading and optimizer included.
         load_per_sample_s: the part of it that is fetching samples.
         optimizer_s: the part of it that is the optimizer's update.
+        mean_to_median: what hiccups add to the median step on average.
     """
 
     device: Device
     step_time: StepTimeLine
     load_per_sample_s: float
     optimizer_s: float
+    mean_to_median: float
     memory: MemoryLine | None
     compressors: dict[str, CompressorLine]
+
+    def time_s(self, local_batch_size: float) -> float:
+        """Seconds of a step: between the sizes that were measured, straight from one to the next; beyond, by the line.
+
+        Caches make the time of a sample rise and fall with the batch by more than measurements scatter, and a line is
+        as far from the one as from the other.
+        """
+        points = self.device.step_times
+        if not points[0].local_batch_size <= local_batch_size <= points[-1].local_batch_size:
+            return self.step_time.time_s(local_batch_size)
+        sizes = [point.local_batch_size for point in points]
+        measured_s = float(np.interp(local_batch_size, sizes, [point.step_time_s for point in points]))
+        return self.mean_to_median * measured_s
 
     @property
     def largest_batch(self) -> int | None:
@@ -187,6 +202,7 @@ def fit_device(device: Device) -> FittedDevice:
         ),
         load_per_sample_s=min(statistics.median(loads), per_sample),
         optimizer_s=statistics.median(point.optimizer_s for point in points),
+        mean_to_median=mean_to_median,
         memory=fit_memory([size for size, _ in peaks], [peak for _, peak in peaks]) if len(peaks) > 1 else None,
         compressors={
             name: _compressor_line([cost for cost in device.compressors if cost.name == name])

@@ -69,7 +69,11 @@ def predict_on_local(plan: Plan, paces: Sequence[float] | None) -> tuple[RunSpec
             )
         }
     )
-    step = _step(model, device, plan, workers, shares.local_batch_sizes)
+    compute_s = [
+        _paced_s(device, device.time_s(samples), crowding, pace)
+        for samples, pace in zip(shares.local_batch_sizes, paces, strict=True)
+    ]
+    step = _step(model, device, plan, compute_s)
     return run, _prediction(model, device, plan, step, shares.local_batch_sizes, crowding)
 
 
@@ -87,33 +91,32 @@ def division(model: FittedModel, workers: int) -> tuple[FittedDevice, float]:
 
 
 def _worker_time(fitted: FittedDevice, crowding: float, pace: float) -> WorkerTime:
-    """``crowding * t(b) + (pace - 1) (t(b) - t_optimizer)``: the trainer stretches what a worker computed, not its wait
-    for a core, and not the optimizer's update."""
     line = fitted.step_time
-    factor = crowding + pace - 1
-    unstretched = (pace - 1) * fitted.optimizer_s
     return WorkerTime(
-        fixed_s=max(0.0, line.fixed_s * factor - unstretched),
-        per_sample_s=line.per_sample_s * factor,
-        floor_s=max(0.0, line.floor_s * factor - unstretched),
+        fixed_s=_paced_s(fitted, line.fixed_s, crowding, pace),
+        per_sample_s=line.per_sample_s * (crowding + pace - 1),
+        floor_s=_paced_s(fitted, line.floor_s, crowding, pace),
     )
 
 
-def _step(
-    model: FittedModel, fitted: FittedDevice, plan: Plan, workers: Sequence[WorkerTime], shares: Sequence[int]
-) -> Breakdown:
+def _paced_s(fitted: FittedDevice, step_s: float, crowding: float, pace: float) -> float:
+    """``crowding * t + (pace - 1) (t - t_optimizer)``: the trainer stretches what a worker computed, not its wait for a
+    core, and not the optimizer's update."""
+    return max(0.0, step_s * (crowding + pace - 1) - (pace - 1) * fitted.optimizer_s)
+
+
+def _step(model: FittedModel, fitted: FittedDevice, plan: Plan, compute_s: Sequence[float]) -> Breakdown:
     chosen = plan.chosen.compression
     wire = wire_format(chosen.name)
     link = model.host_links.get(wire.collective, HOST_LINK)
     compressor = fitted.compressors.get(chosen.name) or model.reference.compressors.get(chosen.name)
     return step_time(
-        workers,
-        shares,
+        compute_s,
         collective=wire.collective,
         payload_bytes=wire.payload_bytes(plan.profile.job.parameters, chosen.ratio),
         latency_s=link.latency_s,
         bytes_per_s=link.bytes_per_s,
-        compress_s=compressor.time_s(chosen.ratio, len(workers)) if compressor is not None else 0.0,
+        compress_s=compressor.time_s(chosen.ratio, len(compute_s)) if compressor is not None else 0.0,
         jitter=fitted.step_time.jitter,
     )
 

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetopt.trainer.exchange.wire import Collective, collective_time_s
-from hetopt.trainer.partition import WorkerTime
 
 Array = NDArray[np.float64]
 
@@ -43,8 +42,7 @@ class Breakdown:
 
 
 def step_time(
-    workers: Sequence[WorkerTime],
-    local_batch_sizes: Sequence[int],
+    compute_s: Sequence[float],
     *,
     collective: Collective,
     payload_bytes: float,
@@ -53,11 +51,10 @@ def step_time(
     compress_s: float = 0.0,
     jitter: float = 0.0,
 ) -> Breakdown:
-    """Time of a step of these workers with these shares.
+    """Time of a step.
 
     Args:
-        workers: compute time of each worker, optimizer step included.
-        local_batch_sizes: samples of each worker.
+        compute_s: time that each worker computes its share, optimizer step included.
         collective: how the payloads combine.
         payload_bytes: what one worker contributes (`wire.wire_bytes`).
         latency_s: of one message between neighbours.
@@ -65,12 +62,12 @@ def step_time(
         compress_s: compression and decompression on the slowest worker.
         jitter: relative standard deviation of one worker's steps.
     """
-    times = [worker.time_s(samples) for worker, samples in zip(workers, local_batch_sizes, strict=True)]
-    compute_s = max(times) * (1 + jitter * expected_maximum(len(times)))
-    exchange_s = collective_time_s(collective, payload_bytes, len(times), latency_s, bytes_per_s)
+    count = len(compute_s)
+    slowest_s = max(compute_s) * (1 + jitter * expected_maximum(count))
+    exchange_s = collective_time_s(collective, payload_bytes, count, latency_s, bytes_per_s)
     # The mean of equal times may round to just above them.
-    waiting_s = max(0.0, compute_s - sum(times) / len(times))
-    return Breakdown(compute_s=compute_s, waiting_s=waiting_s, communication_s=compress_s + exchange_s)
+    waiting_s = max(0.0, slowest_s - sum(compute_s) / count)
+    return Breakdown(compute_s=slowest_s, waiting_s=waiting_s, communication_s=compress_s + exchange_s)
 
 
 def collective_terms(collective: Collective, payload_bytes: float, workers: int) -> tuple[float, float]:

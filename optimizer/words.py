@@ -59,3 +59,12 @@ def compression(name: str, ratio: float) -> str:
 def cluster(machines: Iterable[tuple[int, str]]) -> str:
     """Machines by count and type: '2 × c7i.large + 1 × g5.xlarge'."""
     return " + ".join(f"{number} × {name}" for number, name in machines)
+
+
+def bytes_(number: float) -> str:
+    """'393 kB', '12.4 GB'."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 999.5:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} TB"

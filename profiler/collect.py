@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -47,7 +46,7 @@ from hetopt.profiler.profile import (
     StepTime,
 )
 from hetopt.profiler.schedule import ProbeSchedule
-from hetopt.profiler.throughput import settled, summarize
+from hetopt.profiler.throughput import settled, summarize, usual_mean
 
 Event = Mapping[str, object]
 R = TypeVar("R", bound=Record)
@@ -178,7 +177,7 @@ def _links(points: Sequence[LinkPoint]) -> tuple[Link, ...]:
                 workers=workers,
                 across_hosts=across_hosts,
                 payload_bytes=[point.payload_bytes for point in own],
-                time_s=[statistics.median(point.samples_s) for point in own],
+                time_s=[usual_mean(point.samples_s) for point in own],
             )
         )
     return tuple(links)

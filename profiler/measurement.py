@@ -79,7 +79,7 @@ class CompressorPoint(Measurement):
 
 
 class LinkPoint(Measurement):
-    """A timed collective; each sample is that of the worker that waited longest."""
+    """A timed collective; each sample is what it added to the computation of the slowest worker."""
 
     EVENT: ClassVar[str] = "link_point"
 

@@ -43,6 +43,9 @@ class Job(Record):
     target_metric: str
     target_value: float
     target_higher_is_better: bool
+    usual_epochs: PositiveFloat | None = Field(
+        default=None, description="how long the task is trained where nothing else is asked for"
+    )
     operators_per_step: PositiveInt = Field(description="kernels one step launches, forward to optimizer")
     flops_per_sample: PositiveFloat | None = Field(
         default=None, description="forward and backward floating-point operations of matrix work, a sample"
@@ -100,7 +103,7 @@ class Link(Record):
     collective: Collective
     workers: int = Field(ge=2)
     payload_bytes: tuple[PositiveInt, ...] = Field(min_length=1, description="bytes one worker contributes")
-    time_s: tuple[PositiveFloat, ...] = Field(min_length=1, description="median time at each payload")
+    time_s: tuple[PositiveFloat, ...] = Field(min_length=1, description="mean time that each payload adds to a step")
     latency_s: NonNegativeFloat = Field(description="intercept: time of an empty payload")
     bytes_per_s: PositiveFloat = Field(description="slope: payload bytes a second")
 

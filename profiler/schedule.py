@@ -15,6 +15,9 @@ PILOT_SHARE = 0.5
 
 MAX_PILOT_EPOCHS = 50
 
+PILOT_REPEATS = 3
+"""Pilots at each batch size, with other seeds: steps to a target easily differ by a third between seeds."""
+
 
 class Sweep(Record):
     """Step times over local batch sizes, for one division of the host."""
@@ -35,9 +38,10 @@ class NetworkProbe(Record):
         "all_gather",
         "broadcast",
     )
-    payload_bytes: tuple[PositiveInt, ...] = (4_096, 65_536, 1_048_576, 8_388_608)
+    payload_bytes: tuple[PositiveInt, ...] = (4_096, 65_536, 1_048_576, 4_194_304)
     warmup: PositiveInt = 3
-    repeats: PositiveInt = 10
+    least_rounds: PositiveInt = 1
+    most_rounds: PositiveInt = 12
 
 
 class CompressorProbe(Record):
@@ -95,8 +99,8 @@ def make_schedule(
 
     Step times are swept twice: one worker with the whole host to itself, then all workers at once with the processors
     shared out, because workers on one host slow each other down. Pilots run at the task's batch size, at four times and
-    twice that (two distant sizes are what a curve of steps against batch size needs most), then once more each with
-    another seed, as far as the time goes.
+    twice that (two distant sizes are what a curve of steps against batch size needs most), then again with other seeds,
+    as far as the time goes.
 
     Args:
         seed: of weights, sample order and the probe's own choices.
@@ -137,7 +141,7 @@ def make_schedule(
             sample_every_steps=min(10, max(1, steps_an_epoch // 4)),
             repeat=repeat,
         )
-        for repeat in range(2)
+        for repeat in range(PILOT_REPEATS)
         for index, size in enumerate(order)
     )
     return ProbeSchedule(

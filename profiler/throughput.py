@@ -52,6 +52,15 @@ def summarize(samples_s: Sequence[float]) -> Timing:
     return Timing(median_s=median, spread_s=NORMAL_MAD * deviation, count=len(samples_s))
 
 
+def usual_mean(samples_s: Sequence[float]) -> float:
+    """Mean without the longest tenth: what a run pays on average, hiccups that come every few steps included.
+
+    Collectives scatter by whole time slices of the operating system, which a median would not see.
+    """
+    ordered = sorted(samples_s)
+    return statistics.fmean(ordered[: len(ordered) - len(ordered) // 10])
+
+
 def settled(samples_s: Sequence[float]) -> tuple[float, ...]:
     """The timings from the first that looks like the second half of them: what is left of the warm-up goes.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -118,8 +119,13 @@ def make_step(
         reader=reader,
         exchange=make_exchange(spec.compression, numel, device=context.device),
         stopwatch=stopwatch,
-        pace=make_pace(context.worker.pace, context.device),
+        pace=make_pace(context.worker.pace, context.device, own_core=_own_core(spec)),
     )
+
+
+def _own_core(spec: RunSpec) -> bool:
+    """Whether every worker of this machine can have a core to itself. Paced workers share one machine."""
+    return len(spec.workers) <= len(os.sched_getaffinity(0))
 
 
 def _may_bucket(context: WorkerContext, uses_all: bool) -> bool:

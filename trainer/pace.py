@@ -40,7 +40,7 @@ class Stretched:
     Args:
         factor: how many times longer computing takes, at least 1.
         used_s: a clock of the time used; only differences count.
-        sleep: waits for so many seconds.
+        sleep: waits for so many seconds: `time.sleep`, or `busy` where the worker has a core to itself.
     """
 
     def __init__(self, factor: float, used_s: Callable[[], float], sleep: Callable[[float], None] = time.sleep) -> None:
@@ -60,17 +60,29 @@ class Stretched:
         self._sleep((self._factor - 1) * max(0.0, self._used_s() - self._begun_s))
 
 
-def make_pace(factor: float, device: torch.device) -> Pace:
+def busy(seconds: float) -> None:
+    """Wait without letting go of the core.
+
+    A weaker machine computes all the while. Where a paced worker sleeps instead, its core falls idle and its caches
+    cool, and waking up for the exchange costs milliseconds that no weaker machine would have paid.
+    """
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
+
+
+def make_pace(factor: float, device: torch.device, *, own_core: bool) -> Pace:
     """The pace of a worker on a device.
 
     On a CPU the time used is that of this thread on a core (it drives forward and backward, whatever number of
-    threads help it). Elapsed time would not do: paced workers usually share the cores of one machine, and a stretch
-    would multiply the time that a worker merely waited for a core.
+    threads help it). Elapsed time would not do: paced workers often share the cores of one machine, and a stretch
+    would multiply the time that a worker merely waited for a core. Where they do share (``own_core`` is false), a
+    worker sleeps through its stretch, so that it takes nothing from the others.
     """
     if factor == 1:
         return FullPace()
     if device.type == "cpu":
-        return Stretched(factor, time.thread_time)
+        return Stretched(factor, time.thread_time, busy if own_core else time.sleep)
 
     def elapsed_s() -> float:
         torch.cuda.synchronize(device)

@@ -100,6 +100,8 @@ class Task:
         schedule: factor on the learning rate after so many epochs (a real number, counted in samples seen), so that it
             means the same at every batch size and after a resume.
         evaluation_batch_size: samples a worker evaluates at a time.
+        usual_epochs: how long the task is trained where nothing else is asked for. What a plan is made for when no
+            measurement says how many steps the target takes.
     """
 
     name: str
@@ -114,6 +116,7 @@ class Task:
     learning_rate_rule: LearningRateRule = "sqrt"
     schedule: Schedule = constant
     evaluation_batch_size: int = 256
+    usual_epochs: float | None = None
 
     def __post_init__(self) -> None:
         if not self.name or ":" in self.name:
@@ -133,6 +136,8 @@ class Task:
             size = getattr(self, part)
             if not isinstance(size, int) or size < 1:
                 raise BadInput(f"Task '{self.name}' has {part} {size!r}; it must be a positive whole number.")
+        if self.usual_epochs is not None and not 0 < self.usual_epochs < math.inf:
+            raise BadInput(f"Task '{self.name}' has usual_epochs {self.usual_epochs!r}; it must be a positive number.")
         rules = get_args(LearningRateRule)
         if self.learning_rate_rule not in rules:
             raise BadInput(

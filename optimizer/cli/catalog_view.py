@@ -88,7 +88,10 @@ def print_table(catalog: Catalog, listings: Sequence[Listing], *, matching: int,
     dropped = _drop_to_fit(columns, render.console().width)
     words = {"type", "accelerator", "arch"}
     render.table(
-        [render.Column(name=name, justify="left" if name in words else "right") for name in columns],
+        [
+            render.Column(name=name, justify="left" if name in words else "right", fixed=name == "type")
+            for name in columns
+        ],
         list(zip(*columns.values(), strict=True)),
     )
     for line in _footnotes(catalog, listings, matching, coremark=coremark):

@@ -10,9 +10,8 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hetopt.profiler.profile import Device, Profile, StepTime
+    from hetopt.profiler.profile import Profile
     from hetopt.profiler.schedule import ProbeSchedule
-    from hetopt.profiler.throughput import Timing
     from hetopt.trainer.launch.base import Launcher, RunStatus
     from hetopt.trainer.spec import RunSpec
 
@@ -24,9 +23,9 @@ SHORTEST_BUDGET_S = 5.0
 
 SPIN_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 SPIN = {"GOMP_SPINCOUNT": "20000"}
-"""OpenMP threads wait for each other by spinning, for milliseconds by default. Whenever something else wants a processor,
-they then spin where the awaited thread should run, and a step takes ten times as long. A short spin (some 0.1 ms) still
-bridges the gaps between operators."""
+"""OpenMP threads wait for each other by spinning, for milliseconds by default. Whenever something else wants a
+processor, they then spin where the awaited thread should run, and a step takes ten times as long. A short spin (some
+0.1 ms) still bridges the gaps between operators."""
 
 
 def profile(
@@ -52,7 +51,7 @@ def profile(
     """
     import sys
 
-    from hetopt.optimizer.cli import parse, render
+    from hetopt.optimizer.cli import parse, profile_view, render
     from hetopt.profiler.errors import BadInput
 
     if output is None and not json_:
@@ -76,7 +75,7 @@ def profile(
     if json_:
         sys.stdout.write(measured.to_json())
     else:
-        show(measured)
+        profile_view.show(measured)
 
 
 def _check_type(name: str) -> None:
@@ -222,113 +221,3 @@ def _follow(
         tell("stopping the workers", None)
         launcher.stop(handle)
         raise
-
-
-def show(profile: Profile) -> None:
-    """The profile as a person reads it."""
-    from hetopt.optimizer import words
-    from hetopt.optimizer.cli import render
-
-    job, host = profile.job, profile.host
-    render.line(
-        f"{job.task}: {words.count(job.parameters)} parameters ({_bytes(job.gradient_bytes)} of gradient), "
-        f"{words.count(job.dataset_size)} samples an epoch",
-        style="bold",
-    )
-    render.line(f"  measured in {words.duration(profile.profiling_s)} on {host.accelerator or host.cpu_model}")
-    render.heading("Step time by local batch size")
-    render.table(
-        [
-            render.Column(name="workers at once"),
-            render.Column(name="batch", justify="right"),
-            render.Column(name="step", justify="right"),
-            render.Column(name="spread", justify="right"),
-            render.Column(name="samples/s each", justify="right"),
-            render.Column(name="memory", justify="right"),
-        ],
-        [row for device in profile.devices for row in _step_rows(device)],
-    )
-    for link in profile.links:
-        render.line(
-            f"  {link.collective.replace('_', '-')} between {link.workers} workers: "
-            f"{words.duration(link.latency_s)} + {_bytes(link.bytes_per_s)}/s"
-        )
-    render.heading("Training")
-    for sentence in _training(profile):
-        render.bullet(sentence)
-    noisy = [point for device in profile.devices for point in device.step_times if _spread(point).is_noisy]
-    if noisy:
-        render.note(
-            f"{len(noisy)} step times scatter a lot: the machine was busy with other things. "
-            "Measure again when it is quiet for narrower predictions."
-        )
-
-
-def _step_rows(device: Device) -> list[list[str]]:
-    from hetopt.optimizer import words
-
-    rows = []
-    for point in device.step_times:
-        timing = _spread(point)
-        rows.append(
-            [
-                f"{device.workers_per_host} × {device.threads_per_worker} thread"
-                f"{'s' if device.threads_per_worker > 1 else ''}"
-                if device.kind == "cpu"
-                else f"{device.workers_per_host} × GPU",
-                words.count(point.local_batch_size),
-                words.duration(point.step_time_s),
-                f"±{100 * timing.spread_s / timing.median_s:.0f} %",
-                words.count(round(point.local_batch_size / point.step_time_s)),
-                _bytes(point.peak_memory_bytes) if point.peak_memory_bytes is not None else "",
-            ]
-        )
-    return rows
-
-
-def _training(profile: Profile) -> list[str]:
-    """What the pilots say, a sentence each."""
-    from hetopt.optimizer import words
-    from hetopt.profiler.noise import Moments, noise_scale
-
-    job = profile.job
-    goal = f"{job.target_metric} {job.target_value:g}"
-    sentences = []
-    for pilot in profile.pilots:
-        last = pilot.evaluations[-1]
-        sentences.append(
-            f"at batch {pilot.global_batch_size}, {goal} after {words.count(round(pilot.steps_to_target))} steps"
-            if pilot.steps_to_target is not None
-            else f"at batch {pilot.global_batch_size}, {goal} not reached: "
-            f"{last.metric:.4g} after {words.count(last.step)} steps"
-        )
-    if not profile.pilots:
-        sentences.append(f"no pilot came far enough to say how many steps {goal} takes; plan with --epochs or --steps")
-    if profile.noise:
-        last_sample = profile.noise[-1]
-        scale = noise_scale(
-            Moments(gradient_variance=last_sample.gradient_variance, gradient_square=last_sample.gradient_square)
-        )
-        sentences.append(
-            f"gradient noise scale {words.count(round(scale))} samples by the last sample"
-            if scale is not None
-            else "the gradient's signal could not be told from its noise by the last sample"
-        )
-    at_one_percent = [point for point in profile.gain if point.ratio == 0.01]
-    sentences += [f"Top-k of 1 % keeps {100 * point.gain:.0f} % of the gradient's energy" for point in at_one_percent]
-    return sentences
-
-
-def _spread(point: StepTime) -> Timing:
-    from hetopt.profiler.throughput import summarize
-
-    return summarize(point.samples_s)
-
-
-def _bytes(count: float) -> str:
-    """'393 kB', '12.4 GB'."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

@@ -18,7 +18,9 @@ def recommend(
     deadline: str | None = typer.Option(
         None, "--deadline", help="Longest total time, such as 6h: the cheapest plan in time wins."
     ),
-    target: str | None = typer.Option(None, "--target", help="METRIC=VALUE. Default: the task's own target."),
+    target: str | None = typer.Option(
+        None, "--target", help="METRIC=VALUE. Default: the task's own target (or its usual epochs)."
+    ),
     epochs: float | None = typer.Option(None, "--epochs", help="Train this many epochs instead of to a target."),
     steps: int | None = typer.Option(None, "--steps", help="Train this many steps instead of to a target."),
     market: str = typer.Option("spot", "--market", help="spot, on-demand or any."),
@@ -95,7 +97,7 @@ def _goal(
     epochs: float | None,
     steps: int | None,
 ) -> Goal:
-    from hetopt.optimizer.cli import parse
+    from hetopt.optimizer.cli import parse, render
     from hetopt.optimizer.plan import Goal
     from hetopt.profiler.errors import BadInput
 
@@ -114,6 +116,13 @@ def _goal(
             ends="epochs" if epochs is not None else "steps",
             amount=epochs if epochs is not None else steps,
         )
+    if named is None and job.usual_epochs is not None and not any(pilot.steps_to_target for pilot in profile.pilots):
+        render.note(
+            f"No pilot run reached {job.target_metric} {job.target_value:g}, so nothing says how many steps it takes: "
+            f"this plan is for the {job.usual_epochs:g} epochs that {job.task} is usually trained. "
+            "Choose otherwise with --epochs or --steps."
+        )
+        return Goal(budget_usd=budget_usd, deadline_s=deadline_s, ends="epochs", amount=job.usual_epochs)
     if named is not None and named[0] != job.target_metric:
         raise BadInput(
             f"{profile.job.task} was profiled for {job.target_metric}, not {named[0]}.",

@@ -18,11 +18,12 @@ from rich.table import Table
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A column of a table. Numbers (right) are never cut; text folds where the terminal is too narrow."""
+    """A column of a table. Numbers (right) are never cut; text folds where the terminal is too narrow, unless fixed."""
 
     name: str
     justify: Literal["left", "right"] = "left"
     style: str | None = None
+    fixed: bool = False
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -43,7 +44,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, caption: 
             column.name,
             justify=column.justify,
             style=column.style,
-            no_wrap=column.justify == "right",
+            no_wrap=column.fixed or column.justify == "right",
             overflow="fold",
         )
     for row in rows:
@@ -71,7 +72,7 @@ def bullet(text: str) -> None:
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     grid.add_row("•", escape(text))
-    out.print(Padding(grid, (0, 0, 0, 2)))
+    out.print(Padding(grid, (0, 0, 0, 2), expand=False))
 
 
 def facts(values: Mapping[str, str]) -> None:
@@ -81,7 +82,7 @@ def facts(values: Mapping[str, str]) -> None:
     grid.add_column(overflow="fold")
     for name, value in values.items():
         grid.add_row(escape(name), escape(value))
-    console().print(Padding(grid, (0, 0, 0, 2)))
+    console().print(Padding(grid, (0, 0, 0, 2), expand=False))
 
 
 def note(text: str) -> None:

@@ -29,8 +29,7 @@ def _step(
     team: list[tuple[WorkerTime, int]], collective: Collective, payload: float, latency: float, bandwidth: float
 ) -> Breakdown:
     return step_time(
-        [worker for worker, _ in team],
-        [samples for _, samples in team],
+        [worker.time_s(samples) for worker, samples in team],
         collective=collective,
         payload_bytes=payload,
         latency_s=latency,

@@ -200,12 +200,7 @@ class TestSchedule:
     def test_pilots_begin_with_the_tasks_own_batch_and_a_distant_one(self) -> None:
         made = make_schedule(seed=0, workers=2, logical_cpus=2, batch_size=64, dataset_size=1_438, time_budget_s=40.0)
         assert [(pilot.global_batch_size, pilot.repeat) for pilot in made.pilots] == [
-            (64, 0),
-            (256, 0),
-            (128, 0),
-            (64, 1),
-            (256, 1),
-            (128, 1),
+            (size, repeat) for repeat in range(3) for size in (64, 256, 128)
         ]
         assert made.sweeps[0].threads_per_worker == 2
         assert made.sweeps[1].threads_per_worker == 1

@@ -111,7 +111,7 @@ def test_the_summary_names_what_matters(made: tuple[Path, str], capsys: pytest.C
     assert "plan with --epochs or --steps" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("moment", ["loading the task", "starting workers", "step time"])
+@pytest.mark.parametrize("moment", ["loading the task", "starting workers", "looking at the model"])
 def test_an_interruption_leaves_no_process_and_no_file(tmp_path: Path, moment: str) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", COMMAND, TASK, "-o", "p.json"],

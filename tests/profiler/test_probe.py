@@ -43,7 +43,7 @@ SCHEDULE = ProbeSchedule(
         )
         for workers in (1, 2)
     ),
-    network=NetworkProbe(payload_bytes=(4_096, 262_144), warmup=1, repeats=4),
+    network=NetworkProbe(payload_bytes=(4_096, 262_144), warmup=1, most_rounds=2),
     compressors=CompressorProbe(ratios=(0.1, 0.01), repeats=2),
     pilots=(
         PilotProbe(global_batch_size=16, time_limit_s=20.0, max_epochs=30, sample_every_steps=10),
@@ -160,8 +160,8 @@ def test_pilots_learn_and_reach_the_target(probed: tuple[list[Event], Profile]) 
     assert large.learning_rate_scale == pytest.approx(2)  # the square root rule
     for pilot in (small, large):
         assert pilot.steps_to_target is not None
-        assert pilot.evaluations[-1].metric >= 0.9
-        assert pilot.evaluations[0].metric < 0.9
+        assert pilot.evaluations[-1].metric >= 0.85
+        assert pilot.evaluations[0].metric < 0.85
     assert large.steps_to_target < small.steps_to_target
 
 

@@ -27,7 +27,7 @@ task = classification(
     name="clouds",
     model=lambda: nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 10)),
     data=data,
-    optimizer=sgd(0.005),
-    target=Target(metric="accuracy", value=0.9),
+    optimizer=sgd(0.003),
+    target=Target(metric="accuracy", value=0.85),
     batch_size=16,
 )

@@ -71,7 +71,11 @@ def save_gradients(folder: Path, task_reference: str, splits: list[list[int]], r
         numel = sum(p.numel() for p in model.parameters())
         exchange = make_exchange(Compression(), numel)
         return FusedStep(
-            module=module, reader=reader, exchange=exchange, stopwatch=CpuStopwatch(), pace=make_pace(1.0, device)
+            module=module,
+            reader=reader,
+            exchange=exchange,
+            stopwatch=CpuStopwatch(),
+            pace=make_pace(1.0, device, own_core=False),
         )
 
     for shares in splits:

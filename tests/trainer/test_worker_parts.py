@@ -167,7 +167,7 @@ def test_a_stretched_worker_waits_in_proportion_to_the_time_it_used() -> None:
     pace.begin()
     pace.end()
     assert waits == [1.0]
-    assert isinstance(make_pace(1.0, CPU), FullPace)
+    assert isinstance(make_pace(1.0, CPU, own_core=True), FullPace)
     with pytest.raises(ValueError, match="at least 1"):
         Stretched(0.5, lambda: 0.0)
 

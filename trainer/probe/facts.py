@@ -58,6 +58,7 @@ def job_facts(task: Task, reference: str, replica: Replica, reader: BatchReader,
         target_metric=task.target.metric,
         target_value=task.target.value,
         target_higher_is_better=task.target.higher_is_better,
+        usual_epochs=task.usual_epochs,
         operators_per_step=_operators(lambda: _whole_step(replica, reader, part)),
         flops_per_sample=_flops(lambda: _whole_step(replica, reader, part)) / len(part) or None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from hetopt.profiler.errors import BadInput
@@ -22,7 +23,7 @@ from hetopt.trainer.tasks.load import load_task
 COUNTED_SAMPLES = 2
 """Operators and FLOPs are counted on so many samples; one alone cannot be normalised across samples."""
 
-NETWORK_SHARE = 0.1
+NETWORK_SHARE = 0.15
 EVALUATION_SHARE = 0.05
 """Parts of a probe's time that timing the collectives and one evaluation may take."""
 
@@ -30,6 +31,9 @@ COSTLY_EVALUATION = 0.2
 """A pilot is not evaluated when one evaluation takes this part of its time; one such pilot is enough then."""
 
 UNLIMITED_S = 3600.0
+
+SHORT_COMPUTATION_S = 0.005
+"""Long enough for communication threads to fall asleep and for the caches to hold other things."""
 
 
 def run_probe(context: WorkerContext) -> None:
@@ -77,10 +81,16 @@ def _measure(crew: Crew, schedule: ProbeSchedule, task: Task, data: TaskData, re
         # The last sweep is that of all workers together, as pilots are.
         largest = measured or largest
     evaluation_s = _evaluation_cost(crew, schedule, task, data, replica, EVALUATION_SHARE * budget_s)
-    gradient_bytes = replica.gradient.nbytes
-    del replica
     if schedule.network is not None and context.world_size > 1:
-        time_collectives(crew, schedule.network, gradient_bytes=gradient_bytes, time_limit_s=NETWORK_SHARE * budget_s)
+        with threads(schedule.sweeps[-1].threads_per_worker if schedule.sweeps else 1):
+            time_collectives(
+                crew,
+                schedule.network,
+                compute=_short_computation(crew, schedule, reader, replica),
+                gradient_bytes=replica.gradient.nbytes,
+                time_limit_s=NETWORK_SHARE * budget_s,
+            )
+    del replica
     ground = PilotGround(
         crew=crew,
         task=task,
@@ -96,6 +106,33 @@ def _measure(crew: Crew, schedule: ProbeSchedule, task: Task, data: TaskData, re
             PilotRun(ground, index).run(time_limit_s, evaluated=evaluated)
     crew.gather([])
     crew.note(FINISHED)
+
+
+def _short_computation(
+    crew: Crew, schedule: ProbeSchedule, reader: BatchReader, replica: Replica
+) -> Callable[[], None]:
+    """Gradients of small batches, about `SHORT_COMPUTATION_S` in all (or one, if that takes longer)."""
+    size = min((min(sweep.local_batch_sizes) for sweep in schedule.sweeps), default=COUNTED_SAMPLES)
+    part = MicroBatch(epoch=0, indices=range(min(size, len(reader.dataset))))
+    clock = crew.context.clock
+
+    def one() -> None:
+        replica.gradient.zero_()
+        loss = replica.loss(reader.read(part))
+        loss.backward()
+        loss.item()  # waits for the device
+
+    one()
+    begun = clock()
+    one()
+    took_s = max(row[0] for row in crew.gather([clock() - begun]))
+    repeats = max(1, round(SHORT_COMPUTATION_S / took_s))
+
+    def several() -> None:
+        for _ in range(repeats):
+            one()
+
+    return several
 
 
 def _evaluation_cost(

@@ -34,6 +34,7 @@ def lstm_ptb() -> Task:
         data=partial(load_corpus, vocabulary_size=VOCABULARY_SIZE, window=WINDOW),
         optimizer=sgd(20.0, momentum=0.0, max_gradient_norm=0.25),
         schedule=epoch_decay(after=14, factor=1 / 1.15),
+        usual_epochs=55,
         target=Target(metric="perplexity", value=100.0, higher_is_better=False),
         batch_size=20,
         evaluation_batch_size=20,
@@ -53,6 +54,7 @@ def lstm_small() -> Task:
         data=partial(load_corpus, vocabulary_size=VOCABULARY_SIZE, window=WINDOW),
         optimizer=sgd(20.0, momentum=0.0, max_gradient_norm=0.25),
         schedule=epoch_decay(after=4, factor=0.5),
+        usual_epochs=13,
         target=Target(metric="perplexity", value=150.0, higher_is_better=False),
         batch_size=20,
     )

@@ -44,6 +44,7 @@ def classification(
     learning_rate_rule: LearningRateRule = "sqrt",
     schedule: Schedule = constant,
     evaluation_batch_size: int = 256,
+    usual_epochs: float | None = None,
 ) -> Task:
     """Return a task whose batches are ``(inputs, labels)`` and whose model returns one row of logits a sample.
 
@@ -63,6 +64,7 @@ def classification(
         learning_rate_rule=learning_rate_rule,
         schedule=schedule,
         evaluation_batch_size=evaluation_batch_size,
+        usual_epochs=usual_epochs,
     )
 
 
@@ -77,6 +79,7 @@ def language_model(
     learning_rate_rule: LearningRateRule = "sqrt",
     schedule: Schedule = constant,
     evaluation_batch_size: int = 32,
+    usual_epochs: float | None = None,
 ) -> Task:
     """Return a task whose batches are ``(tokens, next tokens)`` [samples, time] and whose model returns logits
     [samples, time, vocabulary].
@@ -97,6 +100,7 @@ def language_model(
         learning_rate_rule=learning_rate_rule,
         schedule=schedule,
         evaluation_batch_size=evaluation_batch_size,
+        usual_epochs=usual_epochs,
     )
 
 

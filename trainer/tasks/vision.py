@@ -17,13 +17,14 @@ from hetopt.trainer.tasks.vgg import cifar_vgg
 
 
 def resnet20_cifar10() -> Task:
-    """Return ResNet-20, 0.27 million parameters, with the training recipe of its paper (drops at 32k and 48k steps)."""
+    """Return ResNet-20, 0.27 million parameters, with its paper's recipe (64k steps, drops at 32k and 48k)."""
     return classification(
         name="resnet20-cifar10",
         model=partial(cifar_resnet20, CIFAR10.classes),
         data=partial(load_cifar, CIFAR10),
         optimizer=sgd(0.1, weight_decay=1e-4),
         schedule=step_decay(82, 123, factor=0.1),
+        usual_epochs=164,
         target=Target(metric="accuracy", value=0.80),
         batch_size=128,
     )
@@ -37,6 +38,7 @@ def resnet101_cifar10() -> Task:
         data=partial(load_cifar, CIFAR10),
         optimizer=sgd(0.1, weight_decay=1e-4),
         schedule=step_decay(110, 150, factor=0.1),
+        usual_epochs=180,
         target=Target(metric="accuracy", value=0.80),
         batch_size=128,
         evaluation_batch_size=128,
@@ -51,6 +53,7 @@ def vgg11_cifar10() -> Task:
         data=partial(load_cifar, CIFAR10),
         optimizer=sgd(0.02, weight_decay=5e-4),
         schedule=step_decay(75, 110, factor=0.1),
+        usual_epochs=150,
         target=Target(metric="accuracy", value=0.80),
         batch_size=128,
     )
@@ -67,6 +70,7 @@ def vgg16_cifar100() -> Task:
         data=partial(load_cifar, CIFAR100),
         optimizer=sgd(0.02, weight_decay=5e-4),
         schedule=step_decay(75, 110, factor=0.1),
+        usual_epochs=150,
         target=Target(metric="top5_accuracy", value=0.90),
         batch_size=128,
     )

@@ -1,0 +1,90 @@
+"""The form that every benchmark's result has: a table for people, and as the last line of stdout one JSON object."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+Bound = Literal["at_least", "at_most"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a benchmark was asked to run."""
+
+    quick: bool
+    json_file: Path | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Figures with units in their names, what they should be, and what they are compared with."""
+
+    benchmark: str
+    quick: bool
+    figures: Mapping[str, float]
+    goals: Mapping[str, Mapping[Bound, float]] = field(default_factory=dict)
+    baselines: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def met(self) -> bool:
+        """Whether every goal is met; a benchmark that misses one has still run."""
+        return all(
+            self.figures[name] >= bound if kind == "at_least" else self.figures[name] <= bound
+            for name, goal in self.goals.items()
+            for kind, bound in goal.items()
+        )
+
+
+def options(docstring: str | None) -> Options:
+    """Read the command line that all benchmarks share; ``docstring`` says what this one measures."""
+    parser = argparse.ArgumentParser(description=(docstring or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="the same table from fewer rounds")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the JSON object to FILE")
+    read = parser.parse_args()
+    return Options(quick=read.quick, json_file=read.json)
+
+
+def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
+    """Lower quartile, median and upper quartile of at least two samples."""
+    low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return low, middle, high
+
+
+def publish(outcome: Outcome, json_file: Path | None) -> None:
+    """Print the object as the last line, and write it where asked."""
+    text = json.dumps(
+        {
+            "benchmark": outcome.benchmark,
+            "quick": outcome.quick,
+            "commit": commit(),
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "figures": dict(outcome.figures),
+            "goals": {name: dict(goal) for name, goal in outcome.goals.items()},
+            "baselines": dict(outcome.baselines),
+            "met": outcome.met,
+        },
+        allow_nan=False,
+    )
+    if json_file is not None:
+        json_file.write_text(text + "\n", encoding="utf-8")
+    print(text, flush=True)
+
+
+def commit() -> str:
+    """The commit that was measured, marked when the tree differs from it; empty outside a repository."""
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--exclude", "*"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return described.stdout.strip() if described.returncode == 0 else ""

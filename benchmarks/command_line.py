@@ -1,0 +1,62 @@
+"""How long a person waits for `hetopt --help` and for a plan over the whole catalogue: whole processes, wall time.
+
+The baseline is a Python interpreter that starts and does nothing, measured in turn with them.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from benchmarks._outcome import Outcome, options, publish, quartiles
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+HELP_GOAL_S = 0.4
+RECOMMEND_GOAL_S = 3.0
+BASELINE = "python_start_s"
+HETOPT = (sys.executable, "-m", "hetopt.optimizer.cli.main")
+
+
+def wall_s(command: tuple[str, ...]) -> float:
+    """Seconds from starting ``command`` to its successful end."""
+    started = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    """Run every command once per round, so that a busy moment of the machine hits all of them."""
+    asked = options(__doc__)
+    profile = min((REPOSITORY / "tests" / "recorded").glob("*.json"))
+    commands = {
+        BASELINE: (sys.executable, "-c", "pass"),
+        "help_s": (*HETOPT, "--help"),
+        "recommend_s": (*HETOPT, "recommend", str(profile), "--budget", "5", "--json"),
+    }
+    rounds = 3 if asked.quick else 15
+    samples: dict[str, list[float]] = {name: [] for name in commands}
+    for round_ in range(rounds):
+        print(f"round {round_ + 1} of {rounds}", file=sys.stderr)
+        for name, command in commands.items():
+            samples[name].append(wall_s(command))
+    print(f"{'':16}{'median':>10}{'quartiles':>20}")
+    for name, times in samples.items():
+        low, middle, high = quartiles(times)
+        print(f"{name:16}{middle:>8.3f} s{low:>12.3f} – {high:.3f} s")
+    medians = {name: round(quartiles(times)[1], 4) for name, times in samples.items()}
+    publish(
+        Outcome(
+            benchmark="command_line",
+            quick=asked.quick,
+            figures={name: value for name, value in medians.items() if name != BASELINE},
+            goals={"help_s": {"at_most": HELP_GOAL_S}, "recommend_s": {"at_most": RECOMMEND_GOAL_S}},
+            baselines={BASELINE: medians[BASELINE]},
+        ),
+        asked.json_file,
+    )
+
+
+if __name__ == "__main__":
+    main()
