@@ -190,13 +190,13 @@ def _evidence(model: FittedModel, host: ReferenceHost, chosen: Candidate) -> Ite
         if names:
             reach = told.step_time_s.high / told.step_time_s.value
             yield (
-                f"Step time on {' and '.join(names)} is {meaning} (x or / {reach:.2f} with 90 % probability)"
+                f"Step time on {' and '.join(names)} is {meaning} (× or ÷ {reach:.2f} with 90 % probability)"
                 + ("; profile there to know better." if tier != "measured" else ".")
             )
     if model.reference.device.kind == "cpu" and any(group.evidence != "measured" for group in chosen.groups):
         yield f"The profiled machine is placed among those of the catalogue by {host.basis}."
     wide = told.steps.high / told.steps.value
-    doubt = f" (x or / {wide:.2f})" if wide > 1.001 else ""
+    doubt = f" (× or ÷ {wide:.2f})" if wide > 1.001 else ""
     yield f"The number of steps comes from {told.steps_source}{doubt}."
     if not model.network_links and sum(group.machines for group in chosen.groups) > 1:
         yield "The network between machines was not measured: the sustained rate of the catalogue is taken at 80 %."

@@ -46,11 +46,15 @@ def _plan(home: Path, name: str, *goal: str) -> Path:
     return plan
 
 
-def _wait_for(home: Path, event: str, seconds: float = 90) -> Path:
-    """The newest run's folder, once it has logged ``event``."""
+def _runs(home: Path) -> set[Path]:
+    return set((home / "runs").glob("*"))
+
+
+def _wait_for(home: Path, event: str, known: set[Path], seconds: float = 90) -> Path:
+    """The folder of the run that is not ``known``, once it has logged ``event``."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        for run in sorted((home / "runs").glob("*"))[-1:]:
+        for run in _runs(home) - known:
             if any(entry["event"] == event for entry in read_events(run / "events.jsonl")):
                 return run
         time.sleep(0.1)
@@ -123,8 +127,9 @@ def test_launch_says_what_it_will_do_and_how_it_went(finished: tuple[Path, str, 
 
 def test_stop_and_resume_from_another_terminal(hetopt: Hetopt, home: Path) -> None:
     plan = _plan(home, "long.json", "--epochs", "4000")
+    known = _runs(home)
     process = start("launch", plan, "--on", "local", "--pace", "1,2", "--yes")
-    run = _wait_for(home, "step")
+    run = _wait_for(home, "step", known)
     stopped = hetopt("stop", run.name, "--json")
     assert stopped.code == 0, stopped.err
     assert json.loads(stopped.out)["is"] == "stopped"
@@ -155,14 +160,21 @@ def test_stop_and_resume_from_another_terminal(hetopt: Hetopt, home: Path) -> No
     assert hetopt("report", run.name).code == 0
 
 
-def test_interrupted_profile_leaves_nothing(home: Path, tmp_path: Path) -> None:
-    process = start("profile", "digits", "-o", tmp_path / "p.json")
+def test_interrupted_profile_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch, output = tmp_path / "scratch", tmp_path / "output"
+    scratch.mkdir()
+    output.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    process = start("profile", "digits", "-o", output / "p.json")
     deadline = time.monotonic() + 60
-    while not _processes_of(home) and time.monotonic() < deadline:
+    while not _processes_of(scratch) and time.monotonic() < deadline:
         time.sleep(0.1)
+    assert _processes_of(scratch), "the probe never started"
     time.sleep(1)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "Traceback" not in err
-    assert list(tmp_path.iterdir()) == []
+    assert list(output.iterdir()) == []
+    assert not list(scratch.glob("hetopt-*")), "the probe's folder stays behind"
+    assert _processes_of(scratch) == []

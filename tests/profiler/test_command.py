@@ -14,7 +14,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hetopt.optimizer.cli.profile import profile, show
+from hetopt.optimizer.cli.profile import profile
+from hetopt.optimizer.cli.profile_view import show
 from hetopt.profiler.errors import BadInput
 from hetopt.profiler.profile import Profile
 
@@ -108,7 +109,7 @@ def test_the_summary_names_what_matters(made: tuple[Path, str], capsys: pytest.C
         assert words in " ".join(made[1].split())  # wrapped at the width of the terminal
     unfinished = Profile.load(made[0]).model_copy(update={"pilots": (), "noise": (), "gain": (), "links": ()})
     show(unfinished)
-    assert "plan with --epochs or --steps" in " ".join(capsys.readouterr().out.split())
+    assert "no pilot came far enough" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("moment", ["loading the task", "starting workers", "looking at the model"])
