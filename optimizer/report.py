@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from hetopt.optimizer.launch_record import Launch
+from hetopt.optimizer.plan import Range
 from hetopt.optimizer.progress import Progress
 from hetopt.profiler.artifact import Artifact, Record
 from hetopt.profiler.errors import BadInput
@@ -16,12 +17,14 @@ TOLERANCE = 0.10
 
 SECONDS_PER_HOUR = 3600.0
 
+Unit = Literal["s", "steps", "USD"]
+
 
 class Compared(Record):
     """A figure that was predicted and measured."""
 
     name: str
-    unit: Literal["s", "steps", "USD"]
+    unit: Unit
     predicted: NonNegativeFloat
     low: NonNegativeFloat
     high: NonNegativeFloat
@@ -118,65 +121,34 @@ def make_report(launch: Launch, progress: Progress, *, state: str) -> Report:
     )
 
 
-def _compare(launch: Launch, progress: Progress, step_time_s: float, hourly: float) -> tuple[Compared, ...]:
+def _compare(launch: Launch, progress: Progress, step_time_s: float, hourly_usd: float) -> tuple[Compared, ...]:
     said = launch.prediction
-    figures = [
-        Compared(
-            name="step time",
-            unit="s",
-            predicted=said.step_time_s.value,
-            low=said.step_time_s.low,
-            high=said.step_time_s.high,
-            measured=step_time_s,
-        )
-    ]
+    step_time = _held("step time", "s", said.step_time_s, step_time_s)
     if progress.training_s is None or progress.finish_reason == "stopped" or progress.first_step:
-        return tuple(figures)
+        return (step_time,)
     startup_s = progress.startup_s or 0.0
+    startup = Range(value=said.startup_s, low=said.startup_s, high=said.startup_s)
     total_s = startup_s + progress.training_s
-    figures += [
-        Compared(
-            name="steps",
-            unit="steps",
-            predicted=said.steps.value,
-            low=said.steps.low,
-            high=said.steps.high,
-            measured=progress.steps_done,
-        ),
-        Compared(
-            name="training time",
-            unit="s",
-            predicted=said.training_s.value,
-            low=said.training_s.low,
-            high=said.training_s.high,
-            measured=progress.training_s,
-        ),
-        Compared(
-            name="start-up",
-            unit="s",
-            predicted=said.startup_s,
-            low=said.startup_s,
-            high=said.startup_s,
-            measured=startup_s,
-        ),
-        Compared(
-            name="run time",
-            unit="s",
-            predicted=said.total_s.value,
-            low=said.total_s.low,
-            high=said.total_s.high,
-            measured=total_s,
-        ),
-        Compared(
-            name="cost at the plan's rate",
-            unit="USD",
-            predicted=said.total_s.value * hourly / SECONDS_PER_HOUR,
-            low=said.total_s.low * hourly / SECONDS_PER_HOUR,
-            high=said.total_s.high * hourly / SECONDS_PER_HOUR,
-            measured=total_s * hourly / SECONDS_PER_HOUR,
-        ),
-    ]
-    return tuple(figures)
+    return (
+        step_time,
+        _held("steps", "steps", said.steps, progress.steps_done),
+        _held("training time", "s", said.training_s, progress.training_s),
+        _held("start-up", "s", startup, startup_s),
+        _held("run time", "s", said.total_s, total_s),
+        _held("cost at the plan's rate", "USD", said.total_s, total_s, factor=hourly_usd / SECONDS_PER_HOUR),
+    )
+
+
+def _held(name: str, unit: Unit, said: Range, measured: float, *, factor: float = 1.0) -> Compared:
+    """A prediction and what was measured in its place, both times ``factor``."""
+    return Compared(
+        name=name,
+        unit=unit,
+        predicted=factor * said.value,
+        low=factor * said.low,
+        high=factor * said.high,
+        measured=factor * measured,
+    )
 
 
 def _verdict(figures: dict[str, Compared], within: bool | None) -> tuple[str, ...]:

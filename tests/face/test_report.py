@@ -1,0 +1,157 @@
+"""Reports hold the events of a run against its prediction, and say so honestly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from hetopt.optimizer.catalog import load_catalog
+from hetopt.optimizer.cli import plan_view
+from hetopt.optimizer.cli import report as report_command
+from hetopt.optimizer.launch_record import Launch
+from hetopt.optimizer.local import predict_on_local
+from hetopt.optimizer.plan import Goal, Plan
+from hetopt.optimizer.progress import follow
+from hetopt.optimizer.recommend import Options, recommend
+from hetopt.optimizer.report import Report, make_report
+from hetopt.profiler.errors import BadInput
+from hetopt.profiler.profile import Profile
+from hetopt.trainer.events import Event
+
+Golden = Callable[[str, str], None]
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    profile = Profile.load(Path(__file__).resolve().parents[1] / "recorded" / "digits.json")
+    goal = Goal(budget_usd=2.0, ends="epochs", amount=100.0)
+    options = Options(batch_size=256)
+    return recommend(profile, load_catalog(), goal, options, seed=0, now=datetime(2026, 11, 20, tzinfo=UTC))
+
+
+@pytest.fixture(scope="module")
+def launch(plan: Plan) -> Launch:
+    spec, prediction = predict_on_local(plan, (1.0, 2.0))
+    return Launch(
+        created="2026-11-20T00:00:00+00:00",
+        started_s=1000.0,
+        run_id="20261120-000000-digits-0000",
+        on="local",
+        plan=plan,
+        spec=spec,
+        prediction=prediction,
+    )
+
+
+def _events(launch: Launch, *, slowdown: float = 1.0, resumed_step: int = 0, reason: str = "epochs") -> list[Event]:
+    """The log of a run that took ``slowdown`` times as long as predicted."""
+    said, spec = launch.prediction, launch.spec
+    shares = [worker.local_batch_size for worker in spec.workers]
+    begun_s = launch.started_s + said.startup_s
+    steps = round(said.steps.value)
+    step_time_s, training_s = slowdown * said.step_time_s.value, slowdown * said.training_s.value
+    workers = [
+        {"host": w.host, "type": w.type, "pace": w.pace, "local_batch_size": w.local_batch_size} for w in spec.workers
+    ]
+    return [
+        {
+            "event": "run_started",
+            "time_s": begun_s,
+            "task": spec.task,
+            "workers": workers,
+            "global_batch_size": spec.global_batch_size,
+            "resumed_step": resumed_step,
+        },
+        {"event": "training_started", "time_s": begun_s, "step": resumed_step},
+        {
+            "event": "step",
+            "time_s": begun_s + training_s,
+            "step": steps,
+            "epoch": 100.0,
+            "samples_seen": steps * spec.global_batch_size,
+            "local_batch_sizes": shares,
+            "step_time_s": step_time_s,
+            "compute_s": [0.9 * step_time_s] * len(shares),
+            "sync_s": [0.08 * step_time_s] * len(shares),
+            "wait_s": [0.02 * step_time_s, 0.0],
+            "loss": 0.05,
+            "steps": steps - resumed_step,
+        },
+        {"event": "an event of a later version", "time_s": begun_s + training_s},
+        {
+            "event": "training_finished",
+            "time_s": begun_s + training_s,
+            "step": steps,
+            "epoch": 100.0,
+            "reason": reason,
+            "training_s": training_s,
+            "metrics": {"accuracy": 0.99},
+        },
+    ]
+
+
+def _report(launch: Launch, events: list[Event]) -> Report:
+    return make_report(launch, follow(events, launch.started_s), state="finished")
+
+
+def test_a_run_as_predicted_is_within_the_promise(launch: Launch) -> None:
+    report = _report(launch, _events(launch))
+    errors = {figure.name: figure.error for figure in report.compared}
+    assert errors.pop("steps") == pytest.approx(0, abs=0.01)
+    assert all(error == pytest.approx(0, abs=1e-9) for error in errors.values())
+    assert report.within_tolerance is True
+    assert "within the 10 %" in report.verdict[0]
+    assert "lies in the predicted" in report.verdict[-1]
+
+
+def test_a_slow_run_is_called_slow_and_the_cause_is_named(launch: Launch) -> None:
+    report = _report(launch, _events(launch, slowdown=1.5))
+    assert report.within_tolerance is False
+    assert "outside the 10 %" in report.verdict[0]
+    assert "step time (+50.0%)" in report.verdict[1]
+    assert "does not lie" in report.verdict[-1]
+
+
+def test_cost_is_the_run_time_at_the_plans_hourly_rate(launch: Launch) -> None:
+    figures = {figure.name: figure for figure in _report(launch, _events(launch)).compared}
+    hours = figures["run time"].measured / 3600
+    assert figures["cost at the plan's rate"].measured == pytest.approx(hours * launch.hourly_usd)
+
+
+@pytest.mark.parametrize("change", [{"reason": "stopped"}, {"resumed_step": 50}])
+def test_only_the_step_time_of_half_a_run_is_compared(launch: Launch, change: dict[str, object]) -> None:
+    report = _report(launch, _events(launch, **change))  # type: ignore[arg-type]  # one keyword of several types
+    assert [figure.name for figure in report.compared] == ["step time"]
+    assert report.within_tolerance is None
+
+
+def test_a_run_without_a_step_has_no_report(launch: Launch) -> None:
+    with pytest.raises(BadInput, match="has not logged a step yet"):
+        _report(launch, _events(launch)[:2])
+
+
+def test_restarts_are_counted_and_progress_goes_on(launch: Launch) -> None:
+    events = _events(launch)
+    progress = follow([*events[:3], {**events[0], "resumed_step": 400}, *events[1:]], launch.started_s)
+    assert progress.restarts == 1
+    assert progress.first_step == 0
+    assert progress.step == events[-1]["step"]
+
+
+def test_text_of_a_plan(
+    plan: Plan, golden: Golden, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    plan_view.show(plan)
+    golden("plan.txt", capsys.readouterr().out)
+
+
+def test_text_of_a_report(
+    launch: Launch, golden: Golden, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    report_command.show(_report(launch, _events(launch, slowdown=1.2)))
+    golden("report.txt", capsys.readouterr().out)
