@@ -6,7 +6,6 @@ environment.
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import sys
@@ -15,7 +14,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.events import EVENTS_FILE, EventLog
@@ -184,10 +183,6 @@ def _process_group(place: Place, device: object) -> Iterator[None]:
     if place.world_size == 1:
         yield
         return
-    # The first optimizer that is built imports torch._dynamo. When that happens while a process group exists, the group
-    # outlives its destruction, and its threads abort the process as the interpreter ends ("terminate called without an
-    # active exception", seen with torch 2.13). Imported before, it does no harm and costs nothing more.
-    importlib.import_module("torch._dynamo")
     import torch.distributed as dist
     from torch.distributed.rendezvous import rendezvous
 
@@ -201,8 +196,21 @@ def _process_group(place: Place, device: object) -> Iterator[None]:
         dist.destroy_process_group()
 
 
+def _leave(exit_code: int) -> NoReturn:
+    """End the process without tearing the interpreter down.
+
+    Everything that matters is on disk by now. Whatever still refers to the process group (DistributedDataParallel, a
+    module that torch imported while the group existed) keeps its threads alive past `destroy_process_group`, and then
+    the interpreter's end aborts the process every few runs ("terminate called without an active exception", torch 2.13
+    with gloo). It also takes one to two seconds, in which nothing is done.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
+
+
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         print("usage: python -m hetopt.trainer.worker RUN_DIR", file=sys.stderr)
         sys.exit(BadInput.exit_code)
-    sys.exit(main(sys.argv[1:]))
+    _leave(main(sys.argv[1:]))
