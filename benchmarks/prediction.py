@@ -28,7 +28,7 @@ def run(home: Path, *arguments: str) -> str:
     """The standard output of one hetopt command whose runs live under ``home``."""
     environment = {**os.environ, "HETOPT_HOME": str(home)}
     return subprocess.run(
-        [*HETOPT, *arguments], check=True, text=True, capture_output=True, stdin=subprocess.DEVNULL, env=environment
+        [*HETOPT, *arguments], check=True, text=True, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment
     ).stdout
 
 

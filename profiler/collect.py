@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -109,7 +110,7 @@ def _devices(events: Sequence[Event], schedule: ProbeSchedule, device_type: str)
     compressors = _all(events, CompressorPoint)
     devices = []
     for index, sweep in enumerate(schedule.sweeps):
-        own = sorted((point for point in points if point.sweep == index), key=lambda point: point.local_batch_size)
+        own = [point for point in points if point.sweep == index]
         fact = facts.get(index)
         if not own or fact is None:
             continue
@@ -120,7 +121,10 @@ def _devices(events: Sequence[Event], schedule: ProbeSchedule, device_type: str)
                 workers_per_host=sweep.concurrent_workers,
                 threads_per_worker=sweep.threads_per_worker,
                 precision=fact.precision,
-                step_times=tuple(_step_time(point) for point in own),
+                step_times=tuple(
+                    _step_time([point for point in own if point.local_batch_size == size])
+                    for size in sorted({point.local_batch_size for point in own})
+                ),
                 memory_limit_bytes=_memory_limit(fact.memory_limit_bytes, own, ended.get(index)),
                 compressors=tuple(
                     CompressorCost(
@@ -141,18 +145,18 @@ def _devices(events: Sequence[Event], schedule: ProbeSchedule, device_type: str)
     return tuple(devices)
 
 
-def _step_time(point: SweepPoint) -> StepTime:
-    """All workers pooled: what one of them needs for a step while the others compute as well."""
-    samples = tuple(sample for worker in point.samples_s for sample in settled(worker))
+def _step_time(passes: Sequence[SweepPoint]) -> StepTime:
+    """All workers and passes pooled: what one worker needs for a step while the others compute as well."""
+    samples = tuple(sample for one in passes for worker in one.samples_s for sample in settled(worker))
     return StepTime(
-        local_batch_size=point.local_batch_size,
+        local_batch_size=passes[0].local_batch_size,
         step_time_s=summarize(samples).median_s,
         samples_s=samples,
-        load_s=point.load_s,
-        forward_s=point.forward_s,
-        backward_s=point.backward_s,
-        optimizer_s=point.optimizer_s,
-        peak_memory_bytes=point.peak_memory_bytes,
+        load_s=statistics.median(one.load_s for one in passes),
+        forward_s=statistics.median(one.forward_s for one in passes),
+        backward_s=statistics.median(one.backward_s for one in passes),
+        optimizer_s=statistics.median(one.optimizer_s for one in passes),
+        peak_memory_bytes=max((one.peak_memory_bytes or 0 for one in passes), default=0) or None,
     )
 
 

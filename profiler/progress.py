@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetopt.profiler import measurement as m
-from hetopt.profiler.schedule import PILOT_SHARE, SWEEP_SHARE, ProbeSchedule
+from hetopt.profiler.schedule import LATER_PASSES, PILOT_SHARE, SWEEP_SHARE, ProbeSchedule
 
 Event = Mapping[str, object]
 
@@ -25,7 +25,7 @@ def progress(events: Sequence[Event], schedule: ProbeSchedule) -> Progress:
     """Tell the progress from the events so far. Unknown events are passed over, an empty log is the beginning."""
     text, done = "starting workers", 0.0
     metric, sweep = "metric", 0
-    planned_steps = sum(len(one.local_batch_sizes) for one in schedule.sweeps)
+    planned_steps = (1 + LATER_PASSES) * sum(len(one.local_batch_sizes) for one in schedule.sweeps)
     finished_sizes = 0
     for event in events:
         match event.get("event"):

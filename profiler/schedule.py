@@ -19,6 +19,12 @@ PILOT_REPEATS = 3
 """Pilots at each batch size, with other seeds: steps to a target easily differ by a third between seeds."""
 
 
+LATER_PASSES = 2
+LATER_PASS_SHARE = 0.2
+"""After the first pass over its batch sizes a sweep comes back so often, each time for this part of its time. Machines
+that share hardware change their speed by 10 to 20 % over seconds; steps timed at one moment only show that moment's."""
+
+
 class Sweep(Record):
     """Step times over local batch sizes, for one division of the host."""
 
@@ -122,6 +128,7 @@ def make_schedule(
             concurrent_workers=concurrent,
             threads_per_worker=threads,
             local_batch_sizes=ladder,
+            timed_steps=14,
             time_limit_s=SWEEP_SHARE * time_budget_s / len(divisions),
         )
         for concurrent, threads in divisions

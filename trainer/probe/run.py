@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hetopt.profiler.errors import BadInput
 from hetopt.profiler.measurement import FINISHED, HOST_FACTS, JOB_FACTS, STARTED, EvaluationCost
-from hetopt.profiler.schedule import ProbeSchedule
+from hetopt.profiler.schedule import LATER_PASS_SHARE, ProbeSchedule
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.local_batch import BatchReader, MicroBatch
 from hetopt.trainer.probe.crew import Crew, ProbeStopped
@@ -15,7 +15,7 @@ from hetopt.trainer.probe.facts import host_facts, job_facts
 from hetopt.trainer.probe.network import time_collectives
 from hetopt.trainer.probe.pilot import PilotGround, PilotRun
 from hetopt.trainer.probe.replica import Replica
-from hetopt.trainer.probe.sweep import run_sweep
+from hetopt.trainer.probe.sweep import come_back, run_sweep
 from hetopt.trainer.probe.threads import threads
 from hetopt.trainer.task import Task, TaskData, evaluation_sums
 from hetopt.trainer.tasks.load import load_task
@@ -67,9 +67,8 @@ def _measure(crew: Crew, schedule: ProbeSchedule, task: Task, data: TaskData, re
         crew.note(HOST_FACTS, host_facts(context.device))
         part = MicroBatch(epoch=0, indices=range(min(COUNTED_SAMPLES, len(data.train))))
         crew.note(JOB_FACTS, job_facts(task, context.spec.task, replica, reader, part))
-    largest = 0
-    for index, sweep in enumerate(schedule.sweeps):
-        measured = run_sweep(
+    measured = [
+        run_sweep(
             crew,
             replica,
             reader,
@@ -78,8 +77,15 @@ def _measure(crew: Crew, schedule: ProbeSchedule, task: Task, data: TaskData, re
             memory_fraction=schedule.memory_fraction,
             compressors=schedule.compressors,
         )
-        # The last sweep is that of all workers together, as pilots are.
-        largest = measured or largest
+        for index, sweep in enumerate(schedule.sweeps)
+    ]
+
+    def come_back_to_sweeps() -> None:
+        for index, (sweep, sizes) in enumerate(zip(schedule.sweeps, measured, strict=True)):
+            come_back(crew, replica, reader, index, sweep, sizes, share=LATER_PASS_SHARE)
+
+    # The last sweep is that of all workers together, as pilots are.
+    largest = max((sizes[-1] for sizes in measured[-1:] if sizes), default=0)
     evaluation_s = _evaluation_cost(crew, schedule, task, data, replica, EVALUATION_SHARE * budget_s)
     if schedule.network is not None and context.world_size > 1:
         with threads(schedule.sweeps[-1].threads_per_worker if schedule.sweeps else 1):
@@ -90,7 +96,7 @@ def _measure(crew: Crew, schedule: ProbeSchedule, task: Task, data: TaskData, re
                 gradient_bytes=replica.gradient.nbytes,
                 time_limit_s=NETWORK_SHARE * budget_s,
             )
-    del replica
+    come_back_to_sweeps()
     ground = PilotGround(
         crew=crew,
         task=task,
@@ -104,6 +110,7 @@ def _measure(crew: Crew, schedule: ProbeSchedule, task: Task, data: TaskData, re
         evaluated = evaluation_s / context.world_size <= COSTLY_EVALUATION * time_limit_s
         if index == 0 or (evaluated and left_s > 0):
             PilotRun(ground, index).run(time_limit_s, evaluated=evaluated)
+    come_back_to_sweeps()
     crew.gather([])
     crew.note(FINISHED)
 

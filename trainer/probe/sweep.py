@@ -96,8 +96,8 @@ def run_sweep(
     *,
     memory_fraction: float,
     compressors: CompressorProbe | None,
-) -> int:
-    """Run one sweep of the schedule; called by every rank. Returns the largest batch size measured (0: none)."""
+) -> tuple[int, ...]:
+    """Run one sweep of the schedule; called by every rank. Returns the batch sizes that were measured."""
     context = crew.context
     group = crew.first(sweep.concurrent_workers)
     active = context.rank < sweep.concurrent_workers
@@ -124,7 +124,32 @@ def run_sweep(
         if compressors is not None and points:
             # The gradient of the last step is still there: real values to compress.
             time_compressors(crew, index, compressors, replica.gradient if active else None, group)
-    return points[-1].local_batch_size if points else 0
+    return tuple(point.local_batch_size for point in points)
+
+
+def come_back(
+    crew: Crew, replica: Replica, reader: BatchReader, index: int, sweep: Sweep, sizes: Sequence[int], *, share: float
+) -> None:
+    """Time steps at batch sizes that were measured before, at a later moment, within a share of the sweep's time."""
+    context = crew.context
+    group = crew.first(sweep.concurrent_workers)
+    active = context.rank < sweep.concurrent_workers
+    time_limit_s, begun_s = share * sweep.time_limit_s, crew.elapsed_s()
+    with threads(sweep.threads_per_worker):
+        order = np.random.default_rng(context.rank).permutation(len(reader.dataset))
+        stepper = _Stepper(replica, reader, make_stopwatch(context.device), order) if active else None
+        for position, size in enumerate(sizes):
+            left_s = time_limit_s - (crew.elapsed_s() - begun_s)
+            if left_s <= 0:
+                return
+            allowed_s = left_s / (len(sizes) - position)
+            taken = _measure(stepper, sweep, size, allowed_s, group, context.device) if stepper else _Taken()
+            rows = crew.gather(taken.row(sweep.timed_steps))[: sweep.concurrent_workers]
+            workers = [_Taken.of(row) for row in rows]
+            if any(worker.exhausted for worker in workers):
+                return
+            # The memory of a process that has trained since says nothing about the batch size.
+            crew.record(_point(index, size, workers).model_copy(update={"peak_memory_bytes": None}))
 
 
 def _measure(
