@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,6 +56,16 @@ def _hermetic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setattr(socket.socket, "connect", _guarded(socket.socket.connect))
         patch.setattr(socket.socket, "connect_ex", _guarded(socket.socket.connect_ex))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _heard_interrupts() -> Iterator[None]:
+    """Processes that tests start hear Ctrl-C, even where a shell runs the tests in its background and ignores it."""
+    before = signal.getsignal(signal.SIGINT)
+    if before == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def _guarded(connect: Callable[[socket.socket, Any], Any]) -> Callable[[socket.socket, Any], Any]:
