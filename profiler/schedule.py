@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from hetopt.profiler.artifact import Record
 from hetopt.profiler.throughput import batch_ladder
@@ -81,7 +81,6 @@ class ProbeSchedule(Record):
     gain_ratios: tuple[float, ...] = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
     noise_groups: PositiveInt = Field(default=8, description="micro-batches a noise sample is estimated from")
     memory_fraction: float = Field(default=0.9, gt=0, le=1)
-    rest_s: NonNegativeFloat = 0.0
     gain_residual_ratios: tuple[float, ...] = Field(
         default=(0.1, 0.01, 0.001),
         description="ratios at which error feedback is followed; a gain is measured on the residual of the nearest one",

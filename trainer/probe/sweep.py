@@ -16,6 +16,7 @@ import torch
 from hetopt.profiler.measurement import DeviceFacts, SweepEnded, SweepPoint
 from hetopt.profiler.memory import fit_memory, memory_limit_bytes
 from hetopt.profiler.schedule import CompressorProbe, Sweep
+from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import Indices
 from hetopt.trainer.local_batch import BatchReader, MicroBatch
 from hetopt.trainer.probe.compressors import time_compressors
@@ -104,8 +105,7 @@ def run_sweep(
     begun_s = crew.elapsed_s()
     points: list[SweepPoint] = []
     with threads(sweep.threads_per_worker):
-        order = np.random.default_rng(context.rank).permutation(len(reader.dataset))
-        stepper = _Stepper(replica, reader, make_stopwatch(context.device), order) if active else None
+        stepper = _stepper(replica, reader, context) if active else None
         limit_bytes = _record_facts(crew, index, sweep, group, active, memory_fraction)
         for position, size in enumerate(sweep.local_batch_sizes):
             left_s = sweep.time_limit_s - (crew.elapsed_s() - begun_s)
@@ -113,9 +113,7 @@ def run_sweep(
                 crew.record(SweepEnded(sweep=index, local_batch_size=size, reason=reason))
                 break
             allowed_s = max(0.0, left_s) / (len(sweep.local_batch_sizes) - position)
-            taken = _measure(stepper, sweep, size, allowed_s, group, context.device) if stepper else _Taken()
-            rows = crew.gather(taken.row(sweep.timed_steps))[: sweep.concurrent_workers]
-            workers = [_Taken.of(row) for row in rows]
+            workers = _measure_together(crew, stepper, sweep, size, allowed_s, group)
             if any(worker.exhausted for worker in workers):
                 crew.record(SweepEnded(sweep=index, local_batch_size=size, reason="memory-exhausted"))
                 break
@@ -136,20 +134,32 @@ def come_back(
     active = context.rank < sweep.concurrent_workers
     time_limit_s, begun_s = share * sweep.time_limit_s, crew.elapsed_s()
     with threads(sweep.threads_per_worker):
-        order = np.random.default_rng(context.rank).permutation(len(reader.dataset))
-        stepper = _Stepper(replica, reader, make_stopwatch(context.device), order) if active else None
+        stepper = _stepper(replica, reader, context) if active else None
         for position, size in enumerate(sizes):
             left_s = time_limit_s - (crew.elapsed_s() - begun_s)
             if left_s <= 0:
                 return
             allowed_s = left_s / (len(sizes) - position)
-            taken = _measure(stepper, sweep, size, allowed_s, group, context.device) if stepper else _Taken()
-            rows = crew.gather(taken.row(sweep.timed_steps))[: sweep.concurrent_workers]
-            workers = [_Taken.of(row) for row in rows]
+            workers = _measure_together(crew, stepper, sweep, size, allowed_s, group)
             if any(worker.exhausted for worker in workers):
                 return
             # The memory of a process that has trained since says nothing about the batch size.
             crew.record(_point(index, size, workers).model_copy(update={"peak_memory_bytes": None}))
+
+
+def _stepper(replica: Replica, reader: BatchReader, context: WorkerContext) -> _Stepper:
+    """Steps over the data in an order of this worker's own."""
+    order = np.random.default_rng(context.rank).permutation(len(reader.dataset))
+    return _Stepper(replica, reader, make_stopwatch(context.device), order)
+
+
+def _measure_together(
+    crew: Crew, stepper: _Stepper | None, sweep: Sweep, size: int, allowed_s: float, group: Alignment
+) -> list[_Taken]:
+    """What every active worker measured at one batch size, the same on every rank; a worker without stepper listens."""
+    own = _measure(stepper, sweep, size, allowed_s, group, crew.context.device) if stepper else _Taken()
+    rows = crew.gather(own.row(sweep.timed_steps))[: sweep.concurrent_workers]
+    return [_Taken.of(row) for row in rows]
 
 
 def _measure(
