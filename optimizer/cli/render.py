@@ -27,8 +27,13 @@ class Column:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console on the stream as it is now (tests and pipes replace it)."""
-    return Console(file=sys.stderr if stderr else sys.stdout, highlight=False, soft_wrap=False)
+    """A console on the stream as it is now (tests and pipes replace it).
+
+    Progress and errors that go to a file or a pipe keep one line a sentence: a reader or a program there looks for
+    words, and the width of a terminal that is not there must not break them.
+    """
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=stream, highlight=False, soft_wrap=stderr and not stream.isatty())
 
 
 def print_json(value: Any) -> None:
