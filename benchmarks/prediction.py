@@ -15,8 +15,8 @@ from pathlib import Path
 
 from benchmarks._outcome import Outcome, options, publish, quartiles
 from hetopt.optimizer.fit import fit
+from hetopt.optimizer.hosting import division
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
-from hetopt.optimizer.local import division
 from hetopt.optimizer.report import TOLERANCE, Report
 
 PACES = ("1,1", "1,2", "1,3")

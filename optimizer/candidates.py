@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from hetopt.optimizer.forecast import Z90, Forecast, JobModel, shares_of
-from hetopt.optimizer.plan import Candidate, CostTerm, Group, Prediction, Range
+from hetopt.optimizer.plan import Assumed, Candidate, CostTerm, Group, Prediction, Range
 from hetopt.optimizer.search_space import Cluster, MachineOption, SearchSpace
+from hetopt.trainer.exchange.wire import Collective
 
 
 def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forecast, row: int) -> Candidate:
@@ -17,7 +18,7 @@ def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, found: F
     for index, machines in cluster.machines:
         option = space.options[index]
         own, sizes = sizes[: machines * option.worker.workers], sizes[machines * option.worker.workers :]
-        groups.append(_group(option, machines, own))
+        groups.append(_group(option, machines, own, exchange.collective))
     return Candidate(
         groups=tuple(groups),
         global_batch_size=space.batch_sizes[cluster.batch],
@@ -33,8 +34,9 @@ def spread(value: float, log_sd: float) -> Range:
     return Range(value=value, low=value / reach, high=value * reach)
 
 
-def _group(option: MachineOption, machines: int, local_batch_sizes: list[int]) -> Group:
+def _group(option: MachineOption, machines: int, local_batch_sizes: list[int], collective: Collective) -> Group:
     price, band = option.offer.price, option.offer.band
+    time, link = option.worker.time, option.links[collective]
     return Group(
         instance_type=option.name,
         machines=machines,
@@ -48,6 +50,14 @@ def _group(option: MachineOption, machines: int, local_batch_sizes: list[int]) -
         interruption_band=band.label if band else None,
         local_batch_sizes=tuple(local_batch_sizes),
         evidence=option.worker.evidence,
+        assumed=Assumed(
+            fixed_s=time.fixed_s,
+            per_sample_s=time.per_sample_s,
+            floor_s=time.floor_s,
+            max_samples=time.max_samples,
+            link_latency_s=link.latency_s,
+            link_bytes_per_s=link.bytes_per_s,
+        ),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from pydantic import Field
 
@@ -11,6 +11,11 @@ from hetopt.profiler.artifact import Artifact
 from hetopt.trainer.spec import RunSpec
 
 LAUNCH_FILE = "launch.json"
+
+Place = Literal["local", "rehearsal"]
+"""Where a plan can run."""
+
+PLACES: tuple[Place, ...] = get_args(Place)
 
 
 class Launch(Artifact):
@@ -23,12 +28,24 @@ class Launch(Artifact):
     created: str
     started_s: float = Field(description="seconds since the epoch when the processes were asked for")
     run_id: str
-    on: Literal["local"]
+    on: Place
     plan: Plan
     spec: RunSpec = Field(description="the plan's run as it was mapped onto this place's workers")
     prediction: Prediction = Field(description="for this place, not for the rented cluster")
+    notes: tuple[str, ...] = Field(default=(), description="what to know of this place to read its numbers")
 
     @property
     def hourly_usd(self) -> float:
         """What the plan's machines cost an hour, at the plan's prices."""
         return sum(group.machines * group.price_usd_per_hour for group in self.plan.chosen.groups)
+
+    @property
+    def speeds(self) -> dict[str, float]:
+        """Relative speed of each host of a rehearsal; empty elsewhere."""
+        miniature = self.spec.miniature
+        return {host.name: host.speed for host in miniature.hosts} if miniature is not None else {}
+
+    @property
+    def time_factor(self) -> float:
+        """Seconds here for one second of the cluster; 1 where no miniature of it was made."""
+        return 1.0 if self.spec.miniature is None else self.spec.miniature.time_factor

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hetopt.optimizer.candidates import spread
-from hetopt.optimizer.fit import FittedDevice, FittedModel, LinkModel, fit
-from hetopt.optimizer.forecast import evaluations
+from hetopt.optimizer.fit import FittedDevice, FittedModel, fit
+from hetopt.optimizer.hosting import HOST_LINK, begun_shares, division, predict_run
 from hetopt.optimizer.links import MEASURED_LINK_LOG_SD
-from hetopt.optimizer.plan import Plan, Prediction, Range
-from hetopt.optimizer.recommend import steps_model
+from hetopt.optimizer.plan import Plan, Prediction
 from hetopt.optimizer.step_time import Breakdown, step_time
 from hetopt.profiler.errors import BadInput
 from hetopt.profiler.profile import LOCAL
@@ -21,17 +19,12 @@ from hetopt.trainer.spec import RunSpec, WorkerSpec
 STARTUP_S = 8.0
 """Starting processes that import torch, where the profile does not say."""
 
-STARTUP_LOG_SD = 0.15
-
 RUN_TO_RUN_LOG_SD = 0.08
 """The same job on the same machine some minutes later: nine runs of `benchmarks.prediction` on a shared 2-core virtual
 machine (2026-11-20) lay 10 % from their predictions in the median, on both sides."""
 
 UNMEASURED_DIVISION_LOG_SD = 0.2
 """Added when the host was never measured divided among so many workers."""
-
-HOST_LINK = LinkModel(latency_s=5e-5, bytes_per_s=1e9)
-"""Workers of one host over the loopback interface, where the profile holds no measurement."""
 
 
 def predict_on_local(plan: Plan, paces: Sequence[float] | None) -> tuple[RunSpec, Prediction]:
@@ -57,7 +50,7 @@ def predict_on_local(plan: Plan, paces: Sequence[float] | None) -> tuple[RunSpec
     count = len(paces)
     device, crowding = division(model, count)
     workers = [_worker_time(device, crowding, pace) for pace in paces]
-    shares = solve_shares(workers, plan.chosen.global_batch_size)
+    shares = begun_shares(plan.run, solve_shares(workers, plan.chosen.global_batch_size).local_batch_sizes)
     run = plan.run.model_copy(
         update={
             "workers": tuple(
@@ -69,29 +62,15 @@ def predict_on_local(plan: Plan, paces: Sequence[float] | None) -> tuple[RunSpec
                     threads=max(1, cpus // count) if device.device.kind == "cpu" else None,
                     max_local_batch_size=device.largest_batch or None,
                 )
-                for rank, (samples, pace) in enumerate(zip(shares.local_batch_sizes, paces, strict=True))
+                for rank, (samples, pace) in enumerate(zip(shares, paces, strict=True))
             )
         }
     )
     compute_s = [
-        _paced_s(device, device.time_s(samples), crowding, pace)
-        for samples, pace in zip(shares.local_batch_sizes, paces, strict=True)
+        _paced_s(device, device.time_s(samples), crowding, pace) for samples, pace in zip(shares, paces, strict=True)
     ]
     step = _step(model, device, plan, compute_s)
-    return run, _prediction(model, device, plan, step, shares.local_batch_sizes, crowding)
-
-
-def division(model: FittedModel, workers: int) -> tuple[FittedDevice, float]:
-    """The measured division of the host nearest to so many workers, and how much longer its steps take with them.
-
-    More workers than were ever measured at a time share the cores: each gets a smaller part of them.
-    """
-    alike = [fitted for fitted in model.devices if fitted.device.type == model.reference.device.type]
-    fitting = [fitted for fitted in alike if fitted.device.workers_per_host >= workers]
-    if fitting:
-        return min(fitting, key=lambda fitted: fitted.device.workers_per_host), 1.0
-    nearest = max(alike, key=lambda fitted: fitted.device.workers_per_host)
-    return nearest, workers / nearest.device.workers_per_host
+    return run, _prediction(model, device, plan, step, shares, crowding)
 
 
 def _worker_time(fitted: FittedDevice, crowding: float, pace: float) -> WorkerTime:
@@ -128,40 +107,20 @@ def _step(model: FittedModel, fitted: FittedDevice, plan: Plan, compute_s: Seque
 def _prediction(
     model: FittedModel, fitted: FittedDevice, plan: Plan, step: Breakdown, shares: Sequence[int], crowding: float
 ) -> Prediction:
-    profile, every = plan.profile, plan.run.evaluate_every_epochs
-    batch = plan.chosen.global_batch_size
-    gain = model.gain.gain(plan.chosen.compression.ratio)
-    goal = steps_model(model, plan.goal, every)
-    steps, steps_log_sd = float(goal.steps(batch, gain)), float(goal.log_sd(batch, gain))
     # Measured with the host to itself. Each worker evaluates in proportion to its share, without its pace.
     divided = crowding * fitted.step_time.per_sample_s / model.whole_host.step_time.per_sample_s
-    evaluation_s = (profile.evaluation_s or 0.0) * divided * max(shares) / batch
-    count = float(evaluations(steps, batch, every * profile.job.dataset_size))
-    training_s = steps * step.step_time_s + count * evaluation_s
+    evaluation_s = (plan.profile.evaluation_s or 0.0) * divided * max(shares) / plan.chosen.global_batch_size
     compute_share = step.compute_s / step.step_time_s
     step_log_sd = math.hypot(
         RUN_TO_RUN_LOG_SD,
         compute_share * math.hypot(fitted.step_time.log_sd, UNMEASURED_DIVISION_LOG_SD if crowding != 1 else 0.0),
         (1 - compute_share) * MEASURED_LINK_LOG_SD,
     )
-    training = spread(training_s, math.hypot(step_log_sd, steps_log_sd))
-    startup_s = profile.startup_s or STARTUP_S
-    startup = spread(startup_s, STARTUP_LOG_SD)
-    total_s = startup_s + training_s
-    return Prediction(
-        step_time_s=spread(step.step_time_s, step_log_sd),
-        compute_s=step.compute_s,
-        communication_s=step.communication_s,
-        waiting_s=step.waiting_s,
-        steps=spread(steps, steps_log_sd),
-        steps_source=goal.source,
-        training_s=training,
-        startup_s=startup_s,
-        total_s=Range(
-            value=total_s,
-            low=total_s - math.hypot(startup_s - startup.low, training_s - training.low),
-            high=total_s + math.hypot(startup.high - startup_s, training.high - training_s),
-        ),
-        cost_usd=Range(value=0, low=0, high=0),
-        cost_terms=(),
+    return predict_run(
+        model,
+        plan,
+        step,
+        step_log_sd=step_log_sd,
+        evaluation_s=evaluation_s,
+        startup_s=plan.profile.startup_s or STARTUP_S,
     )

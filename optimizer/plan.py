@@ -8,10 +8,33 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 
 from hetopt.profiler.artifact import Artifact, Record
 from hetopt.profiler.profile import Profile
-from hetopt.trainer.spec import Compression, RunSpec
+from hetopt.trainer.spec import BatchPolicy, Compression, RunSpec, StopRule
 
 Market = Literal["spot", "on-demand"]
 Evidence = Literal["measured", "interpolated", "extrapolated"]
+
+
+ScalingRule = Literal["none", "linear", "sqrt", "adascale"]
+"""How the learning rate follows the global batch size: not at all, in proportion, by the square root, or by the noise
+of the gradient while training goes on."""
+
+
+class Assumed(Record):
+    """What the forecast took for one machine of a group: a worker's computation in a step, and the way to a neighbour.
+
+    A step of ``b`` samples takes ``max(floor_s, fixed_s + per_sample_s * b)``.
+    """
+
+    fixed_s: NonNegativeFloat
+    per_sample_s: PositiveFloat
+    floor_s: NonNegativeFloat = 0.0
+    max_samples: PositiveInt | None = Field(default=None, description="what a worker's memory holds")
+    link_latency_s: NonNegativeFloat = Field(description="of one message of the plan's collective")
+    link_bytes_per_s: PositiveFloat = Field(description="that its collective reaches")
+
+    def time_s(self, samples: int) -> float:
+        """Computation of one worker in a step."""
+        return max(self.floor_s, self.fixed_s + self.per_sample_s * samples)
 
 
 class Group(Record):
@@ -29,6 +52,7 @@ class Group(Record):
     interruption_band: str | None = Field(description="share of machines interrupted in a month, such as '<5%'")
     local_batch_sizes: tuple[PositiveInt, ...] = Field(description="one for each worker of the group")
     evidence: Evidence = Field(description="where the group's step time comes from")
+    assumed: Assumed | None = Field(default=None, description="absent in plans of versions that did not write it down")
 
     @model_validator(mode="after")
     def _one_share_a_worker(self) -> Self:
@@ -118,3 +142,13 @@ class Plan(Artifact):
     searched: str = Field(description="how much of the catalogue was looked at, and how")
     run: RunSpec
     profile: Profile = Field(description="the profile it was planned from, whole, so that a plan stands alone")
+
+    def adjusted(self, *, steps: int | None = None, policy: BatchPolicy | None = None) -> Self:
+        """The same plan, to be run for so many steps instead of to its end, or with another batch policy."""
+        run, goal = self.run, self.goal
+        if policy is not None:
+            run = run.model_copy(update={"batch_policy": policy})
+        if steps is not None:
+            run = run.model_copy(update={"stop": StopRule(max_steps=steps)})
+            goal = Goal(budget_usd=goal.budget_usd, deadline_s=goal.deadline_s, ends="steps", amount=steps)
+        return self.model_copy(update={"run": run, "goal": goal})

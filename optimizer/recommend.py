@@ -20,21 +20,19 @@ from hetopt.optimizer.cost import (
     STARTUP_LOG_SD,
     Rates,
     checkpoint_time_s,
-    daly_interval_s,
-    scarce_probability,
 )
 from hetopt.optimizer.explain import describe_machines, explain, usd_at_least
 from hetopt.optimizer.fit import FittedModel, fit
 from hetopt.optimizer.forecast import JobModel
 from hetopt.optimizer.links import network_log_sd
-from hetopt.optimizer.plan import Candidate, Goal, Market, Plan
+from hetopt.optimizer.plan import Candidate, Goal, Market, Plan, ScalingRule
+from hetopt.optimizer.planned_run import run_spec
 from hetopt.optimizer.search import STUDY_TRIALS, Found, Limits, search
 from hetopt.optimizer.search_space import SearchSpace, batch_ladder, drop_dominated, exchange_options, machine_options
 from hetopt.optimizer.transfer import ReferenceHost, reference_host
 from hetopt.optimizer.words import duration, usd
 from hetopt.profiler.errors import BadInput, NoFeasiblePlan
 from hetopt.profiler.profile import Profile
-from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
 
 MINIMUM_GAIN_TARGET = 0.7
 MINIMUM_GAIN_FIXED = 0.9
@@ -53,11 +51,6 @@ MARKETS: Mapping[str, Market | None] = MappingProxyType({"spot": "spot", "on-dem
 MAX_MACHINES = 256
 """A ring over more workers is dominated by latency, and the models were never held against one."""
 
-CHECKPOINT_INTERVAL_S = (60.0, 1800.0)
-
-STEPS_MARGIN = 2.0
-"""A run that has not reached its target after this times the upper end of its steps ends."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -72,6 +65,7 @@ class Options:
         trials: of the Optuna study.
         only_types: instance types to choose from; empty for all.
         exclude_types: instance types to leave out.
+        learning_rate_rule: how the learning rate follows the batch size; absent: as the task has it.
     """
 
     market: str = "spot"
@@ -82,6 +76,7 @@ class Options:
     trials: int = STUDY_TRIALS
     only_types: tuple[str, ...] = ()
     exclude_types: tuple[str, ...] = ()
+    learning_rate_rule: ScalingRule | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be searched."""
@@ -143,7 +138,9 @@ def recommend(
         pareto=tuple(candidate(int(row)) for row in found.front),
         explanation=explain(model, host, found, chosen, candidate, limits, catalog),
         searched=_searched(space, found, options),
-        run=run_spec(profile, goal, chosen, seed=seed, evaluate_every_epochs=every),
+        run=run_spec(
+            model, goal, chosen, seed=seed, evaluate_every_epochs=every, learning_rate_rule=options.learning_rate_rule
+        ),
         profile=profile,
     )
 
@@ -174,53 +171,6 @@ def evaluation_period_epochs(model: FittedModel, goal: Goal) -> float:
     epoch_s = model.reference.step_time.time_s(job.batch_size) * job.dataset_size / job.batch_size
     cheapest = (model.profile.evaluation_s or 0.0) / (EVALUATION_SHARE * epoch_s)
     return min(1.0, max(epochs / EVALUATIONS_TO_TARGET, cheapest, job.batch_size / job.dataset_size))
-
-
-def run_spec(profile: Profile, goal: Goal, chosen: Candidate, *, seed: int, evaluate_every_epochs: float) -> RunSpec:
-    """What the machines of a candidate are told to do."""
-    job = profile.job
-    workers = [
-        WorkerSpec(
-            host=f"{group.instance_type}-{group.market}-{machine}",
-            type=group.instance_type,
-            local_batch_size=group.local_batch_sizes[machine * group.workers_per_machine + place],
-        )
-        for group in chosen.groups
-        for machine in range(group.machines)
-        for place in range(group.workers_per_machine)
-    ]
-    scale = chosen.global_batch_size / job.batch_size
-    return RunSpec(
-        task=job.task,
-        data_dir=profile.data_dir,
-        seed=seed,
-        workers=tuple(workers),
-        compression=chosen.compression,
-        learning_rate_scale={"none": 1.0, "linear": scale, "sqrt": math.sqrt(scale)}[job.learning_rate_rule],
-        stop=_stop(goal, chosen),
-        evaluate_every_epochs=evaluate_every_epochs,
-        checkpoint_every_s=_checkpoint_interval_s(profile, chosen),
-    )
-
-
-def _stop(goal: Goal, chosen: Candidate) -> StopRule:
-    if goal.ends == "target":
-        return StopRule(target=True, max_steps=math.ceil(STEPS_MARGIN * chosen.prediction.steps.high))
-    if goal.ends == "epochs":
-        return StopRule(max_epochs=goal.amount)
-    return StopRule(max_steps=math.ceil(goal.amount or 1))
-
-
-def _checkpoint_interval_s(profile: Profile, chosen: Candidate) -> float:
-    """Daly's interval at the cluster's mean hazard, within bounds that keep both loss and overhead small."""
-    per_hour = sum(
-        group.machines * scarce_probability(group.market, group.interruption_band) / 2 for group in chosen.groups
-    )
-    low, high = CHECKPOINT_INTERVAL_S
-    if per_hour == 0:
-        return high
-    interval = float(daly_interval_s(3600 / per_hour, checkpoint_time_s(profile.job.gradient_bytes)))
-    return min(high, max(low, round(interval)))
 
 
 def _completed(goal: Goal, profile: Profile) -> Goal:

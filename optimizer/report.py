@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
@@ -9,6 +10,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.plan import Range
 from hetopt.optimizer.progress import Progress
+from hetopt.optimizer.timeline import Happening, Moment, Timeline
 from hetopt.profiler.artifact import Artifact, Record
 from hetopt.profiler.errors import BadInput
 
@@ -42,6 +44,7 @@ class WorkerReport(Record):
     host: str
     type: str
     pace: PositiveFloat
+    speed: PositiveFloat | None = Field(default=None, description="of its host in a rehearsal, relative")
     local_batch_size: int = Field(description="share at the end, samples")
     compute_s: NonNegativeFloat
     wait_s: NonNegativeFloat
@@ -69,10 +72,18 @@ class Report(Artifact):
     verdict: tuple[str, ...] = Field(description="a sentence each: did the prediction hold, and where did it miss")
     rented_total_s: NonNegativeFloat = Field(description="predicted for the rented cluster")
     rented_cost_usd: NonNegativeFloat = Field(description="predicted for the rented cluster")
+    timeline: tuple[Moment, ...] = Field(default=(), description="the run over time, in order")
+    happenings: tuple[Happening, ...] = Field(default=(), description="what bends the curves of the timeline")
 
 
-def make_report(launch: Launch, progress: Progress, *, state: str) -> Report:
+def make_report(launch: Launch, progress: Progress, told: Timeline, *, state: str) -> Report:
     """Hold the events of a run against its prediction.
+
+    Args:
+        launch: what was started, and what was predicted for it.
+        progress: how far it got.
+        told: the run over time.
+        state: how it is now.
 
     Raises:
         BadInput: the run has not logged a single step yet.
@@ -90,6 +101,7 @@ def make_report(launch: Launch, progress: Progress, *, state: str) -> Report:
     within = None if run_time is None or run_time.error is None else abs(run_time.error) <= TOLERANCE
     steps = max(progress.logged_steps, 1)
     rented = launch.plan.chosen.prediction
+    speeds = launch.speeds
     return Report(
         run_id=launch.run_id,
         task=progress.task,
@@ -103,6 +115,7 @@ def make_report(launch: Launch, progress: Progress, *, state: str) -> Report:
                 host=worker.host,
                 type=worker.type,
                 pace=worker.pace,
+                speed=speeds.get(worker.host),
                 local_batch_size=worker.local_batch_size,
                 compute_s=worker.compute_s / steps,
                 wait_s=worker.wait_s / steps,
@@ -113,11 +126,13 @@ def make_report(launch: Launch, progress: Progress, *, state: str) -> Report:
         share_changes=progress.share_changes,
         hourly_usd=launch.hourly_usd,
         within_tolerance=within if finished else None,
-        verdict=_verdict(by_name, within)
+        verdict=_verdict(by_name, within, told.happenings)
         if finished
         else ("The run has not finished; only step time can be held against its prediction.",),
         rented_total_s=rented.total_s.value,
         rented_cost_usd=rented.cost_usd.value,
+        timeline=told.moments,
+        happenings=told.happenings,
     )
 
 
@@ -151,10 +166,12 @@ def _held(name: str, unit: Unit, said: Range, measured: float, *, factor: float 
     )
 
 
-def _verdict(figures: dict[str, Compared], within: bool | None) -> tuple[str, ...]:
+def _verdict(figures: dict[str, Compared], within: bool | None, happenings: Sequence[Happening]) -> tuple[str, ...]:
     run_time = figures.get("run time")
     if run_time is None or run_time.error is None:
         return ("The run was resumed or stopped, so its total time has no prediction to be held against.",)
+    changed = sum(happening.kind == "condition_changed" for happening in happenings)
+    slowed = sum(happening.kind == "miniature_slowed" for happening in happenings)
     sentences = [
         f"The run took {run_time.measured:.1f} s where {run_time.predicted:.1f} s were predicted "
         f"({run_time.error:+.1%}): {'within' if within else 'outside'} the 10 % that is promised."
@@ -165,11 +182,21 @@ def _verdict(figures: dict[str, Compared], within: bool | None) -> tuple[str, ..
         known = {name: error for name, error in causes.items() if error is not None}
         worst = max(known, key=lambda name: abs(known[name]))
         advice = {
-            "step time": "the machine was busier or slower than while it was profiled; profile it again",
+            "step time": "the computation did not fit into its declared time, so the miniature slowed down"
+            if slowed
+            else "its conditions changed on the way"
+            if changed
+            else "the machine was busier or slower than while it was profiled; profile it again",
             "steps": "the target took another number of steps than the pilots suggested",
             "start-up": "starting the processes took another time than in the profile",
         }[worst]
         sentences.append(f"Most of the difference is in the {worst} ({known[worst]:+.1%}): {advice}.")
+    if changed or slowed:
+        what = [
+            *(["one change of conditions" if changed == 1 else f"{changed} changes of conditions"] if changed else []),
+            *(["that the miniature slowed down"] if slowed else []),
+        ]
+        sentences.append(f"The prediction does not count {' and '.join(what)}.")
     inside = run_time.low <= run_time.measured <= run_time.high
     sentences.append(
         f"It {'lies' if inside else 'does not lie'} in the predicted 90 % interval, "

@@ -61,6 +61,15 @@ def cluster(machines: Iterable[tuple[int, str]]) -> str:
     return " + ".join(f"{number} × {name}" for number, name in machines)
 
 
+def bit_rate(bits_per_s: float) -> str:
+    """'25 Mbit/s', '1.6 Gbit/s'."""
+    for unit in ("bit/s", "kbit/s", "Mbit/s"):
+        if bits_per_s < 999.5:
+            return f"{bits_per_s:.3g} {unit}"
+        bits_per_s /= 1000
+    return f"{bits_per_s:.3g} Gbit/s"
+
+
 def bytes_(number: float) -> str:
     """'393 kB', '12.4 GB'."""
     for unit in ("B", "kB", "MB", "GB"):

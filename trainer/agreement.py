@@ -15,12 +15,31 @@ _TEXT_BYTES = 256
 
 def gather_numbers(row: Sequence[float], world_size: int) -> list[list[float]]:
     """The rows of all workers, in rank order, bit for bit as they were (NaN included); all rows have one length."""
-    if world_size == 1:
-        return [list(row)]
-    own = torch.tensor(row, dtype=torch.float64)
-    rows = [torch.empty_like(own) for _ in range(world_size)]
-    dist.all_gather(rows, own)
-    return [[float(value) for value in gathered.tolist()] for gathered in rows]
+    return Gathering(row, world_size).wait()
+
+
+class Gathering:
+    """Rows of all workers on their way: what `gather_numbers` gives, with something else done in between.
+
+    Begun and waited for at the same points of the program on all ranks, like every collective. Others may be begun and
+    finished in between: gloo carries out what is begun in that order, and keeps the messages of each apart.
+    """
+
+    def __init__(self, row: Sequence[float], world_size: int) -> None:
+        self._row = list(row)
+        self._work: dist.Work | None = None
+        if world_size > 1:
+            own = torch.tensor(self._row, dtype=torch.float64)
+            self._rows = [torch.empty_like(own) for _ in range(world_size)]
+            self._work = dist.all_gather(self._rows, own, async_op=True)
+
+    def wait(self) -> list[list[float]]:
+        """The rows, in rank order."""
+        if self._work is None:
+            return [self._row]
+        self._work.wait()
+        gathered: list[list[float]] = torch.stack(self._rows).tolist()
+        return gathered
 
 
 def gather_texts(text: str, world_size: int) -> list[str]:

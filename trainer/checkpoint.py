@@ -28,7 +28,7 @@ from hetopt.trainer.exchange.memory import MemoryState, redistribute
 from hetopt.trainer.run_folder import CHECKPOINT_FOLDER
 from hetopt.trainer.spec import RunSpec
 
-_SCHEMA = 1
+_SCHEMA = 2
 _KEPT = 2
 
 
@@ -44,8 +44,11 @@ class SharedState:
         model: its state dictionary.
         optimizer: its state dictionary.
         cursor: where the data stands.
-        controller: what the batch controller remembers.
+        policy: name of the batch policy.
+        controller: what the batch policy remembers, as plain JSON.
         loss_scale: of fp16.
+        learning_rate: the scale that follows the gradient noise, where it does.
+        memory_bounds: samples of the largest micro-batch that each worker learned to fit, in rank order; 0: none.
         target_reached: nothing is left to do for a run that ends at its target.
     """
 
@@ -56,8 +59,11 @@ class SharedState:
     model: Mapping[str, Any]
     optimizer: Mapping[str, Any]
     cursor: Mapping[str, int]
+    policy: str
     controller: Mapping[str, object]
     loss_scale: Mapping[str, float] | None
+    learning_rate: Mapping[str, float] | None
+    memory_bounds: tuple[int, ...]
     target_reached: bool
 
 
@@ -138,7 +144,7 @@ class CheckpointFolder:
         try:
             partial.mkdir(parents=True, exist_ok=True)
             if shared is not None:
-                _write(partial / "state.pt", {"schema": _SCHEMA, **vars(shared), "shares": list(shared.shares)})
+                _write(partial / "state.pt", {"schema": _SCHEMA, **vars(shared)})
             _write(partial / f"rank-{rank}.pt", vars(own))
             barrier()
             if shared is not None:
@@ -165,7 +171,7 @@ class CheckpointFolder:
         try:
             if data.pop("schema") != _SCHEMA:
                 raise BadInput(f"{path} was written by another version of hetopt.", hint=_start_over(self._folder))
-            shared = SharedState(**{**data, "shares": tuple(data["shares"])})
+            shared = SharedState(**data)
         except (KeyError, TypeError):
             raise BadInput(f"{path} is not a checkpoint of hetopt.", hint=_start_over(self._folder)) from None
         if shared.digest != digest:

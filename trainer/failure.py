@@ -22,6 +22,14 @@ _PEER_LOST = (
     "connectFullMesh failed",
 )
 
+# What is refused memory says so in a plain RuntimeError that only its text tells apart: torch's CPU allocator, and the
+# libraries that keep a workspace of their own on a GPU.
+_MEMORY_REFUSED = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+
 
 class FailureReport:
     """Around a worker's whole life: appends ``run_failed`` to the event log when it ends with an error.
@@ -71,11 +79,18 @@ def is_peer_loss(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _PEER_LOST)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the error says that there was not enough memory."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _MEMORY_REFUSED)
+
+
 def explain(error: Exception, rank: int) -> HetoptError:
     """Any error of worker ``rank`` as one sentence with an exit code."""
     if isinstance(error, HetoptError):
         return error
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+    if is_out_of_memory(error):
         return RunFailed(
             f"worker {rank} ran out of memory.", hint="lower max_local_batch_size of this worker in the plan's run spec"
         )

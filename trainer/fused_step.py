@@ -1,22 +1,25 @@
 """The step that computes the whole gradient in one flat buffer and then exchanges it at once.
 
-For what needs the whole gradient (Top-k, residuals in true units under loss scaling), for paced workers, whose stretch
-lies between computing and exchanging, for models that do not use all parameters at every step, and for a single worker.
+For what needs the whole gradient (Top-k, residuals in true units under loss scaling), for models that do not use all
+parameters at every step or are so small that nothing can be sent under backward, and for a single worker.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.exchange.exchange import GradientExchange
 from hetopt.trainer.exchange.memory import Memory
-from hetopt.trainer.local_batch import BatchReader, MicroBatch
+from hetopt.trainer.local_gradient import LocalGradient
+from hetopt.trainer.noise_groups import MicroBatchGroups, NoiseSums, square_norm, weighted_square_norm
 from hetopt.trainer.pace import Pace
-from hetopt.trainer.step import LossModule, StepTrace, trainable_parameters
+from hetopt.trainer.step import LossModule, Reader, StepTrace, trainable_parameters
 from hetopt.trainer.stopwatch import Stopwatch
 
 
@@ -24,38 +27,60 @@ class FusedStep:
     """Computes the whole gradient in one flat fp32 buffer, then exchanges it at once.
 
     Gradients of all parameters are views into the buffer; a parameter that a step does not use keeps a zero there.
+
+    Args:
+        module: the model with its loss.
+        reader: of the samples.
+        exchange: sums the buffer over all workers.
+        stopwatch: of the device.
+        pace: how fast this worker may be.
+        noise: the groups of samples whose gradients are measured for their noise; None: nobody asks.
     """
 
     def __init__(
-        self, *, module: LossModule, reader: BatchReader, exchange: GradientExchange, stopwatch: Stopwatch, pace: Pace
+        self,
+        *,
+        module: LossModule,
+        reader: Reader,
+        exchange: GradientExchange,
+        stopwatch: Stopwatch,
+        pace: Pace,
+        noise: Literal["workers", "micro-batches"] | None = None,
     ) -> None:
         parameters = trainable_parameters(module.model)
-        self._module = module
-        self._reader = reader
+        device = parameters[0].device
+        self._local = LocalGradient(model=module.model, forward=module, reader=reader, device=device)
         self._exchange = exchange
         self._stopwatch = stopwatch
         self._pace = pace
-        self._flat = torch.zeros(sum(p.numel() for p in parameters), device=parameters[0].device)
+        self._flat = torch.zeros(sum(p.numel() for p in parameters), device=device)
         for parameter, view in zip(parameters, torch.split(self._flat, [p.numel() for p in parameters]), strict=True):
             parameter.grad = view.view_as(parameter)
+        self._noise = noise
+        self._groups = MicroBatchGroups(self._flat) if noise == "micro-batches" else None
 
     @property
     def memory(self) -> Memory:
         """The exchange's."""
         return self._exchange.memory
 
+    def warm_up(self, part: MicroBatch) -> None:
+        """Compute a micro-batch (see `Step`)."""
+        self._local.try_out(part)
+
     def run(self, parts: Sequence[MicroBatch], global_batch_size: int, loss_scale: float | None) -> StepTrace:
         """Compute and exchange (see `Step`)."""
         begun = self._stopwatch.mark()
-        self._pace.begin()
+        samples = sum(map(len, parts))
+        self._pace.begin(samples)
         self._flat.zero_()
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self._flat.device)
-        for part in parts:
-            loss = self._module(self._reader.read(part))
-            (loss * (len(part) / global_batch_size * (loss_scale or 1.0))).backward()
-            loss_sum += loss.detach() * len(part)
-        self._pace.end()
+        factor = (loss_scale or 1.0) / global_batch_size
+        if self._groups is not None:
+            self._groups.begin(factor)
+        loss_sum = self._local.run(parts, factor, after=None if self._groups is None else self._groups.add)
+        self._pace.reach(1.0)
         computed = self._stopwatch.mark()
+        measured = self._measured(factor, samples)
         finite = True
         if loss_scale is not None:
             # Residuals are kept in true units, and an overflow on one worker must not enter any residual: the workers
@@ -64,9 +89,28 @@ class FusedStep:
             finite = _all_finite(self._flat)
         if finite:
             self._exchange.run(self._flat)
+        summed = self._stopwatch.mark()
+        noise = None
+        if measured is not None and finite:
+            groups, weighted = measured
+            noise = NoiseSums(groups=groups, weighted_square_norm=weighted, mean_square_norm=square_norm([self._flat]))
         return StepTrace(
-            loss_sum=loss_sum, begun=begun, computed=computed, summed=self._stopwatch.mark(), finite=finite
+            loss_sum=loss_sum,
+            begun=begun,
+            computed=computed,
+            summed=summed,
+            micro_batches=len(parts),
+            finite=finite,
+            noise=noise,
         )
+
+    def _measured(self, factor: float, samples: int) -> tuple[int, Tensor] | None:
+        """How many groups this worker's samples are, and their weighted squared norms."""
+        if self._groups is not None:
+            return self._groups.count, self._groups.weighted_square_norm
+        if self._noise is None:
+            return None
+        return 1, weighted_square_norm([self._flat], factor, samples)
 
 
 def _all_finite(flat: Tensor) -> bool:

@@ -1,26 +1,19 @@
-"""How one worker's slice of a global batch is cut into micro-batches and fetched."""
+"""How the samples of one worker reach its steps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TypeAlias
 
 import torch
 
-from hetopt.trainer.data.cursor import GlobalBatch
-from hetopt.trainer.data.fetch import Batch, EpochDataset, MapDataset, fetch, to_device
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class MicroBatch:
-    """Samples that are computed together; all of one epoch."""
-
-    epoch: int
-    indices: Sequence[int]
-
-    def __len__(self) -> int:
-        return len(self.indices)
+from hetopt.trainer.data.cursor import GlobalBatch, SampleCursor
+from hetopt.trainer.data.fetch import Batch, MapDataset, changes_with_epoch, fetch, pinned, set_epoch, to_device
+from hetopt.trainer.data.micro_batch import Cutting, MicroBatch, upcoming
+from hetopt.trainer.data.prefetch import ReadAhead, ReadingWatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,51 +25,174 @@ class BatchReader:
         device: where batches go.
         seed: the run's, for data that changes from epoch to epoch.
         max_samples: the largest micro-batch that fits into memory; None: any.
+        unit: samples of a micro-batch, exactly; None: as many as fit.
     """
 
     dataset: MapDataset
     device: torch.device
     seed: int
     max_samples: int | None = None
+    unit: int | None = None
+
+    @property
+    def cutting(self) -> Cutting:
+        """How slices are cut; one across the end of an epoch is cut there when the data is augmented."""
+        size = len(self.dataset)
+        epoch_size = size if changes_with_epoch(self.dataset) else None
+        return Cutting(epoch_size=epoch_size, unit=self.unit, max_samples=self.max_samples)
 
     def cut(self, batch: GlobalBatch, rank: int) -> list[MicroBatch]:
-        """The micro-batches of one rank: as few as memory allows, as equal as integers allow.
-
-        A slice across the end of an epoch is cut there when the samples of the two epochs differ (augmentation).
-        """
-        indices = batch.slices[rank]
-        offset = sum(len(part) for part in batch.slices[:rank])
-        pieces: list[tuple[int, Sequence[int]]] = [(batch.epoch, indices)]
-        if isinstance(self.dataset, EpochDataset):
-            pieces = _by_epoch(indices, batch.position + offset, len(self.dataset))
-        return [
-            MicroBatch(epoch=epoch, indices=part)
-            for epoch, piece in pieces
-            for part in _evenly(piece, self.max_samples)
-        ]
+        """The micro-batches of one rank."""
+        return self.cutting.parts(batch, rank)
 
     def read(self, part: MicroBatch) -> Batch:
         """The samples of a micro-batch, on the device."""
-        if isinstance(self.dataset, EpochDataset):
-            self.dataset.set_epoch(part.epoch, self.seed)
-        return to_device(fetch(self.dataset, part.indices), self.device)
+        return to_device(self._fetch(part), self.device)
+
+    def read_for_later(self, part: MicroBatch) -> Batch:
+        """The samples of a micro-batch on the host, ready to be moved to the device."""
+        batch = self._fetch(part)
+        return pinned(batch) if self.device.type == "cuda" else batch
+
+    def _fetch(self, part: MicroBatch) -> Batch:
+        set_epoch(self.dataset, part.epoch, self.seed)
+        return fetch(self.dataset, part.indices)
 
 
-def _by_epoch(indices: Sequence[int], position: int, dataset_size: int) -> list[tuple[int, Sequence[int]]]:
-    pieces: list[tuple[int, Sequence[int]]] = []
-    while len(indices):
-        epoch, offset = divmod(position, dataset_size)
-        taken = min(len(indices), dataset_size - offset)
-        pieces.append((epoch, indices[:taken]))
-        indices, position = indices[taken:], position + taken
-    return pieces
+StartReadAhead: TypeAlias = Callable[[Iterator[MicroBatch]], ReadAhead]
+"""Begins to read these, in a thread or in processes."""
 
 
-def _evenly(indices: Sequence[int], max_samples: int | None) -> list[Sequence[int]]:
-    if len(indices) == 0:
-        return []
-    if max_samples is None or len(indices) <= max_samples:
-        return [indices]
-    count = -(-len(indices) // max_samples)
-    edges = [len(indices) * i // count for i in range(count + 1)]
-    return [indices[first:last] for first, last in pairwise(edges)]
+class SampleFeed:
+    """One worker's micro-batches, step after step, read ahead where that is worth it.
+
+    Args:
+        reader: of the training data.
+        rank: whose slices.
+        cursor: where the data stands; moved by `take` alone.
+        read_ahead: begins to read ahead; None: samples are read when they are needed.
+        watch: says when reading is slow enough to be done ahead; None: it is from `begin` on.
+    """
+
+    def __init__(
+        self,
+        *,
+        reader: BatchReader,
+        rank: int,
+        cursor: SampleCursor,
+        read_ahead: StartReadAhead | None = None,
+        watch: ReadingWatch | None = None,
+    ) -> None:
+        self._reader = reader
+        self._cutting = reader.cutting
+        self._rank = rank
+        self._cursor = cursor
+        self._start_read_ahead = read_ahead
+        self._watch = watch
+        self._ahead: ReadAhead | None = None
+        self._followed: Sequence[int] = ()
+        self._batch: GlobalBatch | None = None
+        self._bound: int | None = None
+        self._read_s = 0.0
+        self._taken_s: float | None = None
+
+    @property
+    def cursor(self) -> SampleCursor:
+        """Where the data stands."""
+        return self._cursor
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches go."""
+        return self._reader.device
+
+    @property
+    def position(self) -> int:
+        """Samples drawn since the run began."""
+        return self._cursor.position
+
+    @property
+    def dataset_size(self) -> int:
+        """Samples of an epoch."""
+        return self._cursor.dataset_size
+
+    @property
+    def max_samples(self) -> int | None:
+        """The largest micro-batch that is tried."""
+        return self._cutting.max_samples
+
+    @property
+    def learned_bound(self) -> int | None:
+        """The largest micro-batch that fits, as far as this worker had to learn it; None: it had not."""
+        return self._bound
+
+    def first_part(self, samples: int) -> MicroBatch:
+        """The largest micro-batch of a share of so many samples, of whatever samples come first in the dataset."""
+        limits = (self._cutting.unit, self._cutting.max_samples)
+        return MicroBatch(epoch=0, indices=range(min(samples, self.dataset_size, *(n for n in limits if n))))
+
+    def continue_from(self, cursor: SampleCursor) -> None:
+        """Go on with another place in the data; before `begin`."""
+        self._cursor = cursor
+
+    def begin(self, shares: Sequence[int]) -> None:
+        """Training begins, with these shares: start to read ahead if that is known to be worth it."""
+        if self._start_read_ahead is not None and self._watch is None:
+            self._ahead = self._start_read_ahead(self._from_here(shares))
+            self._followed = shares
+
+    def take(self, shares: Sequence[int]) -> list[MicroBatch]:
+        """This worker's micro-batches of the next step; moves the cursor behind the step's samples."""
+        if self._ahead is None:
+            self._look_at_reading(shares)
+        elif shares != self._followed:
+            self._ahead.follow(self._from_here(shares))
+            self._followed = shares
+        self._batch = self._cursor.take(shares)
+        return self._cutting.parts(self._batch, self._rank)
+
+    def learn_bound(self, max_samples: int) -> list[MicroBatch]:
+        """From now on no micro-batch is larger; the samples of the last `take` once more, cut anew."""
+        self._cutting = replace(self._cutting, max_samples=max_samples)
+        self._bound = max_samples
+        if self._batch is None:
+            return []
+        parts = self._cutting.parts(self._batch, self._rank)
+        if self._ahead is not None:
+            self._ahead.follow(chain(parts, self._from_here(self._followed)))
+        return parts
+
+    def recall_bound(self, max_samples: int) -> None:
+        """What was learned before the run was interrupted holds; 0: nothing was."""
+        if max_samples and (self.max_samples is None or max_samples < self.max_samples):
+            self.learn_bound(max_samples)
+
+    def read(self, part: MicroBatch) -> Batch:
+        """The samples of a micro-batch, on the device."""
+        if self._ahead is not None:
+            return to_device(self._ahead.next(part), self._reader.device)
+        begun_s = time.perf_counter()
+        batch = self._reader.read(part)
+        self._read_s += time.perf_counter() - begun_s
+        return batch
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        if self._ahead is not None:
+            self._ahead.close()
+
+    def _from_here(self, shares: Sequence[int]) -> Iterator[MicroBatch]:
+        cursor = SampleCursor.from_state(self._cursor.state())
+        return upcoming(cursor, shares, self._cutting, self._rank)
+
+    def _look_at_reading(self, shares: Sequence[int]) -> None:
+        """Begin to read ahead as soon as reading turns out to be slow."""
+        if self._start_read_ahead is None or self._watch is None:
+            return
+        now_s = time.perf_counter()
+        if self._taken_s is not None:
+            self._watch = self._watch.after(self._read_s, now_s - self._taken_s)
+            if self._watch.is_slow:
+                self._ahead = self._start_read_ahead(self._from_here(shares))
+                self._followed = shares
+        self._taken_s, self._read_s = now_s, 0.0

@@ -1,11 +1,13 @@
 """Trains: steps in control periods, and between periods everything that all workers decide together.
 
 Inside a period the only communication is the gradient's. At its end one control vector is gathered; every rank reads
-the same numbers and so decides the same: new shares, an evaluation, a checkpoint, the end.
+the same numbers and so decides the same: new shares, an evaluation, a checkpoint, the end. The vector travels while the
+last step of the period is computed: it tells about the steps before that one, and the next vector about the rest.
 """
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -13,8 +15,18 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hetopt.profiler.errors import BadInput, RunFailed
-from hetopt.trainer.agreement import gather_numbers, gather_texts
-from hetopt.trainer.assembly import LearningRate, build_model, make_controller, make_step
+from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts
+from hetopt.trainer.announcement import announce
+from hetopt.trainer.assembly import (
+    build_model,
+    half_of,
+    make_adaptive_scale,
+    make_controller,
+    make_feed,
+    make_step,
+    make_worker_pace,
+)
+from hetopt.trainer.balance import Balance
 from hetopt.trainer.checkpoint import (
     CheckpointFolder,
     RankState,
@@ -24,15 +36,15 @@ from hetopt.trainer.checkpoint import (
     save_model,
 )
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.control.batch import BatchController, BatchObservation, BatchState
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.evaluation import average_buffers, evaluate
-from hetopt.trainer.local_batch import BatchReader
+from hetopt.trainer.learning_rate import LearningRate
+from hetopt.trainer.local_gradient import DoesNotFit
 from hetopt.trainer.milestones import Milestones
 from hetopt.trainer.precision import LossScale, initial_loss_scale
 from hetopt.trainer.run_folder import MODEL_FILE
 from hetopt.trainer.statistics import ControlRow, Period, PeriodLog
-from hetopt.trainer.step import Step, trainable_parameters
+from hetopt.trainer.step import Step, StepTrace
 from hetopt.trainer.stopwatch import make_stopwatch
 from hetopt.trainer.task import Task, TaskData
 from hetopt.trainer.tasks.load import load_task
@@ -49,10 +61,9 @@ def train(context: WorkerContext) -> None:
     task = load_task(context.spec.task)
     data = task.data(Path(context.spec.data_dir) if context.spec.data_dir is not None else None)
     model = build_model(task, context.device, context.spec.seed)
-    run = _Run(context, task, data, model)
-    run.resume()
-    run.announce()
-    run.go()
+    with closing(_Run(context, task, data, model)) as run:
+        run.resume()
+        run.go()
 
 
 class _Run:
@@ -64,23 +75,6 @@ class _Run:
         self._task = task
         self._data = data
         self._model = model
-        self._stopwatch = make_stopwatch(context.device)
-        self._reader = BatchReader(
-            dataset=data.train,
-            device=context.device,
-            seed=spec.seed,
-            max_samples=context.worker.max_local_batch_size,
-        )
-        self._step_form: Step = make_step(
-            context, task, model, self._reader, self._stopwatch, context.worker.local_batch_size
-        )
-        self._optimizer: Optimizer = task.optimizer(model)
-        self._learning_rate = LearningRate.of(task, self._optimizer, spec.learning_rate_scale)
-        self._loss_scale: LossScale | None = initial_loss_scale(spec.precision)
-        self._controller: BatchController = make_controller(spec, model)
-        self._controller_state = BatchState()
-        self._cursor = SampleCursor(len(data.train), spec.seed)
-        self._shares = tuple(worker.local_batch_size for worker in spec.workers)
         self._milestones = Milestones(
             stop=spec.stop,
             dataset_size=len(data.train),
@@ -88,12 +82,29 @@ class _Run:
             evaluate_every_epochs=spec.evaluate_every_epochs,
             control_period_steps=spec.control_period_steps,
         )
+        self._balance = Balance(spec, make_controller(spec, model), self._milestones)
+        self._feed = make_feed(context, data.train)
+        self._pace = make_worker_pace(context)
+        stopwatch = make_stopwatch(context.device)
+        self._step_form: Step = make_step(
+            context,
+            task,
+            model,
+            feed=self._feed,
+            stopwatch=stopwatch,
+            pace=self._pace,
+            samples=self._balance.shares[context.rank],
+        )
+        self._log = PeriodLog(stopwatch)
+        self._optimizer: Optimizer = task.optimizer(model)
+        self._learning_rate = LearningRate.of(task, self._optimizer)
+        self._adaptive_scale = make_adaptive_scale(spec, task)
+        self._loss_scale: LossScale | None = initial_loss_scale(spec.precision)
+        self._memory_bounds = (0,) * context.world_size
         self._checkpoints = CheckpointFolder(context.run_dir)
-        self._log = PeriodLog(self._stopwatch)
-        self._unjudged_steps = 0
-        self._unjudged_s = 0.0
         self._step = 0
         self._earlier_s = 0.0  # trained by earlier attempts
+        self._control_s = 0.0  # spent on control since the last event
         self._begun_s = context.clock()
         self._checkpoint_s = context.clock()
         self._checkpoint_step: int | None = None
@@ -130,115 +141,142 @@ class _Run:
         )
         own.restore_generators(context.device)
         self._step_form.memory.load_state(own.memory)
-        self._cursor = SampleCursor.from_state(shared.cursor)
+        self._feed.continue_from(SampleCursor.from_state(shared.cursor))
         self._loss_scale = LossScale.from_dict(shared.loss_scale) if shared.loss_scale is not None else None
-        if len(shared.shares) == context.world_size and sum(shared.shares) == context.spec.global_batch_size:
-            self._shares = shared.shares
-            self._controller_state = BatchState.from_dict(shared.controller)
+        if self._adaptive_scale is not None and shared.learning_rate is not None:
+            self._adaptive_scale = self._adaptive_scale.resumed(shared.learning_rate)
+        self._balance.resume(policy=shared.policy, shares=shared.shares, state=shared.controller)
+        if len(shared.memory_bounds) == context.world_size:
+            self._memory_bounds = shared.memory_bounds
+            self._feed.recall_bound(shared.memory_bounds[context.rank])
         self._step = self._checkpoint_step = step
         self._earlier_s = shared.training_s
         self._target_reached = shared.target_reached
 
-    def announce(self) -> None:
-        """Write ``run_started``."""
-        context, spec = self._context, self._context.spec
-        name = "cpu" if context.device.type == "cpu" else torch.cuda.get_device_name(context.device)
-        devices = gather_texts(name, context.world_size)
-        threads = gather_numbers([torch.get_num_threads()], context.world_size)
-        context.events.write(
-            "run_started",
-            task=spec.task,
-            workers=[
-                {
-                    "host": worker.host,
-                    "type": worker.type,
-                    "pace": worker.pace,
-                    "local_batch_size": share,
-                    "device": device,
-                    "threads": int(row[0]),
-                }
-                for worker, share, device, row in zip(spec.workers, self._shares, devices, threads, strict=True)
-            ],
-            global_batch_size=spec.global_batch_size,
-            parameters=sum(parameter.numel() for parameter in self._model.parameters()),
-            gradient_bytes=sum(parameter.nbytes for parameter in trainable_parameters(self._model)),
-            compression=spec.compression.model_dump(),
-            resumed_step=self._step,
-        )
-
     def go(self) -> None:
         """Train to the end and leave the model, a checkpoint and the last event behind."""
         context, clock = self._context, self._context.clock
+        announce(context, self._model, shares=self._balance.shares, step=self._step)
+        self._feed.begin(self._balance.shares)
         context.events.write("training_started", step=self._step)
         self._begun_s = self._checkpoint_s = clock()
         step_time_s: float | None = None
         reason = self._ended()
         while reason is None:
-            before = self._cursor.position
+            before = self._feed.position
             period = self._period(self._milestones.period_steps(self._step, before, step_time_s))
             step_time_s = period.step_time_s
-            if period.diverged:
-                raise RunFailed(
-                    f"the loss is {period.loss} at step {self._step}.",
-                    hint="lower the learning rate, or check the data for values that are not finite",
-                )
-            context.events.write(
-                "step", **period.event(step=self._step, epoch=self._epoch, samples_seen=self._cursor.position)
-            )
-            self._share_anew(period)
-            if self._milestones.evaluation_due(before, self._cursor.position):
+            if self._milestones.evaluation_due(before, self._feed.position):
                 self._evaluate()
             reason = self._ended() or ("stopped" if period.stop_wished else None)
             if reason is None and period.rows[0].since_checkpoint_s >= context.spec.checkpoint_every_s:
                 self._save_checkpoint()
+        if self._log.unread:
+            self._tell(self._gather().wait())
         self._finish(reason)
 
-    def _period(self, steps: int) -> Period:
-        """Do some steps over the present shares and gather what they were like."""
-        context, clock = self._context, self._context.clock
-        begun_s = clock()
-        for _ in range(steps):
-            self._learning_rate.apply(self._optimizer, self._epoch)
-            batch = self._cursor.take(self._shares)
-            scale = self._loss_scale
-            trace = self._step_form.run(
-                self._reader.cut(batch, context.rank), len(batch), None if scale is None else scale.value
-            )
-            if trace.finite:
-                self._optimizer.step()
-            if scale is not None:
-                self._loss_scale = scale.after(finite=trace.finite)
-            self._log.add(trace)
-            self._step += 1
-        if context.device.type == "cuda":
-            torch.cuda.synchronize(context.device)
-        now_s = clock()
-        row = self._log.close(
-            period_s=now_s - begun_s,
-            stop_wished=context.stop_requested(),
-            since_checkpoint_s=now_s - self._checkpoint_s,
-        )
-        rows = gather_numbers(row.to_list(), context.world_size)
-        return Period(rows=tuple(ControlRow.from_list(numbers) for numbers in rows), local_batch_sizes=self._shares)
+    def close(self) -> None:
+        """Let go of threads and processes."""
+        self._feed.close()
 
-    def _share_anew(self, period: Period) -> None:
-        self._unjudged_steps += period.steps
-        self._unjudged_s += period.steps * period.step_time_s
-        if not self._milestones.may_judge_shares(self._unjudged_steps, self._unjudged_s):
-            return
-        self._unjudged_steps, self._unjudged_s = 0, 0.0
-        self._log.judged()
-        observation = BatchObservation(local_batch_sizes=self._shares, compute_s=period.compute_median_s)
-        self._controller_state, decision = self._controller.decide(self._controller_state, observation)
-        if decision.changed:
-            self._context.events.write(
-                "shares_changed",
-                step=self._step,
-                before=list(self._shares),
-                after=list(decision.local_batch_sizes),
-                reason=decision.reason,
+    def _period(self, steps: int) -> Period:
+        """Do some steps over the present shares, read what they were like, and decide."""
+        context, clock = self._context, self._context.clock
+        # A message of a few numbers takes as long as a small gradient does: it travels under the last step.
+        hidden = context.world_size > 1 and steps > 1 and not self._all_meet_after(steps)
+        self._log.resume()
+        for _ in range(steps - 1):
+            self._one_step()
+        if hidden:
+            gathering = self._gather()
+            self._log.resume()
+            self._one_step()
+        else:
+            self._one_step()
+            gathering = self._gather()
+        begun_s = clock()
+        period = self._tell(gathering.wait())
+        self._decide(period)
+        self._control_s += clock() - begun_s
+        return period
+
+    def _all_meet_after(self, steps: int) -> bool:
+        return self._milestones.all_meet(self._step, self._feed.position, steps)
+
+    def _one_step(self) -> None:
+        self._learning_rate.apply(self._optimizer, self._epoch, self._learning_rate_scale)
+        scale = self._loss_scale
+        parts = self._feed.take(self._balance.shares)
+        trace: StepTrace | None = None
+        while trace is None:
+            try:
+                trace = self._step_form.run(
+                    parts, self._context.spec.global_batch_size, None if scale is None else scale.value
+                )
+            except DoesNotFit as error:
+                too_many = error.samples
+            if trace is None:  # out here, where the error no longer holds on to what filled the memory
+                parts = self._feed.learn_bound(half_of(too_many, self._context.rank))
+        if trace.finite:
+            self._optimizer.step()
+        if scale is not None:
+            self._loss_scale = scale.after(finite=trace.finite)
+        self._log.add(trace)
+        self._step += 1
+
+    def _gather(self) -> Gathering:
+        """Send this worker's control row on its way."""
+        context, begun_s = self._context, self._context.clock()
+        row = self._log.close(
+            pace_use=self._pace.use(),
+            memory_bound=self._feed.learned_bound or 0,
+            stop_wished=context.stop_requested(),
+            since_checkpoint_s=begun_s - self._checkpoint_s,
+        )
+        gathering = Gathering(row.to_list(), context.world_size)
+        self._control_s += context.clock() - begun_s
+        return gathering
+
+    def _tell(self, rows: list[list[float]]) -> Period:
+        """Make the rows a period and write what it was like.
+
+        Raises:
+            RunFailed: the loss is no longer finite.
+        """
+        events, unread = self._context.events, self._log.unread
+        period = Period(
+            rows=tuple(ControlRow.from_list(numbers) for numbers in rows), local_batch_sizes=self._balance.shares
+        )
+        step = self._step - unread
+        if period.diverged:
+            raise RunFailed(
+                f"the loss is {period.loss} at step {step}.",
+                hint="lower the learning rate, or check the data for values that are not finite",
             )
-            self._shares = decision.local_batch_sizes
+        seen = self._feed.position - unread * self._context.spec.global_batch_size
+        events.write(
+            "step",
+            **period.event(step=step, epoch=seen / self._feed.dataset_size, samples_seen=seen),
+            control_s=round(self._control_s / period.steps, 7),
+            learning_rate_scale=self._learning_rate_scale,
+        )
+        self._control_s = 0.0
+        for rank, (bound, known) in enumerate(zip(period.memory_bounds, self._memory_bounds, strict=True)):
+            if bound not in (0, known):
+                events.write("memory_bound_learned", step=step, rank=rank, samples=bound)
+        self._memory_bounds = period.memory_bounds
+        return period
+
+    def _decide(self, period: Period) -> None:
+        """What every rank concludes from the same numbers: the shares and the learning rate from now on."""
+        if self._adaptive_scale is not None and (moments := period.noise()) is not None:
+            self._adaptive_scale = self._adaptive_scale.after(moments)
+        if not self._balance.is_due(period):
+            return
+        change = self._balance.judge(period, self._feed.cursor.epoch)
+        self._log.judged(changed=change is not None)
+        if change is not None:
+            self._context.events.write("shares_changed", step=self._step, **change)
 
     def _evaluate(self) -> None:
         context = self._context
@@ -248,7 +286,7 @@ class _Run:
             self._task,
             self._model,
             self._data.evaluation,
-            shares=self._shares,
+            shares=self._balance.shares,
             rank=context.rank,
             device=context.device,
         )
@@ -275,12 +313,15 @@ class _Run:
             digest=run_digest(context.spec),
             step=self._step,
             training_s=self._training_s,
-            shares=self._shares,
+            shares=self._balance.shares,
             model=self._model.state_dict(),
             optimizer=self._optimizer.state_dict(),
-            cursor=self._cursor.state(),
-            controller=self._controller_state.to_dict(),
+            cursor=self._feed.cursor.state(),
+            policy=context.spec.batch_policy,
+            controller=self._balance.state(),
             loss_scale=None if self._loss_scale is None else self._loss_scale.to_dict(),
+            learning_rate=None if self._adaptive_scale is None else self._adaptive_scale.state(),
+            memory_bounds=self._memory_bounds,
             target_reached=self._target_reached,
         )
         self._checkpoints.save(
@@ -327,15 +368,20 @@ class _Run:
     def _ended(self) -> str | None:
         if self._context.spec.stop.target and self._target_reached:
             return "target"
-        return self._milestones.ended_by(self._step, self._cursor.position)
+        return self._milestones.ended_by(self._step, self._feed.position)
 
     def _agree_on_buffers(self) -> None:
-        weight = self._shares[self._context.rank] / sum(self._shares)
+        weight = self._balance.shares[self._context.rank] / self._context.spec.global_batch_size
         average_buffers(self._model, weight, self._context.world_size)
 
     @property
     def _epoch(self) -> float:
-        return self._cursor.position / self._cursor.dataset_size
+        return self._feed.position / self._feed.dataset_size
+
+    @property
+    def _learning_rate_scale(self) -> float:
+        adaptive = self._adaptive_scale
+        return self._context.spec.learning_rate_scale if adaptive is None else adaptive.value
 
     @property
     def _training_s(self) -> float:

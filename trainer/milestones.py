@@ -50,6 +50,11 @@ class Milestones:
         """Whether an evaluation point was passed between two positions."""
         return self._evaluations(samples_seen) > self._evaluations(samples_before)
 
+    def all_meet(self, step: int, samples_seen: int, steps: int) -> bool:
+        """Whether the run ends or is evaluated after so many more steps: then all workers meet there anyway."""
+        seen = samples_seen + steps * self.global_batch_size
+        return self.ended_by(step + steps, seen) is not None or self.evaluation_due(samples_seen, seen)
+
     def may_judge_shares(self, steps: int, period_s: float) -> bool:
         """Whether so many steps, which took so long, are enough to judge shares by (a period may be very short)."""
         return steps >= min(_STEPS_TO_JUDGE, self.control_period_steps) or period_s >= LONGEST_PERIOD_S / 2

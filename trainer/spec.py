@@ -4,19 +4,58 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from hetopt.profiler.artifact import Record
 from hetopt.profiler.schedule import ProbeSchedule
+from hetopt.trainer.miniature import DeclaredTime, Miniature
 
-BatchPolicy = Literal["fixed", "proportional"]
+BatchPolicy = Literal["uniform", "static", "proportional", "dynamic", "omnilearn", "allocation", "model"]
+"""How the global batch is shared while the run goes on; each is explained in `hetopt.trainer.control`."""
+
+LearningRateRule = Literal["fixed", "adascale"]
+"""``fixed``: the plan's scale, whichever rule it came from. ``adascale``: follows the measured gradient noise."""
+
+Prefetch = Literal["auto", "on", "off"]
+"""Whether a worker that reads its samples itself does so ahead, in a thread; ``auto``: where reading takes long."""
 
 
 class Compression(Record):
-    """How gradients travel: the compressor's name and the fraction of elements it sends."""
+    """How gradients travel: the compressor, the fraction of elements it sends, and what should not be as it proposes.
+
+    A file says only what differs from the defaults; what goes together is in `hetopt.trainer.exchange.composition`.
+    """
 
     name: str = "identity"
     ratio: float = Field(default=1.0, gt=0, le=1)
+    collective: str = Field(default="auto", description="how payloads of workers meet")
+    memory: str = Field(default="auto", description="what becomes of what is not sent")
+    bits: PositiveInt | None = Field(default=None, description="width of a quantiser's codes on the wire")
+    levels: PositiveInt | None = Field(default=None, description="of a quantiser; absent: as many as its codes hold")
+    rank: PositiveInt | None = Field(default=None, description="of PowerSGD's factors")
+    floor_ratio: float | None = Field(
+        default=None, gt=0, le=1, description="select from a selection of this fraction, as GraVAC does"
+    )
+    momentum: float | None = Field(default=None, ge=0, lt=1, description="of momentum correction")
+    clip_norm: PositiveFloat | None = Field(
+        default=None, description="largest norm of the whole gradient; each worker clips its own part to its share"
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        written: dict[str, object] = handler(self)
+        defaults = type(self).model_fields
+        return {
+            key: value for key, value in written.items() if key in ("name", "ratio") or value != defaults[key].default
+        }
 
 
 class WorkerSpec(Record):
@@ -26,6 +65,7 @@ class WorkerSpec(Record):
     type: str = Field(description="device type it was planned as: a catalogue name or 'local'")
     local_batch_size: PositiveInt
     pace: PositiveFloat = Field(default=1.0, ge=1, description="compute is stretched by this factor")
+    declared: DeclaredTime | None = Field(default=None, description="compute takes so long; absent: as long as it does")
     threads: PositiveInt | None = Field(default=None, description="CPU threads; absent: what torch chooses")
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_local_batch_size: PositiveInt | None = Field(default=None, description="memory limit, samples")
@@ -53,15 +93,33 @@ class RunSpec(Record):
     seed: NonNegativeInt = 0
     workers: tuple[WorkerSpec, ...] = Field(min_length=1)
     compression: Compression = Compression()
-    batch_policy: BatchPolicy = "proportional"
+    batch_policy: BatchPolicy = "model"
+    micro_batch_size: PositiveInt | None = Field(
+        default=None, description="samples that are computed together; shares are whole multiples under 'allocation'"
+    )
     learning_rate_scale: PositiveFloat = 1.0
+    learning_rate_rule: LearningRateRule = "fixed"
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    prefetch: Prefetch = "auto"
+    loader_processes: NonNegativeInt = Field(
+        default=0, description="processes of each worker that read its samples ahead; 0: the worker reads them itself"
+    )
     stop: StopRule
     evaluate_every_epochs: PositiveFloat = 1.0
     control_period_steps: PositiveInt = Field(default=20, description="steps between looks at the gathered statistics")
     checkpoint_every_s: PositiveFloat = 60.0
     probe: ProbeSchedule | None = Field(default=None, description="profile instead of train")
     max_restarts: NonNegativeInt = 0
+    miniature: Miniature | None = Field(default=None, description="the rehearsed cluster, where the run is a rehearsal")
+
+    @model_validator(mode="after")
+    def _workers_live_on_the_hosts(self) -> Self:
+        if self.miniature is None:
+            return self
+        ranked = [host.name for host in self.miniature.hosts for _ in range(host.workers)]
+        if ranked != [worker.host for worker in self.workers]:
+            raise ValueError("the workers must be those of the miniature's hosts, host by host")
+        return self
 
     @property
     def global_batch_size(self) -> int:

@@ -10,35 +10,55 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 
+from hetopt.profiler.noise import Moments, pooled_noise
+from hetopt.trainer.control.policy import BatchObservation
 from hetopt.trainer.events import Event
 from hetopt.trainer.step import StepTrace
-from hetopt.trainer.stopwatch import Stopwatch
+from hetopt.trainer.stopwatch import Mark, Stopwatch
 
 
 @dataclass(frozen=True, kw_only=True)
 class ControlRow:
-    """One worker's entry in the control vector.
+    """One worker's entry in the control vector. A mean is over the steps of the period unless it says otherwise.
 
     Attributes:
         steps: steps of the period.
-        period_s: their time on the worker's clock.
-        compute_s: mean time from the first sample fetched to the last gradient ready.
-        compute_median_s: median of the same over all steps since the shares were last judged: what they are judged by,
-            for one hiccup must not move them.
-        exchange_s: mean time from there to the summed gradient, the wait for slower workers included.
+        step_time_s: mean time of a step on the worker's clock, control left out.
+        compute_s: mean time from the first sample fetched to the last gradient ready, over the steps with the present
+            shares.
+        exchange_s: mean time from there to the summed gradient, the wait for slower workers included; likewise.
+        judged_steps: steps with the present shares since these were last judged.
+        compute_median_s: median compute time over those: what shares are judged by, for one hiccup must not move them.
+        compute_spread_s: robust standard deviation of one step's compute time over those.
         loss_sum: sum of the losses over the worker's samples.
+        pace_use: real over declared compute time (see `Pace.use`); 0: not known.
+        micro_batches: mean number that the worker's samples were computed in.
+        memory_bound: samples of the largest micro-batch that fits, as this worker learned; 0: it learned of no bound.
         stop_wished: 1 when somebody asked this worker to stop.
         since_checkpoint_s: on the worker's clock; the leader's counts.
+        noise_steps: steps whose gradients were measured for their noise; what follows are sums over these.
+        noise_groups: of `NoiseSums`.
+        weighted_square_norm: of `NoiseSums`.
+        mean_square_norm: of `NoiseSums`.
     """
 
     steps: float
-    period_s: float
+    step_time_s: float
     compute_s: float
-    compute_median_s: float
     exchange_s: float
+    judged_steps: float
+    compute_median_s: float
+    compute_spread_s: float
     loss_sum: float
+    pace_use: float
+    micro_batches: float
+    memory_bound: float
     stop_wished: float
     since_checkpoint_s: float
+    noise_steps: float = 0.0
+    noise_groups: float = 0.0
+    weighted_square_norm: float = 0.0
+    mean_square_norm: float = 0.0
 
     def to_list(self) -> list[float]:
         """The numbers, in the order of the fields."""
@@ -52,7 +72,11 @@ class ControlRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Period:
-    """The control rows of all workers, in rank order, for one period of steps over one set of shares."""
+    """The control rows of all workers, in rank order, for one period of steps.
+
+    ``local_batch_sizes`` are the shares at its end. Where the period's first step was the last with other shares, its
+    times are left out; its loss counts.
+    """
 
     rows: tuple[ControlRow, ...]
     local_batch_sizes: tuple[int, ...]
@@ -65,7 +89,7 @@ class Period:
     @property
     def step_time_s(self) -> float:
         """Mean time of a step, on the leader's clock."""
-        return self.rows[0].period_s / self.steps
+        return self.rows[0].step_time_s
 
     @property
     def loss(self) -> float:
@@ -83,18 +107,49 @@ class Period:
         return any(row.stop_wished for row in self.rows)
 
     @property
-    def compute_median_s(self) -> tuple[float, ...]:
-        """Compute time of a step of each worker."""
-        return tuple(row.compute_median_s for row in self.rows)
+    def memory_bounds(self) -> tuple[int, ...]:
+        """The largest micro-batch that fits each worker; 0 where no bound is known."""
+        return tuple(int(row.memory_bound) for row in self.rows)
+
+    @property
+    def pace_use(self) -> list[float] | None:
+        """Real over declared compute time of each worker, 0 where it is not known; None: it is known of none."""
+        uses = [round(row.pace_use, 4) for row in self.rows]
+        return uses if any(uses) else None
+
+    def observation(self, epoch: int) -> BatchObservation:
+        """What shares are judged by, when so many epochs are completed."""
+        return BatchObservation(
+            local_batch_sizes=self.local_batch_sizes,
+            compute_s=tuple(row.compute_median_s for row in self.rows),
+            spread_s=tuple(row.compute_spread_s for row in self.rows),
+            steps=int(self.rows[0].judged_steps),
+            epoch=epoch,
+        )
+
+    def noise(self) -> Moments | None:
+        """The moments of the gradient over the period; None: not measured, or not in at least two groups.
+
+        Both estimates are linear in the sums, so sums over steps of one batch size may be pooled.
+        """
+        steps = self.rows[0].noise_steps
+        if not steps:
+            return None
+        groups = round(sum(row.noise_groups for row in self.rows) / steps)
+        weighted = sum(row.weighted_square_norm for row in self.rows) / steps
+        mean = self.rows[0].mean_square_norm / steps
+        if groups < 2 or not (math.isfinite(weighted) and math.isfinite(mean)):
+            return None
+        return pooled_noise(groups, sum(self.local_batch_sizes), weighted, mean)
 
     def event(self, *, step: int, epoch: float, samples_seen: int) -> Event:
-        """The fields of the ``step`` event.
+        """The fields of the ``step`` event that the workers measured.
 
         The worker that waits least is the one the others wait for, so the least exchange time of the cluster is that of
         the exchange itself (``sync_s``, the same for all) and what a worker spends beyond it is its wait.
         """
         sync_s = min(row.exchange_s for row in self.rows)
-        return {
+        event: Event = {
             "step": step,
             "epoch": round(epoch, 4),
             "samples_seen": samples_seen,
@@ -106,40 +161,76 @@ class Period:
             "loss": self.loss,
             "steps": self.steps,
         }
+        if self.pace_use is not None:
+            event["pace_use"] = self.pace_use
+        return event
 
 
 class PeriodLog:
-    """Collects the traces of a period's steps; marks are read only when the period is over."""
+    """Collects the traces of steps until they are gathered; marks are read only then."""
 
     def __init__(self, stopwatch: Stopwatch) -> None:
         self._stopwatch = stopwatch
+        self._resumed = stopwatch.mark()
         self._traces: list[StepTrace] = []
-        self._unjudged_s: list[float] = []
+        self._spans: list[tuple[Mark, Mark]] = []
+        self._judged_s: list[float] = []
+        self._with_other_shares = 0
+
+    @property
+    def unread(self) -> int:
+        """Steps that no row tells about yet."""
+        return len(self._traces)
+
+    def resume(self) -> None:
+        """The next step begins now: what happened since the last one is no part of it."""
+        self._resumed = self._stopwatch.mark()
 
     def add(self, trace: StepTrace) -> None:
-        """One more step."""
+        """One more step is over."""
+        now = self._stopwatch.mark()
         self._traces.append(trace)
+        self._spans.append((self._resumed, now))
+        self._resumed = now
 
-    def close(self, *, period_s: float, stop_wished: bool, since_checkpoint_s: float) -> ControlRow:
-        """The row for the steps since the last call; waits until the device has done them."""
+    def close(self, *, pace_use: float, memory_bound: int, stop_wished: bool, since_checkpoint_s: float) -> ControlRow:
+        """The row for the steps since the last call, at least one; waits until the device has done them."""
+        seconds = self._stopwatch.seconds
         traces, self._traces = self._traces, []
-        compute = [self._stopwatch.seconds(trace.begun, trace.computed) for trace in traces]
-        self._unjudged_s += compute
-        exchange = [self._stopwatch.seconds(trace.computed, trace.summed) for trace in traces]
+        spans, self._spans = self._spans, []
+        # A period that holds nothing but steps with other shares ends a run: nobody judges it.
+        fresh = traces[self._with_other_shares :] or traces
+        self._with_other_shares = 0
+        compute = [seconds(trace.begun, trace.computed) for trace in fresh]
+        self._judged_s += compute
+        median_s = statistics.median(self._judged_s)
+        measured = [trace.noise for trace in traces if trace.noise is not None]
         return ControlRow(
             steps=len(traces),
-            period_s=period_s,
+            step_time_s=statistics.fmean(seconds(*span) for span in spans),
             compute_s=statistics.fmean(compute),
-            compute_median_s=statistics.median(self._unjudged_s),
-            exchange_s=statistics.fmean(exchange),
+            exchange_s=statistics.fmean(seconds(trace.computed, trace.summed) for trace in fresh),
+            judged_steps=len(self._judged_s),
+            compute_median_s=median_s,
+            # The factor makes the median absolute deviation of normal noise its standard deviation.
+            compute_spread_s=1.4826 * statistics.median(abs(time_s - median_s) for time_s in self._judged_s),
             loss_sum=sum(float(trace.loss_sum) for trace in traces),
+            pace_use=pace_use,
+            micro_batches=statistics.fmean(trace.micro_batches for trace in traces),
+            memory_bound=memory_bound,
             stop_wished=float(stop_wished),
             since_checkpoint_s=since_checkpoint_s,
+            noise_steps=len(measured),
+            noise_groups=sum(noise.groups for noise in measured),
+            weighted_square_norm=sum(float(noise.weighted_square_norm) for noise in measured),
+            mean_square_norm=sum(float(noise.mean_square_norm) for noise in measured),
         )
 
-    def judged(self) -> None:
-        """Begin a new median of compute times."""
-        self._unjudged_s = []
+    def judged(self, *, changed: bool) -> None:
+        """Shares were judged, and perhaps changed: the steps that count next time are those from now on."""
+        self._judged_s = []
+        if changed:
+            self._with_other_shares = len(self._traces)
 
 
 def _seconds(value: float) -> float:

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.data.fetch import Batch
+from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.exchange.memory import Memory
-from hetopt.trainer.local_batch import MicroBatch
+from hetopt.trainer.noise_groups import NoiseSums
 from hetopt.trainer.precision import Autocast
 from hetopt.trainer.stopwatch import Mark
 
@@ -28,16 +29,20 @@ class StepTrace:
     Attributes:
         loss_sum: sum of this worker's losses over its samples, a double on the device.
         begun: before the first sample was fetched.
-        computed: when this worker's last gradient was ready (its stretch included).
+        computed: when this worker's last gradient was ready (what its pace waited included).
         summed: when the gradient of all workers was ready.
+        micro_batches: how many the worker's samples were computed in.
         finite: whether the summed gradient may be applied; always true without loss scaling.
+        noise: None: not measured.
     """
 
     loss_sum: Tensor
     begun: Mark
     computed: Mark
     summed: Mark
+    micro_batches: int
     finite: bool = True
+    noise: NoiseSums | None = None
 
 
 class Step(Protocol):
@@ -48,6 +53,14 @@ class Step(Protocol):
         """What compression still owes; part of a checkpoint."""
         ...
 
+    def warm_up(self, part: MicroBatch) -> None:
+        """Do what a device does only the first time: compute a micro-batch, whose gradient is not wanted.
+
+        Raises:
+            DoesNotFit: it is too large for this worker's memory (see `hetopt.trainer.local_gradient`).
+        """
+        ...
+
     def run(self, parts: Sequence[MicroBatch], global_batch_size: int, loss_scale: float | None) -> StepTrace:
         """Compute and exchange.
 
@@ -55,7 +68,19 @@ class Step(Protocol):
             parts: this worker's micro-batches.
             global_batch_size: samples of the step over all workers.
             loss_scale: the fp16 loss scale of this step, the same on every rank; None: the gradient is not scaled.
+
+        Raises:
+            DoesNotFit: a micro-batch is too large for this worker's memory. Nothing of the step has left the worker,
+                which may run it again in smaller micro-batches (see `hetopt.trainer.local_gradient`).
         """
+        ...
+
+
+class Reader(Protocol):
+    """Where a step's samples come from."""
+
+    def read(self, part: MicroBatch) -> Batch:
+        """The samples of a micro-batch, on the device."""
         ...
 
 

@@ -6,16 +6,17 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hetopt.profiler.errors import BadInput
+from hetopt.profiler.profile import LearningRateRule
+from hetopt.trainer.control.learning_rate import learning_rate_scale
 from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, to_device
 
-LearningRateRule = Literal["none", "linear", "sqrt"]
 OptimizerFactory: TypeAlias = Callable[[nn.Module], Optimizer]
 Schedule: TypeAlias = Callable[[float], float]
 
@@ -147,14 +148,7 @@ class Task:
 
     def learning_rate_scale(self, batch_size: int) -> float:
         """Return the factor on the tuned learning rate at a global batch of ``batch_size`` samples."""
-        ratio = batch_size / self.batch_size
-        match self.learning_rate_rule:
-            case "none":
-                return 1.0
-            case "linear":
-                return ratio
-            case "sqrt":
-                return math.sqrt(ratio)
+        return learning_rate_scale(self.learning_rate_rule, batch_size, self.batch_size)
 
 
 def evaluation_sums(

@@ -15,15 +15,15 @@ def logs(
     import sys
     import time
 
+    from hetopt.optimizer.cli.run_record import launcher_of, read_launch
     from hetopt.profiler.errors import BadInput
     from hetopt.trainer.events import EVENTS_FILE
     from hetopt.trainer.launch.base import RunHandle
-    from hetopt.trainer.launch.local import LocalLauncher
     from hetopt.trainer.launch.logs import log_files, read_from
     from hetopt.trainer.launch.runs import RunFolders, runs_home
 
     folder = RunFolders(home=runs_home()).find(run)
-    launcher = LocalLauncher()
+    launcher = launcher_of(read_launch(folder))
     offsets: dict[str, int] = {}
     while True:
         over = launcher.poll(RunHandle(run_dir=folder)).state.is_over

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from hetopt.optimizer.cli import catalog, launch, logs, profile, recommend, report, status, stop
+from hetopt.optimizer.cli import catalog, disturb, gc, launch, logs, profile, recommend, report, status, stop
 from hetopt.profiler.errors import HetoptError
 
 app = typer.Typer(
@@ -55,6 +55,8 @@ app.command()(status.status)
 app.command()(logs.logs)
 app.command()(stop.stop)
 app.command()(report.report)
+app.command()(disturb.disturb)
+app.command()(gc.gc)
 app.add_typer(catalog.app, name="catalog")
 
 

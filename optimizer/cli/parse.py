@@ -7,10 +7,13 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import cast, get_args
 
 import typer
 
+from hetopt.optimizer.plan import ScalingRule
 from hetopt.profiler.errors import BadInput
+from hetopt.trainer.spec import BatchPolicy
 
 _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -69,6 +72,39 @@ def paces(text: str | None) -> tuple[float, ...] | None:
             f"--pace must be numbers of 1 or more with commas between, not {text!r}.", hint="for example --pace 1,1,2,4"
         )
     return factors
+
+
+def policy(text: str | None) -> BatchPolicy | None:
+    """The name of a batch policy."""
+    if text is None:
+        return None
+    for name in get_args(BatchPolicy):
+        if name == text:
+            return cast(BatchPolicy, name)
+    raise BadInput(
+        f"there is no batch policy {text!r}.", hint=f"choose {', '.join(get_args(BatchPolicy))}; 'model' is the default"
+    )
+
+
+def scaling_rule(text: str | None) -> ScalingRule | None:
+    """The name of a rule by which the learning rate follows the batch size."""
+    if text is None:
+        return None
+    for name in get_args(ScalingRule):
+        if name == text:
+            return cast(ScalingRule, name)
+    raise BadInput(f"there is no learning rate rule {text!r}.", hint=f"choose {', '.join(get_args(ScalingRule))}")
+
+
+def text_of(path: Path, option: str) -> str:
+    """The text in a file that an option names."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise BadInput(f"{option} names {path}, which does not exist.", hint="name a text file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise BadInput(f"{option} names {path}, which cannot be read: {reason}.", hint="name a text file") from None
 
 
 def names(text: str | None) -> tuple[str, ...]:

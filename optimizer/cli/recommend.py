@@ -28,6 +28,12 @@ def recommend(
     max_machines: int = typer.Option(16, "--max-machines", help="Most machines in a cluster."),
     batch_size: int | None = typer.Option(None, "--batch-size", help="Fix the global batch size, samples."),
     types: str | None = typer.Option(None, "--types", help="Only these instance types, with commas between."),
+    lr_rule: str | None = typer.Option(
+        None,
+        "--lr-rule",
+        help="How the learning rate follows the batch size: none, linear, sqrt or adascale (by the measured gradient "
+        "noise). Default: the task's.",
+    ),
     exclude: str | None = typer.Option(None, "--exclude", help="Leave these instance types out."),
     catalog_dir: Path | None = typer.Option(None, "--catalog", help="Another catalogue folder than the bundled one."),
     seed: int = typer.Option(0, "--seed", help="Seed of the search: the same seed gives the same plan."),
@@ -69,6 +75,7 @@ def recommend(
         batch_size=batch_size,
         only_types=parse.names(types),
         exclude_types=parse.names(exclude),
+        learning_rate_rule=parse.scaling_rule(lr_rule),
     )
     with render.progress("searching") as tell:
         tell("the catalogue", None)

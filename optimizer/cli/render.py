@@ -36,6 +36,11 @@ def console(*, stderr: bool = False) -> Console:
     return Console(file=stream, highlight=False, soft_wrap=stderr and not stream.isatty())
 
 
+def width() -> int:
+    """Characters of a line on stdout."""
+    return console().width
+
+
 def print_json(value: Any) -> None:
     """``value`` as indented JSON on stdout."""
     sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
@@ -70,13 +75,13 @@ def line(text: str = "", *, style: str | None = None) -> None:
     console().print(text, style=style, markup=False)
 
 
-def bullet(text: str) -> None:
-    """A sentence in a list, wrapped and indented."""
+def bullet(text: str, *, mark: str = "•") -> None:
+    """A sentence in a list, wrapped and indented behind its mark."""
     out = console()
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
-    grid.add_row("•", escape(text))
+    grid.add_row(mark, escape(text))
     out.print(Padding(grid, (0, 0, 0, 2), expand=False))
 
 
@@ -103,12 +108,23 @@ def error(message: str, hint: str | None) -> None:
         out.print(f"  [bold]→[/] {escape(hint)}")
 
 
-@contextmanager
-def progress(description: str) -> Iterator[Callable[[str, float | None], None]]:
-    """A live line on stderr. Call the yielded function with what is happening and the share that is done (0 to 1).
+@dataclass(frozen=True, kw_only=True)
+class Live:
+    """A live line. Call it with what is happening and the share that is done (0 to 1).
 
-    Where stderr is no terminal, each new description is one plain line instead.
+    ``note`` puts a remark above the line, where it stays.
     """
+
+    tell: Callable[[str, float | None], None]
+    note: Callable[[str], None]
+
+    def __call__(self, text: str, done: float | None) -> None:
+        self.tell(text, done)
+
+
+@contextmanager
+def progress(description: str) -> Iterator[Live]:
+    """A live line on stderr. Where stderr is no terminal, each new description is one plain line instead."""
     out = console(stderr=True)
     if not out.is_terminal:
         last = [""]
@@ -119,7 +135,7 @@ def progress(description: str) -> Iterator[Callable[[str, float | None], None]]:
                 share = "" if done is None else f" ({done:.0%})"
                 out.print(f"{description}: {text}{share}", markup=False, style="dim")
 
-        yield plain
+        yield Live(tell=plain, note=note)
         return
     with Progress(
         SpinnerColumn(),
@@ -135,4 +151,5 @@ def progress(description: str) -> Iterator[Callable[[str, float | None], None]]:
         def live(text: str, done: float | None) -> None:
             bar.update(task, what=escape(text), completed=done)
 
-        yield live
+        # Through the bar's own console, or the remark would be written into the line.
+        yield Live(tell=live, note=lambda text: bar.console.print(text, markup=False, style="dim"))

@@ -17,28 +17,27 @@ def report(
     force: bool = typer.Option(False, "--force", help="Replace the output file if it exists."),
     json_: bool = typer.Option(False, "--json", help="Print the report as JSON."),
 ) -> None:
-    """Hold a run against its prediction: time, steps, cost, and how well the workers were balanced."""
+    """Hold a run against its prediction: time, steps, cost, and how the workers were balanced over the run."""
     import sys
 
     from hetopt.optimizer.cli import render
     from hetopt.optimizer.cli.parse import ready_to_write
-    from hetopt.optimizer.cli.status import read_run
+    from hetopt.optimizer.cli.run_record import launcher_of, read_run
     from hetopt.optimizer.report import make_report
     from hetopt.profiler.errors import BadInput
     from hetopt.trainer.launch.base import RunHandle
-    from hetopt.trainer.launch.local import LocalLauncher
     from hetopt.trainer.launch.runs import RunFolders, runs_home
 
     ready_to_write(output, force=force)
     folder = RunFolders(home=runs_home()).find(run)
-    launch, progress = read_run(folder)
-    if launch is None:
+    record = read_run(folder)
+    if record.launch is None:
         raise BadInput(
             f"{folder.name} has no launch record, so nothing was predicted for it.",
             hint="choose a run from `hetopt status --all`",
         )
-    state = LocalLauncher().poll(RunHandle(run_dir=folder)).state
-    made = make_report(launch, progress, state=state.value)
+    state = launcher_of(record.launch).poll(RunHandle(run_dir=folder)).state
+    made = make_report(record.launch, record.progress, record.timeline, state=state.value)
     if output is not None:
         made.save(output)
         render.note(f"wrote {output}")
@@ -54,10 +53,9 @@ def show(made: Report) -> None:
     from hetopt.optimizer.cli import render
     from hetopt.optimizer.cli.status import worker_table
 
+    workers = {"local": "local workers", "rehearsal": "rehearsed workers"}.get(made.on, f"workers on {made.on}")
     ending = f", ended by {made.finish_reason}" if made.finish_reason else ""
-    render.line(
-        f"{made.run_id}: {made.task} on {len(made.workers)} {made.on} workers, {made.state}{ending}", style="bold"
-    )
+    render.line(f"{made.run_id}: {made.task} on {len(made.workers)} {workers}, {made.state}{ending}", style="bold")
     if made.metrics:
         render.line("  " + "  ".join(f"{name} {value:.4g}" for name, value in made.metrics.items()))
     render.heading("Predicted and measured, here")
@@ -82,6 +80,7 @@ def show(made: Report) -> None:
     )
     render.heading("Workers")
     worker_table([worker.model_dump() for worker in made.workers])
+    _show_timeline(made)
     render.heading("Verdict")
     for sentence in made.verdict:
         render.bullet(sentence)
@@ -89,6 +88,21 @@ def show(made: Report) -> None:
         f"The rented cluster of the plan is predicted to take {words.duration(made.rented_total_s)} and "
         f"{words.usd(made.rented_cost_usd)}; this run did not rent it."
     )
+
+
+def _show_timeline(made: Report) -> None:
+    """How shares, computing and waiting went over the run."""
+    from hetopt.optimizer.cli import render, timeline_view
+    from hetopt.optimizer.timeline import Timeline
+
+    told = Timeline(moments=made.timeline, happenings=made.happenings)
+    lines = timeline_view.draw(told, [worker.host for worker in made.workers], render.width())
+    if lines:
+        render.heading("Over the run")
+    for line in lines:
+        render.line(line)
+    for mark, sentence in timeline_view.explain(told):
+        render.bullet(sentence, mark=mark)
 
 
 def _figure(figure: Compared, value: float) -> str:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from hetopt.optimizer.launch_record import Launch
-    from hetopt.optimizer.progress import Progress
+    from hetopt.trainer.miniature import Conditions
+
+LATEST_HAPPENINGS = 5
 
 
 def status(
@@ -32,22 +33,14 @@ def status(
         _show(facts[0])
 
 
-def read_run(folder: Path) -> tuple[Launch | None, Progress]:
-    """What was launched (if the record was written) and how far it got."""
-    from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
-    from hetopt.optimizer.progress import follow
-    from hetopt.trainer.events import EVENTS_FILE, read_events
-
-    launch = Launch.load(folder / LAUNCH_FILE) if (folder / LAUNCH_FILE).exists() else None
-    return launch, follow(read_events(folder / EVENTS_FILE), launch.started_s if launch else None)
-
-
 def _facts(folder: Path) -> dict[str, Any]:
+    from hetopt.optimizer.cli.run_record import launcher_of, read_run
     from hetopt.trainer.launch.base import RunHandle
-    from hetopt.trainer.launch.local import LocalLauncher
 
-    state = LocalLauncher().poll(RunHandle(run_dir=folder))
-    launch, progress = read_run(folder)
+    record = read_run(folder)
+    launch, progress = record.launch, record.progress
+    state = launcher_of(launch).poll(RunHandle(run_dir=folder))
+    speeds = launch.speeds if launch else {}
     hourly = launch.hourly_usd if launch else None
     predicted_steps = launch.prediction.steps.value if launch else None
     elapsed_s = (
@@ -60,6 +53,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "folder": str(folder),
         "state": state.state.value,
         "reason": state.reason or progress.finish_reason,
+        "on": launch.on if launch else None,
         "task": progress.task or (launch.spec.task if launch else None),
         "step": progress.step,
         "predicted_steps": predicted_steps,
@@ -77,13 +71,23 @@ def _facts(folder: Path) -> dict[str, Any]:
                 "host": worker.host,
                 "type": worker.type,
                 "pace": worker.pace,
+                "speed": speeds.get(worker.host),
                 "local_batch_size": worker.local_batch_size,
                 "compute_s": worker.compute_s / progress.logged_steps if progress.logged_steps else None,
                 "wait_s": worker.wait_s / progress.logged_steps if progress.logged_steps else None,
             }
             for worker in progress.workers
         ],
+        "conditions": _conditions(folder).model_dump() if speeds else None,
+        "happenings": [one.model_dump() for one in record.timeline.happenings],
     }
+
+
+def _conditions(folder: Path) -> Conditions:
+    """How a rehearsal's cluster is by now."""
+    from hetopt.trainer.conditions import ConditionsReader
+
+    return ConditionsReader(folder).now()
 
 
 def _show_all(facts: list[dict[str, Any]]) -> None:
@@ -142,7 +146,27 @@ def _show(fact: dict[str, Any]) -> None:
     if fact["workers"]:
         render.line()
         worker_table(fact["workers"])
+    if fact["conditions"]:
+        _show_conditions(fact)
     render.note(fact["folder"])
+
+
+def _show_conditions(fact: dict[str, Any]) -> None:
+    """How the rehearsed cluster differs from what was launched."""
+    from hetopt.optimizer import words
+    from hetopt.optimizer.cli import render
+
+    slowdown = fact["conditions"]["slowdown"]
+    if slowdown > 1:
+        render.bullet(
+            f"everything runs {slowdown:g} times slower than was planned, because the computation did not fit"
+        )
+    for host, factor in sorted(fact["conditions"]["speed_factors"].items()):
+        if factor != 1:
+            render.bullet(f"{host} computes at {factor:g} of the speed that it was launched with")
+    for happening in fact["happenings"][-LATEST_HAPPENINGS:]:
+        where = f"{', '.join(happening['hosts'])}: " if happening["hosts"] else ""
+        render.bullet(f"at {words.duration(max(0.0, happening['time_s']))} {where}{happening['text']}")
 
 
 def worker_table(workers: list[dict[str, Any]]) -> None:
@@ -150,11 +174,12 @@ def worker_table(workers: list[dict[str, Any]]) -> None:
     from hetopt.optimizer import words
     from hetopt.optimizer.cli import render
 
+    speed = "speed" if any(worker["speed"] is not None for worker in workers) else "pace"
     render.table(
         [
             render.Column(name="worker"),
             render.Column(name="planned as"),
-            render.Column(name="pace", justify="right"),
+            render.Column(name=speed, justify="right"),
             render.Column(name="share", justify="right"),
             render.Column(name="compute", justify="right"),
             render.Column(name="waiting", justify="right"),
@@ -163,7 +188,7 @@ def worker_table(workers: list[dict[str, Any]]) -> None:
             [
                 worker["host"],
                 worker["type"],
-                f"{worker['pace']:g}",
+                f"{worker[speed]:g}",
                 words.count(worker["local_batch_size"]),
                 words.duration(worker["compute_s"]) if worker["compute_s"] is not None else "",
                 words.duration(worker["wait_s"]) if worker["wait_s"] is not None else "",

@@ -11,15 +11,15 @@ def stop(
 ) -> None:
     """Stop a run. Its workers finish the step, save a checkpoint and leave; nothing is left running.
 
-    Go on later with `hetopt launch PLAN --resume RUN`.
+    Go on later with `hetopt launch --on local --resume RUN` (or `--on rehearsal`, where it was one).
     """
     from hetopt.optimizer.cli import render
+    from hetopt.optimizer.cli.run_record import launcher_of, read_launch
     from hetopt.trainer.launch.base import RunHandle
-    from hetopt.trainer.launch.local import LocalLauncher
     from hetopt.trainer.launch.runs import RunFolders, runs_home
 
     folder = RunFolders(home=runs_home()).find(run)
-    launcher = LocalLauncher()
+    launcher = launcher_of(read_launch(folder))
     handle = RunHandle(run_dir=folder)
     before = launcher.poll(handle).state
     if not before.is_over:

@@ -6,11 +6,14 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import typer.main
 
 from hetopt.optimizer.cli.main import app
+from hetopt.trainer.launch.description import parse_change, parse_changes, parse_hosts
+from hetopt.trainer.spec import BatchPolicy
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), *REPOSITORY.glob("catalogs/*.md")])
@@ -55,6 +58,25 @@ def parse(arguments: list[str]) -> None:
         rest = [*context._protected_args, *context.args]
         name, command, rest = command.resolve_command(context, rest)
         context = command.make_context(name, rest, parent=context)
+
+
+def test_the_rehearsal_of_the_readme_can_be_read() -> None:
+    """What its options hold is a language of its own, which parsing the command does not look at."""
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    described = [
+        argument for command in commands() for argument in shlex.split(command) if argument.startswith("speed=")
+    ]
+    assert described
+    names = [host.host.name for host in parse_hosts(described[0])]
+    (schedule,) = re.findall(r"^```text\n# drift.txt(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert len(parse_changes(schedule.partition("\n")[2], names)) == 3
+    disturbed = [shlex.split(command)[3] for command in commands() if command.startswith("hetopt disturb")]
+    assert all(parse_change(change, names) for change in disturbed)
+
+
+def test_the_readme_names_every_batch_policy() -> None:
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert all(f"| `{policy}`" in text for policy in get_args(BatchPolicy))
 
 
 def test_the_readme_opens_with_the_two_commands() -> None:

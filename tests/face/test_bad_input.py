@@ -5,11 +5,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from tests.face.conftest import Answer
+from hetopt.optimizer.catalog import load_catalog
+from hetopt.optimizer.hosting import ThisMachine
+from hetopt.optimizer.local import predict_on_local
+from hetopt.optimizer.plan import Goal, Plan
+from hetopt.optimizer.recommend import Options, recommend
+from hetopt.optimizer.rehearsal import rehearse
+from hetopt.profiler.profile import Profile
+from hetopt.trainer.launch.description import parse_hosts
+from hetopt.trainer.run_folder import write_spec
+from tests.face.conftest import RECORDED, Answer
 
 Hetopt = Callable[..., Answer]
 
@@ -96,6 +106,7 @@ def test_a_folder_instead_of_a_profile(hetopt: Hetopt, tmp_path: Path) -> None:
         (["--budget", "5", "--region", "mars-1"], "mars-1"),
         (["--budget", "5", "--types", "g5.xlagre"], "g5.xlagre"),
         (["--budget", "5", "--catalog", "/nowhere"], "/nowhere"),
+        (["--budget", "5", "--lr-rule", "cubic"], "no learning rate rule 'cubic'"),
     ],
 )
 def test_bad_options_of_recommend(hetopt: Hetopt, digits_profile: Path, options: list[str], said: str) -> None:
@@ -160,6 +171,14 @@ def test_missing_data_files(hetopt: Hetopt, tmp_path: Path) -> None:
         (["launch", "--on", "local", "none.json"], "does not exist"),
         (["launch", "--on", "local", "--pace", "0.5", "none.json"], "--pace must be numbers of 1 or more"),
         (["launch", "--on", "local", "--resume", "nothing"], "no runs in"),
+        (["launch", "--on", "local", "--hosts", "speed=1", "none.json"], "--hosts is for --on rehearsal"),
+        (["launch", "--on", "local", "--schedule", "s.txt", "none.json"], "--schedule is for --on rehearsal"),
+        (["launch", "--on", "rehearsal", "--pace", "1,2", "none.json"], "--pace is for --on local"),
+        (["launch", "--on", "rehearsal", "--policy", "best", "none.json"], "no batch policy 'best'"),
+        (["launch", "--on", "rehearsal", "--steps", "0", "none.json"], "--steps must be at least 1"),
+        (["launch", "--on", "rehearsal", "--resume", "r", "--steps", "5"], "--resume goes on with a run as it was"),
+        (["launch", "--on", "rehearsal"], "no plan was named"),
+        (["disturb", "nothing", "h0 dies"], "no runs in"),
         (["report"], "no runs in"),
         (["status", "nothing"], "no runs in"),
         (["logs"], "no runs in"),
@@ -188,7 +207,87 @@ def test_a_run_folder_that_cannot_be_made(
     _refused(answer, 2, "set HETOPT_HOME")
 
 
-@pytest.mark.parametrize("command", ["profile", "recommend", "launch", "status", "logs", "stop", "report", "catalog"])
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    profile = Profile.load(RECORDED / "digits.json")
+    goal = Goal(budget_usd=2.0, ends="epochs", amount=10.0)
+    made = recommend(
+        profile, load_catalog(), goal, Options(batch_size=64), seed=0, now=datetime(2026, 11, 20, tzinfo=UTC)
+    )
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    made.save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("hosts", "said"),
+    [
+        ("", "names no host"),
+        ("speed=0", "must be more than zero"),
+        ("speed=-1", "must be more than zero"),
+        ("speed=fast", "is no number"),
+        ("speed=1,rate=0mbit", "must be more than zero"),
+        ("speed=1,rate=-5mbit", "must be more than zero"),
+        ("speed=1,rate=5mbps", "is no link rate"),
+        ("speed=1,colour=red", "nothing that a host has"),
+        ("speed=1 x0", "asks for no host"),
+        ("speed=1 x5000", "addresses for"),
+        ("speed=1 x65", "64 samples is not enough for 65 workers"),
+        ("speed=1; speed=0.0001", "would be less than one sample"),
+        ("cpu=1; speed=1", "Some hosts have a CPU quota"),
+        ("cpu=900", "cores together, but this machine has"),
+    ],
+)
+def test_hosts_that_cannot_be_rehearsed(hetopt: Hetopt, plan: Path, hosts: str, said: str) -> None:
+    _refused(hetopt("launch", plan, "--on", "rehearsal", "--hosts", hosts, "--dry-run"), 2, said)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        ("30s h9 speed=0.5", "names the host 'h9'"),
+        ("h1 speed=0.5", "does not say when"),
+        ("step 5 h1 speed=0", "must be more than zero"),
+        ("# a comment\nstep five h1 dies", "line 2"),
+    ],
+)
+def test_schedules_that_cannot_be_followed(
+    hetopt: Hetopt, plan: Path, tmp_path: Path, schedule: str, said: str
+) -> None:
+    path = tmp_path / "schedule.txt"
+    path.write_text(schedule)
+    asked = ("launch", plan, "--on", "rehearsal", "--hosts", "speed=1 x2", "--dry-run", "--schedule")
+    _refused(hetopt(*asked, path), 2, said)
+    _refused(hetopt(*asked, tmp_path / "none.txt"), 2, "does not exist")
+    _refused(hetopt(*asked, tmp_path), 2, "cannot be read: Is a directory")
+
+
+def test_a_plan_that_does_not_know_how_fast_its_machines_are(hetopt: Hetopt, plan: Path, tmp_path: Path) -> None:
+    old = json.loads(plan.read_text())
+    del old["chosen"]["groups"][0]["assumed"]
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(old))
+    _refused(hetopt("launch", path, "--on", "rehearsal", "--dry-run"), 2, "does not say how fast its machines")
+
+
+def test_only_a_rehearsal_can_be_disturbed(hetopt: Hetopt, monkeypatch: pytest.MonkeyPatch, plan: Path) -> None:
+    home = plan.parent / "home"
+    monkeypatch.setenv("HETOPT_HOME", str(home))
+    run = home / "runs" / "20261120-000000-digits-0000"
+    run.mkdir(parents=True)
+    write_spec(run, predict_on_local(Plan.load(plan), (1.0, 1.0))[0])
+    _refused(hetopt("disturb", run.name, "h0 dies"), 2, "is no rehearsal")
+    described = rehearse(Plan.load(plan), ThisMachine(processors=2, operating_system=""), parse_hosts("speed=1 x2"))
+    write_spec(run, described.run)
+    _refused(hetopt("disturb", run.name, "h7 dies"), 2, "names the host 'h7'")
+    _refused(hetopt("disturb", run.name, "h0 rate=0mbit"), 2, "must be more than zero")
+    _refused(hetopt("disturb", run.name, "h0 dies"), 2, "is over")
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["profile", "recommend", "launch", "status", "logs", "stop", "report", "disturb", "gc", "catalog"],
+)
 def test_every_command_explains_itself(hetopt: Hetopt, command: str) -> None:
     answer = hetopt(command, "--help")
     assert answer.code == 0

@@ -9,17 +9,21 @@ from pathlib import Path
 import pytest
 
 from hetopt.optimizer.catalog import load_catalog
-from hetopt.optimizer.cli import plan_view
+from hetopt.optimizer.cli import launch_view, plan_view
 from hetopt.optimizer.cli import report as report_command
+from hetopt.optimizer.hosting import ThisMachine
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.local import predict_on_local
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.progress import follow
 from hetopt.optimizer.recommend import Options, recommend
+from hetopt.optimizer.rehearsal import rehearse
 from hetopt.optimizer.report import Report, make_report
+from hetopt.optimizer.timeline import timeline
 from hetopt.profiler.errors import BadInput
 from hetopt.profiler.profile import Profile
 from hetopt.trainer.events import Event
+from hetopt.trainer.launch.description import parse_hosts
 
 Golden = Callable[[str, str], None]
 
@@ -93,8 +97,87 @@ def _events(launch: Launch, *, slowdown: float = 1.0, resumed_step: int = 0, rea
     ]
 
 
+@pytest.fixture(scope="module")
+def rehearsed(plan: Plan) -> Launch:
+    hosts = parse_hosts("speed=1,rate=100mbit x2; speed=0.25,rate=25mbit,workers=2")
+    rehearsal = rehearse(plan, ThisMachine(processors=2, operating_system="Linux 6.18.44-fc-v595"), hosts)
+    return Launch(
+        created="2026-11-20T00:00:00+00:00",
+        started_s=1000.0,
+        run_id="20261120-000000-digits-0001",
+        on="rehearsal",
+        plan=plan,
+        spec=rehearsal.run,
+        prediction=rehearsal.prediction,
+        notes=rehearsal.notes,
+    )
+
+
+def _disturbed(launch: Launch) -> list[Event]:
+    """The log of a rehearsal in which a host slows down to a third, and the shares follow."""
+    begun_s, now_s, step = 1012.0, 1012.0, 0
+    spec = launch.spec
+    shares = [worker.local_batch_size for worker in spec.workers]
+    speeds = {"h0": 1.0, "h1": 1.0, "h2": 0.25}
+    events = _events(launch)[:2]
+    events[0]["workers"] = [
+        {"host": w.host, "type": w.type, "pace": w.pace, "local_batch_size": w.local_batch_size} for w in spec.workers
+    ]
+    events[1]["time_s"] = begun_s
+
+    def condition(host: str, **changed: object) -> None:
+        whole = {"speed": speeds[host], "rate_bits_per_s": None, "dies": False, **changed}
+        events.append({"event": "condition_changed", "time_s": now_s, "host": host, "step": step, **whole})
+
+    for number in range(20):
+        if number == 8:
+            speeds["h1"] = 0.3333
+            condition("h1", speed=0.3333, rate_bits_per_s=2.5e7)
+        if number == 11:
+            before, shares = shares, [shares[0] + shares[1] - shares[1] // 3, shares[1] // 3, *shares[2:]]
+            events.append(
+                {
+                    "event": "shares_changed",
+                    "time_s": now_s,
+                    "step": step,
+                    "before": before,
+                    "after": shares,
+                    "reason": "worker 1 became 3.0 times slower",
+                }
+            )
+        if number == 15:
+            reason = "the computation of worker 3 on h2 does not fit into its declared time"
+            events.append({"event": "miniature_slowed", "time_s": now_s, "step": step, "factor": 1.3, "reason": reason})
+        compute_s = [0.0004 * samples / speeds[w.host] for samples, w in zip(shares, spec.workers, strict=True)]
+        step_time_s = max(compute_s) + 0.1
+        step, now_s = step + 10, now_s + 10 * step_time_s
+        events.append(
+            {
+                "event": "step",
+                "time_s": now_s,
+                "step": step,
+                "epoch": step * spec.global_batch_size / 1438,
+                "samples_seen": step * spec.global_batch_size,
+                "local_batch_sizes": shares,
+                "step_time_s": step_time_s,
+                "compute_s": compute_s,
+                "sync_s": [0.1] * len(shares),
+                "wait_s": [max(compute_s) - one for one in compute_s],
+                "loss": 0.05,
+                "steps": 10,
+            }
+        )
+        if number % 7 == 6:
+            now_s += 1.5
+            evaluated = {"metrics": {"accuracy": 0.9}, "epoch": 1.0, "step": step, "evaluation_s": 1.5}
+            events.append({"event": "evaluated", "time_s": now_s, **evaluated})
+    finish = {"step": step, "epoch": 35.6, "reason": "epochs", "training_s": now_s - begun_s, "metrics": {}}
+    return [*events, {"event": "training_finished", "time_s": now_s, **finish}]
+
+
 def _report(launch: Launch, events: list[Event]) -> Report:
-    return make_report(launch, follow(events, launch.started_s), state="finished")
+    told = timeline(events, time_factor=launch.time_factor)
+    return make_report(launch, follow(events, launch.started_s), told, state="finished")
 
 
 def test_a_run_as_predicted_is_within_the_promise(launch: Launch) -> None:
@@ -155,3 +238,38 @@ def test_text_of_a_report(
     monkeypatch.setenv("COLUMNS", "80")
     report_command.show(_report(launch, _events(launch, slowdown=1.2)))
     golden("report.txt", capsys.readouterr().out)
+
+
+def test_a_disturbed_rehearsal_draws_its_shares_and_says_what_was_not_predicted(rehearsed: Launch) -> None:
+    report = _report(rehearsed, _disturbed(rehearsed))
+    assert sum(moment.steps for moment in report.timeline) == 200
+    assert report.timeline[0].local_batch_sizes != report.timeline[-1].local_batch_sizes
+    assert [one.kind for one in report.happenings] == ["condition_changed", "shares_changed", "miniature_slowed"]
+    assert (
+        "The prediction does not count one change of conditions and that the miniature slowed down." in report.verdict
+    )
+    assert [worker.speed for worker in report.workers] == [1, 1, 0.25, 0.25]
+    assert Report.from_json(report.to_json(), origin="itself") == report
+
+
+@pytest.mark.parametrize("width", ["80", "120"])
+def test_text_of_the_report_of_a_rehearsal(
+    rehearsed: Launch,
+    golden: Golden,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    width: str,
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    report_command.show(_report(rehearsed, _disturbed(rehearsed)))
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= int(width)
+    golden(f"report-rehearsal-{width}.txt", text)
+
+
+def test_text_of_a_launch_on_rehearsal(
+    rehearsed: Launch, golden: Golden, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    launch_view.show(rehearsed)
+    golden("launch-rehearsal.txt", capsys.readouterr().out)

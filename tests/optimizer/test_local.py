@@ -6,7 +6,8 @@ import pytest
 
 from hetopt.optimizer.catalog import Catalog
 from hetopt.optimizer.fit import fit
-from hetopt.optimizer.local import division, predict_on_local
+from hetopt.optimizer.hosting import division
+from hetopt.optimizer.local import predict_on_local
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommend import Options, recommend
 from hetopt.profiler.errors import BadInput

@@ -11,8 +11,9 @@ import pytest
 from hetopt.optimizer.catalog import Catalog
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.local import predict_on_local
-from hetopt.optimizer.plan import Goal, Plan
+from hetopt.optimizer.plan import Goal, Plan, ScalingRule
 from hetopt.optimizer.recommend import Options, evaluation_period_epochs, recommend
+from hetopt.optimizer.step_time import expected_maximum
 from hetopt.profiler.errors import BadInput, NoFeasiblePlan
 from hetopt.profiler.profile import Profile
 
@@ -49,6 +50,47 @@ def test_a_plan_adds_up(plan: Plan) -> None:
     # One process a device, and devices of one machine share its name.
     machines = {worker.host for worker in plan.run.workers}
     assert len(machines) == sum(group.machines for group in plan.chosen.groups)
+
+
+def test_a_plan_says_what_it_took_its_machines_for(plan: Plan) -> None:
+    jitter = fit(plan.profile).reference.step_time.jitter
+    for candidate in (plan.chosen, *plan.pareto):
+        times_s = [
+            group.assumed.time_s(samples)
+            for group in candidate.groups
+            if group.assumed is not None
+            for samples in group.local_batch_sizes
+        ]
+        assert len(times_s) == sum(len(group.local_batch_sizes) for group in candidate.groups)
+        slowest_s = max(times_s) * (1 + jitter * expected_maximum(len(times_s)))
+        assert candidate.prediction.compute_s == pytest.approx(slowest_s)
+
+
+@pytest.mark.parametrize(
+    ("rule", "scale", "told"),
+    [("none", 1.0, "fixed"), ("linear", 4.0, "fixed"), ("sqrt", 2.0, "fixed"), ("adascale", 3.389, "adascale")],
+)
+def test_the_learning_rate_follows_the_rule(catalog: Catalog, rule: ScalingRule, scale: float, told: str) -> None:
+    options = Options(trials=20, batch_size=256, learning_rate_rule=rule, only_types=("c7a.large",))
+    run = _plan(catalog, Goal(ends="epochs", amount=1, budget_usd=9.0), options, profile=make_profile()).run
+    # The planted noise scale is 1000 samples: (1 + 1000 / 64) / (1 + 1000 / 256) = 3.389.
+    assert run.learning_rate_scale == pytest.approx(scale, rel=1e-3)
+    assert run.learning_rate_rule == told
+
+
+def test_adascale_begins_by_the_square_root_where_no_noise_was_measured(catalog: Catalog) -> None:
+    options = Options(trials=20, batch_size=256, learning_rate_rule="adascale", only_types=("c7a.large",))
+    goal = Goal(ends="epochs", amount=1, budget_usd=9.0)
+    assert _plan(catalog, goal, options, profile=make_profile(noise_scale=None)).run.learning_rate_scale == 2.0
+
+
+def test_a_plan_can_be_cut_short_and_shared_otherwise(plan: Plan) -> None:
+    adjusted = plan.adjusted(steps=40, policy="dynamic")
+    assert (adjusted.run.stop.max_steps, adjusted.run.stop.target) == (40, False)
+    assert adjusted.run.batch_policy == "dynamic"
+    assert predict_on_local(adjusted, (1.0,))[1].steps.value == 40
+    assert adjusted.chosen == plan.chosen
+    assert plan.adjusted() == plan
 
 
 def test_a_plan_survives_its_file(plan: Plan, tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ Starting processes costs seconds, a scenario of the toy task a fraction of one; 
 from __future__ import annotations
 
 import json
+import math
 import os
+import random
 import sys
 import time
 from pathlib import Path
@@ -15,17 +17,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.assembly import build_model
 from hetopt.trainer.bucketed_step import BucketedStep
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import SampleCursor
+from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.events import EVENTS_FILE, EventLog
 from hetopt.trainer.exchange.exchange import make_exchange
 from hetopt.trainer.failure import FailureReport
 from hetopt.trainer.fused_step import FusedStep
 from hetopt.trainer.local_batch import BatchReader
 from hetopt.trainer.loop import train
-from hetopt.trainer.pace import make_pace
+from hetopt.trainer.pace import FullPace
 from hetopt.trainer.precision import Autocast
 from hetopt.trainer.run_folder import read_spec
 from hetopt.trainer.spec import Compression
@@ -40,6 +44,9 @@ def run_scenario(run_dir: Path, rank: int, world_size: int) -> None:
     os.environ["TOY_RECORD"] = str(run_dir / "records" / f"{rank}-{attempt}")
     os.environ["TOY_FINGERPRINTS"] = str(run_dir / f"fingerprints-{rank}")
     os.environ["TOY_SAMPLE_S"] = (run_dir / "sample_s").read_text() if (run_dir / "sample_s").exists() else "0"
+    memory = json.loads((run_dir / "memory").read_text()) if (run_dir / "memory").exists() else {"rank": -1}
+    for variable in ("samples", "after"):
+        os.environ[f"TOY_MEMORY_{variable.upper()}"] = str(memory.get(variable, 0)) if memory["rank"] == rank else ""
     with FailureReport(run_dir, rank):
         events = EventLog(run_dir / EVENTS_FILE if rank == 0 else None)
         train(
@@ -61,13 +68,13 @@ def save_gradients(folder: Path, task_reference: str, splits: list[list[int]], r
     task = load_task(task_reference)
     os.environ.pop("TOY_RECORD", None)
     device = torch.device("cpu")
-    reader = BatchReader(dataset=task.data(None).train, device=device, seed=0, max_samples=7)
+    reader = BatchReader(dataset=task.data(None).train, device=device, seed=0, max_samples=20)
     gradients: dict[str, torch.Tensor] = {}
 
     def form(kind: str, model: nn.Module) -> Step:
         module = LossModule(model, task.loss, Autocast(device_type="cpu", precision="fp32"))
         if kind == "bucketed":
-            return BucketedStep(module=module, reader=reader, stopwatch=CpuStopwatch())
+            return BucketedStep(module=module, reader=reader, stopwatch=CpuStopwatch(), pace=FullPace(), noise=True)
         numel = sum(p.numel() for p in model.parameters())
         exchange = make_exchange(Compression(), numel)
         return FusedStep(
@@ -75,17 +82,50 @@ def save_gradients(folder: Path, task_reference: str, splits: list[list[int]], r
             reader=reader,
             exchange=exchange,
             stopwatch=CpuStopwatch(),
-            pace=make_pace(1.0, device, own_core=False),
+            pace=FullPace(),
+            noise="workers",
         )
 
-    for shares in splits:
-        for kind in ("bucketed", "fused"):
-            model = build_model(task, device, seed=0)
+    for kind in ("bucketed", "fused"):
+        # One step for all splits: a worker whose share grows computes larger micro-batches than ever before.
+        model = build_model(task, device, seed=0)
+        step = form(kind, model)
+        for shares in splits:
             batch = SampleCursor(len(reader.dataset), 0).take(shares)
-            form(kind, model).run(reader.cut(batch, rank), len(batch), None)
+            if shares is splits[0]:
+                step.warm_up(reader.cut(batch, rank)[0])
+            noise = step.run(reader.cut(batch, rank), len(batch), None).noise
+            assert noise is not None
+            gradients[f"{kind} noise {shares}"] = torch.stack([noise.weighted_square_norm, noise.mean_square_norm])
             flat = [p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]
             gradients[f"{kind} {shares}"] = torch.cat(flat).clone()
     torch.save(gradients, folder / f"gradients-{rank}.pt")
+
+
+def gather_under_steps(folder: Path, task_reference: str, rank: int, world_size: int) -> None:
+    """Control rows that travel while gradients do, by both forms of step, with workers that are late now and then."""
+    task = load_task(task_reference)
+    device = torch.device("cpu")
+    reader = BatchReader(dataset=task.data(None).train, device=device, seed=0)
+    model = build_model(task, device, seed=0)
+    module = LossModule(model, task.loss, Autocast(device_type="cpu", precision="fp32"))
+    bucketed = BucketedStep(module=module, reader=reader, stopwatch=CpuStopwatch(), pace=FullPace())
+    part = MicroBatch(epoch=0, indices=range(4))
+    bucketed.warm_up(part)
+    delays = random.Random(rank)
+    seen = []
+    for step in range(60):
+        time.sleep(delays.choice([0, 0, 0.003]))
+        gathering = Gathering([rank, step, math.nan if step % 7 == rank else 0.1 * step], world_size)
+        time.sleep(delays.choice([0, 0, 0.003]))
+        if step % 2:
+            bucketed.run([part], 4 * world_size, None)
+        else:
+            flat = torch.full((50_000,), float(rank + step))
+            dist.all_reduce(flat)
+            assert bool((flat == sum(range(world_size)) + world_size * step).all())
+        seen.append(gathering.wait())
+    (folder / f"gathered-{rank}.json").write_text(json.dumps(seen))
 
 
 def main() -> None:
@@ -95,12 +135,15 @@ def main() -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     try:
         save_gradients(folder, plan["task"], plan["splits"], rank)
+        gather_under_steps(folder, plan["task"], rank, world_size)
         for entry in plan["scenarios"]:
             run_dir = folder / entry["name"]
             if rank == 0:
                 (run_dir / "records").mkdir(parents=True, exist_ok=True)
                 (run_dir / "spec.json").write_text(json.dumps(entry["spec"]))
                 (run_dir / "sample_s").write_text(str(entry.get("sample_s", 0)))
+                if "memory" in entry:
+                    (run_dir / "memory").write_text(json.dumps(entry["memory"]))
             dist.barrier()
             run_scenario(run_dir, rank, world_size)
             dist.barrier()

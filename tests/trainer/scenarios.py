@@ -23,17 +23,25 @@ SPLITS = [[9, 5, 2], [1, 1, 14], [30, 11, 3], [4, 4, 4]]
 
 
 def toy_spec(task: str = "plain", *, shares: tuple[int, ...] = SHARES, **changes: Any) -> dict[str, Any]:
-    """A run of a toy task as plain JSON; ``pace`` and ``max_local_batch_size`` are one a worker."""
+    """A run of a toy task as plain JSON; ``pace``, ``declared`` and ``max_local_batch_size`` are one a worker."""
     paces = changes.pop("pace", (1.0,) * len(shares))
     limits = changes.pop("max_local_batch_size", (None,) * len(shares))
+    declared = changes.pop("declared", (None,) * len(shares))
     workers = [
-        {"host": "here", "type": "local", "local_batch_size": share, "pace": pace, "max_local_batch_size": limit}
-        for share, pace, limit in zip(shares, paces, limits, strict=True)
+        {
+            "host": "here",
+            "type": "local",
+            "local_batch_size": share,
+            "pace": pace,
+            "declared": time,
+            "max_local_batch_size": limit,
+        }
+        for share, pace, time, limit in zip(shares, paces, declared, limits, strict=True)
     ]
     spec = {
         "task": f"{TOY}:{task}",
         "workers": workers,
-        "batch_policy": "fixed",
+        "batch_policy": "static",
         "stop": {"max_steps": 100},
         **changes,
     }
@@ -43,6 +51,15 @@ def toy_spec(task: str = "plain", *, shares: tuple[int, ...] = SHARES, **changes
 
 TOPK = {"name": "topk", "ratio": 0.1}
 HALF = {"stop": {"max_steps": 43}}
+SHORT = {"stop": {"max_steps": 40}}
+DECLARED = ({"per_sample_s": 0.002}, {"fixed_s": 0.004, "per_sample_s": 0.001}, {"per_sample_s": 0.008, "noise": 0.02})
+# Far longer than the real computation, so that a busy machine does not show: 1, 1 and 8 ms a sample.
+UNEVEN = {
+    "shares": (20, 20, 20),
+    "declared": tuple({"per_sample_s": per_sample_s} for per_sample_s in (0.001, 0.001, 0.008)),
+    "batch_policy": "model",
+    "control_period_steps": 5,
+}
 SCENARIOS: list[dict[str, Any]] = [
     {"name": "dense", "spec": toy_spec()},
     {"name": "dense-resumed", "spec": toy_spec(**HALF)},
@@ -60,17 +77,34 @@ SCENARIOS: list[dict[str, Any]] = [
     {"name": "fp16", "spec": toy_spec(precision="fp16", compression=TOPK)},
     {"name": "diverging", "spec": toy_spec(learning_rate_scale=1e30)},
     {"name": "target", "spec": toy_spec("easy", stop={"max_epochs": 50, "target": True})},
-    {
-        "name": "paced",
-        "spec": toy_spec(
-            shares=(20, 20, 20),
-            pace=(1.0, 1.0, 8.0),
-            batch_policy="proportional",
-            stop={"max_steps": 80},
-            control_period_steps=5,
-        ),
-        "sample_s": 0.0002,
-    },
+    {"name": "paced", "spec": toy_spec(stop={"max_steps": 64}, **UNEVEN)},
+    {"name": "stretched", "spec": toy_spec(pace=(1.0, 1.5, 2.0), **SHORT), "sample_s": 0.0002},
+    # With more than one bucket, so that gradients are sent under backward.
+    {"name": "wide", "spec": toy_spec("wide", stop={"max_steps": 80})},
+    {"name": "wide-resumed", "spec": toy_spec("wide", **HALF)},
+    {"name": "wide-resumed", "spec": toy_spec("wide", stop={"max_steps": 80})},
+    {"name": "wide-micro", "spec": toy_spec("wide", max_local_batch_size=(2, None, 1), **SHORT)},
+    {"name": "wide-fp16", "spec": toy_spec("wide", precision="fp16", **SHORT)},
+    # Samples are read ahead, shares change, and the run is interrupted.
+    {"name": "ahead", "spec": toy_spec(prefetch="on", stop={"max_steps": 37}, **UNEVEN)},
+    {"name": "ahead", "spec": toy_spec(prefetch="on", stop={"max_steps": 64}, **UNEVEN)},
+    {"name": "ahead-fixed", "spec": toy_spec(prefetch="on", **HALF)},
+    {"name": "ahead-fixed", "spec": toy_spec(prefetch="on")},
+    # Memory for 4 samples on the first worker, which finds out by itself or is told; from the start or later.
+    {"name": "memory", "spec": toy_spec(**HALF), "memory": {"rank": 0, "samples": 4}},
+    {"name": "memory", "spec": toy_spec(), "memory": {"rank": 0, "samples": 4}},
+    {"name": "memory-told", "spec": toy_spec(max_local_batch_size=(4, None, None))},
+    {"name": "memory-later", "spec": toy_spec(), "memory": {"rank": 0, "samples": 4, "after": 20}},
+    {"name": "wide-memory", "spec": toy_spec("wide", **SHORT), "memory": {"rank": 0, "samples": 4}},
+    {"name": "wide-memory-told", "spec": toy_spec("wide", max_local_batch_size=(4, None, None), **SHORT)},
+    {"name": "wide-memory-later", "spec": toy_spec("wide", **SHORT), "memory": {"rank": 0, "samples": 4, "after": 20}},
+    # Workers that take as long as they are declared to.
+    {"name": "declared", "spec": toy_spec(declared=DECLARED, **SHORT)},
+    {"name": "wide-declared", "spec": toy_spec("wide", declared=DECLARED, **SHORT)},
+    # The learning rate follows the noise, at a batch four times the one it was tuned at.
+    {"name": "noise", "spec": toy_spec(shares=(36, 20, 8), learning_rate_rule="adascale", **HALF)},
+    {"name": "noise", "spec": toy_spec(shares=(36, 20, 8), learning_rate_rule="adascale")},
+    {"name": "wide-noise", "spec": toy_spec("wide", shares=(36, 20, 8), learning_rate_rule="adascale", **SHORT)},
 ]
 
 
@@ -96,7 +130,7 @@ class Crew:
         return state
 
     def stream(self, name: str) -> list[int]:
-        """Every training index that was read, in the order of the global stream, over all attempts of a run."""
+        """Every training index that was computed, in the order of the global stream, over all attempts of a run."""
         samples: list[int] = []
         records = self.folder / name / "records"
         attempt = 0
@@ -107,16 +141,21 @@ class Crew:
             attempt += 1
         return samples
 
+    def samples(self, name: str, rank: int) -> list[int]:
+        """The training indices that one rank computed, over all attempts of a run."""
+        attempts = sorted((self.folder / name / "records").glob(f"{rank}-*"))
+        return [index for record in attempts for part in self._steps(record) for index in part]
+
     @staticmethod
     def _steps(record: Path) -> list[list[int]]:
-        """What was read, step by step, without the first samples of the dataset that the warm-up reads."""
+        """What was computed, step by step, without the first samples of the dataset that the warm-up takes."""
         lines = [[int(index) for index in line.split()] for line in record.read_text().splitlines()]
         return list(itertools.dropwhile(lambda part: part == list(range(len(part))), lines))
 
 
 def run_crew(folder: Path) -> Crew:
     """Start the processes of `crew.py` and wait until they have trained everything."""
-    plan = {"task": f"{TOY}:plain", "splits": SPLITS, "scenarios": SCENARIOS}
+    plan = {"task": f"{TOY}:wide", "splits": SPLITS, "scenarios": SCENARIOS}
     (folder / "crew.json").write_text(json.dumps(plan))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "error"}
     script = str(Path(__file__).with_name("crew.py"))
@@ -131,7 +170,7 @@ def run_crew(folder: Path) -> Crew:
         for rank in range(WORLD_SIZE)
     ]
     try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
+        outputs = [process.communicate(timeout=170)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -31,8 +31,11 @@ def shared(step: int) -> SharedState:
         model={"weight": torch.arange(4.0)},
         optimizer={"state": {}, "param_groups": []},
         cursor={"dataset_size": 10, "seed": 0, "position": 4 * step},
-        controller={"local_batch_sizes": [3, 1], "compute_s": None, "settled": False},
+        policy="model",
+        controller={"local_batch_sizes": [3, 1], "lines": []},
         loss_scale=None,
+        learning_rate={"value": 2.0},
+        memory_bounds=(0, 2),
         target_reached=False,
     )
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import shutil
+import statistics
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,11 @@ from .scenarios import SHARES, SPLITS, TOPK, WORLD_SIZE, Crew, toy_spec
 def big_batch_gradient(samples: int) -> torch.Tensor:
     """The gradient of one machine with the whole first global batch, in double precision."""
     torch.manual_seed(0)
-    task = toy_task.plain()
+    task = toy_task.wide()
     model = task.model().double()
     indices = SampleCursor(toy_task.TRAINING_SAMPLES, 0).take([samples]).slices[0]
-    inputs, targets = task.data(None).train.gather(indices)
-    task.loss(model, (inputs.double(), targets.double())).backward()
+    inputs, targets, chosen = task.data(None).train.gather(indices)
+    task.loss(model, (inputs.double(), targets.double(), chosen)).backward()
     return torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()])
 
 
@@ -41,7 +42,28 @@ def test_any_split_gives_the_gradient_of_the_whole_batch(crew: Crew, form: str, 
         assert (gradient.double() - expected).norm() <= 1e-6 * expected.norm()
 
 
-@pytest.mark.parametrize("name", ["dense", "topk", "unused", "bf16", "fp16", "paced", "buffers"])
+@pytest.mark.parametrize("shares", SPLITS, ids=str)
+def test_both_forms_see_the_same_noise(crew: Crew, shares: list[int]) -> None:
+    for rank in range(WORLD_SIZE):
+        seen = torch.load(crew.folder / f"gradients-{rank}.pt", weights_only=True)
+        torch.testing.assert_close(seen[f"bucketed noise {shares}"], seen[f"fused noise {shares}"], rtol=1e-5, atol=0)
+        square = float(big_batch_gradient(sum(shares)).square().sum())
+        assert float(seen[f"fused noise {shares}"][1]) == pytest.approx(square, rel=1e-5)
+
+
+def test_numbers_that_travel_beside_gradients_arrive_whole_and_alike(crew: Crew) -> None:
+    gathered = [json.loads((crew.folder / f"gathered-{rank}.json").read_text()) for rank in range(WORLD_SIZE)]
+    assert repr(gathered[0]) == repr(gathered[1]) == repr(gathered[2])
+    for step, rows in enumerate(gathered[0]):
+        expected = [[rank, step, math.nan if step % 7 == rank else 0.1 * step] for rank in range(WORLD_SIZE)]
+        assert repr(rows) == repr([[float(value) for value in row] for row in expected])
+
+
+FUSED_RUNS = ["dense", "topk", "unused", "bf16", "fp16", "paced", "buffers", "ahead", "noise"]
+BUCKETED_RUNS = ["wide", "wide-fp16", "wide-noise"]
+
+
+@pytest.mark.parametrize("name", [*FUSED_RUNS, *BUCKETED_RUNS])
 def test_replicas_are_bit_identical_whenever_they_evaluate(crew: Crew, name: str) -> None:
     replicas = [(crew.folder / name / f"fingerprints-{rank}").read_text().splitlines() for rank in range(WORLD_SIZE)]
     assert len(replicas[0]) > 3
@@ -49,11 +71,11 @@ def test_replicas_are_bit_identical_whenever_they_evaluate(crew: Crew, name: str
     assert len(set(replicas[0])) > 3, "the model does not change"
 
 
-@pytest.mark.parametrize("name", ["dense", "topk", "buffers"])
+@pytest.mark.parametrize("name", ["dense", "topk", "buffers", "wide"])
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does_to_the_bit(crew: Crew, name: str) -> None:
     whole, resumed = crew.finished(name), crew.finished(f"{name}-resumed")
     assert [event["resumed_step"] for event in crew.events(f"{name}-resumed", "run_started")] == [0, 43]
-    assert resumed["step"] == whole["step"] == 100
+    assert resumed["step"] == whole["step"]
     assert resumed["parameters_sha256"] == whole["parameters_sha256"]
     assert crew.stream(f"{name}-resumed") == crew.stream(name)
 
@@ -62,8 +84,8 @@ def test_different_compressions_train_differently(crew: Crew) -> None:
     assert crew.finished("dense")["parameters_sha256"] != crew.finished("topk")["parameters_sha256"]
 
 
-@pytest.mark.parametrize("name", ["dense", "dense-resumed", "topk-resumed", "paced"])
-def test_every_sample_is_read_exactly_once_an_epoch(crew: Crew, name: str) -> None:
+@pytest.mark.parametrize("name", ["dense", "dense-resumed", "topk-resumed", "paced", "ahead"])
+def test_every_sample_is_computed_exactly_once_an_epoch(crew: Crew, name: str) -> None:
     stream = crew.stream(name)
     assert len(stream) == crew.finished(name)["step"] * crew.events(name, "run_started")[0]["global_batch_size"]
     size = toy_task.TRAINING_SAMPLES
@@ -73,9 +95,75 @@ def test_every_sample_is_read_exactly_once_an_epoch(crew: Crew, name: str) -> No
     assert len({tuple(epoch) for epoch in epochs}) == len(epochs), "epochs are shuffled alike"
 
 
-def test_micro_batches_change_nothing_but_rounding(crew: Crew) -> None:
-    whole, cut = crew.state("dense")["model"], crew.state("micro")["model"]
-    assert all(torch.allclose(whole[name], cut[name], rtol=1e-4, atol=1e-6) for name in whole)
+def assert_same_but_for_rounding(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert all(torch.allclose(one[name], other[name], rtol=1e-4, atol=1e-5) for name in one)
+
+
+@pytest.mark.parametrize(("whole", "cut"), [("dense", "micro"), ("wide-memory", "wide-micro")])
+def test_micro_batches_change_nothing_but_rounding(crew: Crew, whole: str, cut: str) -> None:
+    assert_same_but_for_rounding(crew.state(whole)["model"], crew.state(cut)["model"])
+
+
+def test_reading_ahead_changes_nothing(crew: Crew) -> None:
+    assert crew.finished("ahead-fixed")["parameters_sha256"] == crew.finished("dense")["parameters_sha256"]
+    assert crew.stream("ahead-fixed") == crew.stream("dense")
+    changes = crew.events("ahead", "shares_changed")
+    assert changes, "shares did not change"
+
+
+@pytest.mark.parametrize("form", ["", "wide-"])
+def test_running_out_of_memory_is_as_being_told_the_bound(crew: Crew, form: str) -> None:
+    found, told = crew.finished(f"{form}memory"), crew.finished(f"{form}memory-told")
+    assert found["parameters_sha256"] == told["parameters_sha256"]
+    learned = crew.events(f"{form}memory", "memory_bound_learned")
+    assert [(event["rank"], event["samples"]) for event in learned] == [(0, 4)]
+    assert crew.state(f"{form}memory")["memory_bounds"] == (4, 0, 0)
+    assert not crew.events(f"{form}memory-told", "memory_bound_learned")
+
+
+@pytest.mark.parametrize("name", ["memory", "memory-later"])
+def test_no_sample_is_lost_or_counted_twice_where_memory_runs_out(crew: Crew, name: str) -> None:
+    for rank in range(WORLD_SIZE):
+        assert crew.samples(name, rank) == crew.samples("dense", rank)
+
+
+@pytest.mark.parametrize(("later", "never"), [("memory-later", "dense"), ("wide-memory-later", "wide-memory")])
+def test_memory_that_runs_out_later_changes_nothing_but_rounding(crew: Crew, later: str, never: str) -> None:
+    learned = crew.events(later, "memory_bound_learned")
+    assert [(event["rank"], event["samples"]) for event in learned] == [(0, 4)]
+    assert learned[0]["step"] > 10
+    assert_same_but_for_rounding(crew.state(later)["model"], crew.state(never)["model"])
+
+
+@pytest.mark.parametrize("name", ["declared", "wide-declared"])
+def test_workers_take_as_long_as_they_are_declared_to(crew: Crew, name: str) -> None:
+    """To the precision of a machine that others use, too: never less, and a step of the median hardly more."""
+    declared_s = (0.018, 0.009, 0.016)
+    steps = [event for event in crew.events(name, "step") if event["step"] > 1]
+    for rank, expected_s in enumerate(declared_s):
+        least_s = min(event["compute_s"][rank] for event in steps)
+        assert 0.94 * expected_s < least_s < expected_s + 0.004
+    uses = [event["pace_use"] for event in steps if "pace_use" in event]
+    assert uses
+    assert all(len(use) == WORLD_SIZE and min(use) > 0 for use in uses)
+    assert min(max(use) for use in uses) < 1
+    assert not any("pace_use" in event for event in crew.events("dense", "step"))
+
+
+@pytest.mark.parametrize("name", ["noise", "wide-noise"])
+def test_the_learning_rate_follows_the_noise_between_none_and_linear(crew: Crew, name: str) -> None:
+    scales = [event["learning_rate_scale"] for event in crew.events(name, "step")]
+    assert scales[0] == 1
+    assert len(set(scales)) > 2
+    assert all(1 <= scale <= 4 for scale in scales)
+    assert {event["learning_rate_scale"] for event in crew.events("dense", "step")} == {1.0}
+    state = crew.state(name)["learning_rate"]
+    assert 0 < state["weight"] < 1
+    if name == "noise":
+        _, after = crew.events(name, "training_started")
+        log = [event for event in crew.events(name) if event["event"] == "step"]
+        resumed = next(event for event in log if event["step"] > after["step"])
+        assert resumed["learning_rate_scale"] > 1, "the scale is forgotten when a run is resumed"
 
 
 def test_a_parameter_that_is_not_used_stays_as_it_was(crew: Crew) -> None:
@@ -93,7 +181,7 @@ def test_training_makes_the_model_better(crew: Crew, name: str) -> None:
 
 
 def test_the_log_accounts_for_every_step(crew: Crew) -> None:
-    for name in ("dense", "topk", "paced"):
+    for name in ("dense", "topk", "paced", "stretched", "wide", "memory"):
         steps = crew.events(name, "step")
         assert sum(event["steps"] for event in steps) == crew.finished(name)["step"]
         for event in steps:
@@ -101,8 +189,10 @@ def test_the_log_accounts_for_every_step(crew: Crew) -> None:
             assert event["samples_seen"] == event["step"] * batch
             assert event["epoch"] == pytest.approx(event["samples_seen"] / toy_task.TRAINING_SAMPLES, abs=1e-4)
             assert min(event["wait_s"]) == 0
-            leader_s = event["compute_s"][0] + event["sync_s"][0] + event["wait_s"][0]
-            assert leader_s <= event["step_time_s"] + 1e-6
+            assert event["control_s"] >= 0
+            if event["steps"] == 1:  # a step with other shares is left out of a worker's means, and in of the whole
+                leader_s = event["compute_s"][0] + event["sync_s"][0] + event["wait_s"][0]
+                assert leader_s <= event["step_time_s"] + 1e-6
 
 
 def test_the_first_event_describes_the_run(crew: Crew) -> None:
@@ -140,20 +230,19 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_one_sentence(crew: Crew) ->
     assert all(math.isfinite(event["loss"]) for event in crew.events("diverging", "step"))
 
 
-def test_the_proportional_controller_evens_out_paces(crew: Crew) -> None:
-    """Compute costs the same a sample at paces 1, 1, 8, so the ideal shares of 60 are 28, 28 and 4.
-
-    The bounds leave room for workers that wait for a core of a busy machine.
-    """
+def test_the_controller_evens_out_paces(crew: Crew) -> None:
+    """A sample takes the workers 1, 1 and 8 ms, so the ideal shares of 60 are 28, 28 and 4, or nearly."""
     changes = crew.events("paced", "shares_changed")
     assert changes
     assert all(sum(change["after"]) == 60 for change in changes)
     assert changes[0]["step"] <= 30, "two looks at the statistics should do"
     last = crew.state("paced")["shares"]
-    assert last[2] <= 10
-    assert min(last[:2]) > last[2]
-    first_step, *_, last_step = crew.events("paced", "step")
-    assert max(last_step["wait_s"]) < max(first_step["wait_s"])
+    assert 2 <= last[2] <= 6
+    assert min(last[:2]) >= 24
+    steps = crew.events("paced", "step")
+    before_s = [max(step["wait_s"]) for step in steps if step["step"] <= changes[0]["step"]]
+    after_s = [max(step["wait_s"]) for step in steps if step["step"] > changes[-1]["step"]]
+    assert statistics.median(after_s) < statistics.median(before_s)
 
 
 def test_checkpoints_keep_two_and_name_the_newest(crew: Crew) -> None:
@@ -200,7 +289,7 @@ def test_a_run_of_three_workers_can_go_on_with_one(
     finished = events[-1]
     assert resumed["resumed_step"] == 43
     assert (finished["event"], finished["step"], finished["reason"]) == ("training_finished", 60, "steps")
-    warm_up, *steps = (tmp_path / "record").read_text().splitlines()
-    assert warm_up == " ".join(str(index) for index in range(16))
-    samples = [int(index) for line in steps for index in line.split()]
+    lines = [[int(index) for index in line.split()] for line in (tmp_path / "record").read_text().splitlines()]
+    assert lines[:2] == [[0, 1], list(range(16))], "what it warms up with"
+    samples = [index for line in lines[2:] for index in line]
     assert samples == crew.stream("topk")[43 * 16 : 60 * 16], "the data goes on where it stood"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -22,7 +23,6 @@ from hetopt.trainer.evaluation import average_buffers, evaluate
 from hetopt.trainer.events import read_events
 from hetopt.trainer.failure import FailureReport
 from hetopt.trainer.local_batch import BatchReader
-from hetopt.trainer.pace import FullPace, Stretched, make_pace
 from hetopt.trainer.precision import LossScale, initial_loss_scale
 from hetopt.trainer.run_folder import read_spec, write_spec
 from hetopt.trainer.spec import RunSpec
@@ -105,6 +105,21 @@ def test_a_single_worker_trains_in_its_process(tmp_path: Path, signals: None) ->
     assert last["step"] == math.ceil(3 * toy_task.TRAINING_SAMPLES / 4)
 
 
+def test_how_samples_are_read_makes_no_difference(tmp_path: Path, signals: None) -> None:
+    digests = set()
+    for name, reading in (
+        ("plain", {"prefetch": "off"}),
+        ("thread", {"prefetch": "on"}),
+        ("process", {"loader_processes": 1}),
+    ):
+        run_dir = tmp_path / name
+        run_dir.mkdir()
+        write_spec(run_dir, spec_of("cpu", stop={"max_epochs": 2}, **reading))
+        assert worker.main([str(run_dir)]) == 0
+        digests.add(read_events(run_dir / "events.jsonl")[-1]["parameters_sha256"])
+    assert len(digests) == 1
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -160,18 +175,6 @@ def test_a_spec_survives_its_file(tmp_path: Path) -> None:
     assert read_spec(tmp_path) == spec
 
 
-def test_a_stretched_worker_waits_in_proportion_to_the_time_it_used() -> None:
-    used = iter([10.0, 10.5])
-    waits: list[float] = []
-    pace = Stretched(3.0, lambda: next(used), waits.append)
-    pace.begin()
-    pace.end()
-    assert waits == [1.0]
-    assert isinstance(make_pace(1.0, CPU, own_core=True), FullPace)
-    with pytest.raises(ValueError, match="at least 1"):
-        Stretched(0.5, lambda: 0.0)
-
-
 def test_the_loss_scale_halves_on_overflow_and_doubles_after_a_clean_interval() -> None:
     assert initial_loss_scale("bf16") is None
     scale = LossScale(value=8.0, growth_interval=2)
@@ -220,17 +223,19 @@ def test_micro_batches_cover_the_slice_in_order(
             position += len(part)
 
 
-def row(compute_s: float, exchange_s: float, loss_sum: float = 1.0, stop: float = 0.0) -> ControlRow:
-    return ControlRow(
-        steps=2,
-        period_s=1.0,
-        compute_s=compute_s,
-        compute_median_s=compute_s,
-        exchange_s=exchange_s,
-        loss_sum=loss_sum,
-        stop_wished=stop,
-        since_checkpoint_s=0.0,
-    )
+def row(compute_s: float, exchange_s: float, loss_sum: float = 1.0, stop: float = 0.0, **more: float) -> ControlRow:
+    plain = {field.name: 0.0 for field in dataclasses.fields(ControlRow)}
+    known = {
+        "steps": 2,
+        "step_time_s": 0.5,
+        "compute_s": compute_s,
+        "exchange_s": exchange_s,
+        "judged_steps": 5,
+        "compute_median_s": compute_s,
+        "loss_sum": loss_sum,
+        "stop_wished": stop,
+    }
+    return ControlRow(**{**plain, **known, **more})
 
 
 def test_the_slowest_worker_waits_for_nobody() -> None:
@@ -240,6 +245,7 @@ def test_the_slowest_worker_waits_for_nobody() -> None:
     assert event["wait_s"] == pytest.approx([0.2, 0.0, 0.1])
     assert event["step_time_s"] == 0.5
     assert event["loss"] == 3 / 8
+    assert "pace_use" not in event
     totals = [sum(parts) for parts in zip(event["compute_s"], event["sync_s"], event["wait_s"], strict=True)]
     assert totals == pytest.approx([0.5, 0.5, 0.5])
     assert ControlRow.from_list(row(0.1, 0.4).to_list()) == row(0.1, 0.4)

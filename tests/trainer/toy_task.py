@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import time
 from collections.abc import Sequence
@@ -19,18 +20,11 @@ EVALUATION_SAMPLES = 37
 FEATURES = 6
 
 
-class RecordedPairs(TensorPairs):
-    """Appends the indices of every fetch as a line to $TOY_RECORD; each sample costs $TOY_SAMPLE_S of this thread."""
+class TracedPairs(TensorPairs):
+    """Tells with every batch which samples it is made of."""
 
-    def gather(self, indices: Sequence[int], /) -> tuple[Tensor, Tensor]:
-        record = os.environ.get("TOY_RECORD")
-        if record:
-            with open(record, "a", encoding="utf-8") as stream:
-                stream.write(" ".join(str(index) for index in indices) + "\n")
-        until_s = time.thread_time() + float(os.environ.get("TOY_SAMPLE_S", "0")) * len(indices)
-        while time.thread_time() < until_s:
-            pass
-        return super().gather(indices)
+    def gather(self, indices: Sequence[int], /) -> tuple[Tensor, Tensor, Tensor]:
+        return *super().gather(indices), torch.as_tensor(indices)
 
 
 def _pairs(kind: type[TensorPairs], samples: int, seed: int) -> TensorPairs:
@@ -41,7 +35,7 @@ def _pairs(kind: type[TensorPairs], samples: int, seed: int) -> TensorPairs:
 
 def _data(folder: Path | None) -> TaskData:
     return TaskData(
-        train=_pairs(RecordedPairs, TRAINING_SAMPLES, 1), evaluation=_pairs(TensorPairs, EVALUATION_SAMPLES, 2)
+        train=_pairs(TracedPairs, TRAINING_SAMPLES, 1), evaluation=_pairs(TensorPairs, EVALUATION_SAMPLES, 2)
     )
 
 
@@ -51,6 +45,23 @@ def _model() -> nn.Module:
 
 def _model_with_buffers() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 16), nn.BatchNorm1d(16), nn.Dropout(0.1), nn.Tanh(), nn.Linear(16, 1))
+
+
+_computed = itertools.count()
+
+
+def _run_out_of_memory(samples: int) -> None:
+    """As a GPU would, over more than $TOY_MEMORY_SAMPLES samples, after $TOY_MEMORY_AFTER micro-batches."""
+    limit = os.environ.get("TOY_MEMORY_SAMPLES")
+    if limit and next(_computed) >= int(os.environ.get("TOY_MEMORY_AFTER") or 0) and samples > int(limit):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+
+def _wide_model() -> nn.Module:
+    """1.3 MB of gradient: more than one bucket."""
+    return nn.Sequential(
+        nn.Linear(FEATURES, 400), nn.Tanh(), nn.Linear(400, 400), nn.Tanh(), nn.Linear(400, 400), nn.Linear(400, 1)
+    )
 
 
 class Unused(nn.Module):
@@ -65,8 +76,17 @@ class Unused(nn.Module):
         return self.used(inputs)
 
 
-def _loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    inputs, targets = batch
+def _loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """Appends the samples as a line to $TOY_RECORD; each of them costs $TOY_SAMPLE_S of this thread."""
+    inputs, targets, indices = batch
+    _run_out_of_memory(len(indices))
+    record = os.environ.get("TOY_RECORD")
+    if record:
+        with open(record, "a", encoding="utf-8") as stream:
+            stream.write(" ".join(str(index) for index in indices.tolist()) + "\n")
+    until_s = time.thread_time() + float(os.environ.get("TOY_SAMPLE_S", "0")) * len(indices)
+    while time.thread_time() < until_s:
+        pass
     return nn.functional.mse_loss(model(inputs), targets)
 
 
@@ -109,3 +129,8 @@ def with_buffers() -> Task:
 
 def partly_unused() -> Task:
     return _task(Unused)
+
+
+def wide() -> Task:
+    """Large enough to be sent under backward."""
+    return _task(_wide_model)

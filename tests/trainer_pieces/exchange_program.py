@@ -5,6 +5,7 @@ python exchange_program.py RANK WORLD_SIZE FOLDER DEVICE
 
 from __future__ import annotations
 
+import itertools
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +15,8 @@ import torch.distributed as dist
 from torch import nn
 
 from hetopt.trainer.data.cursor import SampleCursor
+from hetopt.trainer.exchange.buckets import BucketExchange
+from hetopt.trainer.exchange.composition import Combination, combinations
 from hetopt.trainer.exchange.exchange import GradientExchange, make_exchange
 from hetopt.trainer.spec import Compression
 
@@ -21,6 +24,7 @@ SAMPLES, FEATURES, CLASSES = 203, 12, 5
 DENSE, SPARSE = Compression(), Compression(name="topk", ratio=0.02)
 LENGTHS = (1, 2, 5, 1000, 100_003)
 STEPS = 100
+BUCKETED = ("identity", "topk", "dgc", "qsgd_maxnorm", "bf16")
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,6 +40,13 @@ def network() -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         return nn.Sequential(nn.Linear(FEATURES, 33), nn.Tanh(), nn.Linear(33, CLASSES))
+
+
+def larger_network() -> nn.Module:
+    """One that DistributedDataParallel cuts into several buckets: its first takes a megabyte."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        return nn.Sequential(nn.Linear(FEATURES, 500), nn.Tanh(), nn.Linear(500, 700), nn.Linear(700, CLASSES))
 
 
 def splits(world_size: int) -> list[tuple[int, ...]]:
@@ -61,14 +72,14 @@ def weighted_gradient(
 
 
 def train(
-    rank: int, shares: tuple[int, ...], exchange: GradientExchange, device: torch.device
+    rank: int, shares: tuple[int, ...], exchange: GradientExchange, device: torch.device, steps: int = STEPS
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Flat parameters, and the global loss of every step, after SGD with momentum on unequal shares."""
     model, (samples, targets) = network().to(device), (part.to(device) for part in data())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     cursor = SampleCursor(SAMPLES, seed=3)
-    losses = torch.zeros(STEPS)
-    for step in range(STEPS):
+    losses = torch.zeros(steps)
+    for step in range(steps):
         mine = list(cursor.take(shares).slices[rank])
         with torch.no_grad():
             losses[step] = nn.functional.cross_entropy(model(samples), targets)
@@ -80,6 +91,61 @@ def train(
             parameter.grad = gradient.view_as(parameter)
         optimizer.step()
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).cpu(), losses
+
+
+def shapes() -> list[tuple[int, ...]]:
+    """Of the network's parameters."""
+    return [tuple(parameter.shape) for parameter in network().parameters()]
+
+
+def compression_of(combination: Combination) -> Compression:
+    """The combination at a ratio where there is one, with narrow codes and rank 2 where those mean something."""
+    options = combination.method.options
+    return Compression(
+        name=combination.name,
+        ratio=0.05 if combination.method.by_ratio else 1.0,
+        memory=combination.memory,
+        collective=combination.collective,
+        rank=2 if "rank" in options else None,
+        bits=4 if "bits" in options else None,
+    )
+
+
+def train_in_buckets(rank: int, exchange: BucketExchange, model: nn.Module) -> dict[str, torch.Tensor]:
+    """What this rank put into the exchange and what it got out of it, over some steps of DistributedDataParallel."""
+    samples, targets = data()
+    parallel = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.01, gradient_as_bucket_view=True)
+    brought = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
+    layouts: set[int] = set()
+
+    def hook(state, bucket):  # DistributedDataParallel wants to see types, and cannot read them as text
+        layouts.add(bucket.buffer().numel())
+        places = {id(p): i for i, p in enumerate(model.parameters())}
+        starts = [0, *itertools.accumulate(p.numel() for p in model.parameters())]
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            i = places[id(parameter)]
+            brought[starts[i] : starts[i + 1]] += gradient.flatten().double()
+        return exchange.sum_bucket(bucket.parameters(), bucket.buffer(), last=bucket.is_last())
+
+    parallel.register_comm_hook(None, hook)
+    received = torch.zeros_like(brought)
+    for step in range(6):
+        mine = list(range(step * 8 + rank, step * 8 + 8))
+        parallel.zero_grad()
+        (nn.functional.cross_entropy(parallel(samples[mine]), targets[mine]) * (len(mine) / 8)).backward()
+        received += torch.cat([p.grad.flatten() for p in model.parameters()]).double()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(parameter.grad, alpha=0.1)
+    stats = exchange.take_stats()
+    return {
+        "brought": brought,
+        "received": received,
+        "layouts": torch.tensor(len(layouts)),
+        "bytes": torch.tensor(stats.sent_bytes),
+        "parameters": torch.cat([p.detach().flatten() for p in model.parameters()]),
+        **exchange.memory.state(),
+    }
 
 
 def main(rank: int, world_size: int, folder: Path, device: torch.device) -> None:
@@ -116,6 +182,21 @@ def main(rank: int, world_size: int, folder: Path, device: torch.device) -> None
         for name, compression in (("dense", DENSE), ("sparse", SPARSE)):
             exchange = make_exchange(compression, numel, device=device)
             results[f"{name} parameters"], results[f"{name} losses"] = train(rank, shares, exchange, device)
+
+        for combination in combinations() if device.type == "cpu" else ():
+            wanted = compression_of(combination)
+            exchange = make_exchange(wanted, numel, shapes=shapes(), seed=5)
+            key = f"{combination.name} {combination.collective} {combination.memory}"
+            results[f"{key} parameters"], _ = train(rank, shares, exchange, device, steps=8)
+            stats = exchange.run(vector(rank, numel), look_at=(0.01, 0.1, 1.0))
+            results[f"{key} bytes"] = torch.tensor(stats.sent_bytes)
+
+        for name in BUCKETED if device.type == "cpu" else ():
+            model = larger_network()
+            wanted = Compression(name=name, ratio=0.1 if name in ("topk", "dgc") else 1.0)
+            in_buckets = BucketExchange(wanted, list(model.parameters()), seed=5)
+            for key, value in train_in_buckets(rank, in_buckets, model).items():
+                results[f"{name} in buckets: {key}"] = value
     finally:
         dist.destroy_process_group()
     torch.save(results, folder / f"rank-{rank}.pt")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from hetopt.trainer.exchange.compressor import DensePayload
+import torch
+
 from hetopt.trainer.exchange.dense_all_reduce import DenseAllReduce
-from hetopt.trainer.exchange.sparse_all_gather import SparseAllGather
+from hetopt.trainer.exchange.max_norm import MaxNorm
+from hetopt.trainer.exchange.packed import PackedQuantiser, SignCompressor
+from hetopt.trainer.exchange.packed_all_gather import MajorityVote, PackedAllGather
+from hetopt.trainer.exchange.payload import DensePayload
+from hetopt.trainer.exchange.sparse_all_gather import PaddedSparseAllGather, SparseAllGather
 from hetopt.trainer.exchange.topk import TopKCompressor
 
 from .contracts import CollectiveContract
@@ -24,3 +29,28 @@ class TestSparseAllGather(CollectiveContract):
 
     def payload(self, flat):
         return TopKCompressor().compress(flat, 0.1, None)
+
+
+class TestPaddedSparseAllGather(CollectiveContract):
+    def make(self):
+        return PaddedSparseAllGather()
+
+    def payload(self, flat):
+        return TopKCompressor().compress(flat, 0.1, None)
+
+
+class TestPackedAllGather(CollectiveContract):
+    def make(self):
+        return PackedAllGather()
+
+    def payload(self, flat):
+        packer = PackedQuantiser("qsgd_maxnorm", MaxNorm(), sizes=[len(flat)], bits=4, levels=7)
+        return packer.compress(flat, 1.0, torch.Generator().manual_seed(0))
+
+
+class TestMajorityVote(CollectiveContract):
+    def make(self):
+        return MajorityVote()
+
+    def payload(self, flat):
+        return SignCompressor().compress(flat, 1.0, None)

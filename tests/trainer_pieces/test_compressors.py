@@ -1,25 +1,30 @@
-"""Compressors obey their contract, and Top-k finds exactly what `torch.topk` finds."""
+"""Compressors obey their contract; Top-k finds what `torch.topk` finds, and the others what they promise instead."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetopt.trainer.exchange import dgc, mstopk, redsync, sidco
+from hetopt.trainer.exchange.dgc import DgcCompressor
 from hetopt.trainer.exchange.identity import IdentityCompressor
+from hetopt.trainer.exchange.mstopk import MsTopKCompressor
+from hetopt.trainer.exchange.multi_level import MultiLevelCompressor
+from hetopt.trainer.exchange.per_layer_topk import PerLayerTopKCompressor
+from hetopt.trainer.exchange.redsync import RedSyncCompressor
+from hetopt.trainer.exchange.sidco import SidcoCompressor
+from hetopt.trainer.exchange.threshold_topk import ThresholdCompressor
 from hetopt.trainer.exchange.topk import SAMPLE_SIZE, TopKCompressor, largest_magnitudes
 from hetopt.trainer.exchange.wire import kept_elements
 
-from .contracts import GRADIENTS, CompressorContract, MaskContract
+from .contracts import GRADIENTS, CompressorContract
 
 
 class TestIdentity(CompressorContract):
-    def make(self):
-        return IdentityCompressor()
-
-
-class TestIdentityMask(MaskContract):
     def make(self):
         return IdentityCompressor()
 
@@ -29,9 +34,142 @@ class TestTopK(CompressorContract):
         return TopKCompressor()
 
 
-class TestTopKMask(MaskContract):
+class TestMsTopK(CompressorContract):
     def make(self):
-        return TopKCompressor()
+        return MsTopKCompressor()
+
+
+class TestDgc(CompressorContract):
+    LEAST, MOST = dgc.LOWER, dgc.RAISE
+
+    def make(self):
+        return DgcCompressor()
+
+
+class TestRedSync(CompressorContract):
+    LEAST, MOST = 1.0, 2.0
+
+    def make(self):
+        return RedSyncCompressor()
+
+
+class TestSidco(CompressorContract):
+    LEAST, MOST = 0.5, 2.0
+
+    def make(self):
+        return SidcoCompressor()
+
+
+class TestThreshold(CompressorContract):
+    """In its first step, that is; see below for the others."""
+
+    def make(self):
+        return ThresholdCompressor()
+
+
+class TestMultiLevelTopK(CompressorContract):
+    def make(self):
+        return MultiLevelCompressor(TopKCompressor(), 0.1)
+
+
+class TestMultiLevelDgc(CompressorContract):
+    LEAST, MOST = dgc.LOWER, dgc.RAISE
+
+    def make(self):
+        return MultiLevelCompressor(DgcCompressor(), 0.1)
+
+
+EVERY = [
+    IdentityCompressor(),
+    TopKCompressor(),
+    MsTopKCompressor(),
+    DgcCompressor(),
+    RedSyncCompressor(),
+    SidcoCompressor(),
+    ThresholdCompressor(),
+    MultiLevelCompressor(RedSyncCompressor(), 0.1),
+]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("compressor", EVERY, ids=lambda c: type(c).__name__)
+def test_what_is_not_finite_is_sent_rather_than_hidden(compressor, value):
+    for numel, ratio in ((10, 0.3), (5000, 0.01), (200_003, 0.001)):
+        gradient = torch.randn(numel, generator=torch.Generator().manual_seed(4))
+        gradient[7] = value
+        payload = compressor.compress(gradient, ratio, torch.Generator().manual_seed(5))
+        assert not payload.dense().isfinite().all()
+
+
+@pytest.mark.parametrize("kind", GRADIENTS)
+@pytest.mark.parametrize("ratio", [0.3, 0.1, 0.01, 0.001])
+def test_selecting_from_a_selection_is_selecting_at_once(kind, ratio):
+    """C(C(x, c1), c2) = C(x, c1 c2) for Top-k: the same magnitudes, and the same elements where no two are equal."""
+    gradient = GRADIENTS[kind](100_003)
+    twice = MultiLevelCompressor(TopKCompressor(), 0.1).compress(gradient, ratio, None)
+    once = TopKCompressor().compress(gradient, ratio, None)
+    assert torch.equal(twice.values.abs().sort().values, once.values.abs().sort().values)
+    if kind == "normal":
+        assert torch.equal(twice.indices, once.indices)
+
+
+@pytest.mark.parametrize(
+    "compressor", [DgcCompressor(), RedSyncCompressor(), SidcoCompressor(), MsTopKCompressor()], ids=lambda c: c.name
+)
+def test_threshold_searches_send_the_largest(compressor):
+    """What a threshold lets pass is at least as large as all that it does not (MSTopk: but for what fills up)."""
+    gradient = GRADIENTS["heavy-tailed"](200_003)
+    payload, rest = compressor.compress(gradient, 0.01, torch.Generator().manual_seed(0)), gradient.clone()
+    payload.subtract_from(rest)
+    magnitudes = payload.values.abs().sort().values
+    filled = len(magnitudes) // 1000 if compressor.name == "mstopk" else 0
+    assert magnitudes[filled] >= rest.abs().max()
+
+
+@pytest.mark.parametrize("module", [dgc, mstopk, redsync, sidco], ids=lambda m: m.__name__.rpartition(".")[2])
+def test_the_usual_gradient_needs_no_fallback(module, monkeypatch):
+    """Top-k steps in only where a threshold cannot do it: equal elements, or not a number."""
+    monkeypatch.delattr(module, "TopKCompressor")
+    compressor = {dgc: DgcCompressor, mstopk: MsTopKCompressor, redsync: RedSyncCompressor, sidco: SidcoCompressor}
+    for power in (1, 3):
+        gradient = GRADIENTS["normal"](200_003).pow(power)
+        for ratio in (0.1, 0.01, 0.001):
+            compressor[module]().compress(gradient, ratio, torch.Generator().manual_seed(1))
+
+
+def test_each_layer_gives_its_own_largest():
+    sizes = (10_000, 1, 300, 50)
+    gradient = torch.cat(
+        [(i + 1) * torch.randn(n, generator=torch.Generator().manual_seed(n)) for i, n in enumerate(sizes)]
+    )
+    payload = PerLayerTopKCompressor(sizes).compress(gradient, 0.1, None)
+    start = 0
+    for size in sizes:
+        inside = (payload.indices >= start) & (payload.indices < start + size)
+        layer = gradient[start : start + size]
+        k = kept_elements(size, 0.1)
+        assert torch.equal(payload.values[inside].abs().sort().values, layer.abs().topk(k).values.sort().values)
+        start += size
+
+
+def test_the_threshold_follows_the_ratio_and_keeps_to_its_limit():
+    """Gradients halve over a hundred steps: the threshold follows, and the mean volume is the ratio's."""
+    compressor, generator = ThresholdCompressor(), torch.Generator().manual_seed(0)
+    k, counts = kept_elements(20_000, 0.01), []
+    for step in range(100):
+        gradient = torch.randn(20_000, generator=generator) * 2 ** (-step / 100)
+        counts.append(compressor.compress(gradient, 0.01, None).values.numel())
+    assert max(counts) <= 2 * k
+    assert sum(counts) / len(counts) == pytest.approx(k, rel=0.15)
+
+
+def test_the_threshold_survives_a_sudden_change():
+    compressor, generator = ThresholdCompressor(), torch.Generator().manual_seed(0)
+    for scale in (1.0, 1e-9, 1e9, 1.0):
+        for _ in range(30):
+            count = compressor.compress(scale * torch.randn(5_000, generator=generator), 0.01, None).values.numel()
+            assert 1 <= count <= 100
+    assert 25 <= count <= 100
 
 
 LARGE = 4 * SAMPLE_SIZE + 13  # takes the sampled threshold at small k

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.profiler.errors import BadInput
+from hetopt.trainer.exchange.aggregation import CompressedSum
 from hetopt.trainer.exchange.exchange import Exchange, make_exchange
 from hetopt.trainer.exchange.memory import ErrorFeedback
 from hetopt.trainer.exchange.topk import TopKCompressor
@@ -52,13 +53,14 @@ def test_time_is_split_between_own_work_and_the_collective():
 class BrokenCollective:
     """A collective whose connection is lost."""
 
-    def run(self, payload, out, group):
+    def run(self, payload, out, channel):
         raise ConnectionError
 
 
 def test_what_never_arrived_is_not_committed():
     memory = ErrorFeedback(100)
-    exchange = Exchange(compressor=TopKCompressor(), ratio=0.1, memory=memory, collective=BrokenCollective())
+    aggregation = CompressedSum(compressor=TopKCompressor(), ratio=0.1, collective=BrokenCollective())
+    exchange = Exchange(memory=memory, aggregation=aggregation)
     with pytest.raises(ConnectionError):
         exchange.run(torch.ones(100))
     assert not memory.state()["residual"].any()

@@ -6,10 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.exchange.identity import IdentityCompressor
-from hetopt.trainer.exchange.memory import ErrorFeedback, NoMemory, redistribute
+from hetopt.trainer.exchange.memory import ALIKE, ErrorFeedback, NoMemory, redistribute
+from hetopt.trainer.exchange.momentum_correction import MomentumCorrection, hand_over_momentum
 from hetopt.trainer.exchange.topk import TopKCompressor
 
 from .contracts import MemoryContract
@@ -34,6 +36,63 @@ class TestErrorFeedback(MemoryContract):
         memory.commit(prepared, self.first_half(prepared))
         half = self.NUMEL // 2
         assert torch.equal(memory.state()["residual"], torch.cat((torch.zeros(half), prepared[half:])))
+
+
+class TestMomentumCorrection(MemoryContract):
+    def make(self):
+        return MomentumCorrection(self.NUMEL, momentum=0.9)
+
+    def test_only_what_it_prepared_can_be_committed(self):
+        memory, other = self.make(), self.gradients(1)[0]
+        memory.prepare(other)
+        with pytest.raises(ValueError, match="belongs"):
+            memory.commit(other, self.first_half(other))
+
+    def test_velocity_and_what_is_unsent_follow_the_equations(self):
+        """u <- m u + g; v <- v + u; both 0 where sent (arXiv 1712.01887), element by element in plain numbers."""
+        memory, velocity, unsent = self.make(), [0.0] * self.NUMEL, [0.0] * self.NUMEL
+        for gradient in self.gradients(20):
+            velocity = [0.9 * u + g for u, g in zip(velocity, gradient.tolist(), strict=True)]
+            unsent = [v + u for v, u in zip(unsent, velocity, strict=True)]
+            prepared = memory.prepare(gradient)
+            torch.testing.assert_close(prepared, torch.tensor(unsent), rtol=1e-5, atol=1e-5)
+            payload = TopKCompressor().compress(prepared, 0.1, None)
+            for index in payload.indices.tolist():
+                velocity[index] = unsent[index] = 0.0
+            memory.commit(prepared, payload)
+
+    def test_without_momentum_it_is_error_feedback(self):
+        one, two = MomentumCorrection(self.NUMEL, momentum=0.0), ErrorFeedback(self.NUMEL)
+        for gradient in self.gradients(10):
+            for memory in (one, two):
+                prepared = memory.prepare(gradient)
+                memory.commit(prepared, TopKCompressor().compress(prepared, 0.1, None))
+            assert torch.equal(one.state()["unsent"], two.state()["residual"])
+
+    @pytest.mark.parametrize("compressor", [TopKCompressor(), IdentityCompressor()], ids=lambda c: c.name)
+    def test_where_everything_is_sent_it_is_momentum_sgd(self, compressor):
+        memory, velocity = self.make(), torch.zeros(self.NUMEL)
+        for gradient in self.gradients(10):
+            velocity = 0.9 * velocity + gradient
+            prepared = memory.prepare(gradient)
+            torch.testing.assert_close(prepared, velocity)
+            memory.commit(prepared, compressor.compress(prepared, 1.0, None))
+
+    def test_gradients_are_clipped_before_they_are_accumulated(self):
+        gradient = self.gradients(1)[0]
+        clipped = MomentumCorrection(self.NUMEL, clip_norm=1.5).prepare(gradient)
+        torch.testing.assert_close(clipped, gradient * 1.5 / gradient.norm())
+        loose = MomentumCorrection(self.NUMEL, clip_norm=1000.0).prepare(gradient)
+        assert torch.equal(loose, gradient)
+
+    def test_an_optimizer_hands_its_momentum_over(self):
+        weight = nn.Parameter(torch.zeros(3))
+        optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.8)
+        assert hand_over_momentum(optimizer) == 0.8
+        assert optimizer.param_groups[0]["momentum"] == 0.0
+        for other in (torch.optim.SGD([weight], lr=0.1, momentum=0.8, nesterov=True), torch.optim.Adam([weight])):
+            with pytest.raises(BadInput, match="twice"):
+                hand_over_momentum(other)
 
 
 @pytest.mark.parametrize("compressor", [TopKCompressor(), IdentityCompressor()], ids=lambda c: c.name)
@@ -69,6 +128,20 @@ def test_a_change_of_workers_keeps_the_sum(before, after):
     assert torch.equal(sum(s["residual"] for s in moved), sum(s["residual"] for s in states))
     if before == after:
         assert all(torch.equal(old["residual"], new["residual"]) for old, new in zip(states, moved, strict=True))
+
+
+@given(st.integers(1, 6), st.integers(1, 6))
+def test_both_parts_of_a_momentum_correction_are_handed_on_and_what_is_alike_is_copied(before, after):
+    generator = torch.Generator().manual_seed(before)
+    states = [
+        {key: torch.randint(-64, 65, (20,), generator=generator) / 4 for key in ("velocity", "unsent")}
+        | {f"{ALIKE}step": torch.tensor(7)}
+        for _ in range(before)
+    ]
+    moved = redistribute(states, after)
+    for key in ("velocity", "unsent"):
+        assert torch.equal(sum(state[key] for state in moved), sum(state[key] for state in states))
+    assert [int(state[f"{ALIKE}step"]) for state in moved] == [7] * after
 
 
 def test_no_memory_has_nothing_to_redistribute():

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hetopt.trainer.data.cursor import SampleCursor
+from hetopt.trainer.exchange.composition import AR_TOPK, combinations
 from hetopt.trainer.exchange.exchange import make_exchange
 from hetopt.trainer.exchange.topk import TopKCompressor
 from hetopt.trainer.exchange.wire import wire_bytes
@@ -90,7 +91,7 @@ def test_all_sent_and_all_residuals_are_all_gradients(group, length):
     for rank, results in enumerate(group):
         gradient, residual = program.vector(rank, length), results[f"sparse residual {length}"]
         payload = TopKCompressor().compress(gradient, program.SPARSE.ratio, None)
-        assert torch.equal(residual + TopKCompressor().decompress(payload), gradient)
+        assert torch.equal(residual + payload.dense(), gradient)
 
 
 @pytest.mark.parametrize("length", program.LENGTHS)
@@ -117,6 +118,43 @@ def test_several_workers_train_as_one_does(group):
     numel = group[0]["dense parameters"].numel()
     alone, _ = program.train(0, shares, make_exchange(program.DENSE, numel), torch.device("cpu"))
     torch.testing.assert_close(group[0]["dense parameters"], alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("combination", combinations(), ids=lambda c: f"{c.name}-{c.collective}-{c.memory}")
+def test_every_combination_keeps_replicas_identical_and_sends_what_was_planned(group, combination):
+    key = f"{combination.name} {combination.collective} {combination.memory}"
+    assert_equal_everywhere(group, f"{key} parameters")
+    assert group[0][f"{key} parameters"].isfinite().all()
+    wanted, numel = program.compression_of(combination), group[0]["dense parameters"].numel()
+    planned = wire_bytes(
+        wanted.name,
+        numel,
+        wanted.ratio,
+        workers=len(group),
+        collective=combination.collective,
+        bits=wanted.bits,
+        rank=wanted.rank or 1,
+        shapes=program.shapes(),
+    )
+    for results in group:
+        if combination.method.same_size:
+            assert results[f"{key} bytes"] - planned in ((0, 4) if combination.collective == AR_TOPK else (0,))
+        else:
+            assert planned / 2 <= results[f"{key} bytes"] <= 2 * planned
+
+
+@pytest.mark.parametrize("name", program.BUCKETED)
+def test_buckets_under_backward_lose_nothing_when_they_are_laid_out_anew(group, name):
+    """DistributedDataParallel changes its buckets after a step; what is remembered moves with the parameters."""
+    key = f"{name} in buckets"
+    assert_equal_everywhere(group, f"{key}: parameters")
+    assert group[0][f"{key}: layouts"] > 2
+    brought = sum(results[f"{key}: brought"] for results in group)
+    if name in ("topk", "identity"):
+        held_back = sum(results.get(f"{key}: residual", torch.zeros(1)).double() for results in group)
+        torch.testing.assert_close(group[0][f"{key}: received"] + held_back, brought, rtol=0, atol=1e-5)
+    else:
+        assert torch.corrcoef(torch.stack((group[0][f"{key}: received"], brought)))[0, 1] > 0.5
 
 
 @pytest.mark.gpu

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -23,19 +24,35 @@ from hetopt.profiler.errors import BadInput
 Indices: TypeAlias = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class GlobalBatch:
-    """One step's samples: ``slices[i]`` are the dataset indices of rank i, in the order of the stream.
+    """One step's samples, in the order of the stream, and how many of them each rank takes.
 
-    ``epoch`` and ``position`` are those of the first sample: completed epochs, and samples drawn since the run began.
+    ``samples`` are dataset indices and may be a view that must not be written to. ``epoch`` and ``position`` are those
+    of the first sample: completed epochs, and samples drawn since the run began.
     """
 
     epoch: int
     position: int
-    slices: tuple[tuple[int, ...], ...]
+    samples: Indices
+    shares: tuple[int, ...]
 
     def __len__(self) -> int:
-        return sum(len(part) for part in self.slices)
+        return len(self.samples)
+
+    def offset(self, rank: int) -> int:
+        """Where the slice of a rank begins in the batch."""
+        return sum(self.shares[:rank])
+
+    def slice(self, rank: int) -> Indices:
+        """The samples of one rank."""
+        first = self.offset(rank)
+        return self.samples[first : first + self.shares[rank]]
+
+    @property
+    def slices(self) -> tuple[tuple[int, ...], ...]:
+        """The samples of every rank."""
+        return tuple(tuple(self.slice(rank).tolist()) for rank in range(len(self.shares)))
 
 
 class SampleCursor:
@@ -51,7 +68,6 @@ class SampleCursor:
         self._dataset_size = dataset_size
         self._seed = seed
         self._position = position
-        self._order: tuple[int, Indices] | None = None
 
     @property
     def dataset_size(self) -> int:
@@ -69,18 +85,17 @@ class SampleCursor:
         return self._position // self._dataset_size
 
     def take(self, shares: Sequence[int]) -> GlobalBatch:
-        """The next ``sum(shares)`` samples of the stream, cut into one slice a rank; moves the cursor behind them."""
-        if any(share < 0 for share in shares) or sum(shares) < 1:
+        """The next ``sum(shares)`` samples of the stream, one slice a rank; moves the cursor behind them."""
+        count = sum(shares)
+        if count < 1 or min(shares) < 0:
             raise ValueError(f"a step needs at least one sample and no negative share, not {list(shares)}")
         first, epoch = self._position, self.epoch
-        last = first + sum(shares)
-        pieces = [self._read(first, last)]
-        while (reached := first + sum(len(piece) for piece in pieces)) < last:
-            pieces.append(self._read(reached, last))
-        samples = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        last = first + count
+        samples = self._read(first, last)
+        while (reached := first + len(samples)) < last:
+            samples = np.concatenate([samples, self._read(reached, last)])
         self._position = last
-        parts = np.split(samples, np.cumsum(shares)[:-1])
-        return GlobalBatch(epoch=epoch, position=first, slices=tuple(tuple(part.tolist()) for part in parts))
+        return GlobalBatch(epoch=epoch, position=first, samples=samples, shares=tuple(shares))
 
     def state(self) -> dict[str, int]:
         """Where the cursor stands, as plain JSON."""
@@ -94,17 +109,19 @@ class SampleCursor:
     def _read(self, first: int, last: int) -> Indices:
         """Positions ``first`` to ``last`` of the stream, cut at the end of the epoch of ``first``."""
         epoch, offset = divmod(first, self._dataset_size)
-        if self._order is None or self._order[0] != epoch:
-            self._order = (epoch, permutation(self._dataset_size, self._seed, epoch))
-        return self._order[1][offset : offset + last - first]
+        return permutation(self._dataset_size, self._seed, epoch)[offset : offset + last - first]
 
 
+# Two, because samples are read ahead: one reader may be in the next epoch already.
+@lru_cache(maxsize=2)
 def permutation(size: int, seed: int, epoch: int) -> Indices:
-    """The shuffled order of one epoch: a pure function of its arguments, everywhere.
+    """The shuffled order of one epoch, read-only: a pure function of its arguments, everywhere.
 
     Sorting by raw random words costs a little more than a shuffle. But the words of numpy's bit generators are
     guaranteed never to change between releases and platforms (NEP 19), while its shuffles, and torch's, are not; and
     workers that disagree about the order would repeat and lose samples silently.
     """
     words = np.random.PCG64(np.random.SeedSequence((seed, epoch))).random_raw(size)
-    return np.argsort(words, kind="stable").astype(np.int64, copy=False)
+    order = np.argsort(words, kind="stable").astype(np.int64, copy=False)
+    order.setflags(write=False)
+    return order

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, cast, runtime_checkable
+from typing import Protocol, TypeAlias, TypeGuard, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
 from hetopt.profiler.errors import BadInput
+from hetopt.trainer.data.cursor import Indices
 
 Batch: TypeAlias = "Tensor | tuple[Batch, ...] | list[Batch] | dict[str, Batch]"
 """Tensors whose first dimension is the sample, nested as the task likes."""
@@ -33,19 +35,17 @@ class MapDataset(Protocol):
         ...
 
 
-@runtime_checkable
 class GatherDataset(Protocol):
     """A dataset that returns a ready batch in one vectorised step.
 
     The method is not called ``__getitems__``: PyTorch defines that name as a list of samples still to be collated.
     """
 
-    def gather(self, indices: Sequence[int], /) -> Batch:
-        """Return the collated batch of these samples, in this order."""
+    def gather(self, indices: Sequence[int] | Indices, /) -> Batch:
+        """Return the collated batch of these samples, in this order; ``indices`` is mostly an int64 array."""
         ...
 
 
-@runtime_checkable
 class EpochDataset(Protocol):
     """A dataset whose samples change from epoch to epoch (augmentation)."""
 
@@ -54,7 +54,17 @@ class EpochDataset(Protocol):
         ...
 
 
-def fetch(dataset: MapDataset, indices: Sequence[int]) -> Batch:
+# Not by isinstance: to check a protocol at run time takes longer than to gather a small batch.
+def _gathers(dataset: MapDataset) -> TypeGuard[GatherDataset]:
+    return hasattr(dataset, "gather")
+
+
+def changes_with_epoch(dataset: MapDataset) -> TypeGuard[EpochDataset]:
+    """Whether the data set's samples change from epoch to epoch."""
+    return hasattr(dataset, "set_epoch")
+
+
+def fetch(dataset: MapDataset, indices: Sequence[int] | Indices) -> Batch:
     """Return the batch of ``indices``, in that order: by ``gather`` where offered, else by collating the samples.
 
     Raises:
@@ -63,10 +73,11 @@ def fetch(dataset: MapDataset, indices: Sequence[int]) -> Batch:
     """
     if len(indices) == 0:
         raise ValueError("a batch needs at least one sample index")
-    if isinstance(dataset, GatherDataset):
+    if _gathers(dataset):
         return dataset.gather(indices)
+    plain = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
     many = getattr(dataset, "__getitems__", None)
-    samples = [dataset[index] for index in indices] if many is None else many(list(indices))
+    samples = [dataset[index] for index in plain] if many is None else many(plain)
     try:
         return cast(Batch, default_collate(samples))
     except (TypeError, RuntimeError) as error:  # what default_collate raises for a foreign type and for unequal sizes
@@ -78,18 +89,27 @@ def fetch(dataset: MapDataset, indices: Sequence[int]) -> Batch:
 
 def set_epoch(dataset: MapDataset, epoch: int, seed: int) -> None:
     """Tell a dataset that cares which epoch (from 0) of which run is being read; others are left alone."""
-    if isinstance(dataset, EpochDataset):
+    if changes_with_epoch(dataset):
         dataset.set_epoch(epoch, seed)
 
 
 def to_device(batch: Batch, device: torch.device | str) -> Batch:
     """Return the same nesting with every tensor on ``device``; leaves that are not tensors stay as they are."""
+    return _each(batch, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def pinned(batch: Batch) -> Batch:
+    """Return the same nesting with every tensor in pinned memory, from where a GPU copies while the CPU goes on."""
+    return _each(batch, Tensor.pin_memory)
+
+
+def _each(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
     if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
+        return change(batch)
     if isinstance(batch, dict):
-        return {key: to_device(value, device) for key, value in batch.items()}
+        return {key: _each(value, change) for key, value in batch.items()}
     if isinstance(batch, (tuple, list)):
-        moved = [to_device(value, device) for value in batch]
+        moved = [_each(value, change) for value in batch]
         # default_collate keeps named tuples, whose constructor takes the fields one by one and _make all at once.
         return cast(Batch, getattr(batch, "_make", type(batch))(moved))
     return batch
@@ -127,7 +147,7 @@ class TensorPairs:
     def __getitem__(self, index: int, /) -> tuple[Tensor, Tensor]:
         return self.inputs[index], self.targets[index]
 
-    def gather(self, indices: Sequence[int], /) -> tuple[Tensor, Tensor]:
+    def gather(self, indices: Sequence[int] | Indices, /) -> tuple[Tensor, Tensor]:
         """Return ``(inputs, targets)`` of these rows."""
         rows = torch.as_tensor(indices, dtype=torch.int64)
         return self.inputs[rows], self.targets[rows]

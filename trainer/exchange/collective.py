@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Protocol, TypeVar
 
-import torch
-import torch.distributed as dist
+from torch import Tensor
 
-from hetopt.trainer.exchange.compressor import DensePayload, SparsePayload
+from hetopt.trainer.exchange.channel import Channel
+from hetopt.trainer.exchange.payload import Payload
 
-PayloadT_contra = TypeVar("PayloadT_contra", DensePayload, SparsePayload, contravariant=True)
+PayloadT_contra = TypeVar("PayloadT_contra", bound=Payload, contravariant=True)
 
 
 class SumCollective(Protocol[PayloadT_contra]):
     """Adds up the payloads of all workers. SUM, never a mean: gradients come weighted by their share of the batch."""
 
-    def run(self, payload: PayloadT_contra, out: torch.Tensor, group: dist.ProcessGroup | None) -> None:
+    def run(self, payload: PayloadT_contra, out: Tensor, channel: Channel) -> None:
         """Write the dense sum over all workers into ``out``.
 
         Args:
-            payload: this worker's part; every worker brings the same number of elements.
+            payload: this worker's part.
             out: 1-D fp32, overwritten; may be the memory that the payload's values lie in.
-            group: who takes part; ``None`` is the default group, or this process alone when there is none.
+            channel: to the other workers.
         """
         ...

@@ -1,109 +1,89 @@
-"""One exchange of gradients: remember, compress, sum over all workers, and keep what was not sent."""
+"""From the name of a compression to the exchange that does it: what is composed of what."""
 
 from __future__ import annotations
 
+import hashlib
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, Protocol
+from types import MappingProxyType
 
 import torch
 import torch.distributed as dist
 
 from hetopt.profiler.errors import BadInput
-from hetopt.trainer.exchange.collective import SumCollective
-from hetopt.trainer.exchange.compressor import Compressor, PayloadT
+from hetopt.trainer.exchange.aggregation import Aggregation, CompressedSum
+from hetopt.trainer.exchange.ar_topk import SharedSelection, Star, StarOrVar, Var
+from hetopt.trainer.exchange.composed import Exchange
+from hetopt.trainer.exchange.composition import (
+    AR_TOPK,
+    CORRECTION,
+    GATHER,
+    MAJORITY,
+    NONE,
+    STAR,
+    VAR,
+    Combination,
+    combine,
+)
+from hetopt.trainer.exchange.compressor import Compressor
 from hetopt.trainer.exchange.dense_all_reduce import DenseAllReduce
+from hetopt.trainer.exchange.dgc import DgcCompressor
+from hetopt.trainer.exchange.group import group_size
+from hetopt.trainer.exchange.guarded import GuardedExchange
 from hetopt.trainer.exchange.identity import IdentityCompressor
+from hetopt.trainer.exchange.indexed_sum import IndexChoice, IndexedSum
+from hetopt.trainer.exchange.levels import gathered_bits, summed_bits
+from hetopt.trainer.exchange.low_rank import LowRankSum
+from hetopt.trainer.exchange.max_norm import MaxNorm
 from hetopt.trainer.exchange.memory import ErrorFeedback, Memory, NoMemory
-from hetopt.trainer.exchange.sparse_all_gather import SparseAllGather
+from hetopt.trainer.exchange.momentum_correction import DEFAULT_MOMENTUM, MomentumCorrection
+from hetopt.trainer.exchange.mstopk import MsTopKCompressor
+from hetopt.trainer.exchange.multi_level import MultiLevelCompressor
+from hetopt.trainer.exchange.multi_scale import MultiScale
+from hetopt.trainer.exchange.narrow_all_reduce import NarrowSum
+from hetopt.trainer.exchange.packed import PackedQuantiser, SignCompressor
+from hetopt.trainer.exchange.packed_all_gather import MajorityVote, PackedAllGather
+from hetopt.trainer.exchange.payload import SparsePayload
+from hetopt.trainer.exchange.peers import Store
+from hetopt.trainer.exchange.per_layer_topk import PerLayerTopKCompressor
+from hetopt.trainer.exchange.quantised_all_reduce import QuantisedSum, Quantiser
+from hetopt.trainer.exchange.random_k import RandomElements, RotatingElements
+from hetopt.trainer.exchange.redsync import RedSyncCompressor
+from hetopt.trainer.exchange.rounding import AtRandom, ToNearest
+from hetopt.trainer.exchange.sidco import SidcoCompressor
+from hetopt.trainer.exchange.sparse_all_gather import PaddedSparseAllGather, SparseAllGather
+from hetopt.trainer.exchange.stats import ExchangeStats, GradientExchange, LookingExchange
+from hetopt.trainer.exchange.terngrad import TernGrad
+from hetopt.trainer.exchange.threshold_topk import ThresholdCompressor
 from hetopt.trainer.exchange.topk import TopKCompressor
-from hetopt.trainer.exchange.wire import wire_format
+from hetopt.trainer.exchange.wire import Shapes, kept_elements
 from hetopt.trainer.spec import Compression
 
+__all__ = [
+    "Exchange",
+    "ExchangeStats",
+    "GradientExchange",
+    "LookingExchange",
+    "make_aggregation",
+    "make_exchange",
+    "make_memory",
+    "make_selector",
+]
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExchangeStats:
-    """What one exchange cost this worker.
+SELECTORS: Mapping[str, Callable[[], Compressor[SparsePayload]]] = MappingProxyType(
+    {
+        "topk": TopKCompressor,
+        "mstopk": MsTopKCompressor,
+        "dgc": DgcCompressor,
+        "redsync": RedSyncCompressor,
+        "sidco": SidcoCompressor,
+    }
+)
+"""The compressors that select elements of a whole gradient and carry nothing from step to step."""
 
-    ``sent_bytes`` is what it contributed (the backend forwards more, see `collective_time_s`); ``compress_s`` the
-    work on its own gradient; ``sync_s`` the collective, with the wait for slower workers and the sum of what arrived.
-    """
-
-    sent_bytes: int
-    compress_s: float
-    sync_s: float
-
-
-class GradientExchange(Protocol):
-    """What the training step needs of an `Exchange`, whatever its payload."""
-
-    @property
-    def memory(self) -> Memory:
-        """What has not been sent yet; part of a checkpoint."""
-        ...
-
-    def run(self, flat: torch.Tensor) -> ExchangeStats:
-        """Replace the weighted local gradient by the sum over all workers, in place."""
-        ...
-
-
-class Exchange(Generic[PayloadT]):
-    """A compressor, a memory and a collective that fit together.
-
-    The caller weights its local mean gradient by ``local_batch_size / global_batch_size`` first: then the sum is the
-    gradient of one machine with the whole batch, and residuals are in units of that sum.
-    """
-
-    def __init__(
-        self,
-        *,
-        compressor: Compressor[PayloadT],
-        ratio: float,
-        memory: Memory,
-        collective: SumCollective[PayloadT],
-        group: dist.ProcessGroup | None = None,
-        generator: torch.Generator | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._compressor: Compressor[PayloadT] = compressor
-        self._ratio = ratio
-        self._memory = memory
-        self._collective: SumCollective[PayloadT] = collective
-        self._group = group
-        self._generator = generator
-        self._clock = clock
-
-    @property
-    def memory(self) -> Memory:
-        """What has not been sent yet; part of a checkpoint."""
-        return self._memory
-
-    def run(self, flat: torch.Tensor) -> ExchangeStats:
-        """Replace the weighted local gradient (1-D fp32) by the sum over all workers, in place.
-
-        If the collective fails, nothing has been committed and the residual is that of the step before.
-        """
-        started = self._now(flat)
-        prepared = self._memory.prepare(flat)
-        payload = self._compressor.compress(prepared, self._ratio, self._generator)
-        sent_bytes = payload.nbytes
-        compressed = self._now(flat)
-        self._collective.run(payload, flat, self._group)
-        synced = self._now(flat)
-        self._memory.commit(prepared, payload)
-        committed = self._now(flat)
-        return ExchangeStats(
-            sent_bytes=sent_bytes,
-            compress_s=(compressed - started) + (committed - synced),
-            sync_s=synced - compressed,
-        )
-
-    def _now(self, flat: torch.Tensor) -> float:
-        # A GPU works behind the clock's back; the parts of an exchange wait for each other anyway.
-        if flat.is_cuda:
-            torch.cuda.synchronize(flat.device)
-        return self._clock()
+_RANDOM_SELECTORS = ("mstopk", "dgc")
 
 
 def make_exchange(
@@ -113,34 +93,220 @@ def make_exchange(
     device: torch.device | None = None,
     group: dist.ProcessGroup | None = None,
     clock: Callable[[], float] = time.perf_counter,
-) -> GradientExchange:
+    shapes: Shapes | None = None,
+    seed: int = 0,
+    store: Store | None = None,
+    memory: Memory | None = None,
+    first_step: int = 0,
+) -> LookingExchange:
     """The exchange for a gradient of ``numel`` elements under ``compression``.
 
-    Sparse gradients come with error feedback: what Top-k leaves out would otherwise never be learnt.
+    Args:
+        compression: what to send, and how; what it leaves open is filled in by `composition.combine`.
+        numel: elements of the flat gradient.
+        device: where it lies.
+        group: of workers; absent: the default group, or this process alone.
+        clock: seconds.
+        shapes: of the parameters, in the order in which they lie in the gradient; some compressors need them.
+        seed: of all randomness, the same on every worker.
+        store: that all workers can reach, to find out who is missing when an exchange times out.
+        memory: to go on with, when a run changes its compression; absent: a new one.
+        first_step: number of the first step, which randomness depends on.
 
     Raises:
-        BadInput: there is no such compressor, or the ratio does not fit it.
+        BadInput: an unknown name, or things that do not go together.
     """
-    wire_format(compression.name)
-    if compression.name == "topk":
-        return Exchange(
-            compressor=TopKCompressor(),
-            ratio=compression.ratio,
-            memory=ErrorFeedback(numel, device=device),
-            collective=SparseAllGather(),
-            group=group,
-            clock=clock,
+    chosen = _checked(compression, numel, shapes)
+    if memory is None:
+        memory = make_memory(compression, numel, device=device, group=group)
+    aggregation = make_aggregation(compression, numel, shapes=shapes, seed=seed, device=device, group=group)
+    exchange = Exchange(memory=memory, aggregation=aggregation, group=group, clock=clock, first_step=first_step)
+    layout = hashlib.sha256(repr((numel, [tuple(s) for s in shapes or ()], seed)).encode()).hexdigest()[:8]
+    amount = f" {compression.ratio:g}" if chosen.method.by_ratio else ""
+    description = (
+        f"{chosen.name}{amount} by {chosen.collective} with {chosen.memory} ({numel} elements, {layout}) "
+        f"{compression.model_dump_json(exclude={'name', 'ratio', 'collective', 'memory'})}"
+    )
+    return GuardedExchange(exchange, description, group=group, store=store)
+
+
+def make_memory(
+    compression: Compression,
+    numel: int,
+    *,
+    device: torch.device | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Memory:
+    """The memory that goes with ``compression``.
+
+    Raises:
+        BadInput: an unknown name, or things that do not go together.
+    """
+    match combine(compression.name, memory=compression.memory, collective=compression.collective).memory:
+        case "error_feedback":
+            return ErrorFeedback(numel, device=device)
+        case "momentum_correction":
+            momentum = compression.momentum if compression.momentum is not None else DEFAULT_MOMENTUM
+            return MomentumCorrection(
+                numel, momentum=momentum, clip_norm=compression.clip_norm, device=device, group=group
+            )
+        case _:
+            return NoMemory()
+
+
+def make_aggregation(
+    compression: Compression,
+    numel: int,
+    *,
+    shapes: Shapes | None = None,
+    seed: int = 0,
+    device: torch.device | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Aggregation:
+    """The way from gradients to their sum that ``compression`` names; arguments as of `make_exchange`.
+
+    Raises:
+        BadInput: an unknown name, or things that do not go together.
+    """
+    chosen = _checked(compression, numel, shapes)
+    job = _Job(
+        compression=compression,
+        chosen=chosen,
+        numel=numel,
+        sizes=[math.prod(shape) for shape in shapes] if shapes is not None else [numel],
+        seed=seed,
+        workers=group_size(group),
+    )
+    match chosen.name:
+        case "identity":
+            return _dense()
+        case "fp16" | "bf16":
+            return NarrowSum(torch.float16 if chosen.name == "fp16" else torch.bfloat16)
+        case "qsgd_maxnorm":
+            return job.quantised(MaxNorm())
+        case "terngrad":
+            return job.quantised(TernGrad(job.sizes), levels=1)
+        case "qsgd_two_scale":
+            return job.quantised(MultiScale(2))
+        case "qsgd_multi_scale":
+            return job.quantised(MultiScale(3))
+        case "randomk":
+            return job.indexed(RandomElements(compression.ratio, seed), _dense())
+        case "global_randomk_maxnorm":
+            return job.indexed(RotatingElements(compression.ratio, seed), job.quantised(MaxNorm()))
+        case "global_randomk_two_scale":
+            return job.indexed(RotatingElements(compression.ratio, seed), job.quantised(MultiScale(2)))
+        case "sign":
+            collective = MajorityVote() if chosen.collective == MAJORITY else PackedAllGather()
+            return CompressedSum(compressor=SignCompressor(), ratio=1.0, collective=collective)
+        case "powersgd":
+            assert shapes is not None
+            return LowRankSum(shapes, rank=compression.rank or 1, seed=seed, device=device)
+        case _:
+            return job.selected()
+
+
+def make_selector(compression: Compression, sizes: list[int]) -> Compressor[SparsePayload]:
+    """The compressor that selects elements as ``compression`` says, of layers of these sizes."""
+    match compression.name:
+        case "topk_per_layer":
+            return PerLayerTopKCompressor(sizes)
+        case "topk_threshold":
+            return ThresholdCompressor()
+        case _:
+            selector = SELECTORS[compression.name]()
+            floor = compression.floor_ratio
+            return selector if floor is None else MultiLevelCompressor(selector, floor)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Job:
+    """What is to be composed."""
+
+    compression: Compression
+    chosen: Combination
+    numel: int
+    sizes: list[int]
+    seed: int
+    workers: int
+
+    def quantised(self, quantiser: Quantiser, levels: int | None = None) -> Aggregation:
+        """Codes on a grid: summed on the way, or gathered.
+
+        Rounding at random makes sums unbiased where nothing is remembered. It also errs by more than the value where
+        that is small against the grid, and a memory of such errors grows without end. With a memory, values are
+        rounded to nearest: that never errs by more than the value, as error feedback requires.
+        """
+        asked, levels = self.compression, levels or self.compression.levels
+        if self.chosen.collective != GATHER:
+            summed_bits(self.workers, bits=asked.bits, levels=levels)  # refuses what cannot be, before the first step
+            rounding = AtRandom(self.seed) if self.chosen.memory == NONE else ToNearest()
+            return QuantisedSum(quantiser, bits=asked.bits, levels=levels, rounding=rounding)
+        bits, levels = gathered_bits(bits=asked.bits, levels=levels)
+        sizes = self.sizes if self.chosen.name == "terngrad" else [self.numel]
+        packer = PackedQuantiser(self.chosen.name, quantiser, sizes=sizes, bits=bits, levels=levels)
+        at_random = self.chosen.memory == NONE
+        return CompressedSum(
+            compressor=packer, ratio=1.0, collective=PackedAllGather(), seed=self.seed, counts_steps=at_random
         )
-    if compression.ratio != 1.0:
+
+    def indexed(self, choice: IndexChoice, values: Aggregation) -> Aggregation:
+        """Elements that all workers know; without a memory their values are scaled up, which makes them unbiased."""
+        kept = kept_elements(self.numel, self.compression.ratio)
+        scale = self.numel / kept if self.chosen.memory == NONE else 1.0
+        return IndexedSum(choice=choice, values=values, scale=scale)
+
+    def selected(self) -> Aggregation:
+        """Elements that each worker selects for itself, or one for all."""
+        ratio = self.compression.ratio
+        selector = make_selector(self.compression, self.sizes)
+        if self.chosen.collective in (STAR, VAR, AR_TOPK):
+            by_layer = self.chosen.name == "topk_per_layer"
+            count = sum(kept_elements(size, ratio) for size in (self.sizes if by_layer else [self.numel]))
+            shared = SharedSelection(selector, ratio=ratio, count=count, seed=self.seed)
+            choices: dict[str, Callable[[SharedSelection], IndexChoice]] = {STAR: Star, VAR: Var, AR_TOPK: StarOrVar}
+            return IndexedSum(choice=choices[self.chosen.collective](shared), values=_dense())
+        return CompressedSum(
+            compressor=selector,
+            ratio=ratio,
+            collective=SparseAllGather() if self.chosen.method.same_size else PaddedSparseAllGather(),
+            seed=self.seed,
+            counts_steps=self.chosen.name in _RANDOM_SELECTORS,
+            carried=selector if isinstance(selector, ThresholdCompressor) else None,
+        )
+
+
+def _dense() -> Aggregation:
+    return CompressedSum(compressor=IdentityCompressor(), ratio=1.0, collective=DenseAllReduce())
+
+
+def _checked(compression: Compression, numel: int, shapes: Shapes | None) -> Combination:
+    """The combination that ``compression`` means.
+
+    Raises:
+        BadInput: an unknown name, or things that do not go together.
+    """
+    chosen = combine(compression.name, memory=compression.memory, collective=compression.collective)
+    method = chosen.method
+    if not method.by_ratio and compression.ratio != 1.0:
         raise BadInput(
-            f"The identity compressor sends everything; it cannot send a fraction of {compression.ratio:g}.",
+            f"{chosen.name} sends something of every element; it cannot send a fraction of {compression.ratio:g}.",
             hint="use topk, or a ratio of 1",
         )
-    return Exchange(
-        compressor=IdentityCompressor(),
-        ratio=1.0,
-        memory=NoMemory(),
-        collective=DenseAllReduce(),
-        group=group,
-        clock=clock,
-    )
+    given = [
+        option
+        for option in ("bits", "levels", "rank", "floor_ratio", "momentum", "clip_norm")
+        if getattr(compression, option) is not None
+    ]
+    strange = [option for option in given if option not in method.options]
+    if chosen.memory != CORRECTION:
+        strange += [option for option in given if option in ("momentum", "clip_norm") and option not in strange]
+    if strange:
+        raise BadInput(
+            f"{strange[0]} means nothing to {chosen.name} with {chosen.memory}.", hint=f"leave {strange[0]} out"
+        )
+    if method.by_shape and shapes is None:
+        raise BadInput(f"{chosen.name} works layer by layer, and no layers are known here.", hint="use topk")
+    if shapes is not None and sum(math.prod(shape) for shape in shapes) != numel:
+        raise ValueError(f"the shapes do not add up to {numel} elements")
+    return chosen

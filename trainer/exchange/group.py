@@ -11,6 +11,11 @@ def group_size(group: dist.ProcessGroup | None) -> int:
     return dist.get_world_size(group) if dist.is_initialized() else 1
 
 
+def group_rank(group: dist.ProcessGroup | None) -> int:
+    """This process's place in the group."""
+    return dist.get_rank(group) if dist.is_initialized() else 0
+
+
 def staging_device(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> torch.device:
     """Where the tensor has to lie for the group's backend: gloo carries CPU tensors, so a GPU's go through the host.
 

@@ -8,12 +8,31 @@ from typing import Protocol
 import torch
 
 from hetopt.profiler.errors import BadInput
-from hetopt.trainer.exchange.compressor import Payload
+from hetopt.trainer.exchange.payload import Payload
 
 MemoryState = dict[str, torch.Tensor]
 
+ALIKE = "alike."
+"""Keys that begin so are the same for all workers: a new worker gets a copy, where others are handed on in parts."""
 
-class Memory(Protocol):
+
+class Remembered(Protocol):
+    """What has to be saved with a run."""
+
+    def state(self) -> MemoryState:
+        """A copy of what is remembered."""
+        ...
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Remember what `state` gave.
+
+        Raises:
+            BadInput: the state belongs to another memory or to another model.
+        """
+        ...
+
+
+class Memory(Remembered, Protocol):
     """Adds what was withheld before to a new gradient, and keeps what is withheld now."""
 
     def prepare(self, gradient: torch.Tensor) -> torch.Tensor:
@@ -26,18 +45,6 @@ class Memory(Protocol):
 
     def commit(self, prepared: torch.Tensor, sent: Payload) -> None:
         """Remember ``prepared - sent``, where ``sent`` is exactly what the other workers received."""
-        ...
-
-    def state(self) -> MemoryState:
-        """A copy of what is remembered."""
-        ...
-
-    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Remember what `state` gave.
-
-        Raises:
-            BadInput: the state belongs to another memory or to another model.
-        """
         ...
 
 
@@ -57,7 +64,7 @@ class NoMemory:
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Accept the empty state only (see `Memory`)."""
-        _check_state(state, {})
+        check_state(state, {})
 
 
 class ErrorFeedback:
@@ -88,7 +95,7 @@ class ErrorFeedback:
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take over a residual (see `Memory`)."""
-        _check_state(state, {"residual": self._residual})
+        check_state(state, {"residual": self._residual})
         self._residual.copy_(state["residual"])
 
 
@@ -97,18 +104,27 @@ def redistribute(states: Sequence[MemoryState], workers: int) -> list[MemoryStat
 
     Old worker i hands its memory to new worker ``i mod workers``; memories that meet add up, and additional workers
     start from zero. So the sum over workers, which is all that training can ever see, stays; and as many workers as
-    before keep their memories unchanged.
+    before keep their memories unchanged. What all workers have alike (`ALIKE`) is copied.
     """
     if not states or workers < 1:
         raise ValueError(f"memories go from at least one worker to at least one, not from {len(states)} to {workers}")
-    new = [{key: torch.zeros_like(value) for key, value in states[0].items()} for _ in range(workers)]
+    new = [
+        {key: value.clone() if key.startswith(ALIKE) else torch.zeros_like(value) for key, value in states[0].items()}
+        for _ in range(workers)
+    ]
     for i, state in enumerate(states):
         for key, value in state.items():
-            new[i % workers][key] += value
+            if not key.startswith(ALIKE):
+                new[i % workers][key] += value
     return new
 
 
-def _check_state(state: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+def check_state(state: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    """Refuse a state that does not fit.
+
+    Raises:
+        BadInput: its keys or shapes are not those of ``expected``.
+    """
     found = {key: tuple(value.shape) for key, value in state.items()}
     wanted = {key: tuple(value.shape) for key, value in expected.items()}
     if found != wanted:

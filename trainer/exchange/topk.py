@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Generator, Tensor
 
-from hetopt.trainer.exchange.compressor import SparsePayload
-from hetopt.trainer.exchange.wire import MAX_INDEXED_ELEMENTS, Collective, kept_elements, wire_bytes
+from hetopt.trainer.exchange.blocks import blocks
+from hetopt.trainer.exchange.payload import SparsePayload
+from hetopt.trainer.exchange.wire import MAX_INDEXED_ELEMENTS, kept_elements
 
 SAMPLE_SIZE = 65_536
-CHUNK_ELEMENTS = 1 << 20
+
+_WORD = 8
+_ALL_TRUE = 0x0101010101010101  # eight of torch's one-byte truths
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,25 +28,18 @@ class TopKCompressor:
     """
 
     name: ClassVar[str] = "topk"
-    collective: ClassVar[Collective] = "all_gather"
 
-    def compress(self, flat: torch.Tensor, ratio: float, generator: torch.Generator | None) -> SparsePayload:
+    def compress(self, flat: Tensor, ratio: float, generator: Generator | None) -> SparsePayload:
         """Keep the largest magnitudes; the same gradient always gives the same payload."""
-        indices = largest_magnitudes(flat, kept_elements(flat.numel(), ratio))
-        return SparsePayload(indices=indices.to(torch.int32), values=flat.index_select(0, indices), numel=flat.numel())
-
-    def decompress(self, payload: SparsePayload) -> torch.Tensor:
-        """Zeros but for the sent elements."""
-        flat = torch.zeros(payload.numel, dtype=payload.values.dtype, device=payload.values.device)
-        payload.add_to(flat)
-        return flat
-
-    def wire_bytes(self, numel: int, ratio: float) -> int:
-        """Eight bytes a kept element."""
-        return wire_bytes(self.name, numel, ratio)
+        return select(flat, largest_magnitudes(flat, kept_elements(flat.numel(), ratio)))
 
 
-def largest_magnitudes(flat: torch.Tensor, k: int) -> torch.Tensor:
+def select(flat: Tensor, indices: Tensor) -> SparsePayload:
+    """The payload of these elements, as they are."""
+    return SparsePayload(indices=indices.to(torch.int32), values=flat.index_select(0, indices), numel=flat.numel())
+
+
+def largest_magnitudes(flat: Tensor, k: int) -> Tensor:
     """Ascending int64 indices of k elements with the largest ``|value|``: the same magnitudes that `torch.topk` finds.
 
     `torch.topk` on a CPU carries an index along with every element. Instead, a threshold that about k elements and a
@@ -54,13 +51,13 @@ def largest_magnitudes(flat: torch.Tensor, k: int) -> torch.Tensor:
     if not 1 <= k <= numel <= MAX_INDEXED_ELEMENTS:
         raise ValueError(f"between 1 and {numel} elements can be kept, of at most {MAX_INDEXED_ELEMENTS}, not {k}")
     if flat.device.type == "cpu" and numel > 2 * SAMPLE_SIZE and k <= numel // 4:
-        survivors, magnitudes = _above(flat, _sampled_threshold(flat, k))
+        survivors, magnitudes = not_below(flat, sampled_threshold(flat, k))
         if len(survivors) >= k:
-            return survivors[_top_mask(magnitudes, k)]
-    return _top_mask(flat.abs(), k).nonzero().squeeze(1)
+            return survivors[top_mask(magnitudes, k)]
+    return top_mask(flat.abs(), k).nonzero().squeeze(1)
 
 
-def _sampled_threshold(flat: torch.Tensor, k: int) -> float:
+def sampled_threshold(flat: Tensor, k: int) -> float:
     """A magnitude that k elements exceed in all likelihood, though not many more than k.
 
     Among m sampled elements the number that belongs to the k largest is nearly Poisson with mean k m / n; five standard
@@ -75,18 +72,34 @@ def _sampled_threshold(flat: torch.Tensor, k: int) -> float:
     return float(torch.topk(flat.index_select(0, places).abs_(), rank).values[-1])
 
 
-def _above(flat: torch.Tensor, threshold: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices and magnitudes of all elements not below the threshold (NaN included), chunk by chunk in cache."""
+def not_below(flat: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """Ascending indices and magnitudes of all elements not below the threshold (NaN included), in one pass."""
     indices, magnitudes = [], []
-    for start in range(0, flat.numel(), CHUNK_ELEMENTS):
-        chunk = flat[start : start + CHUNK_ELEMENTS].abs()
-        passed = chunk.lt(threshold).logical_not_().nonzero().squeeze(1)
+    crowded = flat.device.type != "cpu"
+    for block in blocks(flat.numel(), flat.device):
+        chunk = flat[block].abs()
+        below = chunk.lt(threshold)
+        passed = below.logical_not_().nonzero().squeeze(1) if crowded else _few_false(below)
+        if flat.device.type == "cpu":
+            crowded = passed.numel() * _WORD * 3 > chunk.numel()
         magnitudes.append(chunk.index_select(0, passed))
-        indices.append(passed.add_(start))
+        indices.append(passed.add_(block.start))
     return torch.cat(indices), torch.cat(magnitudes)
 
 
-def _top_mask(magnitudes: torch.Tensor, k: int) -> torch.Tensor:
+def _few_false(flags: Tensor) -> Tensor:
+    """Indices of the False among many True: eight at a time, a word that is all True is passed over with one look."""
+    whole = flags.numel() // _WORD * _WORD
+    words = flags[:whole].view(torch.int64).bitwise_xor_(_ALL_TRUE)
+    hit = words.nonzero().squeeze(1)
+    inside = flags[:whole].view(torch.uint8).view(-1, _WORD).index_select(0, hit).view(-1).nonzero().squeeze(1)
+    found = hit.index_select(0, inside >> 3).mul_(_WORD).add_(inside.bitwise_and_(7))
+    if whole == flags.numel():
+        return found
+    return torch.cat((found, flags[whole:].logical_not().nonzero().squeeze(1).add_(whole)))
+
+
+def top_mask(magnitudes: Tensor, k: int) -> Tensor:
     """True at the k largest magnitudes; a NaN counts as the largest, so that it is sent and seen."""
     mask = torch.zeros(magnitudes.numel(), dtype=torch.bool, device=magnitudes.device)
     mask[torch.topk(magnitudes, k, sorted=False).indices] = True

@@ -5,45 +5,58 @@ Standard library only, so that planning needs no torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from hetopt.profiler.errors import BadInput
+from hetopt.trainer.exchange import composition, cost
+from hetopt.trainer.exchange.composition import AR_TOPK, AUTO, GATHER, METHODS, STAR, VAR, combine
+from hetopt.trainer.exchange.cost import Operation
+from hetopt.trainer.exchange.levels import gathered_bits, gathered_code_bytes, summed_bits, summed_code_bytes
 
 Collective = Literal["all_reduce", "all_gather"]
+Shapes = Sequence[Sequence[int]]
 
 VALUE_BYTES = 4  # fp32
 INDEX_BYTES = 4  # int32, hence fewer than 2**31 elements
+LENGTH_BYTES = 4
+NARROW_BYTES = 2
 MAX_INDEXED_ELEMENTS = 2**31 - 1
+MANY_WORKERS = 32
+"""With more, taking turns leaves a worker's own choice waiting too long: automatic AR-Topk always elects."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WireFormat:
-    """How one compressor's payloads travel.
+    """How one compressor's payloads travel by default.
 
     Args:
+        name: the compressor.
         collective: how payloads combine. ``all_reduce``: they add up element by element on the way. ``all_gather``:
         every
             worker receives every payload and adds them up itself.
-        element_bytes: bytes for one sent element, its index included.
         sparse: whether ``ratio`` decides how many elements are sent; dense formats send all of them.
     """
 
+    name: str
     collective: Collective
-    element_bytes: int
     sparse: bool
 
     def payload_bytes(self, numel: int, ratio: float) -> int:
-        """Bytes that one worker contributes for a gradient of ``numel`` elements."""
-        return self.element_bytes * (kept_elements(numel, ratio) if self.sparse else numel)
+        """Bytes that one worker contributes for a gradient of ``numel`` elements, see `wire_bytes`."""
+        return wire_bytes(self.name, numel, ratio)
 
 
 WIRE_FORMATS: Mapping[str, WireFormat] = MappingProxyType(
     {
-        "identity": WireFormat(collective="all_reduce", element_bytes=VALUE_BYTES, sparse=False),
-        "topk": WireFormat(collective="all_gather", element_bytes=VALUE_BYTES + INDEX_BYTES, sparse=True),
+        name: WireFormat(
+            name=name,
+            collective="all_reduce" if method.collectives[0] == composition.DENSE else "all_gather",
+            sparse=method.by_ratio,
+        )
+        for name, method in METHODS.items()
     }
 )
 
@@ -54,12 +67,7 @@ def wire_format(name: str) -> WireFormat:
     Raises:
         BadInput: there is no such compressor.
     """
-    try:
-        return WIRE_FORMATS[name]
-    except KeyError:
-        raise BadInput(
-            f"There is no compressor called {name!r}.", hint=f"choose one of: {', '.join(WIRE_FORMATS)}"
-        ) from None
+    return WIRE_FORMATS[composition.known(name, METHODS, "compressor")]
 
 
 def kept_elements(numel: int, ratio: float) -> int:
@@ -73,13 +81,137 @@ def kept_elements(numel: int, ratio: float) -> int:
     return min(numel, max(1, int(numel * ratio + 1e-6)))
 
 
-def wire_bytes(name: str, numel: int, ratio: float) -> int:
-    """Bytes that one worker contributes to the collective for a gradient of ``numel`` fp32 elements.
+def wire_bytes(
+    name: str,
+    numel: int,
+    ratio: float,
+    *,
+    workers: int = 2,
+    collective: str = AUTO,
+    bits: int | None = None,
+    levels: int | None = None,
+    rank: int = 1,
+    shapes: Shapes | None = None,
+) -> int:
+    """Bytes that one worker contributes to one exchange of a gradient of ``numel`` fp32 elements, see `operations`.
 
     Raises:
-        BadInput: there is no compressor called ``name``.
+        BadInput: there is no compressor called ``name``, or what is asked of it does not go together.
     """
-    return wire_format(name).payload_bytes(numel, ratio)
+    parts = operations(
+        name, numel, ratio, workers=workers, collective=collective, bits=bits, levels=levels, rank=rank, shapes=shapes
+    )
+    return sum(int(part.payload_bytes) for part in parts)
+
+
+def operations(
+    name: str,
+    numel: int,
+    ratio: float,
+    *,
+    workers: int,
+    collective: str = AUTO,
+    bits: int | None = None,
+    levels: int | None = None,
+    rank: int = 1,
+    shapes: Shapes | None = None,
+) -> tuple[Operation, ...]:
+    """The collective operations of one exchange, in order, with their payloads to the byte.
+
+    Where workers select different numbers of elements, the payload is that of the number aimed at.
+
+    Args:
+        name: the compressor.
+        numel: elements of the gradient.
+        ratio: fraction of the elements to send; dense compressors ignore it.
+        workers: that take part.
+        collective: as in `composition.COLLECTIVES`.
+        bits: width of a quantiser's codes on the wire.
+        levels: of a quantiser.
+        rank: of PowerSGD.
+        shapes: of the parameters, for compressors that work by layer; absent: one vector.
+
+    Raises:
+        BadInput: there is no compressor called ``name``, or what is asked of it does not go together.
+    """
+    chosen = combine(name, collective=collective).collective
+    sizes = [math.prod(shape) for shape in shapes] if shapes is not None else [numel]
+
+    def quantised(count: int, *, scales: int = 1, segments: int = 1, levels: int | None = levels) -> list[_Part]:
+        width, _ = summed_bits(workers, bits=bits, levels=levels)
+        masks: list[_Part] = [("all_reduce", (scales - 1) * math.ceil(count / 8))] if scales > 1 else []
+        return [("all_reduce", VALUE_BYTES * segments), *masks, ("all_reduce", summed_code_bytes(count, width))]
+
+    match name:
+        case "identity":
+            parts: list[_Part] = [("all_reduce", VALUE_BYTES * numel)]
+        case "fp16" | "bf16":
+            # A slice for each worker, in fp16 with its exponent: all to all, and the sums back, as a ring moves them.
+            parts = [("all_reduce", workers * NARROW_BYTES * (math.ceil(numel / workers) + (name == "fp16")))]
+        case "randomk":
+            parts = [("all_reduce", VALUE_BYTES * kept_elements(numel, ratio))]
+        case "qsgd_maxnorm" | "terngrad" if chosen == GATHER:
+            width, _ = gathered_bits(bits=bits, levels=1 if name == "terngrad" else levels)
+            segments = sizes if name == "terngrad" else [numel]
+            parts = [("all_gather", sum(VALUE_BYTES + gathered_code_bytes(size, width) for size in segments))]
+        case "qsgd_maxnorm":
+            parts = quantised(numel)
+        case "qsgd_two_scale":
+            parts = quantised(numel, scales=2)
+        case "qsgd_multi_scale":
+            parts = quantised(numel, scales=3)
+        case "terngrad":
+            parts = quantised(numel, segments=len(sizes), levels=1)
+        case "global_randomk_maxnorm":
+            parts = quantised(kept_elements(numel, ratio))
+        case "global_randomk_two_scale":
+            parts = quantised(kept_elements(numel, ratio), scales=2)
+        case "sign":
+            parts = [("all_gather", VALUE_BYTES + math.ceil(numel / 8))]
+        case "powersgd":
+            left, right = low_rank_elements(shapes if shapes is not None else [(numel,)], rank)
+            parts = [("all_reduce", VALUE_BYTES * left), ("all_reduce", VALUE_BYTES * right)]
+        case _:
+            by_layer = name == "topk_per_layer"
+            kept = sum(kept_elements(size, ratio) for size in (sizes if by_layer else [numel]))
+            parts = _selected(chosen, kept, workers, METHODS[name].same_size)
+    return tuple(Operation(primitive=primitive, payload_bytes=size, members=workers) for primitive, size in parts)
+
+
+def low_rank_elements(shapes: Shapes, rank: int) -> tuple[int, int]:
+    """fp32 elements of PowerSGD's two sums: the left factors with all that stays dense, and the right factors."""
+    left = right = 0
+    for shape in shapes:
+        rows, columns = matrix_shape(shape)
+        used = low_rank(rows, columns, rank)
+        left += rows * (used or columns)
+        right += columns * used
+    return left, right
+
+
+def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
+    """A parameter as a matrix: its first dimension against all others; a vector is a single row."""
+    return (1, math.prod(shape)) if len(shape) < 2 else (shape[0], math.prod(shape[1:]))
+
+
+def low_rank(rows: int, columns: int, rank: int) -> int:
+    """The rank that a matrix is sent with; 0: factors would be no smaller than the matrix, which is sent as it is."""
+    used = min(rank, rows, columns)
+    return used if used * (rows + columns) < rows * columns else 0
+
+
+_Part = tuple[cost.Primitive, int]
+
+
+def _selected(collective: str, kept: int, workers: int, same_size: bool) -> list[_Part]:
+    """The operations of ``kept`` selected elements."""
+    if collective == GATHER:
+        lengths: list[_Part] = [] if same_size else [("all_gather", LENGTH_BYTES)]
+        return [*lengths, ("all_gather", kept * (INDEX_BYTES + VALUE_BYTES))]
+    elected = collective == VAR or (collective == AR_TOPK and workers > MANY_WORKERS)
+    assert collective in (STAR, VAR, AR_TOPK)
+    election: list[_Part] = [("all_gather", VALUE_BYTES)] if elected else []
+    return [*election, ("broadcast", kept * INDEX_BYTES), ("all_reduce", kept * VALUE_BYTES)]
 
 
 def collective_time_s(
@@ -106,7 +238,5 @@ def collective_time_s(
             "a collective needs payload_bytes >= 0, workers >= 1, latency_s >= 0 and bytes_per_s > 0, not "
             f"{payload_bytes}, {workers}, {latency_s}, {bytes_per_s}"
         )
-    hops = workers - 1
-    if collective == "all_reduce":
-        return 2 * hops * latency_s + 2 * hops / workers * payload_bytes / bytes_per_s
-    return hops * latency_s + hops * payload_bytes / bytes_per_s
+    terms = Operation(primitive=collective, payload_bytes=payload_bytes, members=workers).terms()
+    return terms.messages * latency_s + terms.traffic_bytes / bytes_per_s

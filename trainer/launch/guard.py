@@ -1,4 +1,4 @@
-"""How a process makes sure that it never outlives the one that started it."""
+"""How a process learns that it is to end: by a signal that it remembers, or because whoever started it is gone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+from types import FrameType
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -28,3 +29,21 @@ def die_with_parent(parent_pid: int, death_signal: signal.Signals) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) was refused")
     if os.getppid() != parent_pid:
         os.kill(os.getpid(), death_signal)
+
+
+class StopSignal:
+    """Remembers the first SIGTERM or SIGINT, for a process that looks when it can end well; None until then."""
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+
+    def listen(self) -> None:
+        """Take both as wishes from now on."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def __call__(self) -> int | None:
+        return self._number
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._number = self._number or number

@@ -1,11 +1,14 @@
 """The process that hosts a machine's workers: torchrun's elastic agent, tied to the life of whoever launched it.
 
-``python -m hetopt.trainer.launch.host RUN_DIR [PARENT_PID]``. With a parent named, the host ends its workers and itself
-when the parent is gone. When workers fail and no restart is left, it makes sure that the event log says why.
+``python -m hetopt.trainer.launch.host RUN_DIR [PARENT_PID [--host NAME --address IP --meeting IP:PORT]]``. With a
+parent named, the host ends its workers and itself when the parent is gone. With a node named, it is one of several and
+starts the workers that the spec puts there. When workers fail and no restart is left, it makes sure that the event log
+says why.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -17,6 +20,7 @@ from hetopt.profiler.errors import BadInput, HetoptError, RunFailed
 from hetopt.trainer.events import EVENTS_FILE, EventLog, read_events
 from hetopt.trainer.launch.guard import die_with_parent
 from hetopt.trainer.launch.logs import LOG_FOLDER
+from hetopt.trainer.launch.nodes import Node, host_names, workers_on
 from hetopt.trainer.launch.outcome import failure_reason, last_log_line
 from hetopt.trainer.run_folder import read_spec
 from hetopt.trainer.spec import RunSpec
@@ -27,26 +31,50 @@ if TYPE_CHECKING:
 HOST_PID_VARIABLE = "HETOPT_HOST_PID"
 _SHUTDOWN_TIMEOUT_S = 10
 _SAME_EVENT_S = 5
+_MEETING_PATIENCE_S = 600  # hosts that share a few cores import torch one after another
 
 
-def torchrun_arguments(spec: RunSpec, run_dir: Path) -> list[str]:
-    """The torchrun command line of a run whose workers are all on this machine, reachable from this machine alone."""
+def torchrun_arguments(spec: RunSpec, run_dir: Path, node: Node | None = None) -> list[str]:
+    """The torchrun command line of one node of a run.
+
+    Args:
+        spec: the run.
+        run_dir: its folder.
+        node: which of its hosts this is; None when all workers are on this machine, reachable from this machine alone.
+    """
     return [
-        "--nnodes=1",
-        f"--nproc-per-node={len(spec.workers)}",
+        *(_alone(spec) if node is None else _among_others(spec, node)),
         "--rdzv-backend=c10d",
-        "--rdzv-endpoint=127.0.0.1:0",
-        # Port 0 names no host to compare with our own addresses, so we say that the store is opened here.
-        "--rdzv-conf=is_host=1",
         "--rdzv-id=run",
-        "--local-addr=127.0.0.1",
         f"--max-restarts={spec.max_restarts}",
         f"--shutdown-timeout={_SHUTDOWN_TIMEOUT_S}",
-        f"--log-dir={run_dir / LOG_FOLDER}",
+        f"--log-dir={run_dir / LOG_FOLDER if node is None else run_dir / LOG_FOLDER / node.host}",
         "--redirects=3",
         "--module",
         "hetopt.trainer.worker",
         str(run_dir),
+    ]
+
+
+def _alone(spec: RunSpec) -> list[str]:
+    return [
+        "--nnodes=1",
+        f"--nproc-per-node={len(spec.workers)}",
+        "--rdzv-endpoint=127.0.0.1:0",
+        # Port 0 names no host to compare with our own addresses, so we say that the store is opened here.
+        "--rdzv-conf=is_host=1",
+        "--local-addr=127.0.0.1",
+    ]
+
+
+def _among_others(spec: RunSpec, node: Node) -> list[str]:
+    return [
+        f"--nnodes={len(host_names(spec))}",
+        f"--nproc-per-node={workers_on(spec, node.host)}",
+        f"--rdzv-endpoint={node.meeting}",
+        # torchrun would compare names with addresses to find out who opens the store, and often nobody would.
+        f"--rdzv-conf=is_host={int(node.opens_meeting)},read_timeout={_MEETING_PATIENCE_S}",
+        f"--local-addr={node.address}",
     ]
 
 
@@ -70,11 +98,15 @@ def _first_exit_codes(failures: Mapping[int, ProcessFailure]) -> dict[int, int]:
     return {rank: failure.exitcode for rank, failure in failures.items() if failure.timestamp < first_s + _SAME_EVENT_S}
 
 
-def _report_failure(exit_codes: Mapping[int, int], spec: RunSpec, run_dir: Path) -> None:
+def _report_failure(exit_codes: Mapping[int, int], spec: RunSpec, run_dir: Path, node: Node | None) -> None:
     path = run_dir / EVENTS_FILE
     if failure_reason(read_events(path)) is not None:
         return
-    reason = died_of(exit_codes, spec) or last_log_line(run_dir) or "the workers ended without saying why"
+    reason = died_of(exit_codes, spec)
+    if reason is None and node is None:
+        reason = last_log_line(run_dir) or "the workers ended without saying why"
+    if reason is None:
+        return  # they lost a peer: its own host knows why, and whoever conducts the hosts looks last
     log = EventLog(path)
     log.write("run_failed", reason=reason)
     log.close()
@@ -84,28 +116,32 @@ def main(argv: list[str]) -> int:
     """Host the workers of one run until they end; the exit code is hetopt's.
 
     Raises:
-        BadInput: the run folder has no usable ``spec.json``.
+        BadInput: the run folder has no usable ``spec.json``, or the node is none of its hosts.
     """
     run_dir = Path(argv[0])
     if len(argv) > 1:
         die_with_parent(int(argv[1]), signal.SIGTERM)
     spec = read_spec(run_dir)
+    node = Node.of_arguments(argv[2:])
+    arguments = torchrun_arguments(spec, run_dir, node)
 
     # torch takes seconds to import: only after the guard stands and the spec is known to be good.
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    if node is not None:
+        # Hosts end one after another, and the later ones warn that the meeting has been left already.
+        logging.getLogger("torch.distributed.elastic.rendezvous.dynamic_rendezvous").setLevel(logging.ERROR)
     os.environ[HOST_PID_VARIABLE] = str(os.getpid())
     # The store that workers meet in would otherwise outlive them, and restarted workers may read in it the addresses of
     # those that died. Without sharing, rank 0 opens a new store at every attempt.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     try:
-        arguments = torchrun.parse_args(torchrun_arguments(spec, run_dir))  # type: ignore[no-untyped-call]  # torch's gap
-        torchrun.run(arguments)  # type: ignore[no-untyped-call]  # likewise
+        torchrun.run(torchrun.parse_args(arguments))  # type: ignore[no-untyped-call]  # torch's gap
     except ChildFailedError as failed:
         exit_codes = _first_exit_codes(failed.failures)
-        _report_failure(exit_codes, spec, run_dir)
+        _report_failure(exit_codes, spec, run_dir, node)
         # Workers exit with hetopt's codes; the smallest is the most specific (2 bad input before 6 run failed).
         return min((code for code in exit_codes.values() if code > 1), default=RunFailed.exit_code)
     except SignalException as stopped:
@@ -114,8 +150,8 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (2, 3):
-        print("usage: python -m hetopt.trainer.launch.host RUN_DIR [PARENT_PID]", file=sys.stderr)
+    if len(sys.argv) < 2:
+        print("usage: python -m hetopt.trainer.launch.host RUN_DIR [PARENT_PID [NODE]]", file=sys.stderr)
         sys.exit(BadInput.exit_code)
     try:
         sys.exit(main(sys.argv[1:]))

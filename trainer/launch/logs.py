@@ -5,26 +5,39 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.launch.nodes import first_rank
+from hetopt.trainer.run_folder import read_spec
+
 LOG_FOLDER = "log"
 
 
 def log_files(run_dir: Path, worker: int | None = None) -> dict[str, Path]:
-    """Output files by label ('worker 0', or the file's own name), of one worker when ``worker`` is given."""
+    """Output files by label ('worker 0', or the file's own name), of one worker when ``worker`` is given.
+
+    Workers are called by their rank in the run, on whichever of its hosts they are.
+    """
     files: dict[str, Path] = {}
     folder = run_dir / LOG_FOLDER
+    first_ranks: dict[str, int] = {}
     for path in sorted(folder.rglob("*.log")) if folder.is_dir() else ():
         relative = path.relative_to(folder).as_posix()
-        # torchrun files output under <id>/attempt_<restart>/<local rank>/<stream>.log
-        found = re.search(r"attempt_(\d+)/(\d+)/(stdout|stderr)\.log$", relative)
-        rank = int(found[2]) if found else None
+        # torchrun files output under [<host>/]<id>/attempt_<restart>/<local rank>/<stream>.log
+        found = re.search(r"^(?:([^/]+)/)?[^/]+/attempt_(\d+)/(\d+)/(stdout|stderr)\.log$", relative)
+        rank: int | None = None
+        if found:
+            host, restart, local_rank, stream = found.groups()
+            if host is not None and host not in first_ranks:
+                first_ranks[host] = _first_rank(run_dir, host)
+            rank = int(local_rank) + (0 if host is None else first_ranks[host])
         if worker is not None and rank != worker:
             continue
         if found:
-            label = f"worker {rank}" + (f" restart {found[1]}" if found[1] != "0" else "")
+            label = f"worker {rank}" + (f" restart {restart}" if restart != "0" else "")
             if label in files:
-                label = f"{label} {found[3]}"
+                label = f"{label} {stream}"
         else:
-            label = path.stem
+            label = path.stem if "/" not in relative else f"{path.stem} {path.parent.name}"
         files[label] = path
     return files
 
@@ -39,3 +52,10 @@ def read_from(path: Path, offset: int) -> tuple[str, int]:
         return "", offset
     end = data.rfind(b"\n") + 1
     return data[:end].decode("utf-8", errors="replace"), offset + end
+
+
+def _first_rank(run_dir: Path, host: str) -> int:
+    try:
+        return first_rank(read_spec(run_dir), host)
+    except BadInput:
+        return 0  # a folder that the spec no longer explains: its own numbers are all there is

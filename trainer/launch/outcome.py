@@ -6,11 +6,14 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from hetopt.profiler.errors import RunFailed
 from hetopt.trainer.events import Event
 from hetopt.trainer.launch.base import RunState, RunStatus
 from hetopt.trainer.launch.logs import LOG_FOLDER
 
 _TERMINAL = ("training_finished", "probe_finished", "run_failed")
+_CIRCUMSTANCES = ("condition_changed", "miniature_slowed")
+"""What the conductor of a rehearsal writes between the workers' events: nothing about how the run itself is."""
 _TAIL_BYTES = 65_536
 
 
@@ -34,6 +37,7 @@ def judge(events: Sequence[Event], *, alive: bool, stop_wished: bool, last_line:
         stop_wished: whether somebody asked it to stop.
         last_line: the last thing its processes printed, told when a run ended without an event that says how.
     """
+    events = [event for event in events if event["event"] not in _CIRCUMSTANCES]
     last = events[-1]["event"] if events else None
     if alive:
         return RunStatus(state=RunState.STARTING if last in (None, "run_started") else RunState.RUNNING)
@@ -46,6 +50,18 @@ def judge(events: Sequence[Event], *, alive: bool, stop_wished: bool, last_line:
         return RunStatus(state=RunState.STOPPED)
     reason = failure_reason(events) or last_line or "its processes are gone and left no word"
     return RunStatus(state=RunState.FAILED, reason=reason)
+
+
+def exit_code(codes: Sequence[int], *, host_died: bool) -> int:
+    """The exit code for a run whose hosts ended so; negative codes are signals.
+
+    The smallest of hetopt's own is the most specific (2 bad input before 6 run failed). A host that died is a failed
+    run, whatever its survivors say.
+    """
+    if host_died:
+        return RunFailed.exit_code
+    own = [code for code in codes if 1 < code < 128]
+    return min(own) if own else RunFailed.exit_code if any(codes) else 0
 
 
 def read_tail(path: Path) -> str:

@@ -46,7 +46,7 @@ def _time(name: str, ratio: float, repeats: int, gradient: Tensor, group: Alignm
         payload = compressor.compress(prepared, ratio, None)
         memory.commit(prepared, payload)
         compressed = _now(gradient)
-        compressor.decompress(payload)
+        payload.dense()
         compress_s.append(compressed - begun)
         decompress_s.append(_now(gradient) - compressed)
     return statistics.median(compress_s[1:]), statistics.median(decompress_s[1:])

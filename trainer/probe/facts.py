@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from hetopt.profiler.profile import Host, Job
-from hetopt.trainer.local_batch import BatchReader, MicroBatch
+from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.local_batch import BatchReader
 from hetopt.trainer.probe.replica import Replica
 from hetopt.trainer.task import Task
 

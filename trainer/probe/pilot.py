@@ -13,13 +13,15 @@ from torch import Tensor
 from hetopt.profiler.errors import RunFailed
 from hetopt.profiler.measurement import GainMeasured, NoiseMeasured, PilotEvaluation, PilotFinished, PilotStarted
 from hetopt.profiler.schedule import ProbeSchedule
-from hetopt.trainer.assembly import LearningRate, build_model
+from hetopt.trainer.assembly import build_model
 from hetopt.trainer.data.cursor import GlobalBatch, SampleCursor
 from hetopt.trainer.data.fetch import MapDataset
+from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.evaluation import average_buffers, evaluate
 from hetopt.trainer.exchange.exchange import make_exchange
 from hetopt.trainer.fused_step import FusedStep
-from hetopt.trainer.local_batch import BatchReader, MicroBatch
+from hetopt.trainer.learning_rate import LearningRate
+from hetopt.trainer.local_batch import BatchReader
 from hetopt.trainer.pace import FullPace
 from hetopt.trainer.partition import largest_remainder
 from hetopt.trainer.precision import Autocast
@@ -85,7 +87,7 @@ class PilotRun:
         torch.manual_seed(self._seed + 7919 * (context.rank + 1))  # dropout differs between workers
         self._optimizer = task.optimizer(self._model)
         self._scale = task.learning_rate_scale(pilot.global_batch_size)
-        self._learning_rate = LearningRate.of(task, self._optimizer, self._scale)
+        self._learning_rate = LearningRate.of(task, self._optimizer)
         elements = sum(parameter.numel() for parameter in trainable_parameters(self._model))
         self._held = HeldExchange(
             make_exchange(Compression(), elements, device=context.device), elements, context.device
@@ -132,7 +134,7 @@ class PilotRun:
         ending: Ending | None = None
         while ending is None:
             batch = self._cursor.take(self._shares)
-            self._learning_rate.apply(self._optimizer, batch.position / self._cursor.dataset_size)
+            self._learning_rate.apply(self._optimizer, batch.position / self._cursor.dataset_size, self._scale)
             sampled = self._gains is not None and rhythm.is_due(step)
             finite = self._sampled_step(batch, step) if sampled else self._plain_step(batch)
             before_s, now_s = now_s, crew.elapsed_s()

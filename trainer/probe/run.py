@@ -9,7 +9,8 @@ from hetopt.profiler.errors import BadInput
 from hetopt.profiler.measurement import FINISHED, HOST_FACTS, JOB_FACTS, STARTED, EvaluationCost
 from hetopt.profiler.schedule import LATER_PASS_SHARE, ProbeSchedule
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.local_batch import BatchReader, MicroBatch
+from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.local_batch import BatchReader
 from hetopt.trainer.probe.crew import Crew, ProbeStopped
 from hetopt.trainer.probe.facts import host_facts, job_facts
 from hetopt.trainer.probe.network import time_collectives

@@ -18,7 +18,9 @@ from hetopt.profiler.memory import fit_memory, memory_limit_bytes
 from hetopt.profiler.schedule import CompressorProbe, Sweep
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import Indices
-from hetopt.trainer.local_batch import BatchReader, MicroBatch
+from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.failure import is_out_of_memory
+from hetopt.trainer.local_batch import BatchReader
 from hetopt.trainer.probe.compressors import time_compressors
 from hetopt.trainer.probe.crew import Alignment, Crew, align
 from hetopt.trainer.probe.facts import device_memory_bytes, peak_memory_bytes, reset_peak_memory
@@ -175,7 +177,7 @@ def _measure(
             timed.append(stepper.step(size))
             step_s = timed[-1][0]
         except (RuntimeError, MemoryError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             step_s = math.inf
         # Workers begin every step together, as in training; one that ran out of memory ends it for all.
@@ -253,8 +255,3 @@ def _record_facts(crew: Crew, index: int, sweep: Sweep, group: Alignment, active
         )
     )
     return limit_bytes
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    # The CPU allocator raises a plain RuntimeError that only its text tells apart.
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)

@@ -29,8 +29,9 @@ from torch.nn import functional
 from torch.optim import SGD, Optimizer
 
 from hetopt.profiler.errors import BadInput
+from hetopt.profiler.profile import LearningRateRule
 from hetopt.trainer.data.fetch import Batch, inputs_and_targets
-from hetopt.trainer.task import LearningRateRule, OptimizerFactory, Schedule, Target, Task, TaskData, constant
+from hetopt.trainer.task import OptimizerFactory, Schedule, Target, Task, TaskData, constant
 
 
 def classification(

@@ -1,0 +1,128 @@
+"""The baseline of every benchmark that trains: a textbook DistributedDataParallel script, on the same task and hosts.
+
+Equal shards by DistributedSampler, the loop of the PyTorch tutorial, all options at their defaults. Where a host
+declares its time, the computation is stretched just before the last gradient of backward is ready, so that what
+DistributedDataParallel overlaps with backward stays overlapped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
+
+from hetopt.trainer.data.fetch import Batch, fetch, set_epoch
+from hetopt.trainer.evaluation import average_buffers, evaluate
+from hetopt.trainer.events import EventLog
+from hetopt.trainer.pace import Pace
+from hetopt.trainer.spec import RunSpec
+from hetopt.trainer.task import Task, TaskData
+from hetopt.trainer.tasks.load import load_task
+
+
+class StretchedBackward:
+    """Waits out the pace when the last parameter's gradient is there, before it is accumulated and sent."""
+
+    def __init__(self, task: Task, model: nn.Module, batch: Batch, pace: Pace) -> None:
+        order: list[nn.Parameter] = []
+
+        def arrived(parameter: Tensor) -> None:
+            assert isinstance(parameter, nn.Parameter)
+            order.append(parameter)
+
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]  # torch's gap
+            for parameter in model.parameters()
+            if parameter.requires_grad
+        ]
+        buffers = [buffer.clone() for buffer in model.buffers()]
+        task.loss(model, batch).backward()  # type: ignore[no-untyped-call]  # likewise
+        for hook in hooks:
+            hook.remove()
+        for buffer, kept in zip(model.buffers(), buffers, strict=True):
+            buffer.data.copy_(kept)
+        model.zero_grad(set_to_none=True)
+        self._pace = pace
+        order[-1].register_hook(self._wait)  # type: ignore[no-untyped-call]  # likewise
+
+    def _wait(self, gradient: Tensor) -> Tensor:
+        self._pace.reach(1.0)
+        return gradient
+
+
+def train_plainly(spec: RunSpec, rank: int, events: EventLog, pace: Pace) -> None:
+    """Train to the stop rule with equal shares; writes ``step`` and ``evaluated`` events like hetopt's own."""
+    world_size = len(spec.workers)
+    torch.manual_seed(spec.seed)
+    task = load_task(spec.task)
+    data = task.data(Path(spec.data_dir) if spec.data_dir is not None else None)
+    model = task.model()
+    local = spec.global_batch_size // world_size
+    StretchedBackward(task, model, fetch(data.train, range(local)), pace)
+    parallel = DistributedDataParallel(model)
+    optimizer = task.optimizer(model)
+    rates = [float(group["lr"]) * spec.learning_rate_scale for group in optimizer.param_groups]
+    steps_per_epoch = len(data.train) // (local * world_size)
+    last = spec.stop.max_steps or round((spec.stop.max_epochs or 0) * steps_per_epoch)
+    every = max(1, round(spec.evaluate_every_epochs * steps_per_epoch))
+    batches = _indices(len(data.train), local, rank, world_size, spec.seed)
+    parallel.train()  # type: ignore[no-untyped-call]  # likewise
+    events.write("training_started", step=0)
+    begun_s = block_s = time.perf_counter()
+    losses: list[Tensor] = []
+    for step in range(1, last + 1):
+        epoch = (step - 1) / steps_per_epoch
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * task.schedule(epoch)
+        set_epoch(data.train, int(epoch), spec.seed)
+        pace.begin(local)
+        optimizer.zero_grad()
+        loss = task.loss(parallel, fetch(data.train, next(batches)))
+        loss.backward()  # type: ignore[no-untyped-call]  # likewise
+        optimizer.step()
+        losses.append(loss.detach())
+        if len(losses) == spec.control_period_steps or step == last or step % every == 0:
+            now_s = time.perf_counter()
+            events.write(
+                "step",
+                step=step,
+                steps=len(losses),
+                step_time_s=(now_s - block_s) / len(losses),
+                local_batch_sizes=[local] * world_size,
+                loss=float(torch.stack(losses).mean()),
+            )
+            losses = []
+            if step % every == 0 or step == last:
+                _evaluate(task, data, model, events, step=step, rank=rank, world_size=world_size)
+            block_s = time.perf_counter()
+    events.write("training_finished", step=last, training_s=time.perf_counter() - begun_s)
+
+
+def _evaluate(
+    task: Task, data: TaskData, model: nn.Module, events: EventLog, *, step: int, rank: int, world_size: int
+) -> None:
+    average_buffers(model, 1 / world_size, world_size)
+    metrics = evaluate(task, model, data.evaluation, shares=[1.0] * world_size, rank=rank, device=torch.device("cpu"))
+    events.write("evaluated", step=step, metrics=metrics)
+
+
+def _indices(size: int, local: int, rank: int, world_size: int, seed: int) -> Iterator[list[int]]:
+    sampler: DistributedSampler[int] = DistributedSampler(
+        range(size),  # type: ignore[arg-type]  # only its length is read
+        num_replicas=world_size,
+        rank=rank,
+        seed=seed,
+        drop_last=True,
+    )
+    epoch = 0
+    while True:
+        sampler.set_epoch(epoch)
+        indices = list(sampler)
+        for first in range(0, len(indices) - local + 1, local):
+            yield indices[first : first + local]
+        epoch += 1

@@ -1,0 +1,188 @@
+"""The harness: runs hetopt and a baseline in one rehearsed cluster, in turn, and compares them by medians of ratios.
+
+A `Side` is one way of doing the same job. `rehearse` builds the cluster (namespaces, limited links), does every side
+once a round, in an order that turns from round to round, and returns what each run logged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from benchmarks._crew import RUNS_FILE
+from hetopt.profiler.errors import RunFailed
+from hetopt.trainer.events import EVENTS_FILE, Event, read_events
+from hetopt.trainer.launch.base import RunState
+from hetopt.trainer.launch.namespaces import MiniatureNetwork, why_not
+from hetopt.trainer.launch.rehearsal import RehearsalLauncher
+from hetopt.trainer.miniature import MiniatureHost
+from hetopt.trainer.partition import WorkerTime, solve_shares
+from hetopt.trainer.run_folder import write_spec
+from hetopt.trainer.spec import RunSpec, WorkerSpec
+
+STORE_PORT = 29400
+PATIENCE_S = 3600
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One way of doing the job: hetopt's trainer under a spec, or plain DistributedDataParallel."""
+
+    name: str
+    by: Literal["hetopt", "ddp"]
+    spec: RunSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """A ratio over several rounds."""
+
+    low: float
+    median: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f} – {self.high:.2f})"
+
+
+Log = list[Event]
+
+
+def need_namespaces() -> None:
+    """End with one sentence where no cluster can be built."""
+    reason = why_not()
+    if reason is not None:
+        sys.exit(f"this benchmark rehearses clusters, which cannot be done here: {reason}")
+
+
+def rehearse(hosts: Sequence[MiniatureHost], sides: Sequence[Side], *, rounds: int) -> dict[str, list[Log]]:
+    """The event logs of every side, one a round.
+
+    Raises:
+        RunFailed: a run failed; the sentence is its own.
+    """
+    names = [(side, f"{round_}-{side.name}") for round_ in range(rounds) for side in _turned(sides, round_)]
+    workers = len(sides[0].spec.workers)
+    with _folder() as folder:
+        for side, name in names:
+            (folder / name).mkdir()
+            write_spec(folder / name, side.spec)
+        runs = [{"name": name, "side": side.by} for side, name in names]
+        (folder / RUNS_FILE).write_text(json.dumps({"world_size": workers, "runs": runs}), encoding="utf-8")
+        _work(folder, hosts, [name for _, name in names])
+        logs: dict[str, list[Log]] = {side.name: [] for side in sides}
+        for side, name in names:
+            logs[side.name].append(read_events(folder / name / EVENTS_FILE))
+        return logs
+
+
+def launch(spec: RunSpec) -> Log:
+    """The event log of one run under the product's own launcher, scheduled changes of its miniature included.
+
+    Raises:
+        RunFailed: it did not finish.
+    """
+    with _folder() as folder:
+        launcher = RehearsalLauncher()
+        handle = launcher.start(spec, folder, {})
+        try:
+            while not (status := launcher.poll(handle)).state.is_over:
+                time.sleep(0.2)
+        finally:
+            launcher.stop(handle)
+        if status.state is not RunState.FINISHED:
+            raise RunFailed(status.reason or f"the run {status.state.value}")
+        return read_events(folder / EVENTS_FILE)
+
+
+def ratio(over: Sequence[float], under: Sequence[float]) -> Ratio:
+    """Quartiles of ``over / under``, round by round."""
+    ratios = [one / other for one, other in zip(over, under, strict=True)]
+    if len(ratios) == 1:
+        return Ratio(low=ratios[0], median=ratios[0], high=ratios[0])
+    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return Ratio(low=low, median=median, high=high)
+
+
+def step_time_s(log: Log, *, from_step: int) -> float:
+    """Median over control periods of the mean step time, from a step on."""
+    periods = [float(event["step_time_s"]) for event in log if event["event"] == "step" and event["step"] > from_step]
+    return statistics.median(periods)
+
+
+def equal_shares(workers: int, total: int) -> tuple[int, ...]:
+    """What a split that knows nothing of speeds gives."""
+    return tuple(total // workers + (rank < total % workers) for rank in range(workers))
+
+
+def best_compute_s(workers: Sequence[WorkerSpec], total: int) -> float:
+    """The physical limit: the slowest worker's computation under the exact shares for the declared times."""
+    return solve_shares(_times(workers), total).compute_s
+
+
+def compute_s(workers: Sequence[WorkerSpec], shares: Sequence[int]) -> float:
+    """The slowest worker's computation under these shares, as declared."""
+    return max(time.time_s(share) for time, share in zip(_times(workers), shares, strict=True))
+
+
+def share_changes(log: Log) -> list[Event]:
+    """Every change of the shares."""
+    return [event for event in log if event["event"] == "shares_changed"]
+
+
+def _times(workers: Sequence[WorkerSpec]) -> list[WorkerTime]:
+    declared = [worker.declared for worker in workers if worker.declared is not None]
+    assert len(declared) == len(workers)
+    return [WorkerTime(fixed_s=one.fixed_s, per_sample_s=one.per_sample_s, min_samples=1) for one in declared]
+
+
+def _turned(sides: Sequence[Side], round_: int) -> list[Side]:
+    first = round_ % len(sides)
+    return [*sides[first:], *sides[:first]]
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="hetopt-benchmark-") as name:
+        yield Path(name)
+
+
+def _work(folder: Path, hosts: Sequence[MiniatureHost], names: Sequence[str]) -> None:
+    """Start the crew, one process a worker, and wait for it."""
+    with MiniatureNetwork.create(hosts, owner=str(folder)) as network:
+        places = [place for place, host in enumerate(hosts) for _ in range(host.workers)]
+        environment: Mapping[str, str] = {
+            **os.environ,
+            "MASTER_ADDR": network.address(0),
+            "MASTER_PORT": str(STORE_PORT),
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(Path(__file__).parent.parent),
+        }
+        crew = [
+            network.popen(place, [sys.executable, "-m", "benchmarks._crew", str(folder), str(rank)], env=environment)
+            for rank, place in enumerate(places)
+        ]
+        try:
+            codes = [process.wait(timeout=PATIENCE_S) for process in crew]
+        finally:
+            for process in crew:
+                process.kill()
+                process.wait()
+        if any(codes):
+            reasons = [
+                event["reason"]
+                for name in names
+                for event in read_events(folder / name / EVENTS_FILE)
+                if event["event"] == "run_failed"
+            ]
+            raise RunFailed(reasons[0] if reasons else f"a worker of the benchmark ended with exit codes {codes}")

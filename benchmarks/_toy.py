@@ -1,0 +1,76 @@
+"""Jobs for benchmarks of time, whose quality does not matter; one is so small that eight workers share a core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from hetopt.trainer.data.fetch import TensorPairs
+from hetopt.trainer.task import Target, Task, TaskData
+from hetopt.trainer.tasks.digits import CLASSES, digits_data
+from hetopt.trainer.tasks.recipes import classification, sgd
+from hetopt.trainer.tasks.resnet import cifar_resnet20
+
+SAMPLES = 960
+"""Few, so that policies that decide once an epoch decide every ten steps of 96 samples."""
+
+
+def small_network() -> nn.Module:
+    """[n, 1, 8, 8] -> [n, 10]; 4,810 parameters, under a millisecond a step."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+
+
+def few_digits(folder: Path | None) -> TaskData:
+    """The first 960 training images, and the evaluation images."""
+    whole = digits_data(folder)
+    assert isinstance(whole.train, TensorPairs)
+    return TaskData(
+        train=TensorPairs(whole.train.inputs[:SAMPLES], whole.train.targets[:SAMPLES]), evaluation=whole.evaluation
+    )
+
+
+def task() -> Task:
+    """Return the task."""
+    return classification(
+        name="few-digits",
+        model=small_network,
+        data=few_digits,
+        optimizer=sgd(0.1),
+        target=Target(metric="accuracy", value=0.9),
+        batch_size=96,
+    )
+
+
+def resnet() -> Task:
+    """ResNet-20 (1.1 MB of gradient) on images of CIFAR's shape."""
+    return _random_images("resnet20-random", lambda: cifar_resnet20(CLASSES))
+
+
+def wide() -> Task:
+    """A network of 4 million parameters (17 MB of gradient) that computes for as long as it communicates."""
+    return _random_images(
+        "wide-random",
+        lambda: nn.Sequential(
+            nn.Flatten(), nn.Linear(3072, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, CLASSES)
+        ),
+    )
+
+
+def _random_images(name: str, model: Callable[[], nn.Module]) -> Task:
+    def data(folder: Path | None) -> TaskData:
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randn(512, 3, 32, 32, generator=generator)
+        labels = torch.randint(CLASSES, (512,), generator=generator)
+        return TaskData(train=TensorPairs(images, labels), evaluation=TensorPairs(images[:16], labels[:16]))
+
+    return classification(
+        name=name,
+        model=model,
+        data=data,
+        optimizer=sgd(0.01),
+        target=Target(metric="accuracy", value=0.9),
+        batch_size=32,
+    )

@@ -1,0 +1,440 @@
+"""How close unequal workers come to the physical limit, in a rehearsed cluster, against DistributedDataParallel."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks._outcome import Bound, Outcome, options, publish
+from benchmarks._rehearsal import (
+    Log,
+    Ratio,
+    Side,
+    best_compute_s,
+    compute_s,
+    equal_shares,
+    launch,
+    need_namespaces,
+    ratio,
+    rehearse,
+    share_changes,
+    step_time_s,
+)
+from hetopt.trainer.events import Event
+from hetopt.trainer.miniature import Change, DeclaredTime, Miniature, MiniatureHost
+from hetopt.trainer.partition import WorkerTime, solve_shares
+from hetopt.trainer.spec import BatchPolicy, RunSpec, StopRule, WorkerSpec
+
+SPEEDS = ((9, 12, 18), (12, 12, 8, 16), (9, 9, 6, 24), (6, 6, 4, 32), (2, 17, 20))
+"""Cores of the workers in the published clusters (arXiv 2305.12213; OmniLearn's levels)."""
+
+POLICIES: tuple[BatchPolicy, ...] = (
+    "uniform", "static", "proportional", "dynamic", "omnilearn", "allocation", "model",
+)  # fmt: skip
+TOY = f"{Path(__file__).with_name('_toy.py')}:task"
+BATCH = 96
+FIXED_S = 0.004
+"""What a step costs a worker before its first sample."""
+
+PERIOD = 5
+"""Control period, steps: short, so that slow policies need not be waited for."""
+
+NOISY_PERIOD = 10
+"""Control period where times are noisy."""
+
+NOISE = 0.05
+DDP = "plain DDP"
+
+
+@dataclass(kw_only=True)
+class Results:
+    """What goes into the last line, gathered part by part."""
+
+    figures: dict[str, float] = field(default_factory=dict)
+    goals: dict[str, dict[Bound, float]] = field(default_factory=dict)
+    baselines: dict[str, float] = field(default_factory=dict)
+
+    def goal(self, name: str, value: float, **bound: float) -> None:
+        """Record a figure that is to be reached."""
+        self.figures[name] = round(value, 4)
+        self.goals[name] = {"at_least": bound["at_least"]} if "at_least" in bound else {"at_most": bound["at_most"]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How long the benchmark may take."""
+
+    rounds: int
+    best_step_s: float
+    steps: int
+    noise_steps: int
+    level_periods: int
+    equal_rounds: int
+    accuracy_rounds: int
+    is_quick: bool
+
+
+QUICK = Scale(
+    rounds=1, best_step_s=0.06, steps=45, noise_steps=200, level_periods=7, equal_rounds=3, accuracy_rounds=1,
+    is_quick=True,
+)  # fmt: skip
+FULL = Scale(
+    rounds=3, best_step_s=0.15, steps=80, noise_steps=500, level_periods=10, equal_rounds=9, accuracy_rounds=1,
+    is_quick=False,
+)  # fmt: skip
+
+
+def cluster(
+    speeds: Sequence[float], *, best_step_s: float, batch: int = BATCH, noise: float = 0.0, fixed_s: float = FIXED_S
+) -> tuple[list[MiniatureHost], tuple[WorkerSpec, ...]]:
+    """Hosts of these speeds on unlimited links, whose best split of the batch computes for ``best_step_s``."""
+    hosts = [MiniatureHost(name=f"h{place}", speed=speed) for place, speed in enumerate(speeds)]
+    sample_s = (best_step_s - fixed_s) * sum(speeds) / batch
+    workers = tuple(
+        WorkerSpec(
+            host=host.name,
+            type=f"speed {host.speed:g}",
+            local_batch_size=share,
+            threads=1,
+            declared=DeclaredTime(fixed_s=fixed_s, per_sample_s=sample_s / host.speed, noise=noise),
+        )
+        for host, share in zip(hosts, equal_shares(len(hosts), batch), strict=True)
+    )
+    return hosts, workers
+
+
+def spec(
+    workers: tuple[WorkerSpec, ...], policy: BatchPolicy, *, steps: int, task: str = TOY, period: int = PERIOD
+) -> RunSpec:
+    """A run of the toy job."""
+    return RunSpec(
+        task=task,
+        workers=workers,
+        batch_policy=policy,
+        stop=StopRule(max_steps=steps),
+        evaluate_every_epochs=1e6,
+        control_period_steps=period,
+        checkpoint_every_s=1e6,
+    )
+
+
+def by_speed(workers: tuple[WorkerSpec, ...], batch: int) -> tuple[WorkerSpec, ...]:
+    """The workers with the exact shares for their declared speeds: what a perfect profile would have planned."""
+    times = [
+        WorkerTime(fixed_s=worker.declared.fixed_s, per_sample_s=worker.declared.per_sample_s, min_samples=1)
+        for worker in workers
+        if worker.declared is not None
+    ]
+    shares = solve_shares(times, batch).local_batch_sizes
+    return tuple(
+        worker.model_copy(update={"local_batch_size": share}) for worker, share in zip(workers, shares, strict=True)
+    )
+
+
+def adjustments_to(log: Log, workers: Sequence[WorkerSpec], start: Sequence[int], part: float) -> int | None:
+    """Changes of the shares until the declared step is within ``part`` of the best possible; None: never."""
+    total = sum(start)
+    best_s = best_compute_s(workers, total)
+    tried = [list(start), *(change["after"] for change in share_changes(log))]
+    for count, shares in enumerate(tried):
+        if best_s / compute_s(workers, shares) >= part:
+            return count
+    return None
+
+
+def speeds_part(scale: Scale, results: Results) -> None:
+    """Every policy from equal shares on the published clusters."""
+    print(f"step-time speed-up over plain DDP (equal split), {scale.rounds} round(s), best step {scale.best_step_s} s")
+    print(f"{'speeds':>14} {'ideal':>6}  " + "  ".join(f"{name:>12}" for name in POLICIES) + "   changes (model)")
+    for speeds in SPEEDS:
+        hosts, workers = cluster(speeds, best_step_s=scale.best_step_s)
+        known = by_speed(workers, BATCH)
+        sides = [
+            Side(name=DDP, by="ddp", spec=spec(workers, "uniform", steps=3 * PERIOD)),
+            *(
+                Side(
+                    name=policy,
+                    by="hetopt",
+                    spec=spec(
+                        known if policy == "static" else workers,
+                        policy,
+                        steps=3 * PERIOD if policy in ("uniform", "static") else scale.steps,
+                    ),
+                )
+                for policy in POLICIES
+            ),
+        ]
+        logs = rehearse(hosts, sides, rounds=scale.rounds)
+        plain = [step_time_s(log, from_step=PERIOD) for log in logs[DDP]]
+        ideal = compute_s(workers, equal_shares(len(workers), BATCH)) / best_compute_s(workers, BATCH)
+        reached: dict[str, Ratio] = {}
+        for policy in POLICIES:
+            settled = 2 * PERIOD if policy in ("uniform", "static") else scale.steps - 3 * PERIOD
+            reached[policy] = ratio(plain, [step_time_s(log, from_step=settled) for log in logs[policy]])
+        needed = [adjustments_to(log, workers, equal_shares(len(workers), BATCH), 0.95) for log in logs["model"]]
+        changes = max(len(workers) * 99 if count is None else count for count in needed)
+        label = "_".join(map(str, speeds))
+        results.goal(f"share_of_ideal_{label}", reached["model"].median / ideal, at_least=0.95)
+        results.goal(f"adjustments_to_95_percent_{label}", changes, at_most=3)
+        results.figures[f"ideal_speed_up_{label}"] = round(ideal, 3)
+        for policy in POLICIES:
+            if policy != "model":
+                results.baselines[f"speed_up_{policy}_{label}"] = round(reached[policy].median, 3)
+        results.figures[f"speed_up_{label}"] = round(reached["model"].median, 3)
+        cells = "  ".join(f"{reached[name].median:>12.2f}" for name in POLICIES)
+        spread = f"{reached['model'].low:.2f} – {reached['model'].high:.2f}"
+        print(f"{speeds!s:>14} {ideal:>6.2f}  {cells}   {changes} ({spread})", flush=True)
+
+
+def noise_part(scale: Scale, results: Results) -> None:
+    """Whether 5 % noise moves settled shares."""
+    hosts, workers = cluster((9, 9, 6, 24), best_step_s=0.05, noise=NOISE)
+    settle = 8 * NOISY_PERIOD
+    run = spec(workers, "model", steps=settle + scale.noise_steps, period=NOISY_PERIOD)
+    side = Side(name="noise", by="hetopt", spec=run)
+    [log] = rehearse(hosts, [side], rounds=1)["noise"]
+    late = [change for change in share_changes(log) if change["step"] > settle]
+    results.goal("share_changes_in_noise", len(late), at_most=0)
+    print(f"\n5 % timing noise: {len(late)} share changes in {scale.noise_steps} steps after the first {settle}")
+
+
+LEVELS = ((12, 12, 12, 12), (12, 12, 8, 16), (9, 9, 6, 24), (6, 6, 4, 32))
+"""Levels 1, 2, 4 and 8 of OmniLearn's schedule: fastest over slowest, 48 cores each."""
+
+SCHEDULE = (0, 1, 2, 3, 3, 2, 1, 0)
+SLOWED = 3.0
+
+
+def drift_part(scale: Scale, results: Results) -> None:
+    """Speeds that change while the run goes on, under the product's launcher; with 5 % noise all the while."""
+    *alike, slowed = LEVELS[0]
+    stages: list[tuple[float, ...]] = [*(LEVELS[level] for level in SCHEDULE), (*alike, slowed / SLOWED)]
+    hosts, workers = cluster(stages[0], best_step_s=scale.best_step_s, noise=NOISE)
+    length = scale.level_periods * NOISY_PERIOD
+    changes = tuple(
+        Change(host=host.name, at_step=stage * length, speed=speed)
+        for stage, speeds in enumerate(stages)
+        if stage > 0
+        for host, speed, before in zip(hosts, speeds, stages[stage - 1], strict=True)
+        if speed != before
+    )
+    run = spec(workers, "model", steps=len(stages) * length, period=NOISY_PERIOD)
+    log = launch(run.model_copy(update={"miniature": Miniature(hosts=tuple(hosts), changes=changes)}))
+    print(f"\nspeeds change every {scale.level_periods} control periods, {NOISE:.0%} timing noise")
+    print(f"{'speeds':>20} {'periods to 95 %':>16} {'share of ideal at the end':>26}")
+    worst_periods, worst_end = 0, 1.0
+    for stage, speeds in enumerate(stages):
+        times = at_speeds(workers, speeds, hosts)
+        best_s = best_compute_s(times, BATCH)
+        periods = periods_of_stage(log, stage, length)
+        good = [best_s / compute_s(times, period["local_batch_sizes"]) >= 0.95 for period in periods]
+        needed = next((count for count in range(len(good)) if all(good[count:])), len(good) + 1)
+        end = best_s / compute_s(times, periods[-1]["local_batch_sizes"])
+        worst_periods, worst_end = max(worst_periods, needed), min(worst_end, end)
+        print(f"{tuple(round(speed, 1) for speed in speeds)!s:>20} {needed:>16} {end:>26.3f}")
+    results.goal("periods_to_95_percent_after_a_change", worst_periods, at_most=5)
+    results.goal("share_of_ideal_after_a_change", worst_end, at_least=0.95)
+
+
+def at_speeds(
+    workers: Sequence[WorkerSpec], speeds: Sequence[float], hosts: Sequence[MiniatureHost]
+) -> list[WorkerSpec]:
+    """The workers with the times that they have at other speeds."""
+    changed = []
+    for worker, speed, host in zip(workers, speeds, hosts, strict=True):
+        assert worker.declared is not None
+        factor = host.speed / speed
+        declared = DeclaredTime(
+            fixed_s=worker.declared.fixed_s * factor, per_sample_s=worker.declared.per_sample_s * factor
+        )
+        changed.append(worker.model_copy(update={"declared": declared}))
+    return changed
+
+
+def periods_of_stage(log: Log, stage: int, length: int) -> list[Event]:
+    """The control periods from the first whole one after a stage's change took effect to the stage's end."""
+    steps = [event for event in log if event["event"] == "step"]
+    begin = stage * length
+    if stage:
+        at = [event["step"] for event in log if event["event"] == "condition_changed"]
+        begin = max(step for step in at if step < (stage + 1) * length)
+    return [
+        event for event in steps if begin < event["step"] - event["steps"] + 1 and event["step"] <= (stage + 1) * length
+    ]
+
+
+EQUAL_JOBS = {
+    "small network": (TOY, 96),
+    "ResNet-20": (f"{Path(__file__).with_name('_toy.py')}:resnet", 32),
+    "4 M parameters": (f"{Path(__file__).with_name('_toy.py')}:wide", 32),
+}
+
+
+def equal_part(scale: Scale, results: Results) -> None:
+    """Two equal workers at full speed on limited links: what the whole machinery costs where it has nothing to win."""
+    print(f"\nequal workers: hetopt's step over plain DDP's, {scale.equal_rounds} interleaved rounds")
+    hosts = [MiniatureHost(name=f"h{place}", rate_bits_per_s=1e9) for place in range(2)]
+    for name, (task, batch) in EQUAL_JOBS.items():
+        workers = tuple(
+            WorkerSpec(host=host.name, type="equal", local_batch_size=batch // 2, threads=1) for host in hosts
+        )
+        steps = 8 * PERIOD
+        sides = [
+            Side(name=DDP, by="ddp", spec=spec(workers, "model", steps=steps, task=task)),
+            Side(name="hetopt", by="hetopt", spec=spec(workers, "model", steps=steps, task=task)),
+        ]
+        logs = rehearse(hosts, sides, rounds=scale.equal_rounds)
+        measured = [[step_time_s(log, from_step=PERIOD) for log in logs[side]] for side in ("hetopt", DDP)]
+        over = ratio(*measured)
+        key = name.lower().replace(" ", "_").replace("-", "")
+        results.goal(f"equal_workers_over_ddp_{key}", over.median, at_most=1.02)
+        results.baselines[f"ddp_step_time_s_{key}"] = round(statistics.median(measured[1]), 5)
+        print(f"{name:>16}: {over}   (DDP {statistics.median(measured[1]) * 1e3:.1f} ms a step)", flush=True)
+
+
+def control_part(scale: Scale, results: Results) -> None:
+    """What gathering and deciding costs at eight workers."""
+    hosts, workers = cluster((6, 6, 4, 32, 6, 6, 4, 32), best_step_s=0.1, batch=2 * BATCH)
+    hosts = [host.model_copy(update={"rate_bits_per_s": 1e8}) for host in hosts]
+    run = spec(workers, "model", steps=120, period=20)
+    [log] = rehearse(hosts, [Side(name="control", by="hetopt", spec=run)], rounds=1)["control"]
+    periods = [event for event in log if event["event"] == "step" and event["step"] > 20]
+    share = statistics.median(event["control_s"] / event["step_time_s"] for event in periods)
+    results.goal("control_share_of_step_at_8_workers", share, at_most=0.01)
+    print(f"\ncontrol at 8 workers: {share:.3%} of a step")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job that is trained until it is good, at (6, 6, 4, 32)-like inequality."""
+
+    task: str
+    data: str | None
+    batch: int
+    best_step_s: float
+    epochs: float
+    metric: str
+    higher_is_better: bool
+    points: float
+    """Units of the metric in one point."""
+
+
+DIGITS = Job(
+    task="digits",
+    data=None,
+    batch=96,
+    best_step_s=0.07,
+    epochs=6,
+    metric="accuracy",
+    higher_is_better=True,
+    points=0.01,
+)
+BIG_JOBS = (
+    Job(
+        task="resnet20-cifar10",
+        data="cifar10",
+        batch=128,
+        best_step_s=0.6,
+        epochs=4,
+        metric="accuracy",
+        higher_is_better=True,
+        points=0.01,
+    ),
+    Job(
+        task="lstm-small",
+        data="wikitext-2",
+        batch=40,
+        best_step_s=0.36,
+        epochs=4,
+        metric="perplexity",
+        higher_is_better=False,
+        points=1.0,
+    ),
+)
+
+
+def accuracy_part(scale: Scale, results: Results) -> None:
+    """Time to the same quality as plain DDP, and the final quality."""
+    jobs = [DIGITS]
+    if not scale.is_quick:
+        jobs += [job for job in BIG_JOBS if data_folder(job) is not None]
+    print("\ntime to the same quality at speeds (6, 6, 4, 32)")
+    print(f"{'job':>18} {'DDP':>8} {'hetopt':>8} {'speed-up':>9} {'final DDP':>10} {'final hetopt':>13}")
+    for job in jobs:
+        hosts, workers = cluster(LEVELS[3], best_step_s=job.best_step_s, batch=job.batch)
+        folder = data_folder(job)
+        run = RunSpec(
+            task=job.task,
+            data_dir=str(folder) if folder is not None else None,
+            workers=workers,
+            batch_policy="model",
+            stop=StopRule(max_epochs=job.epochs),
+            evaluate_every_epochs=0.5,
+            control_period_steps=PERIOD,
+            checkpoint_every_s=1e6,
+        )
+        sides = [Side(name=DDP, by="ddp", spec=run), Side(name="hetopt", by="hetopt", spec=run)]
+        logs = rehearse(hosts, sides, rounds=scale.accuracy_rounds)
+        speed_ups, differences = [], []
+        for plain, ours in zip(logs[DDP], logs["hetopt"], strict=True):
+            final = [qualities(log, job)[-1][1] for log in (plain, ours)]
+            quality = min(final)
+            times = [next(at for at, reached in qualities(log, job) if reached >= quality) for log in (plain, ours)]
+            speed_ups.append(times[0] / times[1])
+            differences.append((final[1] - final[0]) / job.points)
+            sign = 1 if job.higher_is_better else -1
+            print(
+                f"{job.task:>18} {times[0]:>7.1f}s {times[1]:>7.1f}s {speed_ups[-1]:>9.2f} {sign * final[0]:>10.4g} "
+                f"{sign * final[1]:>13.4g}",
+                flush=True,
+            )
+        key = job.task.replace("-", "_")
+        results.goal(f"time_to_quality_speed_up_{key}", statistics.median(speed_ups), at_least=2.5)
+        results.goal(f"final_quality_points_below_ddp_{key}", -statistics.median(differences), at_most=0.5)
+
+
+def qualities(log: Log, job: Job) -> list[tuple[float, float]]:
+    """Seconds since training began and the metric, larger is better, at every evaluation."""
+    begun = next(event["time_s"] for event in log if event["event"] == "training_started")
+    sign = 1 if job.higher_is_better else -1
+    return [(e["time_s"] - begun, sign * e["metrics"][job.metric]) for e in log if e["event"] == "evaluated"]
+
+
+def data_folder(job: Job) -> Path | None:
+    """Where the job's data is, if it is here."""
+    if job.data is None:
+        return None
+    base = Path(os.environ.get("HETOPT_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))
+    return base / job.data if (base / job.data).is_dir() else None
+
+
+PARTS = (speeds_part, noise_part, drift_part, equal_part, control_part, accuracy_part)
+
+
+def main() -> None:
+    """Run every part and publish."""
+    asked = options(__doc__)
+    need_namespaces()
+    scale = QUICK if asked.quick else FULL
+    results = Results()
+    for part in PARTS:
+        print(f"balance: {part.__name__.removesuffix('_part')}", file=sys.stderr, flush=True)
+        part(scale, results)
+    publish(
+        Outcome(
+            benchmark="balance",
+            quick=asked.quick,
+            figures=results.figures,
+            goals=results.goals,
+            baselines=results.baselines,
+        ),
+        asked.json_file,
+    )
+
+
+if __name__ == "__main__":
+    main()

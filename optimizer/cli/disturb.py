@@ -1,0 +1,45 @@
+"""`hetopt disturb`: change a host of a rehearsal while it runs, from any terminal."""
+
+from __future__ import annotations
+
+import typer
+
+
+def disturb(
+    run: str = typer.Argument(..., help="Run, or any unambiguous part of its name."),
+    change: str = typer.Argument(
+        ..., help="What happens to which host: 'h2 speed=0.25,rate=10mbit', 'h3 dies', '* rate=50mbit'."
+    ),
+    json_: bool = typer.Option(False, "--json", help="Print the change as JSON, as it was asked for."),
+) -> None:
+    """Slow a host of a running rehearsal down, limit its link, or let it die.
+
+    Speeds are those that `hetopt launch` shows, rates those of the rehearsed cluster. A moment in front puts the change
+    off: '30s h2 speed=0.5' is 30 seconds after training began, 'step 500 h2 speed=0.5' at that step.
+    """
+    from hetopt.optimizer import words
+    from hetopt.optimizer.cli import render
+    from hetopt.profiler.errors import BadInput
+    from hetopt.trainer.launch.changes import ask_for_change
+    from hetopt.trainer.launch.description import parse_change
+    from hetopt.trainer.launch.runs import RunFolders, runs_home
+    from hetopt.trainer.run_folder import read_spec
+
+    folder = RunFolders(home=runs_home()).find(run)
+    miniature = read_spec(folder).miniature
+    if miniature is None:
+        raise BadInput(
+            f"{folder.name} is no rehearsal, so nothing can be done to its hosts.",
+            hint="start one with `hetopt launch PLAN --on rehearsal`",
+        )
+    asked = parse_change(change, [host.name for host in miniature.hosts])
+    here = asked
+    if asked.rate_bits_per_s is not None:
+        here = asked.model_copy(update={"rate_bits_per_s": asked.rate_bits_per_s / miniature.time_factor})
+    ask_for_change(folder, here)
+    if json_:
+        render.print_json(asked.model_dump(exclude_none=True))
+        return
+    rate = here.rate_bits_per_s
+    scaled = f" (here {words.bit_rate(rate)})" if rate is not None and miniature.time_factor != 1 else ""
+    render.line(f"asked {folder.name} for: {change.strip()}{scaled}")

@@ -1,0 +1,94 @@
+"""Starts a launched run, follows it to its end, and says how it ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hetopt.optimizer.cli.render import Live
+    from hetopt.optimizer.launch_record import Launch
+    from hetopt.trainer.launch.base import Launcher, RunHandle
+
+POLL_S = 0.2
+
+
+def run(launcher: Launcher, record: Launch, folder: Path) -> None:
+    """Start the run and follow it to its end. Whatever interrupts the following also ends the run."""
+    import os
+
+    from hetopt.optimizer.cli import render
+
+    handle: RunHandle | None = None
+    with render.progress("training") as live:
+        live("starting the workers", 0.0)
+        try:
+            handle = launcher.start(record.spec, folder, dict(os.environ))
+            _follow(launcher, handle, record, live)
+        except BaseException:
+            if handle is not None:
+                live("stopping the workers", None)
+                launcher.stop(handle)
+            raise
+
+
+def _follow(launcher: Launcher, handle: RunHandle, record: Launch, live: Live) -> None:
+    import time
+
+    from hetopt.optimizer import words
+    from hetopt.optimizer.progress import Progress, advance
+    from hetopt.optimizer.timeline import happening
+    from hetopt.trainer.events import EVENTS_FILE, parse_events
+    from hetopt.trainer.launch.logs import read_from
+
+    progress, offset = Progress(started_s=record.started_s), 0
+    expected = max(record.prediction.steps.value, 1.0)
+    hosts = [worker.host for worker in record.spec.workers]
+    while True:
+        over = launcher.poll(handle).state.is_over
+        text, offset = read_from(handle.run_dir / EVENTS_FILE, offset)
+        for event in parse_events(iter(text.splitlines(keepends=True))):
+            progress = advance(progress, event)
+            passed = happening(event, hosts, time_factor=record.time_factor)
+            # Shares change as a matter of course; the report draws them.
+            if passed is not None and passed.kind != "shares_changed":
+                live.note(f"step {words.count(progress.step)}: {passed.sentence}")
+        if progress.logged_steps:
+            metrics = " ".join(f"{name} {value:.4g}" for name, value in progress.metrics.items())
+            loss = f", loss {progress.loss:.4g}" if progress.loss is not None else ""
+            live(
+                f"epoch {progress.epoch:.1f}, step {words.count(progress.step)}{loss} {metrics}",
+                min(progress.step / expected, 1.0),
+            )
+        if over:
+            return
+        time.sleep(POLL_S)
+
+
+def finish(launcher: Launcher, folder: Path, *, as_json: bool) -> None:
+    """Say how it ended, with the exit code that goes with it.
+
+    Raises:
+        RunFailed: it failed.
+    """
+    import sys
+
+    from hetopt.optimizer import words
+    from hetopt.optimizer.cli import render
+    from hetopt.optimizer.cli.run_record import read_run
+    from hetopt.optimizer.report import make_report
+    from hetopt.profiler.errors import RunFailed
+    from hetopt.trainer.launch.base import RunHandle, RunState
+
+    status = launcher.poll(RunHandle(run_dir=folder))
+    if status.state is RunState.FAILED:
+        raise RunFailed(status.reason or "the run failed without saying why.", hint=f"read `hetopt logs {folder.name}`")
+    record = read_run(folder)
+    progress = record.progress
+    if as_json and record.launch is not None:
+        sys.stdout.write(make_report(record.launch, progress, record.timeline, state=status.state.value).to_json())
+        return
+    metrics = "  ".join(f"{name} {value:.4g}" for name, value in progress.metrics.items())
+    took = f" in {words.duration(progress.training_s)}" if progress.training_s is not None else ""
+    render.line(f"{status.state.value} after {words.count(progress.step)} steps{took}: {metrics}", style="bold")
+    render.note(f"model and log are in {folder}; compare with the prediction by `hetopt report`")

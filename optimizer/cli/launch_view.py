@@ -1,0 +1,90 @@
+"""A launch as a person reads it before saying yes: where each worker runs, how it was slowed, how long it takes."""
+
+from __future__ import annotations
+
+from hetopt.optimizer import words
+from hetopt.optimizer.cli import render
+from hetopt.optimizer.launch_record import Launch
+from hetopt.trainer.miniature import Miniature, MiniatureHost
+from hetopt.trainer.spec import RunSpec, WorkerSpec
+
+
+def show(record: Launch) -> None:
+    """Print the launch on stdout."""
+    spec, said = record.spec, record.prediction
+    where = "on this machine" if spec.miniature is None else f"on {_hosts(len(spec.miniature.hosts))}, rehearsed here"
+    render.line(
+        f"{spec.task}, {_end(record)}, {where}: {len(spec.workers)} worker{'s' if len(spec.workers) > 1 else ''}, "
+        f"global batch {words.count(spec.global_batch_size)}, "
+        f"compression {words.compression(spec.compression.name, spec.compression.ratio)}, "
+        f"batch policy {spec.batch_policy}",
+        style="bold",
+    )
+    if spec.miniature is None:
+        _local_table(spec)
+    else:
+        _rehearsal_table(spec, spec.miniature)
+    for note in record.notes:
+        render.bullet(note)
+    render.line(
+        f"  predicted here: {words.duration(said.total_s.value)} "
+        f"({words.duration(said.total_s.low)} – {words.duration(said.total_s.high)}), "
+        f"{words.count(said.steps.value)} steps of {words.duration(said.step_time_s.value)}. "
+        "Nothing is rented: total $0."
+    )
+
+
+def _hosts(number: int) -> str:
+    return "1 host" if number == 1 else f"{number} hosts"
+
+
+def _end(record: Launch) -> str:
+    stop, goal = record.spec.stop, record.plan.goal
+    if stop.target:
+        return f"until {goal.target_metric} {goal.target_value:g}"
+    return f"{stop.max_epochs:g} epochs" if stop.max_epochs else f"{stop.max_steps} steps"
+
+
+def _local_table(spec: RunSpec) -> None:
+    render.table(
+        [
+            render.Column(name="worker"),
+            render.Column(name="planned as"),
+            render.Column(name="pace", justify="right"),
+            render.Column(name="share", justify="right"),
+        ],
+        [[w.host, w.type, f"{w.pace:g}", words.count(w.local_batch_size)] for w in spec.workers],
+    )
+
+
+def _rehearsal_table(spec: RunSpec, miniature: Miniature) -> None:
+    hosts = {host.name: host for host in miniature.hosts}
+    render.table(
+        [
+            render.Column(name="worker", justify="right"),
+            render.Column(name="host"),
+            render.Column(name="planned as"),
+            render.Column(name="speed", justify="right"),
+            render.Column(name="computes", justify="right"),
+            render.Column(name="link", justify="right"),
+            render.Column(name="share", justify="right"),
+        ],
+        [_row(rank, worker, hosts[worker.host]) for rank, worker in enumerate(spec.workers)],
+        caption="computes: as declared, for its share · link: as it is here, both ways · share: samples a step",
+    )
+    if miniature.changes:
+        number = len(miniature.changes)
+        render.line(f"  {number} change{'s are' if number > 1 else ' is'} scheduled on the way.")
+
+
+def _row(rank: int, worker: WorkerSpec, host: MiniatureHost) -> list[str]:
+    declared = worker.declared
+    return [
+        str(rank),
+        host.name,
+        worker.type,
+        f"{host.speed:g}" if host.cpu_cores is None else f"{host.cpu_cores:g} cores",
+        words.duration(declared.fixed_s + declared.per_sample_s * worker.local_batch_size) if declared else "",
+        words.bit_rate(host.rate_bits_per_s) if host.rate_bits_per_s is not None else "",
+        words.count(worker.local_batch_size),
+    ]

@@ -1,0 +1,70 @@
+"""What a command needs to know of a run that was started earlier: its record, how far it got, and who can stop it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hetopt.optimizer.launch_record import Launch, Place
+    from hetopt.optimizer.progress import Progress
+    from hetopt.optimizer.timeline import Timeline
+    from hetopt.trainer.launch.base import Launcher
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """A run as its folder tells it. Without a launch record nothing was predicted for it."""
+
+    launch: Launch | None
+    progress: Progress
+    timeline: Timeline
+
+
+def read_run(folder: Path) -> RunRecord:
+    """What was launched (if that was written down) and how far it got.
+
+    Raises:
+        BadInput: the launch record cannot be read.
+    """
+    from hetopt.optimizer.progress import follow
+    from hetopt.optimizer.timeline import timeline
+    from hetopt.trainer.events import EVENTS_FILE, read_events
+
+    launch = read_launch(folder)
+    events = read_events(folder / EVENTS_FILE)
+    return RunRecord(
+        launch=launch,
+        progress=follow(events, launch.started_s if launch else None),
+        timeline=timeline(events, time_factor=launch.time_factor if launch else 1.0),
+    )
+
+
+def read_launch(folder: Path) -> Launch | None:
+    """The launch record of a run, if it was written.
+
+    Raises:
+        BadInput: it cannot be read.
+    """
+    from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
+
+    return Launch.load(folder / LAUNCH_FILE) if (folder / LAUNCH_FILE).exists() else None
+
+
+def launcher_of(launch: Launch | None) -> Launcher:
+    """Who can look after a run: the launcher of the place where it was started."""
+    return launcher_for("local" if launch is None else launch.on)
+
+
+def launcher_for(place: Place) -> Launcher:
+    """The launcher of a place."""
+    match place:
+        case "local":
+            from hetopt.trainer.launch.local import LocalLauncher
+
+            return LocalLauncher()
+        case "rehearsal":
+            from hetopt.trainer.launch.rehearsal import RehearsalLauncher
+
+            return RehearsalLauncher()

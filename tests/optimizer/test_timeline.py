@@ -1,0 +1,106 @@
+"""The fold of a log into moments and happenings: nothing is lost, and what is not known is passed over."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.optimizer.timeline import happening, timeline
+from hetopt.trainer.events import Event
+
+
+def started(*hosts: str) -> list[Event]:
+    workers = [{"host": host, "type": "local", "pace": 1, "local_batch_size": 8} for host in hosts]
+    return [
+        {"event": "run_started", "time_s": 990.0, "workers": workers},
+        {"event": "training_started", "time_s": 1000.0, "step": 0},
+    ]
+
+
+def period(end_s: float, *, step: int, steps: int, compute_s: Sequence[float]) -> Event:
+    return {
+        "event": "step",
+        "time_s": 1000.0 + end_s,
+        "step": step,
+        "steps": steps,
+        "step_time_s": 0.1,
+        "local_batch_sizes": [8] * len(compute_s),
+        "compute_s": list(compute_s),
+        "wait_s": [0.0] * len(compute_s),
+    }
+
+
+PERIODS = st.lists(st.tuples(st.integers(1, 20), st.tuples(st.floats(0, 9), st.floats(0, 9))), min_size=1, max_size=60)
+
+
+@given(PERIODS, st.integers(1, 70))
+def test_coarser_moments_keep_steps_and_means(periods: list[tuple[int, tuple[float, float]]], most: int) -> None:
+    events, step = started("h0", "h1"), 0
+    for place, (steps, compute_s) in enumerate(periods):
+        step += steps
+        events.append(period(10.0 * (place + 1), step=step, steps=steps, compute_s=compute_s))
+    told = timeline(events, most=most)
+    assert 1 <= len(told.moments) <= most
+    assert sum(moment.steps for moment in told.moments) == step == told.moments[-1].step
+    assert told.moments[-1].end_s == 10.0 * len(periods)
+    assert all(earlier.end_s <= later.end_s for earlier, later in itertools.pairwise(told.moments))
+    for rank in (0, 1):
+        whole = sum(steps * compute_s[rank] for steps, compute_s in periods)
+        assert sum(m.steps * m.compute_s[rank] for m in told.moments) == pytest.approx(whole, abs=1e-3)
+
+
+def test_time_counts_from_the_first_start_of_training_across_restarts() -> None:
+    events = [*started("h0"), period(5.0, step=10, steps=10, compute_s=[0.1])]
+    again = [{**event, "time_s": event["time_s"] + 60} for event in started("h0")]
+    told = timeline([*events, *again, period(70.0, step=12, steps=2, compute_s=[0.1])])
+    assert [(moment.begin_s, moment.end_s) for moment in told.moments] == [(4.0, 5.0), (69.8, 70.0)]
+
+
+def test_a_log_without_a_step_has_no_moments() -> None:
+    assert timeline([]).moments == ()
+    assert timeline(started("h0")).moments == ()
+
+
+def test_events_of_every_day_and_of_later_versions_are_no_happenings() -> None:
+    for name in ("evaluated", "checkpoint_saved", "training_finished", "something new"):
+        assert happening({"event": name, "time_s": 1.0}, ["h0"]) is None
+
+
+def changed(host: str, at_s: float, **condition: object) -> Event:
+    whole = {"speed": 1.0, "rate_bits_per_s": None, "dies": False, "step": 40, **condition}
+    return {"event": "condition_changed", "time_s": 1000.0 + at_s, "host": host, **whole}
+
+
+def test_happenings_say_what_and_where() -> None:
+    events = [
+        *started("h0", "h1"),
+        changed("h1", 1.0, speed=0.25, rate_bits_per_s=2e6),
+        {"event": "memory_bound_learned", "time_s": 1002.0, "rank": 1, "samples": 12},
+        {"event": "shares_changed", "time_s": 1003.0, "step": 50, "before": [8, 8], "after": [9, 7], "reason": "why"},
+        {"event": "miniature_slowed", "time_s": 1004.0, "step": 60, "factor": 1.3, "reason": "it does not fit"},
+        changed("h0", 5.0, dies=True),
+    ]
+    told = timeline(events, time_factor=5.0).happenings
+    assert [one.sentence for one in told] == [
+        "h1: speed 0.25, link 10 Mbit/s",
+        "h1: holds no more than 12 samples at a time",
+        "now 9, 7 (why)",
+        "it does not fit",
+        "h0: dead",
+    ]
+    assert [one.time_s for one in told] == [1, 2, 3, 4, 5]
+    assert [one.step for one in told] == [40, 0, 50, 60, 40], "without a step of its own: the step reached"
+
+
+def test_what_happens_to_several_hosts_at_once_is_one_thing() -> None:
+    events = [*started("h0", "h1", "h2"), changed("h0", 1.0, speed=0.5), changed("h1", 1.01, speed=0.5)]
+    told = timeline([*events, changed("h2", 1.02, speed=0.2), changed("h2", 9.0, speed=0.2)]).happenings
+    assert [(one.hosts, one.text) for one in told] == [
+        (("h0", "h1"), "speed 0.5"),
+        (("h2",), "speed 0.2"),
+        (("h2",), "speed 0.2"),
+    ]

@@ -1,0 +1,66 @@
+"""Small programs that tests run on rehearsed hosts, and what they measure."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from hetopt.trainer.launch.namespaces import MiniatureNetwork
+
+PORT = 5000
+PATIENCE_S = 30
+
+RECEIVE = """
+import socket
+listening = socket.create_server(("0.0.0.0", 5000))
+print("listening", flush=True)
+while True:
+    connection, _ = listening.accept()
+    while connection.recv(1 << 20):
+        pass
+    connection.sendall(b".")
+    connection.close()
+"""
+SEND = """
+import socket, sys, time
+connection = socket.create_connection((sys.argv[1], 5000), timeout=10)
+connection.settimeout(None)
+data = bytes(int(sys.argv[2]))
+print("sending", flush=True)
+begun = time.perf_counter()
+connection.sendall(data)
+connection.shutdown(socket.SHUT_WR)
+connection.recv(1)
+print(time.perf_counter() - begun, flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Bytes on their way from one host to another."""
+
+    process: subprocess.Popen[bytes]
+
+    def wait_s(self) -> float:
+        """How long they took until the other host had them all."""
+        output, _ = self.process.communicate(timeout=PATIENCE_S)
+        assert self.process.returncode == 0, output
+        return float(output)
+
+
+def receive(network: MiniatureNetwork, place: int) -> None:
+    """Let a host take in whatever it is sent, until its network is removed."""
+    process = network.popen(place, [sys.executable, "-c", RECEIVE], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == b"listening\n"
+
+
+def send(network: MiniatureNetwork, place: int, to: int, size: int) -> Transfer:
+    """Send so many bytes; returns when they begin to flow."""
+    arguments = [sys.executable, "-c", SEND, network.address(to), str(size)]
+    process = network.popen(place, arguments, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"sending\n"
+    return Transfer(process)

@@ -1,0 +1,173 @@
+"""What people may write about a rehearsed cluster, what it means, and how it is refused."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.launch.description import (
+    describe,
+    describe_change,
+    format_rate,
+    parse_change,
+    parse_changes,
+    parse_hosts,
+    parse_rate,
+)
+from hetopt.trainer.launch.namespaces import MOST_HOSTS, host_address
+from hetopt.trainer.miniature import Change, MiniatureHost
+
+HOSTS = ("h0", "h1", "h2", "h3")
+
+values = st.floats(1e-3, 1e6).map(lambda value: float(f"{value:.6g}"))
+rates = st.floats(1, 1e12).map(lambda value: float(f"{value:.6g}"))
+
+
+def test_a_description_names_its_hosts_in_order() -> None:
+    described = parse_hosts("speed=1,rate=100mbit x2; speed=0.25, rate=25mbit, workers=2, noise=0.05 x1; cpu=0.5;")
+    assert [one.host for one in described] == [
+        MiniatureHost(name="h0", speed=1, rate_bits_per_s=100e6),
+        MiniatureHost(name="h1", speed=1, rate_bits_per_s=100e6),
+        MiniatureHost(name="h2", speed=0.25, rate_bits_per_s=25e6, workers=2),
+        MiniatureHost(name="h3", cpu_cores=0.5),
+    ]
+    assert [one.noise for one in described] == [0, 0, 0.05, 0]
+
+
+def test_twelve_hosts_keep_their_order_by_name_and_by_address() -> None:
+    hosts = [one.host for one in parse_hosts("; ".join(f"speed={n + 1}" for n in range(12)))]
+    assert [host.name for host in hosts] == [f"h{n}" for n in range(12)]
+    assert [host.speed for host in hosts] == list(range(1, 13))
+    addresses = [host_address(place) for place in range(MOST_HOSTS)]
+    assert sorted(addresses) == addresses  # torchrun ranks nodes by their addresses as text
+    assert len(set(addresses)) == MOST_HOSTS
+    assert addresses[-1].endswith(".254")
+
+
+@given(values, st.none() | rates, st.none() | values, st.integers(1, 99), st.floats(0, 0.99))
+def test_describing_a_host_is_the_inverse_of_parsing_it(
+    speed: float, rate: float | None, cpu: float | None, workers: int, noise: float
+) -> None:
+    host = MiniatureHost(name="h0", speed=speed, rate_bits_per_s=rate, cpu_cores=cpu, workers=workers)
+    [again] = parse_hosts(describe(host, noise))
+    assert again.host.model_copy(update={"rate_bits_per_s": None}) == host.model_copy(update={"rate_bits_per_s": None})
+    assert again.host.rate_bits_per_s == (None if rate is None else pytest.approx(rate, rel=1e-9))
+    assert again.noise == pytest.approx(noise, rel=1e-5)
+
+
+@given(rates)
+def test_formatting_a_rate_is_the_inverse_of_parsing_it(rate: float) -> None:
+    assert parse_rate(format_rate(rate)) == pytest.approx(rate, rel=1e-9)
+
+
+def test_rates_are_bits_a_second() -> None:
+    assert parse_rate("25mbit") == 25e6
+    assert parse_rate("1.5Gbit") == 1.5e9
+    assert parse_rate(" 100kbit ") == 1e5
+    assert parse_rate("1000000") == 1e6
+    assert parse_rate("1e6") == 1e6
+    assert format_rate(25e6) == "25mbit"
+    assert format_rate(1.6e9) == "1.6gbit"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "the description names no host."),
+        (" ; ", "the description names no host."),
+        ("x2", "'x2': 'x2' is not of the form key=value."),
+        ("speed=0", "'speed=0': the speed must be more than zero, not 0."),
+        ("speed=-1 x2", "'speed=-1': the speed must be more than zero, not -1."),
+        ("speed=fast", "'speed=fast': the speed is no number ('fast')."),
+        ("speed=nan", "'speed=nan': the speed is no number ('nan')."),
+        ("speed=1e999", "'speed=1e999': the speed is no number ('1e999')."),
+        ("speed=1,speed=2", "'speed=1,speed=2' says speed= twice."),
+        ("sped=1", "'sped=1': 'sped' is nothing that a host has."),
+        ("rate=0mbit", "'rate=0mbit': the rate '0mbit' must be more than zero, not 0."),
+        ("rate=-5mbit", "'rate=-5mbit': the rate '-5mbit' must be more than zero, not -5."),
+        ("rate=5mbps", "'rate=5mbps': '5mbps' is no link rate."),
+        ("rate=mbit", "'rate=mbit': 'mbit' is no link rate."),
+        ("rate=1..5mbit", "'rate=1..5mbit': the rate '1..5mbit' is no number ('1..5')."),
+        ("rate=1e300gbit", "'rate=1e300gbit': the rate '1e300gbit' is more than any link carries."),
+        ("cpu=0", "'cpu=0': the number of cores must be more than zero, not 0."),
+        ("workers=0", "'workers=0': workers=0 is no number of workers."),
+        ("workers=1.5", "'workers=1.5': workers=1.5 is no number of workers."),
+        ("noise=1", "'noise=1': noise=1 must be at least 0 and below 1."),
+        ("speed=1 x0", "'speed=1 x0' asks for no host at all."),
+        ("speed=1 x99999999", "a rehearsal has addresses for 154 hosts, not for 99999999."),
+        ("speed=1 x100; speed=2 x55", "a rehearsal has addresses for 154 hosts, not for 155."),
+    ],
+)
+def test_a_bad_description_is_refused_in_one_sentence(text: str, sentence: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        parse_hosts(text)
+    assert refused.value.message == sentence
+    assert refused.value.hint
+
+
+def test_a_schedule_says_when_who_and_what() -> None:
+    changes = parse_changes(
+        """
+        # drift, congestion, failure
+        30s h2 speed=0.25 rate=10mbit
+        step 500 * rate=10mbit     # everybody
+        1.5m h1 speed=2,rate=1gbit
+        step 40 h3 dies
+        """,
+        HOSTS,
+    )
+    assert changes == (
+        Change(host="h2", at_s=30, speed=0.25, rate_bits_per_s=1e7),
+        Change(host="*", at_step=500, rate_bits_per_s=1e7),
+        Change(host="h1", at_s=90, speed=2, rate_bits_per_s=1e9),
+        Change(host="h3", at_step=40, dies=True),
+    )
+    assert parse_change("h2 speed=0.25", HOSTS) == Change(host="h2", speed=0.25)
+    assert parse_change(" * dies ", HOSTS) == Change(host="*", dies=True)
+    assert all(parse_change(describe_change(change), HOSTS) == change for change in changes)
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("h2 speed=1", "line 2 ('h2 speed=1') does not say when."),
+        ("30s", "line 2 ('30s') names no host."),
+        ("30s h2", "line 2 ('30s h2') does not say what happens to h2."),
+        ("30s h9 dies", "line 2 ('30s h9 dies') names the host 'h9'; there is h0, h1, h2, h3."),
+        ("30s h2 dead", "line 2 ('30s h2 dead'): 'dead' is not of the form key=value."),
+        ("30s h2 speed=0", "line 2 ('30s h2 speed=0'): the speed must be more than zero, not 0."),
+        ("30s h2 rate=much", "line 2 ('30s h2 rate=much'): 'much' is no link rate."),
+        ("30s h2 workers=2", "line 2 ('30s h2 workers=2'): 'workers' cannot change."),
+        ("30s h2 speed=1 speed=2", "line 2 ('30s h2 speed=1 speed=2') says speed= twice."),
+        ("-3s h2 dies", "line 2 ('-3s h2 dies'): '-3s' is no moment."),
+        ("30 h2 dies", "line 2 ('30 h2 dies'): '30' is no moment."),
+        ("step h2 dies", "line 2 ('step h2 dies'): 'step' needs a whole number."),
+        ("step 1.5 h2 dies", "line 2 ('step 1.5 h2 dies'): 'step' needs a whole number."),
+    ],
+)
+def test_a_bad_line_of_a_schedule_is_named(line: str, sentence: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        parse_changes(f"1s h1 dies\n{line}\n", HOSTS)
+    assert refused.value.message == sentence
+    assert refused.value.hint
+
+
+@given(st.text(max_size=40))
+def test_whatever_is_written_is_understood_or_refused(text: str) -> None:
+    for read in (
+        parse_hosts,
+        parse_rate,
+        lambda text: parse_changes(text, HOSTS),
+        lambda text: parse_change(text, HOSTS),
+    ):
+        with contextlib.suppress(BadInput):
+            read(text)
+
+
+@given(st.text(alphabet="0123456789.-+einfxsmgbt=;, *hspeedrate\n", max_size=30))
+def test_what_looks_almost_right_is_understood_or_refused(text: str) -> None:
+    test_whatever_is_written_is_understood_or_refused.hypothesis.inner_test(text)

@@ -1,0 +1,300 @@
+"""Real little networks: links carry what was said, nobody disturbs a neighbour, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.launch import iproute
+from hetopt.trainer.launch.cgroups import Hierarchy, bandwidth_us, check_quotas
+from hetopt.trainer.launch.iproute import NetworkRefused
+from hetopt.trainer.launch.namespaces import (
+    MOST_HOSTS,
+    MiniatureNetwork,
+    can_shape_latency,
+    find_leftovers,
+    find_networks,
+    remove,
+    why_not,
+)
+from hetopt.trainer.launch.owner import ALIAS_BYTES, Owner
+from hetopt.trainer.miniature import MiniatureHost
+
+from .programs import PATIENCE_S, SEND, receive, send
+
+HEADERS = 1514 / 1448  # bytes on the wire for each byte of payload
+OWN = """
+import sys, time
+from hetopt.trainer.launch.namespaces import MiniatureNetwork
+from hetopt.trainer.miniature import MiniatureHost
+network = MiniatureNetwork.create([MiniatureHost(name="h0"), MiniatureHost(name="h1")], owner=sys.argv[1])
+network.popen(0, ["sleep", "600"])
+while not network.pids(0):
+    time.sleep(0.01)
+print(network.id, network.pids(0)[0], flush=True)
+time.sleep(600)
+"""
+BURN = """
+import time
+until = time.monotonic() + 1
+while time.monotonic() < until:
+    pass
+print(time.process_time())
+"""
+
+
+def hosts(count: int, rate_bits_per_s: float | None = None) -> list[MiniatureHost]:
+    return [MiniatureHost(name=f"h{n}", rate_bits_per_s=rate_bits_per_s) for n in range(count)]
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("mbit", [5, 50, 500])
+def test_a_link_carries_what_was_said_in_both_directions(box: None, mbit: int) -> None:
+    size = round(mbit * 1e6 / 8 * 0.5)
+    with MiniatureNetwork.create(hosts(2, mbit * 1e6), owner="a test") as network:
+        receive(network, 0)
+        receive(network, 1)
+
+        def both_s(at_once: bool) -> list[float]:
+            first = send(network, 0, 1, size)
+            there_s = None if at_once else first.wait_s()
+            second = send(network, 1, 0, size)
+            return [first.wait_s() if there_s is None else there_s, second.wait_s()]
+
+        for at_once, most in ((False, 1.1), (True, 1.3)):  # acknowledgements share the link with the data the other way
+            best = float("inf")
+            for _ in range(3):  # a busy machine may delay a transfer; nothing may speed one up
+                took_s = both_s(at_once)
+                assert min(took_s) > 0.97 * 0.5 * HEADERS
+                best = min(best, max(took_s) / 0.5)
+                if best < most:
+                    break
+            assert best < most
+
+
+def test_the_slower_end_limits_a_transfer_whichever_way_it_goes(box: None) -> None:
+    fast, slow = MiniatureHost(name="fast"), MiniatureHost(name="slow", rate_bits_per_s=20e6)
+    with MiniatureNetwork.create([fast, slow], owner="a test") as network:
+        receive(network, 0)
+        receive(network, 1)
+        for there, back in ((0, 1), (1, 0)):
+            assert send(network, there, back, 1_000_000).wait_s() == pytest.approx(0.4 * HEADERS, rel=0.1)
+
+
+def test_a_rate_changes_while_traffic_flows(box: None) -> None:
+    with MiniatureNetwork.create(hosts(2, 20e6), owner="a test") as network:
+        receive(network, 1)
+        transfer = send(network, 0, 1, round(20e6 / 8))  # one second at this rate
+        begun_s = time.monotonic()
+        time.sleep(0.5)
+        network.set_rates({0: 5e6})
+        changed_s = time.monotonic() - begun_s
+        took_s = transfer.wait_s()
+        expected_s = changed_s + (HEADERS - changed_s) * 4
+        assert took_s == pytest.approx(expected_s, rel=0.15)
+        network.set_rates({0: None, 1: None})
+        assert send(network, 0, 1, round(20e6 / 8)).wait_s() < 0.3
+        network.set_rates({0: None, 1: 1e9})
+
+
+def test_hosts_of_two_networks_have_the_same_addresses_and_do_not_meet(box: None) -> None:
+    with (
+        MiniatureNetwork.create(hosts(2), owner="one") as one,
+        MiniatureNetwork.create(hosts(2), owner="other") as other,
+    ):
+        assert one.address(1) == other.address(1)
+        receive(one, 1)
+        send(one, 0, 1, 1000).wait_s()
+        stranger = other.popen(
+            0, [sys.executable, "-c", SEND, other.address(1), "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        _, said = stranger.communicate(timeout=PATIENCE_S)
+        assert b"ConnectionRefusedError" in said
+        one.remove()
+        assert {network.id for network in find_networks()} >= {other.id}
+        assert not {network.id for network in find_networks()} & {one.id}
+        receive(other, 1)
+        send(other, 0, 1, 1000).wait_s()
+
+
+def test_a_host_that_is_cut_off_hears_nothing(box: None) -> None:
+    with MiniatureNetwork.create(hosts(3), owner="a test") as network:
+        receive(network, 1)
+        receive(network, 2)
+        assert len(network.pids(1)) == 1
+        network.take_down(1)
+        network.kill(2)
+        assert len(network.pids(1)) == 1
+        assert network.pids(2) == []
+        cut_off = network.popen(
+            0,
+            [sys.executable, "-c", SEND.replace("timeout=10", "timeout=0.5"), network.address(1), "1"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        _, said = cut_off.communicate(timeout=PATIENCE_S)
+        assert b"TimeoutError" in said or b"No route to host" in said
+
+
+def test_leaving_kills_what_runs_and_removes_everything_once_or_twice(box: None) -> None:
+    with MiniatureNetwork.create(hosts(8, 1e8), owner="a test") as network:
+        receive(network, 0)
+        [pid] = network.pids(0)
+        names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+        assert sum(network.id in line for line in names.splitlines()) == 9
+        # All of it is in namespaces of its own: this machine's has nothing more than before.
+        assert "hetopt" not in subprocess.run(["ip", "link"], capture_output=True, text=True, check=True).stdout
+    assert not _runs(pid)
+    assert network.pids(0) == []
+    network.remove()
+    remove(network.id)
+    names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert network.id not in names
+
+
+def test_what_a_killed_process_left_is_found_and_removed_and_the_living_stay(box: None) -> None:
+    def own() -> tuple[subprocess.Popen[str], str, int]:
+        owner = subprocess.Popen([sys.executable, "-c", OWN, "/runs/x y"], stdout=subprocess.PIPE, text=True)
+        assert owner.stdout is not None
+        with owner.stdout:
+            network_id, pid = owner.stdout.readline().split()
+        return owner, network_id, int(pid)
+
+    (killed, left_id, left_pid), (living, living_id, living_pid) = own(), own()
+    try:
+        assert not {network.id for network in find_leftovers()} & {left_id, living_id}
+        killed.kill()
+        killed.wait()
+        found = {network.id: network for network in find_leftovers()}
+        assert left_id in found
+        assert living_id not in found
+        owner = found[left_id].owner
+        assert owner is not None
+        assert (owner.pid, owner.purpose) == (killed.pid, "/runs/x y")
+        remove(left_id)
+        assert not _runs(left_pid)
+        assert _runs(living_pid)
+        assert left_id not in {network.id for network in find_networks()}
+    finally:
+        living.kill()
+        living.wait()
+        remove(left_id)
+        remove(living_id)
+
+
+def test_a_network_that_was_never_signed_is_a_leftover(box: None) -> None:
+    iproute.run("ip", ["netns", "add", "hetopt-0000"])
+    try:
+        assert "0000" in {network.id for network in find_leftovers()}
+    finally:
+        remove("0000")
+
+
+def test_a_number_that_is_none_removes_nothing() -> None:
+    for text in ("", "ab1", "*", "ab12-h0", "../x", "AB12"):
+        with pytest.raises(BadInput, match="names no rehearsal"):
+            remove(text)
+
+
+def test_an_owner_survives_being_written_into_an_interface() -> None:
+    here = Owner.this_process("/runs/20260101-run\nof \t mine")
+    assert Owner.parse(here.alias) == Owner(
+        pid=here.pid, started_ticks=here.started_ticks, purpose="/runs/20260101-run of mine"
+    )
+    assert here.lives
+    assert not Owner(pid=here.pid, started_ticks=here.started_ticks - 1, purpose="").lives
+    long = Owner.this_process("/a" * 300 + "/é" * 200 + "/the-run")
+    assert len(long.alias.encode()) <= ALIAS_BYTES
+    assert long.alias.endswith("/the-run")
+    assert Owner.parse("somebody else's bridge") is None
+
+
+def test_more_hosts_than_addresses_are_refused_before_anything_is_made() -> None:
+    with pytest.raises(BadInput, match="154 hosts, not for 155"):
+        MiniatureNetwork.create(hosts(MOST_HOSTS + 1), owner="a test")
+
+
+def test_what_fails_half_way_leaves_nothing(box: None) -> None:
+    with pytest.raises(NetworkRefused, match="File exists"):
+        MiniatureNetwork.create([*hosts(3), MiniatureHost(name="h0")], owner="a failure")
+    assert not [network for network in find_networks() if network.owner and network.owner.purpose == "a failure"]
+
+
+def test_somebody_without_rights_is_told_so_in_one_sentence(box: None) -> None:
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("only root can give its rights away, with setpriv")
+
+    def without_rights(code: str) -> str:
+        program = f"from hetopt.trainer.launch.namespaces import find_networks, why_not\n{code}"
+        return subprocess.run(
+            ["setpriv", "--bounding-set=-all", "--inh-caps=-all", sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+
+    needs = "needs root or CAP_NET_ADMIN and CAP_SYS_ADMIN"
+    assert without_rights("print(why_not())") == f"a rehearsal makes network namespaces, which {needs}"
+    look = "try:\n find_networks()\nexcept Exception as error:\n print(error)"
+    with MiniatureNetwork.create(hosts(1), owner="a test"):
+        assert without_rights(look) == f"looking into network namespaces {needs}."
+
+
+def test_other_systems_are_told_that_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert "Linux" in (why_not() or "")
+
+
+def test_latency_can_be_shaped_or_not(box: None) -> None:
+    assert can_shape_latency() in (True, False)
+
+
+def test_a_host_gets_the_cores_that_it_was_given(box: None) -> None:
+    try:
+        check_quotas([0.1], 1)
+    except BadInput as refused:
+        pytest.skip(refused.message)
+    hierarchy = Hierarchy.find()
+    assert hierarchy is not None
+    with MiniatureNetwork.create([MiniatureHost(name="h0", cpu_cores=0.1)], owner="a test") as network:
+        assert _burned_s(network) < 0.1 + 0.05
+        network.set_cpu(0, 1)
+        assert max(_burned_s(network) for _ in range(2)) > 0.2  # of one second; others may want the cores, too
+        assert list(hierarchy.root.glob(f"hetopt-{network.id}*"))
+    assert not list(hierarchy.root.glob(f"hetopt-{network.id}*"))
+
+
+def test_impossible_quotas_are_refused() -> None:
+    with pytest.raises(BadInput, match=r"ask for 2\.5 cores of CPU, and this machine has 2"):
+        check_quotas([1.5, 1], 2)
+    with pytest.raises(BadInput, match="too small"):
+        check_quotas([1e-6], 2)
+    check_quotas([], 1)
+    assert bandwidth_us(0.5) == (10_000, 20_000)
+    assert bandwidth_us(0.01) == (1_000, 100_000)
+
+
+def _burned_s(network: MiniatureNetwork) -> float:
+    burning = network.popen(0, [sys.executable, "-c", BURN], stdout=subprocess.PIPE)
+    return float(burning.communicate(timeout=PATIENCE_S)[0])
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,253 @@
+"""Real rehearsals: little clusters that train, change, lose hosts and are interrupted, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.conditions import ConditionsReader
+from hetopt.trainer.events import Event, read_events
+from hetopt.trainer.launch.base import RunHandle, RunState, RunStatus
+from hetopt.trainer.launch.changes import ask_for_change
+from hetopt.trainer.launch.description import parse_change, parse_changes, parse_hosts
+from hetopt.trainer.launch.local import LocalLauncher
+from hetopt.trainer.launch.logs import log_files
+from hetopt.trainer.launch.namespaces import find_leftovers, find_networks
+from hetopt.trainer.launch.rehearsal import RehearsalLauncher
+from hetopt.trainer.miniature import DeclaredTime, Miniature
+from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
+
+TOY = Path(__file__).resolve().parent.parent / "trainer" / "toy_task.py"
+PATIENCE_S = 90
+START = """
+import sys, time
+from pathlib import Path
+from hetopt.trainer.launch.rehearsal import RehearsalLauncher
+from hetopt.trainer.spec import RunSpec
+run_dir = Path(sys.argv[1])
+RehearsalLauncher().start(RunSpec.model_validate_json((run_dir / "wish.json").read_text()), run_dir, {})
+time.sleep(600)
+"""
+
+
+def rehearsed(
+    hosts: str, *, schedule: str = "", declared: DeclaredTime | None = None, steps: int = 1_000_000
+) -> RunSpec:
+    """A toy run on described hosts."""
+    described = [one.host for one in parse_hosts(hosts)]
+    return RunSpec(
+        task=f"{TOY}:plain",
+        workers=tuple(
+            WorkerSpec(
+                host=host.name,
+                type="toy",
+                local_batch_size=4,
+                declared=declared
+                and DeclaredTime(fixed_s=declared.fixed_s, per_sample_s=declared.per_sample_s / host.speed),
+            )
+            for host in described
+            for _ in range(host.workers)
+        ),
+        batch_policy="static",
+        stop=StopRule(max_steps=steps),
+        control_period_steps=5,
+        miniature=Miniature(hosts=tuple(described), changes=parse_changes(schedule, [host.name for host in described])),
+    )
+
+
+def events(run_dir: Path, name: str | None = None) -> list[Event]:
+    return [event for event in read_events(run_dir / "events.jsonl") if name in (None, event["event"])]
+
+
+def processes_of(run_dir: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        line = process.info["cmdline"] or []
+        if str(run_dir) in line and "-c" not in line and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def network_of(run_dir: Path) -> list[str]:
+    return [network.id for network in find_networks() if network.owner and network.owner.purpose == str(run_dir)]
+
+
+def conductor_of(run_dir: Path) -> psutil.Process:
+    [conductor] = [one for one in processes_of(run_dir) if "hetopt.trainer.launch.conductor" in one.cmdline()]
+    return conductor
+
+
+def wait_for(what: Callable[[], object], run_dir: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not what():
+        if time.monotonic() > deadline:
+            logs = "\n".join(f"{path}:\n{path.read_text()}" for path in run_dir.rglob("*.log"))
+            pytest.fail(f"waited in vain\n{events(run_dir)}\n{logs}")
+        time.sleep(0.05)
+
+
+def over(run_dir: Path) -> RunStatus:
+    launcher = RehearsalLauncher()
+    wait_for(lambda: launcher.poll(RunHandle(run_dir=run_dir)).state.is_over, run_dir)
+    return launcher.poll(RunHandle(run_dir=run_dir))
+
+
+def nothing_is_left(run_dir: Path) -> bool:
+    return not processes_of(run_dir) and not network_of(run_dir)
+
+
+def test_a_cluster_trains_changes_as_told_and_fails_when_a_host_dies(box: None, tmp_path: Path) -> None:
+    spec = rehearsed(
+        "speed=4,rate=200mbit; speed=2,rate=100mbit,workers=2; speed=1,rate=50mbit",
+        schedule="step 20 h1 speed=1\nstep 30 * rate=10mbit\nstep 60 h2 dies",
+        declared=DeclaredTime(fixed_s=0.002, per_sample_s=0.02),
+    )
+    launcher = RehearsalLauncher()
+    handle = launcher.start(spec, tmp_path, {})
+    try:
+        assert launcher.poll(handle) == RunStatus(state=RunState.STARTING)
+        with pytest.raises(BadInput, match="is alive"):
+            launcher.start(spec, tmp_path, {})
+        wait_for(lambda: events(tmp_path, "step"), tmp_path)
+        assert len(network_of(tmp_path)) == 1
+        # Any terminal can look, and ask for a change.
+        assert LocalLauncher().poll(RunHandle(run_dir=tmp_path)).state == RunState.RUNNING
+        ask_for_change(tmp_path, parse_change("h0 speed=8", ["h0", "h1", "h2"]))
+        with pytest.raises(BadInput, match="no host called 'h9'"):
+            ask_for_change(tmp_path, parse_change("h9 dies", ["h9"]))
+        status = over(tmp_path)
+    finally:
+        launcher.stop(handle)
+    assert status == RunStatus(
+        state=RunState.FAILED,
+        reason=events(tmp_path, "run_failed")[0]["reason"],
+    )
+    assert re.fullmatch(r"host h2 died at step 6\d, as scheduled for step 60", status.reason or "")
+    [started] = events(tmp_path, "run_started")
+    assert [worker["host"] for worker in started["workers"]] == ["h0", "h1", "h1", "h2"]  # ranked as described
+    changed = [
+        {k: event[k] for k in ("host", "speed", "rate_bits_per_s", "dies")}
+        for event in events(tmp_path, "condition_changed")
+    ]
+    fact = ["host", "speed", "rate_bits_per_s", "dies"]
+    assert changed == [
+        dict(zip(fact, row, strict=True))
+        for row in (
+            ("h0", 8, 2e8, False),
+            ("h1", 1, 1e8, False),
+            ("h0", 8, 1e7, False),
+            ("h1", 1, 1e7, False),
+            ("h2", 1, 1e7, False),
+            ("h2", 1, 1e7, True),
+        )
+    ]
+    assert ConditionsReader(tmp_path).now().speed_factors == {"h0": 2, "h1": 0.5}
+    labels = log_files(tmp_path)
+    assert {"worker 0", "worker 1", "worker 2", "worker 3", "host h0", "host h2", "conductor"} <= set(labels)
+    assert labels["worker 2"].relative_to(tmp_path).parts[1] == "h1"
+    assert set(log_files(tmp_path, 3).values()) <= set((tmp_path / "log" / "h2").rglob("*"))
+    assert nothing_is_left(tmp_path)
+    with pytest.raises(BadInput, match="is over"):
+        ask_for_change(tmp_path, parse_change("h0 speed=8", ["h0"]))
+
+
+def test_what_does_not_fit_slows_the_whole_miniature_and_the_run_finishes(box: None, tmp_path: Path) -> None:
+    spec = rehearsed("speed=1,rate=100mbit,workers=2", declared=DeclaredTime(per_sample_s=0.001), steps=60)
+    launcher = RehearsalLauncher()
+    handle = launcher.start(spec, tmp_path, {"TOY_SAMPLE_S": "0.004"})
+    status = over(tmp_path)
+    launcher.stop(handle)
+    assert status == RunStatus(state=RunState.FINISHED)
+    slowed = events(tmp_path, "miniature_slowed")
+    assert slowed
+    assert slowed[0]["factor"] > 4
+    assert "does not fit" in slowed[0]["reason"]
+    assert ConditionsReader(tmp_path).now().slowdown == slowed[-1]["factor"]
+    assert nothing_is_left(tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_conductor_that_is_asked_to_end_leaves_nothing(box: None, tmp_path: Path, number: int) -> None:
+    launcher = RehearsalLauncher()
+    handle = launcher.start(rehearsed("speed=1 x2", steps=10), tmp_path, {})
+    wait_for(lambda: len(processes_of(tmp_path)) == 3, tmp_path)
+    assert network_of(tmp_path)
+    os.kill(conductor_of(tmp_path).pid, number)
+    wait_for(lambda: nothing_is_left(tmp_path), tmp_path)
+    assert launcher.poll(handle).state == RunState.FAILED
+    launcher.stop(handle)
+
+
+def test_stopping_a_run_leaves_nothing_and_stopping_it_again_is_no_harm(box: None, tmp_path: Path) -> None:
+    launcher = RehearsalLauncher(attached=False)
+    handle = launcher.start(rehearsed("speed=1 x2", steps=10), tmp_path, {})
+    RehearsalLauncher().stop(handle)
+    assert nothing_is_left(tmp_path)
+    assert launcher.poll(handle) == RunStatus(state=RunState.STOPPED)
+    RehearsalLauncher().stop(handle)
+
+
+def test_a_launching_process_that_is_killed_takes_its_rehearsal_along(box: None, tmp_path: Path) -> None:
+    (tmp_path / "wish.json").write_text(rehearsed("speed=1 x2").model_dump_json())
+    launching = subprocess.Popen([sys.executable, "-c", START, str(tmp_path)])
+    try:
+        wait_for(lambda: len(processes_of(tmp_path)) == 3, tmp_path)
+        launching.kill()
+        launching.wait()
+        wait_for(lambda: nothing_is_left(tmp_path), tmp_path)
+    finally:
+        launching.kill()
+        RehearsalLauncher().stop(RunHandle(run_dir=tmp_path))
+
+
+def test_a_conductor_that_is_killed_takes_its_hosts_along_and_its_network_is_found(box: None, tmp_path: Path) -> None:
+    launcher = RehearsalLauncher()
+    handle = launcher.start(rehearsed("speed=1 x2"), tmp_path, {})
+    wait_for(lambda: len(processes_of(tmp_path)) == 3, tmp_path)
+    left = network_of(tmp_path)
+    conductor_of(tmp_path).kill()
+    wait_for(lambda: not processes_of(tmp_path), tmp_path)
+    assert launcher.poll(handle).state == RunState.FAILED
+    assert left == [network.id for network in find_leftovers() if network.id in left]
+    launcher.stop(handle)
+    assert nothing_is_left(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        (rehearsed("speed=1").model_copy(update={"miniature": None}), "describes no cluster"),
+        (rehearsed("cpu=60 x2"), "ask for 120 cores"),
+        (rehearsed("speed=1 x2", schedule="5s h1 speed=2"), "the speed of h1 cannot change"),
+    ],
+    ids=["no miniature", "too many cores", "nothing to pace"],
+)
+def test_what_cannot_be_rehearsed_is_refused_before_anything_starts(
+    box: None, tmp_path: Path, spec: RunSpec, sentence: str
+) -> None:
+    with pytest.raises(BadInput, match=sentence):
+        RehearsalLauncher().start(spec, tmp_path, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_changes_are_only_for_rehearsals(tmp_path: Path) -> None:
+    spec = rehearsed("speed=1")
+    (tmp_path / "spec.json").write_text(spec.model_copy(update={"miniature": None}).model_dump_json())
+    with pytest.raises(BadInput, match="is no rehearsal"):
+        ask_for_change(tmp_path, parse_change("h0 dies", ["h0"]))
+
+
+def test_the_conductor_does_not_import_torch() -> None:
+    modules = [f"hetopt.trainer.launch.{name}" for name in ("conductor", "rehearsal", "description", "changes")]
+    code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,298 @@
+"""What the loop reads off its steps, and what it remembers of it: rows, shares, noise, the learning rate's scale."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from hetopt.profiler.errors import BadInput
+from hetopt.profiler.noise import Moments, estimate_noise
+from hetopt.trainer.assembly import make_adaptive_scale
+from hetopt.trainer.balance import Balance
+from hetopt.trainer.control.choose import choose_policy
+from hetopt.trainer.data.fetch import TensorPairs
+from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.exchange.exchange import make_exchange
+from hetopt.trainer.fused_step import FusedStep
+from hetopt.trainer.learning_rate import AdaptiveScale
+from hetopt.trainer.local_batch import BatchReader
+from hetopt.trainer.milestones import Milestones
+from hetopt.trainer.noise_groups import NoiseSums
+from hetopt.trainer.pace import FullPace
+from hetopt.trainer.precision import Autocast
+from hetopt.trainer.spec import Compression, RunSpec
+from hetopt.trainer.statistics import ControlRow, Period, PeriodLog
+from hetopt.trainer.step import LossModule, StepTrace
+from hetopt.trainer.stopwatch import CpuStopwatch
+
+from . import toy_task
+from .scenarios import toy_spec
+
+CPU = torch.device("cpu")
+
+
+class Ticks:
+    """A stopwatch that stands still until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def mark(self) -> float:
+        return self.now_s
+
+    def seconds(self, first: float, last: float) -> float:
+        return last - first
+
+
+def step(log: PeriodLog, ticks: Ticks, compute_s: float, *, loss: float = 1.0, noise: NoiseSums | None = None) -> None:
+    """One step: a second of preparation, the computation, two seconds of exchange, a second of applying it."""
+    begun = ticks.now_s + 1
+    ticks.now_s += compute_s + 4
+    log.add(
+        StepTrace(
+            loss_sum=torch.tensor(loss, dtype=torch.float64),
+            begun=begun,
+            computed=begun + compute_s,
+            summed=begun + compute_s + 2,
+            micro_batches=2,
+            noise=noise,
+        )
+    )
+
+
+def close(log: PeriodLog) -> ControlRow:
+    return log.close(pace_use=0.5, memory_bound=7, stop_wished=False, since_checkpoint_s=9.0)
+
+
+def test_a_row_tells_of_the_steps_since_the_last_one() -> None:
+    ticks = Ticks()
+    log = PeriodLog(ticks)
+    for compute_s in (10.0, 12.0, 11.0, 30.0):
+        step(log, ticks, compute_s)
+    assert log.unread == 4
+    row = close(log)
+    assert log.unread == 0
+    assert (row.steps, row.step_time_s, row.compute_s, row.exchange_s) == (4, 15.75 + 4, 15.75, 2)
+    assert (row.judged_steps, row.compute_median_s) == (4, 11.5)
+    assert row.compute_spread_s == pytest.approx(1.4826 * 1.0)
+    assert (row.loss_sum, row.micro_batches, row.memory_bound, row.pace_use) == (4.0, 2, 7, 0.5)
+    ticks.now_s += 100
+    log.resume()
+    step(log, ticks, 10.0)
+    row = close(log)
+    assert row.step_time_s == 14, "what lies between periods is no part of a step"
+    assert (row.judged_steps, row.compute_median_s) == (5, 11), "judged are all steps since shares were last judged"
+    assert ControlRow.from_list(row.to_list()) == row
+
+
+def test_steps_with_other_shares_are_no_evidence_about_the_new_ones() -> None:
+    ticks = Ticks()
+    log = PeriodLog(ticks)
+    step(log, ticks, 10.0)
+    close(log)
+    step(log, ticks, 99.0)  # under way when the shares change
+    log.judged(changed=True)
+    for compute_s in (5.0, 6.0, 7.0):
+        step(log, ticks, compute_s)
+    row = close(log)
+    assert (row.steps, row.loss_sum) == (4, 4)
+    assert (row.judged_steps, row.compute_s, row.compute_median_s) == (3, 6, 6)
+    assert row.step_time_s == (99 + 5 + 6 + 7) / 4 + 4
+    step(log, ticks, 8.0)
+    log.judged(changed=False)
+    step(log, ticks, 6.0)
+    assert close(log).judged_steps == 2, "shares that stayed: every step counts"
+
+
+def test_a_last_step_that_nobody_judges_is_still_told() -> None:
+    ticks = Ticks()
+    log = PeriodLog(ticks)
+    step(log, ticks, 10.0)
+    log.judged(changed=True)
+    assert close(log).steps == 1
+    assert log.unread == 0
+
+
+def period(rows: list[ControlRow], shares: tuple[int, ...]) -> Period:
+    return Period(rows=tuple(rows), local_batch_sizes=shares)
+
+
+def rows_of(ticks: Ticks, noises: list[list[NoiseSums]]) -> list[ControlRow]:
+    rows = []
+    for noise in noises:
+        log = PeriodLog(ticks)
+        for sums in noise:
+            step(log, ticks, 10.0, noise=sums)
+        rows.append(close(log))
+    return rows
+
+
+def test_an_observation_is_what_was_measured() -> None:
+    ticks = Ticks()
+    rows = []
+    for compute_s in (10.0, 20.0):
+        log = PeriodLog(ticks)
+        for extra in (0.0, 1.0, 2.0):
+            step(log, ticks, compute_s + extra)
+        rows.append(close(log))
+    seen = period(rows, (3, 5)).observation(4)
+    assert (seen.local_batch_sizes, seen.compute_s, seen.steps, seen.epoch) == ((3, 5), (11, 21), 3, 4)
+    assert seen.spread_s == pytest.approx((1.4826, 1.4826))
+
+
+def mean_gradient(model: nn.Module, pairs: TensorPairs, indices: list[int]) -> Tensor:
+    model.zero_grad()
+    nn.functional.mse_loss(model(pairs.inputs[indices]), pairs.targets[indices]).backward()
+    return torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()]).double()
+
+
+@pytest.mark.parametrize("noise", ["workers", "micro-batches"])
+def test_noise_is_that_of_the_groups_gradients(noise: str) -> None:
+    """A single worker with its micro-batches as groups, or as the only group."""
+    torch.manual_seed(0)
+    pairs = TensorPairs(torch.randn(40, 3), torch.randn(40, 1))
+    model = nn.Linear(3, 1)
+    parts = [list(range(5)), list(range(5, 12)), list(range(12, 32))]
+    together = [index for part in parts for index in part]
+    whole = mean_gradient(model, pairs, together)
+    each = [mean_gradient(model, pairs, part) for part in parts]
+    reader = BatchReader(dataset=pairs, device=CPU, seed=0)
+
+    def loss(net: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return nn.functional.mse_loss(net(batch[0]), batch[1])
+
+    form = FusedStep(
+        module=LossModule(model, loss, Autocast(device_type="cpu", precision="fp32")),
+        reader=reader,
+        exchange=make_exchange(Compression(), 4),
+        stopwatch=CpuStopwatch(),
+        pace=FullPace(),
+        noise=noise,
+    )
+    for scale in (None, 1024.0):
+        sums = form.run([MicroBatch(epoch=0, indices=part) for part in parts], 32, scale).noise
+        assert float(sums.mean_square_norm) == pytest.approx(float(whole.square().sum()), rel=1e-5)
+        if noise == "workers":
+            assert sums.groups == 1
+            assert float(sums.weighted_square_norm) == pytest.approx(32 * float(whole.square().sum()), rel=1e-5)
+            continue
+        expected = sum(len(part) * float(one.square().sum()) for part, one in zip(parts, each, strict=True))
+        assert sums.groups == 3
+        assert float(sums.weighted_square_norm) == pytest.approx(expected, rel=1e-5)
+        moments = period(rows_of(Ticks(), [[sums, sums]]), (32,)).noise()
+        norms = [float(one.square().sum()) for one in each]
+        reference = estimate_noise([5, 7, 20], norms, float(whole.square().sum()))
+        assert moments.gradient_variance == pytest.approx(reference.gradient_variance, rel=1e-4)
+        assert moments.gradient_square == pytest.approx(reference.gradient_square, rel=1e-4)
+
+
+def test_noise_needs_two_groups_and_finite_gradients() -> None:
+    def sums(groups: int, weighted: float) -> NoiseSums:
+        numbers = torch.tensor([weighted, 1.0], dtype=torch.float64)
+        return NoiseSums(groups=groups, weighted_square_norm=numbers[0], mean_square_norm=numbers[1])
+
+    def noise_of(*rows: list[NoiseSums]) -> Moments | None:
+        return period(rows_of(Ticks(), list(rows)), (8,) * len(rows)).noise()
+
+    assert period(rows_of(Ticks(), [[sums(1, 9.0)]]), (8,)).noise() is None
+    assert noise_of([sums(1, math.inf)], [sums(1, 9.0)]) is None
+    found = noise_of([sums(1, 9.0), sums(1, 11.0)], [sums(1, 10.0), sums(1, 10.0)])
+    assert found == estimate_noise([8, 8], [10 / 8, 10 / 8], 1.0)
+
+
+def test_the_scale_follows_the_noise_and_survives_a_checkpoint() -> None:
+    scale = AdaptiveScale(value=1.5, batch_size=64, tuned_batch_size=16)
+    signal = scale.after(Moments(gradient_variance=1e-9, gradient_square=1.0))
+    noisy = scale.after(Moments(gradient_variance=1e9, gradient_square=1.0))
+    unknown = scale.after(Moments(gradient_variance=1.0, gradient_square=-1.0))
+    assert (signal.value, noisy.value) == pytest.approx((1, 4), rel=1e-6)
+    assert unknown.value == 1.5, "until the noise is known, what the plan said"
+    assert scale.resumed(json.loads(json.dumps(noisy.state()))) == noisy
+
+
+def run_spec(**changes: object) -> RunSpec:
+    return RunSpec.model_validate_json(json.dumps(toy_spec(**changes)))
+
+
+def test_the_noise_of_a_compressed_gradient_cannot_be_followed() -> None:
+    task = toy_task.plain()
+    assert make_adaptive_scale(run_spec(), task) is None
+    assert make_adaptive_scale(run_spec(learning_rate_rule="adascale"), task).value == 1
+    with pytest.raises(BadInput, match="topk"):
+        make_adaptive_scale(run_spec(learning_rate_rule="adascale", compression={"name": "topk", "ratio": 0.1}), task)
+
+
+def balance_of(**changes: object) -> Balance:
+    spec = run_spec(**changes)
+    milestones = Milestones(
+        stop=spec.stop,
+        dataset_size=100,
+        global_batch_size=spec.global_batch_size,
+        evaluate_every_epochs=1,
+        control_period_steps=spec.control_period_steps,
+    )
+    return Balance(spec, choose_policy(spec, minimum=1), milestones)
+
+
+def learned() -> Balance:
+    balance = balance_of(batch_policy="model", shares=(8, 8))
+    rng = np.random.default_rng(0)
+    for epoch in range(6):
+        rows = []
+        for share, per_sample_s in zip(balance.shares, (1.0, 3.0), strict=True):
+            ticks = Ticks()
+            log = PeriodLog(ticks)
+            for _ in range(20):
+                step(log, ticks, share * per_sample_s * rng.normal(1, 0.01))
+            rows.append(close(log))
+        now = period(rows, balance.shares)
+        assert balance.is_due(now)
+        balance.judge(now, epoch)
+    return balance
+
+
+def test_shares_follow_what_was_measured_and_go_on_after_a_checkpoint() -> None:
+    before = learned()
+    assert before.shares == (12, 4)
+    state = json.loads(json.dumps(before.state()))
+    after = balance_of(batch_policy="model", shares=(8, 8))
+    after.resume(policy="model", shares=before.shares, state=state)
+    assert (after.shares, after.state()) == (before.shares, before.state())
+
+
+def test_what_a_checkpoint_knows_is_left_where_it_does_not_suit() -> None:
+    before = learned()
+    for changes in (
+        {"batch_policy": "uniform", "shares": (8, 8)},
+        {"batch_policy": "model", "shares": (8, 4, 4)},
+        {"batch_policy": "model", "shares": (9, 8)},
+    ):
+        fresh = balance_of(**changes)
+        shares = fresh.shares
+        fresh.resume(policy="model", shares=before.shares, state=before.state())
+        assert fresh.shares == shares
+    divided = balance_of(batch_policy="allocation", shares=(8, 8), micro_batch_size=4)
+    divided.resume(policy="allocation", shares=(9, 7), state=divided.state())
+    assert divided.shares == (8, 8), "shares are whole micro-batches"
+    with pytest.raises(BadInput, match="damaged"):
+        balance_of(batch_policy="model", shares=(8, 8)).resume(
+            policy="model", shares=(12, 4), state={"lines": "none of that"}
+        )
+
+
+@given(steps=st.integers(1, 40), size=st.integers(20, 200), batch=st.integers(1, 30), done=st.integers(0, 50))
+def test_all_meet_where_a_run_ends_or_is_evaluated(steps: int, size: int, batch: int, done: int) -> None:
+    spec = run_spec(stop={"max_steps": 60})
+    plan = Milestones(
+        stop=spec.stop, dataset_size=size, global_batch_size=batch, evaluate_every_epochs=1, control_period_steps=20
+    )
+    seen = done * batch
+    expected = done + steps >= 60 or (seen + steps * batch) // size > seen // size
+    assert plan.all_meet(done, seen, steps) == expected

@@ -1,0 +1,163 @@
+"""What happens when a micro-batch does not fit into memory: it is cut, and nothing else is different."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hetopt.profiler.errors import RunFailed
+from hetopt.trainer import worker
+from hetopt.trainer.data.fetch import Batch, TensorPairs
+from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.events import Event, read_events
+from hetopt.trainer.failure import is_out_of_memory
+from hetopt.trainer.local_batch import BatchReader
+from hetopt.trainer.local_gradient import DoesNotFit, LocalGradient
+from hetopt.trainer.run_folder import write_spec
+from hetopt.trainer.spec import RunSpec
+
+from . import memory_program
+from .scenarios import toy_spec
+
+CPU = torch.device("cpu")
+STEPS = 6
+
+
+def test_the_allocators_words_are_known() -> None:
+    with pytest.raises(RuntimeError) as refused:
+        torch.empty(1 << 55)
+    assert is_out_of_memory(refused.value)
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
+    assert is_out_of_memory(MemoryError())
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied (memory)"))
+    assert not is_out_of_memory(OSError(12, "Cannot allocate memory"))
+
+
+class Scarce:
+    """A model with buffers and dropout whose memory ends after so many samples; in backward, if asked for."""
+
+    def __init__(self, memory_samples: int, *, in_backward: bool) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 1))
+        self._memory_samples = memory_samples
+        self._in_backward = in_backward
+        reader = BatchReader(dataset=TensorPairs(torch.randn(30, 3), torch.randn(30, 1)), device=CPU, seed=0)
+        self.local = LocalGradient(model=self.model, forward=self.forward, reader=reader, device=CPU)
+
+    def forward(self, batch: Batch) -> Tensor:
+        inputs, targets = batch
+        loss = nn.functional.mse_loss(self.model(inputs), targets)
+        if len(inputs) > self._memory_samples:
+            if not self._in_backward:
+                self._run_out()
+            loss.register_hook(lambda gradient: self._run_out())
+        return loss
+
+    def gradient(self, *sizes: int) -> list[Tensor]:
+        """After micro-batches of these sizes."""
+        self.model.zero_grad(set_to_none=True)
+        places = [sum(sizes[:i]) for i in range(len(sizes))]
+        parts = [
+            MicroBatch(epoch=0, indices=range(first, first + size)) for first, size in zip(places, sizes, strict=True)
+        ]
+        self.local.run(parts, 1 / sum(sizes))
+        return [parameter.grad for parameter in self.model.parameters()]
+
+    @staticmethod
+    def _run_out() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_a_micro_batch_that_was_too_large_leaves_no_trace(in_backward: bool) -> None:
+    tried, told = (Scarce(5, in_backward=in_backward) for _ in range(2))
+    for one in (tried, told):
+        torch.manual_seed(7)
+        if one is tried:
+            with pytest.raises(DoesNotFit) as refused:
+                one.gradient(4, 8)
+            assert (refused.value.samples, refused.value.in_backward) == (8, in_backward)
+        one.drawn = [*one.gradient(4, 4, 4), torch.rand(3), *one.model.buffers()]
+    assert all(torch.equal(a, b) for a, b in zip(tried.drawn, told.drawn, strict=True))
+    assert tried.local.proven == 0, "the first step of a run proves nothing: the optimizer has no memory yet"
+    tried.gradient(4, 3)
+    assert tried.local.proven == 4
+
+
+def test_other_errors_are_not_taken_for_want_of_memory() -> None:
+    scarce = Scarce(5, in_backward=False)
+    scarce.model[0] = nn.Linear(4, 8)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        scarce.gradient(2)
+
+
+def test_a_worker_without_memory_for_one_sample_says_so(
+    tmp_path: Path, signals: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOY_MEMORY_SAMPLES", "0")
+    write_spec(tmp_path, RunSpec.model_validate_json(json.dumps(toy_spec(shares=(6,)))))
+    assert worker.main([str(tmp_path)]) == RunFailed.exit_code
+    last = read_events(tmp_path / "events.jsonl")[-1]
+    assert (last["event"], last["reason"]) == ("run_failed", "worker 0 has too little memory for a single sample.")
+
+
+def runs(folder: Path) -> dict[str, list[Event]]:
+    """Both forms of step, with memory for everything, for some samples, and told for how many."""
+    plan = []
+    for form, allowed_bytes in (("fused", 10 << 20), ("bucketed", 20 << 20)):
+        for kind, allowed in (("rich", None), ("poor", allowed_bytes)):
+            run_dir = folder / f"{form}-{kind}"
+            run_dir.mkdir()
+            spec = toy_spec(shares=(60, 8), stop={"max_steps": STEPS}, prefetch="off")
+            spec["task"] = f"{memory_program.__file__}:{form}"
+            write_spec(run_dir, RunSpec.model_validate_json(json.dumps(spec)))
+            plan.append({"folder": str(run_dir), "allowed_bytes": allowed})
+    (folder / "runs.json").write_text(json.dumps(plan))
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        # Large blocks go back to the system when they are freed: what was used before is no reserve.
+        "MALLOC_MMAP_THRESHOLD_": str(1 << 16),
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, memory_program.__file__, str(rank), str(folder)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(memory_program.WORLD_SIZE)
+    ]
+    try:
+        outputs = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, output in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, output
+    return {Path(run["folder"]).name: read_events(Path(run["folder"]) / "events.jsonl") for run in plan}
+
+
+def test_a_run_whose_allocations_fail_finds_its_bound_and_ends_where_others_do(tmp_path: Path) -> None:
+    logs = runs(tmp_path)
+    for form in ("fused", "bucketed"):
+        rich, poor = logs[f"{form}-rich"], logs[f"{form}-poor"]
+        assert not [event for event in rich if event["event"] == "memory_bound_learned"]
+        learned = [event for event in poor if event["event"] == "memory_bound_learned"]
+        assert learned, f"{form}: memory was enough"
+        assert {event["rank"] for event in learned} == {0}
+        assert 1 <= learned[-1]["samples"] <= 30
+        losses = [[event["loss"] for event in log if event["event"] == "step"] for log in (rich, poor)]
+        assert losses[0][0] == pytest.approx(losses[1][0], rel=1e-5)
+        models = [torch.load(tmp_path / f"{form}-{kind}" / "model.pt", weights_only=True) for kind in ("rich", "poor")]
+        for name, value in models[0].items():
+            torch.testing.assert_close(models[1][name], value, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,151 @@
+"""Declared times are kept, whatever the real computation takes, and conditions count from the next step on."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.trainer.conditions import ConditionsReader, write_conditions
+from hetopt.trainer.miniature import Conditions, DeclaredTime
+from hetopt.trainer.pace import Declared, FullPace, Stretched, make_pace, precisely
+from hetopt.trainer.spec import WorkerSpec
+
+CPU = torch.device("cpu")
+
+
+class VirtualTime:
+    """A clock that goes on when somebody sleeps or computes."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now_s += seconds
+
+
+def declared(time_: VirtualTime, run_dir: Path, *, noise: float = 0.0, seed: int = 0) -> Declared:
+    return Declared(
+        DeclaredTime(fixed_s=0.01, per_sample_s=0.002, noise=noise),
+        "h1",
+        ConditionsReader(run_dir),
+        seed=seed,
+        clock=time_,
+        sleep=time_.sleep,
+    )
+
+
+@given(samples=st.integers(1, 100), parts=st.lists(st.floats(0, 0.02), min_size=1, max_size=6))
+def test_a_step_takes_as_long_as_declared_unless_computing_takes_longer(samples: int, parts: list[float]) -> None:
+    clock = VirtualTime()
+    pace = declared(clock, Path("/nowhere"))
+    pace.begin(samples)
+    declared_s = 0.01 + 0.002 * samples
+    for number, computed_s in enumerate(parts, start=1):
+        clock.now_s += computed_s
+        done = number / len(parts)
+        pace.reach(done)
+        assert clock.now_s - 100 >= done * declared_s - 1e-9
+    assert clock.now_s - 100 >= declared_s - 1e-9
+    if sum(parts) <= declared_s / len(parts):
+        assert clock.now_s - 100 == pytest.approx(declared_s)
+
+
+def test_use_is_the_median_of_a_few_steps_at_least() -> None:
+    clock = VirtualTime()
+    pace = declared(clock, Path("/nowhere"))
+
+    def use_after(*computed_s: float) -> float:
+        for part_s in computed_s:
+            pace.begin(10)
+            clock.now_s += part_s
+            pace.reach(0.5)
+            clock.now_s += part_s
+            pace.reach(1.0)
+        return pace.use()
+
+    assert use_after(0.5, 0.003, 0.006, 0.009, 0.0) == pytest.approx(2 * 0.006 / 0.03)
+    assert use_after(0.5) == 0, "one step is no measure"
+    assert use_after() == 0
+    assert use_after(0.003, 0.006) == pytest.approx(2 * 0.006 / 0.03), "and counts later"
+    assert use_after() == 0
+
+
+def test_conditions_count_from_the_next_step_on(tmp_path: Path) -> None:
+    clock = VirtualTime()
+    pace = declared(clock, tmp_path)
+
+    def step_s() -> float:
+        begun_s = clock.now_s
+        pace.begin(10)
+        write_conditions(tmp_path, changed)
+        pace.reach(1.0)
+        return clock.now_s - begun_s
+
+    changed = Conditions(slowdown=2.0, speed_factors={"h1": 0.5, "h2": 9.0})
+    assert step_s() == pytest.approx(0.03)
+    changed = Conditions(slowdown=1.0, speed_factors={"h2": 9.0})
+    assert step_s() == pytest.approx(0.03 * 2 / 0.5)
+    assert step_s() == pytest.approx(0.03)
+
+
+def test_noise_is_that_of_the_seed_and_never_below_a_tenth(tmp_path: Path) -> None:
+    def times(noise: float, seed: int) -> list[float]:
+        clock = VirtualTime()
+        pace = declared(clock, tmp_path, noise=noise, seed=seed)
+        taken = []
+        for _ in range(2000):
+            begun_s = clock.now_s
+            pace.begin(10)
+            pace.reach(1.0)
+            taken.append((clock.now_s - begun_s) / 0.03)
+        return taken
+
+    assert times(0.05, 1) == times(0.05, 1) != times(0.05, 2)
+    assert statistics.fmean(times(0.05, 1)) == pytest.approx(1, abs=0.005)
+    assert statistics.stdev(times(0.05, 1)) == pytest.approx(0.05, rel=0.1)
+    assert min(times(0.9, 1)) == pytest.approx(0.1)
+
+
+def test_a_stretched_worker_waits_in_proportion_to_the_time_it_used() -> None:
+    used = iter([10.0, 10.5, 10.5, 10.75, 10.75])
+    waits: list[float] = []
+    pace = Stretched(3.0, lambda: next(used), waits.append)
+    pace.begin(4)
+    pace.reach(0.5)
+    pace.reach(1.0)
+    assert waits == [1.0, 0.5]
+    assert pace.use() == 0
+    with pytest.raises(ValueError, match="at least 1"):
+        Stretched(0.5, lambda: 0.0)
+
+
+def test_what_a_worker_has_decides_its_pace(tmp_path: Path) -> None:
+    def pace_of(**worker: object) -> object:
+        spec = WorkerSpec.model_validate({"host": "h0", "type": "local", "local_batch_size": 4, **worker})
+        return make_pace(spec, CPU, conditions=ConditionsReader(tmp_path), seed=0, own_core=False)
+
+    assert isinstance(pace_of(), FullPace)
+    assert isinstance(pace_of(pace=2), Stretched)
+    assert isinstance(pace_of(pace=2, declared={"per_sample_s": 0.1}), Declared)
+    assert not FullPace().waits
+    assert pace_of(pace=2).waits
+
+
+def test_a_precise_wait_is_never_short_and_hardly_long() -> None:
+    late = []
+    for _ in range(30):
+        begun_s = time.perf_counter()
+        precisely(0.003)
+        late.append(time.perf_counter() - begun_s - 0.003)
+    assert min(late) >= 0
+    assert statistics.median(late) < 0.002

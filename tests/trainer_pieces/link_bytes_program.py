@@ -1,0 +1,74 @@
+"""One worker on a host of its own: exchanges once in every way, and reads off its link how many bytes it sent.
+
+python link_bytes_program.py RANK WORLD_SIZE FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hetopt.trainer.exchange.composition import FEEDBACK, Combination, combinations
+from hetopt.trainer.exchange.exchange import make_exchange
+from hetopt.trainer.spec import Compression
+
+SHAPES = ((600, 500), (400,))
+NUMEL = 300_400
+QUIET_S = 0.03
+
+
+def ways() -> list[Combination]:
+    """One memory of each is enough: memories send nothing."""
+    return list({(c.name, c.collective): c for c in combinations() if c.memory != FEEDBACK}.values()) + [
+        c for c in combinations() if c.memory == FEEDBACK and c.name in ("powersgd", "randomk", "sign")
+    ]
+
+
+def key(combination: Combination) -> str:
+    return f"{combination.name} {combination.collective} {combination.memory}"
+
+
+def sent_by_link() -> int:
+    """Bytes that have left this network namespace, headers and acknowledgements included."""
+    lines = Path("/proc/self/net/dev").read_text().splitlines()
+    return sum(int(line.split()[9]) for line in lines if line.strip().startswith("eth0:"))
+
+
+def main(rank: int, world_size: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
+    counted: dict[str, object] = {}
+    for combination in ways():
+        compression = Compression(
+            name=combination.name,
+            ratio=0.1 if combination.method.by_ratio else 1.0,
+            collective=combination.collective,
+            memory=combination.memory,
+            rank=16 if combination.name == "powersgd" else None,
+        )
+        exchange = make_exchange(compression, NUMEL, shapes=SHAPES)
+        flat = torch.randn(NUMEL, generator=torch.Generator().manual_seed(rank))
+        exchange.run(flat.clone())  # with the agreement
+        dist.barrier()
+        time.sleep(QUIET_S)
+        before = sent_by_link()
+        stats = exchange.run(flat)
+        time.sleep(QUIET_S)
+        messages = [(message.primitive, message.payload_bytes) for message in stats.messages]
+        counted[key(combination)] = {"messages": messages, "bytes": sent_by_link() - before}
+        dist.barrier()
+    (folder / f"rank-{rank}.json").write_text(json.dumps(counted))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,59 @@
+"""One worker of a group that goes wrong, and what it says about it.
+
+python peers_program.py RANK WORLD_SIZE FOLDER die|hang
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hetopt.profiler.errors import BadInput, RunFailed
+from hetopt.trainer.exchange.exchange import make_exchange
+from hetopt.trainer.exchange.peers import LostPeer
+from hetopt.trainer.failure import is_peer_loss
+from hetopt.trainer.spec import Compression
+
+TIMEOUT_S = 4.0
+LOST = 1
+
+
+def main(rank: int, world_size: int, folder: Path, way: str) -> None:
+    """First disagree, which leaves the group whole; then lose a worker."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=TIMEOUT_S))
+    said: dict[str, object] = {}
+    odd = Compression(name="topk", ratio=0.01) if rank == LOST else Compression()
+    begun = time.monotonic()
+    try:
+        make_exchange(odd, 1000).run(torch.ones(1000))
+    except BadInput as error:
+        said["disagreement"] = error.message
+    said["disagreement_s"] = time.monotonic() - begun
+
+    exchange = make_exchange(Compression(), 300_000, store=store)
+    exchange.run(torch.ones(300_000))
+    if rank == LOST:
+        if way == "die":
+            os._exit(9)
+        time.sleep(TIMEOUT_S + 6)
+        os._exit(9)
+    try:
+        exchange.run(torch.ones(300_000))
+    except (LostPeer, RunFailed) as error:
+        said |= {"loss": str(error), "kind": type(error).__name__, "peer_loss": is_peer_loss(error)}
+    (folder / f"rank-{rank}.json").write_text(json.dumps(said))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

@@ -1,0 +1,356 @@
+"""Laws of every combination of compressor, memory and collective, among workers that are threads of this process."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from hetopt.trainer.exchange.composition import (
+    CORRECTION,
+    FEEDBACK,
+    GATHER,
+    MAJORITY,
+    METHODS,
+    NONE,
+    STAR,
+    Combination,
+    combinations,
+)
+from hetopt.trainer.exchange.exchange import make_aggregation, make_memory
+from hetopt.trainer.exchange.lanes import Lanes
+from hetopt.trainer.exchange.levels import LARGEST_SUM, summed_bits
+from hetopt.trainer.exchange.max_norm import MaxNorm
+from hetopt.trainer.exchange.memory import NoMemory
+from hetopt.trainer.exchange.multi_scale import MultiScale
+from hetopt.trainer.exchange.quantised_all_reduce import QuantisedSum
+from hetopt.trainer.exchange.rounding import AtRandom
+from hetopt.trainer.exchange.terngrad import TernGrad
+from hetopt.trainer.exchange.wire import wire_bytes
+from hetopt.trainer.spec import Compression
+
+from .thread_group import Crew
+
+SHAPES = ((24, 30), (24,), (5, 7, 3, 3), (10, 24), (1,))
+NUMEL = sum(math.prod(shape) for shape in SHAPES)
+EVERY = combinations()
+UNBIASED = ("randomk", "qsgd_maxnorm", "qsgd_two_scale", "qsgd_multi_scale", "global_randomk_maxnorm")
+
+
+def name_of(combination: Combination) -> str:
+    return f"{combination.name}-{combination.collective}-{combination.memory}"
+
+
+def compression_of(combination: Combination, ratio: float = 0.05, **options: object) -> Compression:
+    if combination.memory == CORRECTION:
+        options = {"momentum": 0.0, **options}  # error feedback, so that the same sums hold
+    return Compression(
+        name=combination.name,
+        ratio=ratio if METHODS[combination.name].by_ratio else 1.0,
+        memory=combination.memory,
+        collective=combination.collective,
+        **options,
+    )
+
+
+def crew(compression: Compression, workers: int, *, seed: int = 3) -> Crew:
+    return Crew(
+        workers,
+        lambda: (
+            make_memory(compression, NUMEL),
+            make_aggregation(compression, NUMEL, shapes=SHAPES, seed=seed),
+        ),
+    )
+
+
+def gradients(workers: int, step: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + workers)
+    return [torch.randn(NUMEL, generator=generator) * 10 ** (rank / 2) for rank in range(workers)]
+
+
+every = pytest.mark.parametrize("combination", EVERY, ids=name_of)
+
+
+@every
+@pytest.mark.parametrize("workers", [2, 3])
+def test_all_workers_hold_the_same_bits_and_send_what_was_planned(combination, workers):
+    compression = compression_of(combination)
+    group = crew(compression, workers)
+    planned = wire_bytes(
+        combination.name, NUMEL, compression.ratio, workers=workers, collective=combination.collective, shapes=SHAPES
+    )
+    for step in range(4):
+        first, *others = group.exchange(gradients(workers, step))
+        assert all(torch.equal(first, other) for other in others)
+        assert len(set(group.sent_bytes)) == 1
+        if METHODS[combination.name].same_size and combination.collective != "ar_topk":
+            assert group.sent_bytes[0] == planned
+        elif METHODS[combination.name].same_size:
+            assert group.sent_bytes[0] in (planned, planned + 4)  # a step with an election
+        else:
+            assert group.sent_bytes[0] <= 2.1 * planned
+
+
+@pytest.mark.parametrize(
+    "combination", [c for c in EVERY if c.memory != NONE and c.name not in ("fp16", "bf16")], ids=name_of
+)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_all_that_was_received_plus_all_residuals_is_all_there_was(combination, workers):
+    """Over steps and workers. For fp16 and bf16 it holds but for the rounding of sums, see below."""
+    group = crew(compression_of(combination), workers)
+    received = brought = torch.zeros(NUMEL, dtype=torch.float64)
+    for step in range(6):
+        mine = gradients(workers, step)
+        brought = brought + sum(gradient.double() for gradient in mine)
+        received = received + group.exchange(mine)[0].double()
+        torch.testing.assert_close(received + group.held_back(), brought, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize(("name", "precision"), [("fp16", 2**-11), ("bf16", 2**-8)])
+@pytest.mark.parametrize("memory", [NONE, FEEDBACK])
+def test_narrow_sums_are_rounded_twice_and_no_more(name, precision, memory):
+    group = crew(Compression(name=name, memory=memory), 5)
+    mine = gradients(5, 0)
+    expected = sum(gradient.double() for gradient in mine)
+    error = (group.exchange(mine)[0].double() - expected).abs()
+    magnitude = sum(gradient.double().abs() for gradient in mine)
+    assert (error <= precision * (magnitude + expected.abs()) * 1.01 + 1e-6).all()
+
+
+def test_fp16_neither_overflows_nor_vanishes():
+    """Values far outside of what fp16 holds, and sums that would overflow on the way."""
+    for scale in (1e-30, 1e-9, 1.0, 60_000.0, 1e30):
+        group = crew(Compression(name="fp16"), 4)
+        mine = [scale * (torch.rand(NUMEL, generator=torch.Generator().manual_seed(r)) + 0.5) for r in range(4)]
+        expected = sum(gradient.double() for gradient in mine)
+        error = (group.exchange(mine)[0].double() - expected).abs()
+        assert (error <= 2**-10 * expected).all()
+
+
+@every
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_on_one_worker_reaches_all(combination, value):
+    """Sooner or later: an element that is not exchanged in this step is held back until it is."""
+    group = crew(compression_of(combination), 2)
+    mine = gradients(2, 0)
+    mine[1][17] = value
+    steps = 64 if METHODS[combination.name].by_ratio else 1
+    for _ in range(steps):
+        results = group.exchange(mine)
+        seen = [not result.isfinite().all() for result in results]
+        assert seen[0] == seen[1]
+        if seen[0]:
+            return
+        mine = gradients(2, 1)
+        if combination.memory == NONE:
+            mine[1][17] = value
+    pytest.fail("nobody saw it")
+
+
+@every
+def test_zeros_stay_zero_and_extremes_stay_finite(combination):
+    for workers in (1, 3):
+        group = crew(compression_of(combination), workers)
+        for result in group.exchange([torch.zeros(NUMEL)] * workers):
+            assert not result.any()
+        for fill in (-2.0, 1e-42, 1e-30, 1e30):
+            for result in group.exchange([torch.full((NUMEL,), fill)] * workers):
+                assert result.isfinite().all()
+
+
+@every
+def test_a_gradient_of_one_element(combination):
+    compression = compression_of(combination)
+    group = Crew(
+        2,
+        lambda: (make_memory(compression, 1), make_aggregation(compression, 1, shapes=[(1,)], seed=0)),
+    )
+    first, second = group.exchange([torch.tensor([3.0]), torch.tensor([1.0])])
+    assert torch.equal(first, second)
+    assert first.item() == pytest.approx(4.0, rel=0.6)
+
+
+@every
+def test_resuming_goes_on_as_if_nothing_had_happened(combination):
+    """State of the memory, of the aggregation, and the number of the step are all there is."""
+    compression = compression_of(combination)
+    whole, resumed = crew(compression, 2), crew(compression, 2)
+    for step in range(5):
+        expected = whole.exchange(gradients(2, step))
+        if step == 2:
+            for rank in range(2):
+                resumed.memories[rank].load_state(whole.memories[rank].state())
+                resumed.aggregations[rank].load_state(whole.aggregations[rank].state())
+            resumed.step = whole.step
+        elif step > 2:
+            assert torch.equal(resumed.exchange(gradients(2, step))[0], expected[0])
+
+
+@pytest.mark.parametrize("combination", [c for c in EVERY if c.memory == NONE and c.name in UNBIASED], ids=name_of)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_unbiased_ones_are(combination, workers):
+    """The mean over many draws comes as close to the sum as the spread of the draws allows."""
+    group = crew(compression_of(combination, ratio=0.25), workers)
+    mine = gradients(workers, 7)
+    expected = sum(gradient.double() for gradient in mine)
+    draws = torch.stack([group.exchange(mine)[0].double() for _ in range(400)])
+    spread = draws.std(0)  # which the draws themselves may miss, where one in a thousand rounds the other way
+    deviations = (draws.mean(0) - expected) / (spread + 0.05 * spread.mean()) * math.sqrt(len(draws))
+    # Of so many standard normals none is beyond 5.5 in all but one in ten thousand cases; binomials have longer tails.
+    assert deviations.abs().max() < 7.0
+    assert deviations.square().mean() < 1.2
+
+
+def test_ternary_gradients_are_unbiased_unless_clipped():
+    def draw(clip):
+        quantiser = TernGrad([NUMEL], clip)
+        group = Crew(2, lambda: (NoMemory(), QuantisedSum(quantiser, levels=1, rounding=AtRandom(1))))
+        mine = gradients(2, 7)
+        draws = torch.stack([group.exchange(mine)[0].double() for _ in range(400)])
+        return (draws.mean(0) - sum(mine)) / (draws.std(0) / 20 + 1e-9)
+
+    assert draw(None).abs().max() < 5.5
+    assert draw(1.0).abs().max() > 20
+
+
+@pytest.mark.parametrize("levels", [1, 7, 63])
+def test_the_variance_of_quantised_values_is_within_its_bound(levels):
+    """w^2 / (4 s^2) for each coordinate, on the grid of the largest magnitude w."""
+    gradient = torch.randn(5000, generator=torch.Generator().manual_seed(0))
+    group = Crew(1, lambda: (NoMemory(), QuantisedSum(MaxNorm(), levels=levels, rounding=AtRandom(1))))
+    errors = torch.stack([(group.exchange([gradient])[0] - gradient).double() for _ in range(200)])
+    bound = float(gradient.abs().max()) ** 2 / (4 * levels**2)
+    assert errors.square().mean() <= bound
+    assert errors.square().mean(0).max() <= bound * 1.5
+
+
+def test_finer_scales_err_less():
+    gradient = torch.randn(5000, generator=torch.Generator().manual_seed(0)).pow(5)
+    error = {}
+    for scales in (1, 2, 3):
+        quantiser = MaxNorm() if scales == 1 else MultiScale(scales)
+        group = Crew(2, lambda q=quantiser: (NoMemory(), QuantisedSum(q, bits=8, rounding=AtRandom(1))))
+        off = group.exchange([gradient, gradient])[0] - 2 * gradient
+        error[scales] = float(off[gradient.abs() < gradient.abs().median()].norm())
+    assert error[2] < 0.3 * error[1]
+    assert error[3] < 0.3 * error[2]
+
+
+@pytest.mark.parametrize("bits", LARGEST_SUM)
+@pytest.mark.parametrize("workers", [2, 3, 5, 7, 8, 16, 33, 64])
+def test_no_sum_of_codes_overflows(bits, workers):
+    """All workers at the largest magnitude, with alternating signs: every lane at its limit, next to its opposite."""
+    if LARGEST_SUM[bits] < workers:
+        pytest.skip("not even one level fits, and the exchange refuses")
+    _, levels = summed_bits(workers, bits=bits)
+    codes = torch.tensor([levels, -levels, levels, levels, -levels, -levels, 0], dtype=torch.int32)
+    lanes = Lanes(bits, levels)
+    words = [lanes.pack(codes.to(lanes.code_dtype)).clone() for _ in range(workers)]
+    total = words[0].clone()
+    for word in words[1:]:
+        before = total.long()
+        total += word
+        assert torch.equal(total.long(), before + word.long())  # nothing wrapped around
+    sums = lanes.unpack(total, len(codes), workers)
+    assert torch.equal(sums.long(), workers * codes.long())
+
+
+@pytest.mark.parametrize("workers", [2, 7, 16, 64])
+@pytest.mark.parametrize("name", ["qsgd_maxnorm", "qsgd_two_scale", "global_randomk_maxnorm", "terngrad"])
+def test_many_workers_at_their_limit(name, workers):
+    compression = Compression(name=name, ratio=1.0)
+    group = crew(compression, workers)
+    sign = torch.where(torch.arange(NUMEL) % 3 > 0, 5.0, -5.0)
+    result = group.exchange([sign.clone() for _ in range(workers)])[0]
+    torch.testing.assert_close(result, workers * sign, rtol=1e-5, atol=1e-4)
+
+
+def test_star_lets_each_worker_choose_once_in_turn():
+    """Each worker's largest elements are elsewhere; what is exchanged shows whose turn it was."""
+    workers, group = 3, crew(Compression(name="topk", ratio=0.01, collective=STAR), 3)
+    k = int(0.01 * NUMEL)
+    for step in range(2 * workers):
+        mine = [torch.full((NUMEL,), 1e-3) for _ in range(workers)]
+        for rank, gradient in enumerate(mine):
+            gradient[rank * k : (rank + 1) * k] = 1.0 + step
+        sent = group.exchange(mine)[0].nonzero().squeeze(1)
+        assert sent.tolist() == list(range(step % workers * k, (step % workers + 1) * k))
+
+
+def test_var_lets_the_worker_choose_that_has_most_to_say():
+    group = crew(Compression(name="topk", ratio=0.01, collective="ar_topk_var"), 3)
+    k = int(0.01 * NUMEL)
+    for loudest in (2, 0, 1, 1):
+        mine = [torch.full((NUMEL,), 1e-3) for _ in range(3)]
+        for rank, gradient in enumerate(mine):
+            gradient[rank * k : (rank + 1) * k] = 1000.0 * (rank == loudest) + 1.0
+        sent = group.exchange(mine)[0].nonzero().squeeze(1)
+        assert sent.tolist() == list(range(loudest * k, (loudest + 1) * k))
+
+
+def test_automatic_ar_topk_elects_while_one_worker_has_most_of_the_energy():
+    compression = Compression(name="topk", ratio=0.01, collective="ar_topk")
+    # Nothing is held back here: else what a worker could not send while it was loud would keep it loud.
+    group = Crew(4, lambda: (NoMemory(), make_aggregation(compression, NUMEL)))
+    planned = wire_bytes("topk", NUMEL, 0.01, workers=4, collective=STAR)
+
+    def elections(steps: int, loudness: float) -> int:
+        count = 0
+        for step in range(steps):
+            mine = gradients(4, step)
+            mine[3] *= loudness / 10**1.5
+            for rank in range(3):
+                mine[rank] /= 10 ** (rank / 2)
+            group.exchange(mine)
+            count += group.sent_bytes[0] > planned
+        return count
+
+    assert elections(64, 1.0) == 4  # a look every 16 steps
+    assert elections(64, 100.0) > 40
+    assert elections(64, 1.0) < 30
+    assert elections(64, 1.0) == 4
+
+
+def test_low_rank_is_exact_where_the_rank_suffices():
+    generator = torch.Generator().manual_seed(0)
+    shapes, compression = ((40, 30), (7,)), Compression(name="powersgd", rank=2)
+
+    def low(worker: int) -> torch.Tensor:
+        own = torch.Generator().manual_seed(worker)
+        matrix = torch.randn(40, 1, generator=own) @ torch.randn(1, 30, generator=own)
+        return torch.cat((matrix.flatten(), torch.randn(7, generator=generator)))
+
+    mine = [low(0), low(1)]
+    group = Crew(2, lambda: (make_memory(compression, 1207), make_aggregation(compression, 1207, shapes=shapes)))
+    torch.testing.assert_close(group.exchange(mine)[0], mine[0] + mine[1], rtol=1e-4, atol=1e-5)
+
+
+def test_low_rank_recovers_from_a_gradient_of_zeros():
+    group = crew(Compression(name="powersgd", rank=2), 2)
+    group.exchange([torch.zeros(NUMEL)] * 2)
+    assert group.exchange(gradients(2, 0))[0][: 24 * 30].any()
+
+
+def test_the_majority_decides_and_ties_leave_everything_as_it_is():
+    votes = torch.tensor([[2.0, 2.0, -2.0, -2.0], [1.0, -1.0, -1.0, 1.0], [3.0, -3.0, 3.0, -3.0]])
+    compression = Compression(name="sign", collective=MAJORITY)
+
+    def vote(ballots: torch.Tensor) -> torch.Tensor:
+        group = Crew(len(ballots), lambda: (make_memory(compression, 4), make_aggregation(compression, 4)))
+        return group.exchange(list(ballots))[0]
+
+    assert vote(votes).tolist() == [6.0, -6.0, -6.0, -6.0]
+    assert vote(votes[:2]).tolist() == [3.0, 0.0, -3.0, 0.0]
+
+
+def test_gathered_codes_do_not_coarsen_with_the_number_of_workers():
+    gradient = torch.randn(NUMEL, generator=torch.Generator().manual_seed(0))
+
+    def error(workers: int, collective: str) -> float:
+        group = crew(Compression(name="qsgd_maxnorm", collective=collective), workers)
+        result = group.exchange([gradient.clone() for _ in range(workers)])[0]
+        return float((result / workers - gradient).norm())
+
+    assert error(16, GATHER) < error(2, GATHER)
+    assert error(16, "all_reduce") > 3 * error(16, GATHER)

@@ -1,0 +1,217 @@
+"""The automatic ratio on paper: near the best fixed choice on any network, through changes of it, and never far behind
+dense training, also where what it was told is wrong."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from hetopt.trainer.control.ratio.auto import AutoRatio, AutoState
+from hetopt.trainer.control.ratio.policy import RatioDecision
+from hetopt.trainer.exchange.cost import LinkSpeed
+
+from .virtual_exchange import VirtualRun, fixed_s, options, run
+
+STEPS = 400  # of dense progress
+GBIT = 1.25e8
+
+
+def any_run(seed, **known):
+    """A run on a random network: from compute-bound to 25 times communication-bound, noisy, with biased timings."""
+    rng = random.Random(seed)
+    workers, numel = rng.choice([2, 4, 8]), int(10 ** rng.uniform(5, 7.5))
+    link = LinkSpeed(latency_s=10 ** rng.uniform(-4, -2), bytes_per_s=10 ** rng.uniform(6.5, 9.5))
+    found = options(numel, workers)
+    dense_s = sum(link.time_s(operation.terms()) for operation in found[0].operations)
+    settings = {
+        "compute_s": dense_s / 10 ** rng.uniform(-0.7, 1.4),
+        "kept": rng.uniform(0.02, 0.25),
+        "settling": rng.uniform(0, 0.12),
+        "share": rng.uniform(0.3, 1),
+        "noise": 0.05,
+        "primitives": {"all_gather": rng.uniform(0.7, 1.4), "broadcast": rng.uniform(0.5, 2)},
+        "compress": {"topk": rng.uniform(0.5, 2)},
+    }
+    virtual = VirtualRun(workers=workers, links=[link], seed=seed, **{**settings, **known})
+    policy = AutoRatio(options=found, deterministic_share=virtual.share, least_gain=0.05)
+    return virtual, policy
+
+
+def allowed_s(policy, virtual, first):
+    """What finding out may cost: so many steps' worth, a part of the time, and a trial that was begun."""
+    return policy.trial_steps * first + policy.exploration * virtual.elapsed_s
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_it_is_near_the_best_fixed_choice_on_any_network(seed):
+    virtual, policy = any_run(seed)
+    used, state = run(policy, virtual, progress=STEPS)
+    by_key = {option.key: option for option in policy.options}
+    fixed = {
+        option.key: fixed_s(virtual, option, progress=STEPS)
+        for option in policy.options
+        if virtual.settled(option) > 0.05
+    }
+    price_s = allowed_s(policy, virtual, virtual.per_progress_s(by_key[used[0][1]]))
+    assert virtual.elapsed_s <= 1.05 * min(fixed.values()) + price_s
+    assert virtual.elapsed_s <= 1.03 * fixed[policy.options[0].key] + price_s
+    assert state.spent_s <= 2 * price_s
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_wrong_timings_cost_little_more(seed):
+    """Collectives up to eight times as slow as they were timed, compressing up to ten times, twice the noise."""
+    rng = random.Random(100 + seed)
+    slower = {
+        name: 10 ** rng.uniform(0, 0.9)
+        for name in rng.sample(["all_gather", "broadcast", "all_reduce"], rng.choice([1, 2]))
+    }
+    virtual, policy = any_run(1000 + seed, slower=slower, compress={"topk": 10 ** rng.uniform(-0.3, 1)}, noise=0.1)
+    used, _ = run(policy, virtual, progress=STEPS)
+    by_key = {option.key: option for option in policy.options}
+    price_s = allowed_s(policy, virtual, virtual.per_progress_s(by_key[used[0][1]]))
+    fixed = [fixed_s(virtual, o, progress=STEPS) for o in policy.options if virtual.settled(o) > 0.05]
+    assert virtual.elapsed_s <= 1.1 * fixed[0] + price_s
+    assert virtual.elapsed_s <= 1.2 * min(fixed) + price_s
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("name", "links", "numel", "workers", "compute_s"),
+    [
+        ("rates", [(2e-3, rate) for rate in (1, 0.025, 0.1, 1, 0.025)], 272_474, 4, 0.05),
+        ("published", [(1e-3, 25), (1e-3, 1), (5e-2, 1), (5e-2, 25)], 11_689_512, 8, 0.1),
+    ],
+)
+def test_it_follows_the_network(name, links, numel, workers, compute_s, seed):
+    """25 Mbit/s to 1 Gbit/s under a small model, and the schedule C1 of arXiv 2312.02493: each phase within 5 %."""
+    phase = 300
+    virtual = VirtualRun(
+        workers=workers,
+        links=[LinkSpeed(latency_s=latency_s, bytes_per_s=gbit * GBIT) for latency_s, gbit in links],
+        starts=[phase * k for k in range(len(links))],
+        compute_s=compute_s,
+        noise=0.05,
+        seed=seed,
+        kept=0.12,
+        share=0.6,
+    )
+    policy = AutoRatio(options=options(numel, workers), deterministic_share=0.6, least_gain=0.05)
+    marks, take = [(0.0, 0.0)], virtual.take
+
+    def marked(option):
+        row = take(option)
+        marks.append((virtual.elapsed_s, virtual.progress))
+        return row
+
+    virtual.take = marked
+    run(policy, virtual, until_step=phase * len(links))
+    for k, link in enumerate(virtual.links):
+        (begun_s, before), (ended_s, after) = marks[phase * k], marks[phase * (k + 1)]
+        alone = VirtualRun(workers=workers, links=[link], compute_s=compute_s, kept=0.12, share=0.6)
+        best_s = min(alone.per_progress_s(option) for option in policy.options)
+        assert (ended_s - begun_s) / (after - before) <= 1.05 * best_s, f"phase {k} of {name}"
+
+
+def periods(virtual, policy, count, steps=20):
+    """The decisions of so many periods, the options they were about, and the states."""
+    by_key = {option.key: option for option in policy.options}
+    tracked = virtual.measure()
+    state, decision, found = policy.initial(), policy.first(tracked), []
+    for _ in range(count):
+        option = by_key[decision.option]
+        observation, tracked = virtual.period(option, decision, tracked, steps)
+        before = state
+        state, decision = policy.decide(state, observation)
+        found.append((before, observation, state, decision))
+    return found
+
+
+def test_all_ranks_decide_alike_and_a_restart_changes_nothing():
+    virtual, policy = any_run(3)
+    for before, observation, after, decision in periods(virtual, policy, 60):
+        restored = AutoState.model_validate_json(before.model_dump_json())
+        assert policy.decide(restored, observation) == (after, decision)
+
+
+def test_on_a_steady_network_it_settles():
+    for seed in range(4):
+        virtual, policy = any_run(seed, noise=0.02)
+        changes = [k for k, row in enumerate(periods(virtual, policy, 120)) if row[3].changed]
+        assert len([k for k in changes if k >= 60]) <= 6
+
+
+def test_options_below_the_floor_are_never_settled_on():
+    """Slow links would be worth any loss; half of the gradient's energy has to be kept."""
+    virtual, policy = any_run(1, kept=0.2, settling=0.05, noise=0.0, compute_s=1e-6)
+    policy = AutoRatio(options=policy.options, least_gain=0.5)
+    used = [row[1].option for row in periods(virtual, policy, 80)]
+    by_key = {option.key: option for option in policy.options}
+    assert virtual.settled(by_key[used[-1]]) >= 0.5
+    too_thin = [key for key in used if virtual.settled(by_key[key]) < 0.5]
+    assert len(too_thin) <= 10
+
+
+def test_what_falls_below_the_floor_is_left_at_once():
+    virtual, policy = any_run(1, kept=0.1, settling=0.0, noise=0.0)
+    policy = AutoRatio(options=policy.options, least_gain=0.6)
+    *_, (_, _, state, decision) = periods(virtual, policy, 30)
+    by_key = {option.key: option for option in policy.options}
+    virtual.kept = 1.0
+    observation, _ = virtual.period(by_key[decision.option], decision, virtual.measure(), 20)
+    if by_key[decision.option].ratio < 1:
+        _, after = policy.decide(state, observation)
+        assert after.option == policy.options[0].key
+        assert "must be kept" in after.reason
+
+
+def test_trials_are_booked_and_stop_when_the_money_is_spent():
+    """Sparse exchanges that take 30 times what was timed are met, left at once, and booked."""
+    virtual, policy = any_run(5, slower={"broadcast": 30.0, "all_gather": 30.0}, noise=0.02)
+    rows = periods(virtual, policy, 150)
+    spent = [row[2].spent_s for row in rows]
+    assert spent == sorted(spent)
+    best_s = min(virtual.per_progress_s(option) for option in policy.options)
+    assert spent[-1] <= 3 * policy.trial_steps * best_s + 2 * policy.exploration * virtual.elapsed_s
+    by_key = {option.key: option for option in policy.options}
+    assert virtual.per_progress_s(by_key[rows[-1][1].option]) <= 1.05 * best_s
+
+
+def test_an_alarm_is_set_above_what_is_expected():
+    virtual, policy = any_run(2, noise=0.0)
+    by_key = {option.key: option for option in policy.options}
+    for _, _, _, decision in periods(virtual, policy, 10):
+        assert decision.alarm_s > 2 * virtual.exchange_s(by_key[decision.option])
+
+
+def test_reasons_tell_what_was_expected():
+    virtual, policy = any_run(7)
+    reasons = [row[3].reason for row in periods(virtual, policy, 60) if row[3].changed]
+    assert reasons
+    for reason in reasons:
+        assert " instead of " in reason
+        assert "ms a step" in reason
+        assert reason.endswith(("less time to the target", "it may be better than it looks", "must be kept"))
+
+
+def test_dense_training_is_watched_for_its_gains_now_and_then():
+    """A gain curve costs a selection that nobody sends: in one period of five, and never without need."""
+    virtual, policy = any_run(0, compute_s=1e3, noise=0.0)
+    rows = periods(virtual, policy, 40)
+    assert rows[-1][1].option == policy.options[0].key
+    looks = [row[3].measure_gain for row in rows[-20:]]
+    assert 2 <= sum(looks) <= 5
+
+
+def test_a_foreign_option_is_refused():
+    virtual, policy = any_run(0)
+    observation, _ = virtual.period(policy.options[0], RatioDecision(ratio=1.0), virtual.measure(), 5)
+    other = AutoRatio(options=options(1000, 2, ratios=(0.5,))[:1])
+    assert other.decide(other.initial(), observation)[1].option == other.options[0].key
+    with pytest.raises(ValueError, match="one of its own options"):
+        AutoRatio(options=policy.options[:1]).decide(
+            AutoState(), virtual.period(policy.options[1], RatioDecision(ratio=0.1), virtual.measure(), 5)[0]
+        )
+    assert math.isfinite(virtual.elapsed_s)

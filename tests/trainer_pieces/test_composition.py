@@ -1,0 +1,174 @@
+"""What goes together is one table, and everything else is refused with a sentence that says why."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.exchange.composition import (
+    COLLECTIVES,
+    CORRECTION,
+    FEEDBACK,
+    GATHER,
+    MEMORIES,
+    METHODS,
+    NONE,
+    STAR,
+    combinations,
+    combine,
+    why_not,
+    why_not_controlled,
+    why_not_optimised,
+    why_not_synchronised,
+)
+from hetopt.trainer.exchange.exchange import make_exchange
+from hetopt.trainer.exchange.levels import LARGEST_SUM, gathered_bits, scale_levels, summed_bits, summed_code_bytes
+from hetopt.trainer.exchange.wire import operations, wire_bytes
+from hetopt.trainer.spec import Compression
+
+SHAPES = ((6, 5), (4,))
+EVERYTHING = list(itertools.product(METHODS, MEMORIES, COLLECTIVES))
+
+
+@pytest.mark.parametrize(("name", "memory", "collective"), EVERYTHING, ids="-".join)
+def test_every_cell_works_or_is_refused_with_a_sentence(name, memory, collective):
+    compression = Compression(
+        name=name, ratio=0.3 if METHODS[name].by_ratio else 1.0, memory=memory, collective=collective
+    )
+    reason = why_not(name, memory, collective)
+    if reason is None:
+        exchange = make_exchange(compression, 34, shapes=SHAPES)
+        flat = torch.randn(34, generator=torch.Generator().manual_seed(0))
+        stats = exchange.run(flat, look_at=(0.1, 1.0))
+        assert flat.isfinite().all()
+        assert flat.any()
+        assert 0 < stats.gain <= 1 + 1e-6
+        assert stats.look_energies[0] <= stats.look_energies[1] == pytest.approx(stats.energy)
+        assert stats.compress_s >= 0
+        assert stats.sync_s == pytest.approx(sum(message.time_s for message in stats.messages))
+    else:
+        assert reason.endswith(".")
+        assert reason[0].isupper() or name in reason
+        with pytest.raises(BadInput) as caught:
+            make_exchange(compression, 34, shapes=SHAPES)
+        assert caught.value.hint
+
+
+def test_most_cells_are_what_the_literature_has():
+    assert len(combinations()) == sum(why_not(*cell) is None for cell in EVERYTHING) > 50
+    assert why_not("powersgd", FEEDBACK, STAR) is not None
+    assert why_not("dgc", FEEDBACK, STAR) is not None
+    assert why_not("topk", NONE, GATHER) is not None
+
+
+def test_defaults_fit_and_follow_what_is_chosen():
+    for name, method in METHODS.items():
+        chosen = combine(name)
+        assert (chosen.memory, chosen.collective) == (method.memories[0], method.collectives[0])
+    assert combine("sign", memory=FEEDBACK).collective == GATHER
+    assert combine("sign", collective=GATHER).memory == FEEDBACK
+    assert combine("dgc").memory == CORRECTION
+
+
+@pytest.mark.parametrize(
+    ("wish", "near"),
+    [
+        ({"name": "top-k"}, "topk"),
+        ({"name": "TopK"}, "topk"),
+        ({"name": "power_sgd"}, "powersgd"),
+        ({"name": "topk", "collective": "allgather"}, "all_gather"),
+        ({"name": "topk", "memory": "error-feedback"}, "error_feedback"),
+    ],
+)
+def test_unknown_names_are_answered_with_the_nearest(wish, near):
+    with pytest.raises(BadInput) as caught:
+        make_exchange(Compression(**wish), 10)
+    assert f"did you mean {near!r}" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("wish", "message"),
+    [
+        ({"name": "qsgd_maxnorm", "ratio": 0.1}, "cannot send a fraction"),
+        ({"name": "topk", "ratio": 0.1, "bits": 8}, "bits means nothing to topk"),
+        ({"name": "topk", "ratio": 0.1, "momentum": 0.9}, "momentum means nothing to topk with error_feedback"),
+        ({"name": "qsgd_maxnorm", "levels": 200, "bits": 8}, "overflow"),
+        ({"name": "qsgd_maxnorm", "bits": 3}, "cannot be summed"),
+        ({"name": "qsgd_maxnorm", "bits": 16, "collective": "all_gather"}, "not gathered"),
+    ],
+)
+def test_options_that_mean_nothing_or_cannot_be_are_refused(wish, message):
+    with pytest.raises(BadInput, match=message) as caught:
+        make_exchange(Compression(**wish), 10)
+    assert caught.value.hint
+
+
+def test_compressors_that_work_by_layer_need_layers():
+    for name in ("powersgd", "terngrad", "topk_per_layer"):
+        with pytest.raises(BadInput, match="layer by layer"):
+            make_exchange(Compression(name=name), 10)
+
+
+def test_controllers_synchronisation_and_optimizers_have_their_say():
+    assert why_not_controlled("topk", "gravac") is None
+    assert "ratio" in str(why_not_controlled("powersgd", "auto"))
+    assert why_not_controlled("powersgd", "fixed") is None
+    assert "selection" in str(why_not_controlled("randomk", "gravac"))
+    assert why_not_synchronised("topk", "gradients") is None
+    assert why_not_synchronised("identity", "parameters") is None
+    assert "no gradients" in str(why_not_synchronised("topk", "parameters"))
+    assert why_not_optimised(CORRECTION, 0.0) is None
+    assert why_not_optimised(FEEDBACK, 0.9) is None
+    assert "twice" in str(why_not_optimised(CORRECTION, 0.9))
+
+
+@pytest.mark.parametrize(("workers", "levels"), [(2, 63), (3, 42), (4, 31), (8, 15), (16, 7), (32, 3)])
+def test_levels_of_one_byte_are_those_of_the_width_rule(workers, levels):
+    """N s <= 127: the largest s for 2 to 32 workers."""
+    assert summed_bits(workers, bits=8) == (8, levels)
+
+
+def test_widths_and_levels_fit_each_other():
+    for workers in range(1, 300):
+        bits, levels = summed_bits(workers)
+        assert bits == (8 if workers <= 127 else 16)
+        assert 1 <= workers * levels <= LARGEST_SUM[bits]
+        for wanted in (1, 3, 15, 255, 65535):
+            bits, levels = summed_bits(workers, levels=wanted)
+            assert levels == wanted
+            assert workers * wanted <= LARGEST_SUM[bits]
+            narrower = [b for b in LARGEST_SUM if b < bits]
+            assert all(workers * wanted > LARGEST_SUM[b] for b in narrower)
+    assert gathered_bits(levels=7) == (4, 7)
+    assert gathered_bits(bits=2) == (2, 1)
+    assert scale_levels(3, 3) == (3, 48, 768)
+    assert [summed_code_bytes(7, bits) for bits in (4, 8, 16, 32)] == [4, 7, 16, 28]
+
+
+def test_planned_bytes_are_the_operations_bytes():
+    for combination in combinations():
+        shapes = ((300, 40), (40,), (7, 3, 3, 3))
+        numel = sum(math.prod(shape) for shape in shapes)
+        wish = {"workers": 6, "collective": combination.collective, "shapes": shapes}
+        parts = operations(combination.name, numel, 0.1, **wish)
+        assert wire_bytes(combination.name, numel, 0.1, **wish) == sum(part.payload_bytes for part in parts)
+        assert all(part.members == 6 for part in parts)
+
+
+def test_a_spec_of_before_is_still_one_and_files_say_only_what_is_not_usual():
+    old = '{"name":"topk","ratio":0.01}'
+    assert Compression.model_validate_json(old).model_dump_json() == old
+    new = Compression(name="powersgd", rank=2)
+    assert new.model_dump() == {"name": "powersgd", "ratio": 1.0, "rank": 2}
+    assert Compression.model_validate(new.model_dump()) == new
+
+
+def test_planning_needs_no_torch():
+    code = "import sys, hetopt.trainer.exchange.wire; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,55 @@
+"""What an exchange says that it sends is what crosses the links, counted by the kernel on hosts of a rehearsed network.
+
+A collective of N workers moves more than one payload: a ring all-reduce 2 (N - 1) of them over all links together, an
+all-gather N (N - 1), a broadcast N - 1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pytest
+
+from hetopt.trainer.launch.namespaces import MiniatureNetwork, why_not
+from hetopt.trainer.miniature import MiniatureHost
+
+from . import link_bytes_program as program
+
+WORKERS = 3
+FRAMING = 0.08
+PAYLOADS = {
+    "all_reduce": 2 * (WORKERS - 1),
+    "all_gather": WORKERS * (WORKERS - 1),
+    "broadcast": WORKERS - 1,
+}
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory):
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("links")
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+    hosts = [MiniatureHost(name=f"h{rank}") for rank in range(WORKERS)]
+    with MiniatureNetwork.create(hosts, owner="a test of bytes on links") as network:
+        workers = [
+            network.popen(
+                rank, [sys.executable, program.__file__, str(rank), str(WORKERS), str(folder)], env=environment
+            )
+            for rank in range(WORKERS)
+        ]
+        assert [worker.wait(timeout=120) for worker in workers] == [0] * WORKERS
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(WORKERS)]
+
+
+@pytest.mark.parametrize("way", [program.key(combination) for combination in program.ways()])
+def test_bytes_on_the_links_are_those_of_the_messages(counted, way):
+    messages = counted[0][way]["messages"]
+    assert all(worker[way]["messages"] == messages for worker in counted)
+    expected = sum(PAYLOADS[primitive] * payload_bytes for primitive, payload_bytes in messages)
+    crossed = sum(worker[way]["bytes"] for worker in counted)
+    few = 12 * WORKERS * 100 * len(messages)  # gloo's own messages around each operation, of a hundred bytes or so
+    assert expected <= crossed <= (1 + FRAMING) * expected + few

@@ -1,0 +1,218 @@
+"""Laws of the tracked network: it finds what is there, follows what moves, and knows what it does not know."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetopt.trainer.exchange.cost import LinkSpeed, Operation, dense, gathered, hierarchical, shared_index
+from hetopt.trainer.exchange.network_state import NetworkState
+from hetopt.trainer.exchange.network_tracker import Timed, measured, observe
+
+WORKERS = 4
+PRIMITIVES = ("all_reduce", "all_gather", "broadcast")
+SIZES = (4096, 262_144, 4 << 20)
+
+links = st.builds(
+    LinkSpeed,
+    latency_s=st.floats(-4.5, -1.5).map(lambda exponent: 10**exponent),
+    bytes_per_s=st.floats(6.3, 9.7).map(lambda exponent: 10**exponent),
+)
+
+
+class Truth:
+    """A network with its own factors for each primitive, and exchanges that scatter."""
+
+    def __init__(self, link, *, factors=None, noise=0.0, seed=0, host=None):
+        self.link, self.factors, self.noise, self.host = link, factors or {}, noise, host or link
+        self.random = random.Random(seed)
+
+    def time_s(self, operations):
+        return sum(
+            (self.host if o.scope == "host" else self.link).time_s(o.terms()) * self.factors.get(o.primitive, 1.0)
+            for o in operations
+        )
+
+    def seen_s(self, operations, exchanges=1):
+        return self.time_s(operations) * math.exp(self.random.gauss(0, self.noise / math.sqrt(exchanges)))
+
+    def measured(self, scopes=("network",), sizes=SIZES):
+        return measured(
+            [
+                Timed(operation=o, time_s=self.seen_s([o]))
+                for scope in scopes
+                for primitive in PRIMITIVES
+                for size in sizes
+                for o in [Operation(primitive=primitive, payload_bytes=size, members=WORKERS, scope=scope)]
+            ]
+        )
+
+    def watch(self, state, operations, periods, exchanges=20):
+        for _ in range(periods):
+            state = observe(state, operations, self.seen_s(operations, exchanges), exchanges=exchanges)
+        return state
+
+
+DENSE, GATHERED, SHARED = dense(4e6, WORKERS), gathered(3.2e5, WORKERS), shared_index(4e4, 4e4, WORKERS)
+
+
+def error(state, truth, operations):
+    return abs(state.estimate((1.0, operations)).time_s / truth.time_s(operations) - 1)
+
+
+@given(links)
+@settings(max_examples=40)
+def test_timings_of_one_line_are_found_and_every_exchange_is_priced(link):
+    truth = Truth(link)
+    state = truth.measured()
+    for operations in (DENSE, GATHERED, SHARED):
+        assert error(state, truth, operations) < 0.03
+
+
+@given(links, st.integers(0, 1000))
+@settings(max_examples=40)
+def test_scattered_timings_are_priced_about_as_well_as_the_state_says(link, seed):
+    truth = Truth(link, factors={"all_gather": 1.2, "broadcast": 0.8}, noise=0.05, seed=seed)
+    state = truth.measured()
+    for operations in (DENSE, GATHERED, SHARED):
+        assert error(state, truth, operations) < max(0.12, 5 * state.relative_sd(operations))
+
+
+@given(links, st.integers(0, 1000))
+@settings(max_examples=25)
+def test_what_is_used_is_soon_known_closely(link, seed):
+    truth = Truth(link, factors={"all_gather": 1.2}, noise=0.05, seed=seed)
+    state = truth.watch(truth.measured(), GATHERED, 30)
+    assert error(state, truth, GATHERED) < 0.02
+    assert state.relative_sd(GATHERED) < 0.02
+    assert state.jumps == 0
+
+
+def test_a_steady_network_never_jumps():
+    truth = Truth(LinkSpeed(latency_s=1e-3, bytes_per_s=1e8), noise=0.1)
+    for seed in range(10):
+        truth.random.seed(seed)
+        assert truth.watch(truth.measured(), GATHERED, 200, exchanges=1).jumps == 0
+
+
+@pytest.mark.parametrize("factor", [1 / 40, 1 / 4, 1 / 2, 2, 4, 40])
+def test_a_new_rate_is_noticed_in_two_periods_and_moves_every_collective(factor):
+    """The dense sum is priced on the new link although only gathers were seen."""
+    truth = Truth(LinkSpeed(latency_s=2e-4, bytes_per_s=1e7), noise=0.05)
+    state = truth.watch(truth.measured(), GATHERED, 10)
+    truth.link = LinkSpeed(latency_s=2e-4, bytes_per_s=1e7 * factor)
+    state = truth.watch(state, GATHERED, 2)
+    assert state.jumps >= 1
+    assert error(state, truth, GATHERED) < 0.05
+    assert error(state, truth, DENSE) < 0.25
+    state = truth.watch(state, DENSE, 3)
+    assert error(state, truth, DENSE) < 0.05
+
+
+def test_one_payload_cannot_tell_latency_from_bandwidth_and_two_can():
+    truth = Truth(LinkSpeed(latency_s=1e-3, bytes_per_s=1e8), noise=0.02)
+    state = truth.watch(truth.measured(), GATHERED, 10)
+    truth.link = LinkSpeed(latency_s=5e-2, bytes_per_s=1e8)
+    state = truth.watch(state, GATHERED, 2)
+    assert error(state, truth, GATHERED) < 0.05
+    assert state.relative_sd(DENSE) > 0.3
+    state = truth.watch(state, gathered(1e4, WORKERS), 3)
+    assert error(state, truth, DENSE) < 0.3
+    assert state.links["network"].speed.latency_s == pytest.approx(5e-2, rel=0.25)
+
+
+def test_a_misjudged_collective_does_not_slander_the_link():
+    """Gathers take five times what the timings said; the dense sum, in use until then, is priced as before."""
+    truth = Truth(LinkSpeed(latency_s=1e-3, bytes_per_s=1e8), noise=0.03)
+    state = truth.watch(truth.measured(), DENSE, 10)
+    before_s = state.estimate((1.0, DENSE)).time_s
+    truth.factors = {"all_gather": 5.0}
+    state = truth.watch(state, GATHERED, 3)
+    assert error(state, truth, GATHERED) < 0.1
+    assert state.estimate((1.0, DENSE)).time_s == pytest.approx(before_s, rel=0.05)
+    assert state.jumps == 0
+
+
+def test_one_hiccup_moves_little():
+    truth = Truth(LinkSpeed(latency_s=1e-3, bytes_per_s=1e8), noise=0.05)
+    state = truth.watch(truth.measured(), GATHERED, 20)
+    before_s = state.estimate((1.0, GATHERED)).time_s
+    state = observe(state, GATHERED, 100 * before_s)
+    assert state.jumps == 0
+    assert state.estimate((1.0, GATHERED)).time_s == pytest.approx(before_s, rel=0.05)
+
+
+def test_slow_drift_is_followed():
+    truth = Truth(LinkSpeed(latency_s=1e-3, bytes_per_s=1e8), noise=0.05)
+    state = truth.watch(truth.measured(), GATHERED, 20)
+    for _ in range(100):
+        truth.link = LinkSpeed(latency_s=1e-3, bytes_per_s=truth.link.bytes_per_s * 0.993)
+        state = truth.watch(state, GATHERED, 1)
+    assert truth.link.bytes_per_s < 0.5e8
+    assert error(state, truth, GATHERED) < 0.05
+    assert error(state, truth, DENSE) < 0.15
+
+
+def test_repetition_teaches_nothing_about_other_payloads():
+    truth = Truth(LinkSpeed(latency_s=1e-3, bytes_per_s=1e8), noise=0.05)
+    state = truth.measured()
+    before = state.relative_sd(dense(4e8, WORKERS))
+    state = truth.watch(state, gathered(10.0, WORKERS), 300)
+    assert state.relative_sd(dense(4e8, WORKERS)) > 0.9 * before
+
+
+def test_differences_of_exchanges_are_surer_than_the_exchanges():
+    state = Truth(LinkSpeed(latency_s=1e-3, bytes_per_s=1e8), noise=0.05).measured()
+    nearly = dense(3.9e6, WORKERS)
+    difference = state.estimate((1.0, DENSE), (-1.0, nearly))
+    assert difference.sd_s < 0.05 * state.estimate((1.0, nearly)).sd_s
+
+
+def test_links_inside_and_between_machines_are_told_apart():
+    truth = Truth(
+        LinkSpeed(latency_s=1e-3, bytes_per_s=1e7), host=LinkSpeed(latency_s=1e-5, bytes_per_s=1e9), noise=0.02
+    )
+    state = truth.measured(scopes=("network", "host"))
+    nested = hierarchical(4e6, gathered(4e4, WORKERS), workers_per_host=WORKERS, result_bytes=1.6e5)
+    assert error(state, truth, nested) < 0.05
+    truth.link = LinkSpeed(latency_s=1e-3, bytes_per_s=1e6)
+    inside_s = state.links["host"].speed.bytes_per_s
+    state = truth.watch(state, nested, 5)
+    assert error(state, truth, nested) < 0.05
+    assert error(state, truth, GATHERED) < 0.4
+    assert state.links["host"].speed.bytes_per_s == pytest.approx(inside_s, rel=0.3)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([DENSE, GATHERED, SHARED]), st.floats(-5, 3), st.integers(1, 50)), max_size=25)
+)
+@settings(max_examples=50)
+def test_nothing_that_is_seen_breaks_it_and_a_restart_changes_nothing(seen):
+    state = Truth(LinkSpeed(latency_s=1e-3, bytes_per_s=1e8)).measured()
+    for operations, exponent, exchanges in seen:
+        restored = NetworkState.model_validate_json(state.model_dump_json())
+        assert restored == state
+        state = observe(state, operations, 10**exponent, exchanges=exchanges)
+        assert observe(restored, operations, 10**exponent, exchanges=exchanges) == state
+        for other in (DENSE, GATHERED, SHARED):
+            estimate = state.estimate((1.0, other))
+            assert 0 < estimate.time_s < math.inf
+            assert 0 <= estimate.sd_s < math.inf
+
+
+def test_a_group_of_one_has_no_network():
+    with pytest.raises(ValueError, match="at least two members"):
+        measured([Timed(operation=Operation(primitive="all_reduce", payload_bytes=8, members=1), time_s=1e-5)])
+    state = Truth(LinkSpeed(latency_s=1e-3, bytes_per_s=1e8)).measured()
+    assert observe(state, dense(1e6, 1), 1e-6).estimate((1.0, DENSE)).time_s > 0
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, math.inf, math.nan])
+def test_impossible_observations_are_refused(wrong):
+    state = Truth(LinkSpeed(latency_s=1e-3, bytes_per_s=1e8)).measured()
+    with pytest.raises(ValueError, match="an observation is"):
+        observe(state, DENSE, wrong)

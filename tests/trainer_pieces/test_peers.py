@@ -1,0 +1,74 @@
+"""Workers that disagree say so before the first step; one that is lost in an exchange is named by the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hetopt.trainer.exchange.peers import Peers, explain_loss, workers
+
+from . import peers_program as program
+
+
+def outcome(world_size, folder, way):
+    """What each worker said that was not lost."""
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, program.__file__, str(rank), str(world_size), str(folder), way], env=environment
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        codes = [worker.wait(timeout=60) for worker in started]
+    finally:
+        for worker in started:
+            worker.kill()
+            worker.wait()
+    assert codes == [9 if rank == program.LOST else 0 for rank in range(world_size)]
+    return {
+        rank: json.loads((folder / f"rank-{rank}.json").read_text())
+        for rank in range(world_size)
+        if rank != program.LOST
+    }
+
+
+def test_a_worker_that_dies_is_named_and_is_not_this_worker_s_failure(tmp_path):
+    said = outcome(2, tmp_path, "die")[0]
+    assert said["kind"] == "LostPeer"
+    assert said["loss"].startswith("worker 1 at 127.0.0.1 left in the middle of an exchange: ")
+    assert said["peer_loss"]
+
+
+def test_a_worker_that_hangs_is_named_by_roll_call_and_disagreement_is_no_hang(tmp_path):
+    for said in outcome(3, tmp_path, "hang").values():
+        assert said["disagreement"].startswith("Worker 1 would exchange gradients by topk 0.01 by all_gather")
+        assert "the others by identity by all_reduce" in said["disagreement"]
+        assert said["disagreement_s"] < program.TIMEOUT_S
+        assert said["kind"] == "RunFailed"
+        assert said["loss"] == "worker 1 did not come to the exchange of gradients in time."
+        assert not said["peer_loss"]
+
+
+PEERS = Peers(addresses=(frozenset({"10.0.0.1"}), frozenset({"10.0.0.2"}), frozenset({"10.0.0.2"})), rank=0)
+
+
+@pytest.mark.parametrize(
+    ("error", "start"),
+    [
+        ("Read error [10.0.0.2]:48012: Connection reset by peer", "one of workers 1 and 2 at 10.0.0.2 left"),
+        ("Connection closed by peer [10.0.0.9]:1", "a worker at 10.0.0.9 left"),
+        ("Timed out waiting 5000ms for recv operation to complete", "the workers did not all come"),
+    ],
+)
+def test_what_a_backend_says_is_read(error, start):
+    assert str(explain_loss(RuntimeError(error), PEERS, None, 3)).startswith(start)
+
+
+def test_an_error_that_is_about_nobody_stays_as_it_is():
+    assert explain_loss(RuntimeError("index out of range"), PEERS, None, 3) is None
+    assert workers([1, 2, 5]) == "workers 1, 2 and 5"

@@ -1,0 +1,172 @@
+"""Samples that are read ahead are the samples that would have been read: none lost, none twice, errors as they are."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.profiler.errors import RunFailed
+from hetopt.trainer.assembly import open_training_data
+from hetopt.trainer.data.cursor import SampleCursor
+from hetopt.trainer.data.fetch import MapDataset
+from hetopt.trainer.data.micro_batch import Cutting, MicroBatch, upcoming
+from hetopt.trainer.data.prefetch import ProcessReadAhead, ReadAhead, ReadingWatch, ThreadReadAhead
+from hetopt.trainer.local_batch import BatchReader, SampleFeed
+
+from . import reading_task
+from .reading_task import SIZE
+
+CPU = torch.device("cpu")
+
+shares = st.lists(st.integers(0, 9), min_size=2, max_size=2).filter(any)
+
+
+def opened(name: str) -> MapDataset:
+    return open_training_data(f"{reading_task.__file__}:{name}", None)
+
+
+def in_thread(reader: BatchReader, parts: Iterator[MicroBatch]) -> ReadAhead:
+    ahead = ThreadReadAhead(reader.read_for_later)
+    ahead.follow(parts)
+    return ahead
+
+
+def in_process(parts: Iterator[MicroBatch], name: str = "augmented") -> ProcessReadAhead:
+    return ProcessReadAhead(
+        partial(open_training_data, f"{reading_task.__file__}:{name}", None),
+        seed=0,
+        processes=1,
+        pin=False,
+        upcoming=parts,
+    )
+
+
+def feed_of(dataset: MapDataset, rank: int, read_ahead: str, watch: ReadingWatch | None = None) -> SampleFeed:
+    reader = BatchReader(dataset=dataset, device=CPU, seed=0)
+    start = {"none": None, "thread": partial(in_thread, reader), "process": in_process}[read_ahead]
+    return SampleFeed(reader=reader, rank=rank, cursor=SampleCursor(SIZE, 0), read_ahead=start, watch=watch)
+
+
+def consume(feed: SampleFeed, steps: list[list[int]], bounds: dict[int, int] | None = None) -> list[list[int]]:
+    """What a rank computes, sample and epoch; at some steps memory runs out after the first micro-batch."""
+    feed.begin(steps[0])
+    computed = []
+    for number, split in enumerate(steps):
+        parts = feed.take(split)
+        if bounds and number in bounds and parts:
+            feed.read(parts[0])
+            parts = feed.learn_bound(bounds[number])
+        computed.append([int(value) for part in parts for value in feed.read(part)[1]])
+    feed.close()
+    return computed
+
+
+@given(
+    steps=st.lists(shares, min_size=1, max_size=12),
+    bounds=st.dictionaries(st.integers(0, 11), st.integers(1, 5), max_size=2),
+    rank=st.integers(0, 1),
+)
+def test_reading_ahead_changes_nothing(steps: list[list[int]], bounds: dict[int, int], rank: int) -> None:
+    dataset = opened("augmented")
+    ahead = consume(feed_of(dataset, rank, "thread"), steps, bounds)
+    assert ahead == consume(feed_of(opened("augmented"), rank, "none"), steps)
+    cursor = SampleCursor(SIZE, 0)
+    batches = [cursor.take(split) for split in steps]
+    for batch, samples in zip(batches, ahead, strict=True):
+        assert [value % 1000 for value in samples] == list(batch.slices[rank])
+        places = range(batch.position + batch.offset(rank), batch.position + batch.offset(rank) + len(samples))
+        assert [value // 1000 for value in samples] == [place // SIZE for place in places]
+    assert threading.get_ident() not in getattr(dataset, "threads", ()), "epochs are told in the reading thread alone"
+
+
+def test_a_process_reads_what_a_thread_reads() -> None:
+    steps = [[3, 4]] * 4 + [[6, 1]] * 3 + [[2, 5]] * 9
+    assert consume(feed_of(opened("augmented"), 0, "process"), steps, {5: 2}) == consume(
+        feed_of(opened("augmented"), 0, "none"), steps
+    )
+
+
+def test_reading_ahead_may_begin_in_the_middle() -> None:
+    steps = [[3, 4]] * 10
+    watch = ReadingWatch(steps=3, least_s=0.0, least_part=0.0)
+    dataset = opened("augmented")
+    assert consume(feed_of(dataset, 1, "thread", watch), steps) == consume(
+        feed_of(opened("augmented"), 1, "none"), steps
+    )
+    assert len(dataset.threads) == 2
+
+
+def whole(numbers: Sequence[int]) -> Iterator[MicroBatch]:
+    return (MicroBatch(epoch=0, indices=[number]) for number in numbers)
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_an_error_arrives_as_it_was_raised_and_where_it_belongs(kind: str) -> None:
+    parts = list(whole([4, 9, 11, 2]))
+    if kind == "thread":
+        ahead: ReadAhead = in_thread(BatchReader(dataset=opened("sour"), device=CPU, seed=0), iter(parts))
+    else:
+        ahead = in_process(iter(parts), "sour")
+    ahead.next(parts[0])
+    ahead.next(parts[1])
+    with pytest.raises(Exception, match=r"^11$") as refused:
+        ahead.next(parts[2])
+    assert (type(refused.value).__name__, refused.value.index) == ("SourError", 11)
+    ahead.next(parts[3])
+    loaders = [] if kind == "thread" else [process.pid for process in ahead._results._workers]
+    ahead.close()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in loaders)
+
+
+def test_other_samples_than_were_foreseen_are_not_handed_out() -> None:
+    ahead = in_thread(BatchReader(dataset=opened("augmented"), device=CPU, seed=0), whole([4, 9]))
+    with pytest.raises(RuntimeError, match="other samples"):
+        ahead.next(MicroBatch(epoch=1, indices=[4]))
+    ahead.close()
+
+
+def test_loader_processes_outlive_signals_and_are_missed_when_they_are_gone() -> None:
+    parts = list(whole(range(20)))
+    ahead = in_process(iter(parts))
+    (loader,) = [process.pid for process in ahead._results._workers]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(loader, number)
+    for part in parts[:5]:
+        ahead.next(part)
+    os.kill(loader, signal.SIGKILL)
+    with pytest.raises(RunFailed, match="a loader process is gone"):
+        list(map(ahead.next, parts[5:]))
+    ahead.close()
+
+
+@pytest.mark.parametrize(
+    ("read_s", "step_s", "slow"), [(0.01, 0.1, True), (0.01, 10, False), (0.0001, 0.0001, False), (0.0006, 0.02, True)]
+)
+def test_reading_is_slow_when_it_is_long_by_itself_and_beside_the_step(
+    read_s: float, step_s: float, slow: bool
+) -> None:
+    watch = ReadingWatch()
+    for _ in range(20):
+        assert not (watch.is_slow and len(watch.seen) < watch.steps)
+        watch = watch.after(read_s, step_s)
+    assert watch.is_slow == slow
+    hiccup = watch.after(99.0, 100.0)
+    assert hiccup.is_slow == slow
+
+
+def test_units_are_exact_and_what_is_left_over_comes_last() -> None:
+    batch = SampleCursor(SIZE, 0).take([2, 11])
+    parts = Cutting(unit=4).parts(batch, 1)
+    assert [len(part) for part in parts] == [4, 4, 3]
+    assert [len(part) for part in Cutting(unit=4, max_samples=3).parts(batch, 1)] == [2, 2, 2, 2, 3]
+    ahead = upcoming(SampleCursor(SIZE, 0), [2, 11], Cutting(unit=4), 1)
+    assert [len(next(ahead)) for _ in range(4)] == [4, 4, 3, 4]

@@ -1,0 +1,283 @@
+"""Laws of the ratio policies: all ranks decide alike, restarts change nothing, and each does what was published."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetopt.optimizer.convergence import Convergence, TargetSteps
+from hetopt.profiler.errors import BadInput
+from hetopt.profiler.inflation import deterministic_share, step_inflation
+from hetopt.trainer.control.ratio.accordion import Accordion
+from hetopt.trainer.control.ratio.auto import AutoRatio
+from hetopt.trainer.control.ratio.choose import CONTROLLERS, choose_ratio_policy
+from hetopt.trainer.control.ratio.fixed import FixedRatio
+from hetopt.trainer.control.ratio.gain_belief import GainBelief
+from hetopt.trainer.control.ratio.gain_curve import GainCurve
+from hetopt.trainer.control.ratio.gravac import Gravac
+from hetopt.trainer.control.ratio.policy import percent
+from hetopt.trainer.control.ratio.scan import ScanRatio
+from hetopt.trainer.control.ratio.threshold import ThresholdRatio
+from hetopt.trainer.control.ratio.warm_up import WarmUp
+from hetopt.trainer.exchange.cost import LinkSpeed
+
+from .ratio_periods import NETWORK, OPTIONS, WORKERS, curve, observe
+from .virtual_exchange import VirtualRun
+
+POLICIES = {
+    "fixed": FixedRatio(ratio=0.01),
+    "dense": FixedRatio(),
+    "warm-up": WarmUp(),
+    "accordion, released": Accordion.released(),
+    "accordion, original": Accordion.original(),
+    "gravac": Gravac(window_steps=40),
+    "gravac, geometric": Gravac(policy="geometric", largest=2000, window_steps=20),
+    "threshold": ThresholdRatio(ratio=0.01),
+    "scan": ScanRatio(options=OPTIONS[1:]),
+    "auto": AutoRatio(options=OPTIONS, least_gain=0.05),
+}
+
+
+@st.composite
+def periods(draw):
+    """What one period may be like, but for the ratio."""
+    exponent = draw(st.floats(0, 0.6))
+    return {
+        "gain_of": (lambda ratio: ratio**exponent) if draw(st.integers(0, 3)) else None,
+        "steps": draw(st.integers(1, 50)),
+        "step_time_s": draw(st.floats(1e-3, 10)),
+        "norm": draw(st.floats(0, 100)),
+        "rate": draw(st.none() | st.floats(1e-4, 1)),
+        "gain": None if draw(st.booleans()) else draw(st.floats(1e-3, 1)),
+    }
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@given(seen=st.lists(periods(), min_size=1, max_size=12))
+@settings(max_examples=15)
+def test_every_rank_decides_alike_and_a_restart_changes_nothing(name, seen):
+    policy = POLICIES[name]
+    decision, state, step = policy.first(NETWORK), policy.initial(), 0
+    for k, period in enumerate(seen):
+        step += period["steps"]
+        used = next((o for o in OPTIONS if o.key == decision.option), None)
+        option = used.key if used is not None else None
+        observation = observe(decision.ratio, step=step, epoch=k / 3, option=option, **period)
+        restored = type(state).model_validate_json(state.model_dump_json())
+        assert restored == state
+        outcome = policy.decide(state, observation)
+        assert policy.decide(restored, observation) == outcome
+        before, (state, decision) = decision, outcome
+        assert 0 < decision.ratio <= 1
+        changed = (decision.ratio, decision.option) != (before.ratio, before.option)
+        assert decision.changed == changed
+        assert decision.look_after_steps is None or decision.look_after_steps >= 1
+        assert len(state.model_dump_json()) < 6000
+
+
+@given(st.sampled_from([None, NETWORK]), st.sampled_from(sorted(CONTROLLERS)))
+@settings(max_examples=20)
+def test_policies_are_chosen_by_name(network, name):
+    policy = choose_ratio_policy(name, ratio=0.01, options=OPTIONS)
+    assert 0.01 <= policy.first(network).ratio <= 1
+
+
+def test_unknown_policies_and_idle_ones_are_refused():
+    with pytest.raises(BadInput, match="'gravack'") as caught:
+        choose_ratio_policy("gravack", ratio=0.1)
+    assert "'gravac'" in str(caught.value.hint)
+    with pytest.raises(BadInput, match="accordion cannot work with a ratio of 1"):
+        choose_ratio_policy("accordion", ratio=1.0)
+
+
+# --- what is observed ---
+
+
+@given(st.floats(0, 1), st.lists(st.floats(0.01, 100), min_size=2, max_size=5), st.floats(-3.5, 0))
+def test_a_gain_curve_is_monotone_and_ends_at_one(exponent, energies, at):
+    own = curve(lambda ratio: ratio**exponent, energies=tuple(energies))
+    ratio = 10**at
+    assert own.gain(1.0) == 1
+    assert ratio <= own.gain(ratio) + 1e-9
+    assert own.gain(ratio) <= own.gain(min(1.0, 2 * ratio)) + 1e-12
+    assert own.gains(ratio) == pytest.approx((own.gain(ratio),) * len(energies))
+
+
+def test_workers_count_by_their_energy():
+    own = GainCurve(ratios=(0.1,), kept=((1.0,), (9.0,)), energy=(10.0, 10.0))
+    assert own.gain(0.1) == pytest.approx(0.5)
+    assert own.gains(0.1) == pytest.approx((0.1, 0.9))
+    assert GainCurve(ratios=(0.1,), kept=((0.0,),), energy=(0.0,)).gain(0.1) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ratios": ()},
+        {"ratios": (0.1, 0.1), "kept": ((1.0, 1.0),)},
+        {"kept": ((1.0, 1.0),)},
+        {"energy": (1.0, 1.0)},
+        {"kept": ((math.nan,),)},
+        {"ratios": (0.0,)},
+    ],
+)
+def test_impossible_curves_are_refused(wrong):
+    with pytest.raises(ValueError, match=r"curve|ratios|energies"):
+        GainCurve(**{"ratios": (0.1,), "kept": ((1.0,),), "energy": (1.0,), **wrong})
+
+
+@pytest.mark.parametrize("wrong", [{"gain": math.nan}, {"step_time_s": 0.0}, {"steps": 30}, {"norm": math.inf}])
+def test_impossible_periods_are_refused(wrong):
+    with pytest.raises(ValueError, match=r"finite|impossible"):
+        observe(0.1, **{"gain": 0.5, **wrong})
+
+
+def test_ratios_are_told_in_words():
+    assert percent(0.01) == "1 % (100x)"
+    assert percent(0.0033) == "0.33 % (303x)"
+    assert percent(1.0) == "everything"
+
+
+# --- what compression costs ---
+
+
+@given(st.floats(0.01, 1), st.floats(1, 1e5), st.floats(1, 1e5), st.floats(1, 1e4))
+def test_plans_and_runs_inflate_steps_alike(gain, smallest_steps, smallest_samples, batch):
+    convergence = Convergence(
+        minimum_steps=smallest_steps,
+        minimum_samples=smallest_samples,
+        noise_scale=None,
+        pilot_batch_sizes=(),
+        log_sd=0.1,
+        basis="",
+    )
+    model = TargetSteps(convergence=convergence, minimum_steps=smallest_steps, minimum_samples=smallest_samples)
+    share = deterministic_share(batch, smallest_samples / smallest_steps)
+    ratio = float(model.steps(batch, gain) / model.steps(batch, 1.0))
+    assert step_inflation(gain, share) == pytest.approx(ratio)
+    assert step_inflation(1.0, share) == pytest.approx(1)
+    assert step_inflation(gain) == pytest.approx(1 / gain)
+
+
+# --- DGC's warm-up ---
+
+
+def test_warm_up_is_dgcs():
+    """Sparsity of 75, 93.75, 98.4375, 99.6 and from the fourth epoch on 99.9 %."""
+    policy = WarmUp()
+    assert [round(100 * (1 - policy.at(epoch)), 4) for epoch in range(6)] == [75, 93.75, 98.4375, 99.6, 99.9, 99.9]
+    assert policy.first(None).ratio == 0.25
+    _, decision = policy.decide(policy.initial(), observe(0.25, epoch=1.02))
+    assert (decision.ratio, decision.reason) == (0.0625, "warm-up: 6.25 % (16x) from epoch 1.02")
+
+
+@given(st.floats(1e-4, 1), st.floats(0, 10), st.floats(0, 10))
+def test_warm_up_never_sends_less_than_the_ratio_nor_more_later(ratio, one, other):
+    policy, (early, late) = WarmUp(ratio=ratio), sorted((one, other))
+    assert policy.at(early) >= policy.at(late) >= ratio
+
+
+# --- Accordion ---
+
+
+def accordion_ratios(policy, norms, *, epochs=None, rates=None):
+    state, ratio, found = policy.initial(), policy.first(None).ratio, []
+    for k, norm in enumerate(norms):
+        epoch = float(k) if epochs is None else epochs[k]
+        rate = None if rates is None else rates[k]
+        state, decision = policy.decide(state, observe(ratio, norm=norm, epoch=epoch, rate=rate))
+        ratio = decision.ratio
+        found.append(ratio)
+    return found
+
+
+def test_accordion_is_gentle_while_the_norm_changes():
+    policy = Accordion(smoothing=1.0)
+    assert accordion_ratios(policy, [10, 7, 6.9, 6.8, 9, 9]) == [0.01, 0.01, 0.001, 0.001, 0.01, 0.001]
+
+
+def test_accordion_smooths_single_norms():
+    assert accordion_ratios(Accordion(smoothing=0.1), [10, 10, 13, 10])[1:] == [0.001] * 3
+
+
+def test_the_original_accordion_looks_every_ten_epochs_and_at_the_learning_rate():
+    policy = Accordion.original()
+    norms = [10.0] * 10 + [4.0] * 10 + [4.0] * 10
+    found = accordion_ratios(policy, norms)
+    assert found == [0.99] * 20 + [0.25] * 10
+    rates = [0.1] * 25 + [0.01] * 5
+    assert accordion_ratios(policy, norms, rates=rates) == [0.99] * 20 + [0.25] * 5 + [0.99] * 5
+
+
+def test_accordion_is_blind_to_norms_that_stay_zero():
+    assert accordion_ratios(Accordion(), [0.0, 0.0, 0.0]) == [0.01, 0.001, 0.001]
+
+
+# --- beliefs about gains ---
+
+
+def test_gains_elsewhere_are_learned_from_what_they_settled_to():
+    """The residual of 0.1 makes 0.001 look better than it turns out; afterwards the belief knows by how much."""
+    true = VirtualRun(workers=WORKERS, links=[LinkSpeed(latency_s=1, bytes_per_s=1)], compute_s=1, settling=0.2)
+    gathered = {option.ratio: option for option in OPTIONS if option.collective == "all_gather"}
+    belief = GainBelief()
+    for ratio in (0.1, 0.1, *(0.001,) * 8, *(0.1,) * 8):
+        settled = curve(lambda at, ratio=ratio: true.gain(at, ratio))
+        belief = belief.seen(gathered[ratio], true.settled(gathered[ratio]), settled)
+    assert belief.exponent == pytest.approx(0.2, abs=0.05)
+    for ratio, option in gathered.items():
+        assert belief.gain(option) == pytest.approx(true.settled(option), rel=0.05), ratio
+        assert belief.relative_sd(option) < 0.3
+
+
+def test_a_family_that_keeps_less_than_top_k_has_a_factor_of_its_own():
+    by_key = {(option.collective, option.ratio): option for option in OPTIONS}
+    star, gather = by_key["ar_topk_star", 0.1], by_key["all_gather", 0.1]
+    belief = GainBelief()
+    for _ in range(5):
+        belief = belief.seen(star, 0.6, curve(lambda ratio: ratio**0.1))
+    assert belief.gain(star) == pytest.approx(0.6)
+    assert belief.gain(gather) == pytest.approx(0.1**0.1)
+    lower = by_key["ar_topk_star", 0.01]
+    assert belief.gain(lower) < belief.gain(by_key["all_gather", 0.01])
+
+
+@given(st.lists(st.tuples(st.sampled_from(OPTIONS), st.floats(0, 1), st.floats(0, 1), st.booleans()), max_size=20))
+@settings(max_examples=50)
+def test_believed_gains_are_possible_whatever_is_seen(seen):
+    belief = GainBelief()
+    for option, gain, exponent, looks in seen:
+        belief = belief.seen(option, gain, curve(lambda ratio, e=exponent: ratio**e) if looks else None)
+        for other in OPTIONS:
+            believed = belief.gain(other)
+            assert believed is None or 0 < believed <= 1
+            assert belief.relative_sd(other) >= 0
+
+
+@pytest.mark.parametrize(
+    "impossible",
+    [
+        lambda: FixedRatio(ratio=0),
+        lambda: WarmUp(ratio=2),
+        lambda: Accordion(gentle=0.1, strong=0.2),
+        lambda: Accordion(threshold=0),
+        lambda: Gravac(floor=0.5),
+        lambda: Gravac(window_steps=0),
+        lambda: ThresholdRatio(ratio=1.0),
+        lambda: ThresholdRatio(delta=1.5),
+        lambda: ScanRatio(options=()),
+        lambda: ScanRatio(options=OPTIONS, time_weight=-1),
+        lambda: AutoRatio(options=OPTIONS[1:]),
+        lambda: AutoRatio(options=(*OPTIONS, OPTIONS[0])),
+        lambda: AutoRatio(options=OPTIONS, trial_steps=0),
+        lambda: AutoRatio(options=OPTIONS, least_gain=0),
+        lambda: step_inflation(0),
+        lambda: deterministic_share(0, 10),
+    ],
+)
+def test_impossible_settings_are_refused(impossible):
+    with pytest.raises(ValueError):  # noqa: PT011 - each has its own sentence
+        impossible()

@@ -1,0 +1,197 @@
+"""A run on paper: a network with its own speeds, gradients with a gain at every ratio, and progress that depends on it.
+
+Progress is counted in steps of dense training. A ratio's gain is not there at once: the residual of the ratio before
+drains or builds up first, over about 1 / ratio steps.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hetopt.profiler.inflation import step_inflation
+from hetopt.trainer.control.ratio.gain_curve import GainCurve
+from hetopt.trainer.control.ratio.policy import RatioObservation
+from hetopt.trainer.exchange.cost import LinkSpeed, Operation
+from hetopt.trainer.exchange.network_tracker import Timed, measured, observe
+from hetopt.trainer.exchange.planner import make_option
+
+PRIMITIVES = ("all_reduce", "all_gather", "broadcast")
+RATIOS = (0.001, 0.0033, 0.01, 0.033, 0.1)
+
+
+def options(numel, workers, ratios=RATIOS, compress_ns=2.0):
+    """Dense, and Top-k both ways, with what compressing takes to first order."""
+    found = [make_option("identity", "all_reduce", 1.0, numel=numel, workers=workers, compress_s=0.0)]
+    for ratio in ratios:
+        for collective, unpack in (("all_gather", workers), ("ar_topk_star", 1)):
+            compress_s = 1e-9 * numel * (compress_ns + 4 * ratio * unpack)
+            found.append(make_option("topk", collective, ratio, numel=numel, workers=workers, compress_s=compress_s))
+    return tuple(found)
+
+
+@dataclass
+class VirtualRun:
+    """``links[k]`` holds from the step ``starts[k]`` on; ``slower`` are factors by primitive that nobody was told of.
+
+    ``kept`` is the exponent of ``gain = ratio ** kept`` without a residual, ``settling`` what the residual adds to it.
+    """
+
+    workers: int
+    links: Sequence[LinkSpeed]
+    compute_s: float
+    starts: Sequence[int] = (0,)
+    kept: float = 0.1
+    settling: float = 0.05
+    share: float = 1.0
+    noise: float = 0.0
+    seed: int = 0
+    primitives: Mapping[str, float] = field(default_factory=dict)
+    slower: Mapping[str, float] = field(default_factory=dict)
+    compress: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.random = random.Random(self.seed)
+        self.step = 0
+        self.elapsed_s = 0.0
+        self.progress = 0.0
+        self.residual_of = 1.0
+
+    @property
+    def link(self):
+        return self.links[max(k for k, start in enumerate(self.starts) if start <= self.step)]
+
+    def operation_s(self, operation, hidden=True):
+        factor = self.primitives.get(operation.primitive, 1.0)
+        if hidden:
+            factor *= self.slower.get(operation.primitive, 1.0)
+        return self.link.time_s(operation.terms()) * factor
+
+    def exchange_s(self, option):
+        return option.buckets * sum(self.operation_s(operation) for operation in option.operations)
+
+    def compress_s(self, option):
+        return option.compress_s * self.compress.get(option.compressor, 1.0)
+
+    def step_s(self, option):
+        return option.step_s(
+            compute_s=self.compute_s,
+            backward_s=0.0,
+            compress_s=self.compress_s(option),
+            exchange_s=self.exchange_s(option),
+        )
+
+    def gain(self, ratio, residual_of):
+        return ratio ** (self.kept * (1 / residual_of) ** self.settling)
+
+    def settled(self, option):
+        return 1.0 if option.ratio == 1 else self.gain(option.ratio, option.ratio)
+
+    def per_progress_s(self, option):
+        """Seconds of a step's worth of dense progress once everything has settled."""
+        return self.step_s(option) * step_inflation(self.settled(option), self.share)
+
+    def around(self, value, noise=None):
+        noise = self.noise if noise is None else noise
+        return value * math.exp(self.random.gauss(0, noise)) if noise else value
+
+    def measure(self):
+        """The network as timed between the workers before training."""
+        return measured([self.timed(primitive, size) for primitive in PRIMITIVES for size in (4096, 65536, 1 << 20)])
+
+    def timed(self, primitive, size):
+        operation = Operation(primitive=primitive, payload_bytes=size, members=self.workers)
+        return Timed(operation=operation, time_s=self.around(self.operation_s(operation, False)))
+
+    def take(self, option):
+        """One step; its compute, compress and exchange time, and its gain."""
+        if option.ratio < 1:
+            rate = min(1.0, option.ratio * 3)
+            self.residual_of = math.exp((1 - rate) * math.log(self.residual_of) + rate * math.log(option.ratio))
+        else:
+            self.residual_of = 1.0
+        gain = 1.0 if option.ratio == 1 else self.gain(option.ratio, self.residual_of)
+        times = (
+            self.around(self.compute_s),
+            self.around(self.compress_s(option)),
+            self.around(self.exchange_s(option)),
+        )
+        self.elapsed_s += sum(times)
+        self.progress += 1 / step_inflation(gain, self.share)
+        self.step += 1
+        return (*times, gain)
+
+    def period(self, option, decision, tracked, steps, *, progress=math.inf, until_step=math.inf):
+        """A control period: what was observed, the network as tracked after it."""
+        steps = decision.look_after_steps or steps
+        rows, alarmed = [], 0
+        while len(rows) < steps and alarmed < 2 and self.progress < progress and self.step < until_step:
+            rows.append(self.take(option))
+            slow = decision.alarm_s is not None and rows[-1][2] > decision.alarm_s
+            alarmed = alarmed + 1 if slow else 0
+        # An alarm ends the period, and what went before it does not speak for the network as it is now.
+        seen = rows[-2:] if alarmed >= 2 else rows
+        medians = [sorted(column)[(len(column) - 1) // 2] for column in zip(*seen, strict=True)]
+        tracked = observe(tracked, option.operations, medians[2], exchanges=len(seen))
+        curve = None
+        if decision.measure_gain:
+            kept = [self.gain(ratio, self.residual_of) for ratio in RATIOS]
+            energies = [1.0 + 0.1 * rank for rank in range(self.workers)]
+            curve = GainCurve(
+                ratios=RATIOS, kept=tuple(tuple(e * g for g in kept) for e in energies), energy=tuple(energies)
+            )
+        gain = min(1.0, self.around(sum(row[3] for row in rows) / len(rows), self.noise / 2))
+        observation = RatioObservation(
+            step=self.step,
+            steps=len(rows),
+            epoch=self.step / 100,
+            workers=self.workers,
+            ratio=option.ratio,
+            compute_s=medians[0],
+            compress_s=medians[1],
+            sync_s=medians[2],
+            sent_bytes=round(sum(operation.payload_bytes for operation in option.operations)),
+            kept_energy=(gain,) * self.workers,
+            energy=(1.0,) * self.workers,
+            gradient_norm=1.0,
+            gain_curve=curve,
+            network=tracked,
+            option=option.key,
+        )
+        return observation, tracked
+
+
+def run(policy, virtual, *, progress=math.inf, until_step=math.inf, steps=20):
+    """Run ``policy`` to so much progress, or to a step; the options it used, period by period, and its last state."""
+    by_key = {option.key: option for option in policy.options}
+    tracked = virtual.measure()
+    state, decision = policy.initial(), policy.first(tracked)
+    used = []
+    while virtual.progress < progress and virtual.step < until_step:
+        option = by_key[decision.option]
+        observation, tracked = virtual.period(
+            option, decision, tracked, steps, progress=progress, until_step=until_step
+        )
+        used.append((virtual.step, option.key))
+        state, decision = policy.decide(state, observation)
+    return used, state
+
+
+def fixed_s(virtual, option, *, progress):
+    """Seconds that a run with one option alone takes on the network of the first step, settling included."""
+    twin = VirtualRun(
+        workers=virtual.workers,
+        links=virtual.links[:1],
+        compute_s=virtual.compute_s,
+        kept=virtual.kept,
+        settling=virtual.settling,
+        share=virtual.share,
+        primitives=virtual.primitives,
+        slower=virtual.slower,
+        compress=virtual.compress,
+    )
+    while twin.progress < progress:
+        twin.take(option)
+    return twin.elapsed_s

@@ -1,0 +1,41 @@
+"""How workers learn what the conductor of a rehearsal has changed: one small file in the run's folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from hetopt.profiler.artifact import write_atomically
+from hetopt.trainer.miniature import Conditions
+
+CONDITIONS_FILE = "conditions.json"
+
+
+def write_conditions(run_dir: Path, conditions: Conditions) -> None:
+    """Replace the conditions of the run; a reader sees the old ones or the new ones, never a mixture."""
+    write_atomically(run_dir / CONDITIONS_FILE, conditions.model_dump_json() + "\n")
+
+
+class ConditionsReader:
+    """Reads the conditions again only when the file was replaced: a look costs one system call."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / CONDITIONS_FILE
+        self._seen: tuple[int, int] | None = None
+        self._conditions = Conditions()
+
+    def now(self) -> Conditions:
+        """The present conditions; without a file, everything is as it was declared."""
+        try:
+            status = self._path.stat()
+        except FileNotFoundError:
+            return self._conditions
+        identity = (status.st_ino, status.st_mtime_ns)
+        if identity != self._seen:
+            try:
+                self._conditions = Conditions.model_validate_json(self._path.read_bytes())
+            except (FileNotFoundError, ValidationError):
+                return self._conditions  # not one that `write_conditions` left: keep what was known
+            self._seen = identity
+        return self._conditions

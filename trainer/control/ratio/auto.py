@@ -1,0 +1,306 @@
+"""hetopt's own policy: exchanges gradients so that the predicted time to the target is least.
+
+Every option (compressor, collective, ratio; dense among them) is judged by J, the time of one dense step's progress
+(`hetopt.trainer.control.ratio.outlook`): the step time from the measured computation, the measured cost of compressing
+and the tracked network, times the inflation of steps that plans are made with too (`hetopt.profiler.inflation`), at the
+gain that is measured or read off the curve (`hetopt.trainer.control.ratio.gain_belief`). Published searches try
+candidates one window after the other; here one look prices all, and only what promises most is ever tried.
+
+**When to change.** The saving must exceed ``least_saving`` of J, and its own uncertainty: errors of the network that
+both options share cancel. A saving that is not sure yet is tried out if the price of finding out is affordable; so is,
+now and then, an option that would save enough if it were better by its standard deviation (of the network's part, twice
+that: exchanges show what they take, not what a much larger one would take).
+
+**The price of finding out** is bounded. The first period after every change is a trial, kept short. What it takes
+longer than the option before would have taken for the same progress is booked (`AutoState.spent_s`); a trial that might
+cost, twice its standard deviation considered, more than is left of
+
+    allowance = trial_steps x J + exploration x time so far
+
+is not made, and when everything is spent only options that were tried before, or are sure, are changed to. Dense
+training is an option like the others, whose gain is known, and it is tried once whatever is thought of it: so auto
+loses to it by no more than the least saving, the allowance and a trial, from when that trial can be paid.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+
+from hetopt.profiler.artifact import Record
+from hetopt.profiler.inflation import step_inflation
+from hetopt.trainer.control.ratio.gain_belief import GainBelief
+from hetopt.trainer.control.ratio.outlook import Judged, Outlook, Weighed
+from hetopt.trainer.control.ratio.policy import DENSE, RatioDecision, RatioObservation, percent
+from hetopt.trainer.exchange.network_state import NetworkState
+from hetopt.trainer.exchange.planner import Option
+
+SURE = 1.5
+"""Standard errors that make a saving sure."""
+
+ALARM_FACTOR = 2.5
+"""An exchange that takes so many times as long as expected calls for a look before the period is over."""
+
+_WEIGHT = 0.5  # of the newest times
+_STEP_WEIGHT = 0.3  # of the newest time of a step of the same option
+_PART_FOR_ONE = 0.25  # of what is left, for a trial of more than one step
+_RETRIED_AFTER = 4  # periods, doubled with every trial
+_LOOK_AT_GAIN_EVERY = 5  # periods of dense training, in which a gain curve costs a selection that nobody sends
+
+
+class Tried(Record):
+    """How often an option was changed to since the network last jumped, and in which period last."""
+
+    times: NonNegativeInt = 0
+    period: NonNegativeInt = 0
+
+
+class AutoState(Record):
+    """What was learned, and the account of trials.
+
+    Attributes:
+        belief: about gains.
+        option, step_s: what is in use, and the time of its step, smoothed.
+        compute_s, backward_s: smoothed.
+        compress_factors: measured over expected time to compress, by compressor.
+        tried: options that were in use since the network last jumped.
+        dense_tried: whether dense training ever was.
+        trial_after: the option before the present one, as long as that is on trial.
+        spent_s, elapsed_s: booked for trials, and in all.
+        jumps: of the network, when it was last looked at.
+        periods: since the start.
+        last_curve: the last of them in which a gain curve was seen.
+    """
+
+    belief: GainBelief = GainBelief()
+    option: str | None = None
+    step_s: NonNegativeFloat = 0.0
+    compute_s: NonNegativeFloat | None = None
+    backward_s: NonNegativeFloat = 0.0
+    compress_factors: dict[str, PositiveFloat] = Field(default_factory=dict)
+    tried: dict[str, Tried] = Field(default_factory=dict)
+    dense_tried: bool = False
+    trial_after: str | None = None
+    spent_s: NonNegativeFloat = 0.0
+    elapsed_s: NonNegativeFloat = 0.0
+    jumps: NonNegativeInt = 0
+    periods: NonNegativeInt = 0
+    last_curve: NonNegativeInt = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AutoRatio:
+    """Chooses the option that promises the least time to the target.
+
+    Args:
+        options: what there is to choose from; dense exchange among them.
+        deterministic_share: see `hetopt.profiler.inflation`; 1 where it is not known.
+        least_gain: options that keep less are never used, whatever they promise.
+        least_saving: part of J that is worth a change.
+        trial_steps: length of the first period after a change, and of the run.
+        exploration: part of the run's time that trials may cost.
+
+    Raises:
+        ValueError: no dense option, two options of one key, or an impossible number.
+    """
+
+    options: tuple[Option, ...]
+    deterministic_share: float = 1.0
+    least_gain: float = 0.3
+    least_saving: float = 0.02
+    trial_steps: int = 5
+    exploration: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not any(_is_dense(option) for option in self.options):
+            raise ValueError("a dense option (ratio 1, gain 1) has to be among the options")
+        if len({option.key for option in self.options}) != len(self.options):
+            raise ValueError("two options have the same compressor, collective and ratio")
+        if not (0 <= self.deterministic_share <= 1 and 0 < self.least_gain <= 1 and 0 <= self.least_saving < 1):
+            raise ValueError("deterministic_share, least_gain and least_saving are parts of 1")
+        if self.trial_steps < 1 or not 0 <= self.exploration < 1:
+            raise ValueError(f"impossible trial of {self.trial_steps} steps or exploration {self.exploration}")
+
+    def initial(self) -> AutoState:
+        """Nothing is known."""
+        return AutoState()
+
+    def first(self, network: NetworkState | None) -> RatioDecision:
+        """Dense, or the largest ratio with a curve if that exchanges sooner: from there all other gains can be read."""
+        looking = [option for option in self.options if option.gain is None]
+        largest = max((option.ratio for option in looking), default=DENSE)
+        starts = [option for option in looking if option.ratio == largest]
+        starts += [option for option in self.options if _is_dense(option)]
+        chosen = starts[-1]
+        if network is not None:
+            chosen = min(starts, key=lambda option: option.compress_s + option.exchange_s(network))
+        return RatioDecision(
+            ratio=chosen.ratio, option=chosen.key, measure_gain=True, look_after_steps=self.trial_steps
+        )
+
+    def decide(self, state: AutoState, observation: RatioObservation) -> tuple[AutoState, RatioDecision]:
+        """The state after this period, and what to exchange from now on.
+
+        Raises:
+            ValueError: the observation names no option of this policy, or no network.
+        """
+        used = next((option for option in self.options if option.key == observation.option), None)
+        network = observation.network
+        if used is None or network is None:
+            raise ValueError(f"auto needs a network and one of its own options, not {observation.option!r}")
+        state = self._learned(state, used, observation, network)
+        outlook = self._outlook(state, network)
+        now = outlook.judge(used, step_s=state.step_s)
+        if now is None:
+            raise ValueError(f"the gain of {used.key} was not measured although it was in use")
+        state = self._booked(state, now, outlook, observation)
+        chosen = self._choice(state, now, outlook)
+        if chosen is None:
+            return state, self._keep(state, now, network)
+        # Leaving what keeps too little is no trial: it costs what it costs.
+        trial_after = None if now.gain < self.least_gain else used.key
+        state = state.model_copy(update={"trial_after": trial_after, "last_curve": state.periods})
+        return state, RatioDecision(
+            ratio=chosen.judged.option.ratio,
+            option=chosen.judged.option.key,
+            reason=self._reason(now, chosen),
+            measure_gain=True,
+            look_after_steps=self._trial_length(state, now, chosen),
+            alarm_s=_alarm_s(chosen.judged.option, network),
+        )
+
+    def _reason(self, now: Judged, chosen: Weighed) -> str:
+        other, saving = chosen.judged, chosen.saving_s / now.per_progress_s
+        told = (
+            f"{other.option.key} instead of {now.option.key}: {percent(other.option.ratio)} sent, about "
+            f"{other.gain:.0%} of the energy kept, {1e3 * other.step_s:.3g} instead of {1e3 * now.step_s:.3g} ms a step"
+        )
+        if now.gain < self.least_gain:
+            return f"{told}; {now.gain:.0%} is less than the {self.least_gain:.0%} that must be kept"
+        if saving < self.least_saving:
+            return f"{told}; tried out, it may be better than it looks"
+        return f"{told}: {saving:.0%} less time to the target"
+
+    def _keep(self, state: AutoState, now: Judged, network: NetworkState) -> RatioDecision:
+        looks = now.option.gain is None or state.periods - state.last_curve >= _LOOK_AT_GAIN_EVERY
+        return RatioDecision(
+            ratio=now.option.ratio,
+            option=now.option.key,
+            measure_gain=looks or not state.belief.points,
+            alarm_s=_alarm_s(now.option, network),
+        )
+
+    def _learned(
+        self, state: AutoState, used: Option, observation: RatioObservation, network: NetworkState
+    ) -> AutoState:
+        factors = dict(state.compress_factors)
+        if used.compress_s > 0 and observation.compress_s > 0:
+            fresh = observation.compress_s / used.compress_s
+            before = factors.get(used.compressor, fresh)
+            factors[used.compressor] = before + _WEIGHT * (fresh - before)
+        jumped = network.jumps != state.jumps
+        tried = {} if jumped else state.tried
+        before_that = tried.get(used.key, Tried())
+        again = state.trial_after is not None or before_that.times == 0
+        tried = {**tried, used.key: Tried(times=before_that.times + again, period=state.periods + 1)}
+        compute_s, backward_s = observation.compute_s, observation.backward_s
+        if state.compute_s is not None:
+            compute_s = state.compute_s + _WEIGHT * (compute_s - state.compute_s)
+            backward_s = state.backward_s + _WEIGHT * (backward_s - state.backward_s)
+        step_s = observation.step_time_s
+        if state.option == used.key and not jumped:
+            step_s = state.step_s + _STEP_WEIGHT * (step_s - state.step_s)
+        return state.model_copy(
+            update={
+                "option": used.key,
+                "step_s": step_s,
+                "belief": state.belief.seen(used, observation.gain, observation.gain_curve),
+                "compute_s": compute_s,
+                "backward_s": min(backward_s, compute_s),
+                "compress_factors": factors,
+                "tried": tried,
+                "dense_tried": state.dense_tried or _is_dense(used),
+                "jumps": network.jumps,
+                "periods": state.periods + 1,
+                "last_curve": state.last_curve if observation.gain_curve is None else state.periods + 1,
+            }
+        )
+
+    def _booked(self, state: AutoState, now: Judged, outlook: Outlook, observation: RatioObservation) -> AutoState:
+        """The account after this period: a trial costs what it took beyond what its progress takes without it."""
+        took_s = observation.steps * observation.step_time_s
+        spent_s = state.spent_s
+        before = next((outlook.judge(option) for option in self.options if option.key == state.trial_after), None)
+        if before is not None:
+            progress = observation.steps / step_inflation(now.gain, self.deterministic_share)
+            spent_s += max(0.0, took_s - progress * before.per_progress_s)
+        return state.model_copy(update={"trial_after": None, "spent_s": spent_s, "elapsed_s": state.elapsed_s + took_s})
+
+    def _outlook(self, state: AutoState, network: NetworkState) -> Outlook:
+        return Outlook(
+            network=network,
+            belief=state.belief,
+            deterministic_share=self.deterministic_share,
+            compute_s=state.compute_s or 0.0,
+            backward_s=state.backward_s,
+            compress_factors=state.compress_factors,
+        )
+
+    def _choice(self, state: AutoState, now: Judged, outlook: Outlook) -> Weighed | None:
+        """The option to change to, if any."""
+        judged = [outlook.judge(option) for option in self.options if option.key != now.option.key]
+        others = [outlook.weigh(now, j) for j in judged if j is not None and j.gain >= self.least_gain]
+        if now.gain < self.least_gain:
+            return max(others, key=lambda other: other.saving_s)
+        needed_s, left_s = self.least_saving * now.per_progress_s, self._left_s(state, now)
+        better = [
+            other
+            for other in others
+            if other.saving_s >= needed_s
+            and (
+                other.saving_s >= SURE * other.sd_s or other.risk_s <= left_s or other.judged.option.key in state.tried
+            )
+        ]
+        if better:
+            return max(better, key=lambda other: other.saving_s)
+        hopeful = [
+            other
+            for other in others
+            if other.saving_s + other.hope_s >= needed_s
+            and other.risk_s <= left_s
+            and self._may_hope(state, other.judged.option)
+        ]
+        if hopeful:
+            return max(hopeful, key=lambda other: other.saving_s + other.hope_s)
+        # Whatever is thought of it, dense training is tried once: never to lose to it is a promise.
+        dense = [
+            other
+            for other in others
+            if _is_dense(other.judged.option) and other.risk_s <= left_s and not state.dense_tried
+        ]
+        return max(dense, key=lambda other: other.saving_s, default=None)
+
+    def _may_hope(self, state: AutoState, option: Option) -> bool:
+        """Whether a trial on nothing but hope is due: the first at once, each further one after twice as long."""
+        before = state.tried.get(option.key)
+        return before is None or state.periods >= before.period + _RETRIED_AFTER * 2**before.times
+
+    def _left_s(self, state: AutoState, now: Judged) -> float:
+        return self.trial_steps * now.per_progress_s + self.exploration * state.elapsed_s - state.spent_s
+
+    def _trial_length(self, state: AutoState, now: Judged, chosen: Weighed) -> int:
+        """As many steps as a trial has, fewer where they might cost more than a part of what is left."""
+        if chosen.risk_s <= 0:
+            return self.trial_steps
+        affordable = _PART_FOR_ONE * max(0.0, self._left_s(state, now)) / chosen.risk_s
+        return max(1, min(self.trial_steps, int(affordable)))
+
+
+def _is_dense(option: Option) -> bool:
+    return option.ratio >= DENSE and option.gain == 1
+
+
+def _alarm_s(option: Option, network: NetworkState) -> float | None:
+    expected_s = option.exchange_s(network)
+    return ALARM_FACTOR * expected_s if expected_s > 0 else None

@@ -1,0 +1,122 @@
+"""What each way to exchange promises: J, the predicted time of one dense step's progress, and how sure its savings are.
+
+    J = inflation(gain) x step_time
+
+Errors of the network that two options share cancel in the difference of their J; errors of gains do not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hetopt.profiler.inflation import step_inflation
+from hetopt.trainer.control.ratio.gain_belief import GainBelief
+from hetopt.trainer.exchange.network_state import NetworkState
+from hetopt.trainer.exchange.planner import COMPRESS_SD, Option
+
+NETWORK_HOPE = 2.0
+"""Standard errors of the network that an option may be hoped to be better by than it looks; of all else, one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """An option as it looks now. ``per_progress_s`` is J."""
+
+    option: Option
+    gain: float
+    step_s: float
+    per_progress_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weighed:
+    """An option against the present one: what J would fall by, and how sure that is."""
+
+    judged: Judged
+    saving_s: float
+    network_sd_s: float
+    other_sd_s: float
+
+    @property
+    def sd_s(self) -> float:
+        """Standard deviation of the saving."""
+        return math.hypot(self.network_sd_s, self.other_sd_s)
+
+    @property
+    def hope_s(self) -> float:
+        """By how much it may be better than it looks."""
+        return math.hypot(NETWORK_HOPE * self.network_sd_s, self.other_sd_s)
+
+    @property
+    def risk_s(self) -> float:
+        """What a step of it might cost over a step of the present one, two standard deviations considered."""
+        return max(0.0, 2 * self.sd_s - self.saving_s)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outlook:
+    """Everything that options are judged by.
+
+    Attributes:
+        network: as tracked.
+        belief: about gains.
+        deterministic_share: see `hetopt.profiler.inflation`.
+        compute_s, backward_s: of a step on the slowest worker, and the part of it that makes gradients.
+        compress_factors: measured over expected time to compress, by compressor.
+    """
+
+    network: NetworkState
+    belief: GainBelief
+    deterministic_share: float
+    compute_s: float
+    backward_s: float
+    compress_factors: Mapping[str, float]
+
+    def judge(self, option: Option, *, step_s: float | None = None) -> Judged | None:
+        """The option as it looks now; None where nothing is known of its gain.
+
+        Args:
+            option: to judge.
+            step_s: time of its step where that was measured just now; absent: predicted.
+        """
+        gain = self.belief.gain(option)
+        if gain is None:
+            return None
+        if step_s is None:
+            step_s = option.step_s(
+                compute_s=self.compute_s,
+                backward_s=self.backward_s,
+                compress_s=self._compress_s(option),
+                exchange_s=option.exchange_s(self.network),
+            )
+        per_progress_s = step_s * step_inflation(gain, self.deterministic_share)
+        return Judged(option=option, gain=gain, step_s=step_s, per_progress_s=per_progress_s)
+
+    def weigh(self, now: Judged, other: Judged) -> Weighed:
+        """The other option against the present one."""
+        inflation = {
+            side: step_inflation(judged.gain, self.deterministic_share) for side, judged in ((1, now), (-1, other))
+        }
+        network = self.network.estimate(
+            *(
+                (side * inflation[side] * judged.option.buckets, judged.option.operations)
+                for side, judged in ((1, now), (-1, other))
+            )
+        )
+        rest_s = [inflation[side] * COMPRESS_SD * self._compress_s(j.option) for side, j in ((1, now), (-1, other))]
+        # d inflation / d gain = -share / gain^2
+        rest_s += [
+            judged.step_s * self.deterministic_share / judged.gain * self.belief.relative_sd(judged.option)
+            for judged in (now, other)
+        ]
+        return Weighed(
+            judged=other,
+            saving_s=now.per_progress_s - other.per_progress_s,
+            network_sd_s=network.sd_s,
+            other_sd_s=math.hypot(*rest_s),
+        )
+
+    def _compress_s(self, option: Option) -> float:
+        return option.compress_s * self.compress_factors.get(option.compressor, 1.0)

@@ -1,0 +1,236 @@
+"""How long an exchange of gradients takes: every collective as messages in a row and bytes over the slowest link.
+
+An exchange is a sequence of collective operations (`Operation`): a dense sum is one all-reduce, AR-Topk a broadcast of
+indices and an all-reduce of values. With latency alpha of one message and bandwidth bw of the slowest link, one over N
+members with p payload bytes takes ``messages(N) alpha + traffic(N) p / bw`` (Hockney 1994). The coefficients depend on
+the algorithm behind the collective, and are stated here once:
+
+    algorithm                 messages     traffic         who uses it
+    ring all-reduce           2 (N-1)      2 (N-1) / N     gloo, NCCL
+    tree all-reduce           2 log2 N     2 log2 N        NCCL on request, without pipelining
+    ring all-gather           N-1          N-1             gloo, NCCL
+    doubling all-gather       log2 N       N-1             MPI, and the table of arXiv 2312.02493
+    tree broadcast            log2 N       log2 N          gloo
+    chained broadcast         N-1          1               NCCL, in chunks one behind the other
+    parameter server          2            2 (N-1)         one server, its link shared by all
+
+(arXiv 2312.02493, Table I.) Standard library only, so that planning needs no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Primitive = Literal["all_reduce", "all_gather", "broadcast", "parameter_server"]
+Scope = Literal["host", "network"]
+
+SCALAR_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Algorithm:
+    """Of N members: messages in a row, and bytes over the slowest link for each byte of payload."""
+
+    messages: Callable[[int], float]
+    traffic: Callable[[int], float]
+
+
+RING_ALL_REDUCE = Algorithm(messages=lambda n: 2.0 * (n - 1), traffic=lambda n: 2 * (n - 1) / n)
+TREE_ALL_REDUCE = Algorithm(messages=lambda n: 2 * math.log2(n), traffic=lambda n: 2 * math.log2(n))
+RING_ALL_GATHER = Algorithm(messages=lambda n: n - 1.0, traffic=lambda n: n - 1.0)
+DOUBLING_ALL_GATHER = Algorithm(messages=math.log2, traffic=lambda n: n - 1.0)
+TREE_BROADCAST = Algorithm(messages=math.log2, traffic=math.log2)
+CHAINED_BROADCAST = Algorithm(messages=lambda n: n - 1.0, traffic=lambda n: float(n > 1))
+PARAMETER_SERVER = Algorithm(messages=lambda n: 2.0 * (n > 1), traffic=lambda n: 2.0 * (n - 1))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Algorithms:
+    """The algorithm behind each collective."""
+
+    all_reduce: Algorithm = RING_ALL_REDUCE
+    all_gather: Algorithm = RING_ALL_GATHER
+    broadcast: Algorithm = TREE_BROADCAST
+    parameter_server: Algorithm = PARAMETER_SERVER
+
+    def of(self, primitive: Primitive) -> Algorithm:
+        """The algorithm behind this one."""
+        match primitive:
+            case "all_reduce":
+                return self.all_reduce
+            case "all_gather":
+                return self.all_gather
+            case "broadcast":
+                return self.broadcast
+            case "parameter_server":
+                return self.parameter_server
+
+
+GLOO = Algorithms()
+"""What the trainer prices with. Where another library does otherwise, the measured network corrects it."""
+
+PUBLISHED_RING = Algorithms(all_gather=DOUBLING_ALL_GATHER)
+"""The algorithms behind the ring columns of arXiv 2312.02493."""
+
+PUBLISHED_TREE = Algorithms(all_reduce=TREE_ALL_REDUCE, all_gather=DOUBLING_ALL_GATHER)
+"""The algorithms behind its tree columns."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Terms:
+    """Messages in a row, and bytes over the slowest link: a time is linear in latency and in 1 / bandwidth."""
+
+    messages: float
+    traffic_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operation:
+    """One collective operation.
+
+    Attributes:
+        primitive: which one.
+        payload_bytes: what one member contributes; of a broadcast, what its source sends.
+        members: how many take part; a single one has nothing to exchange.
+        scope: whether the slowest link is between machines or inside one.
+
+    Raises:
+        ValueError: a payload that is negative or not finite, or no member.
+    """
+
+    primitive: Primitive
+    payload_bytes: float
+    members: int
+    scope: Scope = "network"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.payload_bytes < math.inf or self.members < 1:
+            raise ValueError(
+                f"an operation needs payload_bytes >= 0 and a member, not {self.payload_bytes}, {self.members}"
+            )
+
+    def terms(self, algorithms: Algorithms = GLOO) -> Terms:
+        """What it costs."""
+        algorithm = algorithms.of(self.primitive)
+        return Terms(
+            messages=algorithm.messages(self.members),
+            traffic_bytes=algorithm.traffic(self.members) * self.payload_bytes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkSpeed:
+    """One hop: time of an empty message, and bandwidth.
+
+    Raises:
+        ValueError: a negative latency, or a bandwidth that is not positive.
+    """
+
+    latency_s: float
+    bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.latency_s < math.inf and self.bytes_per_s > 0):
+            raise ValueError(f"impossible link: {self.latency_s} s, {self.bytes_per_s} bytes a second")
+
+    def time_s(self, terms: Terms) -> float:
+        """Seconds that something with these terms takes over such links."""
+        return terms.messages * self.latency_s + terms.traffic_bytes / self.bytes_per_s
+
+
+def time_s(
+    operations: Iterable[Operation],
+    network: LinkSpeed,
+    *,
+    host: LinkSpeed | None = None,
+    algorithms: Algorithms = GLOO,
+) -> float:
+    """Seconds of an exchange, its operations one after the other, when no member has to wait for another.
+
+    Args:
+        operations: the exchange.
+        network: the slowest link between machines.
+        host: the slowest link inside a machine; absent: like ``network``.
+        algorithms: behind the collectives.
+    """
+    return sum(
+        (host if host is not None and operation.scope == "host" else network).time_s(operation.terms(algorithms))
+        for operation in operations
+    )
+
+
+def dense(payload_bytes: float, members: int) -> tuple[Operation, ...]:
+    """Everything, summed on the way."""
+    return (Operation(primitive="all_reduce", payload_bytes=payload_bytes, members=members),)
+
+
+def through_server(payload_bytes: float, members: int) -> tuple[Operation, ...]:
+    """Everything to one server and back."""
+    return (Operation(primitive="parameter_server", payload_bytes=payload_bytes, members=members),)
+
+
+def gathered(payload_bytes: float, members: int) -> tuple[Operation, ...]:
+    """Every member receives every payload: AG Top-k, packed bits, whatever does not add up on the way."""
+    return (Operation(primitive="all_gather", payload_bytes=payload_bytes, members=members),)
+
+
+def shared_index(index_bytes: float, value_bytes: float, members: int, *, vote: bool = False) -> tuple[Operation, ...]:
+    """AR-Topk (arXiv 2312.02493): one member's indices go to all, then everyone's values at them are summed.
+
+    ``vote``: the member is elected in every step by the energy of what it would send (VAR), which takes a gather of one
+    scalar; otherwise members take turns (STAR).
+    """
+    election = gathered(SCALAR_BYTES, members) if vote else ()
+    indices = Operation(primitive="broadcast", payload_bytes=index_bytes, members=members)
+    return (*election, indices, *dense(value_bytes, members))
+
+
+def quantised(code_bytes: float, members: int, *, mask_bytes: float = 0.0) -> tuple[Operation, ...]:
+    """Codes that add up: the largest magnitude of all members first, then the codes (arXiv 2109.12497).
+
+    ``mask_bytes``: what the members' common choice of scale weighs, in the forms with several scales.
+    """
+    mask = dense(mask_bytes, members) if mask_bytes else ()
+    return (*dense(SCALAR_BYTES, members), *mask, *dense(code_bytes, members))
+
+
+def low_rank(left_bytes: float, right_bytes: float, members: int) -> tuple[Operation, ...]:
+    """PowerSGD: both factors are summed, one after the other; what stays dense travels with the first."""
+    return (*dense(left_bytes, members), *dense(right_bytes, members))
+
+
+def hierarchical(
+    dense_bytes: float, between: Sequence[Operation], *, workers_per_host: int, result_bytes: float
+) -> tuple[Operation, ...]:
+    """Sum inside each machine, exchange between machines (one member each), and hand the result on inside.
+
+    Args:
+        dense_bytes: the whole gradient, which travels inside the machines only.
+        between: the exchange of one worker a machine.
+        workers_per_host: workers on the fullest machine.
+        result_bytes: what that worker passes on: the whole gradient after a dense sum, all payloads after a gather, the
+            common values and indices of a shared index.
+    """
+    inside = Operation(primitive="all_reduce", payload_bytes=dense_bytes, members=workers_per_host, scope="host")
+    onwards = Operation(primitive="broadcast", payload_bytes=result_bytes, members=workers_per_host, scope="host")
+    return (inside, *between, onwards)
+
+
+def pipelined_s(produce_s: float, exchange_s: float, buckets: int) -> float:
+    """Seconds of producing and exchanging a gradient in equal buckets, the exchange of one beside the making of others.
+
+    Two stages of n equal items: the first item passes both, and from then on the slower stage sets the pace. With one
+    bucket nothing overlaps.
+
+    Args:
+        produce_s: all of the backward pass, and of compression where it happens bucket by bucket.
+        exchange_s: of all buckets.
+        buckets: how many.
+    """
+    if buckets < 1:
+        raise ValueError(f"a gradient has at least one bucket, not {buckets}")
+    first, second = produce_s / buckets, exchange_s / buckets
+    return first + second + (buckets - 1) * max(first, second)

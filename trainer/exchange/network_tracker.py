@@ -1,0 +1,242 @@
+"""Follows the network between the workers: measured once on the real group, then corrected by every exchange.
+
+What *moves* is the link, which all collectives share: an exchange that shows a congested link also tells what the dense
+all-reduce would cost on it now, though nobody has run one. Each exchange says one thing about several unknowns
+(`hetopt.trainer.exchange.network_state`), so they are followed with a Kalman filter.
+
+**Alarm.** The filter follows slow drift. Two one-sided cumulative sums (Page 1954) of the standardised errors notice
+jumps: two disturbed observations, or a single one that speaks for several exchanges. Then alpha and beta move to what
+explains the observation exactly with the least change, a byte's time (`BETA_JUMP`) being likelier to have changed than
+a message's (`ALPHA_JUMP`); what this one payload could not tell is left wide open: `NetworkState.relative_sd` says so.
+When the link has been steady and a collective is hardly proven, however, it is the collective that was misjudged, and
+only its own factors move: otherwise one bad choice would make all others look as bad.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hetopt.profiler.network import fit_alpha_beta
+from hetopt.trainer.exchange.cost import GLOO, Algorithms, Operation, Scope
+from hetopt.trainer.exchange.network_state import ALPHA, BETA, LinkState, NetworkState, Parts
+
+LINK_DRIFT = 0.01
+"""Relative standard deviation of how far latency, and apart from it a byte's time, move between observations."""
+
+FACTOR_DRIFT = 0.0005
+"""The same of a primitive's factors: libraries hardly change while they run."""
+
+ALPHA_JUMP, BETA_JUMP = 0.7, 1.5
+"""How far, relatively, latency and a byte's time may have moved when the network has jumped."""
+
+MISJUDGED_SD = 0.1
+"""Relative standard deviation of a primitive's factors after they had to move."""
+
+DOUBTED_SD = 0.7
+"""The same where it cannot be told whether they moved, or the link."""
+
+LEAST_ERROR = 0.01
+"""Relative error of a median of exchanges that no number of them undercuts."""
+
+TIMING_ERROR = 0.05
+"""Relative error of one timing at the start that no agreement between them undercuts: training is not a timing."""
+
+CLIP, SLACK, ALARM = 2.5, 1.0, 6.0
+_LOUD_ALONE, _LOUD_TOGETHER = 5.0, 8.0  # below SLACK + ALARM, and above it
+_MANY_EXCHANGES = 2  # so many in one observation have a lower median that one hiccup cannot move
+_STEADY = 3  # observations that make a link steady, or prove a collective
+_NOISE_WEIGHT = 0.1
+_LEAST_SHARE = 0.02  # that latency, or bytes, have in the quickest, or slowest, timing; nothing could never grow
+_FARTHEST = 100.0  # along the direction of a jump; far beyond e^30 times slower or faster
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timed:
+    """One operation that was timed by itself, on the slowest member."""
+
+    operation: Operation
+    time_s: float
+
+
+def measured(samples: Sequence[Timed], *, algorithms: Algorithms = GLOO) -> NetworkState:
+    """The network as timed on the real group: each primitive at two or three payloads, in one scope or both.
+
+    All primitives together say what the hop is; each by itself, how it differs. What is far beyond the largest payload
+    is known the worse, so let that be near the gradient's size.
+
+    Raises:
+        ValueError: nothing was timed between two members or more, or a time is not positive.
+    """
+    links: dict[Scope, LinkState] = {}
+    scopes: tuple[Scope, ...] = ("network", "host")
+    for scope in scopes:
+        own = [s for s in samples if s.operation.scope == scope and s.operation.members > 1]
+        if own:
+            links[scope] = _fitted(own, scope, algorithms)
+    if not links:
+        raise ValueError("a network is measured between at least two members")
+    return NetworkState(links=links)
+
+
+def observe(
+    state: NetworkState,
+    operations: Sequence[Operation],
+    time_s: float,
+    *,
+    exchanges: int = 1,
+    algorithms: Algorithms = GLOO,
+) -> NetworkState:
+    """The network after one more observation.
+
+    Args:
+        state: before.
+        operations: what each of the exchanges was made of.
+        time_s: median time of the exchanges (of two, the shorter) on the worker that waited least, so that only the
+            network is in it.
+        exchanges: how many the median is over.
+        algorithms: behind the collectives.
+
+    Raises:
+        ValueError: a time that is not positive and finite, or no exchange.
+    """
+    if not 0 < time_s < math.inf or exchanges < 1:
+        raise ValueError(f"an observation is a positive time of at least one exchange, not {time_s} of {exchanges}")
+    drifted = {scope: link.drifted(LINK_DRIFT, FACTOR_DRIFT) for scope, link in state.links.items()}
+    state = state.model_copy(update={"links": drifted})
+    parts = state.parts([(1.0, operations)], algorithms)
+    if parts.time_s <= 0:
+        return state  # a group of one exchanges nothing
+    known = parts.variance / parts.time_s**2
+    noise = state.noise / exchanges + LEAST_ERROR**2
+    error = math.log(time_s / parts.time_s)
+    standardised = error / math.sqrt(known + noise)
+    loudest = _LOUD_TOGETHER if exchanges >= _MANY_EXCHANGES else _LOUD_ALONE
+    said = min(max(standardised, -loudest), loudest)
+    slower, faster = max(0.0, state.slower + said - SLACK), max(0.0, state.faster - said - SLACK)
+    if max(slower, faster) > ALARM:
+        calm = {"slower": 0.0, "faster": 0.0}
+        unproven = _unproven(parts)
+        if unproven and state.since_jump >= _STEADY:
+            links = {**state.links, **_misjudged(parts, time_s, unproven)}
+            return state.model_copy(update={**calm, "links": links, "since_jump": state.since_jump + 1})
+        links = {**state.links, **_jumped(parts, time_s, noise, unproven)}
+        return state.model_copy(update={**calm, "links": links, "jumps": state.jumps + 1, "since_jump": 0})
+    links = {**state.links, **_proven(_updated(parts, time_s, noise), parts)}
+    # What errors leave over that the uncertainty of the network does not explain is the noise of single exchanges.
+    seen = min(max(0.0, error * error - known) * exchanges, 4 * state.noise)
+    changes = {"links": links, "slower": slower, "faster": faster, "since_jump": state.since_jump + 1}
+    return state.model_copy(update={**changes, "noise": state.noise + _NOISE_WEIGHT * (seen - state.noise)})
+
+
+def _unproven(parts: Parts) -> dict[Scope, list[int]]:
+    """Where the factors of the exchange's primitives are that hardly ever took as long as was thought."""
+    found = {
+        scope: [
+            link.place(primitive)
+            for primitive, proven in zip(link.primitives, link.proven, strict=True)
+            if proven < _STEADY and primitive in parts.primitives[scope]
+        ]
+        for scope, link in parts.links.items()
+    }
+    return {scope: places for scope, places in found.items() if places}
+
+
+def _proven(links: dict[Scope, LinkState], parts: Parts) -> dict[Scope, LinkState]:
+    """The links after one more exchange that took about as long as was thought."""
+    return {
+        scope: link.model_copy(
+            update={
+                "proven": tuple(
+                    count + (primitive in parts.primitives[scope])
+                    for primitive, count in zip(link.primitives, link.proven, strict=True)
+                )
+            }
+        )
+        for scope, link in links.items()
+    }
+
+
+def _updated(parts: Parts, time_s: float, noise: float) -> dict[Scope, LinkState]:
+    """Every link after a time with this relative variance; to each, the others' variance is noise.
+
+    No observation counts for more than `CLIP` standard errors (Huber 1964).
+    """
+    # Noise is relative to the true time, which is nearer to what was seen where too little was expected.
+    variance = parts.variance + noise * max(time_s, parts.time_s) ** 2
+    limit_s = CLIP * math.sqrt(variance)
+    error_s = min(max(time_s - parts.time_s, -limit_s), limit_s)
+    return {
+        scope: link.conditioned(parts.rows[scope], error_s, max(0.0, variance - link.variance(parts.rows[scope])))
+        for scope, link in parts.links.items()
+    }
+
+
+def _misjudged(parts: Parts, time_s: float, unproven: Mapping[Scope, Sequence[int]]) -> dict[Scope, LinkState]:
+    """The links once the unproven primitives explain the time, which leaves them no less than a tenth of their part."""
+    unproven_s = sum(
+        parts.rows[scope][i] * parts.links[scope].values[i]
+        for scope, places in unproven.items()
+        for p in places
+        for i in (p, p + 1)
+    )
+    scale = max(time_s - (parts.time_s - unproven_s), 0.1 * time_s * unproven_s / parts.time_s) / unproven_s
+    return {
+        scope: link.moved({i: (scale, MISJUDGED_SD) for place in unproven.get(scope, ()) for i in (place, place + 1)})
+        for scope, link in parts.links.items()
+    }
+
+
+def _jumped(
+    parts: Parts, time_s: float, noise: float, unproven: Mapping[Scope, Sequence[int]]
+) -> dict[Scope, LinkState]:
+    """The links after a jump: the one that the exchange spends most time on has moved.
+
+    If collectives are unproven as well, it may be them: the link is thought to have moved, and both are in doubt.
+    """
+    scope = max(parts.seconds, key=lambda s: (parts.seconds[s], s))
+    link, row, before_s = parts.links[scope], parts.rows[scope], parts.seconds[scope]
+    # What the exchange spends elsewhere stays, but leaves this link no less than a tenth of its part.
+    target_s = max(time_s - (parts.time_s - before_s), 0.1 * time_s * before_s / parts.time_s)
+    up = _least_change(row[ALPHA] * link.values[ALPHA], row[BETA] * link.values[BETA], target_s)
+    # Either of the two may have moved alone, so each must be able to explain all that has changed.
+    changed_s = abs(target_s - before_s)
+    moved = link.moved(
+        {
+            ALPHA: (up[ALPHA], max(ALPHA_JUMP, changed_s / (row[ALPHA] * link.values[ALPHA] * up[ALPHA]))),
+            BETA: (up[BETA], max(BETA_JUMP, changed_s / (row[BETA] * link.values[BETA] * up[BETA]))),
+            **{i: (1.0, DOUBTED_SD) for place in unproven.get(scope, ()) for i in (place, place + 1)},
+        }
+    )
+    # The row of the factors is made of alpha and beta, which have moved.
+    known = {i: slope if i in (ALPHA, BETA) else slope * up[i % 2] for i, slope in row.items()}
+    return {**parts.links, scope: moved.conditioned(known, 0.0, noise * target_s**2)}
+
+
+def _least_change(latency_s: float, byte_s: float, target_s: float) -> tuple[float, float]:
+    """Factors of both parts that make them sum to the target, along the direction that is likeliest to first order."""
+    whole_s = latency_s + byte_s
+    direction = (ALPHA_JUMP**2 * latency_s / whole_s, BETA_JUMP**2 * byte_s / whole_s)
+    low, high = -_FARTHEST, _FARTHEST
+    for _ in range(60):
+        middle = (low + high) / 2
+        sum_s = latency_s * math.exp(middle * direction[0]) + byte_s * math.exp(middle * direction[1])
+        low, high = (middle, high) if sum_s < target_s else (low, middle)
+    return math.exp(low * direction[0]), math.exp(low * direction[1])
+
+
+def _fitted(samples: Sequence[Timed], scope: Scope, algorithms: Algorithms) -> LinkState:
+    """The hop, and how each primitive differs, from timings in one scope."""
+    terms = [sample.operation.terms(algorithms) for sample in samples]
+    # t / m = alpha + (x / m) beta: relative errors are what they were, and one line goes through all primitives.
+    times_s = [sample.time_s / own.messages for sample, own in zip(samples, terms, strict=True)]
+    traffic = [own.traffic_bytes / own.messages for own in terms]
+    line = fit_alpha_beta([round(size) for size in traffic], times_s)
+    latency_s = max(line.latency_s, _LEAST_SHARE * min(times_s))
+    byte_s = max(1 / line.bytes_per_s, _LEAST_SHARE * max(times_s) / max(1.0, *traffic))
+    state = NetworkState(links={scope: LinkState.guessed(latency_s, byte_s)})
+    for sample in samples:
+        parts = state.parts([(1.0, [sample.operation])], algorithms)
+        state = NetworkState(links=_updated(parts, sample.time_s, TIMING_ERROR**2))
+    return state.links[scope]

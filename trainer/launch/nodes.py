@@ -1,0 +1,72 @@
+"""A host's place among the hosts of a run that spans several: what torchrun must know to find the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.spec import RunSpec
+
+MEETING_PORT = 29400
+_FLAGS = ("--host", "--address", "--meeting")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One host.
+
+    Attributes:
+        host: its name in the spec.
+        address: its own address, by which the others reach it; nodes are ranked by it, as text.
+        meeting: where all meet, ``address:port`` of the first host.
+    """
+
+    host: str
+    address: str
+    meeting: str
+
+    @property
+    def opens_meeting(self) -> bool:
+        """Whether the others meet here."""
+        return self.meeting.rpartition(":")[0] == self.address
+
+    def to_arguments(self) -> list[str]:
+        """The node on a command line."""
+        return ["--host", self.host, "--address", self.address, "--meeting", self.meeting]
+
+    @classmethod
+    def of_arguments(cls, arguments: Sequence[str]) -> Node | None:
+        """The node that `to_arguments` wrote; None when there are no arguments.
+
+        Raises:
+            BadInput: they are something else.
+        """
+        if not arguments:
+            return None
+        values = dict(zip(arguments[::2], arguments[1::2], strict=False))
+        if len(arguments) != 2 * len(_FLAGS) or set(values) != set(_FLAGS):
+            raise BadInput(f"{' '.join(arguments)!r} describes no node.", hint=f"give {', '.join(_FLAGS)}")
+        return cls(host=values["--host"], address=values["--address"], meeting=values["--meeting"])
+
+
+def host_names(spec: RunSpec) -> list[str]:
+    """The hosts of a run in the order of their workers' ranks."""
+    return list(dict.fromkeys(worker.host for worker in spec.workers))
+
+
+def first_rank(spec: RunSpec, host: str) -> int:
+    """The rank of a host's first worker.
+
+    Raises:
+        BadInput: the run has no such host.
+    """
+    for rank, worker in enumerate(spec.workers):
+        if worker.host == host:
+            return rank
+    raise BadInput(f"the run has no host called {host!r}.", hint=f"its hosts are {', '.join(host_names(spec))}")
+
+
+def workers_on(spec: RunSpec, host: str) -> int:
+    """How many workers a host has."""
+    return sum(worker.host == host for worker in spec.workers)
