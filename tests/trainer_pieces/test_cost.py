@@ -6,7 +6,7 @@ import csv
 import math
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetopt.trainer.exchange.cost import (
@@ -204,7 +204,7 @@ def test_the_wire_prices_with_the_same_formula(primitive, size, workers, link):
     assert time_s([operation], link) == pytest.approx(expected_s)
 
 
-@given(st.integers(2, 16), st.integers(2, 8), payloads)
+@given(st.integers(2, 16), st.integers(2, 8), st.floats(1e6, 1e9))
 @settings(max_examples=50)
 def test_a_hierarchy_pays_once_the_links_between_machines_are_slow_enough(hosts, per_host, size):
     """A flat gather brings every machine the payloads of all workers over its one slow link, a hierarchy one a host."""
@@ -213,7 +213,6 @@ def test_a_hierarchy_pays_once_the_links_between_machines_are_slow_enough(hosts,
     flat = gathered(size, hosts * per_host)
     nested = hierarchical(100 * size, gathered(size, hosts), workers_per_host=per_host, result_bytes=hosts * size)
     assert time_s(nested, between, host=inside) < time_s(flat, between, host=inside)
-    assume(size > 1e6)
     # Where all links are alike the dense sum inside, a hundred times the payload, is what decides.
     assert time_s(nested, between, host=between) > time_s(gathered(size, hosts), between)
 
