@@ -1,15 +1,19 @@
-"""One worker of a rehearsed benchmark: ``python -m benchmarks._crew FOLDER RANK``.
+"""The workers of a rehearsed benchmark: ``python -m benchmarks._crew FOLDER``.
 
-It joins the others once and then does the runs of ``FOLDER/runs.json`` one after another, hetopt's and the baseline's
+One process imports torch, which takes seconds, and then becomes a worker on each host of ``FOLDER/runs.json``. A worker
+joins the others once and then does the runs of ``FOLDER/runs.json`` one after another, hetopt's and the baseline's
 in turn: starting processes takes longer than most runs, and sides that take turns see the same machine.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -26,46 +30,84 @@ from hetopt.trainer.run_folder import read_spec
 RUNS_FILE = "runs.json"
 
 
-def main(folder: Path, rank: int) -> int:
-    """Do all runs; the exit code is that of the first that failed."""
-    torch.set_num_threads(1)
+def main(folder: Path) -> int:
+    """Start the workers and wait for all; the exit code is that of the first that failed."""
     runs = json.loads((folder / RUNS_FILE).read_text(encoding="utf-8"))
-    dist.init_process_group("gloo", rank=rank, world_size=runs["world_size"])
-    for run in runs["runs"]:
+    places = runs["namespaces"]
+    children = {}
+    for rank, namespace in enumerate(places):
+        child = os.fork()
+        if child == 0:
+            _enter(namespace)
+            _leave(_work(folder, runs["runs"], rank, len(places)))
+        children[child] = rank
+    failed = 0
+    while children:
+        child, status = os.wait()
+        children.pop(child, None)
+        code = os.waitstatus_to_exitcode(status)
+        if code and not failed:
+            failed = abs(code)
+            for other in children:
+                os.kill(other, signal.SIGKILL)
+    return failed
+
+
+def _work(folder: Path, runs: list[dict[str, str]], rank: int, world_size: int) -> int:
+    """Do all runs as one worker; the exit code is that of the first that failed."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    for run in runs:
         run_dir = folder / run["name"]
-        spec = read_spec(run_dir)
-        device = torch.device("cpu")
         if rank == 0:
             print(f"  {run['name']}", file=sys.stderr, flush=True)
         dist.barrier()
         with FailureReport(run_dir, rank) as report:
-            events = EventLog(run_dir / EVENTS_FILE if rank == 0 else None)
-            if run["side"] == "ddp":
-                worker = spec.workers[rank]
-                pace = make_pace(
-                    worker, device, conditions=ConditionsReader(run_dir), seed=spec.seed + rank, own_core=False
-                )
-                train_plainly(spec, rank, events, pace)
-            else:
-                context = WorkerContext(
-                    spec=spec,
-                    rank=rank,
-                    world_size=runs["world_size"],
-                    device=device,
-                    run_dir=run_dir,
-                    events=events,
-                    stop_requested=lambda: False,
-                )
-                train(context)
-            events.close()
+            _train(run["side"], run_dir, rank, world_size)
         if report.exit_code:
             return report.exit_code
     dist.barrier()
     return 0
 
 
-if __name__ == "__main__":
-    code = main(Path(sys.argv[1]), int(sys.argv[2]))
+def _train(side: str, run_dir: Path, rank: int, world_size: int) -> None:
+    spec, device = read_spec(run_dir), torch.device("cpu")
+    events = EventLog(run_dir / EVENTS_FILE if rank == 0 else None)
+    if side == "ddp":
+        conditions = ConditionsReader(run_dir)
+        pace = make_pace(spec.workers[rank], device, conditions=conditions, seed=spec.seed + rank, own_core=False)
+        train_plainly(spec, rank, events, pace)
+    else:
+        train(
+            WorkerContext(
+                spec=spec,
+                rank=rank,
+                world_size=world_size,
+                device=device,
+                run_dir=run_dir,
+                events=events,
+                stop_requested=lambda: False,
+            )
+        )
+    events.close()
+
+
+def _enter(namespace: str) -> None:
+    """Go on in this network namespace (`os.setns` is younger than the oldest Python that hetopt supports)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{namespace}", "rb") as handle:
+        if libc.setns(handle.fileno(), 0) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {namespace}")
+
+
+def _leave(code: int) -> NoReturn:
+    """End without tearing the interpreter down.
+
+    Threads of the process group outlive it and abort the interpreter's end every now and then (torch 2.13, gloo).
+    """
     sys.stderr.flush()
-    # Threads of the process group outlive it and abort the interpreter's end every now and then (torch 2.13, gloo).
     os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,21 +1,22 @@
 """The baseline of every benchmark that trains: a textbook DistributedDataParallel script, on the same task and hosts.
 
-Equal shards by DistributedSampler, the loop of the PyTorch tutorial, all options at their defaults. Where a host
-declares its time, the computation is stretched just before the last gradient of backward is ready, so that what
-DistributedDataParallel overlaps with backward stays overlapped.
+Equal shares, the loop of the PyTorch tutorial, all options at their defaults. The global batches are hetopt's, in the
+same order, so that a difference in quality does not come from another shuffle. Where a host declares its time, the
+computation is stretched just before the last gradient of backward is ready, so that what DistributedDataParallel
+overlaps with backward stays overlapped.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DistributedSampler
 
+from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.fetch import Batch, fetch, set_epoch
 from hetopt.trainer.evaluation import average_buffers, evaluate
 from hetopt.trainer.events import EventLog
@@ -67,26 +68,28 @@ def train_plainly(spec: RunSpec, rank: int, events: EventLog, pace: Pace) -> Non
     parallel = DistributedDataParallel(model)
     optimizer = task.optimizer(model)
     rates = [float(group["lr"]) * spec.learning_rate_scale for group in optimizer.param_groups]
-    steps_per_epoch = len(data.train) // (local * world_size)
-    last = spec.stop.max_steps or round((spec.stop.max_epochs or 0) * steps_per_epoch)
-    every = max(1, round(spec.evaluate_every_epochs * steps_per_epoch))
-    batches = _indices(len(data.train), local, rank, world_size, spec.seed)
+    steps_per_epoch = len(data.train) / (local * world_size)
+    last = spec.stop.max_steps or math.ceil((spec.stop.max_epochs or 0) * steps_per_epoch)
+    cursor = SampleCursor(len(data.train), spec.seed)
     parallel.train()  # type: ignore[no-untyped-call]  # likewise
     events.write("training_started", step=0)
     begun_s = block_s = time.perf_counter()
     losses: list[Tensor] = []
+    evaluated = 0
     for step in range(1, last + 1):
-        epoch = (step - 1) / steps_per_epoch
+        epoch = cursor.position / cursor.dataset_size
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * task.schedule(epoch)
-        set_epoch(data.train, int(epoch), spec.seed)
+        set_epoch(data.train, cursor.epoch, spec.seed)
+        indices = cursor.take([local] * world_size).slice(rank)
         pace.begin(local)
         optimizer.zero_grad()
-        loss = task.loss(parallel, fetch(data.train, next(batches)))
+        loss = task.loss(parallel, fetch(data.train, indices))
         loss.backward()  # type: ignore[no-untyped-call]  # likewise
         optimizer.step()
         losses.append(loss.detach())
-        if len(losses) == spec.control_period_steps or step == last or step % every == 0:
+        due = math.floor(step / steps_per_epoch / spec.evaluate_every_epochs) > evaluated or step == last
+        if len(losses) == spec.control_period_steps or due:
             now_s = time.perf_counter()
             events.write(
                 "step",
@@ -97,7 +100,8 @@ def train_plainly(spec: RunSpec, rank: int, events: EventLog, pace: Pace) -> Non
                 loss=float(torch.stack(losses).mean()),
             )
             losses = []
-            if step % every == 0 or step == last:
+            if due:
+                evaluated += 1
                 _evaluate(task, data, model, events, step=step, rank=rank, world_size=world_size)
             block_s = time.perf_counter()
     events.write("training_finished", step=last, training_s=time.perf_counter() - begun_s)
@@ -109,20 +113,3 @@ def _evaluate(
     average_buffers(model, 1 / world_size, world_size)
     metrics = evaluate(task, model, data.evaluation, shares=[1.0] * world_size, rank=rank, device=torch.device("cpu"))
     events.write("evaluated", step=step, metrics=metrics)
-
-
-def _indices(size: int, local: int, rank: int, world_size: int, seed: int) -> Iterator[list[int]]:
-    sampler: DistributedSampler[int] = DistributedSampler(
-        range(size),  # type: ignore[arg-type]  # only its length is read
-        num_replicas=world_size,
-        rank=rank,
-        seed=seed,
-        drop_last=True,
-    )
-    epoch = 0
-    while True:
-        sampler.set_epoch(epoch)
-        indices = list(sampler)
-        for first in range(0, len(indices) - local + 1, local):
-            yield indices[first : first + local]
-        epoch += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -30,7 +31,6 @@ from hetopt.trainer.run_folder import write_spec
 from hetopt.trainer.spec import RunSpec, WorkerSpec
 
 STORE_PORT = 29400
-PATIENCE_S = 3600
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +71,11 @@ def rehearse(hosts: Sequence[MiniatureHost], sides: Sequence[Side], *, rounds: i
         RunFailed: a run failed; the sentence is its own.
     """
     names = [(side, f"{round_}-{side.name}") for round_ in range(rounds) for side in _turned(sides, round_)]
-    workers = len(sides[0].spec.workers)
     with _folder() as folder:
         for side, name in names:
             (folder / name).mkdir()
             write_spec(folder / name, side.spec)
-        runs = [{"name": name, "side": side.by} for side, name in names]
-        (folder / RUNS_FILE).write_text(json.dumps({"world_size": workers, "runs": runs}), encoding="utf-8")
-        _work(folder, hosts, [name for _, name in names])
+        _work(folder, hosts, [{"name": name, "side": side.by} for side, name in names])
         logs: dict[str, list[Log]] = {side.name: [] for side in sides}
         for side, name in names:
             logs[side.name].append(read_events(folder / name / EVENTS_FILE))
@@ -156,33 +153,27 @@ def _folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def _work(folder: Path, hosts: Sequence[MiniatureHost], names: Sequence[str]) -> None:
-    """Start the crew, one process a worker, and wait for it."""
+def _work(folder: Path, hosts: Sequence[MiniatureHost], runs: Sequence[Mapping[str, str]]) -> None:
+    """Start the crew, a worker for each of the hosts' workers, and wait for it."""
     with MiniatureNetwork.create(hosts, owner=str(folder)) as network:
-        places = [place for place, host in enumerate(hosts) for _ in range(host.workers)]
-        environment: Mapping[str, str] = {
+        namespaces = [network.namespace(place) for place, host in enumerate(hosts) for _ in range(host.workers)]
+        (folder / RUNS_FILE).write_text(json.dumps({"namespaces": namespaces, "runs": list(runs)}), encoding="utf-8")
+        environment = {
             **os.environ,
             "MASTER_ADDR": network.address(0),
             "MASTER_PORT": str(STORE_PORT),
             "GLOO_SOCKET_IFNAME": "eth0",
             "OMP_NUM_THREADS": "1",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
             "PYTHONPATH": str(Path(__file__).parent.parent),
         }
-        crew = [
-            network.popen(place, [sys.executable, "-m", "benchmarks._crew", str(folder), str(rank)], env=environment)
-            for rank, place in enumerate(places)
-        ]
+        crew = subprocess.Popen([sys.executable, "-m", "benchmarks._crew", str(folder)], env=environment)
         try:
-            codes = [process.wait(timeout=PATIENCE_S) for process in crew]
+            code = crew.wait()
         finally:
-            for process in crew:
-                process.kill()
-                process.wait()
-        if any(codes):
-            reasons = [
-                event["reason"]
-                for name in names
-                for event in read_events(folder / name / EVENTS_FILE)
-                if event["event"] == "run_failed"
-            ]
-            raise RunFailed(reasons[0] if reasons else f"a worker of the benchmark ended with exit codes {codes}")
+            crew.kill()
+            crew.wait()
+        if code:
+            events = [event for run in runs for event in read_events(folder / run["name"] / EVENTS_FILE)]
+            reasons = [event["reason"] for event in events if event["event"] == "run_failed"]
+            raise RunFailed(reasons[0] if reasons else f"a worker of the benchmark ended with exit code {code}")

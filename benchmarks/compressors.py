@@ -14,7 +14,7 @@ import torch
 
 from benchmarks._outcome import Outcome, options, publish, quartiles
 from hetopt.trainer.exchange.channel import Channel
-from hetopt.trainer.exchange.composition import AR_TOPK, METHODS, STAR, combine
+from hetopt.trainer.exchange.composition import AR_TOPK, METHODS, PACKED, PACKED_BF16, PLAIN, STAR, combine
 from hetopt.trainer.exchange.exchange import make_aggregation
 from hetopt.trainer.exchange.wire import kept_elements, wire_bytes
 from hetopt.trainer.spec import Compression
@@ -59,6 +59,8 @@ def ways() -> dict[str, Compression]:
                 collective=collective,
                 memory=combine(name, collective=collective).memory,
             )
+    for coding in (PACKED, PACKED_BF16):
+        found[f"topk_{coding}"] = Compression(name="topk", ratio=RATIO, coding=coding)
     return found
 
 
@@ -94,6 +96,7 @@ def main() -> None:
                 compression.ratio,
                 workers=WORKERS,
                 collective=compression.collective,
+                coding=compression.coding or PLAIN,
                 shapes=SHAPES,
             )
             sent = f"{payload / 4 / ELEMENTS:.2%}"

@@ -44,6 +44,7 @@ class Compression(Record):
     floor_ratio: float | None = Field(
         default=None, gt=0, le=1, description="select from a selection of this fraction, as GraVAC does"
     )
+    coding: str | None = Field(default=None, description="of selected elements; absent: plain")
     momentum: float | None = Field(default=None, ge=0, lt=1, description="of momentum correction")
     clip_norm: PositiveFloat | None = Field(
         default=None, description="largest norm of the whole gradient; each worker clips its own part to its share"

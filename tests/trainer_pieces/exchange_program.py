@@ -16,7 +16,7 @@ from torch import nn
 
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.exchange.buckets import BucketExchange
-from hetopt.trainer.exchange.composition import Combination, combinations
+from hetopt.trainer.exchange.composition import CODINGS, Combination, combinations
 from hetopt.trainer.exchange.exchange import GradientExchange, make_exchange
 from hetopt.trainer.spec import Compression
 
@@ -190,6 +190,12 @@ def main(rank: int, world_size: int, folder: Path, device: torch.device) -> None
             results[f"{key} parameters"], _ = train(rank, shares, exchange, device, steps=8)
             stats = exchange.run(vector(rank, numel), look_at=(0.01, 0.1, 1.0))
             results[f"{key} bytes"] = torch.tensor(stats.sent_bytes)
+
+        for coding in CODINGS if device.type == "cpu" else ():
+            for collective in ("all_gather", "ar_topk_star"):
+                wanted = Compression(name="topk", ratio=0.05, coding=coding, collective=collective)
+                exchange = make_exchange(wanted, numel)
+                results[f"{coding} {collective} parameters"], _ = train(rank, shares, exchange, device, steps=8)
 
         for name in BUCKETED if device.type == "cpu" else ():
             model = larger_network()

@@ -208,10 +208,13 @@ def test_model_is_at_the_optimum_after_two_adjustments_or_one_without_overhead(s
 
 @given(
     st.lists(st.tuples(st.floats(1, 30), st.floats(0, 2)), min_size=2, max_size=8),
-    st.integers(8, 200),
+    st.integers(20, 200),
 )
 def test_model_finds_the_optimum_of_any_lines(workers, share):
-    """Overheads up to twice an equal share's compute: within 6 % after three adjustments, and then at rest."""
+    """Overheads up to twice an equal share's compute: within 6 % after three adjustments, and then at rest.
+
+    Of shares of at least 20: where one sample more or less is as much as that, nothing is seen that would pay.
+    """
     speeds = tuple(speed for speed, _ in workers)
     cluster = VirtualCluster(speeds, fixed_s=tuple(0.01 * share * part for _, part in workers))
     history = watch(ModelShares(), cluster, (share,) * len(workers), periods=20, steps=3)
@@ -274,10 +277,12 @@ def level_changes(noise, samples, *, seed, steps=20, kept=15):
     return regaining(cluster, starts, steps=steps, kept=kept)
 
 
+@pytest.mark.parametrize("kept", [7, 15])
 @pytest.mark.parametrize("samples", [0, 10])
 @pytest.mark.parametrize("noise", [0.0, 0.05])
-def test_the_optimum_is_regained_within_five_periods_of_each_level(noise, samples):
-    assert max(max(level_changes(noise, samples, seed=seed)) for seed in range(6)) <= 5
+def test_the_optimum_is_regained_within_five_periods_of_each_level(noise, samples, kept):
+    """Also where levels are left again soon: a speed that has often changed is still followed at once."""
+    assert max(max(level_changes(noise, samples, seed=seed, kept=kept)) for seed in range(6)) <= 5
 
 
 @pytest.mark.slow

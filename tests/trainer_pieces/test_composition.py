@@ -84,6 +84,7 @@ def test_defaults_fit_and_follow_what_is_chosen():
         ({"name": "power_sgd"}, "powersgd"),
         ({"name": "topk", "collective": "allgather"}, "all_gather"),
         ({"name": "topk", "memory": "error-feedback"}, "error_feedback"),
+        ({"name": "topk", "coding": "pack"}, "packed"),
     ],
 )
 def test_unknown_names_are_answered_with_the_nearest(wish, near):
@@ -100,6 +101,7 @@ def test_unknown_names_are_answered_with_the_nearest(wish, near):
         ({"name": "topk", "ratio": 0.1, "momentum": 0.9}, "momentum means nothing to topk with error_feedback"),
         ({"name": "qsgd_maxnorm", "levels": 200, "bits": 8}, "overflow"),
         ({"name": "qsgd_maxnorm", "bits": 3}, "cannot be summed"),
+        ({"name": "qsgd_maxnorm", "levels": 10**9}, "overflow"),
         ({"name": "qsgd_maxnorm", "bits": 16, "collective": "all_gather"}, "not gathered"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hetopt.trainer.data.cursor import SampleCursor
-from hetopt.trainer.exchange.composition import AR_TOPK, combinations
+from hetopt.trainer.exchange.composition import AR_TOPK, CODINGS, combinations
 from hetopt.trainer.exchange.exchange import make_exchange
 from hetopt.trainer.exchange.topk import TopKCompressor
 from hetopt.trainer.exchange.wire import wire_bytes
@@ -141,6 +141,15 @@ def test_every_combination_keeps_replicas_identical_and_sends_what_was_planned(g
             assert results[f"{key} bytes"] - planned in ((0, 4) if combination.collective == AR_TOPK else (0,))
         else:
             assert planned / 2 <= results[f"{key} bytes"] <= 2 * planned
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+@pytest.mark.parametrize("collective", ["all_gather", "ar_topk_star"])
+def test_codings_keep_replicas_identical(group, coding, collective):
+    assert_equal_everywhere(group, f"{coding} {collective} parameters")
+    if coding == "packed":
+        plain = group[0][f"plain {collective} parameters"]
+        assert torch.equal(group[0][f"{coding} {collective} parameters"], plain)
 
 
 @pytest.mark.parametrize("name", program.BUCKETED)

@@ -17,7 +17,9 @@ worker's speed has changed, and the line is scaled through the present observati
 machine is slower at everything, so the ratio a : c, which took two shares to learn, is kept.
 
 **Errors.** r comes from the spread of the steps within periods. Where whole periods differ by more than that explains
-(another process, a busy host), `unrest` learns by how much and widens r; a speed that keeps changing is unrest too.
+(another process, a busy host), `unrest` learns by how much and widens r. It is read off the differences between one
+period and the next of the same share (von Neumann 1941), so that a speed that has changed counts once, and not for as
+long as the line has not followed it: otherwise the evidence of a change would excuse itself.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from __future__ import annotations
 import math
 from typing import Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from hetopt.profiler.artifact import Record
 
@@ -49,10 +51,7 @@ _SPREAD_MEMORY = 16
 """Periods over which the spread of a step is averaged."""
 
 _UNREST_WEIGHT, _UNREST_CLIP = 0.1, 4.0
-"""What one period's squared error counts for in the unrest, and the most that it may be."""
-
-_AGAIN, _UNREST_STEP = 10, 4.0
-"""What changes again within so many periods is unrest, not speed; its variance is taken to be so many times larger."""
+"""What one squared difference between periods counts for in the unrest, and the most that it may be."""
 
 
 class WorkerLine(Record):
@@ -60,6 +59,7 @@ class WorkerLine(Record):
 
     Attributes:
         samples: the share last seen.
+        last_s: the time that it took then.
         fixed_s: a. Noise may push it below 0; `possible` brings it back.
         per_sample_s: c.
         fixed_variance: of a.
@@ -74,6 +74,7 @@ class WorkerLine(Record):
     """
 
     samples: PositiveInt
+    last_s: PositiveFloat
     fixed_s: float
     per_sample_s: float
     fixed_variance: NonNegativeFloat
@@ -98,6 +99,7 @@ class WorkerLine(Record):
         slope_s = time_s / samples
         through_origin = cls(
             samples=samples,
+            last_s=time_s,
             fixed_s=0.0,
             per_sample_s=slope_s,
             fixed_variance=0.0,
@@ -141,18 +143,20 @@ class WorkerLine(Record):
             believed_s = expected_s + min(max(error, -CLIP), CLIP) * sd_s
             line = before.conditioned((1.0, samples), believed_s, (own_error * expected_s) ** 2)
             since_change = None if self.since_change is None else self.since_change + 1
-            unrest = max(1.0, self.unrest * (1 + _UNREST_WEIGHT * (min(error * error, _UNREST_CLIP) - 1)))
         else:
             line = before._scaled(time_s / expected_s, relative_sd=own_error)
-            again = self.since_change is not None and self.since_change < _AGAIN
-            unrest = self.unrest * (_UNREST_STEP if again else 1.0)
             slower, faster, since_change = 0.0, 0.0, 0
+        unrest = self.unrest
+        if samples == self.samples:
+            difference = math.log(time_s / self.last_s) / own_error
+            unrest *= 1 + _UNREST_WEIGHT * (min(difference * difference / 2, _UNREST_CLIP) - 1)
         weight = 1 / min(self.periods + 2, _SPREAD_MEMORY)
         return line.model_copy(
             update={
                 "samples": samples,
                 "step_variance": (1 - weight) * self.step_variance + weight * step_variance,
-                "unrest": unrest,
+                "last_s": time_s,
+                "unrest": max(1.0, unrest),
                 "periods": self.periods + 1,
                 "since_change": since_change,
                 "slower": slower,

@@ -14,6 +14,7 @@ from torch import Tensor
 from hetopt.trainer.exchange.aggregation import Stateless, private_generator
 from hetopt.trainer.exchange.blocks import Workspace
 from hetopt.trainer.exchange.channel import Channel
+from hetopt.trainer.exchange.coding import IndexCoding, PlainIndices
 from hetopt.trainer.exchange.compressor import Compressor
 from hetopt.trainer.exchange.energy import energy
 from hetopt.trainer.exchange.memory import MemoryState
@@ -33,13 +34,23 @@ class SharedSelection:
         ratio: fraction of the elements.
         count: how many that is.
         seed: of the compressor's randomness, if it has any.
+        coding: of the indices on their way.
     """
 
-    def __init__(self, compressor: Compressor[SparsePayload], *, ratio: float, count: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        compressor: Compressor[SparsePayload],
+        *,
+        ratio: float,
+        count: int,
+        seed: int = 0,
+        coding: IndexCoding | None = None,
+    ) -> None:
         self._compressor = compressor
         self._ratio = ratio
         self._count = count
         self._seed = seed
+        self._coding: IndexCoding = coding if coding is not None else PlainIndices()
         self._workspace = Workspace()
 
     def in_turn(self, prepared: Tensor, channel: Channel, step: int) -> Tensor:
@@ -68,11 +79,13 @@ class SharedSelection:
         return self._compressor.compress(prepared, self._ratio, generator)
 
     def _hand_on(self, own: SparsePayload | None, prepared: Tensor, channel: Channel, source: int) -> Tensor:
-        indices = self._workspace.take("indices", self._count, torch.int32, prepared.device)
+        numel = prepared.numel()
+        size = self._coding.nbytes(numel, self._count)
+        message = self._workspace.take("message", size, torch.uint8, prepared.device)
         if own is not None and channel.rank == source:
-            indices.copy_(own.indices)
-        channel.broadcast(indices, source)
-        return indices
+            self._coding.write(own.indices, numel, message)
+        channel.broadcast(message, source)
+        return self._coding.read(message, numel, self._count)
 
 
 class Star(Stateless):

@@ -40,14 +40,14 @@ class Exchange:
         self._memory = memory
         self._aggregation = aggregation
         self._carried = _Carried(memory, aggregation, first_step)
+        self._carries = aggregation.counts_steps or bool(aggregation.state())
         self._group = group
         self._clock = clock
 
     @property
     def memory(self) -> Memory:
         """What has not been sent yet; part of a checkpoint, with what the aggregation carries from step to step."""
-        carries = self._aggregation.counts_steps or self._aggregation.state()
-        return self._carried if carries else self._memory
+        return self._carried if self._carries else self._memory
 
     def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
         """Replace the weighted local gradient (1-D fp32) by the sum over all workers, in place (see `LookingExchange`).

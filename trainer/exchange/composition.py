@@ -20,6 +20,8 @@ GATHER = "all_gather"
 STAR, VAR, AR_TOPK = "ar_topk_star", "ar_topk_var", "ar_topk"
 MAJORITY = "majority"
 
+PLAIN, PACKED, PACKED_BF16 = "plain", "packed", "packed_bf16"
+
 NONE, FEEDBACK, CORRECTION = "none", "error_feedback", "momentum_correction"
 
 COLLECTIVES: Mapping[str, str] = MappingProxyType(
@@ -38,6 +40,14 @@ MEMORIES: Mapping[str, str] = MappingProxyType(
         NONE: "what is not sent is forgotten",
         FEEDBACK: "what is not sent is added to the next gradient",
         CORRECTION: "the same for the momentum, which the workers keep themselves (DGC)",
+    }
+)
+
+CODINGS: Mapping[str, str] = MappingProxyType(
+    {
+        PLAIN: "selected elements take four bytes for their index and four for their value",
+        PACKED: "indices take about 2 + log2(n / k) bits",
+        PACKED_BF16: "the same, and values are rounded to bf16; the rounding is remembered with the rest",
     }
 )
 
@@ -98,7 +108,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             memories=_HELD_BACK,
             by_ratio=True,
             nested=True,
-            options=("floor_ratio", *_MOMENTUM),
+            options=("floor_ratio", "coding", *_MOMENTUM),
         ),
         "topk_per_layer": Method(
             about="the largest magnitudes of each layer",
@@ -107,7 +117,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             by_ratio=True,
             by_shape=True,
             by_bucket=False,
-            options=_MOMENTUM,
+            options=("coding", *_MOMENTUM),
         ),
         "topk_threshold": Method(
             about="magnitudes above a threshold that follows the ratio slowly",
@@ -116,7 +126,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             by_ratio=True,
             same_size=False,
             by_bucket=False,
-            options=_MOMENTUM,
+            options=("coding", *_MOMENTUM),
         ),
         "mstopk": Method(
             about="about the largest magnitudes, by 25 bisections",
@@ -124,7 +134,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             memories=_HELD_BACK,
             by_ratio=True,
             nested=True,
-            options=("floor_ratio", *_MOMENTUM),
+            options=("floor_ratio", "coding", *_MOMENTUM),
         ),
         "dgc": Method(
             about="magnitudes above a sampled threshold, with the momentum corrected",
@@ -133,7 +143,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             by_ratio=True,
             same_size=False,
             nested=True,
-            options=("floor_ratio", *_MOMENTUM),
+            options=("floor_ratio", "coding", *_MOMENTUM),
         ),
         "redsync": Method(
             about="magnitudes above a threshold between mean and maximum",
@@ -142,7 +152,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             by_ratio=True,
             same_size=False,
             nested=True,
-            options=("floor_ratio", *_MOMENTUM),
+            options=("floor_ratio", "coding", *_MOMENTUM),
         ),
         "sidco": Method(
             about="magnitudes above a threshold of fitted exponentials",
@@ -151,7 +161,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             by_ratio=True,
             same_size=False,
             nested=True,
-            options=("floor_ratio", *_MOMENTUM),
+            options=("floor_ratio", "coding", *_MOMENTUM),
         ),
         "randomk": Method(
             about="random elements, the same on every worker",

@@ -15,17 +15,23 @@ import torch.distributed as dist
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.exchange.aggregation import Aggregation, CompressedSum
 from hetopt.trainer.exchange.ar_topk import SharedSelection, Star, StarOrVar, Var
+from hetopt.trainer.exchange.coding import ElementCoding, NarrowValues, PackedIndices, PlainIndices
 from hetopt.trainer.exchange.composed import Exchange
 from hetopt.trainer.exchange.composition import (
     AR_TOPK,
+    CODINGS,
     CORRECTION,
     GATHER,
     MAJORITY,
     NONE,
+    PACKED,
+    PACKED_BF16,
+    PLAIN,
     STAR,
     VAR,
     Combination,
     combine,
+    known,
 )
 from hetopt.trainer.exchange.compressor import Compressor
 from hetopt.trainer.exchange.dense_all_reduce import DenseAllReduce
@@ -82,6 +88,14 @@ SELECTORS: Mapping[str, Callable[[], Compressor[SparsePayload]]] = MappingProxyT
     }
 )
 """The compressors that select elements of a whole gradient and carry nothing from step to step."""
+
+_CODINGS: Mapping[str, ElementCoding] = MappingProxyType(
+    {
+        PLAIN: ElementCoding(indices=PlainIndices(), values=torch.float32),
+        PACKED: ElementCoding(indices=PackedIndices(), values=torch.float32),
+        PACKED_BF16: ElementCoding(indices=PackedIndices(), values=torch.bfloat16),
+    }
+)
 
 _RANDOM_SELECTORS = ("mstopk", "dgc")
 
@@ -260,16 +274,18 @@ class _Job:
         """Elements that each worker selects for itself, or one for all."""
         ratio = self.compression.ratio
         selector = make_selector(self.compression, self.sizes)
+        coding = _CODINGS[self.compression.coding or PLAIN]
         if self.chosen.collective in (STAR, VAR, AR_TOPK):
             by_layer = self.chosen.name == "topk_per_layer"
             count = sum(kept_elements(size, ratio) for size in (self.sizes if by_layer else [self.numel]))
-            shared = SharedSelection(selector, ratio=ratio, count=count, seed=self.seed)
+            shared = SharedSelection(selector, ratio=ratio, count=count, seed=self.seed, coding=coding.indices)
             choices: dict[str, Callable[[SharedSelection], IndexChoice]] = {STAR: Star, VAR: Var, AR_TOPK: StarOrVar}
-            return IndexedSum(choice=choices[self.chosen.collective](shared), values=_dense())
+            values = _dense() if coding.values == torch.float32 else NarrowSum(coding.values)
+            return IndexedSum(choice=choices[self.chosen.collective](shared), values=values)
         return CompressedSum(
-            compressor=selector,
+            compressor=selector if coding.values == torch.float32 else NarrowValues(selector, coding.values),
             ratio=ratio,
-            collective=SparseAllGather() if self.chosen.method.same_size else PaddedSparseAllGather(),
+            collective=(SparseAllGather if self.chosen.method.same_size else PaddedSparseAllGather)(coding),
             seed=self.seed,
             counts_steps=self.chosen.name in _RANDOM_SELECTORS,
             carried=selector if isinstance(selector, ThresholdCompressor) else None,
@@ -295,7 +311,7 @@ def _checked(compression: Compression, numel: int, shapes: Shapes | None) -> Com
         )
     given = [
         option
-        for option in ("bits", "levels", "rank", "floor_ratio", "momentum", "clip_norm")
+        for option in ("bits", "levels", "rank", "floor_ratio", "coding", "momentum", "clip_norm")
         if getattr(compression, option) is not None
     ]
     strange = [option for option in given if option not in method.options]
@@ -305,6 +321,8 @@ def _checked(compression: Compression, numel: int, shapes: Shapes | None) -> Com
         raise BadInput(
             f"{strange[0]} means nothing to {chosen.name} with {chosen.memory}.", hint=f"leave {strange[0]} out"
         )
+    if compression.coding is not None:
+        known(compression.coding, CODINGS, "coding")
     if method.by_shape and shapes is None:
         raise BadInput(f"{chosen.name} works layer by layer, and no layers are known here.", hint="use topk")
     if shapes is not None and sum(math.prod(shape) for shape in shapes) != numel:

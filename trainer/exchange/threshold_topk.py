@@ -47,6 +47,8 @@ class ThresholdCompressor:
     def compress(self, flat: Tensor, ratio: float, generator: Generator | None) -> SparsePayload:
         """Keep what passes, and move the threshold."""
         k = kept_elements(flat.numel(), ratio)
+        if k == flat.numel():
+            return TopKCompressor().compress(flat, ratio, generator)
         found = Survivors.of(flat, self._threshold) if self._threshold > 0 else None
         if found is None or not len(found):
             chosen = TopKCompressor().compress(flat, ratio, generator)

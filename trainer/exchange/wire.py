@@ -12,7 +12,17 @@ from types import MappingProxyType
 from typing import Literal
 
 from hetopt.trainer.exchange import composition, cost
-from hetopt.trainer.exchange.composition import AR_TOPK, AUTO, GATHER, METHODS, STAR, VAR, combine
+from hetopt.trainer.exchange.composition import (
+    AR_TOPK,
+    AUTO,
+    GATHER,
+    METHODS,
+    PACKED_BF16,
+    PLAIN,
+    STAR,
+    VAR,
+    combine,
+)
 from hetopt.trainer.exchange.cost import Operation
 from hetopt.trainer.exchange.levels import gathered_bits, gathered_code_bytes, summed_bits, summed_code_bytes
 
@@ -91,6 +101,7 @@ def wire_bytes(
     bits: int | None = None,
     levels: int | None = None,
     rank: int = 1,
+    coding: str = PLAIN,
     shapes: Shapes | None = None,
 ) -> int:
     """Bytes that one worker contributes to one exchange of a gradient of ``numel`` fp32 elements, see `operations`.
@@ -99,7 +110,16 @@ def wire_bytes(
         BadInput: there is no compressor called ``name``, or what is asked of it does not go together.
     """
     parts = operations(
-        name, numel, ratio, workers=workers, collective=collective, bits=bits, levels=levels, rank=rank, shapes=shapes
+        name,
+        numel,
+        ratio,
+        workers=workers,
+        collective=collective,
+        bits=bits,
+        levels=levels,
+        rank=rank,
+        coding=coding,
+        shapes=shapes,
     )
     return sum(int(part.payload_bytes) for part in parts)
 
@@ -114,6 +134,7 @@ def operations(
     bits: int | None = None,
     levels: int | None = None,
     rank: int = 1,
+    coding: str = PLAIN,
     shapes: Shapes | None = None,
 ) -> tuple[Operation, ...]:
     """The collective operations of one exchange, in order, with their payloads to the byte.
@@ -129,6 +150,7 @@ def operations(
         bits: width of a quantiser's codes on the wire.
         levels: of a quantiser.
         rank: of PowerSGD.
+        coding: of selected elements, as in `composition.CODINGS`.
         shapes: of the parameters, for compressors that work by layer; absent: one vector.
 
     Raises:
@@ -174,7 +196,7 @@ def operations(
         case _:
             by_layer = name == "topk_per_layer"
             kept = sum(kept_elements(size, ratio) for size in (sizes if by_layer else [numel]))
-            parts = _selected(chosen, kept, workers, METHODS[name].same_size)
+            parts = _selected(chosen, numel, kept, workers, METHODS[name].same_size, coding)
     return tuple(Operation(primitive=primitive, payload_bytes=size, members=workers) for primitive, size in parts)
 
 
@@ -187,6 +209,23 @@ def low_rank_elements(shapes: Shapes, rank: int) -> tuple[int, int]:
         left += rows * (used or columns)
         right += columns * used
     return left, right
+
+
+def packed_index_bytes(numel: int, count: int) -> int:
+    """Bytes of ``count`` ascending indices below ``numel`` in the packed coding: lower bits, then the upper parts."""
+    low = low_index_bits(numel, count)
+    return math.ceil(count * low / 8) + math.ceil((count + (numel >> low) + 1) / 8)
+
+
+def low_index_bits(numel: int, count: int) -> int:
+    """How many of an index's lower bits the packed coding stores as they are: what makes the whole shortest."""
+    return min((0, 2, 4, 8), key=lambda low: count * low + (numel >> low))
+
+
+def element_bytes(numel: int, count: int, coding: str = PLAIN) -> int:
+    """Bytes of ``count`` selected elements of a gradient of ``numel``, with their indices, in whole words."""
+    indices = INDEX_BYTES * count if coding == PLAIN else packed_index_bytes(numel, count)
+    return 4 * math.ceil((indices + count * (NARROW_BYTES if coding == PACKED_BF16 else VALUE_BYTES)) / 4)
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
@@ -203,15 +242,17 @@ def low_rank(rows: int, columns: int, rank: int) -> int:
 _Part = tuple[cost.Primitive, int]
 
 
-def _selected(collective: str, kept: int, workers: int, same_size: bool) -> list[_Part]:
+def _selected(collective: str, numel: int, kept: int, workers: int, same_size: bool, coding: str) -> list[_Part]:
     """The operations of ``kept`` selected elements."""
     if collective == GATHER:
         lengths: list[_Part] = [] if same_size else [("all_gather", LENGTH_BYTES)]
-        return [*lengths, ("all_gather", kept * (INDEX_BYTES + VALUE_BYTES))]
+        return [*lengths, ("all_gather", element_bytes(numel, kept, coding))]
     elected = collective == VAR or (collective == AR_TOPK and workers > MANY_WORKERS)
     assert collective in (STAR, VAR, AR_TOPK)
     election: list[_Part] = [("all_gather", VALUE_BYTES)] if elected else []
-    return [*election, ("broadcast", kept * INDEX_BYTES), ("all_reduce", kept * VALUE_BYTES)]
+    indices = kept * INDEX_BYTES if coding == PLAIN else packed_index_bytes(numel, kept)
+    values = workers * NARROW_BYTES * math.ceil(kept / workers) if coding == PACKED_BF16 else kept * VALUE_BYTES
+    return [*election, ("broadcast", indices), ("all_reduce", values)]
 
 
 def collective_time_s(
