@@ -81,7 +81,7 @@ def train_plainly(spec: RunSpec, rank: int, events: EventLog, pace: Pace) -> Non
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * task.schedule(epoch)
         set_epoch(data.train, cursor.epoch, spec.seed)
-        indices = cursor.take([local] * world_size).slice(rank)
+        indices = cursor.take([local] * world_size).slice(rank).copy()
         pace.begin(local)
         optimizer.zero_grad()
         loss = task.loss(parallel, fetch(data.train, indices))

@@ -80,7 +80,7 @@ class Scale:
 
 
 QUICK = Scale(
-    rounds=1, best_step_s=0.06, steps=30, noise_steps=120, level_periods=6, equal_rounds=2, accuracy_rounds=1,
+    rounds=1, best_step_s=0.05, steps=30, noise_steps=120, level_periods=6, equal_rounds=2, accuracy_rounds=1,
     is_quick=True,
 )  # fmt: skip
 FULL = Scale(
