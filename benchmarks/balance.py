@@ -337,7 +337,7 @@ BIG_JOBS = (
         data="cifar10",
         batch=128,
         best_step_s=0.55,
-        epochs=2,
+        epochs=5,
         metric="accuracy",
         higher_is_better=True,
         points=0.01,
@@ -347,7 +347,7 @@ BIG_JOBS = (
         data="wikitext-2",
         batch=40,
         best_step_s=0.34,
-        epochs=2,
+        epochs=4,
         metric="perplexity",
         higher_is_better=False,
         points=1.0,
@@ -369,7 +369,7 @@ def accuracy_part(scale: Scale, results: Results) -> None:
             workers=workers,
             batch_policy="model",
             stop=StopRule(max_epochs=job.epochs),
-            evaluate_every_epochs=0.5,
+            evaluate_every_epochs=0.25,
             control_period_steps=PERIOD,
             checkpoint_every_s=1e6,
         )
@@ -378,8 +378,7 @@ def accuracy_part(scale: Scale, results: Results) -> None:
         speed_ups, differences = [], []
         for plain, ours in zip(logs[DDP], logs["hetopt"], strict=True):
             final = [qualities(log, job)[-1][1] for log in (plain, ours)]
-            quality = min(final)
-            times = [next(at for at, reached in qualities(log, job) if reached >= quality) for log in (plain, ours)]
+            times = [time_to(qualities(log, job), min(final)) for log in (plain, ours)]
             speed_ups.append(times[0] / times[1])
             differences.append((final[1] - final[0]) / job.points)
             sign = 1 if job.higher_is_better else -1
@@ -401,6 +400,17 @@ def qualities(log: Log, job: Job) -> list[tuple[float, float]]:
     begun = next(event["time_s"] for event in log if event["event"] == "training_started")
     sign = 1 if job.higher_is_better else -1
     return [(e["time_s"] - begun, sign * e["metrics"][job.metric]) for e in log if e["event"] == "evaluated"]
+
+
+def time_to(measured: Sequence[tuple[float, float]], quality: float) -> float:
+    """Seconds until a quality was first reached, on the line between the evaluations before and after."""
+    before_s, before = measured[0][0], measured[0][1]
+    for at_s, reached in measured:
+        if reached >= quality:
+            part = (quality - before) / (reached - before) if reached > before else 1.0
+            return before_s + min(1.0, max(0.0, part)) * (at_s - before_s)
+        before_s, before = at_s, reached
+    raise ValueError(f"a quality of {quality} was never reached")
 
 
 def data_folder(job: Job) -> Path | None:
