@@ -80,7 +80,7 @@ class Scale:
 
 
 QUICK = Scale(
-    rounds=1, best_step_s=0.05, steps=30, noise_steps=120, level_periods=6, equal_rounds=2, accuracy_rounds=1,
+    rounds=1, best_step_s=0.045, steps=30, noise_steps=120, level_periods=6, equal_rounds=2, accuracy_rounds=1,
     is_quick=True,
 )  # fmt: skip
 FULL = Scale(
@@ -270,8 +270,8 @@ def periods_of_stage(log: Log, stage: int, length: int) -> list[Event]:
 
 EQUAL_JOBS = {
     "small network": (TOY, 96, 200),
-    "ResNet-20": (f"{Path(__file__).with_name('_toy.py')}:resnet", 32, 40),
-    "4 M parameters": (f"{Path(__file__).with_name('_toy.py')}:wide", 32, 40),
+    "ResNet-20": (f"{Path(__file__).with_name('_toy.py')}:resnet", 32, 30),
+    "4 M parameters": (f"{Path(__file__).with_name('_toy.py')}:wide", 32, 30),
 }
 
 
@@ -283,10 +283,10 @@ def equal_part(scale: Scale, results: Results) -> None:
         workers = tuple(
             WorkerSpec(host=host.name, type="equal", local_batch_size=batch // 2, threads=1) for host in hosts
         )
-        run = spec(workers, "model", steps=steps, task=task, period=USUAL_PERIOD)
+        run = spec(workers, "model", steps=steps, task=task, period=NOISY_PERIOD)
         sides = [Side(name=DDP, by="ddp", spec=run), Side(name="hetopt", by="hetopt", spec=run)]
         logs = rehearse(hosts, sides, rounds=scale.equal_rounds)
-        measured = [[step_time_s(log, from_step=USUAL_PERIOD) for log in logs[side]] for side in ("hetopt", DDP)]
+        measured = [[step_time_s(log, from_step=NOISY_PERIOD) for log in logs[side]] for side in ("hetopt", DDP)]
         over = ratio(*measured)
         key = name.lower().replace(" ", "_").replace("-", "")
         results.goal(f"equal_workers_over_ddp_{key}", over.median, at_most=1.02)
@@ -326,7 +326,7 @@ DIGITS = Job(
     data=None,
     batch=96,
     best_step_s=0.07,
-    epochs=6,
+    epochs=4,
     metric="accuracy",
     higher_is_better=True,
     points=0.01,
