@@ -1,0 +1,85 @@
+"""Jobs that are trained until they are good, and when a run became so."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks._rehearsal import Log
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job that is trained until it is good, at (6, 6, 4, 32)-like inequality."""
+
+    task: str
+    data: str | None
+    batch: int
+    best_step_s: float
+    epochs: float
+    metric: str
+    higher_is_better: bool
+    points: float
+    """Units of the metric in one point."""
+
+
+DIGITS = Job(
+    task="digits",
+    data=None,
+    batch=96,
+    best_step_s=0.07,
+    epochs=4,
+    metric="accuracy",
+    higher_is_better=True,
+    points=0.01,
+)
+BIG_JOBS = (
+    Job(
+        task="resnet20-cifar10",
+        data="cifar10",
+        batch=128,
+        best_step_s=0.55,
+        epochs=5,
+        metric="accuracy",
+        higher_is_better=True,
+        points=0.01,
+    ),
+    Job(
+        task="lstm-small",
+        data="wikitext-2",
+        batch=40,
+        best_step_s=0.34,
+        epochs=4,
+        metric="perplexity",
+        higher_is_better=False,
+        points=1.0,
+    ),
+)
+
+
+def qualities(log: Log, job: Job) -> list[tuple[float, float]]:
+    """Seconds since training began and the metric, larger is better, at every evaluation."""
+    begun = next(event["time_s"] for event in log if event["event"] == "training_started")
+    sign = 1 if job.higher_is_better else -1
+    return [(e["time_s"] - begun, sign * e["metrics"][job.metric]) for e in log if e["event"] == "evaluated"]
+
+
+def time_to(measured: Sequence[tuple[float, float]], quality: float) -> float:
+    """Seconds until a quality was first reached, on the line between the evaluations before and after."""
+    before_s, before = measured[0][0], measured[0][1]
+    for at_s, reached in measured:
+        if reached >= quality:
+            part = (quality - before) / (reached - before) if reached > before else 1.0
+            return before_s + min(1.0, max(0.0, part)) * (at_s - before_s)
+        before_s, before = at_s, reached
+    raise ValueError(f"a quality of {quality} was never reached")
+
+
+def data_folder(job: Job) -> Path | None:
+    """Where the job's data is, if it is here."""
+    if job.data is None:
+        return None
+    base = Path(os.environ.get("HETOPT_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))
+    return base / job.data if (base / job.data).is_dir() else None
