@@ -6,11 +6,24 @@ A run of one worker has no process group and agrees with itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
 _TEXT_BYTES = 256
+
+
+class Store(Protocol):
+    """What a roll call needs of the key-value store of a process group."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Write a value."""
+        ...
+
+    def check(self, keys: list[str], /) -> bool:
+        """Whether all keys were written."""
+        ...
 
 
 def gather_numbers(row: Sequence[float], world_size: int) -> list[list[float]]:

@@ -1,4 +1,4 @@
-"""The first event of a run: what is trained, and on whom."""
+"""The first events of a run: what is trained, on whom, and over which network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from torch import nn
 
 from hetopt.trainer.agreement import gather_numbers, gather_texts
 from hetopt.trainer.context import WorkerContext
+from hetopt.trainer.events import EventLog
+from hetopt.trainer.exchange.network_state import NetworkState
 from hetopt.trainer.step import trainable_parameters
+from hetopt.trainer.step_assembly import Form
 
 
 def announce(context: WorkerContext, model: nn.Module, *, shares: Sequence[int], step: int) -> None:
@@ -43,5 +46,29 @@ def announce(context: WorkerContext, model: nn.Module, *, shares: Sequence[int],
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         gradient_bytes=sum(parameter.nbytes for parameter in trainable_parameters(model)),
         compression=spec.compression.model_dump(),
+        ratio_policy=spec.ratio_policy,
+        collective_policy=spec.collective_policy,
         resumed_step=step,
+    )
+
+
+def tell_network(events: EventLog, form: Form) -> None:
+    """Write ``network_measured``, where it was."""
+    if form.calibration is None:
+        return
+    network: NetworkState = form.calibration.network
+    hop = next(iter(network.links.values())).speed
+    events.write(
+        "network_measured",
+        latency_s=round(hop.latency_s, 7),
+        bytes_per_s=round(hop.bytes_per_s),
+        measured_s=round(form.measured_s, 3),
+        timings=[
+            {
+                "collective": timed.operation.primitive,
+                "payload_bytes": int(timed.operation.payload_bytes),
+                "time_s": round(timed.time_s, 7),
+            }
+            for timed in form.calibration.timings
+        ],
     )

@@ -1,9 +1,11 @@
-"""The step that sums dense gradients bucket by bucket while backward still runs, hosted by DistributedDataParallel."""
+"""The step that sums gradients bucket by bucket while backward still runs, hosted by DistributedDataParallel."""
 
 # No `from __future__ import annotations` here: DistributedDataParallel compares the annotations of its hook with types.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,7 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hetopt.profiler.errors import RunFailed
 from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.exchange.memory import Memory, NoMemory
+from hetopt.trainer.exchange.buckets import BucketExchange
+from hetopt.trainer.exchange.guarded import Guard
+from hetopt.trainer.exchange.memory import NoMemory, Remembered
 from hetopt.trainer.local_gradient import DoesNotFit, LocalGradient
 from hetopt.trainer.noise_groups import NoiseSums, square_norm
 from hetopt.trainer.pace import Pace
@@ -26,8 +30,24 @@ _FEW = 2
 """Samples that buckets are laid out with: as few as BatchNorm can normalise, for memory may be scarce."""
 
 
+class Sent(Protocol):
+    """Something on its way to the other workers."""
+
+    def wait(self) -> object:
+        """Return when it is there."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Bucket:
+    """Gradients that travel together, one after the other, and whose they are."""
+
+    buffer: Tensor
+    parameters: tuple[Tensor, ...]
+
+
 class BucketedStep:
-    """Sums dense gradients bucket by bucket under backward, hosted by DistributedDataParallel.
+    """Sums gradients bucket by bucket under backward, hosted by DistributedDataParallel.
 
     Needs a process group, and a model that uses all of its trainable parameters at every step. `warm_up` comes first,
     on all ranks.
@@ -42,6 +62,10 @@ class BucketedStep:
         stopwatch: of the device.
         pace: how fast this worker may be.
         noise: whether the gradients of the workers are measured for their noise.
+        exchange: compresses buckets; None: they are summed as they are.
+        way: name of what becomes of buckets, for the traces.
+        bucket_bytes: that a bucket holds; None: what DistributedDataParallel takes.
+        guard: names who is lost when the workers do not all come.
     """
 
     def __init__(
@@ -52,6 +76,10 @@ class BucketedStep:
         stopwatch: Stopwatch,
         pace: Pace,
         noise: bool = False,
+        exchange: BucketExchange | None = None,
+        way: str = "",
+        bucket_bytes: int | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self._parameters = trainable_parameters(module.model)
         self._device = self._parameters[0].device
@@ -59,20 +87,35 @@ class BucketedStep:
         self._stopwatch = stopwatch
         self._pace = pace
         self._noise = noise
-        self._memory = NoMemory()
+        self._exchange = exchange
+        self._memory: Remembered = NoMemory() if exchange is None else exchange.memory
+        self.way = way
+        self._guard = guard if guard is not None else Guard(way)
         self._computed: Mark = stopwatch.mark()
-        self._buckets: list[Tensor] = []
-        self._sent: list[dist.Work] = []
+        self._buckets: list[Bucket] = []
+        self._sent: list[Sent] = []
         self._squares: list[Tensor] = []
         self._expected = 0  # buckets of a step; 0: they are being laid out, and no pace is kept
-        self._parallel = DistributedDataParallel(module, forward_sync_buffers=False, gradient_as_bucket_view=True)
+        self._is_laying_out = True
+        self._views: list[Tensor | None] = []
+        self._parallel = DistributedDataParallel(
+            module,
+            forward_sync_buffers=False,
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=None if bucket_bytes is None else bucket_bytes / 2**20,
+        )
         self._parallel.register_comm_hook(None, self._watch_bucket if pace.waits else self._send_bucket)
         self._local = LocalGradient(model=module.model, forward=self._parallel, reader=reader, device=self._device)
 
     @property
-    def memory(self) -> Memory:
-        """Nothing: all of the gradient is sent."""
+    def memory(self) -> Remembered:
+        """Nothing where all of the gradient is sent."""
         return self._memory
+
+    @property
+    def buckets(self) -> int:
+        """How many there are, once they are laid out."""
+        return len(self._buckets)
 
     def warm_up(self, part: MicroBatch) -> None:
         """Compute a micro-batch (see `Step`); the first time, lay out the buckets with some of its samples.
@@ -93,8 +136,21 @@ class BucketedStep:
             except DoesNotFit as error:
                 raise self._lost(error) from None
             self._wait()
+        self._is_laying_out = False
+        self._views = [parameter.grad for parameter in self._parameters]
 
-    def run(self, parts: Sequence[MicroBatch], global_batch_size: int, loss_scale: float | None) -> StepTrace:
+    def take_gradients(self) -> None:
+        """Gradients go into the buckets again, after another form of step has led them elsewhere."""
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            parameter.grad = view
+
+    def run(
+        self,
+        parts: Sequence[MicroBatch],
+        global_batch_size: int,
+        loss_scale: float | None,
+        look_at: Sequence[float] = (),
+    ) -> StepTrace:
         """Compute and exchange (see `Step`); there must be at least one micro-batch."""
         assert self._buckets, "warm_up comes first"
         begun = self._stopwatch.mark()
@@ -108,8 +164,9 @@ class BucketedStep:
             loss_sum = self._local.run(parts, factor, around=self._unsent)
             self._pace.reach(1.0)
             self._computed = self._stopwatch.mark()
-            for bucket in tuple(self._buckets):
-                self._send(bucket)
+            buckets = tuple(self._buckets)
+            for bucket in buckets:
+                self._send(bucket, is_last=bucket is buckets[-1])
         else:
             loss_sum = self._run_overlapped(parts, factor)
         self._wait()
@@ -128,6 +185,8 @@ class BucketedStep:
             micro_batches=len(parts),
             finite=finite,
             noise=self._noise_sums(factor, samples) if self._noise and finite else None,
+            way=self.way,
+            exchange=None if self._exchange is None else self._exchange.take_stats(),
         )
 
     def _run_overlapped(self, parts: Sequence[MicroBatch], factor: float) -> Tensor:
@@ -155,22 +214,28 @@ class BucketedStep:
         return self._parallel.no_sync()
 
     def _wait(self) -> None:
-        for work in self._sent:
-            work.wait()
+        with self._guard.watch():
+            for work in self._sent:
+                work.wait()
 
     def _noise_sums(self, factor: float, samples: int) -> NoiseSums:
         local = torch.stack(self._squares).sum() / (factor**2 * samples)
-        return NoiseSums(groups=1, weighted_square_norm=local, mean_square_norm=square_norm(self._buckets))
+        buffers = [bucket.buffer for bucket in self._buckets]
+        return NoiseSums(groups=1, weighted_square_norm=local, mean_square_norm=square_norm(buffers))
 
-    def _send(self, bucket: Tensor) -> None:
+    def _send(self, bucket: Bucket, *, is_last: bool) -> None:
         if self._noise:
-            self._squares.append(square_norm([bucket]))
+            self._squares.append(square_norm([bucket.buffer]))
         if not self._sent:
             self._buckets = []
         self._buckets.append(bucket)
-        work = dist.all_reduce(bucket, async_op=True)
-        assert work is not None  # as for every asynchronous collective of a member of the group
-        self._sent.append(work)
+        # Gradients that nobody wants must not enter what the exchange remembers.
+        if self._exchange is None or self._is_laying_out:
+            work = dist.all_reduce(bucket.buffer, async_op=True)
+            assert work is not None  # as for every asynchronous collective of a member of the group
+            self._sent.append(work)
+        else:
+            self._sent.append(self._exchange.sum_bucket(bucket.parameters, bucket.buffer, last=is_last))
 
     # The type exists at run time and is compared with; torch's stubs do not know it.
     def _send_bucket(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
@@ -182,7 +247,7 @@ class BucketedStep:
         buffer = bucket.buffer()
         if bucket.is_last():
             self._computed = self._stopwatch.mark()
-        self._send(buffer)
+        self._send(Bucket(buffer=buffer, parameters=tuple(bucket.parameters())), is_last=bucket.is_last())
         sent: torch.futures.Future[Tensor] = torch.futures.Future(devices=self._devices)
         sent.set_result(buffer)
         return sent

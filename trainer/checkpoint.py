@@ -28,7 +28,7 @@ from hetopt.trainer.exchange.memory import MemoryState, redistribute
 from hetopt.trainer.run_folder import CHECKPOINT_FOLDER
 from hetopt.trainer.spec import RunSpec
 
-_SCHEMA = 2
+_SCHEMA = 3
 _KEPT = 2
 
 
@@ -46,6 +46,7 @@ class SharedState:
         cursor: where the data stands.
         policy: name of the batch policy.
         controller: what the batch policy remembers, as plain JSON.
+        steering: what steers the exchange remembers, likewise; None: nothing does.
         loss_scale: of fp16.
         learning_rate: the scale that follows the gradient noise, where it does.
         memory_bounds: samples of the largest micro-batch that each worker learned to fit, in rank order; 0: none.
@@ -61,6 +62,7 @@ class SharedState:
     cursor: Mapping[str, int]
     policy: str
     controller: Mapping[str, object]
+    steering: Mapping[str, object] | None
     loss_scale: Mapping[str, float] | None
     learning_rate: Mapping[str, float] | None
     memory_bounds: tuple[int, ...]

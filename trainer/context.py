@@ -9,13 +9,17 @@ from pathlib import Path
 
 import torch
 
+from hetopt.trainer.agreement import Store
 from hetopt.trainer.events import EventLog
 from hetopt.trainer.spec import RunSpec, WorkerSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerContext:
-    """One worker's place in the run. The default process group is initialised whenever ``world_size > 1``."""
+    """One worker's place in the run. The default process group is initialised whenever ``world_size > 1``.
+
+    ``store`` is what the group met through; absent: nobody can be asked who is missing when the group falls apart.
+    """
 
     spec: RunSpec
     rank: int
@@ -24,6 +28,7 @@ class WorkerContext:
     run_dir: Path
     events: EventLog
     stop_requested: Callable[[], bool]
+    store: Store | None = None
     clock: Callable[[], float] = time.perf_counter
 
     @property

@@ -7,20 +7,34 @@ parameters at every step or are so small that nothing can be sent under backward
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.exchange.exchange import GradientExchange
-from hetopt.trainer.exchange.memory import Memory
+from hetopt.trainer.exchange.energy import energy
+from hetopt.trainer.exchange.memory import Remembered
+from hetopt.trainer.exchange.stats import ExchangeStats
 from hetopt.trainer.local_gradient import LocalGradient
 from hetopt.trainer.noise_groups import MicroBatchGroups, NoiseSums, square_norm, weighted_square_norm
 from hetopt.trainer.pace import Pace
 from hetopt.trainer.step import LossModule, Reader, StepTrace, trainable_parameters
 from hetopt.trainer.stopwatch import Stopwatch
+
+
+class WholeExchange(Protocol):
+    """What this step needs of an exchange."""
+
+    @property
+    def memory(self) -> Remembered:
+        """What a checkpoint needs of it."""
+        ...
+
+    def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
+        """Replace the weighted local gradient by the sum over all workers, in place (see `LookingExchange`)."""
+        ...
 
 
 class FusedStep:
@@ -35,6 +49,8 @@ class FusedStep:
         stopwatch: of the device.
         pace: how fast this worker may be.
         noise: the groups of samples whose gradients are measured for their noise; None: nobody asks.
+        way: name of what the exchange does, for the traces.
+        norms: whether norms of local gradients are asked for.
     """
 
     def __init__(
@@ -42,38 +58,54 @@ class FusedStep:
         *,
         module: LossModule,
         reader: Reader,
-        exchange: GradientExchange,
+        exchange: WholeExchange,
         stopwatch: Stopwatch,
         pace: Pace,
         noise: Literal["workers", "micro-batches"] | None = None,
+        way: str = "",
+        norms: bool = False,
     ) -> None:
-        parameters = trainable_parameters(module.model)
+        self._parameters = parameters = trainable_parameters(module.model)
         device = parameters[0].device
+        self.way = way
+        self._norms = norms
         self._local = LocalGradient(model=module.model, forward=module, reader=reader, device=device)
         self._exchange = exchange
         self._stopwatch = stopwatch
         self._pace = pace
         self._flat = torch.zeros(sum(p.numel() for p in parameters), device=device)
-        for parameter, view in zip(parameters, torch.split(self._flat, [p.numel() for p in parameters]), strict=True):
-            parameter.grad = view.view_as(parameter)
+        self._views = [
+            view.view_as(parameter)
+            for parameter, view in zip(
+                parameters, torch.split(self._flat, [p.numel() for p in parameters]), strict=True
+            )
+        ]
         self._noise = noise
         self._groups = MicroBatchGroups(self._flat) if noise == "micro-batches" else None
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> Remembered:
         """The exchange's."""
         return self._exchange.memory
 
     def warm_up(self, part: MicroBatch) -> None:
         """Compute a micro-batch (see `Step`)."""
+        self._take_gradients()
         self._local.try_out(part)
 
-    def run(self, parts: Sequence[MicroBatch], global_batch_size: int, loss_scale: float | None) -> StepTrace:
+    def run(
+        self,
+        parts: Sequence[MicroBatch],
+        global_batch_size: int,
+        loss_scale: float | None,
+        look_at: Sequence[float] = (),
+    ) -> StepTrace:
         """Compute and exchange (see `Step`)."""
         begun = self._stopwatch.mark()
         samples = sum(map(len, parts))
         self._pace.begin(samples)
         self._flat.zero_()
+        self._take_gradients()
         factor = (loss_scale or 1.0) / global_batch_size
         if self._groups is not None:
             self._groups.begin(factor)
@@ -87,8 +119,8 @@ class FusedStep:
             # agree before they exchange.
             self._flat.mul_(1 / loss_scale)
             finite = _all_finite(self._flat)
-        if finite:
-            self._exchange.run(self._flat)
+        square = energy(self._flat) if self._norms and finite else None
+        stats = self._exchange.run(self._flat, look_at) if finite else None
         summed = self._stopwatch.mark()
         noise = None
         if measured is not None and finite:
@@ -102,7 +134,16 @@ class FusedStep:
             micro_batches=len(parts),
             finite=finite,
             noise=noise,
+            way=self.way if finite else "",
+            exchange=stats,
+            gradient_energy=square,
         )
+
+    def _take_gradients(self) -> None:
+        """Gradients go into the buffer from here on; another form of step may have led them elsewhere."""
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            if parameter.grad is not view:
+                parameter.grad = view
 
     def _measured(self, factor: float, samples: int) -> tuple[int, Tensor] | None:
         """How many groups this worker's samples are, and their weighted squared norms."""

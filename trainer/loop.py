@@ -15,15 +15,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hetopt.profiler.errors import BadInput, RunFailed
-from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts
-from hetopt.trainer.announcement import announce
+from hetopt.trainer.agreement import gather_numbers, gather_texts
+from hetopt.trainer.announcement import announce, tell_network
 from hetopt.trainer.assembly import (
     build_model,
-    half_of,
     make_adaptive_scale,
     make_controller,
     make_feed,
-    make_step,
     make_worker_pace,
 )
 from hetopt.trainer.balance import Balance
@@ -39,12 +37,13 @@ from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.evaluation import average_buffers, evaluate
 from hetopt.trainer.learning_rate import LearningRate
-from hetopt.trainer.local_gradient import DoesNotFit
 from hetopt.trainer.milestones import Milestones
-from hetopt.trainer.precision import LossScale, initial_loss_scale
+from hetopt.trainer.period_runner import PeriodRunner
+from hetopt.trainer.precision import Autocast, LossScale
 from hetopt.trainer.run_folder import MODEL_FILE
-from hetopt.trainer.statistics import ControlRow, Period, PeriodLog
-from hetopt.trainer.step import Step, StepTrace
+from hetopt.trainer.statistics import Period
+from hetopt.trainer.step import LossModule
+from hetopt.trainer.step_assembly import StepMaker, own_momentum
 from hetopt.trainer.stopwatch import make_stopwatch
 from hetopt.trainer.task import Task, TaskData
 from hetopt.trainer.tasks.load import load_task
@@ -86,25 +85,30 @@ class _Run:
         self._feed = make_feed(context, data.train)
         self._pace = make_worker_pace(context)
         stopwatch = make_stopwatch(context.device)
-        self._step_form: Step = make_step(
-            context,
-            task,
-            model,
+        self._optimizer: Optimizer = task.optimizer(model)
+        self._form = StepMaker(
+            context=context,
+            task=task,
+            module=LossModule(model, task.loss, Autocast(device_type=context.device.type, precision=spec.precision)),
+            compression=own_momentum(spec, self._optimizer),
             feed=self._feed,
             stopwatch=stopwatch,
             pace=self._pace,
-            samples=self._balance.shares[context.rank],
+        ).make(self._balance.shares[context.rank])
+        self._steering = self._form.steering
+        self._runner = PeriodRunner(
+            context=context,
+            form=self._form,
+            feed=self._feed,
+            optimizer=self._optimizer,
+            learning_rate=LearningRate.of(task, self._optimizer),
+            pace=self._pace,
+            stopwatch=stopwatch,
         )
-        self._log = PeriodLog(stopwatch)
-        self._optimizer: Optimizer = task.optimizer(model)
-        self._learning_rate = LearningRate.of(task, self._optimizer)
         self._adaptive_scale = make_adaptive_scale(spec, task)
-        self._loss_scale: LossScale | None = initial_loss_scale(spec.precision)
         self._memory_bounds = (0,) * context.world_size
         self._checkpoints = CheckpointFolder(context.run_dir)
-        self._step = 0
         self._earlier_s = 0.0  # trained by earlier attempts
-        self._control_s = 0.0  # spent on control since the last event
         self._begun_s = context.clock()
         self._checkpoint_s = context.clock()
         self._checkpoint_step: int | None = None
@@ -140,39 +144,41 @@ class _Run:
             step, context.rank, workers_then=len(shared.shares), workers_now=context.world_size
         )
         own.restore_generators(context.device)
-        self._step_form.memory.load_state(own.memory)
+        self._form.step.memory.load_state(own.memory)
         self._feed.continue_from(SampleCursor.from_state(shared.cursor))
-        self._loss_scale = LossScale.from_dict(shared.loss_scale) if shared.loss_scale is not None else None
+        self._runner.loss_scale = LossScale.from_dict(shared.loss_scale) if shared.loss_scale is not None else None
         if self._adaptive_scale is not None and shared.learning_rate is not None:
             self._adaptive_scale = self._adaptive_scale.resumed(shared.learning_rate)
+        self._form.resume(shared.steering)
         self._balance.resume(policy=shared.policy, shares=shared.shares, state=shared.controller)
         if len(shared.memory_bounds) == context.world_size:
             self._memory_bounds = shared.memory_bounds
             self._feed.recall_bound(shared.memory_bounds[context.rank])
-        self._step = self._checkpoint_step = step
+        self._runner.step = self._checkpoint_step = step
         self._earlier_s = shared.training_s
         self._target_reached = shared.target_reached
 
     def go(self) -> None:
         """Train to the end and leave the model, a checkpoint and the last event behind."""
         context, clock = self._context, self._context.clock
-        announce(context, self._model, shares=self._balance.shares, step=self._step)
+        announce(context, self._model, shares=self._balance.shares, step=self._runner.step)
+        tell_network(context.events, self._form)
         self._feed.begin(self._balance.shares)
-        context.events.write("training_started", step=self._step)
+        context.events.write("training_started", step=self._runner.step)
         self._begun_s = self._checkpoint_s = clock()
         step_time_s: float | None = None
         reason = self._ended()
         while reason is None:
             before = self._feed.position
-            period = self._period(self._milestones.period_steps(self._step, before, step_time_s))
+            period = self._period(self._milestones.period_steps(self._runner.step, before, step_time_s))
             step_time_s = period.step_time_s
             if self._milestones.evaluation_due(before, self._feed.position):
                 self._evaluate()
             reason = self._ended() or ("stopped" if period.stop_wished else None)
             if reason is None and period.rows[0].since_checkpoint_s >= context.spec.checkpoint_every_s:
                 self._save_checkpoint()
-        if self._log.unread:
-            self._tell(self._gather().wait())
+        if self._runner.log.unread:
+            self._tell(self._runner.gather(self._checkpoint_s).wait())
         self._finish(reason)
 
     def close(self) -> None:
@@ -182,60 +188,23 @@ class _Run:
     def _period(self, steps: int) -> Period:
         """Do some steps over the present shares, read what they were like, and decide."""
         context, clock = self._context, self._context.clock
-        # A message of a few numbers takes as long as a small gradient does: it travels under the last step.
-        hidden = context.world_size > 1 and steps > 1 and not self._all_meet_after(steps)
-        self._log.resume()
-        for _ in range(steps - 1):
-            self._one_step()
-        if hidden:
-            gathering = self._gather()
-            self._log.resume()
-            self._one_step()
-        else:
-            self._one_step()
-            gathering = self._gather()
+        if self._steering is not None:
+            steps = self._steering.period_steps(steps)
+        gathering = self._runner.run(
+            steps,
+            shares=self._balance.shares,
+            learning_rate_scale=self._learning_rate_scale,
+            all_meet=context.world_size == 1 or self._all_meet_after(steps),
+            checkpoint_s=self._checkpoint_s,
+        )
         begun_s = clock()
         period = self._tell(gathering.wait())
         self._decide(period)
-        self._control_s += clock() - begun_s
+        self._runner.control_s += clock() - begun_s
         return period
 
     def _all_meet_after(self, steps: int) -> bool:
-        return self._milestones.all_meet(self._step, self._feed.position, steps)
-
-    def _one_step(self) -> None:
-        self._learning_rate.apply(self._optimizer, self._epoch, self._learning_rate_scale)
-        scale = self._loss_scale
-        parts = self._feed.take(self._balance.shares)
-        trace: StepTrace | None = None
-        while trace is None:
-            try:
-                trace = self._step_form.run(
-                    parts, self._context.spec.global_batch_size, None if scale is None else scale.value
-                )
-            except DoesNotFit as error:
-                too_many = error.samples
-            if trace is None:  # out here, where the error no longer holds on to what filled the memory
-                parts = self._feed.learn_bound(half_of(too_many, self._context.rank))
-        if trace.finite:
-            self._optimizer.step()
-        if scale is not None:
-            self._loss_scale = scale.after(finite=trace.finite)
-        self._log.add(trace)
-        self._step += 1
-
-    def _gather(self) -> Gathering:
-        """Send this worker's control row on its way."""
-        context, begun_s = self._context, self._context.clock()
-        row = self._log.close(
-            pace_use=self._pace.use(),
-            memory_bound=self._feed.learned_bound or 0,
-            stop_wished=context.stop_requested(),
-            since_checkpoint_s=begun_s - self._checkpoint_s,
-        )
-        gathering = Gathering(row.to_list(), context.world_size)
-        self._control_s += context.clock() - begun_s
-        return gathering
+        return self._milestones.all_meet(self._runner.step, self._feed.position, steps)
 
     def _tell(self, rows: list[list[float]]) -> Period:
         """Make the rows a period and write what it was like.
@@ -243,11 +212,9 @@ class _Run:
         Raises:
             RunFailed: the loss is no longer finite.
         """
-        events, unread = self._context.events, self._log.unread
-        period = Period(
-            rows=tuple(ControlRow.from_list(numbers) for numbers in rows), local_batch_sizes=self._balance.shares
-        )
-        step = self._step - unread
+        events, unread = self._context.events, self._runner.log.unread
+        period = Period.of(rows, local_batch_sizes=self._balance.shares)
+        step = self._runner.step - unread
         if period.diverged:
             raise RunFailed(
                 f"the loss is {period.loss} at step {step}.",
@@ -257,10 +224,11 @@ class _Run:
         events.write(
             "step",
             **period.event(step=step, epoch=seen / self._feed.dataset_size, samples_seen=seen),
-            control_s=round(self._control_s / period.steps, 7),
+            control_s=round(self._runner.control_s / period.steps, 7),
             learning_rate_scale=self._learning_rate_scale,
+            **self._form.event(period.traffic),
         )
-        self._control_s = 0.0
+        self._runner.control_s = 0.0
         for rank, (bound, known) in enumerate(zip(period.memory_bounds, self._memory_bounds, strict=True)):
             if bound not in (0, known):
                 events.write("memory_bound_learned", step=step, rank=rank, samples=bound)
@@ -268,15 +236,25 @@ class _Run:
         return period
 
     def _decide(self, period: Period) -> None:
-        """What every rank concludes from the same numbers: the shares and the learning rate from now on."""
+        """What every rank concludes from the same numbers: shares, exchange and learning rate from now on."""
         if self._adaptive_scale is not None and (moments := period.noise()) is not None:
             self._adaptive_scale = self._adaptive_scale.after(moments)
+        self._steer(period)
         if not self._balance.is_due(period):
             return
         change = self._balance.judge(period, self._feed.cursor.epoch)
-        self._log.judged(changed=change is not None)
+        self._runner.log.judged(changed=change is not None)
         if change is not None:
-            self._context.events.write("shares_changed", step=self._step, **change)
+            self._context.events.write("shares_changed", step=self._runner.step, **change)
+
+    def _steer(self, period: Period) -> None:
+        if self._steering is None:
+            return
+        rate = float(self._optimizer.param_groups[0]["lr"])
+        change = self._steering.judge(period.traffic, step=self._runner.step, epoch=self._epoch, learning_rate=rate)
+        if change is not None:
+            self._form.follow()
+            self._context.events.write("exchange_changed", step=self._runner.step, **change)
 
     def _evaluate(self) -> None:
         context = self._context
@@ -290,11 +268,11 @@ class _Run:
             rank=context.rank,
             device=context.device,
         )
-        self._evaluated_step = self._step
+        self._evaluated_step = self._runner.step
         self._target_reached = self._task.target.reached(self._metrics)
         context.events.write(
             "evaluated",
-            step=self._step,
+            step=self._runner.step,
             epoch=round(self._epoch, 4),
             metrics=self._metrics,
             evaluation_s=round(context.clock() - begun_s, 6),
@@ -302,16 +280,18 @@ class _Run:
 
     def _save_checkpoint(self) -> None:
         context = self._context
-        if self._checkpoint_step == self._step:
+        if self._checkpoint_step == self._runner.step:
             return
         begun_s = context.clock()
         self._agree_on_buffers()
         if not all(bool(torch.isfinite(parameter).all()) for parameter in self._model.parameters()):
             # The last step's gradient did this; its own loss was still finite. Alike on all ranks.
-            raise RunFailed(f"the model is no longer finite at step {self._step}.", hint="lower the learning rate")
+            raise RunFailed(
+                f"the model is no longer finite at step {self._runner.step}.", hint="lower the learning rate"
+            )
         shared = SharedState(
             digest=run_digest(context.spec),
-            step=self._step,
+            step=self._runner.step,
             training_s=self._training_s,
             shares=self._balance.shares,
             model=self._model.state_dict(),
@@ -319,7 +299,8 @@ class _Run:
             cursor=self._feed.cursor.state(),
             policy=context.spec.batch_policy,
             controller=self._balance.state(),
-            loss_scale=None if self._loss_scale is None else self._loss_scale.to_dict(),
+            steering=None if self._steering is None else self._steering.state(),
+            loss_scale=None if self._runner.loss_scale is None else self._runner.loss_scale.to_dict(),
             learning_rate=None if self._adaptive_scale is None else self._adaptive_scale.state(),
             memory_bounds=self._memory_bounds,
             target_reached=self._target_reached,
@@ -327,23 +308,23 @@ class _Run:
         self._checkpoints.save(
             shared=shared if context.is_leader else None,
             rank=context.rank,
-            own=RankState.now(self._step_form.memory.state(), context.device),
-            step=self._step,
+            own=RankState.now(self._form.step.memory.state(), context.device),
+            step=self._runner.step,
             barrier=lambda: _meet(context.world_size),
         )
-        self._checkpoint_step = self._step
+        self._checkpoint_step = self._runner.step
         self._checkpoint_s = context.clock()
         context.events.write(
             "checkpoint_saved",
-            step=self._step,
-            path=str(self._checkpoints.path(self._step).relative_to(context.run_dir)),
+            step=self._runner.step,
+            path=str(self._checkpoints.path(self._runner.step).relative_to(context.run_dir)),
             save_s=round(self._checkpoint_s - begun_s, 6),
         )
 
     def _finish(self, reason: str) -> None:
         context = self._context
         # Whoever asked the run to stop is waiting for it.
-        if reason != "stopped" and self._evaluated_step != self._step:
+        if reason != "stopped" and self._evaluated_step != self._runner.step:
             self._evaluate()
         training_s = self._training_s
         self._save_checkpoint()
@@ -357,7 +338,7 @@ class _Run:
             save_model(context.run_dir / MODEL_FILE, self._model)
         context.events.write(
             "training_finished",
-            step=self._step,
+            step=self._runner.step,
             epoch=round(self._epoch, 4),
             reason=reason,
             training_s=round(training_s, 6),
@@ -368,7 +349,7 @@ class _Run:
     def _ended(self) -> str | None:
         if self._context.spec.stop.target and self._target_reached:
             return "target"
-        return self._milestones.ended_by(self._step, self._feed.position)
+        return self._milestones.ended_by(self._runner.step, self._feed.position)
 
     def _agree_on_buffers(self) -> None:
         weight = self._balance.shares[self._context.rank] / self._context.spec.global_batch_size
@@ -376,7 +357,7 @@ class _Run:
 
     @property
     def _epoch(self) -> float:
-        return self._feed.position / self._feed.dataset_size
+        return self._runner.epoch
 
     @property
     def _learning_rate_scale(self) -> float:

@@ -24,6 +24,9 @@ BatchPolicy = Literal["uniform", "static", "proportional", "dynamic", "omnilearn
 LearningRateRule = Literal["fixed", "adascale"]
 """``fixed``: the plan's scale, whichever rule it came from. ``adascale``: follows the measured gradient noise."""
 
+RatioPolicyName = Literal["fixed", "warm_up", "accordion", "gravac", "threshold", "scan", "auto"]
+"""Who decides how much of the gradient is sent; each is explained in `hetopt.trainer.control.ratio.choose`."""
+
 Prefetch = Literal["auto", "on", "off"]
 """Whether a worker that reads its samples itself does so ahead, in a thread; ``auto``: where reading takes long."""
 
@@ -93,7 +96,17 @@ class RunSpec(Record):
     data_dir: str | None = None
     seed: NonNegativeInt = 0
     workers: tuple[WorkerSpec, ...] = Field(min_length=1)
-    compression: Compression = Compression()
+    compression: Compression = Field(
+        default=Compression(), description="of gradients; under 'auto' where to begin, else its ratio is the smallest"
+    )
+    ratio_policy: RatioPolicyName = "fixed"
+    collective_policy: Literal["fixed", "cheapest"] = Field(
+        default="fixed", description="whether the collective follows the network while the run goes on"
+    )
+    deterministic_share: float = Field(
+        default=1.0, ge=0, le=1, description="of the steps, see hetopt.profiler.inflation; 1 where it is not known"
+    )
+    exchange_timeout_s: PositiveFloat = Field(default=300.0, description="a worker that is later than this is lost")
     batch_policy: BatchPolicy = "model"
     micro_batch_size: PositiveInt | None = Field(
         default=None, description="samples that are computed together; shares are whole multiples under 'allocation'"
@@ -121,6 +134,11 @@ class RunSpec(Record):
         if ranked != [worker.host for worker in self.workers]:
             raise ValueError("the workers must be those of the miniature's hosts, host by host")
         return self
+
+    @property
+    def steers_exchange(self) -> bool:
+        """Whether what is sent, or how, may change while the run goes on."""
+        return len(self.workers) > 1 and (self.ratio_policy != "fixed" or self.collective_policy != "fixed")
 
     @property
     def global_batch_size(self) -> int:

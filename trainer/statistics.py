@@ -15,6 +15,7 @@ from hetopt.trainer.control.policy import BatchObservation
 from hetopt.trainer.events import Event
 from hetopt.trainer.step import StepTrace
 from hetopt.trainer.stopwatch import Mark, Stopwatch
+from hetopt.trainer.traffic import GroupTraffic, Traffic, traffic_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +71,13 @@ class ControlRow:
         return cls(**dict(zip((field.name for field in fields(cls)), row, strict=True)))
 
 
+NO_TRAFFIC = GroupTraffic(rows=(Traffic(),))
+"""Of a worker that is alone."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Period:
-    """The control rows of all workers, in rank order, for one period of steps.
+    """The control rows of all workers, in rank order, for one period of steps, and the traffic between them.
 
     ``local_batch_sizes`` are the shares at its end. Where the period's first step was the last with other shares, its
     times are left out; its loss counts.
@@ -80,6 +85,17 @@ class Period:
 
     rows: tuple[ControlRow, ...]
     local_batch_sizes: tuple[int, ...]
+    traffic: GroupTraffic = NO_TRAFFIC
+
+    @classmethod
+    def of(cls, gathered: Sequence[Sequence[float]], *, local_batch_sizes: tuple[int, ...]) -> Period:
+        """The period that the workers sent rows of (a `ControlRow`, then a `Traffic`)."""
+        width = len(fields(ControlRow))
+        return cls(
+            rows=tuple(ControlRow.from_list(numbers[:width]) for numbers in gathered),
+            local_batch_sizes=local_batch_sizes,
+            traffic=GroupTraffic(rows=tuple(Traffic.from_list(numbers[width:]) for numbers in gathered)),
+        )
 
     @property
     def steps(self) -> int:
@@ -192,6 +208,10 @@ class PeriodLog:
         self._traces.append(trace)
         self._spans.append((self._resumed, now))
         self._resumed = now
+
+    def traffic(self, *, way: str, dense_bytes: int, looks: int = 0, newest: int | None = None) -> Traffic:
+        """What the unread steps exchanged (see `traffic_of`); waits until the device has done them."""
+        return traffic_of(self._traces, self._stopwatch, way=way, dense_bytes=dense_bytes, looks=looks, newest=newest)
 
     def close(self, *, pace_use: float, memory_bound: int, stop_wished: bool, since_checkpoint_s: float) -> ControlRow:
         """The row for the steps since the last call, at least one; waits until the device has done them."""

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.exchange.memory import Memory
+from hetopt.trainer.exchange.memory import Remembered
+from hetopt.trainer.exchange.stats import ExchangeStats
 from hetopt.trainer.noise_groups import NoiseSums
 from hetopt.trainer.precision import Autocast
 from hetopt.trainer.stopwatch import Mark
@@ -34,6 +35,9 @@ class StepTrace:
         micro_batches: how many the worker's samples were computed in.
         finite: whether the summed gradient may be applied; always true without loss scaling.
         noise: None: not measured.
+        way: in which the gradient was exchanged; steps of the same way can be compared. Empty: it was not.
+        exchange: None: it was not, or everything was summed under backward.
+        gradient_energy: squared norm of this worker's weighted gradient; None: nobody asks.
     """
 
     loss_sum: Tensor
@@ -43,13 +47,16 @@ class StepTrace:
     micro_batches: int
     finite: bool = True
     noise: NoiseSums | None = None
+    way: str = ""
+    exchange: ExchangeStats | None = None
+    gradient_energy: float | None = None
 
 
 class Step(Protocol):
     """Leaves the summed gradient in ``parameter.grad`` of every trainable parameter, the same bits on every rank."""
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> Remembered:
         """What compression still owes; part of a checkpoint."""
         ...
 
@@ -61,13 +68,20 @@ class Step(Protocol):
         """
         ...
 
-    def run(self, parts: Sequence[MicroBatch], global_batch_size: int, loss_scale: float | None) -> StepTrace:
+    def run(
+        self,
+        parts: Sequence[MicroBatch],
+        global_batch_size: int,
+        loss_scale: float | None,
+        look_at: Sequence[float] = (),
+    ) -> StepTrace:
         """Compute and exchange.
 
         Args:
             parts: this worker's micro-batches.
             global_batch_size: samples of the step over all workers.
             loss_scale: the fp16 loss scale of this step, the same on every rank; None: the gradient is not scaled.
+            look_at: ratios to tell the kept energy at, by those forms that exchange the whole gradient.
 
         Raises:
             DoesNotFit: a micro-batch is too large for this worker's memory. Nothing of the step has left the worker,

@@ -6,6 +6,7 @@ environment.
 
 from __future__ import annotations
 
+import datetime
 import os
 import signal
 import sys
@@ -24,6 +25,7 @@ from hetopt.trainer.run_folder import STOP_FILE, read_spec
 from hetopt.trainer.spec import RunSpec
 
 if TYPE_CHECKING:
+    from hetopt.trainer.agreement import Store
     from hetopt.trainer.context import WorkerContext
 
 
@@ -148,7 +150,7 @@ def _work(run_dir: Path, place: Place) -> None:
     torch.manual_seed(spec.seed)
     with (
         closing(EventLog(run_dir / EVENTS_FILE if place.rank == 0 else None)) as events,
-        _process_group(place, device),
+        _process_group(place, device, spec.exchange_timeout_s) as store,
     ):
         # Until here a signal ends the process at once: there is nothing to save, and a worker that waits for its peers
         # could not answer.
@@ -161,6 +163,7 @@ def _work(run_dir: Path, place: Place) -> None:
             run_dir=run_dir,
             events=events,
             stop_requested=stop_wish,
+            store=store,
         )
         _do(context)
 
@@ -178,10 +181,10 @@ def _do(context: WorkerContext) -> None:
 
 
 @contextmanager
-def _process_group(place: Place, device: object) -> Iterator[None]:
-    """The default process group of all workers, over the backend that suits all of their devices."""
+def _process_group(place: Place, device: object, timeout_s: float) -> Iterator[Store | None]:
+    """The default process group of all workers, over the backend that suits all of their devices, and its store."""
     if place.world_size == 1:
-        yield
+        yield None
         return
     import torch.distributed as dist
     from torch.distributed.rendezvous import rendezvous
@@ -189,9 +192,15 @@ def _process_group(place: Place, device: object) -> Iterator[None]:
     store, _, _ = next(rendezvous("env://", place.rank, place.world_size))
     store.set(f"hetopt/device/{place.rank}", f"{os.uname().nodename}/{device}")
     devices = [store.get(f"hetopt/device/{rank}").decode() for rank in range(place.world_size)]
-    dist.init_process_group(choose_backend(devices), store=store, rank=place.rank, world_size=place.world_size)
+    dist.init_process_group(
+        choose_backend(devices),
+        store=store,
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=datetime.timedelta(seconds=timeout_s),
+    )
     try:
-        yield
+        yield store
     finally:
         dist.destroy_process_group()
 

@@ -25,6 +25,8 @@ from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.events import EVENTS_FILE, EventLog
 from hetopt.trainer.exchange.exchange import make_exchange
+from hetopt.trainer.exchange.menu import Menu
+from hetopt.trainer.exchange.switching import SwitchingExchange
 from hetopt.trainer.failure import FailureReport
 from hetopt.trainer.fused_step import FusedStep
 from hetopt.trainer.local_batch import BatchReader
@@ -35,6 +37,7 @@ from hetopt.trainer.run_folder import read_spec
 from hetopt.trainer.spec import Compression
 from hetopt.trainer.step import LossModule, Step
 from hetopt.trainer.stopwatch import CpuStopwatch
+from hetopt.trainer.switching_step import SwitchingStep
 from hetopt.trainer.tasks.load import load_task
 
 
@@ -128,6 +131,44 @@ def gather_under_steps(folder: Path, task_reference: str, rank: int, world_size:
     (folder / f"gathered-{rank}.json").write_text(json.dumps(seen))
 
 
+def switch_ways(folder: Path, task_reference: str, rank: int, world_size: int) -> None:
+    """The same batches again and again by one step that changes its way to exchange; no step is applied."""
+    task = load_task(task_reference)
+    device = torch.device("cpu")
+    reader = BatchReader(dataset=task.data(None).train, device=device, seed=0)
+    model = build_model(task, device, seed=0)
+    numel = sum(parameter.numel() for parameter in model.parameters())
+    module = LossModule(model, task.loss, Autocast(device_type="cpu", precision="fp32"))
+    bucketed = BucketedStep(module=module, reader=reader, stopwatch=CpuStopwatch(), pace=FullPace())
+    part = MicroBatch(epoch=0, indices=range(4 * rank, 4 * rank + 4))
+    bucketed.warm_up(part)
+    menu = Menu(
+        asked=Compression(),
+        chooses_collective=True,
+        numel=numel,
+        workers=world_size,
+        buckets=bucketed.buckets,
+        narrow_s=0.0,
+    )
+    exchange = SwitchingExchange(menu.dense.compression, numel)
+    fused = FusedStep(module=module, reader=reader, exchange=exchange, stopwatch=CpuStopwatch(), pace=FullPace())
+    step = SwitchingStep(fused=fused, exchange=exchange, bucketed=bucketed, first=menu.dense)
+    step.warm_up(part)
+    told, gradients = [], []
+    by_key = {way.option.key: way for way in menu.all}
+    thin = "topk 0.01 by all_gather"
+    dense = menu.dense.option.key
+    for key in (dense, thin, "topk 0.1 by ar_topk, packed_bf16", "bf16 1 by all_reduce", dense):
+        step.use(by_key[key])
+        for number in range(3):
+            trace = step.run([part], 4 * world_size, None, (0.01, 0.1) if number == 1 else ())
+            looked = 0 if trace.exchange is None else len(trace.exchange.look_energies)
+            told.append([key, trace.way, trace.exchange is not None, looked])
+            gradients.append(torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).clone())
+    torch.save(torch.stack(gradients), folder / f"switched-{rank}.pt")
+    (folder / f"switched-{rank}.json").write_text(json.dumps(told))
+
+
 def main() -> None:
     rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     plan = json.loads((folder / "crew.json").read_text())
@@ -136,6 +177,7 @@ def main() -> None:
     try:
         save_gradients(folder, plan["task"], plan["splits"], rank)
         gather_under_steps(folder, plan["task"], rank, world_size)
+        switch_ways(folder, plan["task"], rank, world_size)
         for entry in plan["scenarios"]:
             run_dir = folder / entry["name"]
             if rank == 0:

@@ -52,6 +52,8 @@ def toy_spec(task: str = "plain", *, shares: tuple[int, ...] = SHARES, **changes
 TOPK = {"name": "topk", "ratio": 0.1}
 HALF = {"stop": {"max_steps": 43}}
 SHORT = {"stop": {"max_steps": 40}}
+THIN = {"name": "topk", "ratio": 0.01}
+STEERED = {"collective_policy": "cheapest", "control_period_steps": 8, "stop": {"max_steps": 80}}
 DECLARED = ({"per_sample_s": 0.002}, {"fixed_s": 0.004, "per_sample_s": 0.001}, {"per_sample_s": 0.008, "noise": 0.02})
 # Far longer than the real computation, so that a busy machine does not show: 1, 1 and 8 ms a sample.
 UNEVEN = {
@@ -73,8 +75,8 @@ SCENARIOS: list[dict[str, Any]] = [
     {"name": "buffers-resumed", "spec": toy_spec("with_buffers")},
     {"name": "micro", "spec": toy_spec(max_local_batch_size=(2, None, 1))},
     {"name": "unused", "spec": toy_spec("partly_unused")},
-    {"name": "bf16", "spec": toy_spec(precision="bf16")},
-    {"name": "fp16", "spec": toy_spec(precision="fp16", compression=TOPK)},
+    {"name": "bf16-precision", "spec": toy_spec(precision="bf16")},
+    {"name": "fp16-precision", "spec": toy_spec(precision="fp16", compression=TOPK)},
     {"name": "diverging", "spec": toy_spec(learning_rate_scale=1e30)},
     {"name": "target", "spec": toy_spec("easy", stop={"max_epochs": 50, "target": True})},
     {"name": "paced", "spec": toy_spec(stop={"max_steps": 64}, **UNEVEN)},
@@ -98,6 +100,28 @@ SCENARIOS: list[dict[str, Any]] = [
     {"name": "wide-memory", "spec": toy_spec("wide", **SHORT), "memory": {"rank": 0, "samples": 4}},
     {"name": "wide-memory-told", "spec": toy_spec("wide", max_local_batch_size=(4, None, None), **SHORT)},
     {"name": "wide-memory-later", "spec": toy_spec("wide", **SHORT), "memory": {"rank": 0, "samples": 4, "after": 20}},
+    # What is exchanged changes on the way: by what was measured, or by rules that the same run always follows alike.
+    {"name": "auto", "spec": toy_spec("wide", **STEERED, ratio_policy="auto")},
+    {"name": "auto-twice", "spec": toy_spec("wide", **{**STEERED, **HALF}, ratio_policy="auto")},
+    {"name": "auto-twice", "spec": toy_spec("wide", **STEERED, ratio_policy="auto")},
+    {"name": "cheapest", "spec": toy_spec("wide", **STEERED, compression=TOPK)},
+    {"name": "scan", "spec": toy_spec("wide", **STEERED, ratio_policy="scan")},
+    {"name": "gravac", "spec": toy_spec("wide", compression=THIN, ratio_policy="gravac", **SHORT)},
+    *(
+        {
+            "name": f"{policy}{part}",
+            "spec": toy_spec("wide", compression=THIN, ratio_policy=policy, learning_rate_scale=0.2, **stop),
+        }
+        for policy in ("accordion", "threshold", "warm_up")
+        for part, stop in (("", SHORT), ("-resumed", {"stop": {"max_steps": 23}}), ("-resumed", SHORT))
+    ),
+    # The workers keep the momentum; and compression bucket by bucket, in a thread beside backward.
+    {"name": "dgc", "spec": toy_spec(compression={"name": "dgc", "ratio": 0.1})},
+    *(
+        {"name": f"{name}{part}", "spec": toy_spec("wide", compression={"name": name}, **stop)}
+        for name in ("bf16", "qsgd_maxnorm")
+        for part, stop in (("", SHORT), ("-resumed", {"stop": {"max_steps": 23}}), ("-resumed", SHORT))
+    ),
     # Workers that take as long as they are declared to.
     {"name": "declared", "spec": toy_spec(declared=DECLARED, **SHORT)},
     {"name": "wide-declared", "spec": toy_spec("wide", declared=DECLARED, **SHORT)},
@@ -170,7 +194,7 @@ def run_crew(folder: Path) -> Crew:
         for rank in range(WORLD_SIZE)
     ]
     try:
-        outputs = [process.communicate(timeout=170)[0] for process in processes]
+        outputs = [process.communicate(timeout=240)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -33,6 +33,7 @@ def shared(step: int) -> SharedState:
         cursor={"dataset_size": 10, "seed": 0, "position": 4 * step},
         policy="model",
         controller={"local_batch_sizes": [3, 1], "lines": []},
+        steering={"ratio": 0.01},
         loss_scale=None,
         learning_rate={"value": 2.0},
         memory_bounds=(0, 2),

@@ -59,7 +59,7 @@ def test_numbers_that_travel_beside_gradients_arrive_whole_and_alike(crew: Crew)
         assert repr(rows) == repr([[float(value) for value in row] for row in expected])
 
 
-FUSED_RUNS = ["dense", "topk", "unused", "bf16", "fp16", "paced", "buffers", "ahead", "noise"]
+FUSED_RUNS = ["dense", "topk", "unused", "bf16-precision", "fp16-precision", "paced", "buffers", "ahead", "noise"]
 BUCKETED_RUNS = ["wide", "wide-fp16", "wide-noise"]
 
 
@@ -174,7 +174,7 @@ def test_a_parameter_that_is_not_used_stays_as_it_was(crew: Crew) -> None:
         assert torch.equal(final[name], before) == name.startswith("unused"), name
 
 
-@pytest.mark.parametrize("name", ["dense", "topk", "bf16", "fp16", "buffers"])
+@pytest.mark.parametrize("name", ["dense", "topk", "bf16-precision", "fp16-precision", "buffers"])
 def test_training_makes_the_model_better(crew: Crew, name: str) -> None:
     evaluations = [event["metrics"]["mse"] for event in crew.events(name, "evaluated")]
     assert evaluations[-1] < evaluations[0] * 0.8

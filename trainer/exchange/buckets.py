@@ -12,12 +12,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hetopt.profiler.errors import BadInput
+from hetopt.trainer.agreement import Store
 from hetopt.trainer.exchange.composed import Exchange
 from hetopt.trainer.exchange.composition import combine
 from hetopt.trainer.exchange.exchange import make_aggregation, make_memory
 from hetopt.trainer.exchange.guarded import GuardedExchange
 from hetopt.trainer.exchange.memory import ALIKE, Memory, MemoryState, check_state
-from hetopt.trainer.exchange.peers import Store
 from hetopt.trainer.exchange.stats import ExchangeStats, summed
 from hetopt.trainer.spec import Compression
 

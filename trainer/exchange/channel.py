@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hetopt.trainer.exchange.cost import Primitive
+from hetopt.trainer.exchange.cost import Primitive, Scope
 from hetopt.trainer.exchange.group import group_rank, group_size, staging_device
 
 Reduction = Literal["sum", "max", "and"]
@@ -34,6 +34,7 @@ class Message:
     primitive: Primitive
     payload_bytes: int
     time_s: float
+    scope: Scope = "network"
 
 
 class Pauses:
@@ -61,6 +62,7 @@ class Channel:
         group: who takes part; ``None`` is the default group, or this process alone when there is none.
         clock: seconds.
         on: the device whose work must be done before the clock is read.
+        scope: whether the group spans machines, or lies inside one.
     """
 
     def __init__(
@@ -69,10 +71,12 @@ class Channel:
         *,
         clock: Callable[[], float] = time.perf_counter,
         on: torch.device | None = None,
+        scope: Scope = "network",
     ) -> None:
         self._group = group
         self._clock = clock
         self._device = on
+        self._scope: Scope = scope
         self.workers = group_size(group)
         self.rank = group_rank(group)
         self.messages: list[Message] = []
@@ -89,7 +93,9 @@ class Channel:
         begun, pauses = self.now(), Pauses(self.now)
         yield pauses
         time_s = self.now() - begun - pauses.paused_s
-        self.messages.append(Message(primitive=primitive, payload_bytes=payload_bytes, time_s=time_s))
+        self.messages.append(
+            Message(primitive=primitive, payload_bytes=payload_bytes, time_s=time_s, scope=self._scope)
+        )
 
     def all_reduce(self, tensor: Tensor, reduction: Reduction = "sum") -> None:
         """Reduce over all workers, in place; each element in one place, so that all workers hold the same bits."""

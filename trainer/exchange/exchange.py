@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from hetopt.profiler.errors import BadInput
+from hetopt.trainer.agreement import Store
 from hetopt.trainer.exchange.aggregation import Aggregation, CompressedSum
 from hetopt.trainer.exchange.ar_topk import SharedSelection, Star, StarOrVar, Var
 from hetopt.trainer.exchange.coding import ElementCoding, NarrowValues, PackedIndices, PlainIndices
@@ -52,7 +53,6 @@ from hetopt.trainer.exchange.narrow_all_reduce import NarrowSum
 from hetopt.trainer.exchange.packed import PackedQuantiser, SignCompressor
 from hetopt.trainer.exchange.packed_all_gather import MajorityVote, PackedAllGather
 from hetopt.trainer.exchange.payload import SparsePayload
-from hetopt.trainer.exchange.peers import Store
 from hetopt.trainer.exchange.per_layer_topk import PerLayerTopKCompressor
 from hetopt.trainer.exchange.quantised_all_reduce import QuantisedSum, Quantiser
 from hetopt.trainer.exchange.random_k import RandomElements, RotatingElements

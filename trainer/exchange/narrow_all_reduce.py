@@ -32,8 +32,8 @@ class NarrowSum(Stateless):
     just below 2^15, and carries the exponent along, so nothing overflows and little underflows. NaN and infinity pass
     through as they are.
 
-    What is remembered, where there is a memory, is the rounding of this worker's own gradient; that of the sum, one
-    part in 2^11 (fp16) or 2^8 (bf16), is the same for all and is not made up for.
+    What is remembered, where there is a memory, is the rounding of this worker's own gradient, and that of the sums of
+    its slice, which nobody else knows: so what all workers count as sent is exactly what all of them received.
     """
 
     counts_steps = False
@@ -61,11 +61,13 @@ class NarrowSum(Stateless):
                         total[block].add_(values)
                 own = self._rows("own", 1, slices, prepared)[0]
                 slices.write(total, own)
+                for block, values in slices.read(own):
+                    torch.sub(values, total[block], out=total[block])
             channel.gather_slices(own, received)
         for row, part in zip(received, slices.of(out, workers), strict=True):
             for block, values in slices.read(row, part.numel()):
                 part[block].copy_(values)
-        return NarrowPayload(rows=rows, slices=slices, numel=numel)
+        return NarrowPayload(rows=rows, slices=slices, numel=numel, rank=channel.rank, rounding=total)
 
     def _rows(self, name: str, count: int, slices: Slices, like: Tensor) -> Tensor:
         width = slices.size + slices.header
@@ -116,11 +118,13 @@ def _exponent(part: Tensor) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class NarrowPayload:
-    """A whole gradient as it was rounded, in rows of slices."""
+    """A whole gradient as it was rounded, in rows of slices, and what rounding its sums added to this rank's slice."""
 
     rows: Tensor
     slices: Slices
     numel: int
+    rank: int
+    rounding: Tensor
 
     def add_to(self, flat: Tensor) -> None:
         """Add the rounded gradient to a dense vector, in place."""
@@ -144,3 +148,5 @@ class NarrowPayload:
         for row, part in zip(self.rows, self.slices.of(flat, len(self.rows)), strict=True):
             for block, values in self.slices.read(row, part.numel()):
                 part[block].add_(values, alpha=sign)
+        own = self.slices.of(flat, len(self.rows))[self.rank]
+        own.add_(self.rounding[: own.numel()], alpha=sign)

@@ -9,12 +9,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import psutil
 import torch
 
 from hetopt.profiler.errors import BadInput, RunFailed
+from hetopt.trainer.agreement import Store
 from hetopt.trainer.exchange.channel import Channel
 
 _TEXT_BYTES = 160
@@ -23,18 +23,6 @@ _ADDRESS_BYTES = 4
 _PEER = re.compile(r"\[([0-9.]+)\]:\d+")  # gloo's way of naming the other end
 _TIMED_OUT = ("Timed out waiting", "timeout caused pair closure", "Timed out after")
 _ROLL_CALL_S = 5.0
-
-
-class Store(Protocol):
-    """What a roll call needs of the key-value store of a process group."""
-
-    def set(self, key: str, value: str, /) -> None:
-        """Write a value."""
-        ...
-
-    def check(self, keys: list[str], /) -> bool:
-        """Whether all keys were written."""
-        ...
 
 
 class LostPeer(RuntimeError):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetopt.profiler.artifact import Record
-from hetopt.trainer.exchange.composition import METHODS, known
+from hetopt.trainer.exchange.composition import METHODS, PLAIN, known
 from hetopt.trainer.exchange.cost import GLOO, Algorithms, Operation, pipelined_s
 from hetopt.trainer.exchange.network_state import NetworkState
 from hetopt.trainer.exchange.wire import Shapes, operations
@@ -36,6 +36,7 @@ class Option:
         gain: retained gradient energy where it needs no measurement: 1 of what loses nothing to speak of, the ratio of
             a random choice. Absent: read off the gain curve that Top-k gives.
         buckets: 1: the whole gradient at once, after the backward pass; more: beside it.
+        coding: of selected elements.
 
     Raises:
         ValueError: a ratio or gain outside (0, 1], a negative time, or no bucket.
@@ -48,6 +49,7 @@ class Option:
     compress_s: float = 0.0
     gain: float | None = None
     buckets: int = 1
+    coding: str = PLAIN
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1 or (self.gain is not None and not 0 < self.gain <= 1):
@@ -59,7 +61,8 @@ class Option:
     def key(self) -> str:
         """Names the option among its peers."""
         overlap = f" in {self.buckets} buckets" if self.buckets > 1 else ""
-        return f"{self.compressor} {self.ratio:g} by {self.collective}{overlap}"
+        coded = "" if self.coding == PLAIN else f", {self.coding}"
+        return f"{self.compressor} {self.ratio:g} by {self.collective}{coded}{overlap}"
 
     def exchange_s(self, network: NetworkState, *, algorithms: Algorithms = GLOO) -> float:
         """Seconds that the exchange is expected to take on this network, of all buckets."""
@@ -87,6 +90,7 @@ def make_option(
     compress_s: float,
     gain: float | None = None,
     shapes: Shapes | None = None,
+    coding: str = PLAIN,
 ) -> Option:
     """The option of a compressor as the trainer exchanges it, a gradient of ``numel`` elements at once.
 
@@ -99,6 +103,7 @@ def make_option(
         compress_s: as measured.
         gain: see `Option`; absent: 1 of what sends everything in floating point, the ratio of a random choice.
         shapes: of the parameters, for compressors that work by layer.
+        coding: of selected elements.
 
     Raises:
         BadInput: no such compressor, or it cannot travel so.
@@ -114,9 +119,10 @@ def make_option(
         compressor=name,
         collective=collective,
         ratio=ratio,
-        operations=operations(name, numel, ratio, workers=workers, collective=collective, shapes=shapes),
+        operations=operations(name, numel, ratio, workers=workers, collective=collective, shapes=shapes, coding=coding),
         compress_s=compress_s,
         gain=gain,
+        coding=coding,
     )
 
 

@@ -9,16 +9,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hetopt.trainer.exchange.composition import combine
+from hetopt.trainer.agreement import Store
+from hetopt.trainer.exchange.composition import AUTO, combine
 from hetopt.trainer.exchange.exchange import make_exchange, make_memory
 from hetopt.trainer.exchange.memory import ALIKE, MemoryState, Remembered
-from hetopt.trainer.exchange.peers import Store
 from hetopt.trainer.exchange.stats import ExchangeStats, LookingExchange
 from hetopt.trainer.exchange.wire import Shapes
 from hetopt.trainer.spec import Compression
 
 _IN_USE = f"{ALIKE}compression"
 _STEPS = f"{ALIKE}steps"
+_OWES = f"{ALIKE}owes"
 
 
 class SwitchingExchange:
@@ -48,9 +49,10 @@ class SwitchingExchange:
         seed: int = 0,
         store: Store | None = None,
     ) -> None:
-        self._memory_name = combine(first.name, memory=first.memory, collective=first.collective).memory
+        self._first = first
         self._memory = make_memory(first, numel, device=device, group=group)
         self._steps = 0
+        self._owes = False
 
         def make(compression: Compression, first_step: int) -> LookingExchange:
             return make_exchange(
@@ -76,6 +78,11 @@ class SwitchingExchange:
         return self._compression
 
     @property
+    def owes(self) -> bool:
+        """Whether something may be held back; the same on all workers."""
+        return self._owes
+
+    @property
     def memory(self) -> Remembered:
         """All that a checkpoint needs: what is held back, which compression is in use, and what that carries."""
         return self
@@ -86,8 +93,7 @@ class SwitchingExchange:
         Raises:
             BadInput: it does not go with the memory.
         """
-        if compression.memory == "auto":
-            compression = compression.model_copy(update={"memory": self._memory_name})
+        compression = with_memory(compression, self._first)
         if compression != self._compression:
             self._exchange = self._make(compression, self._steps)
             self._compression = compression
@@ -96,18 +102,36 @@ class SwitchingExchange:
         """The exchange's (see `LookingExchange`)."""
         stats = self._exchange.run(flat, look_at)
         self._steps += 1
+        self._owes = self._compression.name != "identity"
         return stats
 
     def state(self) -> MemoryState:
         """See `memory`."""
         in_use = torch.frombuffer(bytearray(self._compression.model_dump_json().encode()), dtype=torch.uint8)
-        return {**self._exchange.memory.state(), _IN_USE: in_use, _STEPS: torch.tensor(self._steps)}
+        own = {_IN_USE: in_use, _STEPS: torch.tensor(self._steps), _OWES: torch.tensor(self._owes)}
+        return {**self._exchange.memory.state(), **own}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """See `memory`."""
-        rest = {key: value for key, value in state.items() if key not in (_IN_USE, _STEPS)}
-        if _IN_USE in state and _STEPS in state:
+        rest = {key: value for key, value in state.items() if key not in (_IN_USE, _STEPS, _OWES)}
+        self._owes = bool(state.get(_OWES, torch.tensor(True)))
+        in_use = compression_in(state)
+        if in_use is not None and _STEPS in state:
             self._steps = int(state[_STEPS])
-            self._compression = Compression.model_validate_json(bytes(state[_IN_USE].tolist()))
+            self._compression = in_use
             self._exchange = self._make(self._compression, self._steps)
         self._exchange.memory.load_state(rest)
+
+
+def with_memory(compression: Compression, first: Compression) -> Compression:
+    """The compression with the memory that a run has which began with another one, unless it names its own."""
+    if compression.memory != AUTO:
+        return compression
+    memory = combine(first.name, memory=first.memory, collective=first.collective).memory
+    return compression.model_copy(update={"memory": memory})
+
+
+def compression_in(state: Mapping[str, Tensor]) -> Compression | None:
+    """The compression that was in use when an exchange gave this state; None where it does not say."""
+    written = state.get(_IN_USE)
+    return None if written is None else Compression.model_validate_json(bytes(written.tolist()))

@@ -1,0 +1,168 @@
+"""What is sent follows what was measured: policies, planner and network tracker behind one door."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.exchange.cost import LinkSpeed, Operation, pipelined_s, time_s
+from hetopt.trainer.exchange.menu import Menu
+from hetopt.trainer.exchange.network_tracker import Timed, measured
+from hetopt.trainer.spec import Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.trainer.steering import BACKWARD, Steering, whole_exchange_s
+from hetopt.trainer.traffic import GroupTraffic, Traffic
+
+WORKERS = 4
+NUMEL = 1_000_000
+COMPUTE_S = 0.1
+
+
+def spec(**changes) -> RunSpec:
+    workers = tuple(WorkerSpec(host=f"h{i}", type="t", local_batch_size=8) for i in range(WORKERS))
+    return RunSpec(task="digits", workers=workers, stop=StopRule(max_steps=100), **changes)
+
+
+def menu(run: RunSpec, buckets: int = 1) -> Menu:
+    return Menu(
+        asked=run.compression,
+        chooses_collective=run.collective_policy == "cheapest",
+        numel=NUMEL,
+        workers=WORKERS,
+        buckets=buckets,
+    )
+
+
+def network(link: LinkSpeed):
+    timings = []
+    for primitive in ("all_reduce", "all_gather", "broadcast"):
+        for payload_bytes in (1e4, 2e5, 4e6):
+            operation = Operation(primitive=primitive, payload_bytes=payload_bytes, members=WORKERS)
+            timings.append(Timed(operation=operation, time_s=time_s([operation], link)))
+    return measured(timings)
+
+
+FAST, SLOW = LinkSpeed(latency_s=1e-4, bytes_per_s=1e9), LinkSpeed(latency_s=1e-3, bytes_per_s=2e6)
+
+
+def traffic(steering: Steering, link: LinkSpeed, *, gain=lambda ratio: ratio**0.1, steps: int = 10) -> GroupTraffic:
+    """A period in the present way over such links."""
+    option = steering.way.option
+    exchange_s = option.buckets * time_s(option.operations, link)
+    sync_s = exchange_s
+    if option.buckets > 1:
+        backward_s = BACKWARD * COMPUTE_S
+        sync_s = pipelined_s(backward_s, exchange_s, option.buckets) - backward_s
+    kept = 1.0 if option.gain == 1 else gain(option.ratio)
+    looks = tuple(gain(ratio) for ratio in steering.looks) if steering.look_at else (0.0,) * len(steering.looks)
+    one = Traffic(
+        exchanges=steps,
+        compute_s=COMPUTE_S,
+        compress_s=0.001 if option.gain is None else 0.0,
+        sync_s=sync_s,
+        sent_bytes=steering.way.sent_bytes,
+        energy=1.0,
+        kept_energy=kept,
+        gradient_energy=1.0,
+        look_energy=1.0 if steering.look_at else 0.0,
+        look_energies=looks,
+    )
+    return GroupTraffic(rows=(one,) * WORKERS)
+
+
+def drive(steering: Steering, link: LinkSpeed, periods: int, step: int = 0) -> tuple[int, list]:
+    changes = []
+    for _ in range(periods):
+        seen = traffic(steering, link, steps=steering.period_steps(10))
+        step += seen.exchanges
+        change = steering.judge(seen, step=step, epoch=step / 50, learning_rate=0.1)
+        if change is not None:
+            changes.append(change)
+    return step, changes
+
+
+def test_auto_compresses_where_links_are_slow_and_sends_everything_where_they_are_not() -> None:
+    run = spec(ratio_policy="auto", collective_policy="cheapest")
+    slow = Steering(run, menu(run, buckets=4), network(SLOW))
+    drive(slow, SLOW, 30)
+    assert slow.way.option.ratio < 0.1
+    fast = Steering(run, menu(run, buckets=4), network(FAST))
+    drive(fast, FAST, 30)
+    assert fast.way == fast._menu.dense
+
+
+def test_auto_follows_a_network_that_changes() -> None:
+    run = spec(ratio_policy="auto", collective_policy="cheapest")
+    steering = Steering(run, menu(run, buckets=4), network(FAST))
+    step, _ = drive(steering, FAST, 20)
+    assert steering.way.in_buckets
+    step, changes = drive(steering, SLOW, 20, step)
+    assert steering.way.option.ratio < 0.1
+    assert all(change["reason"] for change in changes)
+    drive(steering, FAST, 30, step)
+    assert steering.way.in_buckets
+
+
+def test_auto_begins_where_the_plan_was_made_for() -> None:
+    run = spec(ratio_policy="auto", collective_policy="cheapest", compression=Compression(name="topk", ratio=0.01))
+    steering = Steering(run, menu(run), network(SLOW))
+    assert steering.way.option.ratio == 0.01
+    assert steering.look_at
+
+
+def test_a_fixed_ratio_by_the_cheapest_collective() -> None:
+    """Gathering many elements from many workers costs more than sharing the choice; few elements are all latency."""
+    many = spec(collective_policy="cheapest", compression=Compression(name="topk", ratio=0.3))
+    steering = Steering(many, menu(many), network(SLOW))
+    assert steering.way.option.collective == "ar_topk"
+    few = spec(collective_policy="cheapest", compression=Compression(name="topk", ratio=1e-5))
+    steering = Steering(few, menu(few), network(LinkSpeed(latency_s=0.01, bytes_per_s=1e9)))
+    assert steering.way.option.collective == "all_gather"
+    assert drive(steering, FAST, 5)[1] == []
+
+
+@pytest.mark.parametrize("policy", ["warm_up", "accordion", "gravac", "threshold", "scan"])
+def test_published_policies_steer_what_they_were_given(policy: str) -> None:
+    run = spec(ratio_policy=policy, compression=Compression(name="topk", ratio=0.01))
+    steering = Steering(run, menu(run), network(SLOW) if policy == "scan" else None)
+    drive(steering, SLOW, 60)
+    assert steering.way.option.compressor in ("topk", "identity")
+    again = Steering(run, menu(run), network(SLOW) if policy == "scan" else None)
+    again.resume(steering.state())
+    assert again.way == steering.way
+    assert again.state() == steering.state()
+
+
+def test_a_policy_without_a_ratio_is_refused() -> None:
+    run = spec(ratio_policy="gravac", compression=Compression(name="powersgd"))
+    with pytest.raises(BadInput, match="nothing for gravac to decide"):
+        Steering(run, menu(run), None)
+
+
+def test_states_that_do_not_fit_are_left_or_refused() -> None:
+    run = spec(ratio_policy="accordion", compression=Compression(name="topk", ratio=0.01))
+    steering = Steering(run, menu(run), None)
+    other = dict(steering.state(), policy="gravac")
+    steering.resume(other)
+    with pytest.raises(BadInput, match="damaged"):
+        steering.resume({"policy": "accordion"})
+
+
+def test_periods_of_another_way_or_without_sense_change_nothing() -> None:
+    run = spec(ratio_policy="auto", collective_policy="cheapest")
+    steering = Steering(run, menu(run), network(SLOW))
+    before = steering.state()
+    nothing = GroupTraffic(rows=(Traffic(look_energies=(0.0,) * len(steering.looks)),) * WORKERS)
+    assert steering.judge(nothing, step=5, epoch=0.1, learning_rate=0.1) is None
+    broken = GroupTraffic(rows=(Traffic(exchanges=3, energy=float("nan")),) * WORKERS)
+    assert steering.judge(broken, step=5, epoch=0.1, learning_rate=0.1) is None
+    assert steering.state() == before
+
+
+@pytest.mark.parametrize("buckets", [2, 5, 20])
+@pytest.mark.parametrize("slower", [1.1, 3.0, 20.0])
+def test_a_hidden_exchange_is_told_from_what_shows_of_it(buckets: int, slower: float) -> None:
+    backward_s, exchange_s = 0.2, 0.2 * slower
+    exposed_s = pipelined_s(backward_s, exchange_s, buckets) - backward_s
+    assert whole_exchange_s(exposed_s, backward_s, buckets) == pytest.approx(exchange_s)
+    hidden_s = pipelined_s(backward_s, backward_s / 2, buckets) - backward_s
+    assert whole_exchange_s(hidden_s, backward_s, buckets) is None

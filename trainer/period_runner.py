@@ -1,0 +1,172 @@
+"""Does the steps of a control period, and sends on its way the row that tells about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch.optim import Optimizer
+
+from hetopt.trainer.agreement import Gathering
+from hetopt.trainer.alarm import IN_A_ROW, Alarm
+from hetopt.trainer.context import WorkerContext
+from hetopt.trainer.learning_rate import LearningRate
+from hetopt.trainer.local_batch import SampleFeed
+from hetopt.trainer.local_gradient import DoesNotFit
+from hetopt.trainer.pace import Pace
+from hetopt.trainer.precision import LossScale, initial_loss_scale
+from hetopt.trainer.statistics import PeriodLog
+from hetopt.trainer.step import StepTrace
+from hetopt.trainer.step_assembly import Form, half_of
+from hetopt.trainer.stopwatch import Stopwatch
+
+
+class PeriodRunner:
+    """Steps, and what changes with every one of them.
+
+    Args:
+        context: this worker.
+        form: the step.
+        feed: of the training data.
+        optimizer: applies the summed gradients.
+        learning_rate: of every step.
+        pace: of this worker.
+        stopwatch: of the device.
+
+    Attributes:
+        step: steps done.
+        loss_scale: of fp16.
+        control_s: spent on control since the loop last took note of it.
+        log: of the steps that no row tells about yet.
+    """
+
+    def __init__(
+        self,
+        *,
+        context: WorkerContext,
+        form: Form,
+        feed: SampleFeed,
+        optimizer: Optimizer,
+        learning_rate: LearningRate,
+        pace: Pace,
+        stopwatch: Stopwatch,
+    ) -> None:
+        self._context = context
+        self._form = form
+        self._feed = feed
+        self._optimizer = optimizer
+        self._learning_rate = learning_rate
+        self._pace = pace
+        self._stopwatch = stopwatch
+        self._alarm = Alarm(context.world_size)
+        self.step = 0
+        self.loss_scale: LossScale | None = initial_loss_scale(context.spec.precision)
+        self.control_s = 0.0
+        self.log = PeriodLog(stopwatch)
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the data completed, with fractions."""
+        return self._feed.position / self._feed.dataset_size
+
+    def run(
+        self,
+        steps: int,
+        *,
+        shares: Sequence[int],
+        learning_rate_scale: float,
+        all_meet: bool,
+        checkpoint_s: float,
+    ) -> Gathering:
+        """Do a period's steps, fewer where exchanges have become slow; the rows of all workers, on their way.
+
+        A message of a few numbers takes as long as a small gradient does: it travels under the last step, and tells
+        about the steps before that one.
+
+        Args:
+            steps: at least one.
+            shares: of all workers.
+            learning_rate_scale: of these steps.
+            all_meet: whether the workers wait for each other after the last of them anyway.
+            checkpoint_s: when the last checkpoint was saved, on this worker's clock.
+        """
+        hidden = steps > 1 and not all_meet
+        told = steps - hidden
+        steering = self._form.steering
+        self._alarm.set(None if steering is None else steering.alarm_s)
+        self.log.resume()
+
+        def one(number: int) -> StepTrace:
+            look_at = steering.look_at if steering is not None and number == told else ()
+            return self._one(shares, learning_rate_scale, look_at)
+
+        rings = False
+        for number in range(1, steps):
+            rings = self._alarm.rings(self._exchange_s(one(number)))
+            if rings:
+                break
+        if rings:
+            gathering = self.gather(checkpoint_s, newest=IN_A_ROW)
+        elif hidden:
+            gathering = self.gather(checkpoint_s)
+            self.log.resume()
+            one(steps)
+        else:
+            one(steps)
+            gathering = self.gather(checkpoint_s)
+        self._alarm.rest()
+        return gathering
+
+    def gather(self, checkpoint_s: float, *, newest: int | None = None) -> Gathering:
+        """Send this worker's row on its way.
+
+        Args:
+            checkpoint_s: as of `run`.
+            newest: of the exchanges, only so many count; None: all.
+        """
+        context, begun_s = self._context, self._context.clock()
+        steering = self._form.steering
+        traffic = self.log.traffic(
+            way=self._form.way,
+            dense_bytes=self._form.dense_bytes,
+            looks=0 if steering is None else len(steering.looks),
+            newest=newest,
+        )
+        row = self.log.close(
+            pace_use=self._pace.use(),
+            memory_bound=self._feed.learned_bound or 0,
+            stop_wished=context.stop_requested(),
+            since_checkpoint_s=begun_s - checkpoint_s,
+        )
+        gathering = Gathering([*row.to_list(), *traffic.to_list()], context.world_size)
+        self.control_s += context.clock() - begun_s
+        return gathering
+
+    def _one(self, shares: Sequence[int], learning_rate_scale: float, look_at: Sequence[float]) -> StepTrace:
+        self._learning_rate.apply(self._optimizer, self.epoch, learning_rate_scale)
+        scale = self.loss_scale
+        parts = self._feed.take(shares)
+        trace: StepTrace | None = None
+        while trace is None:
+            try:
+                trace = self._form.step.run(
+                    parts, self._context.spec.global_batch_size, None if scale is None else scale.value, look_at
+                )
+            except DoesNotFit as error:
+                too_many = error.samples
+            if trace is None:  # out here, where the error no longer holds on to what filled the memory
+                parts = self._feed.learn_bound(half_of(too_many, self._context.rank))
+        if trace.finite:
+            self._optimizer.step()
+        if scale is not None:
+            self.loss_scale = scale.after(finite=trace.finite)
+        self.log.add(trace)
+        self.step += 1
+        return trace
+
+    def _exchange_s(self, trace: StepTrace) -> float | None:
+        """What an exchange took here, where anybody listens; None: another way than usual, or none at all."""
+        if self._form.steering is None or not trace.way:
+            return None
+        if trace.exchange is not None:
+            return trace.exchange.sync_s
+        return self._stopwatch.seconds(trace.computed, trace.summed)

@@ -1,0 +1,223 @@
+"""What is sent, and how: decided between control periods by a ratio policy and a planner, the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from hetopt.profiler.artifact import Record
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.control.ratio.choose import choose_ratio_policy
+from hetopt.trainer.control.ratio.policy import RatioDecision, RatioObservation, RatioPolicy
+from hetopt.trainer.events import Event
+from hetopt.trainer.exchange.composition import why_not_controlled
+from hetopt.trainer.exchange.menu import LOOK_AT, Menu, Way
+from hetopt.trainer.exchange.network_state import NetworkState
+from hetopt.trainer.exchange.network_tracker import observe
+from hetopt.trainer.exchange.planner import Planner, PlanState
+from hetopt.trainer.spec import RunSpec
+from hetopt.trainer.traffic import GroupTraffic
+
+BACKWARD = 2 / 3
+"""Part of a step's computation that makes gradients: backward computes two products for each one forwards."""
+
+
+class SteeringState(Record):
+    """What a checkpoint keeps.
+
+    Attributes:
+        policy: name of the ratio policy.
+        policy_state: what it remembers.
+        planner: what the planner remembers.
+        ratio, key: the way that was in use.
+    """
+
+    policy: str
+    policy_state: dict[str, Any]
+    planner: PlanState
+    ratio: float
+    key: str
+
+
+class Steering:
+    """The same on every rank: what changes it is what all ranks read.
+
+    Args:
+        spec: of the run; it steers its exchange.
+        menu: what there is to choose from.
+        network: as measured at the start; None: nothing here asks for it.
+
+    Raises:
+        BadInput: the ratio policy cannot steer the compressor.
+    """
+
+    def __init__(self, spec: RunSpec, menu: Menu, network: NetworkState | None) -> None:
+        self._name = spec.ratio_policy
+        self._menu = menu
+        self.network = network
+        reason = why_not_controlled(menu.asked.name, self._name)
+        if reason is not None and self._name not in ("auto", "scan"):
+            raise BadInput(reason, hint="steer topk, or leave the ratio policy at 'fixed'")
+        weighed = [way.option for way in menu.all] if self._name in ("auto", "scan") else []
+        if self._name == "scan":
+            weighed = [option for option in weighed if option.gain is None]
+        self._policy: RatioPolicy[Any] = choose_ratio_policy(
+            self._name,
+            ratio=spec.compression.ratio,
+            options=weighed,
+            deterministic_share=spec.deterministic_share,
+        )
+        self._state: Record = self._policy.initial()
+        self._planner = Planner() if network is not None else None
+        self._plan = PlanState()
+        self._decision = self._first(spec)
+        self.way = self._way_of(self._decision, compute_s=0.0)
+
+    def _first(self, spec: RunSpec) -> RatioDecision:
+        """The policy's first wish; what leaves the choice to hetopt begins where the plan was made for."""
+        wish = self._policy.first(self.network)
+        if self._name == "auto" and spec.compression.ratio < 1:
+            start = self._menu.nearest(spec.compression.ratio).option
+            return RatioDecision(
+                ratio=start.ratio, option=start.key, measure_gain=True, look_after_steps=wish.look_after_steps
+            )
+        return wish
+
+    @property
+    def look_at(self) -> Sequence[float]:
+        """Ratios at which the next look reads gains; none where nobody asks for one."""
+        return self.looks if self._decision.measure_gain else ()
+
+    @property
+    def looks(self) -> tuple[float, ...]:
+        """Ratios at which this run looks at gains, whenever it does."""
+        asked = self._menu.asked.ratio
+        return tuple(sorted({*LOOK_AT, *((asked,) if asked < 1 else ())}))
+
+    @property
+    def alarm_s(self) -> float | None:
+        """A time of exchange that calls for a look before the period is over."""
+        return self._decision.alarm_s
+
+    def period_steps(self, steps: int) -> int:
+        """Steps until the next look, where the run would look after so many."""
+        wished = self._decision.look_after_steps
+        return steps if wished is None else max(1, min(steps, wished))
+
+    def judge(self, traffic: GroupTraffic, *, step: int, epoch: float, learning_rate: float) -> Event | None:
+        """Learn from a period, and decide; what changed, if anything did.
+
+        Args:
+            traffic: of the period, in the present way.
+            step: steps done.
+            epoch: passes over the data completed, with fractions.
+            learning_rate: of the first parameter group.
+        """
+        if traffic.exchanges == 0 or not traffic.is_finite:
+            return None  # nothing was seen of the present way yet
+        before = self.way
+        compute_s = traffic.compute_s
+        backward_s = BACKWARD * compute_s if before.in_buckets else 0.0
+        self._track(before, traffic, backward_s)
+        observation = RatioObservation(
+            step=step,
+            steps=min(traffic.exchanges, step),
+            epoch=epoch,
+            workers=len(traffic.rows),
+            ratio=before.option.ratio,
+            compute_s=compute_s,
+            compress_s=traffic.compress_s,
+            sync_s=traffic.sync_s,
+            sent_bytes=traffic.sent_bytes,
+            kept_energy=traffic.kept_energy,
+            energy=traffic.energy,
+            gradient_norm=traffic.gradient_norm,
+            gain_curve=traffic.gain_curve(self.looks),
+            backward_s=backward_s,
+            network=self.network,
+            option=before.option.key,
+            learning_rate=learning_rate,
+        )
+        self._state, self._decision = self._policy.decide(self._state, observation)
+        self.way = self._way_of(self._decision, compute_s=compute_s)
+        if self.way.option.key == before.option.key:
+            return None
+        return {
+            "before": before.option.key,
+            "after": self.way.option.key,
+            "reason": self._decision.reason or self._reason or "",
+        }
+
+    def _track(self, way: Way, traffic: GroupTraffic, backward_s: float) -> None:
+        """Let the network's state follow what the exchanges took."""
+        if self.network is None or traffic.sync_s <= 0:
+            return
+        sync_s = traffic.sync_s
+        if way.in_buckets:
+            whole_s = whole_exchange_s(sync_s, backward_s, way.option.buckets)
+            if whole_s is None:
+                return
+            sync_s = whole_s / way.option.buckets
+        self.network = observe(self.network, way.option.operations, sync_s, exchanges=traffic.exchanges)
+
+    def _way_of(self, decision: RatioDecision, *, compute_s: float) -> Way:
+        """The way that a decision means; where it leaves a choice, the planner's."""
+        self._reason: str | None = None
+        if decision.option is not None:
+            named = self._menu.find(decision.option)
+            assert named is not None, f"{decision.option} is not on the menu"
+            return named
+        ways = self._menu.at(decision.ratio)
+        if len(ways) == 1 or self._planner is None or self.network is None:
+            return ways[0]
+        self._plan, plan = self._planner.decide(
+            self._plan, [way.option for way in ways], self.network, compute_s=compute_s
+        )
+        self._reason = plan.reason
+        return next(way for way in ways if way.option.key == plan.option.key)
+
+    def state(self) -> Mapping[str, object]:
+        """What a checkpoint keeps, as plain JSON."""
+        return SteeringState(
+            policy=self._name,
+            policy_state=self._state.model_dump(mode="json"),
+            planner=self._plan,
+            ratio=self.way.option.ratio,
+            key=self.way.option.key,
+        ).model_dump(mode="json")
+
+    def resume(self, saved: Mapping[str, object]) -> None:
+        """Continue with what a checkpoint holds, where it suits the policy and the cluster that the run has now.
+
+        The network is not part of it: it was measured anew.
+
+        Raises:
+            BadInput: the state is damaged.
+        """
+        try:
+            state = SteeringState.model_validate(saved)
+            if state.policy != self._name:
+                return
+            self._state = type(self._policy.initial()).model_validate(state.policy_state)
+        except ValidationError:
+            raise BadInput(
+                f"The checkpoint's state of the ratio policy '{self._name}' is damaged.", hint="use an older checkpoint"
+            ) from None
+        self._plan = state.planner
+        found = [way for way in (*self._menu.at(state.ratio), *self._menu.all) if way.option.key == state.key]
+        if found:
+            self.way = found[0]
+            option = state.key if self._name in ("auto", "scan") else None
+            self._decision = RatioDecision(ratio=state.ratio, option=option, measure_gain=True)
+
+
+def whole_exchange_s(exposed_s: float, backward_s: float, buckets: int) -> float | None:
+    """How long an exchange in buckets took that was hidden but for ``exposed_s``; None where it was all but hidden.
+
+    The inverse of `hetopt.trainer.exchange.cost.pipelined_s` for a network that is slower than backward. One that is
+    faster shows nothing but its last bucket, which is too little to tell.
+    """
+    exchange_s = exposed_s + backward_s * (1 - 1 / buckets)
+    return exchange_s if exchange_s > backward_s else None

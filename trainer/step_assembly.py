@@ -1,0 +1,362 @@
+"""Puts the step together: the form that suits the whole cluster, and who steers what it exchanges."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hetopt.profiler.errors import BadInput, RunFailed
+from hetopt.trainer.agreement import gather_numbers
+from hetopt.trainer.bucketed_step import BucketedStep
+from hetopt.trainer.context import WorkerContext
+from hetopt.trainer.data.fetch import Batch
+from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.events import Event
+from hetopt.trainer.exchange.buckets import BucketExchange
+from hetopt.trainer.exchange.calibration import Calibration, measure_network, time_compressors, time_narrow
+from hetopt.trainer.exchange.composition import CORRECTION, METHODS, combine
+from hetopt.trainer.exchange.exchange import make_exchange
+from hetopt.trainer.exchange.guarded import Guard
+from hetopt.trainer.exchange.menu import IDENTITY, Menu, settled_collective, way_name
+from hetopt.trainer.exchange.momentum_correction import hand_over_momentum
+from hetopt.trainer.exchange.switching import SwitchingExchange
+from hetopt.trainer.fused_step import FusedStep
+from hetopt.trainer.local_batch import SampleFeed
+from hetopt.trainer.local_gradient import DoesNotFit, LocalGradient
+from hetopt.trainer.pace import Pace
+from hetopt.trainer.spec import Compression, RunSpec
+from hetopt.trainer.steering import Steering
+from hetopt.trainer.step import LossModule, Step, trainable_parameters
+from hetopt.trainer.stopwatch import Stopwatch
+from hetopt.trainer.switching_step import SwitchingStep
+from hetopt.trainer.task import Task
+from hetopt.trainer.traffic import GroupTraffic
+
+FIRST_BUCKET_BYTES = 1 << 20
+"""What DistributedDataParallel sends as soon as it is ready, before it collects larger buckets (its default). A
+gradient of no more has nothing to send while backward still runs, and the fused step sends it with less ado."""
+
+_BUCKETWISE = ("fp16", "bf16", "qsgd_maxnorm", "qsgd_two_scale", "qsgd_multi_scale")
+"""Compressors that do with a part what they do with the whole, and so may work under backward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """The step, and what the loop has to know about how it exchanges.
+
+    Attributes:
+        step: warmed up.
+        compression: of the run.
+        steering: None: what is exchanged stays as it is.
+        switching: the step, where it is steered.
+        calibration: of the network, where it was measured.
+        measured_s: how long that took, and timing compressors.
+        dense_bytes: of the gradient.
+    """
+
+    step: Step
+    compression: Compression
+    dense_bytes: int
+    steering: Steering | None = None
+    switching: SwitchingStep | None = None
+    calibration: Calibration | None = None
+    measured_s: float = 0.0
+
+    @property
+    def way(self) -> str:
+        """Name of the present way to exchange."""
+        return way_name(self.compression) if self.steering is None else self.steering.way.option.key
+
+    def follow(self) -> None:
+        """Exchange as the steering says from the next step on."""
+        assert self.steering is not None
+        assert self.switching is not None
+        self.switching.use(self.steering.way)
+
+    def resume(self, state: Mapping[str, object] | None) -> None:
+        """Go on with what a checkpoint holds, whose memory the step has already."""
+        if self.steering is None or self.switching is None:
+            return
+        if state is not None:
+            self.steering.resume(state)
+        self.switching.use(self.steering.way)
+
+    def event(self, traffic: GroupTraffic) -> Event:
+        """The field of a ``step`` event that tells about its exchanges; none where there were none."""
+        if len(traffic.rows) == 1 or not traffic.exchanges or not traffic.is_finite:
+            return {}
+        if self.steering is None:
+            name, ratio, collective = (
+                self.compression.name,
+                self.compression.ratio,
+                settled_collective(self.compression),
+            )
+        else:
+            option = self.steering.way.option
+            name, ratio, collective = option.compressor, option.ratio, option.collective
+        return {
+            "exchange": {
+                "way": self.way,
+                "compressor": name,
+                "ratio": ratio,
+                "collective": collective,
+                "gain": round(traffic.gain, 6),
+                "sent_bytes": traffic.sent_bytes,
+                "dense_bytes": self.dense_bytes,
+                "compress_s": round(traffic.compress_s, 7),
+                "sync_s": round(traffic.sync_s, 7),
+                "exchanges": traffic.exchanges,
+            }
+        }
+
+
+def own_momentum(spec: RunSpec, optimizer: Optimizer) -> Compression:
+    """The compression of a run; where the workers keep the momentum, it is taken out of the optimizer.
+
+    Raises:
+        BadInput: it cannot be, or things do not go together.
+    """
+    asked = spec.compression
+    if combine(asked.name, memory=asked.memory, collective=asked.collective).memory != CORRECTION:
+        return asked
+    momentum = hand_over_momentum(optimizer)
+    return asked if asked.momentum is not None else asked.model_copy(update={"momentum": momentum})
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMaker:
+    """Everything that steps are made of.
+
+    Attributes:
+        context: this worker.
+        task: for its loss.
+        module: the model with its loss, on the device.
+        compression: of the run.
+        feed: of the training data; learns here already if a share does not fit into memory.
+        stopwatch: of the device.
+        pace: of this worker.
+    """
+
+    context: WorkerContext
+    task: Task
+    module: LossModule
+    compression: Compression
+    feed: SampleFeed
+    stopwatch: Stopwatch
+    pace: Pace
+
+    def make(self, samples: int) -> Form:
+        """The step for this run, warmed up: what a device does only the first time is start-up, not training.
+
+        Args:
+            samples: how many to warm up with; this worker's share.
+
+        Raises:
+            BadInput: nothing in the model can be trained, the loss does not depend on it, or the compression does not
+                suit it.
+            RunFailed: not even one sample fits into memory.
+        """
+        buckets = self._may_bucket(self._uses_all())
+        form = self._steered(samples, buckets) if self._is_steered else self._settled(buckets)
+        self._fit(form.step.warm_up, samples)
+        return form
+
+    def _settled(self, buckets: bool) -> Form:
+        """A step whose exchange stays as it is."""
+        asked, context = self.compression, self.context
+        chosen = combine(asked.name, memory=asked.memory, collective=asked.collective)
+        everything = asked.name == IDENTITY and asked.ratio == 1.0 and chosen.memory == "none"
+        if buckets and everything:
+            return Form(step=self._bucketed(way_name(asked)), compression=asked, dense_bytes=self._gradient_bytes)
+        # A GPU's kernels, and residuals under loss scaling, are the whole gradient's business.
+        in_thread = asked.name in _BUCKETWISE and context.device.type == "cpu" and context.spec.precision != "fp16"
+        if buckets and in_thread:
+            exchange = BucketExchange(
+                asked, self._parameters, seed=context.spec.seed, store=context.store, clock=context.clock
+            )
+            return Form(
+                step=self._bucketed(way_name(asked), exchange), compression=asked, dense_bytes=self._gradient_bytes
+            )
+        exchange_whole = make_exchange(
+            asked,
+            self._numel,
+            device=context.device,
+            shapes=self._shapes,
+            seed=context.spec.seed,
+            store=context.store,
+            clock=context.clock,
+        )
+        by_noise = context.spec.learning_rate_rule == "adascale"
+        step = FusedStep(
+            module=self.module,
+            reader=self.feed,
+            exchange=exchange_whole,
+            stopwatch=self.stopwatch,
+            pace=self.pace,
+            noise=("workers" if context.world_size > 1 else "micro-batches") if by_noise else None,
+            way=way_name(asked),
+        )
+        return Form(step=step, compression=asked, dense_bytes=self._gradient_bytes)
+
+    def _steered(self, samples: int, buckets: bool) -> Form:
+        """A step whose exchange is decided between control periods."""
+        context, spec, asked = self.context, self.context.spec, self.compression
+        bucketed = self._bucketed(way_name(Compression())) if buckets else None
+        if bucketed is not None:
+            self._fit(bucketed.warm_up, samples)  # lays the buckets out
+        menu = Menu(
+            asked=asked,
+            chooses_collective=spec.collective_policy == "cheapest",
+            numel=self._numel,
+            workers=context.world_size,
+            shapes=self._shapes,
+            buckets=1 if bucketed is None else max(1, bucketed.buckets),
+        )
+        begun_s = time.perf_counter()
+        calibration = self._calibration()
+        network = None if calibration is None else calibration.network
+        if network is not None and spec.ratio_policy in ("auto", "scan"):
+            compress = time_compressors(
+                menu.families,
+                self._numel,
+                network,
+                memory=menu.memory,
+                device=context.device,
+                shapes=self._shapes,
+                seed=spec.seed,
+            )
+            narrow_s = time_narrow(self._numel, network, memory=menu.memory, device=context.device)
+            menu = replace(menu, compress=compress, narrow_s=narrow_s)
+        measured_s = time.perf_counter() - begun_s
+        steering = Steering(spec, menu, network)
+        exchange = SwitchingExchange(
+            steering.way.compression,
+            self._numel,
+            device=context.device,
+            clock=context.clock,
+            shapes=self._shapes,
+            seed=spec.seed,
+            store=context.store,
+        )
+        fused = FusedStep(
+            module=self.module,
+            reader=self.feed,
+            exchange=exchange,
+            stopwatch=self.stopwatch,
+            pace=self.pace,
+            norms=spec.ratio_policy == "accordion",
+        )
+        step = SwitchingStep(fused=fused, exchange=exchange, bucketed=bucketed, first=steering.way)
+        return Form(
+            step=step,
+            compression=asked,
+            dense_bytes=self._gradient_bytes,
+            steering=steering,
+            switching=step,
+            calibration=calibration,
+            measured_s=measured_s,
+        )
+
+    def _calibration(self) -> Calibration | None:
+        """The network as it is now, where somebody will ask."""
+        spec = self.context.spec
+        if spec.ratio_policy not in ("auto", "scan") and spec.collective_policy != "cheapest":
+            return None
+        return measure_network(self._gradient_bytes, device=self.context.device)
+
+    def _bucketed(self, way: str, exchange: BucketExchange | None = None) -> BucketedStep:
+        context = self.context
+        return BucketedStep(
+            module=self.module,
+            reader=self.feed,
+            stopwatch=self.stopwatch,
+            pace=self.pace,
+            noise=context.spec.learning_rate_rule == "adascale",
+            exchange=exchange,
+            way=way,
+            guard=Guard(f"{way} in buckets of {self._numel} elements", store=context.store),
+        )
+
+    @property
+    def _is_steered(self) -> bool:
+        """Whether anything about the exchange is left to decide."""
+        spec = self.context.spec
+        return spec.steers_exchange and (spec.ratio_policy != "fixed" or METHODS[self.compression.name].by_ratio)
+
+    @property
+    def _parameters(self) -> list[nn.Parameter]:
+        return trainable_parameters(self.module.model)
+
+    @property
+    def _numel(self) -> int:
+        return sum(parameter.numel() for parameter in self._parameters)
+
+    @property
+    def _gradient_bytes(self) -> int:
+        return sum(parameter.nbytes for parameter in self._parameters)
+
+    @property
+    def _shapes(self) -> list[tuple[int, ...]]:
+        return [tuple(parameter.shape) for parameter in self._parameters]
+
+    def _may_bucket(self, uses_all: bool) -> bool:
+        """Whether the whole cluster can sum buckets under backward, and gains by it; all ranks answer alike."""
+        context = self.context
+        if context.world_size == 1:
+            return False
+        is_cuda = context.device.type == "cuda"
+        # A GPU's gradients go over gloo only through the host, which the fused step does in one piece.
+        own_terms = uses_all and (not is_cuda or "nccl" in dist.get_backend())
+        rows = gather_numbers([float(own_terms), float(is_cuda)], context.world_size)
+        return self._gradient_bytes > FIRST_BUCKET_BYTES and all(row == [1.0, rows[0][1]] for row in rows)
+
+    def _uses_all(self) -> bool:
+        """Whether the model uses all of its parameters; tried with a sample or two.
+
+        Raises:
+            BadInput: the loss does not depend on the model.
+        """
+
+        def forward(batch: Batch) -> Tensor:
+            loss: Tensor = self.module(batch)
+            if not loss.requires_grad:
+                raise BadInput(
+                    f"The loss of task '{self.task.name}' does not depend on its model.", hint="check the loss"
+                )
+            return loss
+
+        first = LocalGradient(model=self.module.model, forward=forward, reader=self.feed, device=self.feed.device)
+        self._fit(first.try_out, 2)
+        uses_all = all(parameter.grad is not None for parameter in self._parameters)
+        self.module.zero_grad(set_to_none=True)
+        return uses_all
+
+    def _fit(self, compute: Callable[[MicroBatch], None], samples: int) -> None:
+        """Compute a share of so many samples, or as much of it as fits into memory at once."""
+        while True:
+            try:
+                compute(self.feed.first_part(samples))
+            except DoesNotFit as error:
+                too_many = error.samples
+            else:
+                return
+            self.feed.learn_bound(half_of(too_many, self.context.rank))
+
+
+def half_of(samples: int, rank: int) -> int:
+    """The micro-batch to try when one of so many samples does not fit.
+
+    Raises:
+        RunFailed: it was a single sample.
+    """
+    if samples == 1:
+        raise RunFailed(
+            f"worker {rank} has too little memory for a single sample.",
+            hint="leave this worker out, or give it a device with more memory",
+        )
+    return samples // 2

@@ -1,0 +1,77 @@
+"""The step of a run that changes how it exchanges: under backward while everything is sent, at once while it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hetopt.trainer.bucketed_step import BucketedStep
+from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.exchange.memory import Remembered
+from hetopt.trainer.exchange.menu import Way
+from hetopt.trainer.exchange.switching import SwitchingExchange
+from hetopt.trainer.fused_step import FusedStep
+from hetopt.trainer.step import StepTrace
+
+
+class SwitchingStep:
+    """Goes between its two forms as it is told.
+
+    Buckets remember nothing. So after a thin exchange the first dense step is a fused one, which sends all that was
+    held back, and so is every step that looks at gains.
+
+    Args:
+        fused: exchanges whole gradients by ``exchange``.
+        exchange: whose compression changes.
+        bucketed: sums buckets under backward; None: the workers cannot, or gain nothing by it.
+        first: way to begin with.
+    """
+
+    def __init__(
+        self, *, fused: FusedStep, exchange: SwitchingExchange, bucketed: BucketedStep | None, first: Way
+    ) -> None:
+        self._fused = fused
+        self._exchange = exchange
+        self._bucketed = bucketed
+        self._in_buckets = False
+        self._was_fused = True
+        self.use(first)
+
+    @property
+    def memory(self) -> Remembered:
+        """What is held back."""
+        return self._exchange.memory
+
+    def use(self, way: Way) -> None:
+        """Exchange in this way from the next step on; all workers must decide the same.
+
+        Raises:
+            BadInput: it does not go with the memory.
+        """
+        self._exchange.use(way.compression)
+        self._in_buckets = way.in_buckets
+        # With buckets, fused steps are exceptions: nobody should compare their times with those of the others.
+        self._fused.way = "" if way.in_buckets else way.option.key
+        if self._bucketed is not None:
+            self._bucketed.way = way.option.key
+
+    def warm_up(self, part: MicroBatch) -> None:
+        """Compute a micro-batch in both forms (see `Step`)."""
+        if self._bucketed is not None:
+            self._bucketed.warm_up(part)
+        self._fused.warm_up(part)
+
+    def run(
+        self,
+        parts: Sequence[MicroBatch],
+        global_batch_size: int,
+        loss_scale: float | None,
+        look_at: Sequence[float] = (),
+    ) -> StepTrace:
+        """Compute and exchange (see `Step`)."""
+        if self._bucketed is not None and self._in_buckets and not self._exchange.owes and not look_at:
+            if self._was_fused:
+                self._bucketed.take_gradients()
+                self._was_fused = False
+            return self._bucketed.run(parts, global_batch_size, loss_scale)
+        self._was_fused = True
+        return self._fused.run(parts, global_batch_size, loss_scale, look_at)

@@ -1,0 +1,167 @@
+"""What the exchanges of a control period were like: measured by each worker, gathered with the control vector."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields, replace
+
+from hetopt.trainer.control.ratio.gain_curve import GainCurve
+from hetopt.trainer.exchange.stats import ExchangeStats
+from hetopt.trainer.step import StepTrace
+from hetopt.trainer.stopwatch import Stopwatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """One worker's exchanges of a period, those in the way that is in use now.
+
+    Attributes:
+        exchanges: how many; the means and medians are over them.
+        compute_s: median time of the computation before them.
+        compress_s: median of the worker's own work.
+        sync_s: median of the operations, with the wait for slower workers.
+        sent_bytes: mean of what the worker contributed.
+        energy, kept_energy: means, of gradient and residual; 0 where nothing is held back.
+        gradient_energy: mean, of the gradient alone; 0 where nobody asks.
+        look_energy: of gradient and residual when gains were looked at; 0: they were not.
+        look_energies: what the largest elements would have kept, one for each ratio that runs look at.
+    """
+
+    exchanges: float = 0.0
+    compute_s: float = 0.0
+    compress_s: float = 0.0
+    sync_s: float = 0.0
+    sent_bytes: float = 0.0
+    energy: float = 0.0
+    kept_energy: float = 0.0
+    gradient_energy: float = 0.0
+    look_energy: float = 0.0
+    look_energies: tuple[float, ...] = ()
+
+    def to_list(self) -> list[float]:
+        """The numbers, in the order of the fields."""
+        *single, looked = astuple(self)
+        return [*single, *looked]
+
+    @classmethod
+    def from_list(cls, row: Sequence[float]) -> Traffic:
+        """The traffic that `to_list` gave."""
+        single = len(fields(cls)) - 1
+        named = {field.name: number for field, number in zip(fields(cls), row[:single], strict=False)}
+        return replace(cls(look_energies=tuple(row[single:])), **named)  # type: ignore[arg-type]  # all but the last
+
+
+def traffic_of(
+    traces: Sequence[StepTrace],
+    stopwatch: Stopwatch,
+    *,
+    way: str,
+    dense_bytes: int,
+    looks: int = 0,
+    newest: int | None = None,
+) -> Traffic:
+    """The traffic of some steps.
+
+    Args:
+        traces: of the steps.
+        stopwatch: that read their marks.
+        way: only steps that exchanged in this way count.
+        dense_bytes: what a worker contributed where everything was summed under backward.
+        looks: ratios at which runs look at gains.
+        newest: count only so many steps, the newest.
+    """
+    own = [trace for trace in traces if trace.way == way]
+    own = own if newest is None else own[-newest:]
+    looked = next((t.exchange for t in reversed(traces) if t.exchange is not None and t.exchange.look_energies), None)
+    look_energy, look_energies = 0.0, (0.0,) * looks
+    if looked is not None and looked.energy is not None:
+        look_energy, look_energies = looked.energy, looked.look_energies
+    if not own:
+        return Traffic(look_energy=look_energy, look_energies=look_energies)
+    seconds = stopwatch.seconds
+    under_backward = ExchangeStats(sent_bytes=dense_bytes, compress_s=0.0, sync_s=0.0)
+    stats = [
+        replace(under_backward, sync_s=seconds(t.computed, t.summed)) if t.exchange is None else t.exchange for t in own
+    ]
+    return Traffic(
+        exchanges=len(own),
+        compute_s=statistics.median(seconds(trace.begun, trace.computed) for trace in own),
+        compress_s=statistics.median(one.compress_s for one in stats),
+        sync_s=statistics.median(one.sync_s for one in stats),
+        sent_bytes=statistics.fmean(one.sent_bytes for one in stats),
+        energy=statistics.fmean(one.energy or 0.0 for one in stats),
+        kept_energy=statistics.fmean(one.kept_energy or 0.0 for one in stats),
+        gradient_energy=statistics.fmean(trace.gradient_energy or 0.0 for trace in own),
+        look_energy=look_energy,
+        look_energies=look_energies,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupTraffic:
+    """The traffic of all workers, in rank order."""
+
+    rows: tuple[Traffic, ...]
+
+    @property
+    def exchanges(self) -> int:
+        """Exchanges that the figures are over; the same on all workers."""
+        return int(self.rows[0].exchanges)
+
+    @property
+    def compute_s(self) -> float:
+        """Of the slowest worker."""
+        return max(row.compute_s for row in self.rows)
+
+    @property
+    def compress_s(self) -> float:
+        """Of the slowest worker."""
+        return max(row.compress_s for row in self.rows)
+
+    @property
+    def sync_s(self) -> float:
+        """Of the worker that waited least, so that only the network is in it."""
+        return min(row.sync_s for row in self.rows)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Mean over the workers."""
+        return round(statistics.fmean(row.sent_bytes for row in self.rows))
+
+    @property
+    def energy(self) -> tuple[float, ...]:
+        """Of each worker."""
+        return tuple(row.energy for row in self.rows)
+
+    @property
+    def kept_energy(self) -> tuple[float, ...]:
+        """Of each worker."""
+        return tuple(row.kept_energy for row in self.rows)
+
+    @property
+    def gain(self) -> float:
+        """Kept energy over energy, of all workers; 1 where nothing is held back."""
+        energy = sum(self.energy)
+        return min(1.0, sum(self.kept_energy) / energy) if energy > 0 else 1.0
+
+    @property
+    def gradient_norm(self) -> float:
+        """Root of the mean square over workers and steps; 0 where nobody asks."""
+        return math.sqrt(statistics.fmean(row.gradient_energy for row in self.rows))
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no number is NaN or infinite."""
+        return all(math.isfinite(number) for row in self.rows for number in row.to_list())
+
+    def gain_curve(self, ratios: Sequence[float]) -> GainCurve | None:
+        """At the ratios that runs look at; None: nobody looked."""
+        if not ratios or any(not row.look_energy for row in self.rows):
+            return None
+        return GainCurve(
+            ratios=tuple(ratios),
+            kept=tuple(row.look_energies for row in self.rows),
+            energy=tuple(row.look_energy for row in self.rows),
+        )
