@@ -248,7 +248,7 @@ class _Run:
             self._context.events.write("shares_changed", step=self._runner.step, **change)
 
     def _steer(self, period: Period) -> None:
-        if self._steering is None:
+        if self._steering is None or self._ended() is not None:
             return
         rate = float(self._optimizer.param_groups[0]["lr"])
         change = self._steering.judge(period.traffic, step=self._runner.step, epoch=self._epoch, learning_rate=rate)

@@ -119,7 +119,7 @@ class Steering:
             return None  # nothing was seen of the present way yet
         before = self.way
         compute_s = traffic.compute_s
-        backward_s = BACKWARD * compute_s if before.in_buckets else 0.0
+        backward_s = BACKWARD * compute_s
         self._track(before, traffic, backward_s)
         observation = RatioObservation(
             step=step,

@@ -19,11 +19,13 @@ from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.events import Event
 from hetopt.trainer.exchange.buckets import BucketExchange
 from hetopt.trainer.exchange.calibration import Calibration, measure_network, time_compressors, time_narrow
+from hetopt.trainer.exchange.channel import Channel
 from hetopt.trainer.exchange.composition import CORRECTION, METHODS, combine
 from hetopt.trainer.exchange.exchange import make_exchange
 from hetopt.trainer.exchange.guarded import Guard
 from hetopt.trainer.exchange.menu import IDENTITY, Menu, settled_collective, way_name
 from hetopt.trainer.exchange.momentum_correction import hand_over_momentum
+from hetopt.trainer.exchange.peers import meet
 from hetopt.trainer.exchange.switching import SwitchingExchange
 from hetopt.trainer.fused_step import FusedStep
 from hetopt.trainer.local_batch import SampleFeed
@@ -157,10 +159,13 @@ class StepMaker:
             samples: how many to warm up with; this worker's share.
 
         Raises:
-            BadInput: nothing in the model can be trained, the loss does not depend on it, or the compression does not
-                suit it.
+            BadInput: nothing in the model can be trained, the loss does not depend on it, the compression does not suit
+                it, or the workers are about to exchange in different ways.
             RunFailed: not even one sample fits into memory.
         """
+        # What the workers do next depends on these: those that disagree would wait for each other for ever.
+        if self.context.world_size > 1:
+            meet(self._description, Channel())
         buckets = self._may_bucket(self._uses_all())
         form = self._steered(samples, buckets) if self._is_steered else self._settled(buckets)
         self._fit(form.step.warm_up, samples)
@@ -281,6 +286,13 @@ class StepMaker:
             way=way,
             guard=Guard(f"{way} in buckets of {self._numel} elements", store=context.store),
         )
+
+    @property
+    def _description(self) -> str:
+        spec = self.context.spec
+        policies = f"ratio policy {spec.ratio_policy}, collective {spec.collective_policy}"
+        asked = self.compression.model_dump_json(exclude={"name", "ratio"})
+        return f"{way_name(self.compression)}, {policies} ({self._numel} elements, {spec.precision}) {asked}"
 
     @property
     def _is_steered(self) -> bool:

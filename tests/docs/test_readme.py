@@ -11,7 +11,10 @@ from typing import get_args
 import pytest
 import typer.main
 
+from hetopt.optimizer.cli.exchange_options import parse_compression
 from hetopt.optimizer.cli.main import app
+from hetopt.trainer.control.ratio.choose import CONTROLLERS
+from hetopt.trainer.exchange.composition import COLLECTIVES, METHODS
 from hetopt.trainer.launch.description import parse_change, parse_changes, parse_hosts
 from hetopt.trainer.spec import BatchPolicy
 
@@ -77,6 +80,19 @@ def test_the_rehearsal_of_the_readme_can_be_read() -> None:
 def test_the_readme_names_every_batch_policy() -> None:
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     assert all(f"| `{policy}`" in text for policy in get_args(BatchPolicy))
+
+
+def test_the_readme_names_all_that_gradients_can_be_sent_by() -> None:
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    names = {f"`{name}`" for names in (METHODS, CONTROLLERS, COLLECTIVES) for name in names}
+    assert {name for name in names if name not in text} == set()
+
+
+def test_compressions_in_the_documents_can_be_read() -> None:
+    typed = [shlex.split(command) for command in commands() if "--compression" in command]
+    told = [words[words.index("--compression") + 1] for words in typed]
+    assert any(text == "auto" for text in told)
+    assert all(parse_compression(text) for text in told if text != "auto")
 
 
 def test_the_readme_opens_with_the_two_commands() -> None:

@@ -158,7 +158,7 @@ def switch_ways(folder: Path, task_reference: str, rank: int, world_size: int) -
     by_key = {way.option.key: way for way in menu.all}
     thin = "topk 0.01 by all_gather"
     dense = menu.dense.option.key
-    for key in (dense, thin, "topk 0.1 by ar_topk, packed_bf16", "bf16 1 by all_reduce", dense):
+    for key in (dense, thin, "topk 0.1 by ar_topk, packed_bf16", "bf16 by all_reduce", dense):
         step.use(by_key[key])
         for number in range(3):
             trace = step.run([part], 4 * world_size, None, (0.01, 0.1) if number == 1 else ())

@@ -74,11 +74,13 @@ def over(launcher: LocalLauncher, handle: RunHandle) -> RunStatus:
     return launcher.poll(handle)
 
 
-def kill_worker(run_dir: Path) -> None:
+def worker(run_dir: Path, rank: int) -> psutil.Process:
     workers = [process for process in processes_of(run_dir) if "hetopt.trainer.worker" in process.cmdline()]
-    assert len(workers) == 2
-    victim = next(process for process in workers if process.environ()["RANK"] == "1")
-    victim.kill()
+    return next(process for process in workers if process.environ()["RANK"] == str(rank))
+
+
+def kill_worker(run_dir: Path) -> None:
+    worker(run_dir, 1).kill()
 
 
 def test_a_killed_worker_is_restarted_from_the_checkpoint_and_a_second_kill_is_explained(tmp_path: Path) -> None:
@@ -106,6 +108,33 @@ def test_a_killed_worker_is_restarted_from_the_checkpoint_and_a_second_kill_is_e
     assert status.state == RunState.FAILED
     assert "worker 1 on here was killed (SIGKILL)" in (status.reason or "")
     assert not processes_of(tmp_path)
+
+
+@pytest.mark.parametrize(("task", "compression"), [("plain", "topk:0.1"), ("wide", "identity:1")])
+def test_a_worker_that_hangs_is_named_when_time_is_up(tmp_path: Path, task: str, compression: str) -> None:
+    """Both forms of step, whole gradients and buckets: the others wait no longer than they were told to."""
+    name, _, ratio = compression.partition(":")
+    wish = toy_spec(
+        task,
+        shares=(5, 3, 2),
+        stop={"max_steps": 1_000_000},
+        compression={"name": name, "ratio": float(ratio)},
+        exchange_timeout_s=3.0,
+        control_period_steps=5,
+    )
+    launcher = LocalLauncher()
+    handle = launcher.start(RunSpec.model_validate_json(json.dumps(wish)), tmp_path, {"TOY_SAMPLE_S": "0.001"})
+    try:
+        wait_for(lambda: has(tmp_path, "step"), tmp_path)
+        hanging = worker(tmp_path, 1)
+        hanging.send_signal(signal.SIGSTOP)
+        wait_for(lambda: has(tmp_path, "run_failed"), tmp_path)
+        hanging.send_signal(signal.SIGCONT)
+        over(launcher, handle)
+    finally:
+        launcher.stop(handle)
+    failed = has(tmp_path, "run_failed")
+    assert any("worker 1 did not come to the exchange of gradients in time" in event["reason"] for event in failed)
 
 
 def test_stop_from_another_process_keeps_a_checkpoint_and_the_run_can_go_on(tmp_path: Path) -> None:

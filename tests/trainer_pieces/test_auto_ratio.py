@@ -10,7 +10,7 @@ import pytest
 
 from hetopt.trainer.control.ratio.auto import AutoRatio, AutoState
 from hetopt.trainer.control.ratio.policy import RatioDecision
-from hetopt.trainer.exchange.cost import LinkSpeed
+from hetopt.trainer.exchange.cost import TRAINER, LinkSpeed
 
 from .virtual_exchange import VirtualRun, fixed_s, options, run
 
@@ -24,7 +24,7 @@ def any_run(seed, **known):
     workers, numel = rng.choice([2, 4, 8]), int(10 ** rng.uniform(5, 7.5))
     link = LinkSpeed(latency_s=10 ** rng.uniform(-4, -2), bytes_per_s=10 ** rng.uniform(6.5, 9.5))
     found = options(numel, workers)
-    dense_s = sum(link.time_s(operation.terms()) for operation in found[0].operations)
+    dense_s = sum(link.time_s(operation.terms(TRAINER)) for operation in found[0].operations)
     settings = {
         "compute_s": dense_s / 10 ** rng.uniform(-0.7, 1.4),
         "kept": rng.uniform(0.02, 0.25),
@@ -165,6 +165,16 @@ def test_what_falls_below_the_floor_is_left_at_once():
         _, after = policy.decide(state, observation)
         assert after.option == policy.options[0].key
         assert "must be kept" in after.reason
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_ratio_that_proves_too_thin_is_not_used_again_and_again(seed):
+    """Once the residual has built up it keeps less than the floor; the curve, read elsewhere, always promises more."""
+    virtual, policy = any_run(seed, kept=0.35, settling=0.2, share=0.36, noise=0.03, compute_s=1e-3)
+    policy = AutoRatio(options=policy.options, least_gain=0.3, deterministic_share=0.36)
+    changes = [row[3] for row in periods(virtual, policy, 100) if row[3].changed]
+    assert any("must be kept" in change.reason for change in changes)
+    assert len(changes) <= 12
 
 
 def test_trials_are_booked_and_stop_when_the_money_is_spent():

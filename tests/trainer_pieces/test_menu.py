@@ -97,7 +97,7 @@ def test_the_nearest_way_is_near(ratio: float) -> None:
 
 
 def test_names_of_settled_exchanges() -> None:
-    assert way_name(Compression()) == "identity 1 by all_reduce"
+    assert way_name(Compression()) == "identity by all_reduce"
     assert way_name(Compression(name="topk", ratio=0.01, coding="packed")) == "topk 0.01 by all_gather, packed"
     for name in METHODS:
         assert way_name(Compression(name=name)).startswith(name)

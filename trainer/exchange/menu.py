@@ -220,4 +220,5 @@ def settled_collective(compression: Compression) -> str:
 def way_name(compression: Compression) -> str:
     """What traces and events call an exchange that stays as it is; of selected elements, the key of its option."""
     coded = "" if compression.coding in (None, PLAIN) else f", {compression.coding}"
-    return f"{compression.name} {compression.ratio:g} by {settled_collective(compression)}{coded}"
+    amount = f" {compression.ratio:g}" if METHODS[compression.name].by_ratio else ""
+    return f"{compression.name}{amount} by {settled_collective(compression)}{coded}"

@@ -11,6 +11,9 @@ both options share cancel. A saving that is not sure yet is tried out if the pri
 now and then, an option that would save enough if it were better by its standard deviation (of the network's part, twice
 that: exchanges show what they take, not what a much larger one would take).
 
+What turns out to keep less than ``least_gain`` is left at once, and as much or less is not used again for a while that
+doubles with every time: what a curve promises of a ratio that is not in use is only an estimate.
+
 **The price of finding out** is bounded. The first period after every change is a trial, kept short. What it takes
 longer than the option before would have taken for the same progress is booked (`AutoState.spent_s`); a trial that might
 cost, twice its standard deviation considered, more than is left of
@@ -56,6 +59,14 @@ class Tried(Record):
     period: NonNegativeInt = 0
 
 
+class TooThin(Record):
+    """A ratio that kept less than the floor when it was in use."""
+
+    ratio: PositiveFloat
+    times: NonNegativeInt = 1
+    until: NonNegativeInt = Field(description="the period from which on it may be used again")
+
+
 class AutoState(Record):
     """What was learned, and the account of trials.
 
@@ -71,6 +82,7 @@ class AutoState(Record):
         jumps: of the network, when it was last looked at.
         periods: since the start.
         last_curve: the last of them in which a gain curve was seen.
+        too_thin: ratios that proved to keep too little.
     """
 
     belief: GainBelief = GainBelief()
@@ -87,6 +99,7 @@ class AutoState(Record):
     jumps: NonNegativeInt = 0
     periods: NonNegativeInt = 0
     last_curve: NonNegativeInt = 0
+    too_thin: tuple[TooThin, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,6 +174,8 @@ class AutoRatio:
         # Leaving what keeps too little is no trial: it costs what it costs.
         trial_after = None if now.gain < self.least_gain else used.key
         state = state.model_copy(update={"trial_after": trial_after, "last_curve": state.periods})
+        if now.gain < self.least_gain:
+            state = state.model_copy(update={"too_thin": _proved(state, used.ratio)})
         return state, RatioDecision(
             ratio=chosen.judged.option.ratio,
             option=chosen.judged.option.key,
@@ -250,7 +265,11 @@ class AutoRatio:
     def _choice(self, state: AutoState, now: Judged, outlook: Outlook) -> Weighed | None:
         """The option to change to, if any."""
         judged = [outlook.judge(option) for option in self.options if option.key != now.option.key]
-        others = [outlook.weigh(now, j) for j in judged if j is not None and j.gain >= self.least_gain]
+        others = [
+            outlook.weigh(now, j)
+            for j in judged
+            if j is not None and j.gain >= self.least_gain and not _is_barred(state, j.option)
+        ]
         if now.gain < self.least_gain:
             return max(others, key=lambda other: other.saving_s)
         needed_s, left_s = self.least_saving * now.per_progress_s, self._left_s(state, now)
@@ -295,6 +314,21 @@ class AutoRatio:
             return self.trial_steps
         affordable = _PART_FOR_ONE * max(0.0, self._left_s(state, now)) / chosen.risk_s
         return max(1, min(self.trial_steps, int(affordable)))
+
+
+def _proved(state: AutoState, ratio: float) -> tuple[TooThin, ...]:
+    """What is too thin once this ratio was: for a while that doubles with every time it turns out so."""
+    before = next((one for one in state.too_thin if one.ratio == ratio), None)
+    times = 1 if before is None else before.times + 1
+    proved = TooThin(ratio=ratio, times=times, until=state.periods + _RETRIED_AFTER * 2**times)
+    return (*(one for one in state.too_thin if one.ratio != ratio), proved)
+
+
+def _is_barred(state: AutoState, option: Option) -> bool:
+    """Whether as much or more has proved to be too little, not long ago: no estimate of a gain is better than that."""
+    if option.gain is not None:
+        return False
+    return any(option.ratio <= one.ratio and state.periods < one.until for one in state.too_thin)
 
 
 def _is_dense(option: Option) -> bool:
