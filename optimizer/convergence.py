@@ -10,25 +10,17 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hetopt.optimizer.averaged_law import KAPPA, AveragedLaw
+from hetopt.optimizer.compression_penalty import UNFITTED, CompressionPenalty
+from hetopt.optimizer.law_choice import choose
+from hetopt.optimizer.steps_law import MCCANDLISH, SCAVENGER, PriorRun, StepsCurve
 from hetopt.profiler.errors import BadInput
-from hetopt.profiler.profile import NoiseSample, Pilot, Profile
+from hetopt.profiler.profile import LearningRateRule, NoiseSample, Pilot, Profile
 
 Array = NDArray[np.float64]
 
-KAPPA = 0.4
-"""Critical batch size over simple noise scale: typical of image classifiers in public logs (Pollux artifact)."""
-
-KAPPA_LOG_SD = 0.6
-"""Its spread over those jobs (0.2 to 1.7). Recommenders and speech models lie far below: measure two pilots there."""
-
 SEED_LOG_SD = 0.15
-"""Spread of steps to target between repeats: leave-one-out error of 3-23 % on the same logs."""
-
-EXTRAPOLATION_LOG_SD = 0.3
-"""Added for each factor of e in batch size beyond the pilots: the form S = Smin + Emin / B is then an assumption."""
-
-INFLATION_LOG_SD = 0.5
-"""Share of the log of the compression penalty that is in doubt: 1 / gain on Smin is our mapping, not a theorem."""
+"""Spread of steps to target between repeats, where no fit says better: leave-one-out error of 3-23 % on public logs."""
 
 MINIMUM_EFFICIENCY = 0.8
 """A run of fixed length may lose a fifth of the progress that its samples would make at the task's batch size."""
@@ -40,6 +32,13 @@ LARGEST_BATCH_FACTOR = 16
 LARGEST_NOISE_SCALE = 1e12
 """Stands for a noise scale without bound, samples: arithmetic stays finite, and no batch comes near it."""
 
+LEARNING_RATES: dict[LearningRateRule, str] = {
+    "none": "one learning rate for all batch sizes",
+    "linear": "the learning rate in proportion to the batch size",
+    "sqrt": "the learning rate with the square root of the batch size",
+}
+"""What a count of steps holds for."""
+
 PILOT_BATCH_FACTOR = 2
 """How far above the pilots' batch sizes a target is trusted. Below them nothing is gained that is worth the doubt."""
 
@@ -49,12 +48,15 @@ class Convergence:
     """What the pilots and the gradient noise say about steps to the task's target.
 
     Attributes:
-        minimum_steps: Smin, steps with an unlimited batch; absent when no pilot reached the target.
-        minimum_samples: Emin, samples with the smallest batch.
+        minimum_steps: Smin of McCandlish's law, steps with an unlimited batch; absent when no pilot reached the target.
+        minimum_samples: Emin, samples with the smallest batch. Their ratio, the critical batch size, says how much
+            compression costs; steps themselves are the curve's.
         noise_scale: Bn = tr(cov) / |G|^2 over the pilots, samples; absent when it was not measured.
         pilot_batch_sizes: batch sizes of the pilots that reached the target.
-        log_sd: spread of the fit at those batch sizes.
-        basis: where the figures come from, in words.
+        log_sd: spread of the forecast at those batch sizes.
+        basis: where the figures come from, in words, with the learning-rate rule that they hold for.
+        curve: steps by batch size, by the law that the pilots chose; absent when no pilot reached the target.
+        learning_rate_rule: how the pilots scaled the learning rate with the batch size: another rule, other counts.
     """
 
     minimum_steps: float | None
@@ -63,6 +65,8 @@ class Convergence:
     pilot_batch_sizes: tuple[int, ...]
     log_sd: float
     basis: str
+    curve: StepsCurve | None = None
+    learning_rate_rule: LearningRateRule | None = None
 
 
 class StepsModel(Protocol):
@@ -86,16 +90,21 @@ class StepsModel(Protocol):
 class TargetSteps:
     """Steps to the task's target.
 
-        S(B, gain) = Smin / gain + Emin / B + check / (2 B)        (McCandlish et al. 2018 at gain 1)
+        S(B, gain) = S(B) (rho / gain^q + 1 - rho) + check / (2 B),       rho = Smin / (Smin + Emin / B)
 
-    The noise term is left alone by error feedback; the deterministic term grows with what compression holds back. A run
-    notices its target only when it evaluates, every ``check`` samples, on average half of that later.
+    The noise term is left alone by error feedback; the deterministic share grows with what compression holds back. A
+    run notices its target only when it evaluates, every ``check`` samples, on average half of that later.
+
+    Attributes:
+        minimum_steps, minimum_samples: Smin and Emin, which give rho, and S(B) = Smin + Emin / B where the convergence
+            has no curve of its own.
     """
 
     convergence: Convergence
     minimum_steps: float
     minimum_samples: float
     check_every_samples: float = 0.0
+    penalty: CompressionPenalty = UNFITTED
 
     @property
     def source(self) -> str:
@@ -104,25 +113,61 @@ class TargetSteps:
 
     def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
         """Expected steps to the target."""
-        batch, kept = np.asarray(global_batch_size, dtype=np.float64), np.asarray(gain, dtype=np.float64)
-        samples = self.minimum_samples + self.check_every_samples / 2
-        return np.maximum(1.0, self.minimum_steps / kept + samples / batch)
+        batch = np.asarray(global_batch_size, dtype=np.float64)
+        stretched = self._dense(batch) * self.penalty.inflation(gain, self._share(batch))
+        return np.maximum(1.0, stretched + self.check_every_samples / 2 / batch)
 
     def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
         """Spread: between seeds, of the shape in B away from the pilots, and of the compression penalty."""
         batch = np.asarray(global_batch_size, dtype=np.float64)
-        inflation = np.log(self.steps(batch, gain) / self.steps(batch, 1.0))
-        shape = self._shape_log_sd(batch)
-        return np.sqrt(self.convergence.log_sd**2 + shape**2 + (INFLATION_LOG_SD * inflation) ** 2)
+        curve = self.convergence.curve
+        dense = self.convergence.log_sd if curve is None else curve.log_sd(batch)
+        return np.hypot(dense, self.penalty.log_sd(gain, self._share(batch)))
 
-    def _shape_log_sd(self, batch: Array) -> Array:
-        pilots = self.convergence.pilot_batch_sizes
-        if len(pilots) == 1:
-            # d ln S / d ln kappa, with S anchored at the one pilot: zero there, growing away from it.
-            critical = self.minimum_samples / self.minimum_steps
-            return np.asarray(KAPPA_LOG_SD * np.abs(critical / (batch + critical) - critical / (pilots[0] + critical)))
-        beyond = np.maximum(np.log(batch / max(pilots)), np.log(min(pilots) / batch))
-        return np.asarray(EXTRAPOLATION_LOG_SD * np.maximum(0.0, beyond))
+    def _dense(self, batch: Array) -> Array:
+        curve = self.convergence.curve
+        return self.minimum_steps + self.minimum_samples / batch if curve is None else curve.steps(batch)
+
+    def _share(self, batch: Array) -> Array:
+        return np.asarray(batch / (batch + self.minimum_samples / self.minimum_steps))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativeSteps:
+    """Steps compared with dense training at one batch size, where no run has said how many those are.
+
+    It ranks clusters by ``steps * step time`` and no more: the times and costs that come of it have no unit.
+
+    Attributes:
+        curve: steps by batch size, 1 at ``reference_batch_size``.
+        critical_batch_size: samples.
+    """
+
+    curve: StepsCurve
+    reference_batch_size: int
+    critical_batch_size: float
+    penalty: CompressionPenalty = UNFITTED
+
+    @property
+    def source(self) -> str:
+        """Where the figure comes from."""
+        return (
+            f"relative to a batch of {self.reference_batch_size}, from the noise scale alone: "
+            "it ranks plans, but says nothing about how long any of them takes"
+        )
+
+    def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
+        """Steps over those at the reference batch size without compression."""
+        batch = np.asarray(global_batch_size, dtype=np.float64)
+        return np.asarray(self.curve.steps(batch) * self.penalty.inflation(gain, self._share(batch)))
+
+    def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
+        """Spread of one run over another, of the critical batch size, and of the compression penalty."""
+        batch = np.asarray(global_batch_size, dtype=np.float64)
+        return np.hypot(self.curve.log_sd(batch), self.penalty.log_sd(gain, self._share(batch)))
+
+    def _share(self, batch: Array) -> Array:
+        return np.asarray(batch / (batch + self.critical_batch_size))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,58 +214,54 @@ class FixedSteps:
 
 
 def fit_convergence(profile: Profile) -> Convergence:
-    """Use the best evidence there is: pilots at two batch sizes, one pilot and the noise scale, or neither."""
+    """Use the best evidence there is: pilots at several batch sizes, one pilot and the noise scale, or neither."""
     noise = noise_scale(profile.noise)
-    by_batch = _steps_by_batch(profile.pilots)
-    pilots = tuple(sorted(by_batch))
-    if len(pilots) >= 2:
-        minimum_steps, minimum_samples = fit_steps(pilots, [by_batch[size] for size in pilots])
-        fitted = [minimum_steps + minimum_samples / size for size in pilots]
-        residuals = [math.log(by_batch[size] / value) for size, value in zip(pilots, fitted, strict=True)]
-        log_sd = math.hypot(SEED_LOG_SD, math.sqrt(sum(r * r for r in residuals) / len(residuals)))
-        basis = f"pilots that reached the target at batch sizes {', '.join(map(str, pilots))}"
+    runs = [
+        PriorRun(global_batch_size=pilot.global_batch_size, steps_to_target=pilot.steps_to_target)
+        for pilot in profile.pilots
+        if pilot.steps_to_target is not None
+    ]
+    sizes = tuple(sorted({int(run.global_batch_size) for run in runs}))
+    if not sizes or (len(sizes) == 1 and noise is None):
         return Convergence(
-            minimum_steps=minimum_steps,
-            minimum_samples=minimum_samples,
+            minimum_steps=None,
+            minimum_samples=None,
             noise_scale=noise,
-            pilot_batch_sizes=pilots,
-            log_sd=log_sd,
-            basis=basis,
-        )
-    if pilots and noise is not None:
-        critical = KAPPA * min(noise, LARGEST_NOISE_SCALE)
-        minimum = by_batch[pilots[0]] / (1 + critical / pilots[0])
-        return Convergence(
-            minimum_steps=minimum,
-            minimum_samples=minimum * critical,
-            noise_scale=noise,
-            pilot_batch_sizes=pilots,
+            pilot_batch_sizes=(),
             log_sd=SEED_LOG_SD,
-            basis=f"a pilot that reached the target at batch size {pilots[0]} and the measured noise scale",
+            basis="no pilot reached the target"
+            if not sizes
+            else "one pilot reached the target, and no noise scale says what another batch size needs",
         )
+    bounded = None if noise is None else min(noise, LARGEST_NOISE_SCALE)
+    choice = choose((AveragedLaw(noise_scale=bounded), MCCANDLISH, SCAVENGER), runs)
+    if len(sizes) > 1:
+        minimum_steps, minimum_samples = fit_steps(sizes, [_mean_steps(profile.pilots, size) for size in sizes])
+        basis = f"pilots that reached the target at batch sizes {', '.join(map(str, sizes))}"
+    else:
+        critical = KAPPA * (bounded or 0.0)
+        minimum_steps = _mean_steps(profile.pilots, sizes[0]) / (1 + critical / sizes[0])
+        minimum_samples = minimum_steps * critical
+        basis = f"a pilot that reached the target at batch size {sizes[0]} and the measured noise scale"
+    rule = profile.job.learning_rate_rule
     return Convergence(
-        minimum_steps=None,
-        minimum_samples=None,
+        minimum_steps=minimum_steps,
+        minimum_samples=minimum_samples,
         noise_scale=noise,
-        pilot_batch_sizes=(),
-        log_sd=SEED_LOG_SD,
-        basis="no pilot reached the target",
+        pilot_batch_sizes=sizes,
+        log_sd=float(choice.curve.log_sd(np.array(sizes)).mean()),
+        basis=f"{basis}; {LEARNING_RATES[rule]}",
+        curve=choice.curve,
+        learning_rate_rule=rule,
     )
 
 
-def fit_steps(global_batch_sizes: Sequence[int], steps: Sequence[float]) -> tuple[float, float]:
+def fit_steps(global_batch_sizes: Sequence[float], steps: Sequence[float]) -> tuple[float, float]:
     """``Smin, Emin >= 0`` of ``S = Smin + Emin / B`` by non-negative least squares on the relative error."""
-    batch, count = np.asarray(global_batch_sizes, dtype=np.float64), np.asarray(steps, dtype=np.float64)
-    first, second = 1 / count, 1 / (batch * count)
-    aa, ab, bb = float(first @ first), float(first @ second), float(second @ second)
-    a, b = float(first.sum()), float(second.sum())
-    determinant = aa * bb - ab * ab
-    if determinant > 1e-15 * aa * bb:
-        minimum_steps, minimum_samples = (bb * a - ab * b) / determinant, (aa * b - ab * a) / determinant
-        if minimum_steps >= 0 and minimum_samples >= 0:
-            return minimum_steps, minimum_samples
-    edges = [(a / aa, 0.0), (0.0, b / bb)]
-    return min(edges, key=lambda x: float(((x[0] * first + x[1] * second - 1) ** 2).sum()))
+    curve = MCCANDLISH.fit(
+        [PriorRun(global_batch_size=b, steps_to_target=s) for b, s in zip(global_batch_sizes, steps, strict=True)]
+    )
+    return float(curve.coefficients[0]), float(curve.coefficients[1] * curve.middle)
 
 
 def noise_scale(samples: Sequence[NoiseSample]) -> float | None:
@@ -254,6 +295,26 @@ def target_steps(convergence: Convergence, *, check_every_samples: float = 0.0) 
     )
 
 
+def relative_steps(convergence: Convergence, reference_batch_size: int) -> RelativeSteps:
+    """How batch sizes compare when no pilot reached the target, going by the noise scale.
+
+    Raises:
+        BadInput: nothing is known of the noise either.
+    """
+    if convergence.noise_scale is None:
+        raise BadInput(
+            "The profile cannot even rank batch sizes, because neither a finished pilot nor the noise scale is in it.",
+            hint="give the length of the run with --epochs or --steps, or profile again with a larger --time-budget",
+        )
+    noise = min(convergence.noise_scale, LARGEST_NOISE_SCALE)
+    unit = PriorRun(global_batch_size=reference_batch_size, steps_to_target=1.0)
+    return RelativeSteps(
+        curve=AveragedLaw(noise_scale=noise).fit([unit]),
+        reference_batch_size=reference_batch_size,
+        critical_batch_size=KAPPA * noise,
+    )
+
+
 def statistical_efficiency(global_batch_size: float, reference: float, noise: float) -> float:
     """Progress a sample at one batch size relative to another: ``(Bn + B0) / (Bn + B)`` (Pollux, OSDI 2021)."""
     return 1.0 if math.isinf(noise) else (noise + reference) / (noise + global_batch_size)
@@ -281,10 +342,11 @@ def batch_range(convergence: Convergence, task_batch_size: int, *, to_target: bo
     return max(1, low), max(1, low, high)
 
 
-def _steps_by_batch(pilots: Sequence[Pilot]) -> dict[int, float]:
-    """Geometric mean over seeds of the steps to the target, for each batch size that reached it."""
-    found: dict[int, list[float]] = {}
-    for pilot in pilots:
-        if pilot.steps_to_target is not None:
-            found.setdefault(pilot.global_batch_size, []).append(math.log(pilot.steps_to_target))
-    return {size: math.exp(sum(logs) / len(logs)) for size, logs in found.items()}
+def _mean_steps(pilots: Sequence[Pilot], global_batch_size: int) -> float:
+    """Geometric mean over seeds of the steps to the target at one batch size."""
+    logs = [
+        math.log(pilot.steps_to_target)
+        for pilot in pilots
+        if pilot.global_batch_size == global_batch_size and pilot.steps_to_target is not None
+    ]
+    return math.exp(sum(logs) / len(logs))

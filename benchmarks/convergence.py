@@ -1,0 +1,211 @@
+"""How far predicted steps to a target lie from measured ones at batch sizes left out of public training logs.
+
+Three protocols, all by one default method and beside the published laws in the same call:
+
+- *levels*: each batch size from all others, at every level of the metric that the data names, steps between evaluations
+  by a straight line;
+- *last*: the same, to a metric 0.2 % short of what the worst run reaches, counted to the evaluation that finds it;
+- *smallest*: all larger batch sizes from the smallest one's run and its gradient noise, at every level; beside it
+  Pollux's gain formula with the noise recorded in that run, and no loss of efficiency at all.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks._outcome import Bound, Outcome, options, publish
+from hetopt.optimizer.averaged_law import AveragedLaw
+from hetopt.optimizer.law_choice import choose
+from hetopt.optimizer.steps_law import MCCANDLISH, SCAVENGER, Z90, PriorRun, StepsLaw
+from hetopt.profiler.noise import progress_weighted_noise_scale
+
+GOALS = {"cifar10": 0.04, "bert": 0.01, "ncf": 0.12}
+"""Median error with one batch size left out; other jobs in the folder are reported without a goal."""
+
+SHORT_OF_WORST = 0.998
+HETOPT = "hetopt"
+LAWS: dict[str, tuple[StepsLaw, ...]] = {
+    HETOPT: (AveragedLaw(), MCCANDLISH, SCAVENGER),
+    "mccandlish": (MCCANDLISH,),
+    "scavenger": (SCAVENGER,),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    """One training run: its evaluations, and the noise scale at each of them, in samples."""
+
+    batch_size: int
+    steps: tuple[int, ...]
+    metrics: tuple[float, ...]
+    noise_scales: tuple[float, ...]
+    steps_to_level: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guess:
+    """A prediction, what was measured, and whether the 90 % interval held it (None where a predictor has none)."""
+
+    predicted: float
+    measured: float
+    inside: bool | None
+
+    @property
+    def error(self) -> float:
+        """Relative to what was measured."""
+        return self.predicted / self.measured - 1
+
+
+def data_folder() -> Path:
+    """Where the public logs are: `HETOPT_SHARED_DATA`, or beside the repository."""
+    base = os.environ.get("HETOPT_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data")
+    return Path(base) / "convergence"
+
+
+def read(file: Path) -> tuple[Log, ...]:
+    """The runs of one job, by batch size."""
+    job = json.loads(file.read_text(encoding="utf-8"))
+    sign = 1.0 if job["higher_is_better"] else -1.0
+    unit = job["noise_batch_size"]
+    logs = [
+        Log(
+            batch_size=run["global_batch_size"],
+            steps=tuple(each["iteration"] for each in run["evaluations"]),
+            metrics=tuple(sign * each["metric"] for each in run["evaluations"]),
+            noise_scales=tuple(unit * each["grad_var"] / max(each["grad_sqr"], 1e-30) for each in run["noise"]),
+            steps_to_level=run["steps_to_target"],
+        )
+        for run in job["runs"]
+    ]
+    return tuple(sorted(logs, key=lambda log: log.batch_size))
+
+
+def levels(logs: Sequence[Log]) -> dict[str, list[float]]:
+    """Steps of every run to each level of the data."""
+    return {level: [log.steps_to_level[level] for log in logs] for level in logs[0].steps_to_level}
+
+
+def last_target(logs: Sequence[Log]) -> list[float]:
+    """Steps of every run until an evaluation finds it 0.2 % short of the worst run's best."""
+    worst = min(max(log.metrics) for log in logs)
+    target = worst * SHORT_OF_WORST if worst > 0 else worst / SHORT_OF_WORST
+    return [
+        float(next(step for step, metric in zip(log.steps, log.metrics, strict=True) if metric >= target))
+        for log in logs
+    ]
+
+
+def leave_one_out(logs: Sequence[Log], steps: Sequence[float], laws: Sequence[StepsLaw]) -> list[Guess]:
+    """Predict each batch size from all others."""
+    runs = [
+        PriorRun(global_batch_size=log.batch_size, steps_to_target=count)
+        for log, count in zip(logs, steps, strict=True)
+    ]
+    guesses = []
+    for held in runs:
+        curve = choose(laws, [run for run in runs if run is not held]).curve
+        guesses.append(
+            guess(held, float(curve.steps(held.global_batch_size)), float(curve.log_sd(held.global_batch_size)))
+        )
+    return guesses
+
+
+def from_smallest(logs: Sequence[Log], steps: Sequence[float]) -> dict[str, list[Guess]]:
+    """Predict all larger batch sizes from the smallest one's run up to its target."""
+    first, count = logs[0], steps[0]
+    seen = max(1, sum(step <= count for step in first.steps))
+    taken = np.diff((0, *first.steps[:seen])).tolist()
+    noise = progress_weighted_noise_scale(first.noise_scales[:seen], taken, first.batch_size)
+    curve = AveragedLaw(noise_scale=noise).fit([PriorRun(global_batch_size=first.batch_size, steps_to_target=count)])
+    found: dict[str, list[Guess]] = {HETOPT: [], "gain": [], "no_loss": []}
+    for log, measured in zip(logs[1:], steps[1:], strict=True):
+        run = PriorRun(global_batch_size=log.batch_size, steps_to_target=measured)
+        found[HETOPT].append(guess(run, float(curve.steps(log.batch_size)), float(curve.log_sd(log.batch_size))))
+        found["gain"].append(guess(run, gain_formula(first, count, log.batch_size), None))
+        found["no_loss"].append(guess(run, count * first.batch_size / log.batch_size, None))
+    return found
+
+
+def gain_formula(first: Log, count: float, batch_size: int) -> float:
+    """Steps by Pollux's gain: a step of ``B`` samples does ``(Bn + B0) / (Bn + B) B / B0`` steps of ``B0``."""
+    steps, before = 0.0, 0.0
+    for end, noise in zip(first.steps, first.noise_scales, strict=True):
+        part = min(count, end) - before
+        steps += part * (noise + batch_size) / (noise + first.batch_size) * first.batch_size / batch_size
+        before = min(count, end)
+    return steps
+
+
+def guess(run: PriorRun, predicted: float, log_sd: float | None) -> Guess:
+    """Compare a prediction with its run."""
+    measured = run.steps_to_target
+    inside = None if log_sd is None else abs(math.log(predicted / measured)) <= Z90 * log_sd
+    return Guess(predicted=predicted, measured=measured, inside=inside)
+
+
+def row(job: str, protocol: str, predictor: str, guesses: Sequence[Guess]) -> tuple[float, float]:
+    """Print one line of the table; median absolute error and coverage."""
+    errors = [abs(each.error) for each in guesses]
+    held = [each.inside for each in guesses if each.inside is not None]
+    middle, coverage = statistics.median(errors), sum(held) / len(held) if held else math.nan
+    print(
+        f"{job:12}{protocol:10}{predictor:12}{middle:>8.1%}{statistics.mean(errors):>8.1%}"
+        f"{float(np.quantile(errors, 0.9)):>8.1%}{statistics.median(each.error for each in guesses):>+9.1%}"
+        f"{f'{coverage:.0%}' if held else '-':>10}{len(guesses):>5}"
+    )
+    return middle, coverage
+
+
+def main() -> None:
+    """Score every job in the folder."""
+    asked = options(__doc__)
+    files = sorted(data_folder().glob("*.json"))
+    if not files:
+        sys.exit(f"No training logs in {data_folder()}: HETOPT_SHARED_DATA says where the data is.")
+    figures: dict[str, float] = {}
+    baselines: dict[str, float] = {}
+    goals: dict[str, Mapping[Bound, float]] = {}
+    print(f"{'job':12}{'protocol':10}{'by':12}{'median':>8}{'mean':>8}{'p90':>8}{'bias':>9}{'coverage':>10}{'n':>5}")
+    for file in files:
+        print(f"{file.stem}", file=sys.stderr)
+        logs, job = read(file), file.stem
+        by_level = levels(logs)
+        if asked.quick:
+            by_level = dict(list(by_level.items())[-1:])
+        protocols = {"levels": list(by_level.values()), "last": [last_target(logs)]}
+        for protocol, targets in protocols.items():
+            for predictor, laws in LAWS.items():
+                guesses = [each for steps in targets for each in leave_one_out(logs, steps, laws)]
+                middle, coverage = row(job, protocol, predictor, guesses)
+                (figures if predictor == HETOPT else baselines)[
+                    f"{job}_{protocol}_median_error" + ("" if predictor == HETOPT else f"_{predictor}")
+                ] = round(middle, 4)
+                if predictor == HETOPT:
+                    figures[f"{job}_{protocol}_share_in_90_percent_interval"] = round(coverage, 4)
+            if job in GOALS:
+                goals[f"{job}_{protocol}_median_error"] = {"at_most": GOALS[job]}
+        alone = [from_smallest(logs, steps) for steps in by_level.values()]
+        for predictor in alone[0]:
+            middle, coverage = row(job, "smallest", predictor, [g for each in alone for g in each[predictor]])
+            if predictor == HETOPT:
+                figures[f"{job}_smallest_median_error"] = round(middle, 4)
+                figures[f"{job}_smallest_share_in_90_percent_interval"] = round(coverage, 4)
+            else:
+                baselines[f"{job}_smallest_median_error_{predictor}"] = round(middle, 4)
+    publish(
+        Outcome(benchmark="convergence", quick=asked.quick, figures=figures, goals=goals, baselines=baselines),
+        asked.json_file,
+    )
+
+
+if __name__ == "__main__":
+    main()
