@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetopt.optimizer.convergence import Convergence, fit_convergence
-from hetopt.optimizer.step_time import collective_terms
 from hetopt.profiler.errors import BadInput
 from hetopt.profiler.memory import MemoryLine, fit_memory
 from hetopt.profiler.profile import CompressorCost, Device, GainPoint, Link, Profile
-from hetopt.trainer.exchange.wire import Collective
+from hetopt.trainer.exchange.cost import Operation, Primitive
 
 HUBER_RELATIVE = 0.03
 """Residuals up to this relative size count fully (about the repeat noise of a quiet machine); beyond, linearly."""
@@ -144,8 +143,8 @@ class FittedModel:
 
     profile: Profile
     devices: tuple[FittedDevice, ...]
-    host_links: dict[Collective, LinkModel]
-    network_links: dict[Collective, LinkModel]
+    host_links: dict[Primitive, LinkModel]
+    network_links: dict[Primitive, LinkModel]
     gain: GainCurve
     convergence: Convergence
 
@@ -288,18 +287,18 @@ def _compressor_line(costs: Sequence[CompressorCost]) -> CompressorLine:
     )
 
 
-def fit_links(links: Sequence[Link]) -> dict[Collective, LinkModel]:
+def fit_links(links: Sequence[Link]) -> dict[Primitive, LinkModel]:
     """From the measured time of a collective of ``n`` workers to the latency and bandwidth of one hop.
 
-    The alpha-beta time of a collective is linear in both (`wire.collective_time_s`), so each is the measured line's
+    The alpha-beta time of a collective is linear in both (`cost.Terms`), so each is the measured line's
     coefficient divided by the formula's. Of several measurements of one collective the one with most workers is used.
     """
-    found: dict[Collective, LinkModel] = {}
+    found: dict[Primitive, LinkModel] = {}
     for link in sorted(links, key=lambda link: link.workers):
-        if link.collective == "broadcast":
-            continue  # no step of the first trainers broadcasts
-        hops, traffic = collective_terms(link.collective, 1.0, link.workers)
-        found[link.collective] = LinkModel(latency_s=link.latency_s / hops, bytes_per_s=link.bytes_per_s * traffic)
+        terms = Operation(primitive=link.collective, payload_bytes=1.0, members=link.workers).terms()
+        found[link.collective] = LinkModel(
+            latency_s=link.latency_s / terms.messages, bytes_per_s=link.bytes_per_s * terms.traffic_bytes
+        )
     return found
 
 

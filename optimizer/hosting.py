@@ -150,6 +150,7 @@ def predict_run(
     plan: Plan,
     step: Breakdown,
     *,
+    gain: float,
     step_log_sd: float,
     evaluation_s: float,
     startup_s: float,
@@ -158,14 +159,14 @@ def predict_run(
 
     Args:
         model: fitted to the plan's profile.
-        plan: for its goal, its global batch and its compression.
+        plan: for its goal and its global batch.
         step: where the time of one step goes.
+        gain: retained gradient energy of what is sent.
         step_log_sd: standard deviation of the log of (true / predicted) step time.
         evaluation_s: one evaluation by all workers.
         startup_s: from the request to the first step.
     """
     every, batch = plan.run.evaluate_every_epochs, plan.chosen.global_batch_size
-    gain = model.gain.gain(plan.chosen.compression.ratio)
     goal = steps_model(model, plan.goal, every)
     steps, steps_log_sd = float(goal.steps(batch, gain)), float(goal.log_sd(batch, gain))
     count = float(evaluations(steps, batch, every * plan.profile.job.dataset_size))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hetopt.optimizer.fit import FittedDevice, FittedModel, fit
 from hetopt.optimizer.hosting import HOST_LINK, begun_shares, division, predict_run
-from hetopt.optimizer.links import MEASURED_LINK_LOG_SD
+from hetopt.optimizer.launched_exchange import Foreseen, Meeting, foresee
 from hetopt.optimizer.plan import Plan, Prediction
 from hetopt.optimizer.step_time import Breakdown, step_time
 from hetopt.profiler.errors import BadInput
 from hetopt.profiler.profile import LOCAL
-from hetopt.trainer.exchange.wire import wire_format
 from hetopt.trainer.partition import WorkerTime, solve_shares
 from hetopt.trainer.spec import RunSpec, WorkerSpec
 
@@ -27,7 +27,16 @@ UNMEASURED_DIVISION_LOG_SD = 0.2
 """Added when the host was never measured divided among so many workers."""
 
 
-def predict_on_local(plan: Plan, paces: Sequence[float] | None) -> tuple[RunSpec, Prediction]:
+@dataclass(frozen=True, kw_only=True)
+class LocalRun:
+    """A run on this machine, what it should take, and what a person must know to read its numbers."""
+
+    run: RunSpec
+    prediction: Prediction
+    notes: tuple[str, ...]
+
+
+def predict_on_local(plan: Plan, paces: Sequence[float] | None) -> LocalRun:
     """The plan's run as workers of the machine that was profiled, and what it should take there.
 
     Global batch, compression, goal and seed are kept. Shares are solved anew for the workers that there are, each
@@ -39,7 +48,8 @@ def predict_on_local(plan: Plan, paces: Sequence[float] | None) -> tuple[RunSpec
             full pace as the plan has, but no more than the machine has logical CPUs.
 
     Raises:
-        BadInput: no worker, an impossible pace, or more workers than samples in a batch.
+        BadInput: no worker, an impossible pace, more workers than samples in a batch, or a compression that cannot
+            serve so many workers.
     """
     model = fit(plan.profile)
     cpus = plan.profile.host.logical_cpus
@@ -69,8 +79,21 @@ def predict_on_local(plan: Plan, paces: Sequence[float] | None) -> tuple[RunSpec
     compute_s = [
         _paced_s(device, device.time_s(samples), crowding, pace) for samples, pace in zip(shares, paces, strict=True)
     ]
-    step = _step(model, device, plan, compute_s)
-    return run, _prediction(model, device, plan, step, shares, crowding)
+    meeting = Meeting(
+        model=model,
+        workers=count,
+        link=lambda primitive: model.host_links.get(primitive, HOST_LINK),
+        compressors={**model.reference.compressors, **device.compressors},
+    )
+    exchange = foresee(run, meeting, compute_s=max(compute_s), to_target=plan.goal.ends == "target")
+    step = step_time(
+        compute_s,
+        exchange_s=exchange.exchange_s,
+        compress_s=exchange.compress_s,
+        jitter=device.step_time.jitter,
+    )
+    prediction = _prediction(model, device, plan, step, exchange, shares, crowding)
+    return LocalRun(run=run, prediction=prediction, notes=exchange.notes)
 
 
 def _worker_time(fitted: FittedDevice, crowding: float, pace: float) -> WorkerTime:
@@ -88,24 +111,14 @@ def _paced_s(fitted: FittedDevice, step_s: float, crowding: float, pace: float) 
     return max(0.0, step_s * (crowding + pace - 1) - (pace - 1) * fitted.optimizer_s)
 
 
-def _step(model: FittedModel, fitted: FittedDevice, plan: Plan, compute_s: Sequence[float]) -> Breakdown:
-    chosen = plan.chosen.compression
-    wire = wire_format(chosen.name)
-    link = model.host_links.get(wire.collective, HOST_LINK)
-    compressor = fitted.compressors.get(chosen.name) or model.reference.compressors.get(chosen.name)
-    return step_time(
-        compute_s,
-        collective=wire.collective,
-        payload_bytes=wire.payload_bytes(plan.profile.job.parameters, chosen.ratio),
-        latency_s=link.latency_s,
-        bytes_per_s=link.bytes_per_s,
-        compress_s=compressor.time_s(chosen.ratio, len(compute_s)) if compressor is not None else 0.0,
-        jitter=fitted.step_time.jitter,
-    )
-
-
 def _prediction(
-    model: FittedModel, fitted: FittedDevice, plan: Plan, step: Breakdown, shares: Sequence[int], crowding: float
+    model: FittedModel,
+    fitted: FittedDevice,
+    plan: Plan,
+    step: Breakdown,
+    exchange: Foreseen,
+    shares: Sequence[int],
+    crowding: float,
 ) -> Prediction:
     # Measured with the host to itself. Each worker evaluates in proportion to its share, without its pace.
     divided = crowding * fitted.step_time.per_sample_s / model.whole_host.step_time.per_sample_s
@@ -114,12 +127,13 @@ def _prediction(
     step_log_sd = math.hypot(
         RUN_TO_RUN_LOG_SD,
         compute_share * math.hypot(fitted.step_time.log_sd, UNMEASURED_DIVISION_LOG_SD if crowding != 1 else 0.0),
-        (1 - compute_share) * MEASURED_LINK_LOG_SD,
+        (1 - compute_share) * exchange.log_sd,
     )
     return predict_run(
         model,
         plan,
         step,
+        gain=exchange.gain,
         step_log_sd=step_log_sd,
         evaluation_s=evaluation_s,
         startup_s=plan.profile.startup_s or STARTUP_S,

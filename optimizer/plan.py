@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 
 from hetopt.profiler.artifact import Artifact, Record
 from hetopt.profiler.profile import Profile
-from hetopt.trainer.spec import BatchPolicy, Compression, RunSpec, StopRule
+from hetopt.trainer.spec import BatchPolicy, Compression, RatioPolicyName, RunSpec, StopRule
 
 Market = Literal["spot", "on-demand"]
 Evidence = Literal["measured", "interpolated", "extrapolated"]
@@ -143,12 +143,33 @@ class Plan(Artifact):
     run: RunSpec
     profile: Profile = Field(description="the profile it was planned from, whole, so that a plan stands alone")
 
-    def adjusted(self, *, steps: int | None = None, policy: BatchPolicy | None = None) -> Self:
-        """The same plan, to be run for so many steps instead of to its end, or with another batch policy."""
-        run, goal = self.run, self.goal
-        if policy is not None:
-            run = run.model_copy(update={"batch_policy": policy})
+    def adjusted(
+        self,
+        *,
+        steps: int | None = None,
+        policy: BatchPolicy | None = None,
+        compression: Compression | None = None,
+        ratio_policy: RatioPolicyName | None = None,
+        collective_policy: Literal["fixed", "cheapest"] | None = None,
+    ) -> Self:
+        """The same plan, to be run otherwise; what is not given stays as it was planned.
+
+        Args:
+            steps: end after so many, instead of at the plan's end.
+            policy: how the batch is shared.
+            compression: of gradients.
+            ratio_policy: who decides how much of them is sent.
+            collective_policy: whether the collective follows the network.
+        """
+        changes = {
+            "batch_policy": policy,
+            "compression": compression,
+            "ratio_policy": ratio_policy,
+            "collective_policy": collective_policy,
+            "stop": None if steps is None else StopRule(max_steps=steps),
+        }
+        run = self.run.model_copy(update={name: value for name, value in changes.items() if value is not None})
+        goal = self.goal
         if steps is not None:
-            run = run.model_copy(update={"stop": StopRule(max_steps=steps)})
             goal = Goal(budget_usd=goal.budget_usd, deadline_s=goal.deadline_s, ends="steps", amount=steps)
         return self.model_copy(update={"run": run, "goal": goal})

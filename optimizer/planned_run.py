@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+from hetopt.optimizer.convergence import SEED_LOG_SD, Convergence
 from hetopt.optimizer.cost import checkpoint_time_s, daly_interval_s, scarce_probability
 from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.plan import Candidate, Goal, ScalingRule
+from hetopt.profiler.inflation import deterministic_share
 from hetopt.profiler.profile import Profile
 from hetopt.trainer.control.learning_rate import adascale_gain, learning_rate_scale
 from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
@@ -15,6 +17,10 @@ CHECKPOINT_INTERVAL_S = (60.0, 1800.0)
 
 STEPS_MARGIN = 2.0
 """A run that has not reached its target after this times the upper end of its steps ends."""
+
+LEAST_DETERMINISTIC_SHARE = SEED_LOG_SD
+"""Steps to a target scatter by that much between seeds. Pilots that show less of a share cannot tell it from none, and
+compression that costs no steps at all would always look good."""
 
 
 def run_spec(
@@ -46,12 +52,25 @@ def run_spec(
         seed=seed,
         workers=tuple(workers),
         compression=chosen.compression,
+        deterministic_share=share_beyond_noise(model.convergence, chosen.global_batch_size),
         learning_rate_scale=_learning_rate_scale(model, rule, chosen.global_batch_size),
         learning_rate_rule="adascale" if rule == "adascale" else "fixed",
         stop=_stop(goal, chosen),
         evaluate_every_epochs=evaluate_every_epochs,
         checkpoint_every_s=_checkpoint_interval_s(profile, chosen),
     )
+
+
+def share_beyond_noise(convergence: Convergence, batch_size: int) -> float:
+    """The share of the steps to the target that compression stretches, see `hetopt.profiler.inflation`.
+
+    1, the cautious end, where no pilot says how steps depend on the batch size.
+    """
+    steps, samples = convergence.minimum_steps, convergence.minimum_samples
+    if steps is None or samples is None:
+        return 1.0
+    critical = samples / steps if steps > 0 else math.inf
+    return max(LEAST_DETERMINISTIC_SHARE, round(deterministic_share(batch_size, critical), 4))
 
 
 def _learning_rate_scale(model: FittedModel, rule: ScalingRule, batch_size: int) -> float:

@@ -21,6 +21,23 @@ class WorkerProgress:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What one worker (the mean of all) contributed to the exchanges of gradients so far.
+
+    Attributes:
+        way: of the newest steps: compressor, ratio and collective.
+        steps: in each way, in the order of first use.
+        sent_bytes: altogether.
+        dense_bytes: what everything in fp32 would have come to.
+    """
+
+    way: str
+    steps: Mapping[str, int]
+    sent_bytes: float
+    dense_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Progress:
     """A run so far. Times in seconds; ``stepping_s`` leaves evaluations and checkpoints out."""
 
@@ -41,6 +58,8 @@ class Progress:
     evaluation_s: float = 0.0
     checkpoint_s: float = 0.0
     share_changes: int = 0
+    exchange_changes: int = 0
+    traffic: Traffic | None = None
     restarts: int = 0
     finish_reason: str | None = None
     training_s: float | None = None
@@ -106,6 +125,8 @@ def advance(progress: Progress, event: Mapping[str, Any]) -> Progress:
                 for worker, share in zip(progress.workers, event["after"], strict=True)
             )
             return replace(progress, workers=workers, share_changes=progress.share_changes + 1)
+        case "exchange_changed":
+            return replace(progress, exchange_changes=progress.exchange_changes + 1)
         case "evaluated":
             return replace(
                 progress,
@@ -156,4 +177,21 @@ def _stepped(progress: Progress, event: Mapping[str, Any]) -> Progress:
         loss=event["loss"],
         logged_steps=progress.logged_steps + steps,
         stepping_s=progress.stepping_s + steps * event["step_time_s"],
+        traffic=_exchanged(progress.traffic, event),
+    )
+
+
+def _exchanged(before: Traffic | None, event: Mapping[str, Any]) -> Traffic | None:
+    """The traffic after a ``step`` event; a single worker has none, nor have the logs of older versions."""
+    told = event.get("exchange")
+    if not told:
+        return before
+    way, steps = str(told["way"]), event["steps"]
+    ways = dict(before.steps) if before is not None else {}
+    ways[way] = ways.get(way, 0) + steps
+    return Traffic(
+        way=way,
+        steps=ways,
+        sent_bytes=(before.sent_bytes if before is not None else 0.0) + steps * told["sent_bytes"],
+        dense_bytes=(before.dense_bytes if before is not None else 0.0) + steps * told["dense_bytes"],
     )

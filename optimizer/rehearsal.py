@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from hetopt.optimizer import words
 from hetopt.optimizer.fit import LinkModel, fit
 from hetopt.optimizer.hosting import HOST_LINK, SmallWorkers, ThisMachine, begun_shares, predict_run
-from hetopt.optimizer.links import MEASURED_LINK_LOG_SD
+from hetopt.optimizer.launched_exchange import Foreseen, Meeting, foresee
 from hetopt.optimizer.plan import Plan, Prediction
 from hetopt.optimizer.processor_sharing import least_factor, rounded_up
 from hetopt.optimizer.rehearsed_hosts import WantedHost, best_shares, check_batch, described_hosts, planned_hosts
 from hetopt.optimizer.step_time import step_time
-from hetopt.trainer.exchange.wire import wire_format
+from hetopt.trainer.exchange.cost import Primitive
 from hetopt.trainer.launch.description import DescribedHost
 from hetopt.trainer.miniature import EVERY_HOST, Change, DeclaredTime, Miniature, MiniatureHost
 from hetopt.trainer.spec import RunSpec, WorkerSpec
@@ -129,7 +129,8 @@ def rehearse(
     relative to one worker of this machine; their rates, and those of the changes, are taken as they are.
 
     Raises:
-        BadInput: fewer samples than workers, a share below one sample, or hosts that this machine cannot hold.
+        BadInput: fewer samples than workers, a share below one sample, hosts that this machine cannot hold, or a
+            compression that cannot serve so many workers.
     """
     model, batch = fit(plan.profile), plan.chosen.global_batch_size
     if described is None:
@@ -154,7 +155,11 @@ def rehearse(
     run = _run(plan, hosts, shares, changes, here, scale)
     workers = [host for host in hosts for _ in range(host.host.workers)]
     compute_s = [scale.time * host.time.time_s(samples) for host, samples in zip(workers, shares, strict=True)]
-    prediction = _predict(plan, run, here, compute_s)
+    updated_s = [time_s + here.update_s for time_s in compute_s]
+    meeting = _meeting(run, here)
+    exchange = foresee(run, meeting, compute_s=max(updated_s), to_target=plan.goal.ends == "target")
+    notes += exchange.notes
+    prediction = _predict(plan, run, here, updated_s, exchange)
     overhead = here.update_s / prediction.compute_s
     if overhead > WORTH_SAYING:
         notes.append(
@@ -259,24 +264,36 @@ def _run(
     )
 
 
-def _predict(plan: Plan, run: RunSpec, here: SmallWorkers, declared_s: Sequence[float]) -> Prediction:
+def _meeting(run: RunSpec, here: SmallWorkers) -> Meeting:
+    """The workers of the miniature: links as limited, or this machine's own between the workers of one host."""
+    assert run.miniature is not None
+    hosts, model = run.miniature.hosts, here.model
+    slowest = min(host.rate_bits_per_s or BOX_BITS_PER_S for host in hosts)
+    limited = LinkModel(latency_s=BOX_LATENCY_S, bytes_per_s=BOX_EFFICIENCY * min(slowest, BOX_BITS_PER_S) / 8)
+
+    def link(primitive: Primitive) -> LinkModel:
+        return limited if len(hosts) > 1 else model.host_links.get(primitive, HOST_LINK)
+
+    return Meeting(
+        model=model,
+        workers=here.workers,
+        link=link,
+        compressors={**model.reference.compressors, **here.fitted.compressors},
+        crowding=here.crowding,
+    )
+
+
+def _predict(
+    plan: Plan, run: RunSpec, here: SmallWorkers, compute_s: Sequence[float], exchange: Foreseen
+) -> Prediction:
     """The time of the miniature: computation as declared, links as limited, everything else as this machine does it."""
-    model, profile, chosen = here.model, plan.profile, plan.chosen.compression
+    model, profile = here.model, plan.profile
     assert run.miniature is not None
     hosts = run.miniature.hosts
-    wire = wire_format(chosen.name)
-    link = model.host_links.get(wire.collective, HOST_LINK)
-    if len(hosts) > 1:
-        slowest = min(host.rate_bits_per_s or BOX_BITS_PER_S for host in hosts)
-        link = LinkModel(latency_s=BOX_LATENCY_S, bytes_per_s=BOX_EFFICIENCY * min(slowest, BOX_BITS_PER_S) / 8)
-    compressor = here.fitted.compressors.get(chosen.name) or model.reference.compressors.get(chosen.name)
     step = step_time(
-        [time_s + here.update_s for time_s in declared_s],
-        collective=wire.collective,
-        payload_bytes=wire.payload_bytes(profile.job.parameters, chosen.ratio),
-        latency_s=link.latency_s,
-        bytes_per_s=link.bytes_per_s,
-        compress_s=here.crowding * compressor.time_s(chosen.ratio, here.workers) if compressor is not None else 0.0,
+        compute_s,
+        exchange_s=exchange.exchange_s,
+        compress_s=exchange.compress_s,
         jitter=max((worker.declared.noise for worker in run.workers if worker.declared is not None), default=0.0),
     )
     # Evaluations are not paced. Each worker takes a part in proportion to its share, on a processor that it may have to
@@ -290,7 +307,8 @@ def _predict(plan: Plan, run: RunSpec, here: SmallWorkers, declared_s: Sequence[
         model,
         plan,
         step,
-        step_log_sd=math.hypot(compute_share * paced_log_sd, (1 - compute_share) * MEASURED_LINK_LOG_SD),
+        gain=exchange.gain,
+        step_log_sd=math.hypot(compute_share * paced_log_sd, (1 - compute_share) * exchange.log_sd),
         evaluation_s=evaluation_s,
         startup_s=_startup_s(profile.startup_s, len(hosts), here),
     )

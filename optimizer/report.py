@@ -50,6 +50,27 @@ class WorkerReport(Record):
     wait_s: NonNegativeFloat
 
 
+class Way(Record):
+    """One way to exchange gradients, and in how many steps it was used."""
+
+    way: str = Field(description="compressor, ratio and collective")
+    steps: int
+
+
+class Sent(Record):
+    """What one worker contributed to the exchanges of gradients over the whole run (the mean of all workers)."""
+
+    sent_bytes: NonNegativeFloat
+    dense_bytes: PositiveFloat = Field(description="what sending everything in fp32 would have come to")
+    ways: tuple[Way, ...] = Field(description="in the order of first use")
+    changes: int = Field(description="of the way, on the way")
+
+    @property
+    def share(self) -> float:
+        """Of the dense bytes."""
+        return self.sent_bytes / self.dense_bytes
+
+
 class Report(Artifact):
     """A run, predicted against measured."""
 
@@ -67,6 +88,7 @@ class Report(Artifact):
     workers: tuple[WorkerReport, ...]
     global_batch_size: int
     share_changes: int
+    sent: Sent | None = Field(default=None, description="absent for a single worker, and for runs of older versions")
     hourly_usd: NonNegativeFloat = Field(description="what the plan's machines cost an hour")
     within_tolerance: bool | None = Field(description="run time within 10 % of its prediction; absent while running")
     verdict: tuple[str, ...] = Field(description="a sentence each: did the prediction hold, and where did it miss")
@@ -124,9 +146,10 @@ def make_report(launch: Launch, progress: Progress, told: Timeline, *, state: st
         ),
         global_batch_size=progress.global_batch_size,
         share_changes=progress.share_changes,
+        sent=_sent(progress),
         hourly_usd=launch.hourly_usd,
         within_tolerance=within if finished else None,
-        verdict=_verdict(by_name, within, told.happenings)
+        verdict=_verdict(by_name, within, told.happenings, progress.exchange_changes)
         if finished
         else ("The run has not finished; only step time can be held against its prediction.",),
         rented_total_s=rented.total_s.value,
@@ -166,7 +189,21 @@ def _held(name: str, unit: Unit, said: Range, measured: float, *, factor: float 
     )
 
 
-def _verdict(figures: dict[str, Compared], within: bool | None, happenings: Sequence[Happening]) -> tuple[str, ...]:
+def _sent(progress: Progress) -> Sent | None:
+    traffic = progress.traffic
+    if traffic is None:
+        return None
+    return Sent(
+        sent_bytes=traffic.sent_bytes,
+        dense_bytes=traffic.dense_bytes,
+        ways=tuple(Way(way=way, steps=steps) for way, steps in traffic.steps.items()),
+        changes=progress.exchange_changes,
+    )
+
+
+def _verdict(
+    figures: dict[str, Compared], within: bool | None, happenings: Sequence[Happening], exchange_changes: int
+) -> tuple[str, ...]:
     run_time = figures.get("run time")
     if run_time is None or run_time.error is None:
         return ("The run was resumed or stopped, so its total time has no prediction to be held against.",)
@@ -186,6 +223,8 @@ def _verdict(figures: dict[str, Compared], within: bool | None, happenings: Sequ
             if slowed
             else "its conditions changed on the way"
             if changed
+            else "what the workers sent changed on the way, where one way was predicted"
+            if exchange_changes
             else "the machine was busier or slower than while it was profiled; profile it again",
             "steps": "the target took another number of steps than the pilots suggested",
             "start-up": "starting the processes took another time than in the profile",

@@ -42,29 +42,18 @@ class Breakdown:
 
 
 def step_time(
-    compute_s: Sequence[float],
-    *,
-    collective: Collective,
-    payload_bytes: float,
-    latency_s: float,
-    bytes_per_s: float,
-    compress_s: float = 0.0,
-    jitter: float = 0.0,
+    compute_s: Sequence[float], *, exchange_s: float, compress_s: float = 0.0, jitter: float = 0.0
 ) -> Breakdown:
     """Time of a step.
 
     Args:
         compute_s: time that each worker computes its share, optimizer step included.
-        collective: how the payloads combine.
-        payload_bytes: what one worker contributes (`wire.wire_bytes`).
-        latency_s: of one message between neighbours.
-        bytes_per_s: of the slowest link.
+        exchange_s: from when the slowest worker begins to exchange.
         compress_s: compression and decompression on the slowest worker.
         jitter: relative standard deviation of one worker's steps.
     """
     count = len(compute_s)
     slowest_s = max(compute_s) * (1 + jitter * expected_maximum(count))
-    exchange_s = collective_time_s(collective, payload_bytes, count, latency_s, bytes_per_s)
     # The mean of equal times may round to just above them.
     waiting_s = max(0.0, slowest_s - sum(compute_s) / count)
     return Breakdown(compute_s=slowest_s, waiting_s=waiting_s, communication_s=compress_s + exchange_s)

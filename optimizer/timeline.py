@@ -1,11 +1,12 @@
-"""A run over time, read from its events: each worker's share, computing and waiting, and what happened on the way."""
+"""A run over time, read from its events: each worker's share, computing and waiting, what all of them exchanged, and
+what happened on the way."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from hetopt.optimizer import words
 from hetopt.profiler.artifact import Record
@@ -16,7 +17,31 @@ MOST_MOMENTS = 400
 AT_ONCE_S = 0.5
 """Changes of conditions that follow each other so closely were asked for together."""
 
-Kind = Literal["condition_changed", "miniature_slowed", "shares_changed", "memory_bound_learned"]
+Kind = Literal["condition_changed", "miniature_slowed", "shares_changed", "exchange_changed", "memory_bound_learned"]
+ROUTINE: tuple[Kind, ...] = ("shares_changed", "exchange_changed")
+"""What happens as a matter of course, and often."""
+
+
+class Exchanged(Record):
+    """The exchanges of gradients in a stretch of the run: means of one exchange, where not said otherwise."""
+
+    way: str = Field(description="compressor, ratio and collective; the last, where they changed")
+    ratio: float = Field(gt=0, le=1, description="fraction of the elements that was sent")
+    gain: NonNegativeFloat = Field(description="gradient energy that this retained")
+    sent_bytes: NonNegativeFloat = Field(description="contributed by one worker")
+    dense_bytes: PositiveFloat = Field(description="what it contributes where everything is sent in fp32")
+    compress_s: NonNegativeFloat = Field(description="of the slowest worker")
+    sync_s: NonNegativeFloat = Field(description="of the worker that waited least")
+
+    @property
+    def time_s(self) -> float:
+        """Of the whole exchange."""
+        return self.compress_s + self.sync_s
+
+    @property
+    def sent_share(self) -> float:
+        """Of the dense bytes."""
+        return self.sent_bytes / self.dense_bytes
 
 
 class Moment(Record):
@@ -29,6 +54,7 @@ class Moment(Record):
     local_batch_sizes: tuple[PositiveInt, ...] = Field(description="samples of a step; the last, where they changed")
     compute_s: tuple[NonNegativeFloat, ...] = Field(description="mean of a step")
     wait_s: tuple[NonNegativeFloat, ...] = Field(description="for the slowest worker, mean of a step")
+    exchange: Exchanged | None = Field(default=None, description="absent for a single worker, and in old logs")
 
 
 class Happening(Record):
@@ -44,6 +70,11 @@ class Happening(Record):
     def sentence(self) -> str:
         """What happened, and where."""
         return f"{', '.join(self.hosts)}: {self.text}" if self.hosts else self.text
+
+    @property
+    def is_routine(self) -> bool:
+        """Whether it is no news to a person who watches."""
+        return self.kind in ROUTINE
 
 
 class Timeline(Record):
@@ -106,6 +137,10 @@ def happening(
         case "shares_changed":
             after = ", ".join(map(str, event["after"]))
             kind, text = "shares_changed", f"now {after} ({event['reason']})"
+        case "exchange_changed":
+            # Who weighs whole ways names them in the reason; who decides on a ratio does not.
+            way, reason = str(event["after"]), str(event["reason"])
+            kind, text = "exchange_changed", reason if way in reason else f"now {way} ({reason})"
         case _:
             return None
     return Happening(
@@ -160,7 +195,14 @@ def _moment(event: Mapping[str, Any], began_s: float) -> Moment:
         local_batch_sizes=tuple(event["local_batch_sizes"]),
         compute_s=tuple(event["compute_s"]),
         wait_s=tuple(event["wait_s"]),
+        exchange=exchanged(event),
     )
+
+
+def exchanged(event: Mapping[str, Any]) -> Exchanged | None:
+    """What a ``step`` event tells of its exchanges."""
+    told = event.get("exchange")
+    return Exchanged(**{name: told[name] for name in Exchanged.model_fields}) if told else None
 
 
 def _coarser(moments: Sequence[Moment], most: int) -> list[Moment]:
@@ -184,4 +226,20 @@ def _one(moments: Sequence[Moment]) -> Moment:
         local_batch_sizes=moments[-1].local_batch_sizes,
         compute_s=mean([moment.compute_s for moment in moments]),
         wait_s=mean([moment.wait_s for moment in moments]),
+        exchange=_one_exchange(moments),
     )
+
+
+def _one_exchange(moments: Sequence[Moment]) -> Exchanged | None:
+    """The exchanges of several moments: means over their steps, the last way."""
+    known = [(moment.steps, moment.exchange) for moment in moments if moment.exchange is not None]
+    if not known:
+        return None
+    steps = sum(count for count, _ in known)
+
+    def mean(name: str) -> float:
+        return float(sum(count * getattr(one, name) for count, one in known) / steps)
+
+    last = known[-1][1]
+    means = {name: mean(name) for name in Exchanged.model_fields if name != "way"}
+    return Exchanged(way=last.way, **{**means, "ratio": min(1.0, means["ratio"])})

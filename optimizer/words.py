@@ -50,10 +50,18 @@ def count(number: float) -> str:
 
 
 def compression(name: str, ratio: float) -> str:
-    """'none', 'topk 1 % (100x)'."""
+    """'none', 'topk 1 % (100x)', 'bf16'."""
     if name == "identity":
         return "none"
-    return f"{name} {ratio * 100:g} % ({1 / ratio:.3g}x)"
+    if ratio >= 1:
+        return name
+    factor = 1 / ratio
+    return f"{name} {ratio * 100:.4g} % ({f'{factor:.0f}' if factor >= 100 else f'{factor:.3g}'}x)"
+
+
+def share(part: float) -> str:
+    """A part of a whole, with as many digits as matter: '100 %', '3.1 %', '0.02 %'."""
+    return f"{part * 100:.2g} %" if part < 0.0995 else f"{part * 100:.0f} %"
 
 
 def cluster(machines: Iterable[tuple[int, str]]) -> str:

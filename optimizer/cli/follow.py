@@ -50,8 +50,8 @@ def _follow(launcher: Launcher, handle: RunHandle, record: Launch, live: Live) -
         for event in parse_events(iter(text.splitlines(keepends=True))):
             progress = advance(progress, event)
             passed = happening(event, hosts, time_factor=record.time_factor)
-            # Shares change as a matter of course; the report draws them.
-            if passed is not None and passed.kind != "shares_changed":
+            # The report draws what is routine.
+            if passed is not None and not passed.is_routine:
                 live.note(f"step {words.count(progress.step)}: {passed.sentence}")
         if progress.logged_steps:
             metrics = " ".join(f"{name} {value:.4g}" for name, value in progress.metrics.items())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
+    from hetopt.optimizer.cli.exchange_options import Wish
     from hetopt.optimizer.hosting import ThisMachine
     from hetopt.optimizer.launch_record import Launch, Place
     from hetopt.optimizer.plan import Plan
@@ -43,6 +44,24 @@ def launch(
         help="How the batch is shared: uniform, static, proportional, dynamic, omnilearn, allocation or model. "
         "Default: the plan's.",
     ),
+    compression: str | None = typer.Option(
+        None,
+        "--compression",
+        help="What is sent of gradients: 'auto', which decides while training goes on, or NAME[:RATIO][,key=value...] "
+        "such as topk:0.01, dgc:1000x, powersgd,rank=2, bf16 or dense. Default: the plan's.",
+    ),
+    ratio_policy: str | None = typer.Option(
+        None,
+        "--ratio-policy",
+        help="Who decides how much is sent: fixed, warm_up, accordion, gravac, threshold, scan or auto. Default: the "
+        "plan's, or fixed with a named compression.",
+    ),
+    collective: str | None = typer.Option(
+        None,
+        "--collective",
+        help="How payloads meet: 'auto', the cheapest on the network as it is, or all_reduce, all_gather, ar_topk, "
+        "ar_topk_star, ar_topk_var, majority. Default: the plan's.",
+    ),
     steps: int | None = typer.Option(None, "--steps", help="Stop after so many steps instead of at the plan's end."),
     data: Path | None = typer.Option(None, "--data", help="Data folder, when it is not where the profile found it."),
     resume: str | None = typer.Option(None, "--resume", help="Go on with this run from its last checkpoint."),
@@ -53,7 +72,7 @@ def launch(
     """Run a plan.
 
     On 'local' the plan's machines become processes on this machine: as many as --pace has factors, or as the plan has
-    workers. The global batch and the compression stay; the shares are solved again for these workers.
+    workers. The global batch stays; the shares are solved again for these workers.
 
     On 'rehearsal' each machine becomes a host with a network link of its own, as fast as the planner took the machine
     to be. Computation and links are slowed down by one printed factor, so that what would wait for what stays true.
@@ -67,7 +86,7 @@ def launch(
     import sys
     import time
 
-    from hetopt.optimizer.cli import follow, launch_view, parse, render
+    from hetopt.optimizer.cli import exchange_options, follow, launch_view, parse, render
     from hetopt.optimizer.cli.run_record import launcher_for
     from hetopt.optimizer.launch_record import LAUNCH_FILE
     from hetopt.profiler.errors import BadInput
@@ -77,19 +96,21 @@ def launch(
     _belongs(place, {"--pace": pace, "--hosts": hosts, "--schedule": schedule})
     factors = parse.paces(pace)
     chosen_policy = parse.policy(policy)
+    wish = exchange_options.parse_wish(compression, ratio_policy, collective)
     if steps is not None and steps < 1:
         raise BadInput(f"--steps must be at least 1, not {steps}.", hint="for example --steps 500")
     folders = RunFolders(home=runs_home())
     launcher = launcher_for(place)
     if resume is not None:
-        if any(option is not None for option in (plan, pace, hosts, schedule, policy, steps, data)):
+        changing = (plan, pace, hosts, schedule, policy, compression, ratio_policy, collective, steps, data)
+        if any(option is not None for option in changing):
             raise BadInput(
                 "--resume goes on with a run as it was: leave PLAN, --pace and all that would change it out.",
                 hint=f"hetopt launch --on {place} --resume RUN",
             )
         folder, record = _to_resume(folders.find(resume), place, launcher)
     else:
-        record = _prepare(_load(plan, steps, chosen_policy), place, factors, hosts, schedule, data)
+        record = _prepare(_load(plan, steps, chosen_policy, wish), place, factors, hosts, schedule, data)
         folder = None
     if dry_run:
         if json_:
@@ -138,15 +159,22 @@ def _belongs(place: Place, given: dict[str, object]) -> None:
             raise BadInput(f"{option} is for --on {owners[option]}.", hint=f"{instead}, or use --on {owners[option]}")
 
 
-def _load(path: Path | None, steps: int | None, policy: BatchPolicy | None) -> tuple[Plan, Plan]:
+def _load(path: Path | None, steps: int | None, policy: BatchPolicy | None, wish: Wish) -> tuple[Plan, Plan]:
     """The plan as it was made, and as it is to be run now."""
+    from hetopt.optimizer.cli.exchange_options import decide
     from hetopt.optimizer.plan import Plan
     from hetopt.profiler.errors import BadInput
 
     if path is None:
         raise BadInput("no plan was named.", hint="make one with `hetopt recommend PROFILE --budget USD -o plan.json`")
     plan = Plan.load(path)
-    return plan, plan.adjusted(steps=steps, policy=policy)
+    wanted = plan.adjusted(steps=steps, policy=policy)
+    if not wish.is_empty:
+        told = decide(wish, plan.run)
+        wanted = wanted.adjusted(
+            compression=told.compression, ratio_policy=told.ratio_policy, collective_policy=told.collective_policy
+        )
+    return plan, wanted
 
 
 def _prepare(
@@ -159,13 +187,14 @@ def _prepare(
 ) -> Launch:
     """The launch of a plan: mapped onto the place, with its prediction there."""
     from hetopt.optimizer.launch_record import Launch
-    from hetopt.optimizer.local import predict_on_local
 
     made, wanted = plans
-    notes: tuple[str, ...] = ()
     match place:
         case "local":
-            spec, prediction = predict_on_local(wanted, factors)
+            from hetopt.optimizer.local import predict_on_local
+
+            here = predict_on_local(wanted, factors)
+            spec, prediction, notes = here.run, here.prediction, here.notes
         case "rehearsal":
             from hetopt.optimizer.cli.parse import text_of
             from hetopt.optimizer.rehearsal import rehearse

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from hetopt.optimizer import words
 from hetopt.optimizer.cli import render
+from hetopt.optimizer.cli.exchange_options import spell_options
 from hetopt.optimizer.launch_record import Launch
 from hetopt.trainer.miniature import Miniature, MiniatureHost
-from hetopt.trainer.spec import RunSpec, WorkerSpec
+from hetopt.trainer.spec import Compression, RunSpec, WorkerSpec
 
 
 def show(record: Launch) -> None:
@@ -15,9 +16,7 @@ def show(record: Launch) -> None:
     where = "on this machine" if spec.miniature is None else f"on {_hosts(len(spec.miniature.hosts))}, rehearsed here"
     render.line(
         f"{spec.task}, {_end(record)}, {where}: {len(spec.workers)} worker{'s' if len(spec.workers) > 1 else ''}, "
-        f"global batch {words.count(spec.global_batch_size)}, "
-        f"compression {words.compression(spec.compression.name, spec.compression.ratio)}, "
-        f"batch policy {spec.batch_policy}",
+        f"global batch {words.count(spec.global_batch_size)}, {_exchange(spec)}, batch policy {spec.batch_policy}",
         style="bold",
     )
     if spec.miniature is None:
@@ -32,6 +31,19 @@ def show(record: Launch) -> None:
         f"{words.count(said.steps.value)} steps of {words.duration(said.step_time_s.value)}. "
         "Nothing is rented: total $0."
     )
+
+
+def _exchange(spec: RunSpec) -> str:
+    """What is sent, who decides how much, and how it travels."""
+    asked = spec.compression
+    told = ", ".join([words.compression(asked.name, asked.ratio), *spell_options(asked)])
+    if spec.ratio_policy == "auto":
+        told = "auto" if asked == Compression() else f"auto, from {told}"
+    elif spec.ratio_policy != "fixed":
+        told += f", ratio policy {spec.ratio_policy}"
+    if spec.collective_policy == "cheapest":
+        told += ", the cheapest collective"
+    return f"compression {told}"
 
 
 def _hosts(number: int) -> str:

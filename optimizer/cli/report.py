@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from hetopt.optimizer.report import Compared, Report
+    from hetopt.optimizer.report import Compared, Report, Sent
+
+SHOWN_WAYS = 3
 
 
 def report(
@@ -17,7 +19,7 @@ def report(
     force: bool = typer.Option(False, "--force", help="Replace the output file if it exists."),
     json_: bool = typer.Option(False, "--json", help="Print the report as JSON."),
 ) -> None:
-    """Hold a run against its prediction: time, steps, cost, and how the workers were balanced over the run."""
+    """Hold a run against its prediction: time, steps, cost, how the workers were balanced, and what they exchanged."""
     import sys
 
     from hetopt.optimizer.cli import render
@@ -91,7 +93,7 @@ def show(made: Report) -> None:
 
 
 def _show_timeline(made: Report) -> None:
-    """How shares, computing and waiting went over the run."""
+    """How shares, computing, waiting and the exchange went over the run."""
     from hetopt.optimizer.cli import render, timeline_view
     from hetopt.optimizer.timeline import Timeline
 
@@ -103,6 +105,25 @@ def _show_timeline(made: Report) -> None:
         render.line(line)
     for mark, sentence in timeline_view.explain(told):
         render.bullet(sentence, mark=mark)
+    if made.sent is not None:
+        render.bullet(_sent(made.sent))
+
+
+def _sent(sent: Sent) -> str:
+    """How much of the gradients went over the network, and how."""
+    from hetopt.optimizer import words
+
+    if sent.sent_bytes == sent.dense_bytes:
+        return f"sent {words.bytes_(sent.sent_bytes)} per worker, uncompressed"
+    ways = sorted(sent.ways, key=lambda way: -way.steps)
+    told = [f"{way.way} ({words.count(way.steps)} steps)" for way in ways[:SHOWN_WAYS]]
+    others = ways[SHOWN_WAYS:]
+    if others:
+        told.append(f"otherwise ({words.count(sum(way.steps for way in others))} steps)")
+    return (
+        f"sent {words.share(sent.share)} of dense bytes ({words.bytes_(sent.sent_bytes)} of "
+        f"{words.bytes_(sent.dense_bytes)} per worker): {'; '.join(told)}"
+    )
 
 
 def _figure(figure: Compared, value: float) -> str:

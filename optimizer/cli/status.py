@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
+    from hetopt.optimizer.progress import Progress
     from hetopt.trainer.miniature import Conditions
 
 LATEST_HAPPENINGS = 5
@@ -66,6 +67,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "plan_usd_per_hour": hourly,
         "usd_at_plan_rate": hourly * elapsed_s / 3600 if hourly is not None and elapsed_s is not None else None,
         "restarts": progress.restarts,
+        "exchange": _exchange(progress),
         "workers": [
             {
                 "host": worker.host,
@@ -80,6 +82,19 @@ def _facts(folder: Path) -> dict[str, Any]:
         ],
         "conditions": _conditions(folder).model_dump() if speeds else None,
         "happenings": [one.model_dump() for one in record.timeline.happenings],
+    }
+
+
+def _exchange(progress: Progress) -> dict[str, Any] | None:
+    """How gradients travel now, and how much of them did so far; nothing for a single worker."""
+    traffic = progress.traffic
+    if traffic is None:
+        return None
+    return {
+        "way": traffic.way,
+        "sent_bytes": traffic.sent_bytes,
+        "dense_bytes": traffic.dense_bytes,
+        "changes": progress.exchange_changes,
     }
 
 
@@ -143,6 +158,9 @@ def _show(fact: dict[str, Any]) -> None:
             else ""
         )
         render.line(f"  {words.duration(fact['elapsed_s'])} since launch{cost}")
+    if fact["exchange"] and fact["exchange"]["sent_bytes"] != fact["exchange"]["dense_bytes"]:
+        share = fact["exchange"]["sent_bytes"] / fact["exchange"]["dense_bytes"]
+        render.line(f"  gradients go as {fact['exchange']['way']}; {words.share(share)} of dense bytes sent so far")
     if fact["workers"]:
         render.line()
         worker_table(fact["workers"])
@@ -155,6 +173,7 @@ def _show_conditions(fact: dict[str, Any]) -> None:
     """How the rehearsed cluster differs from what was launched."""
     from hetopt.optimizer import words
     from hetopt.optimizer.cli import render
+    from hetopt.optimizer.timeline import ROUTINE
 
     slowdown = fact["conditions"]["slowdown"]
     if slowdown > 1:
@@ -164,7 +183,10 @@ def _show_conditions(fact: dict[str, Any]) -> None:
     for host, factor in sorted(fact["conditions"]["speed_factors"].items()):
         if factor != 1:
             render.bullet(f"{host} computes at {factor:g} of the speed that it was launched with")
-    for happening in fact["happenings"][-LATEST_HAPPENINGS:]:
+    # Of what is routine only the last is news.
+    last = {happening["kind"]: happening for happening in fact["happenings"]}
+    news = [one for one in fact["happenings"] if one["kind"] not in ROUTINE or one is last[one["kind"]]]
+    for happening in news[-LATEST_HAPPENINGS:]:
         where = f"{', '.join(happening['hosts'])}: " if happening["hosts"] else ""
         render.bullet(f"at {words.duration(max(0.0, happening['time_s']))} {where}{happening['text']}")
 

@@ -176,6 +176,12 @@ def test_missing_data_files(hetopt: Hetopt, tmp_path: Path) -> None:
         (["launch", "--on", "rehearsal", "--pace", "1,2", "none.json"], "--pace is for --on local"),
         (["launch", "--on", "rehearsal", "--policy", "best", "none.json"], "no batch policy 'best'"),
         (["launch", "--on", "rehearsal", "--steps", "0", "none.json"], "--steps must be at least 1"),
+        (["launch", "--on", "local", "--compression", "tokp:0.1", "none.json"], "no compressor called 'tokp'"),
+        (["launch", "--on", "local", "--compression", "topk:2", "none.json"], "ratio cannot be '2'"),
+        (["launch", "--on", "local", "--ratio-policy", "best", "none.json"], "no ratio policy called 'best'"),
+        (["launch", "--on", "local", "--collective", "ring", "none.json"], "no collective called 'ring'"),
+        (["launch", "--on", "local", "--resume", "r", "--compression", "auto"], "--resume goes on with a run as it"),
+        (["launch", "--on", "local", "--resume", "r", "--collective", "auto"], "--resume goes on with a run as it"),
         (["launch", "--on", "rehearsal", "--resume", "r", "--steps", "5"], "--resume goes on with a run as it was"),
         (["launch", "--on", "rehearsal"], "no plan was named"),
         (["disturb", "nothing", "h0 dies"], "no runs in"),
@@ -243,6 +249,21 @@ def test_hosts_that_cannot_be_rehearsed(hetopt: Hetopt, plan: Path, hosts: str, 
 
 
 @pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--compression", "powersgd:0.1"], "cannot send a fraction of 0.1"),
+        (["--compression", "powersgd", "--ratio-policy", "gravac"], "nothing for gravac to decide"),
+        (["--compression", "topk", "--collective", "all_reduce"], "Every worker selects other elements in topk"),
+        (["--ratio-policy", "accordion"], "nothing for accordion to decide"),
+        (["--compression", "qsgd_maxnorm,bits=8,levels=64"], "overflow"),
+    ],
+)
+def test_exchanges_that_cannot_be(hetopt: Hetopt, plan: Path, options: list[str], said: str) -> None:
+    for place in (["--on", "local", "--pace", "1,2"], ["--on", "rehearsal", "--hosts", "speed=1 x2"]):
+        _refused(hetopt("launch", plan, *place, "--dry-run", *options), 2, said)
+
+
+@pytest.mark.parametrize(
     ("schedule", "said"),
     [
         ("30s h9 speed=0.5", "names the host 'h9'"),
@@ -275,7 +296,7 @@ def test_only_a_rehearsal_can_be_disturbed(hetopt: Hetopt, monkeypatch: pytest.M
     monkeypatch.setenv("HETOPT_HOME", str(home))
     run = home / "runs" / "20261120-000000-digits-0000"
     run.mkdir(parents=True)
-    write_spec(run, predict_on_local(Plan.load(plan), (1.0, 1.0))[0])
+    write_spec(run, predict_on_local(Plan.load(plan), (1.0, 1.0)).run)
     _refused(hetopt("disturb", run.name, "h0 dies"), 2, "is no rehearsal")
     described = rehearse(Plan.load(plan), ThisMachine(processors=2, operating_system=""), parse_hosts("speed=1 x2"))
     write_spec(run, described.run)

@@ -61,6 +61,26 @@ def test_printed_dollars_are_within_a_few_percent(amount: float) -> None:
     assert float(words.usd(amount).replace("$", "").replace(",", "")) == pytest.approx(amount, rel=0.051)
 
 
+@pytest.mark.parametrize(
+    ("name", "ratio", "told"),
+    [
+        ("identity", 1.0, "none"),
+        ("bf16", 1.0, "bf16"),
+        ("topk", 0.5, "topk 50 % (2x)"),
+        ("topk", 1 / 3, "topk 33.33 % (3x)"),
+        ("dgc", 0.001, "dgc 0.1 % (1000x)"),
+        ("dgc", 0.00025, "dgc 0.025 % (4000x)"),
+    ],
+)
+def test_printed_compressions(name: str, ratio: float, told: str) -> None:
+    assert words.compression(name, ratio) == told
+
+
+@given(st.floats(1e-6, 1))
+def test_a_printed_share_is_within_a_twentieth(part: float) -> None:
+    assert float(words.share(part).removesuffix(" %")) / 100 == pytest.approx(part, rel=0.051)
+
+
 def test_an_output_in_a_missing_folder_is_refused_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="there is no folder"):
         parse.ready_to_write(tmp_path / "no" / "x.json", force=False)

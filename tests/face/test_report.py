@@ -11,6 +11,7 @@ import pytest
 from hetopt.optimizer.catalog import load_catalog
 from hetopt.optimizer.cli import launch_view, plan_view
 from hetopt.optimizer.cli import report as report_command
+from hetopt.optimizer.cli.exchange_options import decide, parse_wish
 from hetopt.optimizer.hosting import ThisMachine
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.local import predict_on_local
@@ -38,15 +39,16 @@ def plan() -> Plan:
 
 @pytest.fixture(scope="module")
 def launch(plan: Plan) -> Launch:
-    spec, prediction = predict_on_local(plan, (1.0, 2.0))
+    here = predict_on_local(plan, (1.0, 2.0))
     return Launch(
         created="2026-11-20T00:00:00+00:00",
         started_s=1000.0,
         run_id="20261120-000000-digits-0000",
         on="local",
         plan=plan,
-        spec=spec,
-        prediction=prediction,
+        spec=here.run,
+        prediction=here.prediction,
+        notes=here.notes,
     )
 
 
@@ -175,6 +177,29 @@ def _disturbed(launch: Launch) -> list[Event]:
     return [*events, {"event": "training_finished", "time_s": now_s, **finish}]
 
 
+def _compressed(launch: Launch) -> list[Event]:
+    """The log of `_disturbed` where less was sent from the sixth period on."""
+    events, number = [], 0
+    thin, dense = "topk 0.01 by all_gather", "identity by all_reduce"
+    for event in _disturbed(launch):
+        if event["event"] == "step":
+            number += 1
+            way, ratio, gain, sent, sync_s = (
+                (thin, 0.01, 0.31, 7860, 0.008) if number > 5 else (dense, 1.0, 1.0, 393_000, 0.11)
+            )
+            exchange = {"way": way, "compressor": way.split()[0], "ratio": ratio, "collective": way.split()[-1]}
+            exchange |= {"gain": gain, "sent_bytes": sent, "dense_bytes": 393_000, "exchanges": 10}
+            event = {**event, "exchange": {**exchange, "compress_s": 0.001 * (number > 5), "sync_s": sync_s}}
+        events.append(event)
+        if event["event"] == "step" and number == 5:
+            reason = (
+                f"{thin} instead of {dense}: 1 % (100x) sent, about 31% of the energy kept: 24% less time to the target"
+            )
+            told = {"before": dense, "after": thin, "reason": reason, "step": event["step"], "time_s": event["time_s"]}
+            events.append({"event": "exchange_changed", **told})
+    return events
+
+
 def _report(launch: Launch, events: list[Event]) -> Report:
     told = timeline(events, time_factor=launch.time_factor)
     return make_report(launch, follow(events, launch.started_s), told, state="finished")
@@ -265,6 +290,88 @@ def test_text_of_the_report_of_a_rehearsal(
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= int(width)
     golden(f"report-rehearsal-{width}.txt", text)
+
+
+def test_a_compressed_run_tells_what_it_sent(rehearsed: Launch) -> None:
+    report = _report(rehearsed, _compressed(rehearsed))
+    assert report.sent is not None
+    assert report.sent.sent_bytes == 50 * 393_000 + 150 * 7860
+    assert report.sent.dense_bytes == 200 * 393_000
+    assert [(way.way.split()[0], way.steps) for way in report.sent.ways] == [("identity", 50), ("topk", 150)]
+    assert report.sent.changes == 1
+    assert [one.kind for one in report.happenings].count("exchange_changed") == 1
+    assert Report.from_json(report.to_json(), origin="itself") == report
+
+
+def test_a_run_without_exchanges_tells_nothing_of_them(launch: Launch) -> None:
+    report = _report(launch, _events(launch))
+    assert report.sent is None
+    assert all(moment.exchange is None for moment in report.timeline)
+
+
+def test_a_dense_run_says_so_in_a_line(
+    launch: Launch, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    exchange = {"way": "identity by all_reduce", "ratio": 1.0, "gain": 1.0, "compress_s": 0.0, "sync_s": 0.001}
+    exchange |= {"sent_bytes": 393_000, "dense_bytes": 393_000}
+    events = [{**event, "exchange": exchange} if event["event"] == "step" else event for event in _events(launch)]
+    report_command.show(_report(launch, events))
+    text = capsys.readouterr().out
+    assert "sent 221 MB per worker, uncompressed" in text
+    assert "exchange (in a step" not in text
+
+
+@pytest.mark.parametrize("width", ["80", "120"])
+def test_text_of_the_report_of_a_compressed_run(
+    rehearsed: Launch,
+    golden: Golden,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    width: str,
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    report_command.show(_report(rehearsed, _compressed(rehearsed)))
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= int(width)
+    golden(f"report-compressed-{width}.txt", text)
+
+
+@pytest.mark.parametrize(
+    ("name", "typed"),
+    [
+        ("auto", ("auto", None, None)),
+        ("dgc", ("dgc:1000x,momentum=0.9", "warm_up", None)),
+        ("cheapest", ("topk:0.01,coding=packed", None, "auto")),
+    ],
+)
+def test_text_of_a_launch_with_compression(
+    plan: Plan,
+    golden: Golden,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    typed: tuple[str | None, str | None, str | None],
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    told = decide(parse_wish(*typed), plan.run)
+    wanted = plan.adjusted(
+        compression=told.compression, ratio_policy=told.ratio_policy, collective_policy=told.collective_policy
+    )
+    here = predict_on_local(wanted, (1.0, 2.0))
+    launch_view.show(
+        Launch(
+            created="",
+            started_s=0.0,
+            run_id="",
+            on="local",
+            plan=plan,
+            spec=here.run,
+            prediction=here.prediction,
+            notes=here.notes,
+        )
+    )
+    golden(f"launch-{name}.txt", capsys.readouterr().out)
 
 
 def test_text_of_a_launch_on_rehearsal(

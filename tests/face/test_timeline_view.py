@@ -8,28 +8,48 @@ from hypothesis import strategies as st
 
 from hetopt.optimizer.cli import timeline_view
 from hetopt.optimizer.cli.timeline_view import BLOCKS
-from hetopt.optimizer.timeline import Happening, Moment, Timeline
+from hetopt.optimizer.timeline import Exchanged, Happening, Moment, Timeline
 
 
-def moment(begin_s: float, end_s: float, shares: tuple[int, ...], step: int = 10) -> Moment:
+def moment(
+    begin_s: float, end_s: float, shares: tuple[int, ...], step: int = 10, exchange: Exchanged | None = None
+) -> Moment:
     times = tuple(0.001 * share for share in shares)
     waits = tuple(max(times) - time_s for time_s in times)
     return Moment(
-        step=step, steps=10, begin_s=begin_s, end_s=end_s, local_batch_sizes=shares, compute_s=times, wait_s=waits
+        step=step,
+        steps=10,
+        begin_s=begin_s,
+        end_s=end_s,
+        local_batch_sizes=shares,
+        compute_s=times,
+        wait_s=waits,
+        exchange=exchange,
+    )
+
+
+def exchanged(ratio: float, *, sent: float | None = None, gain: float = 1.0, sync_s: float = 0.01) -> Exchanged:
+    sent_bytes = 1e6 * (ratio if sent is None else sent)
+    return Exchanged(
+        way="", ratio=ratio, gain=gain, sent_bytes=sent_bytes, dense_bytes=1e6, compress_s=0.0, sync_s=sync_s
     )
 
 
 @given(
-    st.lists(st.tuples(st.floats(0.01, 500), st.integers(1, 9999), st.integers(1, 9999)), min_size=1, max_size=30),
+    st.lists(
+        st.tuples(st.floats(0.01, 500), st.integers(1, 9999), st.integers(1, 9999), st.floats(1e-9, 1)),
+        min_size=1,
+        max_size=30,
+    ),
     st.integers(60, 200),
     st.lists(st.floats(-1, 9000), max_size=15),
 )
 def test_no_line_is_wider_than_the_terminal(
-    spans: list[tuple[float, int, int]], width: int, times_s: list[float]
+    spans: list[tuple[float, int, int, float]], width: int, times_s: list[float]
 ) -> None:
     moments, now_s = [], 0.0
-    for span_s, first, second in spans:
-        moments.append(moment(now_s, now_s + span_s, (first, second)))
+    for span_s, first, second, ratio in spans:
+        moments.append(moment(now_s, now_s + span_s, (first, second), exchange=exchanged(ratio, gain=ratio**0.3)))
         now_s += span_s
     happenings = tuple(
         Happening(kind="condition_changed", time_s=time_s, step=1, hosts=("h1",), text="speed 0.5")
@@ -81,6 +101,59 @@ def test_marks_stand_where_things_happened_and_each_is_explained() -> None:
         ("1", "at 50 s (step 50): h1: speed 0.5"),
         ("2", "at 1 min 15 s (step 75): it does not fit"),
         ("s", "shares changed 2 times, last at 1 min 40 s (step 99): now 5, 3 (drift)"),
+    ]
+
+
+def test_the_exchange_is_drawn_where_something_was_compressed() -> None:
+    thin, dense = exchanged(0.01, sent=0.02, gain=0.5), exchanged(1.0, sync_s=0.08)
+    told = Timeline(moments=(moment(0, 30, (8, 8), exchange=thin), moment(30, 60, (8, 8), exchange=dense)))
+    lines = timeline_view.draw(told, ["h0", "h1"], 100)
+    start = lines.index(timeline_view.EXCHANGE_TITLE)
+    drawn = {line.split()[0]: line.split(maxsplit=2) for line in lines[start + 1 : start + 5]}
+    half = timeline_view.COLUMNS // 2
+    assert drawn["ratio"][1:] == [BLOCKS[3] * half + BLOCKS[7] * half, "1 % – 100 %"]
+    assert drawn["gain"][1:] == [BLOCKS[4] * half + BLOCKS[7] * half, "50 % – 100 %"]
+    assert drawn["sent"][1:] == [BLOCKS[3] * half + BLOCKS[7] * half, "2 % – 100 %"]
+    assert drawn["time"][1:] == [BLOCKS[1] * half + BLOCKS[7] * half, "10 ms – 80 ms"]
+
+
+def test_rows_that_tell_nothing_are_left_out() -> None:
+    def drawn(*exchanges: Exchanged | None) -> list[str]:
+        moments = [moment(n, n + 1, (8, 8), exchange=one) for n, one in enumerate(exchanges)]
+        lines = timeline_view.draw(Timeline(moments=tuple(moments)), ["h0", "h1"], 80)
+        after = lines.index(timeline_view.EXCHANGE_TITLE) + 1 if timeline_view.EXCHANGE_TITLE in lines else len(lines)
+        return [line.split()[0] for line in lines[after:-1]]
+
+    assert drawn(None, None) == []
+    assert drawn(exchanged(1.0), exchanged(1.0)) == []
+    assert drawn(exchanged(1.0, sent=0.5), exchanged(1.0, sent=0.5)) == ["sent", "time"]
+    assert drawn(None, exchanged(0.1, gain=0.7)) == ["ratio", "gain", "sent", "time"]
+
+
+@given(st.floats(1e-9, 1), st.floats(1e-9, 1))
+def test_more_is_never_drawn_lower(one: float, other: float) -> None:
+    small, large = sorted((one, other))
+    told = Timeline(
+        moments=(moment(0, 1, (8,), exchange=exchanged(small)), moment(1, 2, (8,), exchange=exchanged(large)))
+    )
+    rows = [line for line in timeline_view.draw(told, ["h0"], 80) if line.split()[0] in ("ratio", "sent")]
+    for row in rows:
+        bars = row.split()[1]
+        assert BLOCKS.index(bars[0]) <= BLOCKS.index(bars[-1])
+
+
+def test_changes_of_the_exchange_share_a_letter_and_the_last_reason_is_told() -> None:
+    happenings = tuple(
+        Happening(kind="exchange_changed", time_s=time_s, step=int(time_s), text=f"way {number} is cheaper")
+        for number, time_s in enumerate((10.0, 50.0), start=1)
+    )
+    both = Happening(kind="shares_changed", time_s=50.0, step=50, text="now 5, 3")
+    told = Timeline(moments=(moment(0, 100, (4, 4), step=100),), happenings=(*happenings, both))
+    marks = timeline_view.draw(told, ["h0", "h1"], 100)[-2][5:]
+    assert [place for place, mark in enumerate(marks) if mark == "x"] == [6, 30]
+    assert timeline_view.explain(told) == [
+        ("s", "shares changed at 50 s (step 50): now 5, 3"),
+        ("x", "exchange changed 2 times, last at 50 s (step 50): way 2 is cheaper"),
     ]
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from hetopt.optimizer.catalog import Catalog
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.hosting import division
 from hetopt.optimizer.local import predict_on_local
-from hetopt.optimizer.plan import Goal, Plan
+from hetopt.optimizer.plan import Goal, Plan, Prediction
 from hetopt.optimizer.recommend import Options, recommend
 from hetopt.profiler.errors import BadInput
 from hetopt.profiler.profile import LOCAL
 from hetopt.trainer.exchange.wire import collective_time_s
+from hetopt.trainer.spec import RunSpec
 
 from .conftest import NOW
 from .profiles import make_profile
@@ -25,7 +28,7 @@ def plan(catalog: Catalog) -> Plan:
 
 
 def test_the_job_is_kept_and_the_machines_are_replaced(plan: Plan) -> None:
-    run, _ = predict_on_local(plan, (1, 2))
+    run = predict_on_local(plan, (1, 2)).run
     assert run.global_batch_size == plan.chosen.global_batch_size
     assert (run.task, run.seed, run.stop, run.compression) == (
         plan.run.task,
@@ -37,8 +40,13 @@ def test_the_job_is_kept_and_the_machines_are_replaced(plan: Plan) -> None:
     assert len({worker.host for worker in run.workers}) == 2
 
 
+def _told(plan: Plan, paces: Sequence[float] | None) -> tuple[RunSpec, Prediction]:
+    here = predict_on_local(plan, paces)
+    return here.run, here.prediction
+
+
 def test_a_worker_alone_is_the_whole_host(plan: Plan) -> None:
-    run, told = predict_on_local(plan, (1,))
+    run, told = _told(plan, (1,))
     assert run.workers[0].threads == 2
     assert told.step_time_s.value == pytest.approx(0.004 + 0.0004 * 128)
     assert told.communication_s == 0
@@ -49,7 +57,7 @@ def test_a_worker_alone_is_the_whole_host(plan: Plan) -> None:
 
 
 def test_two_workers_are_the_divided_host(plan: Plan) -> None:
-    _, told = predict_on_local(plan, (1, 1))
+    _, told = _told(plan, (1, 1))
     link = fit(plan.profile).host_links["all_reduce"]
     exchange = collective_time_s("all_reduce", 2_000_000, 2, link.latency_s, link.bytes_per_s)
     if plan.chosen.compression.name == "identity":
@@ -61,7 +69,7 @@ def test_two_workers_are_the_divided_host(plan: Plan) -> None:
 def test_a_slower_pace_gets_fewer_samples_and_nobody_gains(plan: Plan) -> None:
     shares, times = [], []
     for pace in (1, 2, 4):
-        run, told = predict_on_local(plan, (1, pace))
+        run, told = _told(plan, (1, pace))
         shares.append(run.workers[1].local_batch_size)
         times.append(told.step_time_s.value)
     assert shares == sorted(shares, reverse=True)
@@ -73,7 +81,7 @@ def test_more_workers_than_were_measured_share_the_cores(plan: Plan) -> None:
     model = fit(plan.profile)
     assert division(model, 1)[1] == division(model, 2)[1] == 1
     assert division(model, 4)[1] == 2
-    four, two = (predict_on_local(plan, (1,) * count)[1] for count in (4, 2))
+    four, two = (predict_on_local(plan, (1,) * count).prediction for count in (4, 2))
     # twice the workers on the same cores: the samples take as long as before, the fixed part twice as long
     assert four.compute_s > two.compute_s
     spread = four.step_time_s.high / four.step_time_s.value
@@ -81,7 +89,7 @@ def test_more_workers_than_were_measured_share_the_cores(plan: Plan) -> None:
 
 
 def test_without_paces_the_machine_is_not_overfilled(plan: Plan) -> None:
-    run, _ = predict_on_local(plan, None)
+    run, _ = _told(plan, None)
     assert 1 <= len(run.workers) <= plan.profile.host.logical_cpus
 
 

@@ -16,6 +16,7 @@ from hetopt.optimizer.recommend import Options, evaluation_period_epochs, recomm
 from hetopt.optimizer.step_time import expected_maximum
 from hetopt.profiler.errors import BadInput, NoFeasiblePlan
 from hetopt.profiler.profile import Profile
+from hetopt.trainer.spec import Compression
 
 from .conftest import NOW
 from .profiles import make_device, make_profile
@@ -85,10 +86,15 @@ def test_adascale_begins_by_the_square_root_where_no_noise_was_measured(catalog:
 
 
 def test_a_plan_can_be_cut_short_and_shared_otherwise(plan: Plan) -> None:
+    topk = Compression(name="topk", ratio=0.01)
+    compressed = plan.adjusted(compression=topk, ratio_policy="accordion", collective_policy="cheapest")
+    assert (compressed.run.compression, compressed.run.ratio_policy) == (topk, "accordion")
+    assert compressed.run.collective_policy == "cheapest"
+    assert (compressed.goal, compressed.run.stop) == (plan.goal, plan.run.stop)
     adjusted = plan.adjusted(steps=40, policy="dynamic")
     assert (adjusted.run.stop.max_steps, adjusted.run.stop.target) == (40, False)
     assert adjusted.run.batch_policy == "dynamic"
-    assert predict_on_local(adjusted, (1.0,))[1].steps.value == 40
+    assert predict_on_local(adjusted, (1.0,)).prediction.steps.value == 40
     assert adjusted.chosen == plan.chosen
     assert plan.adjusted() == plan
 
@@ -209,7 +215,8 @@ def test_recorded_profiles_can_be_planned(catalog: Catalog, path: Path) -> None:
     for goal in goals if reached else goals[:1]:
         plan = _plan(catalog, goal, profile=profile)
         assert plan.chosen.prediction.cost_usd.high <= 50
-        run, told = predict_on_local(plan, (1, 2))
+        here = predict_on_local(plan, (1, 2))
+        run, told = here.run, here.prediction
         assert run.workers[0].local_batch_size >= run.workers[1].local_batch_size
         assert told.total_s.low < told.total_s.value < told.total_s.high
 

@@ -30,10 +30,7 @@ def _step(
 ) -> Breakdown:
     return step_time(
         [worker.time_s(samples) for worker, samples in team],
-        collective=collective,
-        payload_bytes=payload,
-        latency_s=latency,
-        bytes_per_s=bandwidth,
+        exchange_s=collective_time_s(collective, payload, len(team), latency, bandwidth),
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.optimizer.progress import follow
 from hetopt.optimizer.timeline import happening, timeline
 from hetopt.trainer.events import Event
 
@@ -16,7 +17,7 @@ from hetopt.trainer.events import Event
 def started(*hosts: str) -> list[Event]:
     workers = [{"host": host, "type": "local", "pace": 1, "local_batch_size": 8} for host in hosts]
     return [
-        {"event": "run_started", "time_s": 990.0, "workers": workers},
+        {"event": "run_started", "time_s": 990.0, "task": "digits", "workers": workers, "global_batch_size": 8},
         {"event": "training_started", "time_s": 1000.0, "step": 0},
     ]
 
@@ -31,6 +32,10 @@ def period(end_s: float, *, step: int, steps: int, compute_s: Sequence[float]) -
         "local_batch_sizes": [8] * len(compute_s),
         "compute_s": list(compute_s),
         "wait_s": [0.0] * len(compute_s),
+        "sync_s": [0.01] * len(compute_s),
+        "epoch": 0.1,
+        "samples_seen": 8 * step,
+        "loss": 1.0,
     }
 
 
@@ -104,3 +109,92 @@ def test_what_happens_to_several_hosts_at_once_is_one_thing() -> None:
         (("h2",), "speed 0.2"),
         (("h2",), "speed 0.2"),
     ]
+
+
+def traffic(way: str, *, ratio: float, sent_bytes: int, gain: float = 1.0, sync_s: float = 0.01) -> Event:
+    name, _, collective = way.partition(" by ")
+    return {
+        "way": way,
+        "compressor": name.split()[0],
+        "ratio": ratio,
+        "collective": collective,
+        "gain": gain,
+        "sent_bytes": sent_bytes,
+        "dense_bytes": 4000,
+        "compress_s": 0.002,
+        "sync_s": sync_s,
+        "exchanges": 3,
+    }
+
+
+DENSE = traffic("identity by all_reduce", ratio=1.0, sent_bytes=4000)
+THIN = traffic("topk 0.01 by all_gather", ratio=0.01, sent_bytes=80, gain=0.4)
+
+
+def exchanging(*exchanges: Event | None, steps: int = 10) -> list[Event]:
+    events = started("h0", "h1")
+    for place, exchange in enumerate(exchanges, start=1):
+        event = period(10.0 * place, step=steps * place, steps=steps, compute_s=[0.1, 0.1])
+        events.append(event if exchange is None else {**event, "exchange": exchange})
+    return events
+
+
+def test_moments_tell_what_was_exchanged() -> None:
+    first, second = timeline(exchanging(DENSE, THIN)).moments
+    assert first.exchange is not None
+    assert second.exchange is not None
+    assert (first.exchange.sent_share, first.exchange.gain, first.exchange.ratio) == (1, 1, 1)
+    assert (second.exchange.way, second.exchange.sent_share) == ("topk 0.01 by all_gather", 0.02)
+    assert second.exchange.time_s == pytest.approx(0.012)
+
+
+def test_logs_without_exchanges_are_read_as_before() -> None:
+    assert [moment.exchange for moment in timeline(exchanging(None, THIN, None)).moments][::2] == [None, None]
+    assert follow(exchanging(None, None)).traffic is None
+
+
+@given(st.lists(st.sampled_from([DENSE, THIN, None]), min_size=1, max_size=40), st.integers(1, 50))
+def test_coarser_moments_keep_what_was_sent(exchanges: list[Event | None], most: int) -> None:
+    events = exchanging(*exchanges)
+    moments = timeline(events, most=most).moments
+    together = -(-len(exchanges) // most)
+    for start, moment in zip(range(0, len(exchanges), together), moments, strict=True):
+        own = [exchange for exchange in exchanges[start : start + together] if exchange is not None]
+        if not own:
+            assert moment.exchange is None
+            continue
+        assert moment.exchange is not None
+        assert moment.exchange.way == own[-1]["way"]
+        for name in ("sent_bytes", "gain", "ratio", "sync_s"):
+            assert getattr(moment.exchange, name) == pytest.approx(sum(one[name] for one in own) / len(own))
+    told = follow(events).traffic
+    known = [exchange for exchange in exchanges if exchange is not None]
+    assert (told is None) == (not known)
+    if told is not None:
+        assert told.sent_bytes == sum(10 * one["sent_bytes"] for one in known)
+        assert told.dense_bytes == 10 * 4000 * len(known)
+        assert sum(told.steps.values()) == 10 * len(known)
+        assert told.way == known[-1]["way"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        (
+            "the gradient's norm changed by 30%: 1 % (100x)",
+            "now B 0.1 by C (the gradient's norm changed by 30%: 1 % (100x))",
+        ),
+        (
+            "B 0.1 by C instead of A: 20% less time to the target",
+            "B 0.1 by C instead of A: 20% less time to the target",
+        ),
+    ],
+)
+def test_a_changed_exchange_names_its_way_once(reason: str, text: str) -> None:
+    event = {"event": "exchange_changed", "time_s": 5.0, "step": 7, "before": "A", "after": "B 0.1 by C"}
+    told = happening({**event, "reason": reason}, ["h0"])
+    assert told is not None
+    assert told.text == text
+    assert told.step == 7
+    assert told.is_routine
+    assert follow([*started("h0"), {**event, "reason": reason}]).exchange_changes == 1

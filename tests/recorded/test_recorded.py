@@ -92,9 +92,8 @@ def test_a_larger_budget_never_gives_a_slower_plan(profile: Profile) -> None:
 
 def test_a_slower_worker_gets_a_smaller_share_and_a_longer_prediction(profile: Profile) -> None:
     plan = _plan(profile)
-    equal_spec, equal = predict_on_local(plan, (1.0, 1.0))
-    unequal_spec, unequal = predict_on_local(plan, (1.0, 3.0))
-    fast, slow = (worker.local_batch_size for worker in unequal_spec.workers)
+    equal, unequal = (predict_on_local(plan, paces) for paces in ((1.0, 1.0), (1.0, 3.0)))
+    fast, slow = (worker.local_batch_size for worker in unequal.run.workers)
     assert fast > slow
-    assert equal_spec.global_batch_size == unequal_spec.global_batch_size == plan.chosen.global_batch_size
-    assert unequal.training_s.value > equal.training_s.value
+    assert equal.run.global_batch_size == unequal.run.global_batch_size == plan.chosen.global_batch_size
+    assert unequal.prediction.training_s.value > equal.prediction.training_s.value

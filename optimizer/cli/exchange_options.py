@@ -1,0 +1,180 @@
+"""From what a person types about the gradient exchange to what the run is told; each bad value becomes one sentence.
+
+``--compression`` says what is sent: ``topk:0.01``, ``dgc:1000x,momentum=0.9``, ``powersgd,rank=2``, ``dense``, or
+``auto``. ``--ratio-policy`` says who decides how much while the run goes on, ``--collective`` how it travels.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from pydantic import ValidationError
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.control.ratio.choose import CONTROLLERS, choose_ratio_policy
+from hetopt.trainer.exchange.checked import checked
+from hetopt.trainer.exchange.composition import AUTO, COLLECTIVES, METHODS, known, why_not_controlled
+from hetopt.trainer.spec import Compression, RatioPolicyName, RunSpec
+
+DENSE = "dense"
+"""What people call sending everything; the compressor's own name is `IDENTITY`."""
+
+IDENTITY = "identity"
+
+USUAL_RATIO = 0.01
+"""Where a compressor that sends a part is named without saying how much: 100x, in the middle of the published range."""
+
+FIELDS = tuple(field for field in Compression.model_fields if field != "name")
+"""What can be said of a compressor, behind commas."""
+
+_EXAMPLE = "for example --compression topk:0.01, topk:100x, powersgd,rank=2 or auto"
+_NAMES = {AUTO: "", DENSE: "", **METHODS}
+_WEIGHS_WAYS = ("auto", "scan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What was typed; None for what was not.
+
+    Attributes:
+        compression: to use, or to begin with.
+        ratio_policy: who decides the ratio.
+        collective: a name, or ``auto`` for the cheapest.
+    """
+
+    compression: Compression | None = None
+    ratio_policy: RatioPolicyName | None = None
+    collective: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was typed."""
+        return self == Wish()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decided:
+    """What the run is told; fields as of `RunSpec`."""
+
+    compression: Compression
+    ratio_policy: RatioPolicyName
+    collective_policy: Literal["fixed", "cheapest"]
+
+
+def parse_wish(compression: str | None, ratio_policy: str | None, collective: str | None) -> Wish:
+    """Read the three options. ``auto`` leaves compressor, ratio and collective to the run unless they are named.
+
+    Raises:
+        BadInput: a name that is unknown, a value that cannot be, or two options that contradict each other.
+    """
+    asked = None if compression is None or compression.strip() == AUTO else parse_compression(compression)
+    policy = parse_ratio_policy(ratio_policy)
+    if compression is not None:
+        if asked is None and policy not in (None, AUTO):
+            raise BadInput(
+                f"--compression auto decides the ratio itself, and --ratio-policy {policy} would decide it as well.",
+                hint=f"name a compressor to go with it, for example --compression topk:0.01 --ratio-policy {policy}",
+            )
+        policy = policy or (cast(RatioPolicyName, AUTO) if asked is None else "fixed")
+    named = None if collective is None else known(collective.strip(), {AUTO: "", **COLLECTIVES}, "collective")
+    if asked is not None and asked.collective != AUTO:
+        if named not in (None, AUTO, asked.collective):
+            raise BadInput(
+                f"--compression asks for the collective {asked.collective} and --collective for {named}.",
+                hint="name one of them",
+            )
+        named = named or asked.collective
+    if named is None and policy == AUTO:
+        named = AUTO
+    return Wish(compression=asked, ratio_policy=policy, collective=named)
+
+
+def decide(wish: Wish, run: RunSpec) -> Decided:
+    """The wish put together with what a run says already, if it can be.
+
+    Raises:
+        BadInput: compressor, memory, collective, options and ratio policy do not go together.
+    """
+    compression = wish.compression or run.compression
+    policy = wish.ratio_policy or run.ratio_policy
+    collective_policy = run.collective_policy
+    if wish.collective == AUTO:
+        collective_policy = "cheapest"
+    elif wish.collective is not None:
+        collective_policy = "fixed"
+        compression = compression.model_copy(update={"collective": wish.collective})
+    checked(compression)
+    # Who weighs whole ways to exchange brings a compressor where the plan names none.
+    if policy not in _WEIGHS_WAYS or compression.name != IDENTITY:
+        reason = why_not_controlled(compression.name, policy)
+        if reason is not None:
+            raise BadInput(reason, hint="name a compressor that can send less, for example --compression topk:0.01")
+    if policy not in _WEIGHS_WAYS:
+        choose_ratio_policy(policy, ratio=compression.ratio)
+    if run.learning_rate_rule == "adascale" and (compression.name != IDENTITY or policy != "fixed"):
+        raise BadInput(
+            "The plan's learning rate follows the noise of the gradient, which nobody sees once it is compressed.",
+            hint="plan again with another --lr-rule, or launch with --compression dense",
+        )
+    return Decided(compression=compression, ratio_policy=policy, collective_policy=collective_policy)
+
+
+def parse_compression(text: str) -> Compression:
+    """``NAME[:RATIO][,key=value...]``; keys are the fields of `Compression`, a ratio may be written as ``100x``.
+
+    Raises:
+        BadInput: an unknown name or key (the nearest is named), or a value that cannot be.
+    """
+    head, *rest = (part.strip() for part in text.split(","))
+    name, colon, amount = (part.strip() for part in head.partition(":"))
+    name = known(name, _NAMES, "compressor")
+    if name == AUTO:
+        raise BadInput("auto takes no ratio and no options.", hint="--compression auto, or name a compressor")
+    values = {"ratio": amount} if colon else {}
+    for part in rest:
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        known(key, dict.fromkeys(FIELDS), "option of a compression")
+        if not equals or not value:
+            raise BadInput(f"--compression {text!r} does not say what {key} is.", hint=f"write {key}=VALUE")
+        if key in values:
+            raise BadInput(f"--compression {text!r} says twice what {key} is.", hint="say it once")
+        values[key] = value
+    name = IDENTITY if name == DENSE else name
+    if METHODS[name].by_ratio:
+        values.setdefault("ratio", repr(USUAL_RATIO))
+    fractions = {key: _fraction(value) for key, value in values.items() if key in ("ratio", "floor_ratio")}
+    try:
+        return Compression.model_validate({"name": name, **values, **fractions})
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0])
+        reason = first["msg"][:1].lower() + first["msg"][1:]
+        raise BadInput(f"--compression: {key} cannot be {values[key]!r}: {reason}.", hint=_EXAMPLE) from None
+
+
+def spell(compression: Compression) -> str:
+    """The compression as `parse_compression` reads it."""
+    amount = f":{compression.ratio!r}" if METHODS[compression.name].by_ratio else ""
+    return ",".join([f"{compression.name}{amount}", *spell_options(compression)])
+
+
+def spell_options(compression: Compression) -> list[str]:
+    """What is said of it beyond name and ratio, as ``key=value``."""
+    fields = Compression.model_fields
+    said = ((key, getattr(compression, key)) for key in FIELDS if key != "ratio")
+    return [f"{key}={value}" for key, value in said if value != fields[key].default]
+
+
+def parse_ratio_policy(text: str | None) -> RatioPolicyName | None:
+    """The name of a ratio policy."""
+    return None if text is None else cast(RatioPolicyName, known(text.strip(), CONTROLLERS, "ratio policy"))
+
+
+def _fraction(text: str) -> str:
+    """A fraction, or how many times less is sent, as a decimal number."""
+    factor = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*x", text)
+    if factor is None:
+        return text
+    return repr(1 / float(factor[1])) if float(factor[1]) > 0 else "inf"

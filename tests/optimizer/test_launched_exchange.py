@@ -1,0 +1,214 @@
+"""What an exchange should take where a plan is launched: of every compressor, under every policy."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.optimizer.catalog import Catalog
+from hetopt.optimizer.fit import FittedModel, LinkModel, fit
+from hetopt.optimizer.hosting import ThisMachine
+from hetopt.optimizer.launched_exchange import LEAST_GAIN, Foreseen, Meeting, foresee
+from hetopt.optimizer.local import predict_on_local
+from hetopt.optimizer.plan import Goal, Plan
+from hetopt.optimizer.recommend import Options, recommend
+from hetopt.optimizer.rehearsal import rehearse
+from hetopt.profiler.errors import BadInput
+from hetopt.profiler.inflation import step_inflation
+from hetopt.trainer.control.ratio.auto import AutoRatio
+from hetopt.trainer.exchange.composition import METHODS, Combination, combinations
+from hetopt.trainer.exchange.wire import collective_time_s, wire_bytes
+from hetopt.trainer.launch.description import parse_hosts
+from hetopt.trainer.spec import Compression, RatioPolicyName, RunSpec, StopRule, WorkerSpec
+
+from .conftest import NOW
+from .profiles import make_device, make_profile
+
+MODEL = fit(make_profile())
+NUMEL = 500_000
+LATENCY_S, BYTES_PER_S = 1e-3, 1e7
+POLICIES: tuple[RatioPolicyName, ...] = get_args(RatioPolicyName)
+
+
+def meeting(
+    workers: int = 4, bytes_per_s: float = BYTES_PER_S, latency_s: float = LATENCY_S, model: FittedModel = MODEL
+) -> Meeting:
+    link = LinkModel(latency_s=latency_s, bytes_per_s=bytes_per_s)
+    return Meeting(model=model, workers=workers, link=lambda _: link, compressors=model.reference.compressors)
+
+
+def run_of(compression: Compression, policy: RatioPolicyName = "fixed", *, follows_network: bool = False) -> RunSpec:
+    return RunSpec(
+        task="digits",
+        workers=(WorkerSpec(host="a", type="local", local_batch_size=1),),
+        compression=compression,
+        ratio_policy=policy,
+        collective_policy="cheapest" if follows_network else "fixed",
+        stop=StopRule(max_steps=1),
+    )
+
+
+def asked(combination: Combination, ratio: float = 0.01) -> Compression:
+    return Compression(
+        name=combination.name,
+        ratio=ratio if METHODS[combination.name].by_ratio else 1.0,
+        memory=combination.memory,
+        collective=combination.collective,
+    )
+
+
+def seen(run: RunSpec, place: Meeting, *, compute_s: float = 0.1, to_target: bool = True) -> Foreseen:
+    return foresee(run, place, compute_s=compute_s, to_target=to_target)
+
+
+@pytest.mark.parametrize("combination", combinations(), ids=lambda c: f"{c.name}-{c.memory}-{c.collective}")
+@pytest.mark.parametrize("workers", [1, 2, 7])
+def test_every_combination_has_a_time_and_a_gain(combination: Combination, workers: int) -> None:
+    told = seen(run_of(asked(combination)), meeting(workers))
+    assert 0 < told.gain <= 1
+    assert 0 <= told.compress_s < 1
+    assert (told.exchange_s == 0) == (workers == 1)
+    assert all(note.endswith(".") for note in told.notes)
+    if workers > 1 and combination.name not in ("identity", "topk"):
+        assert any("not profiled" in note for note in told.notes)
+
+
+@pytest.mark.parametrize(("name", "ratio"), [("identity", 1.0), ("topk", 0.01)])
+def test_what_plans_are_made_with_is_priced_as_plans_price_it(name: str, ratio: float) -> None:
+    told = seen(run_of(Compression(name=name, ratio=ratio)), meeting(4))
+    collective = "all_reduce" if name == "identity" else "all_gather"
+    expected_s = collective_time_s(collective, wire_bytes(name, NUMEL, ratio), 4, LATENCY_S, BYTES_PER_S)
+    assert told.exchange_s == pytest.approx(expected_s)
+    assert told.gain == MODEL.gain.gain(ratio)
+    line = MODEL.reference.compressors.get(name)
+    assert told.compress_s == (0 if line is None else line.time_s(ratio, 4))
+    assert told.notes == ()
+
+
+@given(
+    st.sampled_from(combinations()),
+    st.integers(2, 12),
+    st.floats(1e4, 1e9),
+    st.floats(0, 0.1),
+    st.floats(1, 100),
+    st.sampled_from([0.3, 0.01, 0.0001]),
+)
+def test_a_better_network_never_takes_longer(
+    combination: Combination, workers: int, bytes_per_s: float, latency_s: float, better: float, ratio: float
+) -> None:
+    run = run_of(asked(combination, ratio))
+    before_s = seen(run, meeting(workers, bytes_per_s, latency_s)).exchange_s
+    assert seen(run, meeting(workers, bytes_per_s * better, latency_s)).exchange_s <= before_s
+    assert seen(run, meeting(workers, bytes_per_s, latency_s / better)).exchange_s <= before_s
+
+
+@given(st.sampled_from(combinations()), st.integers(2, 12), st.floats(1e4, 1e9), st.floats(0, 0.1))
+def test_the_cheapest_collective_is_no_dearer_than_the_one_that_was_named(
+    combination: Combination, workers: int, bytes_per_s: float, latency_s: float
+) -> None:
+    place = meeting(workers, bytes_per_s, latency_s)
+    named, free = (seen(run_of(asked(combination), follows_network=follows), place) for follows in (False, True))
+    assert free.exchange_s + free.compress_s <= named.exchange_s + named.compress_s
+    assert free.compression.name == combination.name
+
+
+@given(st.sampled_from([0.001, 0.1, 0.9]), st.floats(1e4, 1e9), st.floats(1e-3, 10), st.floats(0.15, 1))
+def test_auto_is_never_predicted_to_lose_to_dense_training(
+    ratio: float, bytes_per_s: float, compute_s: float, share: float
+) -> None:
+    place = meeting(4, bytes_per_s)
+
+    def per_progress_s(told: Foreseen) -> float:
+        return (compute_s + told.compress_s + told.exchange_s) * step_inflation(told.gain, share)
+
+    run = run_of(Compression(name="topk", ratio=ratio), "auto", follows_network=True)
+    auto = seen(run.model_copy(update={"deterministic_share": share}), place, compute_s=compute_s)
+    assert per_progress_s(auto) <= per_progress_s(seen(run_of(Compression()), place)) * (1 + 1e-12)
+    assert auto.gain >= LEAST_GAIN
+
+
+def test_auto_is_predicted_dense_where_the_network_is_fast_and_thin_where_it_is_slow() -> None:
+    run = run_of(Compression(), "auto", follows_network=True)
+    assert seen(run, meeting(bytes_per_s=1e10, latency_s=0)).compression.name == "identity"
+    slow = seen(run, meeting(bytes_per_s=1e5))
+    assert slow.compression.name == "topk"
+    assert slow.compression.ratio < 1
+    assert any("decided while training goes on" in note and "topk" in note for note in slow.notes)
+
+
+def test_the_least_gain_is_that_of_the_policy() -> None:
+    assert inspect.signature(AutoRatio).parameters["least_gain"].default == LEAST_GAIN
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_but_the_fixed_one_is_told_and_widens_the_interval(policy: RatioPolicyName) -> None:
+    fixed = seen(run_of(Compression(name="topk", ratio=0.01)), meeting())
+    told = seen(run_of(Compression(name="topk", ratio=0.01), policy), meeting())
+    assert (told.notes == fixed.notes == ()) == (policy == "fixed")
+    assert (told.log_sd > fixed.log_sd) == (policy != "fixed")
+    alone = seen(run_of(Compression(name="topk", ratio=0.01), policy), meeting(1))
+    assert alone.notes == ()
+
+
+def test_steps_to_a_target_say_what_they_rest_on() -> None:
+    said = {
+        Compression(name="topk", ratio=0.0001): "smallest part of the gradient that was profiled is 0.100%",
+        Compression(name="redsync", ratio=0.01): "taken to be what Top-k keeps",
+        Compression(name="qsgd_maxnorm"): "steps to the target are those of dense training",
+        Compression(name="powersgd", rank=2): "prediction is for sending everything",
+    }
+    for compression, sentence in said.items():
+        assert any(sentence in note for note in seen(run_of(compression), meeting()).notes), compression
+    smallest = seen(run_of(Compression(name="topk", ratio=0.0001)), meeting())
+    assert smallest.gain == pytest.approx(MODEL.gain.gain(0.001))
+    assert seen(run_of(Compression(name="randomk", ratio=0.01)), meeting()).gain == 0.01
+    quick = seen(run_of(Compression(name="topk", ratio=0.0001)), meeting(), to_target=False)
+    assert quick.notes == ()
+
+
+def test_a_profile_that_timed_nothing_is_told() -> None:
+    bare = fit(make_profile(gain=False, devices=[make_device().model_copy(update={"compressors": ()})]))
+    told = seen(run_of(Compression(name="topk", ratio=0.01)), meeting(model=bare))
+    assert (told.compress_s, told.gain) == (0, 1)
+    assert any("counts as nothing" in note for note in told.notes)
+
+
+@pytest.fixture(scope="module")
+def plan(catalog: Catalog) -> Plan:
+    options = Options(trials=20, batch_size=128, only_types=("c7a.large", "c7a.xlarge"))
+    return recommend(make_profile(), catalog, Goal(ends="target", budget_usd=5.0), options, seed=0, now=NOW)
+
+
+@pytest.mark.parametrize("combination", combinations(), ids=lambda c: f"{c.name}-{c.memory}-{c.collective}")
+def test_any_compression_can_be_predicted_in_both_places(plan: Plan, combination: Combination) -> None:
+    wanted = plan.adjusted(compression=asked(combination, 0.0001))
+    here = predict_on_local(wanted, (1, 2, 2))
+    hosts = parse_hosts("speed=1,rate=20mbit x3")
+    there = rehearse(wanted, ThisMachine(processors=2, operating_system="Linux"), hosts)
+    for run, told in ((here.run, here.prediction), (there.run, there.prediction)):
+        assert run.compression == wanted.run.compression
+        assert 0 < told.total_s.low < told.total_s.value < told.total_s.high < math.inf
+        assert told.communication_s > 0
+
+
+def test_less_to_send_over_slow_links_is_predicted_to_be_quicker(plan: Plan) -> None:
+    hosts, machine = parse_hosts("speed=1,rate=10mbit x3"), ThisMachine(processors=2, operating_system="Linux")
+    dense, half, thin = (
+        rehearse(plan.adjusted(compression=compression), machine, hosts).prediction
+        for compression in (Compression(), Compression(name="bf16"), Compression(name="topk", ratio=0.01))
+    )
+    assert dense.communication_s > half.communication_s > thin.communication_s
+    assert dense.compute_s == half.compute_s == thin.compute_s
+    assert thin.steps.value > dense.steps.value == half.steps.value
+
+
+def test_levels_that_would_overflow_are_refused_before_anything_starts(plan: Plan) -> None:
+    wanted = plan.adjusted(compression=Compression(name="qsgd_maxnorm", bits=8, levels=60))
+    assert predict_on_local(wanted, (1, 1)).run.compression.levels == 60
+    with pytest.raises(BadInput, match="overflow"):
+        predict_on_local(wanted, (1, 1, 1))
