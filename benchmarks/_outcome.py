@@ -8,7 +8,7 @@ import json
 import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +21,7 @@ class Options:
 
     quick: bool
     json_file: Path | None
+    smoke: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +44,19 @@ class Outcome:
         )
 
 
+def parser(docstring: str | None) -> argparse.ArgumentParser:
+    """The command line that all benchmarks share; ``docstring`` says what this one measures."""
+    shared = argparse.ArgumentParser(description=(docstring or "").splitlines()[0])
+    shared.add_argument("--quick", action="store_true", help="the same table from fewer rounds")
+    shared.add_argument("--smoke", action="store_true", help="as little as shows that it still runs; no figure counts")
+    shared.add_argument("--json", type=Path, metavar="FILE", help="also write the JSON object to FILE")
+    return shared
+
+
 def options(docstring: str | None) -> Options:
-    """Read the command line that all benchmarks share; ``docstring`` says what this one measures."""
-    parser = argparse.ArgumentParser(description=(docstring or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="the same table from fewer rounds")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the JSON object to FILE")
-    read = parser.parse_args()
-    return Options(quick=read.quick, json_file=read.json)
+    """Read a command line that has nothing else."""
+    read = parser(docstring).parse_args()
+    return Options(quick=read.quick or read.smoke, json_file=read.json, smoke=read.smoke)
 
 
 def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
@@ -58,14 +65,36 @@ def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
     return low, middle, high
 
 
-def publish(outcome: Outcome, json_file: Path | None) -> None:
-    """Print the object as the last line, and write it where asked."""
+def publish(outcome: Outcome, json_file: Path | None, *, part: str | None = None) -> None:
+    """Print the object as the last line, and write it where asked.
+
+    Args:
+        outcome: what was measured.
+        json_file: where to write it.
+        part: of a benchmark that was asked for this part alone; what the file tells of the others stays, and what it
+            was measured with is told beside it.
+    """
+    measured = {"commit": commit(), "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
+    parts: dict[str, object] = {}
+    if part is not None:
+        parts = {part: measured}
+        if json_file is not None and json_file.exists():
+            before = json.loads(json_file.read_text(encoding="utf-8"))
+            if (before["benchmark"], before["quick"]) == (outcome.benchmark, outcome.quick):
+                measured = {key: before[key] for key in measured}
+                parts = {**before.get("parts", {}), **parts}
+                outcome = replace(
+                    outcome,
+                    figures={**before["figures"], **outcome.figures},
+                    goals={**before["goals"], **outcome.goals},
+                    baselines={**before["baselines"], **outcome.baselines},
+                )
     text = json.dumps(
         {
             "benchmark": outcome.benchmark,
             "quick": outcome.quick,
-            "commit": commit(),
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            **measured,
+            **({"parts": parts} if parts else {}),
             "figures": dict(outcome.figures),
             "goals": {name: dict(goal) for name, goal in outcome.goals.items()},
             "baselines": dict(outcome.baselines),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks._outcome import Bound, Outcome, options, publish
+from benchmarks._outcome import Bound, Outcome, parser, publish
 from benchmarks._quality import BIG_JOBS, DIGITS, data_folder, qualities, time_to
 from benchmarks._rehearsal import (
     Log,
@@ -77,6 +77,8 @@ class Scale:
     equal_rounds: int
     accuracy_rounds: int
     is_quick: bool
+    speeds: tuple[tuple[float, ...], ...] = SPEEDS
+    only: str | None = None
 
 
 QUICK = Scale(
@@ -86,6 +88,11 @@ QUICK = Scale(
 FULL = Scale(
     rounds=3, best_step_s=0.08, steps=35, noise_steps=500, level_periods=8, equal_rounds=7, accuracy_rounds=1,
     is_quick=False,
+)  # fmt: skip
+
+SMOKE = Scale(
+    rounds=1, best_step_s=0.03, steps=20, noise_steps=20, level_periods=3, equal_rounds=1, accuracy_rounds=1,
+    is_quick=True, speeds=SPEEDS[3:4],
 )  # fmt: skip
 
 
@@ -151,7 +158,7 @@ def speeds_part(scale: Scale, results: Results) -> None:
     """Every policy from equal shares on the published clusters."""
     print(f"step-time speed-up over plain DDP (equal split), {scale.rounds} round(s), best step {scale.best_step_s} s")
     print(f"{'speeds':>14} {'ideal':>6}  " + "  ".join(f"{name:>12}" for name in POLICIES) + "   changes (model)")
-    for speeds in SPEEDS:
+    for speeds in scale.speeds:
         hosts, workers = cluster(speeds, best_step_s=scale.best_step_s)
         known = by_speed(workers, BATCH)
         sides = [
@@ -309,6 +316,7 @@ def control_part(scale: Scale, results: Results) -> None:
 def accuracy_part(scale: Scale, results: Results) -> None:
     """Time to the same quality as plain DDP, and the final quality."""
     jobs = [DIGITS] if scale.is_quick else [job for job in BIG_JOBS if data_folder(job) is not None]
+    jobs = [job for job in jobs if scale.only in (None, job.task)]
     print("\ntime to the same quality at speeds (6, 6, 4, 32)")
     print(f"{'job':>18} {'DDP':>8} {'hetopt':>8} {'speed-up':>9} {'final DDP':>10} {'final hetopt':>13}")
     for job in jobs:
@@ -319,6 +327,7 @@ def accuracy_part(scale: Scale, results: Results) -> None:
             data_dir=str(folder) if folder is not None else None,
             workers=workers,
             batch_policy="model",
+            learning_rate_scale=job.learning_rate_scale,
             stop=StopRule(max_epochs=job.epochs),
             evaluate_every_epochs=0.25,
             control_period_steps=PERIOD,
@@ -346,27 +355,43 @@ def accuracy_part(scale: Scale, results: Results) -> None:
         results.goal(f"final_quality_points_below_ddp_{key}", -statistics.median(differences), at_most=0.5)
 
 
-PARTS = (speeds_part, noise_part, drift_part, equal_part, control_part, accuracy_part)
+PARTS = {
+    "speeds": speeds_part,
+    "noise": noise_part,
+    "drift": drift_part,
+    "equal": equal_part,
+    "control": control_part,
+    "accuracy": accuracy_part,
+}
+SMOKE_PARTS = ("speeds", "noise", "control")
 
 
 def main() -> None:
-    """Run every part and publish."""
-    asked = options(__doc__)
+    """Run every part, or the one that is asked for, and publish."""
+    command_line = parser(__doc__)
+    jobs = [f"accuracy:{job.task}" for job in BIG_JOBS]
+    command_line.add_argument("--part", choices=[*PARTS, *jobs], help="only this; with --json, into an earlier result")
+    asked = command_line.parse_args()
     need_namespaces()
-    scale = QUICK if asked.quick else FULL
+    scale = SMOKE if asked.smoke else QUICK if asked.quick else FULL
+    names = SMOKE_PARTS if asked.smoke else tuple(PARTS)
+    if asked.part is not None:
+        name, _, job = asked.part.partition(":")
+        names, scale = (name,), replace(scale, only=job or None)
     results = Results()
-    for part in PARTS:
-        print(f"balance: {part.__name__.removesuffix('_part')}", file=sys.stderr, flush=True)
-        part(scale, results)
+    for name in names:
+        print(f"balance: {name}", file=sys.stderr, flush=True)
+        PARTS[name](scale, results)
     publish(
         Outcome(
             benchmark="balance",
-            quick=asked.quick,
+            quick=asked.quick or asked.smoke,
             figures=results.figures,
             goals=results.goals,
             baselines=results.baselines,
         ),
-        asked.json_file,
+        asked.json,
+        part=asked.part,
     )
 
 
