@@ -17,7 +17,7 @@ EPOCHS ?= 100
 BATCH ?= 256
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test house check bench pins clean
+.PHONY: help setup demo test house check bench smoke pins clean
 MAKEFLAGS += --no-print-directory
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo "make test    run the tests"
 	@echo "make check   formatting, lint, types, import floors"
 	@echo "make bench   every benchmark in its quick form"
+	@echo "make smoke   every benchmark in its shortest form, to see that it still runs"
 	@echo "make setup   only make $(VENV), with the pinned versions (PYTHON=/path/to/python3 chooses the interpreter)"
 	@echo "make pins    write the versions in $(VENV) to $(PINS)"
 	@echo "make clean   remove what these targets made"
@@ -79,6 +80,10 @@ check: $(READY) house
 bench: $(READY)
 	@set -e; for name in $(BENCHMARKS); do \
 	    echo; echo "\$$ python -m benchmarks.$$name --quick"; $(BIN)/python -m benchmarks.$$name --quick; done
+
+smoke: $(READY)
+	@set -e; for name in $(BENCHMARKS); do \
+	    echo; echo "\$$ python -m benchmarks.$$name --smoke"; $(BIN)/python -m benchmarks.$$name --smoke; done
 
 pins: $(READY)
 	$(BIN)/python requirements/freeze.py > $(PINS).new && mv $(PINS).new $(PINS)
