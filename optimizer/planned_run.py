@@ -46,12 +46,17 @@ def run_spec(
         for place in range(group.workers_per_machine)
     ]
     rule = learning_rate_rule or job.learning_rate_rule
+    # A plan that compresses says where to begin; the run knows better how much. One that does not leaves it at that:
+    # nobody's gradient is thinned out who was not told so.
+    compresses = len(workers) > 1 and chosen.compression.name != "identity"
     return RunSpec(
         task=job.task,
         data_dir=profile.data_dir,
         seed=seed,
         workers=tuple(workers),
         compression=chosen.compression,
+        ratio_policy="auto" if compresses else "fixed",
+        collective_policy="cheapest" if compresses else "fixed",
         deterministic_share=share_beyond_noise(model.convergence, chosen.global_batch_size),
         learning_rate_scale=_learning_rate_scale(model, rule, chosen.global_batch_size),
         learning_rate_rule="adascale" if rule == "adascale" else "fixed",

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from hetopt.optimizer.cli import catalog, disturb, gc, launch, logs, profile, recommend, report, status, stop
+from hetopt.optimizer.cli import catalog, disturb, gc, launch, logs, predict, profile, recommend, report, status, stop
 from hetopt.profiler.errors import HetoptError
 
 app = typer.Typer(
@@ -49,6 +49,7 @@ def _root(
 
 
 app.command()(profile.profile)
+app.command()(predict.predict)
 app.command()(recommend.recommend)
 app.command()(launch.launch)
 app.command()(status.status)

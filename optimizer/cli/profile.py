@@ -29,7 +29,10 @@ processor, they then spin where the awaited thread should run, and a step takes 
 
 
 def profile(
-    task: str = typer.Argument(..., help="Bundled task, module:attribute or file.py:attribute."),
+    task: str | None = typer.Argument(None, help="Bundled task, module:attribute or file.py:attribute."),
+    from_samples: Path | None = typer.Option(
+        None, "--from-samples", help="Import step times measured elsewhere (JSON Lines, - for standard input) instead."
+    ),
     data: Path | None = typer.Option(None, "--data", help="Folder of the task's data, for tasks that read files."),
     output: Path | None = typer.Option(
         None, "--output", "-o", help="Write the profile to this JSON file. Default: profile.json, or none with --json."
@@ -52,10 +55,23 @@ def profile(
     import sys
 
     from hetopt.optimizer.cli import parse, profile_view, render
+    from hetopt.optimizer.cli.import_samples import import_samples
     from hetopt.profiler.errors import BadInput
 
     if output is None and not json_:
         output = Path("profile.json")
+    if from_samples is not None:
+        if task is not None:
+            raise BadInput(
+                f"--from-samples imports what was measured elsewhere; '{task}' is not run.",
+                hint="leave the task or --from-samples out",
+            )
+        import_samples(from_samples, output, force=force, json_=json_)
+        return
+    if task is None:
+        raise BadInput(
+            "name the task to measure, or a file of step times with --from-samples.", hint="hetopt profile digits"
+        )
     parse.ready_to_write(output, force=force)
     if not SHORTEST_BUDGET_S <= time_budget <= 86_400:
         raise BadInput(

@@ -1,0 +1,46 @@
+"""`hetopt profile --from-samples`: step times that were measured elsewhere become something to predict from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def import_samples(source: Path, output: Path | None, *, force: bool, json_: bool) -> None:
+    """Read step samples (JSON Lines, ``-`` for standard input), check them, and write them as an artifact."""
+    import datetime
+    import sys
+    from importlib.metadata import version
+
+    from hetopt.optimizer.cli import lines, parse, render
+    from hetopt.profiler.sample_remarks import remarks
+    from hetopt.profiler.step_samples import StepSamples, read_samples
+
+    parse.ready_to_write(output, force=force)
+    with lines.opened(source, "--from-samples") as stream:
+        samples = read_samples(stream, origin="standard input" if stream is sys.stdin else str(source))
+    imported = StepSamples(
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        hetopt_version=version("hetopt"),
+        source=source.name,
+        samples=samples,
+    )
+    if output is not None:
+        imported.save(output)
+        render.note(f"wrote {output}")
+    for remark in remarks(samples):
+        render.note(remark)
+    if json_:
+        sys.stdout.write(imported.to_json())
+        return
+    layouts = {sample.layout for sample in samples}
+    types = sorted({node.type for sample in samples for node in sample.nodes})
+    sizes = [size for sample in samples for size in sample.batch_sizes]
+    render.line(f"{len(samples)} step times of {len(layouts)} layouts", style="bold")
+    render.facts(
+        {
+            "machine types": ", ".join(types),
+            "nodes": f"up to {max(len(sample.nodes) for sample in samples)}",
+            "workers": f"up to {max(sample.workers for sample in samples)}",
+            "local batch": f"{min(sizes)} to {max(sizes)}",
+        }
+    )

@@ -1,0 +1,118 @@
+"""What is believed of a step before anything is measured: a normal prior for each parameter, and how reality strays.
+
+The shapes (overlap, contention, growth) were read off fits to six public sets of step times (two clusters of GPUs,
+three jobs; Pollux, OSDI 2021, and Sia, SOSP 2023), rounded, and widened to about twice their spread over the sets.
+`benchmarks.prediction` scores each set with priors taken from the others alone. Once one layout of three or more nodes
+is measured, moving any mean by its own deviation, or halving or doubling any `Spread`, changes the mean of the medians
+by less than half a point. Before that, four priors stand for what nobody measured: ``relief`` (at most 4.5 points when
+moved so), ``rest`` (2), ``network_latency`` (2) and ``network_growth`` (1.5).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normal:
+    """A normal prior.
+
+    Attributes:
+        mean: absent where it is taken from the scale of the measurements.
+        sd: standard deviation, in the units of the parameter (mostly logs).
+        about: what it says, as an explanation shows it.
+    """
+
+    mean: float | None
+    sd: float
+    about: str
+
+    def __post_init__(self) -> None:
+        """Refuse what is no distribution."""
+        if not self.sd > 0:
+            raise ValueError(f"a standard deviation is positive, not {self.sd}")
+
+
+PRIORS: Mapping[str, Normal] = MappingProxyType(
+    {
+        "contention": Normal(mean=-2.5, sd=1.0, about="how much workers of one node slow each other"),
+        "straggling": Normal(mean=-4.0, sd=0.7, about="how far single steps of a worker scatter"),
+        "forward": Normal(mean=-0.8, sd=1.2, about="the part of computing that comes before any exchange"),
+        "overlap": Normal(mean=1.3, sd=0.8, about="how well the exchange hides behind computing"),
+        "network": Normal(mean=None, sd=2.5, about="bandwidth between nodes"),
+        "host_ratio": Normal(mean=-0.8, sd=1.0, about="bandwidth inside a node against between two"),
+        "relief": Normal(mean=0.25, sd=0.1, about="what a third node does for the network of two"),
+        "rest": Normal(mean=0.0, sd=0.08, about="bandwidth between three or more nodes"),
+        "host_latency": Normal(mean=math.log(30e-6), sd=1.0, about="latency inside a node"),
+        "network_latency": Normal(mean=math.log(120e-6), sd=0.8, about="latency between nodes"),
+        "host_growth": Normal(mean=-3.2, sd=1.0, about="what each doubling of workers adds inside a node"),
+        "network_growth": Normal(mean=-2.8, sd=0.6, about="what each doubling of workers adds between nodes"),
+        "fixed": Normal(mean=None, sd=2.5, about="time a step that no sample takes"),
+        "per_sample": Normal(mean=None, sd=2.5, about="time a sample"),
+        "link": Normal(mean=0.0, sd=0.4, about="bandwidth of a machine type against the others"),
+        "compression": Normal(mean=None, sd=1.2, about="time to compress"),
+    }
+)
+
+OWN_LINK_SD = 1e-3
+"""The first type is what the links of others are compared with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Standard deviations, in logs, of what the equations leave over, and over which distances that is alike.
+
+    Attributes:
+        compute: of a worker's computation at one batch size around the line (caches, kernels).
+        compute_length: over which log batch size it changes.
+        exchange: of the exchange of layouts, and ``exchange_length`` over which logs of nodes, workers and crowd.
+        other_regime: correlation between layouts on one, two, or more nodes.
+        other_exchange: correlation between compressors.
+        layout: of each layout's exchange by itself: which machines it got.
+        noise_compute, noise_exchange: of a single measurement, as far as it computes or exchanges.
+        of_compute: of computation read off ``step - sync``, which exchanging at the same time slows.
+        of_exchange: of an exchange that was timed by itself.
+    """
+
+    compute: float = 0.06
+    compute_length: float = 1.5
+    exchange: float = 0.12
+    exchange_length: float = 1.5
+    other_regime: float = 0.5
+    other_exchange: float = 0.7
+    layout: float = 0.06
+    noise_compute: float = 0.02
+    noise_exchange: float = 0.10
+    of_compute: float = 0.2
+    of_exchange: float = 0.25
+
+    @property
+    def as_noise(self) -> Spread:
+        """The same with everything that is left over taken for noise."""
+        return replace(
+            self,
+            noise_compute=math.hypot(self.noise_compute, self.compute),
+            noise_exchange=math.hypot(self.noise_exchange, self.exchange, self.layout),
+        )
+
+    def scaled(self, *, compute: float, exchange: float) -> Spread:
+        """The same where computing or exchanging is noisier; how computation strays from a line is the job's."""
+        return replace(
+            self,
+            exchange=self.exchange * math.sqrt(exchange),
+            layout=self.layout * math.sqrt(exchange),
+            noise_compute=self.noise_compute * compute,
+            noise_exchange=self.noise_exchange * exchange,
+        )
+
+
+SPREAD = Spread()
+
+SCALE_ROWS = 20.0
+"""The prior of a cluster's noise, in rows that it is worth."""
+
+TAIL = 4.0
+"""Degrees of freedom of the noise (Student's t): a disturbed run must not bend the model."""

@@ -1,0 +1,137 @@
+"""Laws of the equations: what makes a step longer, what cannot make it shorter, and what it lies between."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.optimizer.step_model.physics import SHARED, Coordinates, Kinds, Steps, steps
+from hetopt.optimizer.step_model.rows import exchange_of, make_rows
+from hetopt.profiler.errors import BadInput
+from hetopt.profiler.step_samples import Compression, Configuration, Node
+from tests.step_model.planted import FIXED_S, PER_SAMPLE_S, configuration, truth_vector
+
+LAYOUTS = st.lists(st.integers(1, 8), min_size=1, max_size=6).map(tuple)
+BATCHES = st.integers(1, 4096)
+
+
+def one(asked: Configuration, **changes: float) -> Steps:
+    rows = make_rows([asked])
+    vector = truth_vector(**changes)
+    where = Coordinates(types=1, compressors=len(rows.compressors))
+    if rows.compressors:
+        vector = np.append(vector, math.log(0.004))
+    return steps(vector, where, rows, Kinds.own(rows))
+
+
+@given(layout=LAYOUTS, batch=BATCHES)
+def test_a_step_lies_between_the_longer_part_and_their_sum(layout: tuple[int, ...], batch: int) -> None:
+    found = one(configuration(layout, batch))
+    step, compute, exchange = (float(np.exp(log[0])) for log in (found.log_step, found.log_compute, found.log_exchange))
+    assert max(compute, exchange) <= step * (1 + 1e-9)
+    assert step <= (compute + exchange) * (1 + 1e-9)
+
+
+@given(layout=LAYOUTS, batch=BATCHES, name=st.sampled_from(["network", "network_latency", "contention", "straggling"]))
+def test_slower_parts_never_make_a_step_shorter(layout: tuple[int, ...], batch: int, name: str) -> None:
+    vector = truth_vector()
+    slower = vector[SHARED.index(name)] + 0.7
+    asked = configuration(layout, batch)
+    assert one(asked, **{name: slower}).log_step[0] >= one(asked).log_step[0] - 1e-12
+
+
+@given(layout=LAYOUTS, batch=BATCHES)
+def test_better_overlap_never_makes_a_step_longer(layout: tuple[int, ...], batch: int) -> None:
+    asked = configuration(layout, batch)
+    assert one(asked, overlap=2.0).log_step[0] <= one(asked, overlap=0.5).log_step[0] + 1e-12
+
+
+@given(layout=LAYOUTS, batch=BATCHES, more=st.integers(1, 500))
+def test_more_samples_never_make_a_step_shorter(layout: tuple[int, ...], batch: int, more: int) -> None:
+    assert one(configuration(layout, batch + more)).log_step[0] >= one(configuration(layout, batch)).log_step[0]
+
+
+@given(layout=LAYOUTS, data=st.data())
+def test_the_order_of_the_nodes_does_not_matter(layout: tuple[int, ...], data: st.DataObject) -> None:
+    shuffled = tuple(data.draw(st.permutations(layout)))
+    assert one(configuration(shuffled)).log_step == pytest.approx(one(configuration(layout)).log_step)
+
+
+def test_one_worker_only_computes() -> None:
+    found = one(configuration((1,), 64))
+    assert np.exp(found.log_step[0]) == pytest.approx(FIXED_S + 64 * PER_SAMPLE_S, rel=1e-6)
+    assert found.exchange_share[0] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_worker_with_most_samples_decides() -> None:
+    uneven = configuration((2, 1), (8, 96, 16))
+    assert one(uneven).log_compute == pytest.approx(one(configuration((2, 1), (8, 96, 96))).log_compute)
+    assert one(uneven).log_compute[0] > one(configuration((2, 1), 40)).log_compute[0]
+
+
+def test_equal_halves_at_an_overlap_of_ten_take_seven_percent_more_than_one() -> None:
+    """2^0.1, the value that the published exponent's upper end has."""
+    asked = configuration((1, 1), 64)
+    compute = float(np.exp(one(asked).log_compute[0]))
+    base = one(asked, forward=-40.0, overlap=math.log(9.0), network_latency=-30.0, network_growth=-30.0)
+    network = math.log(0.12) + math.log(compute) - float(base.log_exchange[0])
+    found = one(
+        asked, forward=-40.0, overlap=math.log(9.0), network_latency=-30.0, network_growth=-30.0, network=network
+    )
+    assert np.exp(found.log_step[0]) / compute == pytest.approx(2**0.1, rel=1e-6)
+
+
+def test_a_third_node_relieves_links_that_are_slower_than_the_hosts_alone() -> None:
+    def per_traffic(layout: tuple[int, ...], ratio: float) -> float:
+        asked = configuration(layout)
+        found = one(asked, host_ratio=ratio, network_growth=-30.0, network_latency=-30.0)
+        return float(found.log_exchange[0]) - math.log(exchange_of(asked.workers, None).traffic)
+
+    assert per_traffic((1, 1, 1), -1.0) == pytest.approx(per_traffic((1, 1), -1.0) - 0.2)
+    assert per_traffic((1, 1, 1), 0.5) == pytest.approx(per_traffic((1, 1), 0.5))
+    assert per_traffic((1, 1, 1), -9.0) == pytest.approx(per_traffic((1, 1), -9.0) - 0.4), "bounded"
+
+
+def test_sending_less_exchanges_faster_and_waits_for_the_whole_gradient() -> None:
+    dense, sparse = one(configuration((1, 1, 1))), one(configuration((1, 1, 1), topk=0.01))
+    assert sparse.log_exchange[0] < dense.log_exchange[0]
+    parts = np.exp(sparse.log_compute[0]) + np.exp(sparse.log_exchange[0]) + sparse.compress_s[0]
+    assert np.exp(sparse.log_step[0]) == pytest.approx(parts)
+
+
+def test_ring_traffic_and_messages() -> None:
+    found = exchange_of(8, None)
+    assert (found.messages, found.traffic) == (14, pytest.approx(2 * 7 / 8))
+    assert exchange_of(1, Compression(name="topk", ratio=0.01)).compressor is None
+
+
+def test_an_unknown_compressor_is_refused() -> None:
+    for workers in (1, 2):
+        with pytest.raises(BadInput, match="no compressor"):
+            exchange_of(workers, Compression(name="zip"))
+
+
+def test_shares_are_derivatives() -> None:
+    rows = make_rows([configuration((2, 2), 32), configuration((1, 1, 1), 64, topk=0.1)])
+    where, kinds = Coordinates(types=1, compressors=1), Kinds.own(rows)
+    vector = np.append(truth_vector(), math.log(0.004))
+    here = steps(vector, where, rows, kinds)
+    for share, moved in (
+        (here.compute_share, steps(vector, where, rows, kinds, compute_rest=1e-6)),
+        (here.exchange_share, steps(vector, where, rows, kinds, exchange_rest=1e-6)),
+    ):
+        assert (moved.log_step - here.log_step) / 1e-6 == pytest.approx(share, abs=1e-4)
+
+
+def test_mixed_machines_have_columns_of_their_own() -> None:
+    rows = make_rows(
+        [Configuration(nodes=(Node(type="a", workers=2), Node(type="b", workers=1)), local_batch_size=(8, 8, 4))]
+    )
+    assert rows.types == ("a", "b")
+    assert rows.group_type.tolist() == [0, 1]
+    assert rows.group_crowd.tolist() == [2, 1]
+    assert rows.group_batch.tolist() == [8, 4]

@@ -1,0 +1,239 @@
+"""Fits against planted truths: recovered without noise, bent by no outlier, and as sure as the samples allow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetopt.optimizer.catalog import load_catalog
+from hetopt.optimizer.step_model.calibration import HeldOut, held_out, quantile
+from hetopt.optimizer.step_model.model import StepTimeModel
+from hetopt.optimizer.step_model.observed import MOST_LAYOUTS, MOST_ROWS, observe, representative
+from hetopt.optimizer.step_model.posterior import fit
+from hetopt.profiler.errors import BadInput
+from hetopt.profiler.step_samples import Configuration, Node, StepSample
+from tests.step_model.planted import LARGE, SMALL, configuration, grid, measured, true_log_step
+
+
+def model(samples: list[StepSample]) -> StepTimeModel:
+    return StepTimeModel.fit(observe(samples), {})
+
+
+def errors(fitted: StepTimeModel, asked: list[Configuration], **changes: float) -> np.ndarray:
+    predicted = np.log([one.step_time_s for one in fitted.predict(asked)])
+    return np.abs(np.expm1(predicted - true_log_step(asked, **changes)))
+
+
+def test_what_was_measured_without_noise_is_predicted_within_a_percent() -> None:
+    fitted = model(measured(grid(SMALL + LARGE)))
+    assert errors(fitted, grid(SMALL + LARGE)).max() < 0.015
+    between = [configuration(layout, 48) for layout in (*SMALL, (3, 3, 3), (2,) * 6)]
+    assert errors(fitted, between).max() < 0.04
+
+
+def test_larger_layouts_follow_from_small_ones_and_are_inside_the_interval() -> None:
+    fitted = model(measured(grid(SMALL)))
+    asked = grid(LARGE)
+    assert np.median(errors(fitted, asked)) < 0.12
+    found = fitted.predict(asked)
+    true = np.exp(true_log_step(asked))
+    assert np.mean([one.step_time_low_s <= t <= one.step_time_high_s for one, t in zip(found, true, strict=True)]) > 0.9
+
+
+def test_a_disturbed_run_is_discounted() -> None:
+    samples = measured(grid(SMALL), noise=0.02)
+    disturbed = [
+        s.model_copy(update={"step_time_s": s.step_time_s * (8 if i == 7 else 1)}) for i, s in enumerate(samples)
+    ]
+    asked = grid(((1,), (2, 2), (1, 1)))
+    assert np.median(errors(model(disturbed), asked)) < np.median(errors(model(samples), asked)) + 0.03
+
+
+def test_intervals_cover_layouts_that_were_not_measured() -> None:
+    """Half of the layouts are measured; of the others, about nine of ten single runs must lie inside."""
+    inside = []
+    for seed in range(12):
+        generator = np.random.default_rng(seed)
+        order = generator.permutation(len(SMALL + LARGE))
+        layouts = [(SMALL + LARGE)[index] for index in order]
+        shown, asked = grid(tuple(layouts[:7])), grid(tuple(layouts[7:]))
+        fitted = model(measured(shown, noise=0.06, seed=seed))
+        for one, run in zip(fitted.predict(asked), measured(asked, noise=0.06, seed=100 + seed), strict=True):
+            inside.append(one.step_time_low_s <= run.step_time_s <= one.step_time_high_s)
+    assert 0.82 <= np.mean(inside) <= 0.995
+
+
+def test_an_interval_is_wide_where_the_samples_are_silent() -> None:
+    def width(samples: list[StepSample], asked: Configuration) -> float:
+        found = model(samples).predict([asked])[0]
+        return found.step_time_high_s / found.step_time_low_s
+
+    two_nodes = configuration((1, 1), 32)
+    alone = measured(grid(((1,),)))
+    host = measured(grid(((1,), (2,), (4,))))
+    both = measured(grid(SMALL))
+    assert width(alone, two_nodes) > 3 * width(both, two_nodes)
+    assert width(alone, two_nodes) > width(host, two_nodes) > width(both, two_nodes)
+    assert width(both, configuration((4,) * 16)) > width(both, configuration((2, 2)))
+    one_size = measured([configuration((1,), 32)])
+    assert width(one_size, configuration((1,), 256)) > 2 > 1.4 > width(one_size, configuration((1,), 32))
+
+
+def test_prediction_does_not_depend_on_the_order_of_samples_or_on_company() -> None:
+    samples = measured(grid(SMALL), noise=0.03)
+    asked = [*grid(LARGE)[:7], *grid(SMALL)[:3]]
+    first = model(samples).predict(asked)
+    turned = model(samples[::-1])
+    assert [one.step_time_s for one in turned.predict(asked)] == pytest.approx(
+        [one.step_time_s for one in first], rel=0.01
+    )
+    alone = [model(samples).predict([one])[0].step_time_s for one in asked]
+    assert alone == pytest.approx([one.step_time_s for one in first])
+
+
+def test_synchronization_tells_computing_from_exchanging() -> None:
+    """Without a single worker among the samples, only the reported synchronization shows what computing takes."""
+    asked = [configuration((1,), size) for size in (8, 32, 128)]
+    plain = measured(grid(((2, 2), (1, 1), (1, 1, 1))))
+    told = [
+        s.model_copy(update={"sync_time_s": max(0.0, s.step_time_s - 0.02 - 0.0011 * s.batch_sizes[0])}) for s in plain
+    ]
+    assert np.median(errors(model(told), asked)) < max(0.08, np.median(errors(model(plain), asked)))
+
+
+def test_two_types_are_told_apart() -> None:
+    def nodes(*types: str) -> tuple[Node, ...]:
+        return tuple(Node(type=type_, workers=1) for type_ in types)
+
+    slow = {"fast": 1.0, "slow": 2.5}
+    samples = [
+        StepSample(nodes=nodes(type_), local_batch_size=size, step_time_s=factor * (0.02 + 0.001 * size))
+        for type_, factor in slow.items()
+        for size in (8, 32, 128)
+    ]
+    samples += [
+        StepSample(nodes=nodes("fast", "slow"), local_batch_size=(96, 32), step_time_s=0.16),
+        StepSample(nodes=nodes("fast", "fast"), local_batch_size=64, step_time_s=0.11),
+    ]
+    found = model(samples).predict(
+        [
+            Configuration(nodes=nodes("fast"), local_batch_size=64),
+            Configuration(nodes=nodes("slow"), local_batch_size=64),
+            Configuration(nodes=nodes("slow", "fast"), local_batch_size=64),
+        ]
+    )
+    assert [one.step_time_s for one in found[:2]] == pytest.approx([0.084, 0.21], rel=0.05)
+    assert found[2].step_time_s > 0.2
+
+
+def test_types_of_the_catalogue_follow_from_a_measured_one() -> None:
+    instances = load_catalog().instance_types
+    samples = [
+        StepSample(nodes=(Node(type="g4dn.xlarge", workers=1),), local_batch_size=size, step_time_s=0.02 + 0.001 * size)
+        for size in (8, 32, 128)
+    ]
+    fitted = StepTimeModel.fit(observe(samples), instances)
+    asked = [configuration((1,), 64, type_=type_) for type_ in ("g4dn.xlarge", "g4dn.2xlarge", "g5.xlarge")]
+    own, sibling, other = fitted.predict(asked)
+    assert [one.evidence for one in (own, sibling, other)] == ["measured", "interpolated", "extrapolated"]
+    assert sibling.step_time_s == pytest.approx(own.step_time_s)
+    assert other.step_time_s < own.step_time_s
+    widths = [one.step_time_high_s / one.step_time_low_s for one in (own, sibling, other)]
+    assert widths == sorted(widths)
+    for type_ in ("my-server", "c7i.large"):
+        with pytest.raises(BadInput, match=type_):
+            fitted.predict([configuration((1,), type_=type_)])
+
+
+def test_a_compressor_that_was_measured_is_known_better() -> None:
+    dense = measured(grid(SMALL))
+    asked = configuration((2, 2), 32, topk=0.01)
+    sparse = StepSample(**asked.model_dump(), step_time_s=0.07)
+
+    def width(fitted: StepTimeModel) -> float:
+        found = fitted.predict([asked])[0]
+        return found.step_time_high_s / found.step_time_low_s
+
+    known = model([*dense, sparse])
+    assert known.predict([asked])[0].step_time_s == pytest.approx(0.07, rel=0.1)
+    assert width(known) < width(model(dense))
+
+
+def test_an_explanation_adds_up() -> None:
+    fitted = model(measured(grid(SMALL), noise=0.03))
+    found = fitted.explain(configuration((4,) * 8, 16))
+    assert found.compute_s + found.exposed_s + found.compress_s == pytest.approx(found.predicted.step_time_s)
+    assert found.exposed_s <= found.exchange_s
+    assert 0.9 < sum(found.variances.values()) < 1.1
+    assert (found.most_workers, found.most_nodes) == (4, 2)
+    assert "what a third node does for the network of two" in found.priors
+
+
+def test_leaving_a_layout_out_by_downdate_is_close_to_a_new_fit() -> None:
+    samples = measured(grid(SMALL + LARGE[:3]), noise=0.04)
+    found = held_out(fit(observe(samples)))
+    layouts = list(dict.fromkeys(sample.layout for sample in samples))
+    for index in (1, 4):
+        rest = [sample for sample in samples if sample.layout != layouts[index]]
+        left = [sample for sample in samples if sample.layout == layouts[index]]
+        again = np.log([one.step_time_s for one in model(rest).predict(left)])
+        residual = np.log([sample.step_time_s for sample in left]) - again
+        same = found.layout == list(dict.fromkeys(s.layout for s in representative(samples))).index(layouts[index])
+        assert (np.abs(found.residual[same] - residual) < found.log_sd[same]).all()
+
+
+def test_the_conformal_quantile() -> None:
+    generator = np.random.default_rng(0)
+    layouts = np.repeat(np.arange(200), 5)
+    found = HeldOut(residual=generator.standard_normal(1000), log_sd=np.ones(1000), layout=layouts)
+    assert quantile(found, 0.9) == pytest.approx(1.645, abs=0.15)
+    narrow, wide = quantile(found, 0.5), quantile(found, 0.95)
+    assert narrow is not None
+    assert wide is not None
+    assert narrow < 1.0 < wide
+    order = generator.permutation(1000)
+    shuffled = HeldOut(residual=found.residual[order], log_sd=found.log_sd, layout=layouts[order])
+    assert quantile(shuffled, 0.9) == pytest.approx(quantile(found, 0.9))
+    few = HeldOut(residual=np.ones(8), log_sd=np.ones(8), layout=np.arange(8))
+    assert quantile(few, 0.9) is None, "nine layouts are the least that 90 % can be read off"
+
+
+def test_of_very_many_samples_an_even_choice_is_fitted() -> None:
+    layouts = [(workers,) * nodes for nodes in range(1, 41) for workers in range(1, 9)]
+    samples = measured([configuration(layout, size) for layout in layouts for size in range(4, 64, 2)])
+    chosen = representative(samples)
+    assert len(chosen) <= MOST_ROWS
+    assert len({sample.layout for sample in chosen}) == MOST_LAYOUTS
+    assert max(sample.workers for sample in chosen) == 320
+    assert min(sample.workers for sample in chosen) == 1
+
+
+LAYOUTS = st.lists(st.integers(1, 16), min_size=1, max_size=5).map(tuple)
+
+
+@settings(max_examples=25)
+@given(
+    rows=st.lists(
+        st.tuples(LAYOUTS, st.integers(1, 4096), st.floats(1e-3, 10.0), st.sampled_from([None, 0.0, 0.5, 1.0])),
+        min_size=1,
+        max_size=12,
+    ),
+    asked=LAYOUTS,
+    batch=st.integers(1, 10**6),
+)
+def test_whatever_is_measured_predictions_are_finite_and_inside_their_intervals(
+    rows: list[tuple[tuple[int, ...], int, float, float | None]], asked: tuple[int, ...], batch: int
+) -> None:
+    samples = [
+        StepSample(
+            nodes=tuple(Node(type="gpu", workers=workers) for workers in layout),
+            local_batch_size=size,
+            step_time_s=time_s,
+            sync_time_s=None if waiting is None else waiting * time_s,
+        )
+        for layout, size, time_s, waiting in rows
+    ]
+    found = model(samples).predict([configuration(asked, batch)])[0]
+    assert 0 < found.step_time_low_s < found.step_time_s < found.step_time_high_s < np.inf
