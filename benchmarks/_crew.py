@@ -18,7 +18,9 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
+from benchmarks._collectives import time_exchanges
 from benchmarks._plain_ddp import train_plainly
+from benchmarks._torch_hooks import HookName
 from hetopt.trainer.conditions import ConditionsReader
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.events import EVENTS_FILE, EventLog
@@ -28,6 +30,8 @@ from hetopt.trainer.pace import make_pace
 from hetopt.trainer.run_folder import read_spec
 
 RUNS_FILE = "runs.json"
+EXCHANGES = "exchanges"
+DDP_SIDES: dict[str, HookName] = {"ddp": "none", "ddp-fp16": "fp16", "ddp-powersgd": "powersgd"}
 
 
 def main(folder: Path) -> int:
@@ -63,7 +67,10 @@ def _work(folder: Path, runs: list[dict[str, str]], rank: int, world_size: int) 
             print(f"  {run['name']}", file=sys.stderr, flush=True)
         dist.barrier()
         with FailureReport(run_dir, rank) as report:
-            _train(run["side"], run_dir, rank, world_size)
+            if run["side"] == EXCHANGES:
+                time_exchanges(run_dir, rank, world_size)
+            else:
+                _train(run["side"], run_dir, rank, world_size)
         if report.exit_code:
             return report.exit_code
     dist.barrier()
@@ -73,10 +80,10 @@ def _work(folder: Path, runs: list[dict[str, str]], rank: int, world_size: int) 
 def _train(side: str, run_dir: Path, rank: int, world_size: int) -> None:
     spec, device = read_spec(run_dir), torch.device("cpu")
     events = EventLog(run_dir / EVENTS_FILE if rank == 0 else None)
-    if side == "ddp":
+    if side in DDP_SIDES:
         conditions = ConditionsReader(run_dir)
         pace = make_pace(spec.workers[rank], device, conditions=conditions, seed=spec.seed + rank, own_core=False)
-        train_plainly(spec, rank, events, pace)
+        train_plainly(spec, rank, events, pace, DDP_SIDES[side])
     else:
         train(
             WorkerContext(

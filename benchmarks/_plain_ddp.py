@@ -3,7 +3,7 @@
 Equal shares, the loop of the PyTorch tutorial, all options at their defaults. The global batches are hetopt's, in the
 same order, so that a difference in quality does not come from another shuffle. Where a host declares its time, the
 computation is stretched just before the last gradient of backward is ready, so that what DistributedDataParallel
-overlaps with backward stays overlapped.
+overlaps with backward stays overlapped. The gradients may travel through one of torch's communication hooks.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks._torch_hooks import HookName, make_hook
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.fetch import Batch, fetch, set_epoch
 from hetopt.trainer.evaluation import average_buffers, evaluate
@@ -56,8 +56,11 @@ class StretchedBackward:
         return gradient
 
 
-def train_plainly(spec: RunSpec, rank: int, events: EventLog, pace: Pace) -> None:
-    """Train to the stop rule with equal shares; writes ``step`` and ``evaluated`` events like hetopt's own."""
+def train_plainly(spec: RunSpec, rank: int, events: EventLog, pace: Pace, hook_name: HookName = "none") -> None:
+    """Train to the stop rule with equal shares; writes ``step`` and ``evaluated`` events like hetopt's own.
+
+    A ``step`` event's ``exchange`` says what a worker contributed to one exchange, and whether the hook was at work.
+    """
     world_size = len(spec.workers)
     torch.manual_seed(spec.seed)
     task = load_task(spec.task)
@@ -65,7 +68,9 @@ def train_plainly(spec: RunSpec, rank: int, events: EventLog, pace: Pace) -> Non
     model = task.model()
     local = spec.global_batch_size // world_size
     StretchedBackward(task, model, fetch(data.train, range(local)), pace)
-    parallel = DistributedDataParallel(model)
+    gradient_bytes = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+    hook = make_hook(hook_name, gradient_bytes)
+    parallel = hook.wrap(model)
     optimizer = task.optimizer(model)
     rates = [float(group["lr"]) * spec.learning_rate_scale for group in optimizer.param_groups]
     steps_per_epoch = len(data.train) / (local * world_size)
@@ -75,7 +80,7 @@ def train_plainly(spec: RunSpec, rank: int, events: EventLog, pace: Pace) -> Non
     events.write("training_started", step=0)
     begun_s = block_s = time.perf_counter()
     losses: list[Tensor] = []
-    evaluated = 0
+    evaluated = sent_bytes = 0
     for step in range(1, last + 1):
         epoch = cursor.position / cursor.dataset_size
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -89,8 +94,9 @@ def train_plainly(spec: RunSpec, rank: int, events: EventLog, pace: Pace) -> Non
         optimizer.step()
         losses.append(loss.detach())
         due = math.floor(step / steps_per_epoch / spec.evaluate_every_epochs) > evaluated or step == last
-        if len(losses) == spec.control_period_steps or due:
+        if len(losses) == spec.control_period_steps or due or step == hook.dense_steps:
             now_s = time.perf_counter()
+            sent_before, sent_bytes = sent_bytes, hook.sent_bytes(step)
             events.write(
                 "step",
                 step=step,
@@ -98,6 +104,11 @@ def train_plainly(spec: RunSpec, rank: int, events: EventLog, pace: Pace) -> Non
                 step_time_s=(now_s - block_s) / len(losses),
                 local_batch_sizes=[local] * world_size,
                 loss=float(torch.stack(losses).mean()),
+                exchange={
+                    "way": "none" if step <= hook.dense_steps else hook_name,
+                    "sent_bytes": (sent_bytes - sent_before) / len(losses),
+                    "dense_bytes": gradient_bytes,
+                },
             )
             losses = []
             if due:

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from benchmarks._crew import RUNS_FILE
+from benchmarks._collectives import ANSWER_FILE, REQUEST_FILE, Answer, Request
+from benchmarks._crew import EXCHANGES, RUNS_FILE
 from hetopt.profiler.errors import RunFailed
 from hetopt.trainer.events import EVENTS_FILE, Event, read_events
 from hetopt.trainer.launch.base import RunState
@@ -32,13 +33,15 @@ from hetopt.trainer.spec import RunSpec, WorkerSpec
 
 STORE_PORT = 29400
 
+By = Literal["hetopt", "ddp", "ddp-fp16", "ddp-powersgd"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One way of doing the job: hetopt's trainer under a spec, or plain DistributedDataParallel."""
+    """One way of doing the job: hetopt's trainer under a spec, or DistributedDataParallel, plain or with a hook."""
 
     name: str
-    by: Literal["hetopt", "ddp"]
+    by: By
     spec: RunSpec
 
 
@@ -85,6 +88,19 @@ def rehearse(hosts: Sequence[MiniatureHost], sides: Sequence[Side], *, rounds: i
         for side, name in names:
             logs[side.name].append(read_events(folder / name / EVENTS_FILE))
         return logs
+
+
+def time_exchanges(hosts: Sequence[MiniatureHost], request: Request) -> Answer:
+    """What exchanges take between these hosts.
+
+    Raises:
+        RunFailed: a worker failed; the sentence is its own.
+    """
+    with _folder() as folder:
+        (folder / EXCHANGES).mkdir()
+        (folder / EXCHANGES / REQUEST_FILE).write_text(request.model_dump_json(), encoding="utf-8")
+        _work(folder, hosts, [{"name": EXCHANGES, "side": EXCHANGES}])
+        return Answer.model_validate_json((folder / EXCHANGES / ANSWER_FILE).read_text(encoding="utf-8"))
 
 
 def launch(spec: RunSpec) -> Log:

@@ -44,6 +44,20 @@ def task() -> Task:
     )
 
 
+def broad_digits() -> Task:
+    """A network of 320 thousand parameters (1.3 MB of gradient) that computes for a millisecond or two."""
+    return classification(
+        name="broad-digits",
+        model=lambda: nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 240), nn.ReLU(), nn.Linear(240, CLASSES)
+        ),
+        data=digits_data,
+        optimizer=sgd(0.05),
+        target=Target(metric="accuracy", value=0.9),
+        batch_size=64,
+    )
+
+
 def resnet() -> Task:
     """ResNet-20 (1.1 MB of gradient) on images of CIFAR's shape."""
     return _random_images("resnet20-random", lambda: cifar_resnet20(CLASSES))

@@ -11,8 +11,8 @@ from hetopt.trainer.agreement import gather_numbers, gather_texts
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.events import EventLog
 from hetopt.trainer.exchange.network_state import NetworkState
+from hetopt.trainer.form import Form
 from hetopt.trainer.step import trainable_parameters
-from hetopt.trainer.step_assembly import Form
 
 
 def announce(context: WorkerContext, model: nn.Module, *, shares: Sequence[int], step: int) -> None:
@@ -63,6 +63,7 @@ def tell_network(events: EventLog, form: Form) -> None:
         latency_s=round(hop.latency_s, 7),
         bytes_per_s=round(hop.bytes_per_s),
         measured_s=round(form.measured_s, 3),
+        by_hosts=form.by_hosts,
         timings=[
             {
                 "collective": timed.operation.primitive,

@@ -203,3 +203,17 @@ class LocalGradient:
                 self._weights.clear()
             weight = self._weights[value] = torch.tensor(value, device=self._device)
         return weight
+
+
+def half_of(samples: int, rank: int) -> int:
+    """The micro-batch to try when one of so many samples does not fit.
+
+    Raises:
+        RunFailed: it was a single sample.
+    """
+    if samples == 1:
+        raise RunFailed(
+            f"worker {rank} has too little memory for a single sample.",
+            hint="leave this worker out, or give it a device with more memory",
+        )
+    return samples // 2

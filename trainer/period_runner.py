@@ -9,14 +9,14 @@ from torch.optim import Optimizer
 from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.alarm import IN_A_ROW, Alarm
 from hetopt.trainer.context import WorkerContext
+from hetopt.trainer.form import Form
 from hetopt.trainer.learning_rate import LearningRate
 from hetopt.trainer.local_batch import SampleFeed
-from hetopt.trainer.local_gradient import DoesNotFit
+from hetopt.trainer.local_gradient import DoesNotFit, half_of
 from hetopt.trainer.pace import Pace
 from hetopt.trainer.precision import LossScale, initial_loss_scale
 from hetopt.trainer.statistics import PeriodLog
 from hetopt.trainer.step import StepTrace
-from hetopt.trainer.step_assembly import Form, half_of
 from hetopt.trainer.stopwatch import Stopwatch
 
 

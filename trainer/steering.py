@@ -135,6 +135,7 @@ class Steering:
             energy=traffic.energy,
             gradient_norm=traffic.gradient_norm,
             gain_curve=traffic.gain_curve(self.looks),
+            progress=traffic.progress,
             backward_s=backward_s,
             network=self.network,
             option=before.option.key,

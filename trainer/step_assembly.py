@@ -3,118 +3,51 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hetopt.profiler.errors import BadInput, RunFailed
+from hetopt.profiler.errors import BadInput
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.bucketed_step import BucketedStep
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.events import Event
 from hetopt.trainer.exchange.buckets import BucketExchange
 from hetopt.trainer.exchange.calibration import Calibration, measure_network, time_compressors, time_narrow
 from hetopt.trainer.exchange.channel import Channel
 from hetopt.trainer.exchange.composition import CORRECTION, METHODS, combine
-from hetopt.trainer.exchange.exchange import make_exchange
 from hetopt.trainer.exchange.guarded import Guard
-from hetopt.trainer.exchange.menu import IDENTITY, Menu, settled_collective, way_name
+from hetopt.trainer.exchange.hierarchical import HierarchicalExchange, HostGroups
+from hetopt.trainer.exchange.hosts import Hosts, exchange_as_one, measure_inside
+from hetopt.trainer.exchange.menu import IDENTITY, SELECTOR, Menu, way_name
 from hetopt.trainer.exchange.momentum_correction import hand_over_momentum
 from hetopt.trainer.exchange.peers import meet
 from hetopt.trainer.exchange.switching import SwitchingExchange
+from hetopt.trainer.form import Form
 from hetopt.trainer.fused_step import FusedStep
 from hetopt.trainer.local_batch import SampleFeed
-from hetopt.trainer.local_gradient import DoesNotFit, LocalGradient
+from hetopt.trainer.local_gradient import DoesNotFit, LocalGradient, half_of
 from hetopt.trainer.pace import Pace
 from hetopt.trainer.spec import Compression, RunSpec
 from hetopt.trainer.steering import Steering
-from hetopt.trainer.step import LossModule, Step, trainable_parameters
+from hetopt.trainer.step import LossModule, trainable_parameters
 from hetopt.trainer.stopwatch import Stopwatch
 from hetopt.trainer.switching_step import SwitchingStep
 from hetopt.trainer.task import Task
-from hetopt.trainer.traffic import GroupTraffic
 
 FIRST_BUCKET_BYTES = 1 << 20
 """What DistributedDataParallel sends as soon as it is ready, before it collects larger buckets (its default). A
 gradient of no more has nothing to send while backward still runs, and the fused step sends it with less ado."""
 
+USUAL_RATIO = 0.01
+"""That hosts are imagined to exchange at by a run which has not decided yet."""
+
 _BUCKETWISE = ("fp16", "bf16", "qsgd_maxnorm", "qsgd_two_scale", "qsgd_multi_scale")
 """Compressors that do with a part what they do with the whole, and so may work under backward."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Form:
-    """The step, and what the loop has to know about how it exchanges.
-
-    Attributes:
-        step: warmed up.
-        compression: of the run.
-        steering: None: what is exchanged stays as it is.
-        switching: the step, where it is steered.
-        calibration: of the network, where it was measured.
-        measured_s: how long that took, and timing compressors.
-        dense_bytes: of the gradient.
-    """
-
-    step: Step
-    compression: Compression
-    dense_bytes: int
-    steering: Steering | None = None
-    switching: SwitchingStep | None = None
-    calibration: Calibration | None = None
-    measured_s: float = 0.0
-
-    @property
-    def way(self) -> str:
-        """Name of the present way to exchange."""
-        return way_name(self.compression) if self.steering is None else self.steering.way.option.key
-
-    def follow(self) -> None:
-        """Exchange as the steering says from the next step on."""
-        assert self.steering is not None
-        assert self.switching is not None
-        self.switching.use(self.steering.way)
-
-    def resume(self, state: Mapping[str, object] | None) -> None:
-        """Go on with what a checkpoint holds, whose memory the step has already."""
-        if self.steering is None or self.switching is None:
-            return
-        if state is not None:
-            self.steering.resume(state)
-        self.switching.use(self.steering.way)
-
-    def event(self, traffic: GroupTraffic) -> Event:
-        """The field of a ``step`` event that tells about its exchanges; none where there were none."""
-        if len(traffic.rows) == 1 or not traffic.exchanges or not traffic.is_finite:
-            return {}
-        if self.steering is None:
-            name, ratio, collective = (
-                self.compression.name,
-                self.compression.ratio,
-                settled_collective(self.compression),
-            )
-        else:
-            option = self.steering.way.option
-            name, ratio, collective = option.compressor, option.ratio, option.collective
-        return {
-            "exchange": {
-                "way": self.way,
-                "compressor": name,
-                "ratio": ratio,
-                "collective": collective,
-                "gain": round(traffic.gain, 6),
-                "sent_bytes": traffic.sent_bytes,
-                "dense_bytes": self.dense_bytes,
-                "compress_s": round(traffic.compress_s, 7),
-                "sync_s": round(traffic.sync_s, 7),
-                "exchanges": traffic.exchanges,
-            }
-        }
 
 
 def own_momentum(spec: RunSpec, optimizer: Optimizer) -> Compression:
@@ -187,44 +120,51 @@ class StepMaker:
             return Form(
                 step=self._bucketed(way_name(asked), exchange), compression=asked, dense_bytes=self._gradient_bytes
             )
-        exchange_whole = make_exchange(
-            asked,
-            self._numel,
-            device=context.device,
-            shapes=self._shapes,
-            seed=context.spec.seed,
-            store=context.store,
-            clock=context.clock,
-        )
+        begun_s = time.perf_counter()
+        calibration = self._calibration(measured=False)
+        groups = self._as_one(asked, calibration)
+        measured_s = time.perf_counter() - begun_s
         by_noise = context.spec.learning_rate_rule == "adascale"
         step = FusedStep(
             module=self.module,
             reader=self.feed,
-            exchange=exchange_whole,
+            exchange=self._whole(asked, groups),
             stopwatch=self.stopwatch,
             pace=self.pace,
             noise=("workers" if context.world_size > 1 else "micro-batches") if by_noise else None,
             way=way_name(asked),
         )
-        return Form(step=step, compression=asked, dense_bytes=self._gradient_bytes)
+        return Form(
+            step=step,
+            compression=asked,
+            dense_bytes=self._gradient_bytes,
+            calibration=calibration,
+            measured_s=measured_s,
+            by_hosts=groups is not None,
+        )
 
     def _steered(self, samples: int, buckets: bool) -> Form:
         """A step whose exchange is decided between control periods."""
         context, spec, asked = self.context, self.context.spec, self.compression
-        bucketed = self._bucketed(way_name(Compression())) if buckets else None
+        begun_s = time.perf_counter()
+        policies_ask = spec.ratio_policy in ("auto", "scan") or spec.collective_policy == "cheapest"
+        calibration = self._calibration(measured=policies_ask)
+        network = None if calibration is None or not policies_ask else calibration.network
+        typical = asked if METHODS[asked.name].by_ratio else Compression(name=SELECTOR, ratio=USUAL_RATIO)
+        groups = self._as_one(typical, calibration)
+        measured_s = time.perf_counter() - begun_s
+        bucketed = self._bucketed(way_name(Compression())) if buckets and groups is None else None
         if bucketed is not None:
             self._fit(bucketed.warm_up, samples)  # lays the buckets out
         menu = Menu(
             asked=asked,
             chooses_collective=spec.collective_policy == "cheapest",
             numel=self._numel,
-            workers=context.world_size,
+            workers=context.world_size if groups is None else self._hosts.count,
             shapes=self._shapes,
             buckets=1 if bucketed is None else max(1, bucketed.buckets),
         )
         begun_s = time.perf_counter()
-        calibration = self._calibration()
-        network = None if calibration is None else calibration.network
         if network is not None and spec.ratio_policy in ("auto", "scan"):
             compress = time_compressors(
                 menu.families,
@@ -237,17 +177,9 @@ class StepMaker:
             )
             narrow_s = time_narrow(self._numel, network, memory=menu.memory, device=context.device)
             menu = replace(menu, compress=compress, narrow_s=narrow_s)
-        measured_s = time.perf_counter() - begun_s
+        measured_s += time.perf_counter() - begun_s
         steering = Steering(spec, menu, network)
-        exchange = SwitchingExchange(
-            steering.way.compression,
-            self._numel,
-            device=context.device,
-            clock=context.clock,
-            shapes=self._shapes,
-            seed=spec.seed,
-            store=context.store,
-        )
+        exchange = self._whole(steering.way.compression, groups)
         fused = FusedStep(
             module=self.module,
             reader=self.feed,
@@ -265,14 +197,48 @@ class StepMaker:
             switching=step,
             calibration=calibration,
             measured_s=measured_s,
+            by_hosts=groups is not None,
         )
 
-    def _calibration(self) -> Calibration | None:
-        """The network as it is now, where somebody will ask."""
-        spec = self.context.spec
-        if spec.ratio_policy not in ("auto", "scan") and spec.collective_policy != "cheapest":
+    def _calibration(self, *, measured: bool) -> Calibration | None:
+        """The network as it is now, where somebody asks: the policies, or who has several workers on a host."""
+        if not measured and not self._hosts.are_levels:
             return None
         return measure_network(self._gradient_bytes, device=self.context.device)
+
+    def _as_one(self, typical: Compression, calibration: Calibration | None) -> HostGroups | None:
+        """The groups of hosts that exchange as one, where there are such hosts and that is the quicker way."""
+        if calibration is None or not self._hosts.are_levels:
+            return None
+        groups = HostGroups(self._hosts.names, timeout_s=self.context.spec.exchange_timeout_s)
+        inside = measure_inside(self._hosts, groups, self._gradient_bytes, device=self.context.device)
+        both = Calibration(timings=(*calibration.timings, *inside.timings))
+        shorter = exchange_as_one(typical, self._numel, self._hosts, both.network, shapes=self._shapes)
+        return groups if shorter else None
+
+    def _whole(self, first: Compression, groups: HostGroups | None) -> SwitchingExchange | HierarchicalExchange:
+        """The exchange of whole gradients, of workers or of hosts."""
+        context = self.context
+        if groups is None:
+            return SwitchingExchange(
+                first,
+                self._numel,
+                device=context.device,
+                clock=context.clock,
+                shapes=self._shapes,
+                seed=context.spec.seed,
+                store=context.store,
+            )
+        return HierarchicalExchange(
+            first,
+            self._numel,
+            groups=groups,
+            device=context.device,
+            clock=context.clock,
+            shapes=self._shapes,
+            seed=context.spec.seed,
+            store=context.store,
+        )
 
     def _bucketed(self, way: str, exchange: BucketExchange | None = None) -> BucketedStep:
         context = self.context
@@ -299,6 +265,10 @@ class StepMaker:
         """Whether anything about the exchange is left to decide."""
         spec = self.context.spec
         return spec.steers_exchange and (spec.ratio_policy != "fixed" or METHODS[self.compression.name].by_ratio)
+
+    @property
+    def _hosts(self) -> Hosts:
+        return Hosts(names=tuple(worker.host for worker in self.context.spec.workers))
 
     @property
     def _parameters(self) -> list[nn.Parameter]:
@@ -358,17 +328,3 @@ class StepMaker:
             else:
                 return
             self.feed.learn_bound(half_of(too_many, self.context.rank))
-
-
-def half_of(samples: int, rank: int) -> int:
-    """The micro-batch to try when one of so many samples does not fit.
-
-    Raises:
-        RunFailed: it was a single sample.
-    """
-    if samples == 1:
-        raise RunFailed(
-            f"worker {rank} has too little memory for a single sample.",
-            hint="leave this worker out, or give it a device with more memory",
-        )
-    return samples // 2

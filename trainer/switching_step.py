@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hetopt.trainer.bucketed_step import BucketedStep
 from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.exchange.hierarchical import HierarchicalExchange
 from hetopt.trainer.exchange.memory import Remembered
 from hetopt.trainer.exchange.menu import Way
 from hetopt.trainer.exchange.switching import SwitchingExchange
@@ -27,7 +28,12 @@ class SwitchingStep:
     """
 
     def __init__(
-        self, *, fused: FusedStep, exchange: SwitchingExchange, bucketed: BucketedStep | None, first: Way
+        self,
+        *,
+        fused: FusedStep,
+        exchange: SwitchingExchange | HierarchicalExchange,
+        bucketed: BucketedStep | None,
+        first: Way,
     ) -> None:
         self._fused = fused
         self._exchange = exchange

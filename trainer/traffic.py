@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields, replace
 
 from hetopt.trainer.control.ratio.gain_curve import GainCurve
+from hetopt.trainer.exchange.progress import Progress
 from hetopt.trainer.exchange.stats import ExchangeStats
 from hetopt.trainer.step import StepTrace
 from hetopt.trainer.stopwatch import Stopwatch
@@ -20,11 +21,12 @@ class Traffic:
     Attributes:
         exchanges: how many; the means and medians are over them.
         compute_s: median time of the computation before them.
-        compress_s: median of the worker's own work.
-        sync_s: median of the operations, with the wait for slower workers.
+        compress_s: median of the worker's own work, and of what it does together with others of its host.
+        sync_s: median of the operations between hosts, with the wait for slower workers.
         sent_bytes: mean of what the worker contributed.
         energy, kept_energy: means, of gradient and residual; 0 where nothing is held back.
         gradient_energy: mean, of the gradient alone; 0 where nobody asks.
+        achieved, dense_progress: of `Progress` when gains were looked at; 0: they were not, or it could not be told.
         look_energy: of gradient and residual when gains were looked at; 0: they were not.
         look_energies: what the largest elements would have kept, one for each ratio that runs look at.
     """
@@ -37,6 +39,8 @@ class Traffic:
     energy: float = 0.0
     kept_energy: float = 0.0
     gradient_energy: float = 0.0
+    achieved: float = 0.0
+    dense_progress: float = 0.0
     look_energy: float = 0.0
     look_energies: tuple[float, ...] = ()
 
@@ -75,27 +79,28 @@ def traffic_of(
     own = [trace for trace in traces if trace.way == way]
     own = own if newest is None else own[-newest:]
     looked = next((t.exchange for t in reversed(traces) if t.exchange is not None and t.exchange.look_energies), None)
-    look_energy, look_energies = 0.0, (0.0,) * looks
+    found = Traffic(look_energies=(0.0,) * looks)
     if looked is not None and looked.energy is not None:
-        look_energy, look_energies = looked.energy, looked.look_energies
+        found = replace(found, look_energy=looked.energy, look_energies=looked.look_energies)
+    if looked is not None and looked.progress is not None:
+        found = replace(found, achieved=looked.progress.achieved, dense_progress=looked.progress.dense)
     if not own:
-        return Traffic(look_energy=look_energy, look_energies=look_energies)
+        return found
     seconds = stopwatch.seconds
     under_backward = ExchangeStats(sent_bytes=dense_bytes, compress_s=0.0, sync_s=0.0)
     stats = [
         replace(under_backward, sync_s=seconds(t.computed, t.summed)) if t.exchange is None else t.exchange for t in own
     ]
-    return Traffic(
+    return replace(
+        found,
         exchanges=len(own),
         compute_s=statistics.median(seconds(trace.begun, trace.computed) for trace in own),
-        compress_s=statistics.median(one.compress_s for one in stats),
-        sync_s=statistics.median(one.sync_s for one in stats),
+        compress_s=statistics.median(one.compress_s + one.inside_s for one in stats),
+        sync_s=statistics.median(one.sync_s - one.inside_s for one in stats),
         sent_bytes=statistics.fmean(one.sent_bytes for one in stats),
         energy=statistics.fmean(one.energy or 0.0 for one in stats),
         kept_energy=statistics.fmean(one.kept_energy or 0.0 for one in stats),
         gradient_energy=statistics.fmean(trace.gradient_energy or 0.0 for trace in own),
-        look_energy=look_energy,
-        look_energies=look_energies,
     )
 
 
@@ -123,12 +128,16 @@ class GroupTraffic:
     @property
     def sync_s(self) -> float:
         """Of the worker that waited least, so that only the network is in it."""
-        return min(row.sync_s for row in self.rows)
+        return min(row.sync_s for row in self._senders)
 
     @property
     def sent_bytes(self) -> int:
-        """Mean over the workers."""
-        return round(statistics.fmean(row.sent_bytes for row in self.rows))
+        """Mean over the workers that send to others: where workers of a host send as one, over those who do."""
+        return round(statistics.fmean(row.sent_bytes for row in self._senders))
+
+    @property
+    def _senders(self) -> tuple[Traffic, ...]:
+        return tuple(row for row in self.rows if row.sent_bytes > 0) or self.rows
 
     @property
     def energy(self) -> tuple[float, ...]:
@@ -156,12 +165,19 @@ class GroupTraffic:
         """Whether no number is NaN or infinite."""
         return all(math.isfinite(number) for row in self.rows for number in row.to_list())
 
+    @property
+    def progress(self) -> Progress | None:
+        """Of all workers; None: nobody looked, or it could not be told."""
+        achieved, dense = sum(row.achieved for row in self.rows), sum(row.dense_progress for row in self.rows)
+        return Progress(achieved=achieved, dense=dense) if achieved or dense else None
+
     def gain_curve(self, ratios: Sequence[float]) -> GainCurve | None:
         """At the ratios that runs look at; None: nobody looked."""
-        if not ratios or any(not row.look_energy for row in self.rows):
+        looked = [row for row in self.rows if row.look_energy]
+        if not ratios or not looked:
             return None
         return GainCurve(
             ratios=tuple(ratios),
-            kept=tuple(row.look_energies for row in self.rows),
-            energy=tuple(row.look_energy for row in self.rows),
+            kept=tuple(row.look_energies for row in looked),
+            energy=tuple(row.look_energy for row in looked),
         )

@@ -25,7 +25,7 @@ from hetopt.trainer.launch.logs import log_files
 from hetopt.trainer.launch.namespaces import find_leftovers, find_networks
 from hetopt.trainer.launch.rehearsal import RehearsalLauncher
 from hetopt.trainer.miniature import DeclaredTime, Miniature
-from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
+from hetopt.trainer.spec import Compression, RunSpec, StopRule, WorkerSpec
 
 TOY = Path(__file__).resolve().parent.parent / "trainer" / "toy_task.py"
 PATIENCE_S = 90
@@ -159,6 +159,32 @@ def test_a_cluster_trains_changes_as_told_and_fails_when_a_host_dies(box: None, 
     assert nothing_is_left(tmp_path)
     with pytest.raises(BadInput, match="is over"):
         ask_for_change(tmp_path, parse_change("h0 speed=8", ["h0"]))
+
+
+@pytest.mark.parametrize("policy", ["fixed", "auto"])
+def test_workers_of_a_host_send_as_one_where_links_are_slow(box: None, tmp_path: Path, policy: str) -> None:
+    """Both workers of a host would send over its link; the processes' own sums cross no link at all."""
+    spec = rehearsed("speed=1,rate=30mbit,workers=2 x2", steps=40).model_copy(
+        update={
+            "task": f"{TOY}:wide",
+            "compression": Compression(name="topk", ratio=0.1),
+            "ratio_policy": policy,
+            "collective_policy": "cheapest" if policy == "auto" else "fixed",
+        }
+    )
+    launcher = RehearsalLauncher()
+    handle = launcher.start(spec, tmp_path, {})
+    wait_for(lambda: launcher.poll(handle).state.is_over, tmp_path)
+    status = launcher.poll(handle)
+    assert status.state == RunState.FINISHED, status  # which replicas that differ would have prevented
+    [measured] = events(tmp_path, "network_measured")
+    assert measured["by_hosts"]
+    exchanges = [event["exchange"] for event in events(tmp_path, "step") if "exchange" in event]
+    assert exchanges
+    for exchange in exchanges:
+        assert 0 < exchange["gain"] <= 1
+        assert 0 < exchange["sent_bytes"] <= exchange["dense_bytes"]
+    assert nothing_is_left(tmp_path)
 
 
 def test_what_does_not_fit_slows_the_whole_miniature_and_the_run_finishes(box: None, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 
 import pytest
 
@@ -29,13 +30,13 @@ def any_run(seed, **known):
         "compute_s": dense_s / 10 ** rng.uniform(-0.7, 1.4),
         "kept": rng.uniform(0.02, 0.25),
         "settling": rng.uniform(0, 0.12),
-        "share": rng.uniform(0.3, 1),
+        "turning": 10 ** rng.uniform(-2, 0),
         "noise": 0.05,
         "primitives": {"all_gather": rng.uniform(0.7, 1.4), "broadcast": rng.uniform(0.5, 2)},
         "compress": {"topk": rng.uniform(0.5, 2)},
     }
     virtual = VirtualRun(workers=workers, links=[link], seed=seed, **{**settings, **known})
-    policy = AutoRatio(options=found, deterministic_share=virtual.share, least_gain=0.05)
+    policy = AutoRatio(options=found, least_gain=0.05)
     return virtual, policy
 
 
@@ -96,9 +97,9 @@ def test_it_follows_the_network(name, links, numel, workers, compute_s, seed):
         noise=0.05,
         seed=seed,
         kept=0.12,
-        share=0.6,
+        turning=0.3,
     )
-    policy = AutoRatio(options=options(numel, workers), deterministic_share=0.6, least_gain=0.05)
+    policy = AutoRatio(options=options(numel, workers), least_gain=0.05)
     marks, take = [(0.0, 0.0)], virtual.take
 
     def marked(option):
@@ -110,7 +111,7 @@ def test_it_follows_the_network(name, links, numel, workers, compute_s, seed):
     run(policy, virtual, until_step=phase * len(links))
     for k, link in enumerate(virtual.links):
         (begun_s, before), (ended_s, after) = marks[phase * k], marks[phase * (k + 1)]
-        alone = VirtualRun(workers=workers, links=[link], compute_s=compute_s, kept=0.12, share=0.6)
+        alone = VirtualRun(workers=workers, links=[link], compute_s=compute_s, kept=0.12, turning=0.3)
         best_s = min(alone.per_progress_s(option) for option in policy.options)
         assert (ended_s - begun_s) / (after - before) <= 1.05 * best_s, f"phase {k} of {name}"
 
@@ -137,10 +138,17 @@ def test_all_ranks_decide_alike_and_a_restart_changes_nothing():
 
 
 def test_on_a_steady_network_it_settles():
+    """But for trials, which are short, and for near ties."""
     for seed in range(4):
         virtual, policy = any_run(seed, noise=0.02)
-        changes = [k for k, row in enumerate(periods(virtual, policy, 120)) if row[3].changed]
-        assert len([k for k in changes if k >= 60]) <= 6
+        late = [row[1] for row in periods(virtual, policy, 160)][80:]
+        steps = Counter()
+        for observation in late:
+            steps[observation.option] += observation.steps
+        by_key = {option.key: option for option in policy.options}
+        best_s = min(virtual.per_progress_s(by_key[key]) for key in steps)
+        settled = sum(count for key, count in steps.items() if virtual.per_progress_s(by_key[key]) <= 1.05 * best_s)
+        assert settled >= 0.97 * steps.total()
 
 
 def test_options_below_the_floor_are_never_settled_on():
@@ -159,19 +167,23 @@ def test_what_falls_below_the_floor_is_left_at_once():
     policy = AutoRatio(options=policy.options, least_gain=0.6)
     *_, (_, _, state, decision) = periods(virtual, policy, 30)
     by_key = {option.key: option for option in policy.options}
-    virtual.kept = 1.0
-    observation, _ = virtual.period(by_key[decision.option], decision, virtual.measure(), 20)
-    if by_key[decision.option].ratio < 1:
-        _, after = policy.decide(state, observation)
-        assert after.option == policy.options[0].key
-        assert "must be kept" in after.reason
+    assert by_key[decision.option].ratio < 1
+    virtual.kept, tracked, used = 1.0, virtual.measure(), [decision.option]
+    for _ in range(8):
+        observation, tracked = virtual.period(by_key[decision.option], decision, tracked, 20)
+        state, decision = policy.decide(state, observation)
+        if len(used) == 1:
+            assert "must be kept" in decision.reason
+            assert decision.option != used[0]
+        used.append(decision.option)
+    assert used[-1] == policy.options[0].key
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_ratio_that_proves_too_thin_is_not_used_again_and_again(seed):
     """Once the residual has built up it keeps less than the floor; the curve, read elsewhere, always promises more."""
-    virtual, policy = any_run(seed, kept=0.35, settling=0.2, share=0.36, noise=0.03, compute_s=1e-3)
-    policy = AutoRatio(options=policy.options, least_gain=0.3, deterministic_share=0.36)
+    virtual, policy = any_run(seed, kept=0.35, settling=0.2, turning=0.15, noise=0.03, compute_s=1e-3)
+    policy = AutoRatio(options=policy.options, least_gain=0.3)
     changes = [row[3] for row in periods(virtual, policy, 100) if row[3].changed]
     assert any("must be kept" in change.reason for change in changes)
     assert len(changes) <= 12

@@ -14,9 +14,11 @@ from hetopt.trainer.exchange.cost import (
     GLOO,
     PUBLISHED_RING,
     PUBLISHED_TREE,
+    TRAINER,
     Algorithms,
     LinkSpeed,
     Operation,
+    Terms,
     dense,
     gathered,
     hierarchical,
@@ -29,6 +31,7 @@ from hetopt.trainer.exchange.cost import (
 )
 from hetopt.trainer.exchange.wire import collective_time_s
 
+PRIMITIVES = ("all_reduce", "all_gather", "broadcast", "parameter_server")
 GBPS = 1.25e8  # bytes a second
 MILLISECOND = 1e-3
 
@@ -202,6 +205,35 @@ def test_the_wire_prices_with_the_same_formula(primitive, size, workers, link):
     operation = Operation(primitive=primitive, payload_bytes=size, members=workers)
     expected_s = collective_time_s(primitive, size, workers, link.latency_s, link.bytes_per_s)
     assert time_s([operation], link) == pytest.approx(expected_s)
+
+
+@given(
+    st.integers(1, 64), st.floats(0, 9).map(lambda exponent: 10**exponent), st.sampled_from(PRIMITIVES), st.booleans()
+)
+def test_the_trainer_s_own_forms_have_fewer_messages_or_bring_fewer_bytes(members, size, primitive, sliced):
+    """What it does otherwise than the library saves messages where bytes are few, and bytes where they are many."""
+    operation = Operation(primitive=primitive, payload_bytes=size, members=members, sliced=sliced)
+    plain, own = operation.terms(GLOO), operation.terms(TRAINER)
+    if own != plain:
+        assert members > 2
+        assert own.messages < plain.messages or own.traffic_bytes < plain.traffic_bytes
+        assert (size <= 65_536) == (own.messages < plain.messages) or sliced
+    if members == 1:
+        assert (own.messages, own.traffic_bytes) == (0, 0)
+
+
+def test_a_few_bytes_go_directly_and_a_long_vector_is_dealt_out():
+    def terms(primitive, size, **more):
+        return Operation(primitive=primitive, payload_bytes=size, members=8, **more).terms(TRAINER)
+
+    assert terms("all_reduce", 4) == Terms(messages=4, traffic_bytes=28)
+    assert terms("all_reduce", 1e5) == Terms(messages=14, traffic_bytes=1.75e5)
+    assert terms("all_gather", 4) == Terms(messages=4, traffic_bytes=28)
+    assert terms("all_gather", 5e3) == Terms(messages=7, traffic_bytes=3.5e4)
+    assert terms("all_reduce", 800, sliced=True) == Terms(messages=8, traffic_bytes=1400)
+    assert terms("all_reduce", 1e5, sliced=True) == terms("all_reduce", 1e5)
+    assert terms("broadcast", 1e4) == Terms(messages=3, traffic_bytes=3e4)
+    assert terms("broadcast", 1e5) == Terms(messages=8, traffic_bytes=1.75e5)
 
 
 @given(st.integers(2, 16), st.integers(2, 8), st.floats(1e6, 1e9))

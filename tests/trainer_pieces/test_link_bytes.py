@@ -1,7 +1,8 @@
 """What an exchange says that it sends is what crosses the links, counted by the kernel on hosts of a rehearsed network.
 
 A collective of N workers moves more than one payload: a ring all-reduce 2 (N - 1) of them over all links together, one
-of few bytes N (N - 1) as everyone sends to everyone, an all-gather N (N - 1), a broadcast N - 1.
+of few bytes N (N - 1) as everyone sends to everyone, an all-gather N (N - 1), a broadcast N - 1, one of many bytes
+(N - 1) (N + 1) / N as it is dealt out in parts that then go around.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 
 import pytest
 
-from hetopt.trainer.exchange.channel import DIRECT_BYTES
+from hetopt.trainer.exchange.cost import deals, reduces_directly
 from hetopt.trainer.launch.namespaces import MiniatureNetwork, why_not
 from hetopt.trainer.miniature import MiniatureHost
 
@@ -28,8 +29,11 @@ PAYLOADS = {
 
 
 def payloads_moved(primitive, payload_bytes):
-    direct = primitive == "all_reduce" and (WORKERS - 1) * payload_bytes <= DIRECT_BYTES
-    return PAYLOADS["all_gather" if direct else primitive]
+    if primitive == "all_reduce" and reduces_directly(payload_bytes, WORKERS):
+        return PAYLOADS["all_gather"]
+    if primitive == "broadcast" and deals(payload_bytes, WORKERS):
+        return (WORKERS - 1) * (WORKERS + 1) / WORKERS
+    return PAYLOADS[primitive]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.trainer.exchange.cost import LinkSpeed, Operation, dense, gathered, hierarchical, shared_index
+from hetopt.trainer.exchange.cost import TRAINER, LinkSpeed, Operation, dense, gathered, hierarchical, shared_index
 from hetopt.trainer.exchange.network_state import NetworkState
 from hetopt.trainer.exchange.network_tracker import Timed, measured, observe
 
@@ -27,13 +27,14 @@ links = st.builds(
 class Truth:
     """A network with its own factors for each primitive, and exchanges that scatter."""
 
-    def __init__(self, link, *, factors=None, noise=0.0, seed=0, host=None):
+    def __init__(self, link, *, factors=None, noise=0.0, seed=0, host=None, grace_s=0.0):
         self.link, self.factors, self.noise, self.host = link, factors or {}, noise, host or link
-        self.random = random.Random(seed)
+        self.random, self.grace_s = random.Random(seed), grace_s
 
     def time_s(self, operations):
         return sum(
-            (self.host if o.scope == "host" else self.link).time_s(o.terms()) * self.factors.get(o.primitive, 1.0)
+            (self.host if o.scope == "host" else self.link).time_s(o.terms(TRAINER))
+            * self.factors.get(o.primitive, 1.0)
             for o in operations
         )
 
@@ -90,6 +91,38 @@ def test_what_is_used_is_soon_known_closely(link, seed):
     assert error(state, truth, GATHERED) < 0.02
     assert state.relative_sd(GATHERED) < 0.02
     assert state.jumps == 0
+
+
+SPREAD = (256, 4096, 65_536, 1 << 20)
+
+
+@given(st.floats(7, 8.5), st.sampled_from([0.0, 0.001, 0.002]), st.integers(0, 100))
+@settings(max_examples=30)
+def test_what_passes_before_a_link_holds_back_is_found(exponent, grace_s, seed):
+    """A bucket of tokens: exchanges of few bytes take no more than their messages, however slow the link."""
+    truth = Truth(LinkSpeed(latency_s=3e-4, bytes_per_s=10**exponent), noise=0.02, seed=seed, grace_s=grace_s)
+    state = truth.measured(sizes=SPREAD)
+    for operations in (
+        DENSE,
+        GATHERED,
+        gathered(1e4, WORKERS),
+        gathered(1e3, WORKERS),
+        shared_index(1e3, 1e3, WORKERS),
+    ):
+        assert error(state, truth, operations) < 0.25
+    assert sum(error(state, truth, gathered(10**size, WORKERS)) for size in (3, 3.5, 4, 5, 6)) / 5 < 0.08
+
+
+@pytest.mark.parametrize("factor", [1 / 4, 4])
+def test_a_link_with_grace_is_followed_like_any_other(factor):
+    truth = Truth(LinkSpeed(latency_s=3e-4, bytes_per_s=1.25e7), noise=0.03, grace_s=0.002)
+    state = truth.watch(truth.measured(sizes=SPREAD), GATHERED, 10)
+    assert state.jumps == 0
+    truth.link = LinkSpeed(latency_s=3e-4, bytes_per_s=1.25e7 * factor)
+    state = truth.watch(state, GATHERED, 3)
+    assert state.jumps == 1
+    assert error(state, truth, GATHERED) < 0.05
+    assert error(state, truth, DENSE) < 0.1
 
 
 def test_a_steady_network_never_jumps():

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetopt.profiler.errors import BadInput
-from hetopt.trainer.exchange.cost import LinkSpeed, Operation, dense, gathered, shared_index, time_s
+from hetopt.trainer.exchange.cost import TRAINER, LinkSpeed, Operation, dense, gathered, shared_index, time_s
 from hetopt.trainer.exchange.network_tracker import Timed, measured, observe
 from hetopt.trainer.exchange.planner import Option, Planner, PlanState, make_option
 from hetopt.trainer.exchange.wire import operations, wire_bytes
@@ -20,7 +20,7 @@ def network(link, noise_of=lambda: 1.0):
     for primitive in ("all_reduce", "all_gather", "broadcast"):
         for size in (4096, 262_144, 16 << 20):
             operation = Operation(primitive=primitive, payload_bytes=size, members=WORKERS)
-            samples.append(Timed(operation=operation, time_s=link.time_s(operation.terms()) * noise_of()))
+            samples.append(Timed(operation=operation, time_s=link.time_s(operation.terms(TRAINER)) * noise_of()))
     return measured(samples)
 
 
@@ -50,11 +50,11 @@ links = st.builds(
 def test_the_first_plan_is_the_cheapest_option(link, exponent):
     options = forms(10**exponent)
     state, plan = Planner().decide(PlanState(), options, network(link))
-    true_s = {option.key: option.compress_s + time_s(option.operations, link) for option in options}
+    true_s = {option.key: option.compress_s + time_s(option.operations, link, algorithms=TRAINER) for option in options}
     assert true_s[plan.option.key] <= 1.05 * min(true_s.values())
     assert plan.changed
     assert state.chosen == plan.option.key
-    assert plan.exchange_s == pytest.approx(time_s(plan.option.operations, link), rel=0.05)
+    assert plan.exchange_s == pytest.approx(time_s(plan.option.operations, link, algorithms=TRAINER), rel=0.05)
 
 
 @given(links, links, st.floats(2, 7), st.floats(0, 0.3))

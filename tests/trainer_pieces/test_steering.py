@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hetopt.profiler.errors import BadInput
-from hetopt.trainer.exchange.cost import LinkSpeed, Operation, pipelined_s, time_s
+from hetopt.trainer.exchange.cost import TRAINER, LinkSpeed, Operation, pipelined_s, time_s
 from hetopt.trainer.exchange.menu import Menu
 from hetopt.trainer.exchange.network_tracker import Timed, measured
 from hetopt.trainer.spec import Compression, RunSpec, StopRule, WorkerSpec
@@ -37,7 +37,7 @@ def network(link: LinkSpeed):
     for primitive in ("all_reduce", "all_gather", "broadcast"):
         for payload_bytes in (1e4, 2e5, 4e6):
             operation = Operation(primitive=primitive, payload_bytes=payload_bytes, members=WORKERS)
-            timings.append(Timed(operation=operation, time_s=time_s([operation], link)))
+            timings.append(Timed(operation=operation, time_s=time_s([operation], link, algorithms=TRAINER)))
     return measured(timings)
 
 
@@ -47,7 +47,7 @@ FAST, SLOW = LinkSpeed(latency_s=1e-4, bytes_per_s=1e9), LinkSpeed(latency_s=1e-
 def traffic(steering: Steering, link: LinkSpeed, *, gain=lambda ratio: ratio**0.1, steps: int = 10) -> GroupTraffic:
     """A period in the present way over such links."""
     option = steering.way.option
-    exchange_s = option.buckets * time_s(option.operations, link)
+    exchange_s = option.buckets * time_s(option.operations, link, algorithms=TRAINER)
     sync_s = exchange_s
     if option.buckets > 1:
         backward_s = BACKWARD * COMPUTE_S

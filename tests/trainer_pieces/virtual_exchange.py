@@ -11,12 +11,13 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hetopt.profiler.inflation import step_inflation
 from hetopt.trainer.control.ratio.gain_curve import GainCurve
 from hetopt.trainer.control.ratio.policy import RatioObservation
-from hetopt.trainer.exchange.cost import LinkSpeed, Operation
+from hetopt.trainer.control.ratio.slowdown import distance
+from hetopt.trainer.exchange.cost import TRAINER, LinkSpeed, Operation
 from hetopt.trainer.exchange.network_tracker import Timed, measured, observe
 from hetopt.trainer.exchange.planner import make_option
+from hetopt.trainer.exchange.progress import Progress
 
 PRIMITIVES = ("all_reduce", "all_gather", "broadcast")
 RATIOS = (0.001, 0.0033, 0.01, 0.033, 0.1)
@@ -37,6 +38,7 @@ class VirtualRun:
     """``links[k]`` holds from the step ``starts[k]`` on; ``slower`` are factors by primitive that nobody was told of.
 
     ``kept`` is the exponent of ``gain = ratio ** kept`` without a residual, ``settling`` what the residual adds to it.
+    A gradient turns by ``turning`` over a distance of one step, and more quickly further away if ``bent`` is above 1.
     """
 
     workers: int
@@ -45,7 +47,8 @@ class VirtualRun:
     starts: Sequence[int] = (0,)
     kept: float = 0.1
     settling: float = 0.05
-    share: float = 1.0
+    turning: float = 0.3
+    bent: float = 1.0
     noise: float = 0.0
     seed: int = 0
     primitives: Mapping[str, float] = field(default_factory=dict)
@@ -67,7 +70,7 @@ class VirtualRun:
         factor = self.primitives.get(operation.primitive, 1.0)
         if hidden:
             factor *= self.slower.get(operation.primitive, 1.0)
-        return self.link.time_s(operation.terms()) * factor
+        return self.link.time_s(operation.terms(TRAINER)) * factor
 
     def exchange_s(self, option):
         return option.buckets * sum(self.operation_s(operation) for operation in option.operations)
@@ -91,7 +94,11 @@ class VirtualRun:
 
     def per_progress_s(self, option):
         """Seconds of a step's worth of dense progress once everything has settled."""
-        return self.step_s(option) * step_inflation(self.settled(option), self.share)
+        return self.step_s(option) * self.slowdown(self.settled(option))
+
+    def slowdown(self, gain):
+        """Steps at this gain over dense steps."""
+        return 1 + self.turning * distance(gain) ** self.bent
 
     def around(self, value, noise=None):
         noise = self.noise if noise is None else noise
@@ -119,7 +126,7 @@ class VirtualRun:
             self.around(self.exchange_s(option)),
         )
         self.elapsed_s += sum(times)
-        self.progress += 1 / step_inflation(gain, self.share)
+        self.progress += 1 / self.slowdown(gain)
         self.step += 1
         return (*times, gain)
 
@@ -135,8 +142,10 @@ class VirtualRun:
         seen = rows[-2:] if alarmed >= 2 else rows
         medians = [sorted(column)[(len(column) - 1) // 2] for column in zip(*seen, strict=True)]
         tracked = observe(tracked, option.operations, medians[2], exchanges=len(seen))
-        curve = None
+        curve = progress = None
         if decision.measure_gain:
+            dense = self.around(2.5, 5 * self.noise)
+            progress = Progress(achieved=self.around(dense / self.slowdown(rows[-1][3])), dense=dense)
             kept = [self.gain(ratio, self.residual_of) for ratio in RATIOS]
             energies = [1.0 + 0.1 * rank for rank in range(self.workers)]
             curve = GainCurve(
@@ -157,6 +166,7 @@ class VirtualRun:
             energy=(1.0,) * self.workers,
             gradient_norm=1.0,
             gain_curve=curve,
+            progress=progress,
             network=tracked,
             option=option.key,
         )
@@ -187,7 +197,8 @@ def fixed_s(virtual, option, *, progress):
         compute_s=virtual.compute_s,
         kept=virtual.kept,
         settling=virtual.settling,
-        share=virtual.share,
+        turning=virtual.turning,
+        bent=virtual.bent,
         primitives=virtual.primitives,
         slower=virtual.slower,
         compress=virtual.compress,

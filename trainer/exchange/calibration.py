@@ -1,22 +1,24 @@
 """What the network and the compressors are like before the first step, measured on the group that will train.
 
-Each figure is that of the worker that took longest, so all workers hold the same ones. Training is not a timing: the
-first looks at real exchanges correct what is measured here (`hetopt.trainer.exchange.network_tracker`).
+All workers hold the same figures: what compressing takes the worker that takes longest, and what an operation takes the
+one that waits least, which is how exchanges are looked at later. Training is not a timing: the first looks at real
+exchanges correct what is measured here (`hetopt.trainer.exchange.network_tracker`).
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hetopt.trainer.exchange.channel import DIRECT_BYTES, Channel
-from hetopt.trainer.exchange.cost import Operation, Primitive
+from hetopt.trainer.exchange.channel import Channel
+from hetopt.trainer.exchange.cost import Operation, Primitive, Scope
 from hetopt.trainer.exchange.exchange import make_exchange
 from hetopt.trainer.exchange.menu import NARROW, CompressTime, Family
 from hetopt.trainer.exchange.network_state import NetworkState
@@ -25,11 +27,19 @@ from hetopt.trainer.exchange.stats import LookingExchange
 from hetopt.trainer.exchange.wire import Shapes, kept_elements, operations
 from hetopt.trainer.spec import Compression
 
-REPEATS = 3
+REPEATS, MOST_REPEATS = 3, 15
+REPEATED_S = 0.1
+"""Short timings are repeated for so long: what disturbs one of a millisecond takes several."""
+
 LONGEST_S = 0.4
 """What one timing may take: of a larger gradient, or over a slow link, only a part is sent."""
 
-LEAST_BYTES = 4096
+LEAST_BYTES = 256
+"""So few that only latency shows. Many links let some kilobytes pass at once before they hold back, so a larger payload
+may take no longer, and a line through it would promise too much of all others."""
+
+_STRIDE = 8
+_MOST_PAYLOADS = 4
 _SELECTED = (0.01, 0.001, 0.0001)  # ratios that compressors are timed at; two of them, as large as time allows
 _PRIMITIVES: tuple[Primitive, ...] = ("all_reduce", "all_gather", "broadcast")
 
@@ -47,45 +57,84 @@ class Calibration:
 
 
 def measure_network(
-    gradient_bytes: int, *, device: torch.device, group: dist.ProcessGroup | None = None
+    gradient_bytes: int,
+    *,
+    device: torch.device,
+    group: dist.ProcessGroup | None = None,
+    scope: Scope = "network",
 ) -> Calibration:
-    """Time each primitive at three payloads, the largest of them near the gradient's size where time allows.
+    """Time each primitive at four payloads, the largest of them the gradient's size where time allows.
+
+    Two are large, for the rate, and the smallest shows nothing but latency. What is between tells how much passes
+    before the rate is felt.
 
     Args:
         gradient_bytes: of the dense gradient.
         device: where gradients lie.
         group: that will exchange them; of two workers or more.
+        scope: whether the group spans machines, or lies inside one.
     """
-    channel = Channel(group, on=device)
-    # Small sums do not go around the ring: a line through them would not lead to the large ones.
-    around = DIRECT_BYTES // (channel.workers - 1) * 2 if channel.workers > 2 else 0
-    smallest = min(max(LEAST_BYTES, around), max(LEAST_BYTES, gradient_bytes))
-    timings = [_timed(channel, primitive, smallest, device) for primitive in _PRIMITIVES]
-    for part in (0.5, 1.0):
-        # Geometrically between the smallest and the largest, which what is known so far says is affordable.
-        network = measured(timings) if len(timings) > len(_PRIMITIVES) else None
-        largest = min(gradient_bytes, _affordable_bytes(timings, network, channel.workers))
-        payload_bytes = int(smallest * (max(largest, smallest) / smallest) ** part)
-        if payload_bytes > smallest:
-            timings += [_timed(channel, primitive, payload_bytes, device) for primitive in _PRIMITIVES]
+    channel = Channel(group, on=device, scope=scope)
+    smallest = min(LEAST_BYTES, gradient_bytes)
+    largest = _affordable_bytes(channel, smallest, gradient_bytes, device)
+    large = max(smallest, largest // 4)
+    payloads = sorted({smallest, round(math.sqrt(smallest * large)), large, largest})
+    timings = [_timed(channel, primitive, size, device) for size in payloads for primitive in _PRIMITIVES]
     return Calibration(timings=tuple(timings))
 
 
-def _affordable_bytes(timings: list[Timed], network: NetworkState | None, workers: int) -> int:
-    """A payload that a gather, the dearest primitive, brings in `LONGEST_S`."""
-    gathers = [t for t in timings if t.operation.primitive == "all_gather"]
-    last = gathers[-1]
-    if network is None:
-        # As if there were no latency: too careful, and the next look knows better.
-        return int(last.operation.payload_bytes * LONGEST_S / last.time_s)
-    base = Operation(primitive="all_gather", payload_bytes=0, members=workers)
-    more = Operation(primitive="all_gather", payload_bytes=1e6, members=workers)
-    empty_s = network.expected_s([base])
-    byte_s = (network.expected_s([more]) - empty_s) / 1e6
-    return int(max(last.operation.payload_bytes, (LONGEST_S - empty_s) / byte_s))
+def handed_on(timings: Sequence[Timed], source: int) -> tuple[Timed, ...]:
+    """What one worker has timed with some others, on all workers of the default group.
+
+    Args:
+        timings: of this worker; only the source's count.
+        source: its rank.
+    """
+    channel = Channel()
+    table = [
+        [
+            float(_PRIMITIVES.index(t.operation.primitive)),
+            t.operation.payload_bytes,
+            float(t.operation.members),
+            t.time_s,
+        ]
+        for t in timings
+    ]
+    rows = torch.zeros(_MOST_PAYLOADS * len(_PRIMITIVES), 4, dtype=torch.float64)
+    if channel.rank == source:
+        rows[: len(table)] = torch.tensor(table, dtype=torch.float64)
+    flat = rows.view(-1)
+    channel.broadcast(flat, source)
+    return tuple(
+        Timed(
+            operation=Operation(
+                primitive=_PRIMITIVES[int(place)], payload_bytes=payload_bytes, members=int(members), scope="host"
+            ),
+            time_s=time_s,
+        )
+        for place, payload_bytes, members, time_s in flat.view(-1, 4).tolist()
+        if members
+    )
 
 
-def _timed(channel: Channel, primitive: Primitive, payload_bytes: int, device: torch.device) -> Timed:
+def _affordable_bytes(channel: Channel, smallest: int, gradient_bytes: int, device: torch.device) -> int:
+    """A payload that a gather, the dearest primitive, brings in `LONGEST_S`, or the whole gradient."""
+    size = smallest
+    while True:
+        time_s = _timed(channel, "all_gather", size, device, most_repeats=1).time_s
+        if size >= gradient_bytes or _STRIDE * time_s > LONGEST_S:
+            return min(gradient_bytes, int(size * max(1.0, LONGEST_S / time_s)))
+        size = min(gradient_bytes, _STRIDE * size)
+
+
+def _timed(
+    channel: Channel,
+    primitive: Primitive,
+    payload_bytes: int,
+    device: torch.device,
+    *,
+    most_repeats: int = MOST_REPEATS,
+) -> Timed:
     numel = max(1, payload_bytes // 4)
     payload = torch.ones(numel, device=device)
     out = torch.empty(channel.workers * numel, device=device) if primitive == "all_gather" else payload
@@ -100,22 +149,34 @@ def _timed(channel: Channel, primitive: Primitive, payload_bytes: int, device: t
                 channel.all_reduce(payload)
 
     return Timed(
-        operation=Operation(primitive=primitive, payload_bytes=4 * numel, members=channel.workers),
-        time_s=max(1e-6, _median_s(channel, run)),
+        operation=Operation(primitive=primitive, payload_bytes=4 * numel, members=channel.workers, scope=channel.scope),
+        time_s=max(1e-6, _median_s(channel, primitive, run, most_repeats)),
     )
 
 
-def _median_s(channel: Channel, run: Callable[[], None]) -> float:
-    """Of a few runs, each begun together and as long as on the worker that took longest; the first does not count."""
-    times_s = []
-    for _ in range(1 + REPEATS):
+def _median_s(channel: Channel, primitive: Primitive, run: Callable[[], None], most_repeats: int) -> float:
+    """Of some runs, each begun together and as long as on the worker that waited least; the first does not count.
+
+    Of a broadcast that is the last to have it: the source is done at once.
+    """
+
+    def once_s() -> float:
         channel.all_reduce(torch.zeros(1))
         begun = channel.now()
         run()
-        times_s.append(channel.now() - begun)
-    slowest = torch.tensor(times_s[1:], dtype=torch.float64)
-    channel.all_reduce(slowest, "max")
-    return float(statistics.median(slowest.tolist()))
+        return channel.now() - begun
+
+    def agreed_s(times_s: list[float]) -> list[float]:
+        own = torch.tensor(times_s, dtype=torch.float64)
+        sign = 1.0 if primitive == "broadcast" else -1.0
+        own *= sign
+        channel.all_reduce(own, "max")
+        agreed: list[float] = (sign * own).tolist()
+        return agreed
+
+    [first_s] = agreed_s([once_s()])
+    repeats = min(most_repeats, max(REPEATS, int(REPEATED_S / first_s)))
+    return statistics.median(agreed_s([once_s() for _ in range(repeats)]))
 
 
 def time_compressors(

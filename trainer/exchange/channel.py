@@ -12,17 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hetopt.trainer.exchange.cost import Primitive, Scope
+from hetopt.trainer.exchange.cost import Primitive, Scope, deals, gathers_directly, reduces_directly
 from hetopt.trainer.exchange.group import group_rank, group_size, staging_device
+from hetopt.trainer.exchange.pairs import Pairs
 
 Reduction = Literal["sum", "max", "and"]
-
-DIRECT_BYTES = 65_536
-"""What a worker may send in all for the workers to exchange a vector directly instead of around the ring.
-
-A ring of N takes 2 (N - 1) messages one after the other, however small; if everyone sends everything to everyone, there
-is one to wait for. Measured with gloo between 4 and 8 rehearsed hosts (2026-11-20): a third of the ring's time at 4 kB,
-still less than the ring at this bound over links of 100 Mbit/s and more."""
 
 _REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "and": dist.ReduceOp.BAND}
 
@@ -76,7 +70,7 @@ class Channel:
         self._group = group
         self._clock = clock
         self._device = on
-        self._scope: Scope = scope
+        self.scope: Scope = scope
         self.workers = group_size(group)
         self.rank = group_rank(group)
         self.messages: list[Message] = []
@@ -93,9 +87,7 @@ class Channel:
         begun, pauses = self.now(), Pauses(self.now)
         yield pauses
         time_s = self.now() - begun - pauses.paused_s
-        self.messages.append(
-            Message(primitive=primitive, payload_bytes=payload_bytes, time_s=time_s, scope=self._scope)
-        )
+        self.messages.append(Message(primitive=primitive, payload_bytes=payload_bytes, time_s=time_s, scope=self.scope))
 
     def all_reduce(self, tensor: Tensor, reduction: Reduction = "sum") -> None:
         """Reduce over all workers, in place; each element in one place, so that all workers hold the same bits."""
@@ -103,7 +95,7 @@ class Channel:
             if self.workers > 1 and tensor.numel():
                 # NCCL has no bitwise reductions; every group can do them on the host.
                 staged = tensor.cpu() if reduction == "and" else self._staged(tensor)
-                if reduction != "and" and self._goes_directly(staged):
+                if reduction != "and" and reduces_directly(staged.nbytes, self.workers) and _in_pairs(staged):
                     self._reduce_directly(staged, reduction)
                 else:
                     dist.all_reduce(staged, op=_REDUCTIONS[reduction], group=self._group)
@@ -123,7 +115,7 @@ class Channel:
             staged = self._staged(tensor)
             if out is None or staged is not tensor:
                 out = torch.empty(self.workers * tensor.numel(), dtype=tensor.dtype, device=staged.device)
-            dist.all_gather_single(out, staged, group=self._group)
+            self._gather(staged, out)
             return out.to(tensor.device).view(self.workers, -1)
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
@@ -131,7 +123,10 @@ class Channel:
         with self.operation("broadcast", tensor.nbytes):
             if self.workers > 1 and tensor.numel():
                 staged = self._staged(tensor)
-                dist.broadcast(staged, group_src=source, group=self._group)
+                if deals(staged.nbytes, self.workers) and _in_pairs(staged):
+                    self._pairs.deal(staged, source)
+                else:
+                    dist.broadcast(staged, group_src=source, group=self._group)
                 if staged is not tensor:
                     tensor.copy_(staged)
 
@@ -142,7 +137,10 @@ class Channel:
             return
         staged = self._staged(rows)
         received = out if staged is rows else torch.empty_like(staged)
-        dist.all_to_all_single(received, staged, group=self._group)
+        if _in_pairs(staged) and not gathers_directly(rows[0].nbytes, self.workers):
+            self._pairs.swap(staged.unbind(), received.unbind())
+        else:
+            dist.all_to_all_single(received, staged, group=self._group)
         if received is not out:
             out.copy_(received)
 
@@ -153,18 +151,33 @@ class Channel:
             return
         staged = self._staged(own)
         received = out if staged is own else torch.empty(out.shape, dtype=out.dtype, device=staged.device)
-        dist.all_gather_single(received.view(-1), staged, group=self._group)
+        self._gather(staged, received.view(-1))
         if received is not out:
             out.copy_(received)
 
-    def _goes_directly(self, staged: Tensor) -> bool:
-        few = self.workers > 2 and (self.workers - 1) * staged.nbytes <= DIRECT_BYTES
-        return few and staged.device.type == "cpu"
+    @property
+    def _pairs(self) -> Pairs:
+        return Pairs(group=self._group, rank=self.rank, workers=self.workers)
+
+    def _gather(self, own: Tensor, out: Tensor) -> None:
+        """Everyone's elements, one after the other, into ``out``; both lie where the backend wants them."""
+        if not _in_pairs(own):
+            dist.all_gather_single(out, own, group=self._group)
+        elif gathers_directly(own.nbytes, self.workers):
+            self._to_everyone(own, out)
+        else:
+            parts = out.view(self.workers, -1).unbind()
+            parts[self.rank].copy_(own.view(-1))
+            self._pairs.circulate(parts)
+
+    def _to_everyone(self, own: Tensor, out: Tensor) -> None:
+        """The same in one go: every worker sends to every other."""
+        dist.all_to_all_single(out, own.view(1, -1).repeat(self.workers, 1).view(-1), group=self._group)
 
     def _reduce_directly(self, staged: Tensor, reduction: Reduction) -> None:
         """Everyone receives all vectors and reduces them in rank order, so all hold the same bits."""
         received = torch.empty(self.workers, staged.numel(), dtype=staged.dtype)
-        dist.all_to_all_single(received, staged.expand(self.workers, -1).contiguous(), group=self._group)
+        self._to_everyone(staged, received.view(-1))
         if reduction == "max":
             torch.amax(received, 0, out=staged)
         else:
@@ -172,3 +185,8 @@ class Channel:
 
     def _staged(self, tensor: Tensor) -> Tensor:
         return tensor.to(staging_device(tensor, self._group))
+
+
+def _in_pairs(staged: Tensor) -> bool:
+    """Whether the backend is one whose collectives are better made of pairs: gloo's, which has what is on the CPU."""
+    return staged.device.type == "cpu"

@@ -7,14 +7,21 @@ the algorithm behind the collective, and are stated here once:
 
     algorithm                 messages     traffic         who uses it
     ring all-reduce           2 (N-1)      2 (N-1) / N     gloo, NCCL
+    direct all-reduce         N/2          N-1             the trainer over gloo, for few bytes
+    sliced all-reduce         2 (N-1)      2 (N-1) / N     the trainer, where sums are wider than what travels
+    direct sliced all-reduce  N            2 (N-1) / N     the trainer over gloo, for few bytes
     tree all-reduce           2 log2 N     2 log2 N        NCCL on request, without pipelining
     ring all-gather           N-1          N-1             gloo, NCCL
+    direct all-gather         N/2          N-1             the trainer over gloo, for very few bytes
     doubling all-gather       log2 N       N-1             MPI, and the table of arXiv 2312.02493
     tree broadcast            log2 N       log2 N          gloo
+    dealt broadcast           N            2 (N-1) / N     the trainer over gloo, for many bytes
     chained broadcast         N-1          1               NCCL, in chunks one behind the other
     parameter server          2            2 (N-1)         one server, its link shared by all
 
-(arXiv 2312.02493, Table I.) Standard library only, so that planning needs no torch.
+(arXiv 2312.02493, Table I, but for the trainer's own.) Of the N - 1 messages of a direct form none waits for another,
+but each costs its ends some work: between 4 and 8 rehearsed hosts it took half as long as so many in a row.
+Standard library only, so that planning needs no torch.
 """
 
 from __future__ import annotations
@@ -29,6 +36,38 @@ Scope = Literal["host", "network"]
 
 SCALAR_BYTES = 4
 
+DIRECT_BYTES = 65_536
+"""What a worker may send in all for the workers to exchange a vector directly instead of around the ring.
+
+A ring of N takes 2 (N - 1) messages one after the other, however small; if everyone sends everything to everyone, there
+is one to wait for. Measured with gloo between 4 and 8 rehearsed hosts (2026-11-20): a third of the ring's time at 4 kB,
+still less than the ring at this bound over links of 100 Mbit/s and more."""
+
+DIRECTLY_GATHERED_BYTES = 16_384
+"""The same for a gather, whose ring has half as many messages to save: less, as flows that share a link finish unevenly
+(over 25 Mbit/s half as much again as they would one after the other)."""
+
+DEALT_BYTES = 65_536
+"""What a vector has to weigh to be dealt out in parts instead of sent down a tree.
+
+Between 4 and 8 rehearsed hosts of 100 Mbit/s half the tree's time at this bound, more at a quarter of it; at 1 Gbit/s
+the forms break even at two to four times as much."""
+
+
+def reduces_directly(payload_bytes: float, members: int) -> bool:
+    """Whether workers sum so few bytes by sending them to each other."""
+    return members > 2 and (members - 1) * payload_bytes <= DIRECT_BYTES
+
+
+def gathers_directly(payload_bytes: float, members: int) -> bool:
+    """Whether so few bytes are gathered by everyone sending to everyone."""
+    return members > 2 and (members - 1) * payload_bytes <= DIRECTLY_GATHERED_BYTES
+
+
+def deals(payload_bytes: float, members: int) -> bool:
+    """Whether so many bytes are broadcast in parts; between two workers that brings nothing."""
+    return members > 2 and payload_bytes > DEALT_BYTES
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Algorithm:
@@ -40,37 +79,66 @@ class Algorithm:
 
 RING_ALL_REDUCE = Algorithm(messages=lambda n: 2.0 * (n - 1), traffic=lambda n: 2 * (n - 1) / n)
 TREE_ALL_REDUCE = Algorithm(messages=lambda n: 2 * math.log2(n), traffic=lambda n: 2 * math.log2(n))
+DIRECT_ALL_REDUCE = Algorithm(messages=lambda n: n / 2 * (n > 1), traffic=lambda n: n - 1.0)
+DIRECT_ALL_GATHER = DIRECT_ALL_REDUCE
+DIRECT_SLICED_ALL_REDUCE = Algorithm(messages=lambda n: float(n) * (n > 1), traffic=lambda n: 2 * (n - 1) / n)
 RING_ALL_GATHER = Algorithm(messages=lambda n: n - 1.0, traffic=lambda n: n - 1.0)
 DOUBLING_ALL_GATHER = Algorithm(messages=math.log2, traffic=lambda n: n - 1.0)
 TREE_BROADCAST = Algorithm(messages=math.log2, traffic=math.log2)
+DEALT_BROADCAST = Algorithm(messages=lambda n: float(n) * (n > 1), traffic=lambda n: 2 * (n - 1) / n)
 CHAINED_BROADCAST = Algorithm(messages=lambda n: n - 1.0, traffic=lambda n: float(n > 1))
 PARAMETER_SERVER = Algorithm(messages=lambda n: 2.0 * (n > 1), traffic=lambda n: 2.0 * (n - 1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Algorithms:
-    """The algorithm behind each collective."""
+    """The algorithm behind each collective.
+
+    Attributes:
+        all_reduce, all_gather, broadcast, parameter_server: as a rule.
+        few_reduced: behind an all-reduce that `reduces_directly`; absent: the same.
+        few_gathered: behind an all-gather that `gathers_directly`; absent: the same.
+        few_sliced: behind a sliced all-reduce whose slices do; absent: as behind any all-reduce.
+        many_broadcast: behind a broadcast that `deals`; absent: the same.
+    """
 
     all_reduce: Algorithm = RING_ALL_REDUCE
     all_gather: Algorithm = RING_ALL_GATHER
     broadcast: Algorithm = TREE_BROADCAST
     parameter_server: Algorithm = PARAMETER_SERVER
+    few_reduced: Algorithm | None = None
+    few_gathered: Algorithm | None = None
+    few_sliced: Algorithm | None = None
+    many_broadcast: Algorithm | None = None
 
-    def of(self, primitive: Primitive) -> Algorithm:
+    def of(self, operation: Operation) -> Algorithm:
         """The algorithm behind this one."""
-        match primitive:
+        size, members = operation.payload_bytes, operation.members
+        match operation.primitive:
+            case "all_reduce" if operation.sliced:
+                special = self.few_sliced if gathers_directly(size / members, members) else None
+                return special or self.all_reduce
             case "all_reduce":
-                return self.all_reduce
+                return (self.few_reduced if reduces_directly(size, members) else None) or self.all_reduce
             case "all_gather":
-                return self.all_gather
+                return (self.few_gathered if gathers_directly(size, members) else None) or self.all_gather
             case "broadcast":
-                return self.broadcast
+                return (self.many_broadcast if deals(size, members) else None) or self.broadcast
             case "parameter_server":
                 return self.parameter_server
 
 
 GLOO = Algorithms()
-"""What the trainer prices with. Where another library does otherwise, the measured network corrects it."""
+"""The library's own, and so what a line through its timings at any payload is about."""
+
+TRAINER = Algorithms(
+    few_reduced=DIRECT_ALL_REDUCE,
+    few_gathered=DIRECT_ALL_GATHER,
+    few_sliced=DIRECT_SLICED_ALL_REDUCE,
+    many_broadcast=DEALT_BROADCAST,
+)
+"""What the trainer does over gloo, and prices with. Where another library does otherwise, the measured network corrects
+it."""
 
 PUBLISHED_RING = Algorithms(all_gather=DOUBLING_ALL_GATHER)
 """The algorithms behind the ring columns of arXiv 2312.02493."""
@@ -96,6 +164,7 @@ class Operation:
         payload_bytes: what one member contributes; of a broadcast, what its source sends.
         members: how many take part; a single one has nothing to exchange.
         scope: whether the slowest link is between machines or inside one.
+        sliced: of an all-reduce: each member sums a slice of everyone's payload, and hands the sum to all.
 
     Raises:
         ValueError: a payload that is negative or not finite, or no member.
@@ -105,6 +174,7 @@ class Operation:
     payload_bytes: float
     members: int
     scope: Scope = "network"
+    sliced: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.payload_bytes < math.inf or self.members < 1:
@@ -114,7 +184,7 @@ class Operation:
 
     def terms(self, algorithms: Algorithms = GLOO) -> Terms:
         """What it costs."""
-        algorithm = algorithms.of(self.primitive)
+        algorithm = algorithms.of(self)
         return Terms(
             messages=algorithm.messages(self.members),
             traffic_bytes=algorithm.traffic(self.members) * self.payload_bytes,

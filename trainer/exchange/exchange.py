@@ -16,12 +16,11 @@ from hetopt.profiler.errors import BadInput
 from hetopt.trainer.agreement import Store
 from hetopt.trainer.exchange.aggregation import Aggregation, CompressedSum
 from hetopt.trainer.exchange.ar_topk import SharedSelection, Star, StarOrVar, Var
+from hetopt.trainer.exchange.checked import checked
 from hetopt.trainer.exchange.coding import ElementCoding, NarrowValues, PackedIndices, PlainIndices
 from hetopt.trainer.exchange.composed import Exchange
 from hetopt.trainer.exchange.composition import (
     AR_TOPK,
-    CODINGS,
-    CORRECTION,
     GATHER,
     MAJORITY,
     NONE,
@@ -32,7 +31,6 @@ from hetopt.trainer.exchange.composition import (
     VAR,
     Combination,
     combine,
-    known,
 )
 from hetopt.trainer.exchange.compressor import Compressor
 from hetopt.trainer.exchange.dense_all_reduce import DenseAllReduce
@@ -302,28 +300,8 @@ def _checked(compression: Compression, numel: int, shapes: Shapes | None) -> Com
     Raises:
         BadInput: an unknown name, or things that do not go together.
     """
-    chosen = combine(compression.name, memory=compression.memory, collective=compression.collective)
-    method = chosen.method
-    if not method.by_ratio and compression.ratio != 1.0:
-        raise BadInput(
-            f"{chosen.name} sends something of every element; it cannot send a fraction of {compression.ratio:g}.",
-            hint="use topk, or a ratio of 1",
-        )
-    given = [
-        option
-        for option in ("bits", "levels", "rank", "floor_ratio", "coding", "momentum", "clip_norm")
-        if getattr(compression, option) is not None
-    ]
-    strange = [option for option in given if option not in method.options]
-    if chosen.memory != CORRECTION:
-        strange += [option for option in given if option in ("momentum", "clip_norm") and option not in strange]
-    if strange:
-        raise BadInput(
-            f"{strange[0]} means nothing to {chosen.name} with {chosen.memory}.", hint=f"leave {strange[0]} out"
-        )
-    if compression.coding is not None:
-        known(compression.coding, CODINGS, "coding")
-    if method.by_shape and shapes is None:
+    chosen = checked(compression)
+    if chosen.method.by_shape and shapes is None:
         raise BadInput(f"{chosen.name} works layer by layer, and no layers are known here.", hint="use topk")
     if shapes is not None and sum(math.prod(shape) for shape in shapes) != numel:
         raise ValueError(f"the shapes do not add up to {numel} elements")

@@ -2,11 +2,15 @@
 
 Between machines, and again inside them, a link has a latency alpha and a time for a byte beta. What an exchange takes,
 
-    t = sum over its operations of  m l_p alpha + x b_p beta,       m, x its `Terms`,
+    t = sum over its operations of  m l_p alpha + x b_p beta,  less a grace,       m, x its `Terms`,
 
 adds what the table of algorithms does not know about primitive p (a library's own overhead, a pipelined broadcast): the
 factors l_p and b_p, near 1. One covariance over all unknowns of a link remembers which sums of them are known and which
 are not: a payload that is exchanged again and again tells nothing new about any other.
+
+The grace is what bytes take that nobody has to wait for: a link that was idle lets some pass before it holds back to
+its rate (clouds and rehearsals limit rates by a bucket of tokens), and latency hides others. It belongs to an exchange,
+whose operations follow each other, and is measured once.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from dataclasses import dataclass
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from hetopt.profiler.artifact import Record
-from hetopt.trainer.exchange.cost import GLOO, Algorithms, LinkSpeed, Operation, Primitive, Scope, Terms
+from hetopt.trainer.exchange.cost import TRAINER, Algorithms, LinkSpeed, Operation, Primitive, Scope, Terms
 
 FACTOR_SD = 0.3
 """Standard deviation of a primitive's factors where the table of algorithms is all there is."""
@@ -31,8 +35,14 @@ ALPHA, BETA = 0, 1  # where they are among a link's unknowns
 _LEAST_OF_VALUE = 0.05  # one observation makes nothing smaller than this part of itself
 _LEAST_OF_SD = 0.05  # nor smaller than this part of what is not known of it
 
+_LEAST_FELT = 0.05
+"""Part of the bytes' time that is felt within the grace, so that a time always tells a little about them."""
+
 Row = Mapping[int, float]
 """How a time changes with each of a link's unknowns; those that are left out do not matter to it."""
+
+Part = tuple[Primitive, Terms]
+"""One operation of an exchange."""
 
 
 class LinkState(Record):
@@ -43,17 +53,20 @@ class LinkState(Record):
         covariance: of the values.
         primitives: that were measured or used.
         proven: for each of them, exchanges with it that took about as long as was thought.
+        grace_s: how much less bytes take than their number says.
     """
 
     values: tuple[PositiveFloat, ...]
     covariance: tuple[tuple[float, ...], ...]
     primitives: tuple[Primitive, ...] = ()
     proven: tuple[NonNegativeInt, ...] = ()
+    grace_s: NonNegativeFloat = 0.0
 
     @classmethod
-    def guessed(cls, latency_s: float, byte_s: float) -> LinkState:
+    def guessed(cls, latency_s: float, byte_s: float, grace_s: float = 0.0) -> LinkState:
         """A hop of which no more is known than the order of magnitude."""
-        return cls(values=(latency_s, byte_s), covariance=((latency_s**2, 0.0), (0.0, byte_s**2)))
+        covariance = ((latency_s**2, 0.0), (0.0, byte_s**2))
+        return cls(values=(latency_s, byte_s), covariance=covariance, grace_s=grace_s)
 
     @property
     def speed(self) -> LinkSpeed:
@@ -72,33 +85,45 @@ class LinkState(Record):
         size, count = len(self.values), 2 * len(new)
         rows = [(*row, *(0.0,) * count) for row in self.covariance]
         rows += [tuple(FACTOR_SD**2 * (column == size + i) for column in range(size + count)) for i in range(count)]
-        return LinkState(
-            values=(*self.values, *(1.0,) * count),
-            covariance=tuple(rows),
-            primitives=(*self.primitives, *new),
-            proven=(*self.proven, *(0 for _ in new)),
+        return self.model_copy(
+            update={
+                "values": (*self.values, *(1.0,) * count),
+                "covariance": tuple(rows),
+                "primitives": (*self.primitives, *new),
+                "proven": (*self.proven, *(0 for _ in new)),
+            }
         )
 
-    def time_s(self, primitive: Primitive, terms: Terms) -> float:
-        """Of one operation."""
-        latency, byte = self._factors(primitive)
-        return terms.messages * latency * self.values[ALPHA] + terms.traffic_bytes * byte * self.values[BETA]
+    def time_s(self, operations: Sequence[Part]) -> float:
+        """Of an exchange's operations over this link."""
+        messages_s = bytes_s = 0.0
+        for primitive, terms in operations:
+            latency, byte = self._factors(primitive)
+            messages_s += terms.messages * latency * self.values[ALPHA]
+            bytes_s += terms.traffic_bytes * byte * self.values[BETA]
+        return messages_s + self._felt(bytes_s)[0]
 
-    def row(self, weighted: Sequence[tuple[float, Primitive, Terms]]) -> Row:
-        """How the weighted sum of some operations' times changes with the unknowns; all primitives must have some."""
+    def row(self, operations: Sequence[Part]) -> Row:
+        """How that time changes with the unknowns; all primitives must have some."""
         found: dict[int, float] = {}
-        for weight, primitive, terms in weighted:
+        bytes_s = sum(t.traffic_bytes * self._factors(p)[1] * self.values[BETA] for p, t in operations)
+        slope = self._felt(bytes_s)[1]
+        for primitive, terms in operations:
             place = self.place(primitive)
             latency, byte = self._factors(primitive)
-            messages, traffic = weight * terms.messages, weight * terms.traffic_bytes
-            for index, slope in (
-                (ALPHA, messages * latency),
-                (BETA, traffic * byte),
-                (place, messages * self.values[ALPHA]),
-                (place + 1, traffic * self.values[BETA]),
+            for index, change in (
+                (ALPHA, terms.messages * latency),
+                (BETA, slope * terms.traffic_bytes * byte),
+                (place, terms.messages * self.values[ALPHA]),
+                (place + 1, slope * terms.traffic_bytes * self.values[BETA]),
             ):
-                found[index] = found.get(index, 0.0) + slope
+                found[index] = found.get(index, 0.0) + change
         return found
+
+    def _felt(self, bytes_s: float) -> tuple[float, float]:
+        """How much of the bytes' time is waited for, and how that grows with it."""
+        beyond_s, least_s = bytes_s - self.grace_s, _LEAST_FELT * bytes_s
+        return (beyond_s, 1.0) if beyond_s > least_s else (least_s, _LEAST_FELT)
 
     def variance(self, row: Row) -> float:
         """Of a time, s^2."""
@@ -224,21 +249,24 @@ class NetworkState(Record):
     since_jump: NonNegativeInt = 0
 
     def parts(self, terms: Sequence[tuple[float, Sequence[Operation]]], algorithms: Algorithms) -> Parts:
-        """A weighted sum of exchanges, taken apart. A scope that was never measured is that of the other one."""
-        found: dict[Scope, list[tuple[float, Primitive, Terms]]] = {}
-        for weight, operations in terms:
-            for operation in operations:
-                scope = self._home(operation.scope)
-                found.setdefault(scope, []).append((weight, operation.primitive, operation.terms(algorithms)))
-        links = {scope: self.links[scope].with_primitives([p for _, p, _ in own]) for scope, own in found.items()}
-        return Parts(
-            links=links,
-            seconds={scope: sum(w * links[scope].time_s(p, t) for w, p, t in own) for scope, own in found.items()},
-            rows={scope: links[scope].row(own) for scope, own in found.items()},
-            primitives={scope: frozenset(p for _, p, _ in own) for scope, own in found.items()},
-        )
+        """A weighted sum of exchanges, taken apart."""
+        weighted = [(weight, self._by_scope(operations, algorithms)) for weight, operations in terms]
+        used: dict[Scope, list[Primitive]] = {}
+        for _, exchange in weighted:
+            for scope, own in exchange.items():
+                used.setdefault(scope, []).extend(primitive for primitive, _ in own)
+        links = {scope: self.links[scope].with_primitives(primitives) for scope, primitives in used.items()}
+        seconds = dict.fromkeys(links, 0.0)
+        rows: dict[Scope, dict[int, float]] = {scope: {} for scope in links}
+        for weight, exchange in weighted:
+            for scope, own in exchange.items():
+                seconds[scope] += weight * links[scope].time_s(own)
+                for index, slope in links[scope].row(own).items():
+                    rows[scope][index] = rows[scope].get(index, 0.0) + weight * slope
+        primitives = {scope: frozenset(own) for scope, own in used.items()}
+        return Parts(links=links, seconds=seconds, rows=rows, primitives=primitives)
 
-    def estimate(self, *terms: tuple[float, Sequence[Operation]], algorithms: Algorithms = GLOO) -> Estimate:
+    def estimate(self, *terms: tuple[float, Sequence[Operation]], algorithms: Algorithms = TRAINER) -> Estimate:
         """The weighted sum of exchanges' times, each term a weight and the exchange's operations.
 
         With weights 1 and -1 this is how much longer one exchange takes than another, and how sure that is: what both
@@ -247,17 +275,19 @@ class NetworkState(Record):
         parts = self.parts(terms, algorithms)
         return Estimate(time_s=parts.time_s, sd_s=math.sqrt(parts.variance))
 
-    def expected_s(self, operations: Sequence[Operation], *, algorithms: Algorithms = GLOO) -> float:
+    def expected_s(self, operations: Sequence[Operation], *, algorithms: Algorithms = TRAINER) -> float:
         """Seconds that an exchange is expected to take."""
-        return sum(self._link(o.scope).time_s(o.primitive, o.terms(algorithms)) for o in operations)
+        return sum(self.links[scope].time_s(own) for scope, own in self._by_scope(operations, algorithms).items())
 
-    def relative_sd(self, operations: Sequence[Operation], *, algorithms: Algorithms = GLOO) -> float:
+    def relative_sd(self, operations: Sequence[Operation], *, algorithms: Algorithms = TRAINER) -> float:
         """How well the time of an exchange is known; 0 where there is nothing to exchange."""
         found = self.estimate((1.0, operations), algorithms=algorithms)
         return found.sd_s / found.time_s if found.time_s > 0 else 0.0
 
-    def _home(self, scope: Scope) -> Scope:
-        return scope if scope in self.links else next(iter(self.links))
-
-    def _link(self, scope: Scope) -> LinkState:
-        return self.links[self._home(scope)]
+    def _by_scope(self, operations: Sequence[Operation], algorithms: Algorithms) -> dict[Scope, list[Part]]:
+        """An exchange, taken apart. A scope that was never measured is that of the other one."""
+        found: dict[Scope, list[Part]] = {}
+        for operation in operations:
+            scope = operation.scope if operation.scope in self.links else next(iter(self.links))
+            found.setdefault(scope, []).append((operation.primitive, operation.terms(algorithms)))
+        return found

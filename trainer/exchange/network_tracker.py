@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetopt.profiler.network import fit_alpha_beta
-from hetopt.trainer.exchange.cost import GLOO, Algorithms, Operation, Scope
+from hetopt.trainer.exchange.cost import TRAINER, Algorithms, Operation, Scope, Terms
 from hetopt.trainer.exchange.network_state import ALPHA, BETA, LinkState, NetworkState, Parts
 
 LINK_DRIFT = 0.01
@@ -48,7 +48,10 @@ _LOUD_ALONE, _LOUD_TOGETHER = 5.0, 8.0  # below SLACK + ALARM, and above it
 _MANY_EXCHANGES = 2  # so many in one observation have a lower median that one hiccup cannot move
 _STEADY = 3  # observations that make a link steady, or prove a collective
 _NOISE_WEIGHT = 0.1
-_LEAST_SHARE = 0.02  # that latency, or bytes, have in the quickest, or slowest, timing; nothing could never grow
+_LEAST_SHARE = 0.002  # that latency, or bytes, have in the quickest, or slowest, timing; nothing could never grow
+_GRACES_S = (0.0, 0.0003, 0.0005, 0.0007, 0.001, 0.0014, 0.002, 0.003)
+_GRACE_COSTS = 0.5  # of relative errors, all timings together; less is what noise of a twentieth may explain
+_LOST = 1.0  # a timing so far from everything says no more by being farther
 _FARTHEST = 100.0  # along the direction of a jump; far beyond e^30 times slower or faster
 
 
@@ -60,7 +63,7 @@ class Timed:
     time_s: float
 
 
-def measured(samples: Sequence[Timed], *, algorithms: Algorithms = GLOO) -> NetworkState:
+def measured(samples: Sequence[Timed], *, algorithms: Algorithms = TRAINER) -> NetworkState:
     """The network as timed on the real group: each primitive at two or three payloads, in one scope or both.
 
     All primitives together say what the hop is; each by itself, how it differs. What is far beyond the largest payload
@@ -86,7 +89,7 @@ def observe(
     time_s: float,
     *,
     exchanges: int = 1,
-    algorithms: Algorithms = GLOO,
+    algorithms: Algorithms = TRAINER,
 ) -> NetworkState:
     """The network after one more observation.
 
@@ -199,7 +202,9 @@ def _jumped(
     link, row, before_s = parts.links[scope], parts.rows[scope], parts.seconds[scope]
     # What the exchange spends elsewhere stays, but leaves this link no less than a tenth of its part.
     target_s = max(time_s - (parts.time_s - before_s), 0.1 * time_s * before_s / parts.time_s)
-    up = _least_change(row[ALPHA] * link.values[ALPHA], row[BETA] * link.values[BETA], target_s)
+    latency_s, bytes_s = row[ALPHA] * link.values[ALPHA], row[BETA] * link.values[BETA]
+    # The grace has not moved.
+    up = _least_change(latency_s, bytes_s, target_s + latency_s + bytes_s - before_s)
     # Either of the two may have moved alone, so each must be able to explain all that has changed.
     changed_s = abs(target_s - before_s)
     moved = link.moved(
@@ -227,16 +232,41 @@ def _least_change(latency_s: float, byte_s: float, target_s: float) -> tuple[flo
 
 
 def _fitted(samples: Sequence[Timed], scope: Scope, algorithms: Algorithms) -> LinkState:
-    """The hop, and how each primitive differs, from timings in one scope."""
+    """The hop with the grace that explains the timings best, in one scope; none, unless one clearly does."""
+
+    def unexplained(link: LinkState) -> float:
+        expected = NetworkState(links={scope: link})
+        ratios = [expected.expected_s([s.operation], algorithms=algorithms) / s.time_s for s in samples]
+        return sum(min(abs(math.log(ratio)), _LOST) for ratio in ratios) + _GRACE_COSTS * (link.grace_s > 0)
+
+    longest_s = max(sample.time_s for sample in samples)
+    graces_s = [grace_s for grace_s in _GRACES_S if grace_s < longest_s]
+    return min((_with_grace(samples, scope, algorithms, grace_s) for grace_s in graces_s), key=unexplained)
+
+
+def _with_grace(samples: Sequence[Timed], scope: Scope, algorithms: Algorithms, grace_s: float) -> LinkState:
+    """The hop, and how each primitive differs, if so much of the bytes' time is not felt."""
     terms = [sample.operation.terms(algorithms) for sample in samples]
-    # t / m = alpha + (x / m) beta: relative errors are what they were, and one line goes through all primitives.
-    times_s = [sample.time_s / own.messages for sample, own in zip(samples, terms, strict=True)]
-    traffic = [own.traffic_bytes / own.messages for own in terms]
-    line = fit_alpha_beta([round(size) for size in traffic], times_s)
-    latency_s = max(line.latency_s, _LEAST_SHARE * min(times_s))
-    byte_s = max(1 / line.bytes_per_s, _LEAST_SHARE * max(times_s) / max(1.0, *traffic))
-    state = NetworkState(links={scope: LinkState.guessed(latency_s, byte_s)})
+    times_s = [sample.time_s for sample in samples]
+    latency_s, byte_s = _line(terms, times_s)
+    if grace_s > 0:
+        felt = [own.traffic_bytes * byte_s > grace_s for own in terms]
+        terms = [own if is_felt else replace(own, traffic_bytes=0.0) for own, is_felt in zip(terms, felt, strict=True)]
+        latency_s, byte_s = _line(terms, [s + grace_s * is_felt for s, is_felt in zip(times_s, felt, strict=True)])
+    state = NetworkState(links={scope: LinkState.guessed(latency_s, byte_s, grace_s)})
     for sample in samples:
         parts = state.parts([(1.0, [sample.operation])], algorithms)
         state = NetworkState(links=_updated(parts, sample.time_s, TIMING_ERROR**2))
     return state.links[scope]
+
+
+def _line(terms: Sequence[Terms], times_s: Sequence[float]) -> tuple[float, float]:
+    """Latency, and a byte's time, of one line through operations of all kinds.
+
+    t / m = alpha + (x / m) beta: relative errors are what they were.
+    """
+    each_s = [time_s / own.messages for time_s, own in zip(times_s, terms, strict=True)]
+    traffic = [own.traffic_bytes / own.messages for own in terms]
+    line = fit_alpha_beta([round(size) for size in traffic], each_s)
+    latency_s = max(line.latency_s, _LEAST_SHARE * min(each_s))
+    return latency_s, max(1 / line.bytes_per_s, _LEAST_SHARE * max(each_s) / max(1.0, *traffic))

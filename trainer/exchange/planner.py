@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hetopt.profiler.artifact import Record
 from hetopt.trainer.exchange.composition import METHODS, PLAIN, known
-from hetopt.trainer.exchange.cost import GLOO, Algorithms, Operation, pipelined_s
+from hetopt.trainer.exchange.cost import TRAINER, Algorithms, Operation, pipelined_s
 from hetopt.trainer.exchange.network_state import NetworkState
 from hetopt.trainer.exchange.wire import Shapes, operations
 
@@ -62,9 +62,11 @@ class Option:
         """Names the option among its peers."""
         overlap = f" in {self.buckets} buckets" if self.buckets > 1 else ""
         coded = "" if self.coding == PLAIN else f", {self.coding}"
-        return f"{self.compressor} {self.ratio:g} by {self.collective}{coded}{overlap}"
+        method = METHODS.get(self.compressor)
+        amount = "" if method is not None and not method.by_ratio else f" {self.ratio:g}"
+        return f"{self.compressor}{amount} by {self.collective}{coded}{overlap}"
 
-    def exchange_s(self, network: NetworkState, *, algorithms: Algorithms = GLOO) -> float:
+    def exchange_s(self, network: NetworkState, *, algorithms: Algorithms = TRAINER) -> float:
         """Seconds that the exchange is expected to take on this network, of all buckets."""
         return self.buckets * network.expected_s(self.operations, algorithms=algorithms)
 
@@ -158,7 +160,7 @@ class Planner:
 
     least_saving: float = 0.05
     confidence: float = 1.0
-    algorithms: Algorithms = GLOO
+    algorithms: Algorithms = TRAINER
 
     def __post_init__(self) -> None:
         if not (0 <= self.least_saving < 1 and 0 <= self.confidence < math.inf):

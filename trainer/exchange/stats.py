@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hetopt.trainer.exchange.channel import Message
 from hetopt.trainer.exchange.memory import Memory
+from hetopt.trainer.exchange.progress import Progress
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +25,7 @@ class ExchangeStats:
         energy: sum of squares of gradient and residual; None where nothing can be held back.
         kept_energy: the part of it that what was sent takes away; of a selection, the energy of what was sent.
         look_energies: what the largest elements would have kept, at the ratios that were asked for.
+        progress: this worker's part of what the exchange achieved; None where nobody looked, or it cannot be told.
     """
 
     sent_bytes: int
@@ -33,6 +35,12 @@ class ExchangeStats:
     energy: float | None = None
     kept_energy: float | None = None
     look_energies: tuple[float, ...] = ()
+    progress: Progress | None = None
+
+    @property
+    def inside_s(self) -> float:
+        """The part of ``sync_s`` that was between workers of one host."""
+        return sum(message.time_s for message in self.messages if message.scope == "host")
 
     @property
     def gain(self) -> float:

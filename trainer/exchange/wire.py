@@ -169,7 +169,7 @@ def operations(
             parts: list[_Part] = [("all_reduce", VALUE_BYTES * numel)]
         case "fp16" | "bf16":
             # A slice for each worker, in fp16 with its exponent: all to all, and the sums back, as a ring moves them.
-            parts = [("all_reduce", workers * NARROW_BYTES * (math.ceil(numel / workers) + (name == "fp16")))]
+            parts = [("sliced", workers * NARROW_BYTES * (math.ceil(numel / workers) + (name == "fp16")))]
         case "randomk":
             parts = [("all_reduce", VALUE_BYTES * kept_elements(numel, ratio))]
         case "qsgd_maxnorm" | "terngrad" if chosen == GATHER:
@@ -197,7 +197,15 @@ def operations(
             by_layer = name == "topk_per_layer"
             kept = sum(kept_elements(size, ratio) for size in (sizes if by_layer else [numel]))
             parts = _selected(chosen, numel, kept, workers, METHODS[name].same_size, coding)
-    return tuple(Operation(primitive=primitive, payload_bytes=size, members=workers) for primitive, size in parts)
+    return tuple(
+        Operation(
+            primitive="all_reduce" if kind == "sliced" else kind,
+            payload_bytes=size,
+            members=workers,
+            sliced=kind == "sliced",
+        )
+        for kind, size in parts
+    )
 
 
 def hierarchical_operations(
@@ -253,7 +261,8 @@ def low_rank(rows: int, columns: int, rank: int) -> int:
     return used if used * (rows + columns) < rows * columns else 0
 
 
-_Part = tuple[cost.Primitive, int]
+_Part = tuple[cost.Primitive | Literal["sliced"], int]
+"""A primitive, or a sliced all-reduce, and its payload in bytes."""
 
 
 def _selected(collective: str, numel: int, kept: int, workers: int, same_size: bool, coding: str) -> list[_Part]:
@@ -265,8 +274,10 @@ def _selected(collective: str, numel: int, kept: int, workers: int, same_size: b
     assert collective in (STAR, VAR, AR_TOPK)
     election: list[_Part] = [("all_gather", VALUE_BYTES)] if elected else []
     indices = kept * INDEX_BYTES if coding == PLAIN else packed_index_bytes(numel, kept)
-    values = workers * NARROW_BYTES * math.ceil(kept / workers) if coding == PACKED_BF16 else kept * VALUE_BYTES
-    return [*election, ("broadcast", indices), ("all_reduce", values)]
+    values: _Part = ("all_reduce", kept * VALUE_BYTES)
+    if coding == PACKED_BF16:
+        values = ("sliced", workers * NARROW_BYTES * math.ceil(kept / workers))
+    return [*election, ("broadcast", indices), values]
 
 
 def collective_time_s(

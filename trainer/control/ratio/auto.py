@@ -2,14 +2,16 @@
 
 Every option (compressor, collective, ratio; dense among them) is judged by J, the time of one dense step's progress
 (`hetopt.trainer.control.ratio.outlook`): the step time from the measured computation, the measured cost of compressing
-and the tracked network, times the inflation of steps that plans are made with too (`hetopt.profiler.inflation`), at the
-gain that is measured or read off the curve (`hetopt.trainer.control.ratio.gain_belief`). Published searches try
-candidates one window after the other; here one look prices all, and only what promises most is ever tried.
+and the tracked network, times the slowdown of training (`hetopt.trainer.control.ratio.slowdown`), whose one number is
+learned from measured progress, at the gain that is measured or read off the curve
+(`hetopt.trainer.control.ratio.gain_belief`). Published searches try candidates one window after the other; here one
+look prices all, and only what promises most is ever tried.
 
 **When to change.** The saving must exceed ``least_saving`` of J, and its own uncertainty: errors of the network that
 both options share cancel. A saving that is not sure yet is tried out if the price of finding out is affordable; so is,
 now and then, an option that would save enough if it were better by its standard deviation (of the network's part, twice
-that: exchanges show what they take, not what a much larger one would take).
+that: exchanges show what they take, not what a much larger one would take). A network that has become quicker shows in
+large exchanges alone, and some larger one is tried now and then for that.
 
 What turns out to keep less than ``least_gain`` is left at once, and as much or less is not used again for a while that
 doubles with every time: what a curve promises of a ratio that is not in use is only an estimate.
@@ -32,15 +34,22 @@ from dataclasses import dataclass
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from hetopt.profiler.artifact import Record
-from hetopt.profiler.inflation import step_inflation
 from hetopt.trainer.control.ratio.gain_belief import GainBelief
 from hetopt.trainer.control.ratio.outlook import Judged, Outlook, Weighed
 from hetopt.trainer.control.ratio.policy import DENSE, RatioDecision, RatioObservation, percent
+from hetopt.trainer.control.ratio.slowdown import Slowdown
+from hetopt.trainer.exchange.cost import TRAINER
 from hetopt.trainer.exchange.network_state import NetworkState
 from hetopt.trainer.exchange.planner import Option
 
 SURE = 1.5
 """Standard errors that make a saving sure."""
+
+SCOUTED = 4.0
+"""Times the bytes of what is in use that tell more of the bandwidth."""
+
+FIRST_COEFFICIENT = 0.5
+"""Of the law of slowdown, before progress was seen, where all steps are deterministic: several times what was met."""
 
 ALARM_FACTOR = 2.5
 """An exchange that takes so many times as long as expected calls for a look before the period is over."""
@@ -49,6 +58,7 @@ _WEIGHT = 0.5  # of the newest times
 _STEP_WEIGHT = 0.3  # of the newest time of a step of the same option
 _PART_FOR_ONE = 0.25  # of what is left, for a trial of more than one step
 _RETRIED_AFTER = 4  # periods, doubled with every trial
+_SCOUTED_AFTER = 10  # periods
 _LOOK_AT_GAIN_EVERY = 5  # periods of dense training, in which a gain curve costs a selection that nobody sends
 
 
@@ -72,6 +82,7 @@ class AutoState(Record):
 
     Attributes:
         belief: about gains.
+        slowdown: about what they cost.
         option, step_s: what is in use, and the time of its step, smoothed.
         compute_s, backward_s: smoothed.
         compress_factors: measured over expected time to compress, by compressor.
@@ -86,6 +97,7 @@ class AutoState(Record):
     """
 
     belief: GainBelief = GainBelief()
+    slowdown: Slowdown = Slowdown()
     option: str | None = None
     step_s: NonNegativeFloat = 0.0
     compute_s: NonNegativeFloat | None = None
@@ -108,7 +120,8 @@ class AutoRatio:
 
     Args:
         options: what there is to choose from; dense exchange among them.
-        deterministic_share: see `hetopt.profiler.inflation`; 1 where it is not known.
+        deterministic_share: see `hetopt.profiler.inflation`; 1 where it is not known. What is thought of the slowdown
+            before it is seen.
         least_gain: options that keep less are never used, whatever they promise.
         least_saving: part of J that is worth a change.
         trial_steps: length of the first period after a change, and of the run.
@@ -120,7 +133,7 @@ class AutoRatio:
 
     options: tuple[Option, ...]
     deterministic_share: float = 1.0
-    least_gain: float = 0.3
+    least_gain: float = 0.05
     least_saving: float = 0.02
     trial_steps: int = 5
     exploration: float = 0.01
@@ -231,6 +244,7 @@ class AutoRatio:
                 "option": used.key,
                 "step_s": step_s,
                 "belief": state.belief.seen(used, observation.gain, observation.gain_curve),
+                "slowdown": self._slowdown(state, used, observation),
                 "compute_s": compute_s,
                 "backward_s": min(backward_s, compute_s),
                 "compress_factors": factors,
@@ -242,13 +256,23 @@ class AutoRatio:
             }
         )
 
+    def _slowdown(self, state: AutoState, used: Option, observation: RatioObservation) -> Slowdown:
+        """After a period; that everything makes the progress of everything is nothing new."""
+        if observation.progress is None or used.gain is not None or not 0 < observation.gain < 1:
+            return state.slowdown
+        return state.slowdown.seen(observation.gain, observation.progress, prior=self._prior)
+
+    @property
+    def _prior(self) -> float:
+        return FIRST_COEFFICIENT * self.deterministic_share
+
     def _booked(self, state: AutoState, now: Judged, outlook: Outlook, observation: RatioObservation) -> AutoState:
         """The account after this period: a trial costs what it took beyond what its progress takes without it."""
         took_s = observation.steps * observation.step_time_s
         spent_s = state.spent_s
         before = next((outlook.judge(option) for option in self.options if option.key == state.trial_after), None)
         if before is not None:
-            progress = observation.steps / step_inflation(now.gain, self.deterministic_share)
+            progress = observation.steps / outlook.slowdown(now.gain)
             spent_s += max(0.0, took_s - progress * before.per_progress_s)
         return state.model_copy(update={"trial_after": None, "spent_s": spent_s, "elapsed_s": state.elapsed_s + took_s})
 
@@ -256,7 +280,8 @@ class AutoRatio:
         return Outlook(
             network=network,
             belief=state.belief,
-            deterministic_share=self.deterministic_share,
+            coefficient=state.slowdown.coefficient(self._prior),
+            coefficient_sd=state.slowdown.coefficient_sd(self._prior),
             compute_s=state.compute_s or 0.0,
             backward_s=state.backward_s,
             compress_factors=state.compress_factors,
@@ -298,7 +323,19 @@ class AutoRatio:
             for other in others
             if _is_dense(other.judged.option) and other.risk_s <= left_s and not state.dense_tried
         ]
-        return max(dense, key=lambda other: other.saving_s, default=None)
+        if dense:
+            return max(dense, key=lambda other: other.saving_s)
+        scouts = [
+            other for other in others if other.risk_s <= _PART_FOR_ONE * left_s and self._scouts(state, now, other)
+        ]
+        return min(scouts, key=lambda other: other.risk_s, default=None)
+
+    def _scouts(self, state: AutoState, now: Judged, other: Weighed) -> bool:
+        """Whether a trial would tell of a bandwidth that few bytes do not feel, and nothing has for long."""
+        much = SCOUTED * _traffic_bytes(now.option)
+        telling = [option.key for option in self.options if _traffic_bytes(option) >= much]
+        last = max((state.tried[key].period for key in telling if key in state.tried), default=0)
+        return other.judged.option.key in telling and state.periods >= last + _SCOUTED_AFTER
 
     def _may_hope(self, state: AutoState, option: Option) -> bool:
         """Whether a trial on nothing but hope is due: the first at once, each further one after twice as long."""
@@ -329,6 +366,10 @@ def _is_barred(state: AutoState, option: Option) -> bool:
     if option.gain is not None:
         return False
     return any(option.ratio <= one.ratio and state.periods < one.until for one in state.too_thin)
+
+
+def _traffic_bytes(option: Option) -> float:
+    return option.buckets * sum(operation.terms(TRAINER).traffic_bytes for operation in option.operations)
 
 
 def _is_dense(option: Option) -> bool:

@@ -1,8 +1,9 @@
 """What each way to exchange promises: J, the predicted time of one dense step's progress, and how sure its savings are.
 
-    J = inflation(gain) x step_time
+    J = slowdown(gain) x step_time
 
-Errors of the network that two options share cancel in the difference of their J; errors of gains do not.
+Errors of the network that two options share cancel in the difference of their J, and those of the law of slowdown in
+part; errors of gains do not.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hetopt.profiler.inflation import step_inflation
 from hetopt.trainer.control.ratio.gain_belief import GainBelief
+from hetopt.trainer.control.ratio.slowdown import distance
 from hetopt.trainer.exchange.network_state import NetworkState
 from hetopt.trainer.exchange.planner import COMPRESS_SD, Option
 
@@ -62,14 +63,15 @@ class Outlook:
     Attributes:
         network: as tracked.
         belief: about gains.
-        deterministic_share: see `hetopt.profiler.inflation`.
+        coefficient, coefficient_sd: of the law of slowdown.
         compute_s, backward_s: of a step on the slowest worker, and the part of it that makes gradients.
         compress_factors: measured over expected time to compress, by compressor.
     """
 
     network: NetworkState
     belief: GainBelief
-    deterministic_share: float
+    coefficient: float
+    coefficient_sd: float
     compute_s: float
     backward_s: float
     compress_factors: Mapping[str, float]
@@ -91,32 +93,36 @@ class Outlook:
                 compress_s=self._compress_s(option),
                 exchange_s=option.exchange_s(self.network),
             )
-        per_progress_s = step_s * step_inflation(gain, self.deterministic_share)
+        per_progress_s = step_s * self.slowdown(gain)
         return Judged(option=option, gain=gain, step_s=step_s, per_progress_s=per_progress_s)
+
+    def slowdown(self, gain: float) -> float:
+        """Steps at this gain over dense steps."""
+        return 1 + self.coefficient * distance(gain)
 
     def weigh(self, now: Judged, other: Judged) -> Weighed:
         """The other option against the present one."""
-        inflation = {
-            side: step_inflation(judged.gain, self.deterministic_share) for side, judged in ((1, now), (-1, other))
-        }
+        sides = ((1, now), (-1, other))
+        slower = {side: self.slowdown(judged.gain) for side, judged in sides}
         network = self.network.estimate(
-            *(
-                (side * inflation[side] * judged.option.buckets, judged.option.operations)
-                for side, judged in ((1, now), (-1, other))
-            )
+            *((side * slower[side] * judged.option.buckets, judged.option.operations) for side, judged in sides)
         )
-        rest_s = [inflation[side] * COMPRESS_SD * self._compress_s(j.option) for side, j in ((1, now), (-1, other))]
-        # d inflation / d gain = -share / gain^2
-        rest_s += [
-            judged.step_s * self.deterministic_share / judged.gain * self.belief.relative_sd(judged.option)
-            for judged in (now, other)
-        ]
+        rest_s = [slower[side] * COMPRESS_SD * self._compress_s(judged.option) for side, judged in sides]
+        rest_s += [judged.step_s * self.coefficient * self._distance_sd(judged) for judged in (now, other)]
+        # The law is wrong about both by the same coefficient.
+        longer_s = now.step_s * distance(now.gain) - other.step_s * distance(other.gain)
         return Weighed(
             judged=other,
             saving_s=now.per_progress_s - other.per_progress_s,
             network_sd_s=network.sd_s,
-            other_sd_s=math.hypot(*rest_s),
+            other_sd_s=math.hypot(*rest_s, longer_s * self.coefficient_sd),
         )
+
+    def _distance_sd(self, judged: Judged) -> float:
+        """What an error of the gain makes of its distance, which is steepest where all is kept."""
+        if judged.option.gain is not None:
+            return 0.0
+        return distance(judged.gain / (1 + self.belief.relative_sd(judged.option))) - distance(judged.gain)
 
     def _compress_s(self, option: Option) -> float:
         return option.compress_s * self.compress_factors.get(option.compressor, 1.0)

@@ -13,6 +13,7 @@ from typing import Generic, Protocol, TypeVar
 from hetopt.profiler.artifact import Record
 from hetopt.trainer.control.ratio.gain_curve import GainCurve
 from hetopt.trainer.exchange.network_state import NetworkState
+from hetopt.trainer.exchange.progress import Progress
 
 StateT = TypeVar("StateT", bound=Record)
 
@@ -39,6 +40,7 @@ class RatioObservation:
             period. Equal where everything is sent.
         gradient_norm: of the gradient without residuals, root of the mean square over workers and steps.
         gain_curve: absent in periods in which no step looked.
+        progress: over all workers; absent in such periods too, and where it cannot be told.
         network: as tracked, this period included; absent where nothing tracks it.
         option: `Option.key` of the exchange that was in use; absent where nothing plans.
         learning_rate: of the first parameter group; absent where nobody asks.
@@ -60,6 +62,7 @@ class RatioObservation:
     energy: tuple[float, ...]
     gradient_norm: float
     gain_curve: GainCurve | None = None
+    progress: Progress | None = None
     backward_s: float = 0.0
     network: NetworkState | None = None
     option: str | None = None

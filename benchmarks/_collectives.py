@@ -1,0 +1,138 @@
+"""What a worker of `benchmarks.exchange` does: calibrates the network as the trainer does, and times real exchanges."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from hetopt.profiler.artifact import Record
+from hetopt.trainer.agreement import gather_numbers
+from hetopt.trainer.exchange.calibration import measure_network
+from hetopt.trainer.exchange.composition import PLAIN
+from hetopt.trainer.exchange.cost import Operation
+from hetopt.trainer.exchange.exchange import make_exchange
+from hetopt.trainer.exchange.hierarchical import HierarchicalExchange, HostGroups
+from hetopt.trainer.exchange.hosts import Hosts, measure_inside
+from hetopt.trainer.exchange.network_state import NetworkState
+from hetopt.trainer.exchange.network_tracker import measured
+from hetopt.trainer.exchange.stats import ExchangeStats
+from hetopt.trainer.exchange.wire import hierarchical_operations, operations
+from hetopt.trainer.spec import Compression
+
+REQUEST_FILE = "request.json"
+ANSWER_FILE = "answer.json"
+
+QUICK_S = 1.0
+"""Exchanges that are over sooner are warmed up by one that does not count."""
+
+
+class Request(Record):
+    """What to time on one network.
+
+    Attributes:
+        gradients: numbers of elements; the network is calibrated anew for each, as for a job of that size.
+        ways: of exchanging each of them.
+        repeats: exchanges of which the median counts, where there is time for so many.
+        cell_s: that one gradient in one way may take, repeats and all.
+        hosts: of all workers, in rank order, where ways are timed in two levels as well.
+    """
+
+    gradients: tuple[int, ...]
+    ways: tuple[Compression, ...]
+    repeats: int
+    cell_s: float
+    hosts: tuple[str, ...] = ()
+
+
+class Cell(Record):
+    """One gradient exchanged in one way. ``sync_s`` is that of the workers that waited least; absent: left out."""
+
+    numel: int
+    way: Compression
+    in_levels: bool = False
+    expected_s: float
+    sync_s: float | None
+
+
+class Answer(Record):
+    """All of it, and what the calibrations took."""
+
+    cells: tuple[Cell, ...]
+    calibration_s: tuple[float, ...]
+
+
+def time_exchanges(run_dir: Path, rank: int, world_size: int) -> None:
+    """Carry out the request in ``run_dir``; the first worker writes the answer."""
+    request = Request.model_validate_json((run_dir / REQUEST_FILE).read_text(encoding="utf-8"))
+    cells: list[Cell] = []
+    calibrations_s: list[float] = []
+    device = torch.device("cpu")
+    groups = HostGroups(request.hosts) if request.hosts else None
+    for numel in request.gradients:
+        timings = measure_network(4 * numel, device=device).timings
+        if groups is not None:
+            timings += measure_inside(Hosts(names=groups.hosts), groups, 4 * numel, device=device).timings
+        network = measured(timings)
+        calibrations_s.append(sum(timing.time_s for timing in timings))
+        gradient = torch.randn(numel, generator=torch.Generator().manual_seed(rank))
+        for way in request.ways:
+            cells.append(_timed(way, gradient, network, request, world_size))
+            if groups is not None:
+                cells.append(_timed(way, gradient, network, request, world_size, groups))
+    if rank == 0:
+        answer = Answer(cells=tuple(cells), calibration_s=tuple(calibrations_s))
+        (run_dir / ANSWER_FILE).write_text(answer.model_dump_json(), encoding="utf-8")
+
+
+class _Exchange(Protocol):
+    def run(self, flat: torch.Tensor) -> ExchangeStats: ...
+
+
+def _timed(
+    way: Compression,
+    gradient: torch.Tensor,
+    network: NetworkState,
+    request: Request,
+    workers: int,
+    groups: HostGroups | None = None,
+) -> Cell:
+    """One cell; with ``groups`` in two levels."""
+    numel = gradient.numel()
+    if groups is None:
+        parts = _operations(way, numel, workers)
+    else:
+        hosts = Hosts(names=groups.hosts)
+        between = _operations(way, numel, hosts.count)
+        parts = hierarchical_operations(between, numel, workers_per_host=hosts.workers_per_host)
+    cell = Cell(
+        numel=numel,
+        way=way,
+        in_levels=groups is not None,
+        expected_s=network.expected_s(parts),  # the same on all workers, as the calibration is
+        sync_s=None,
+    )
+    warm_up = cell.expected_s < QUICK_S
+    repeats = min(request.repeats, int(request.cell_s / cell.expected_s) - warm_up)
+    if repeats < 1:
+        return cell
+    exchange: _Exchange = (
+        make_exchange(way, numel) if groups is None else HierarchicalExchange(way, numel, groups=groups)
+    )
+    own_s = []
+    for _ in range(warm_up + repeats):
+        flat = gradient.clone()
+        dist.barrier()
+        own_s.append(exchange.run(flat).sync_s)
+    everyones_s = gather_numbers(own_s[warm_up:], workers)
+    least_s = [min(times_s) for times_s in zip(*everyones_s, strict=True)]
+    return cell.model_copy(update={"sync_s": statistics.median(least_s)})
+
+
+def _operations(way: Compression, numel: int, workers: int) -> tuple[Operation, ...]:
+    return operations(
+        way.name, numel, way.ratio, workers=workers, collective=way.collective, coding=way.coding or PLAIN
+    )

@@ -1,0 +1,136 @@
+"""When a run would have become good over other links: what it learned in each step, and the time of such a step there.
+
+What a step learns does not depend on how long it takes. So one training run says after which step a quality was
+reached, and in which way each step's gradient travelled; the time of a step of each way is measured on every kind of
+link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks._quality import Job, time_to
+from benchmarks._rehearsal import By, Log
+from hetopt.trainer.exchange.composition import combine
+from hetopt.trainer.spec import Compression
+
+SMOOTHED_OVER = 3
+"""Evaluations that a quality is the mean of: single ones differ by a point where nothing else does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How gradients travelled in a step: by whom, and how compressed."""
+
+    by: By
+    compression: Compression
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """Steps in a row whose gradients travelled in one way; ``sent_bytes`` of one worker in one step."""
+
+    steps: int
+    way: Way
+    sent_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trajectory:
+    """What a run learned and sent, whatever time that took.
+
+    Attributes:
+        stretches: in order.
+        evaluations: steps done, and the quality then; larger is better.
+        dense_bytes: of one step's whole gradient.
+    """
+
+    stretches: tuple[Stretch, ...]
+    evaluations: tuple[tuple[int, float], ...]
+    dense_bytes: float
+
+    @property
+    def ways(self) -> dict[Way, float]:
+        """The ways, each with what a worker sent in a step (mean)."""
+        steps: dict[Way, int] = {}
+        sent: dict[Way, float] = {}
+        for stretch in self.stretches:
+            steps[stretch.way] = steps.get(stretch.way, 0) + stretch.steps
+            sent[stretch.way] = sent.get(stretch.way, 0.0) + stretch.steps * stretch.sent_bytes
+        return {way: sent[way] / steps[way] for way in steps}
+
+    @property
+    def sent_share(self) -> float:
+        """Bytes sent over those of dense steps."""
+        steps = sum(stretch.steps for stretch in self.stretches)
+        return sum(stretch.steps * stretch.sent_bytes for stretch in self.stretches) / (steps * self.dense_bytes)
+
+    def over(self, step_time_s: Mapping[Way, float]) -> list[tuple[float, float]]:
+        """Seconds until each evaluation, and the quality then, where a step of each way takes so long."""
+        found: list[tuple[float, float]] = []
+        done, done_s = 0, 0.0
+        left = list(self.evaluations)
+        for stretch in self.stretches:
+            while left and left[0][0] <= done + stretch.steps:
+                step, quality = left.pop(0)
+                found.append((done_s + (step - done) * step_time_s[stretch.way], quality))
+            done, done_s = done + stretch.steps, done_s + stretch.steps * step_time_s[stretch.way]
+        return found
+
+
+def trajectory(log: Log, *, by: By, compression: Compression, job: Job) -> Trajectory:
+    """What a run's log says of it.
+
+    Args:
+        log: of a run of ``job``.
+        by: whose run.
+        compression: that the run was asked for; where its steps name another ratio, collective or compressor, theirs.
+        job: for its metric.
+    """
+    sign = 1 if job.higher_is_better else -1
+    stretches, evaluations, dense_bytes = [], [], 1.0
+    for event in log:
+        if event["event"] == "step":
+            exchange = event["exchange"]
+            dense_bytes = float(exchange["dense_bytes"])
+            if by == "hetopt":
+                way = Way(by=by, compression=_in_use(compression, exchange))
+            else:
+                way = Way(by="ddp" if exchange["way"] == "none" else by, compression=Compression())
+            stretches.append(Stretch(steps=int(event["steps"]), way=way, sent_bytes=float(exchange["sent_bytes"])))
+        elif event["event"] == "evaluated":
+            evaluations.append((int(event["step"]), sign * float(event["metrics"][job.metric])))
+    return Trajectory(stretches=tuple(stretches), evaluations=tuple(evaluations), dense_bytes=dense_bytes)
+
+
+def _in_use(compression: Compression, exchange: Mapping[str, str | float]) -> Compression:
+    """The compression of a step: a way of its own, where a controller has left the one that was asked for."""
+    name, collective = str(exchange["compressor"]), str(exchange["collective"])
+    memory = combine(compression.name, memory=compression.memory, collective=compression.collective).memory
+    if name != compression.name:
+        return Compression(name=name, ratio=float(exchange["ratio"]), collective=collective, memory=memory)
+    return compression.model_copy(
+        update={"ratio": float(exchange["ratio"]), "collective": collective, "memory": memory}
+    )
+
+
+def smoothed(measured: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Each quality replaced by the mean of the last few; the first ones by the mean of those there are."""
+    qualities = [quality for _, quality in measured]
+    return [
+        (at_s, sum(few) / len(few))
+        for place, (at_s, _) in enumerate(measured)
+        for few in [qualities[max(0, place + 1 - SMOOTHED_OVER) : place + 1]]
+    ]
+
+
+def reached_s(measured: Sequence[tuple[float, float]], quality: float) -> float | None:
+    """Seconds until the smoothed quality was reached; None: it never was."""
+    usual = smoothed(measured)
+    return time_to(usual, quality) if any(found >= quality for _, found in usual) else None
+
+
+def final(measured: Sequence[tuple[float, float]]) -> float:
+    """The smoothed quality at the end."""
+    return smoothed(measured)[-1][1]

@@ -1,0 +1,209 @@
+"""The jobs and the sides of `benchmarks.time_to_target`, with published settings, and the run that each of them is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from benchmarks._quality import Job, data_folder
+from benchmarks._rehearsal import By, Side, equal_shares
+from benchmarks._siblings import DIGITS_EPOCHS, IMAGE_EPOCHS, TEXT_EPOCHS
+from hetopt.trainer.miniature import DeclaredTime, MiniatureHost
+from hetopt.trainer.spec import Compression, RatioPolicyName, RunSpec, StopRule, WorkerSpec
+
+WORKERS = 4
+PERIOD = 10
+"""Control period, steps: runs are so short that published periods would see little of them."""
+
+PLAIN, STATIC, AUTO = "plain DDP", "Top-k 10x", "hetopt auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """A side of the comparison.
+
+    Attributes:
+        by: who trains.
+        compression, ratio_policy: where it is hetopt.
+        weighs_throughput: what it decides depends on the links, a little.
+        is_quick: part of the quick form.
+    """
+
+    by: By = "hetopt"
+    compression: Compression = field(default_factory=Compression)
+    ratio_policy: RatioPolicyName = "fixed"
+    weighs_throughput: bool = False
+    is_quick: bool = False
+
+
+OWN = Contender(ratio_policy="auto")
+"""hetopt's own choice."""
+
+OTHERS: Mapping[str, Contender] = MappingProxyType(
+    {
+        PLAIN: Contender(by="ddp", is_quick=True),
+        "DDP, fp16 hook": Contender(by="ddp-fp16"),
+        "DDP, PowerSGD hook": Contender(by="ddp-powersgd", is_quick=True),
+        STATIC: Contender(compression=Compression(name="topk", ratio=0.1), is_quick=True),
+        "Top-k 1000x": Contender(compression=Compression(name="topk", ratio=0.001), is_quick=True),
+        "DGC 1000x": Contender(compression=Compression(name="dgc", ratio=0.001), ratio_policy="warm_up"),
+        "RedSync 1000x": Contender(compression=Compression(name="redsync", ratio=0.001)),
+        "Accordion": Contender(compression=Compression(name="topk", ratio=0.01), ratio_policy="accordion"),
+        "GraVAC": Contender(
+            compression=Compression(name="topk", ratio=0.001), ratio_policy="gravac", weighs_throughput=True
+        ),
+    }
+)
+"""Everyone else, with published settings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """One model's job.
+
+    Attributes:
+        job: task, data and length.
+        quick_epochs: of the quick form.
+        evaluations: in an epoch.
+        margin: units of the metric by which the target is easier than what dense training ends with.
+        deterministic_share: see `hetopt.profiler.inflation`.
+        speed_up: over static Top-k 10x, that GraVAC was published with (arXiv 2305.12201, table 2); None: nobody's.
+    """
+
+    job: Job
+    quick_epochs: float
+    evaluations: int
+    margin: float
+    deterministic_share: float
+    speed_up: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """What runs of a model have in common.
+
+    Attributes:
+        model: that is trained.
+        quick: for less long.
+        step_s: declared time of a step's computation; None: as fast as the machine goes.
+    """
+
+    model: Model
+    quick: bool
+    step_s: float | None = None
+
+    @property
+    def epochs(self) -> float:
+        """Of a whole run."""
+        return self.model.quick_epochs if self.quick else self.model.job.epochs
+
+    @property
+    def others(self) -> dict[str, Contender]:
+        """That take part."""
+        return {name: each for name, each in OTHERS.items() if each.is_quick or not self.quick}
+
+    def side(self, name: str, contender: Contender, *, steps: int | None = None) -> Side:
+        """A whole run, or so many steps to be timed."""
+        return Side(name=name, by=contender.by, spec=self.spec(contender, steps=steps))
+
+    def spec(self, contender: Contender, *, steps: int | None = None) -> RunSpec:
+        """The same."""
+        job, folder = self.model.job, data_folder(self.model.job)
+        shares = equal_shares(WORKERS, job.batch)
+        return RunSpec(
+            task=job.task,
+            data_dir=str(folder) if folder is not None else None,
+            workers=tuple(
+                WorkerSpec(
+                    host=f"h{place}",
+                    type="equal",
+                    local_batch_size=share,
+                    threads=1,
+                    declared=None if self.step_s is None else DeclaredTime(per_sample_s=self.step_s / share),
+                )
+                for place, share in enumerate(shares)
+            ),
+            compression=contender.compression,
+            ratio_policy=contender.ratio_policy,
+            collective_policy="cheapest" if contender.ratio_policy == "auto" else "fixed",
+            deterministic_share=self.model.deterministic_share,
+            learning_rate_scale=job.learning_rate_scale,
+            batch_policy="static",
+            stop=StopRule(max_epochs=self.epochs) if steps is None else StopRule(max_steps=steps),
+            evaluate_every_epochs=1 / self.model.evaluations if steps is None else 1e6,
+            control_period_steps=PERIOD if steps is None else max(1, steps // 4),
+            checkpoint_every_s=1e6,
+        )
+
+
+def hosts(rate_bits_per_s: float | None) -> list[MiniatureHost]:
+    """Equal hosts, a worker each."""
+    return [MiniatureHost(name=f"h{place}", rate_bits_per_s=rate_bits_per_s) for place in range(WORKERS)]
+
+
+def sibling(attribute: str) -> str:
+    """The reference of a task in `benchmarks._siblings`."""
+    return f"{Path(__file__).with_name('_siblings.py')}:{attribute}"
+
+
+def _images(attribute: str, data: str | None, batch: int, epochs: float) -> Job:
+    return Job(
+        task=sibling(attribute),
+        data=data,
+        batch=batch,
+        epochs=epochs,
+        metric="accuracy",
+        higher_is_better=True,
+        points=0.01,
+    )
+
+
+MODELS: Mapping[str, Model] = MappingProxyType(
+    {
+        "resnet": Model(
+            job=_images("resnet", "cifar10", 128, IMAGE_EPOCHS),
+            quick_epochs=1,
+            evaluations=4,
+            margin=0.02,
+            deterministic_share=0.25,
+            speed_up=4.32,
+        ),
+        "vgg": Model(
+            job=_images("vgg", "cifar10", 128, IMAGE_EPOCHS),
+            quick_epochs=0.5,
+            evaluations=4,
+            margin=0.02,
+            deterministic_share=0.25,
+            speed_up=1.95,
+        ),
+        "lstm": Model(
+            job=Job(
+                task=sibling("lstm"),
+                data="wikitext-2",
+                batch=40,
+                epochs=TEXT_EPOCHS,
+                metric="perplexity",
+                higher_is_better=False,
+                points=1.0,
+                learning_rate_scale=0.25,
+            ),
+            quick_epochs=0.5,
+            evaluations=4,
+            margin=10.0,
+            deterministic_share=0.25,
+            speed_up=6.67,
+        ),
+    }
+)
+
+DIGITS = Model(
+    job=_images("digits", None, 64, DIGITS_EPOCHS),
+    quick_epochs=DIGITS_EPOCHS,
+    evaluations=4,
+    margin=0.02,
+    deterministic_share=0.25,
+    speed_up=None,
+)
+"""Stands for a model whose data is not here."""

@@ -1,0 +1,117 @@
+"""The jobs of `benchmarks.time_to_target`: siblings of the published models that two cores train in minutes.
+
+Each has the published model's shape and trains on real data, but it is narrower, or its images are smaller, until whole
+runs fit: methods differ most while little is learned, and it is what they end with that counts. The learning rate falls
+as late as in the published schedules, relatively. What a job evaluates on is cut to what can be looked at often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hetopt.trainer.data.fetch import MapDataset, TensorPairs, fetch, inputs_and_targets, set_epoch
+from hetopt.trainer.task import Schedule, Task, TaskData
+from hetopt.trainer.tasks.digits import digits as bundled_digits
+from hetopt.trainer.tasks.language import VOCABULARY_SIZE, lstm_small
+from hetopt.trainer.tasks.lstm import LSTMLanguageModel
+from hetopt.trainer.tasks.recipes import epoch_decay, step_decay
+from hetopt.trainer.tasks.vision import resnet20_cifar10, vgg11_cifar10
+
+IMAGE_EPOCHS, TEXT_EPOCHS, DIGITS_EPOCHS = 10, 3, 5
+WINDOWS = 768
+"""Of the evaluation text, 27 thousand words: a tenth of it."""
+
+VGG_CHANNELS = (16, 0, 32, 0, 64, 64, 0, 128, 128, 0, 128, 128, 0)
+"""A quarter of those of VGG-11; 0 is a pooling."""
+
+
+def resnet() -> Task:
+    """ResNet-20 on a fifth of CIFAR-10 at 16x16 pixels: 1.1 MB of gradient."""
+    bundled = resnet20_cifar10()
+
+    def data(folder: Path | None) -> TaskData:
+        whole = bundled.data(folder)
+        return replace(whole, train=Halved(whole.train), evaluation=Halved(whole.evaluation))
+
+    return replace(bundled, data=data, schedule=_late(IMAGE_EPOCHS))
+
+
+def vgg() -> Task:
+    """VGG-11 at a quarter of its width on a fifth of CIFAR-10: 2.6 MB of gradient."""
+    return replace(vgg11_cifar10(), model=partial(narrow_vgg, 10), schedule=_late(IMAGE_EPOCHS))
+
+
+def lstm() -> Task:
+    """The small LSTM at half its width on a tenth of WikiText-2: 8.7 MB of gradient."""
+    bundled = lstm_small()
+
+    def data(folder: Path | None) -> TaskData:
+        whole = bundled.data(folder)
+        assert isinstance(whole.evaluation, TensorPairs)
+        pairs = TensorPairs(whole.evaluation.inputs[:WINDOWS], whole.evaluation.targets[:WINDOWS])
+        return replace(whole, evaluation=pairs)
+
+    model = partial(
+        LSTMLanguageModel, vocabulary_size=VOCABULARY_SIZE, width=100, layers=2, dropout=0.0, initial_range=0.1
+    )
+    return replace(bundled, model=model, data=data, schedule=epoch_decay(after=TEXT_EPOCHS - 1, factor=0.25))
+
+
+def digits() -> Task:
+    """The bundled digits, for machines without the data of the others: 0.4 MB of gradient."""
+    return replace(bundled_digits(), schedule=_late(DIGITS_EPOCHS))
+
+
+def narrow_vgg(classes: int) -> nn.Module:
+    """[n, 3, 32, 32] -> [n, classes]: the layers of VGG-11 with `VGG_CHANNELS`; 665,514 parameters for 10 classes."""
+    layers: list[nn.Module] = []
+    channels = 3
+    for outputs in VGG_CHANNELS:
+        if outputs == 0:
+            layers.append(nn.MaxPool2d(2))
+        else:
+            layers += [nn.Conv2d(channels, outputs, 3, padding=1), nn.ReLU(inplace=True)]
+            channels = outputs
+    last = nn.Linear(channels, classes)
+    head = [nn.Linear(channels, channels), nn.ReLU(inplace=True), nn.Linear(channels, channels), nn.ReLU(inplace=True)]
+    network = nn.Sequential(*layers, nn.Flatten(), *head, last)
+    for module in network.modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            assert module.bias is not None
+            nn.init.zeros_(module.bias)
+    nn.init.normal_(last.weight, std=0.01)
+    return network
+
+
+class Halved:
+    """Images at half their height and width."""
+
+    def __init__(self, whole: MapDataset) -> None:
+        self._whole = whole
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+    def __getitem__(self, index: int, /) -> tuple[Tensor, Tensor]:
+        images, labels = self.gather([index])
+        return images[0], labels[0]
+
+    def set_epoch(self, epoch: int, seed: int, /) -> None:
+        """The whole images'."""
+        set_epoch(self._whole, epoch, seed)
+
+    def gather(self, indices: Sequence[int], /) -> tuple[Tensor, Tensor]:
+        """Each pixel the mean of four."""
+        images, labels = inputs_and_targets(fetch(self._whole, indices))
+        return functional.avg_pool2d(images, 2), labels
+
+
+def _late(epochs: float) -> Schedule:
+    return step_decay(0.7 * epochs, 0.9 * epochs, factor=0.1)

@@ -1,0 +1,391 @@
+"""What exchanges cost: the model against published tables and rehearsed networks; then `auto` while rates change."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import os
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks._collectives import Cell, Request
+from benchmarks._outcome import Bound, Outcome, parser, publish
+from benchmarks._rehearsal import Log, launch, need_namespaces, time_exchanges
+from hetopt.profiler.inflation import step_inflation
+from hetopt.trainer.events import Event
+from hetopt.trainer.exchange.cost import PUBLISHED_RING, PUBLISHED_TREE, LinkSpeed, gathered, shared_index, time_s
+from hetopt.trainer.launch.schedule import CONDITION_CHANGED
+from hetopt.trainer.miniature import EVERY_HOST, Change, DeclaredTime, Miniature, MiniatureHost
+from hetopt.trainer.spec import Compression, RunSpec, StopRule, WorkerSpec
+
+
+@dataclass(kw_only=True)
+class Results:
+    """What goes into the last line, gathered part by part."""
+
+    figures: dict[str, float] = field(default_factory=dict)
+    goals: dict[str, dict[Bound, float]] = field(default_factory=dict)
+    baselines: dict[str, float] = field(default_factory=dict)
+
+    def goal(self, name: str, value: float, kind: Bound, bound: float) -> None:
+        """Record a figure that is to be reached."""
+        self.figures[name] = round(value, 4)
+        self.goals[name] = {kind: bound}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How long the benchmark may take."""
+
+    hosts: tuple[int, ...]
+    rates: tuple[float, ...]
+    gradients: tuple[int, ...]
+    repeats: int
+    cell_s: float
+    phase_steps: int
+    period: int
+    fixed: int
+    """Fixed choices beside `auto`, of `FIXED` from the start."""
+    levels: tuple[tuple[int, float], ...]
+    """Workers a host, and rates, of the clusters of two hosts that exchange in two levels."""
+
+
+SMOKE = Scale(
+    hosts=(2,), rates=(1e9,), gradients=(25_000,), repeats=1, cell_s=1.0, phase_steps=10, period=5, fixed=1,
+    levels=((2, 1e9),),
+)  # fmt: skip
+QUICK = Scale(
+    hosts=(2, 4), rates=(2.5e7, 1e9), gradients=(2_500, 250_000, 2_500_000), repeats=5, cell_s=3.0,
+    phase_steps=25, period=5, fixed=4, levels=((2, 1e8),),
+)  # fmt: skip
+FULL = Scale(
+    hosts=(2, 4, 8), rates=(2.5e7, 1e8, 1e9), gradients=(2_500, 25_000, 250_000, 2_500_000, 12_500_000), repeats=11,
+    cell_s=20.0, phase_steps=60, period=5, fixed=99, levels=((2, 1e8), (4, 1e8), (2, 1e9), (4, 1e9)),
+)  # fmt: skip
+
+
+# The cost model against published tables
+
+
+def published_part(scale: Scale, results: Results) -> None:
+    """The 27 settings of arXiv 2312.02493, Table VI: which collective is cheapest, and every printed time."""
+    file = _data() / "published" / "artopk_table6.csv"
+    if not file.is_file():
+        print("the published tables are not here; the cost model is not compared with them")
+        return
+    with file.open(encoding="utf-8", newline="") as stream:
+        rows = [row for row in csv.DictReader(stream) if row["in_regression"] == "1"]
+    errors, same = [], 0
+    for row in rows:
+        ours_ms = [1e3 * seconds for seconds in _table_row(row)]
+        theirs_ms = [float(row[f"{name}_ms"]) for name in ("ag", "art_ring", "art_tree")]
+        errors += [abs(our / their - 1) for our, their in zip(ours_ms, theirs_ms, strict=True)]
+        same += ours_ms.index(min(ours_ms)) == theirs_ms.index(min(theirs_ms))
+    print(
+        f"published table: the same cheapest collective in {same} of {len(rows)} settings; times within "
+        f"{max(errors):.1%}, {statistics.fmean(errors):.1%} on average"
+    )
+    results.goal("published_same_best", same, "at_least", 27)
+    results.goal("published_largest_error", max(errors), "at_most", 0.11)
+    results.goal("published_mean_error", statistics.fmean(errors), "at_most", 0.035)
+
+
+def _table_row(row: dict[str, str]) -> tuple[float, float, float]:
+    """All-gather, AR-Topk around a ring and over a tree; an index weighs as much as a value."""
+    workers = int(row["workers"])
+    sent = 4.0 * int(row["params_from_code"]) * float(row["kept_fraction"])
+    link = LinkSpeed(latency_s=float(row["latency_ms"]) / 1e3, bytes_per_s=float(row["bandwidth_gbps"]) * 1.25e8)
+    return (
+        time_s(gathered(2 * sent, workers), link, algorithms=PUBLISHED_RING),
+        time_s(shared_index(sent, sent, workers), link, algorithms=PUBLISHED_RING),
+        time_s(shared_index(sent, sent, workers), link, algorithms=PUBLISHED_TREE),
+    )
+
+
+def _data() -> Path:
+    return Path(os.environ.get("HETOPT_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))
+
+
+# The cost model against measured exchanges
+
+WAYS = (
+    Compression(),
+    Compression(name="topk", ratio=0.1),
+    Compression(name="topk", ratio=0.01),
+    Compression(name="topk", ratio=0.1, collective="ar_topk_star"),
+    Compression(name="qsgd_maxnorm"),
+    Compression(name="bf16"),
+)
+
+
+def measured_part(scale: Scale, results: Results) -> None:
+    """Every way of exchanging on every network: seconds, and what the calibrated model expected."""
+    print("\nmeasured exchanges (ms) and the error of what was expected of them after calibration")
+    print(f"{'hosts':>5} {'Mbit/s':>7} {'gradient':>9}  " + "  ".join(f"{_name(way):>22}" for way in WAYS))
+    errors: dict[tuple[int, float, int, str], float] = {}
+    left_out = 0
+    for hosts, rate in itertools.product(scale.hosts, scale.rates):
+        print(f"  {hosts} hosts at {rate / 1e6:g} Mbit/s", file=sys.stderr, flush=True)
+        request = Request(gradients=scale.gradients, ways=WAYS, repeats=scale.repeats, cell_s=scale.cell_s)
+        network = [MiniatureHost(name=f"h{place}", rate_bits_per_s=rate) for place in range(hosts)]
+        answer = time_exchanges(network, request)
+        for numel, cells in itertools.groupby(answer.cells, key=lambda cell: cell.numel):
+            row = list(cells)
+            print(f"{hosts:>5} {rate / 1e6:>7g} {_size(4 * numel):>9}  " + "  ".join(map(_told, row)), flush=True)
+            for cell in row:
+                if cell.sync_s is None:
+                    left_out += 1
+                else:
+                    errors[hosts, rate, numel, _name(cell.way)] = abs(cell.expected_s / cell.sync_s - 1)
+    print(f"{left_out} cells that would have taken more than {scale.cell_s:g} s were left out")
+    results.goal("cost_model_median_error", statistics.median(errors.values()), "at_most", 0.10)
+    results.figures["cost_model_cells"] = len(errors)
+    results.figures["cost_model_cells_left_out"] = left_out
+    for axis, name in enumerate(("hosts", "rate_bits_per_s", "gradient_elements", "way")):
+        told = []
+        for value in dict.fromkeys(key[axis] for key in errors):
+            median = statistics.median(error for key, error in errors.items() if key[axis] == value)
+            told.append(f"{value if isinstance(value, str) else f'{value:g}'}: {median:.1%}")
+            results.figures[f"cost_model_median_error_{name}_{value}".replace(" ", "_")] = round(median, 4)
+        print(f"median error by {name}: {', '.join(told)}")
+    print(
+        f"median error {statistics.median(errors.values()):.1%}, "
+        f"{sum(error <= 0.1 for error in errors.values())} of {len(errors)} within 10 %, "
+        f"{sum(error <= 0.25 for error in errors.values())} within 25 %"
+    )
+
+
+def _name(way: Compression) -> str:
+    amount = f" {way.ratio:g}" if way.ratio < 1 else ""
+    return f"{way.name}{amount}" + ("" if way.collective == "auto" else f" {way.collective}")
+
+
+def _told(cell: Cell) -> str:
+    if cell.sync_s is None:
+        return f"{'left out':>22}"
+    return f"{1e3 * cell.sync_s:>13.4g} {cell.expected_s / cell.sync_s - 1:>+8.1%}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:g} MB" if count >= 1e6 else f"{count / 1e3:g} kB"
+
+
+# Several workers on a host
+
+LEVEL_WAYS = (Compression(), Compression(name="topk", ratio=0.01), Compression(name="topk", ratio=0.1))
+LEVEL_GRADIENTS = (250_000, 2_500_000)
+
+
+def levels_part(scale: Scale, results: Results) -> None:
+    """Two hosts: all workers exchange with each other, or each host's sum first and one of them exchanges."""
+    print("\ntwo hosts: ms of an exchange of all workers, and of one in two levels (expected)")
+    print(f"{'workers':>7} {'Mbit/s':>7} {'gradient':>9} {'way':>10} {'flat':>18} {'in two levels':>18}  saves")
+    errors, right, pairs = [], 0, 0
+    for workers, rate in scale.levels:
+        hosts = [MiniatureHost(name=f"h{place}", workers=workers, rate_bits_per_s=rate) for place in range(2)]
+        request = Request(
+            gradients=LEVEL_GRADIENTS,
+            ways=LEVEL_WAYS,
+            repeats=scale.repeats,
+            cell_s=scale.cell_s,
+            hosts=tuple(host.name for host in hosts for _ in range(workers)),
+        )
+        cells = time_exchanges(hosts, request).cells
+        for flat, levels in zip(cells[::2], cells[1::2], strict=True):
+            if flat.sync_s is None or levels.sync_s is None:
+                continue
+            name = f"{2 * workers} workers, {rate / 1e6:g} Mbit/s, {_size(4 * flat.numel)}, {_name(flat.way)}"
+            results.figures[f"two_levels_speed_up_{name}"] = round(flat.sync_s / levels.sync_s, 3)
+            errors += [abs(cell.expected_s / cell.sync_s - 1) for cell in (flat, levels) if cell.sync_s]
+            pairs += 1
+            right += (flat.expected_s < levels.expected_s) == (flat.sync_s < levels.sync_s)
+            told = [f"{1e3 * c.sync_s:>9.4g} ({1e3 * c.expected_s:>6.4g})" for c in (flat, levels) if c.sync_s]
+            print(
+                f"{2 * workers:>7} {rate / 1e6:>7g} {_size(4 * flat.numel):>9} {_name(flat.way):>10} {told[0]:>18} "
+                f"{told[1]:>18}  {flat.sync_s / levels.sync_s:.2f}x",
+                flush=True,
+            )
+    results.figures["two_levels_model_median_error"] = round(statistics.median(errors), 4)
+    results.figures["two_levels_chosen_rightly"] = round(right / pairs, 4)
+    print(f"the model chooses rightly in {right} of {pairs} cells; median error {statistics.median(errors):.1%}")
+
+
+# A schedule of link rates while training
+
+TOY = f"{Path(__file__).with_name('_toy.py')}:broad_digits"
+WORKERS = 4
+COMPUTE_S = 0.06
+"""Of a step; the four workers of a small machine compute for real well within it."""
+SHARE = 16
+PHASES = (1e9, 1e8, 2.5e7, 1e9)
+
+FIXED = (
+    Compression(),
+    Compression(name="bf16"),
+    Compression(name="topk", ratio=0.1, coding="packed_bf16"),
+    Compression(name="topk", ratio=0.01, coding="packed_bf16"),
+    Compression(name="topk", ratio=0.1),
+    Compression(name="topk", ratio=0.01),
+    Compression(name="topk", ratio=0.03, coding="packed_bf16"),
+    Compression(name="topk", ratio=0.1, collective="ar_topk_star"),
+    Compression(name="topk", ratio=0.01, collective="ar_topk_star"),
+    Compression(name="topk", ratio=0.1, collective="ar_topk_star", coding="packed_bf16"),
+    Compression(name="topk", ratio=0.001, coding="packed_bf16"),
+)
+AUTO = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """What one run was like while the links had one rate.
+
+    J is the time that one dense step's progress took: seconds over progress, the sum over steps of 1 / inflation.
+    """
+
+    whole_j_s: float
+    settled_j_s: float
+    step_time_s: float
+    gain: float
+    ways: tuple[str, ...]
+
+
+def schedule_part(scale: Scale, results: Results) -> None:
+    """Every fixed choice and `auto` through the same schedule of rates."""
+    rates = ", ".join(f"{rate / 1e6:g}" for rate in PHASES)
+    print(f"\nlink rates change while training ({rates} Mbit/s, {scale.phase_steps} steps each)")
+    print("J: milliseconds for the progress of one dense step, in the later half of each phase (in all of it)")
+    runs = {_choice(way): _spec(scale, way) for way in FIXED[: scale.fixed]}
+    runs[AUTO] = _spec(scale, Compression()).model_copy(
+        update={"ratio_policy": "auto", "collective_policy": "cheapest"}
+    )
+    phases: dict[str, list[Phase]] = {}
+    for name, run in runs.items():
+        print(f"  {name}", file=sys.stderr, flush=True)
+        phases[name] = [_phase(events) for events in _by_phase(launch(run))]
+        cells = "  ".join(f"{1e3 * one.settled_j_s:>8.1f} ({1e3 * one.whole_j_s:>7.1f})" for one in phases[name])
+        print(f"{name:>34}  {cells}", flush=True)
+    worst = worst_whole = 0.0
+    for number, rate in enumerate(PHASES):
+        fixed = {name: found[number] for name, found in phases.items() if name != AUTO}
+        best = min(fixed, key=lambda name: fixed[name].settled_j_s)
+        ours = phases[AUTO][number]
+        over = ours.settled_j_s / fixed[best].settled_j_s
+        whole = ours.whole_j_s / min(one.whole_j_s for one in fixed.values())
+        worst, worst_whole = max(worst, over), max(worst_whole, whole)
+        key = f"phase_{number + 1}_{rate / 1e6:g}_mbit"
+        results.figures[f"auto_over_best_fixed_{key}"] = round(over, 4)
+        results.figures[f"auto_over_best_fixed_with_settling_{key}"] = round(whole, 4)
+        results.baselines[f"best_fixed_j_s_{key}"] = round(fixed[best].settled_j_s, 6)
+        print(
+            f"{rate / 1e6:>6g} Mbit/s: best fixed choice {best}; auto {over:.3f} of it when settled, "
+            f"{whole:.3f} in all; used {', then '.join(ours.ways)}"
+        )
+    results.goal("auto_over_best_fixed_worst_phase", worst, "at_most", 1.05)
+    results.figures["auto_over_best_fixed_with_settling_worst_phase"] = round(worst_whole, 4)
+
+
+def _choice(way: Compression) -> str:
+    return _name(way) + ("" if way.coding is None else f" {way.coding}")
+
+
+def _spec(scale: Scale, way: Compression) -> RunSpec:
+    hosts = tuple(MiniatureHost(name=f"h{place}", rate_bits_per_s=PHASES[0]) for place in range(WORKERS))
+    changes = tuple(
+        Change(host=EVERY_HOST, at_step=number * scale.phase_steps, rate_bits_per_s=rate)
+        for number, rate in enumerate(PHASES)
+        if number
+    )
+    workers = tuple(
+        WorkerSpec(
+            host=host.name,
+            type="equal",
+            local_batch_size=SHARE,
+            threads=1,
+            declared=DeclaredTime(fixed_s=COMPUTE_S / 2, per_sample_s=COMPUTE_S / 2 / SHARE),
+        )
+        for host in hosts
+    )
+    return RunSpec(
+        task=TOY,
+        workers=workers,
+        compression=way,
+        batch_policy="static",
+        stop=StopRule(max_steps=len(PHASES) * scale.phase_steps),
+        evaluate_every_epochs=1e6,
+        control_period_steps=scale.period,
+        checkpoint_every_s=1e6,
+        miniature=Miniature(hosts=hosts, changes=changes),
+    )
+
+
+def _by_phase(log: Log) -> Iterator[list[Event]]:
+    """The control periods that lie wholly within a phase; the one in which the rates changed is nobody's."""
+    found: list[list[Event]] = [[]]
+    straddles = False
+    for event in log:
+        if event["event"] == CONDITION_CHANGED:
+            if not straddles:  # one event a host
+                found.append([])
+            straddles = True
+        elif event["event"] == "step":
+            if not straddles:
+                found[-1].append(event)
+            straddles = False
+    yield from found
+
+
+def _phase(periods: Sequence[Event]) -> Phase:
+    later = periods[len(periods) // 2 :]
+    ways = [str(period["exchange"]["way"]) for period in periods]
+    return Phase(
+        whole_j_s=_per_progress_s(periods),
+        settled_j_s=_per_progress_s(later),
+        step_time_s=statistics.median(float(period["step_time_s"]) for period in later),
+        gain=statistics.median(float(period["exchange"]["gain"]) for period in later),
+        ways=tuple(way for way, _ in itertools.groupby(ways)),
+    )
+
+
+def _per_progress_s(periods: Sequence[Event]) -> float:
+    seconds = sum(period["steps"] * period["step_time_s"] for period in periods)
+    progress = sum(period["steps"] / step_inflation(min(1.0, period["exchange"]["gain"])) for period in periods)
+    return float(seconds / progress)
+
+
+PARTS = {
+    "published": published_part,
+    "measured": measured_part,
+    "levels": levels_part,
+    "schedule": schedule_part,
+}
+
+
+def main() -> None:
+    """Run every part, or the one that is asked for, and publish."""
+    command_line = parser(__doc__)
+    command_line.add_argument("--part", choices=PARTS, help="only this; with --json, into an earlier result")
+    asked = command_line.parse_args()
+    need_namespaces(or_skip=asked.smoke)
+    scale = SMOKE if asked.smoke else QUICK if asked.quick else FULL
+    results = Results()
+    for name in PARTS if asked.part is None else (asked.part,):
+        print(f"exchange: {name}", file=sys.stderr, flush=True)
+        PARTS[name](scale, results)
+    publish(
+        Outcome(
+            benchmark="exchange",
+            quick=asked.quick or asked.smoke,
+            figures=results.figures,
+            goals=results.goals,
+            baselines=results.baselines,
+        ),
+        asked.json,
+        part=asked.part,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""One of four workers, which are thought to be on hosts in several ways: exchanges in two levels, saves what it holds.
+
+python hierarchical_program.py RANK FOLDER exchange|hang
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hetopt.profiler.errors import RunFailed
+from hetopt.trainer.exchange.hierarchical import HierarchicalExchange, HostGroups
+from hetopt.trainer.exchange.memory import MemoryState
+from hetopt.trainer.exchange.peers import LostPeer
+from hetopt.trainer.exchange.stats import ExchangeStats
+from hetopt.trainer.exchange.switching import SwitchingExchange
+from hetopt.trainer.spec import Compression
+
+WORKERS = 4
+LAYOUTS = {"2+2": "aabb", "3+1": "aaab", "mixed": "abab", "alone": "abcd", "one": "aaaa"}
+SHAPES = ((300, 60), (77,))
+NUMEL = 18_077
+STEPS = 6
+TOPK = Compression(name="topk", ratio=0.02)
+WAYS = [
+    TOPK,
+    Compression(),
+    Compression(name="topk", ratio=0.1, collective="ar_topk"),
+    Compression(name="qsgd_maxnorm"),
+    Compression(name="powersgd", rank=2),
+    Compression(name="topk_threshold", ratio=0.02),
+]
+LOOK_AT = (0.01, 0.1)
+TIMEOUT_S = 4.0
+LOST = 2  # leads the second host
+
+
+def gradient(rank: int, step: int) -> torch.Tensor:
+    """In eighths, so that sums are exact in any order."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randint(-400, 401, (NUMEL,), generator=generator) / 8
+
+
+def scattered(rank: int) -> torch.Tensor:
+    """Over six orders of magnitude, so that the order of additions shows."""
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(NUMEL, generator=generator) * 10 ** torch.empty(NUMEL).uniform_(-3, 3, generator=generator)
+
+
+def nested(first: Compression, groups: HostGroups) -> HierarchicalExchange:
+    return HierarchicalExchange(first, NUMEL, groups=groups, shapes=SHAPES, seed=4)
+
+
+def told(stats: ExchangeStats) -> dict[str, object]:
+    return {
+        "messages": [(m.primitive, m.payload_bytes, m.scope) for m in stats.messages],
+        "sent_bytes": stats.sent_bytes,
+        "energy": stats.energy,
+        "look_energies": stats.look_energies,
+    }
+
+
+def exchange(rank: int) -> tuple[dict[str, MemoryState], dict[str, object]]:
+    """Everything that the test judges, as tensors and as plain values."""
+    held: dict[str, MemoryState] = {}
+    said: dict[str, object] = {}
+    layouts = {layout: HostGroups(hosts, timeout_s=60) for layout, hosts in LAYOUTS.items()}
+    for layout, hosts in layouts.items():
+        flat = scattered(rank)
+        nested(Compression(), hosts).run(flat)
+        held[f"{layout} dense"] = {"sum": flat}
+
+        thin = nested(TOPK, hosts)
+        for step in range(STEPS):
+            flat = gradient(rank, step)
+            stats = thin.run(flat, LOOK_AT)
+            held[f"{layout} sparse {step}"] = {"sum": flat, **thin.memory.state()}
+        said[f"{layout} sparse"] = told(stats)
+
+        switching, received = nested(WAYS[0], hosts), torch.zeros(NUMEL, dtype=torch.float64)
+        for step in range(2 * len(WAYS)):
+            switching.use(WAYS[step // 2])
+            flat = gradient(rank, step)
+            stats = switching.run(flat)
+            received += flat
+            said[f"{layout} way {step // 2}"] = told(stats)
+        held[f"{layout} switched"] = {"received": received, **switching.memory.state()}
+
+        # A checkpoint in the middle, resumed on workers that are elsewhere now.
+        for other, others in {**layouts, "flat": None}.items():
+            before, begun = nested(WAYS[2], hosts), torch.zeros(NUMEL, dtype=torch.float64)
+            for step in range(3):
+                flat = gradient(rank, step)
+                before.run(flat)
+                begun += flat
+            after: HierarchicalExchange | SwitchingExchange
+            if others is None:
+                after = SwitchingExchange(WAYS[2], NUMEL, shapes=SHAPES, seed=4)
+            else:
+                after = nested(WAYS[2], others)
+            after.memory.load_state(before.memory.state())
+            after.use(Compression())
+            flat = gradient(rank, 3)
+            after.run(flat)
+            held[f"{layout} then {other}"] = {"received": begun + flat, **after.memory.state()}
+    plain = SwitchingExchange(TOPK, NUMEL, shapes=SHAPES, seed=4)
+    flat = gradient(rank, 0)
+    plain.run(flat)
+    after = nested(TOPK, layouts["2+2"])
+    after.memory.load_state(plain.memory.state())
+    after.use(Compression())
+    rest = gradient(rank, 1)
+    after.run(rest)
+    held["flat then 2+2"] = {"received": flat.double() + rest}
+    return held, said
+
+
+def hang(rank: int, store: dist.Store) -> dict[str, object]:
+    """What the others say of a leader that does not come."""
+    groups = HostGroups(LAYOUTS["2+2"], timeout_s=TIMEOUT_S)
+    work = HierarchicalExchange(TOPK, NUMEL, groups=groups, store=store)
+    work.run(gradient(rank, 0))
+    if rank == LOST:
+        time.sleep(TIMEOUT_S + 8)
+        return {}
+    try:
+        work.run(gradient(rank, 1))
+    except (RunFailed, LostPeer) as error:
+        return {"loss": str(error), "kind": type(error).__name__}
+    return {}
+
+
+def main(rank: int, folder: Path, way: str) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), WORKERS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORKERS, timeout=timedelta(seconds=60))
+    if way == "exchange":
+        held, said = exchange(rank)
+        torch.save(held, folder / f"rank-{rank}.pt")
+    else:
+        said = hang(rank, store)
+    (folder / f"rank-{rank}.json").write_text(json.dumps(said))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,207 @@
+"""Laws of the exchange in two levels, between real processes that are thought to share hosts in several ways."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hetopt.trainer.exchange.aggregation import CompressedSum
+from hetopt.trainer.exchange.cost import LinkSpeed, time_s
+from hetopt.trainer.exchange.hierarchical import HierarchicalExchange, HostGroups
+from hetopt.trainer.exchange.memory import ALIKE, ErrorFeedback, redistribute
+from hetopt.trainer.exchange.sparse_all_gather import SparseAllGather
+from hetopt.trainer.exchange.topk import TopKCompressor
+from hetopt.trainer.exchange.wire import hierarchical_operations, operations
+from hetopt.trainer.spec import Compression
+
+from . import hierarchical_program as program
+from .thread_group import Crew
+
+WORKERS = range(program.WORKERS)
+
+
+def outcome(folder, way):
+    """What each worker said."""
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    workers = [
+        subprocess.Popen([sys.executable, program.__file__, str(rank), str(folder), way], env=environment)
+        for rank in WORKERS
+    ]
+    try:
+        assert [worker.wait(timeout=150) for worker in workers] == [0] * program.WORKERS
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in WORKERS]
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hierarchy")
+    said = outcome(folder, "exchange")
+    return [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in WORKERS], said
+
+
+def by_host(layout):
+    """Ranks of each host, the leader first."""
+    hosts = program.LAYOUTS[layout]
+    return [[rank for rank in WORKERS if hosts[rank] == host] for host in dict.fromkeys(hosts)]
+
+
+def all_brought(steps):
+    return sum(program.gradient(rank, step).double() for rank in WORKERS for step in steps)
+
+
+layouts = pytest.mark.parametrize("layout", program.LAYOUTS)
+
+
+@layouts
+def test_a_dense_sum_is_that_of_all_workers_in_one_level(group, layout):
+    held, _ = group
+    expected = torch.stack([program.scattered(rank).double() for rank in WORKERS])
+    for own in held:
+        assert torch.equal(own[f"{layout} dense"]["sum"], held[0][f"{layout} dense"]["sum"])
+    error = (held[0][f"{layout} dense"]["sum"].double() - expected.sum(0)).abs()
+    assert (error <= 1e-6 * expected.abs().sum(0)).all()
+
+
+@layouts
+def test_hosts_exchange_as_single_workers_with_the_gradients_of_all_theirs_would(group, layout):
+    """To the bit: results, what each host still owes, and nothing that anybody else owes."""
+    held, _ = group
+    places = by_host(layout)
+    crew = Crew(
+        len(places),
+        lambda: (
+            ErrorFeedback(program.NUMEL),
+            CompressedSum(compressor=TopKCompressor(), ratio=program.TOPK.ratio, collective=SparseAllGather()),
+        ),
+    )
+    for step in range(program.STEPS):
+        sums = [sum(program.gradient(rank, step) for rank in ranks) for ranks in places]
+        expected = crew.exchange(sums)[0]
+        for own in held:
+            assert torch.equal(own[f"{layout} sparse {step}"]["sum"], expected)
+        for ranks, memory in zip(places, crew.memories, strict=True):
+            leader, *others = ranks
+            assert torch.equal(held[leader][f"{layout} sparse {step}"]["residual"], memory.state()["residual"])
+            for rank in others:
+                assert not held[rank][f"{layout} sparse {step}"]["residual"].any()
+
+
+@layouts
+def test_no_change_of_compression_loses_anything(group, layout):
+    """What all workers have received and what is held back is what they brought."""
+    held, _ = group
+    for own in held:
+        assert torch.equal(own[f"{layout} switched"]["received"], held[0][f"{layout} switched"]["received"])
+    owed = sum(own[f"{layout} switched"]["residual"].double() for own in held)
+    brought = all_brought(range(2 * len(program.WAYS)))
+    torch.testing.assert_close(held[0][f"{layout} switched"]["received"] + owed, brought, rtol=0, atol=1e-2)
+
+
+@layouts
+@pytest.mark.parametrize("other", [*program.LAYOUTS, "flat"])
+def test_what_is_owed_survives_a_move_to_other_hosts(group, layout, other):
+    held, _ = group
+    for own in held:
+        assert torch.equal(own[f"{layout} then {other}"]["received"], all_brought(range(4)))
+        assert not own[f"{layout} then {other}"]["residual"].any()
+
+
+def test_workers_that_exchanged_for_themselves_hand_over_to_their_leaders(group):
+    held, _ = group
+    assert all(torch.equal(own["flat then 2+2"]["received"], all_brought(range(2))) for own in held)
+
+
+@layouts
+@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+def test_redistribution_keeps_the_sum(group, layout, workers):
+    held, _ = group
+    states = [{k: v for k, v in own[f"{layout} sparse 5"].items() if k != "sum"} for own in held]
+    assert all(state.keys() == states[0].keys() for state in states)
+    assert all(torch.equal(state[k], states[0][k]) for state in states for k in state if k.startswith(ALIKE))
+    new = redistribute(states, workers)
+    before, after = (sum(state["residual"].double() for state in side) for side in (states, new))
+    assert torch.equal(before, after)
+
+
+FIXED_SIZE = [i for i, way in enumerate(program.WAYS) if way.name != "topk_threshold"]
+
+
+@layouts
+@pytest.mark.parametrize("way", FIXED_SIZE)
+def test_messages_are_those_that_are_priced(group, layout, way):
+    _, said = group
+    places, compression = by_host(layout), program.WAYS[way]
+    between = operations(
+        compression.name,
+        program.NUMEL,
+        compression.ratio,
+        workers=len(places),
+        collective=compression.collective,
+        rank=compression.rank or 1,
+        shapes=program.SHAPES,
+    )
+    for leader, *others in places:
+        priced = hierarchical_operations(between, program.NUMEL, workers_per_host=1 + len(others))
+        expected = [[o.primitive, o.payload_bytes, o.scope] for o in priced if o.members > 1 or o.scope == "network"]
+        assert said[leader][f"{layout} way {way}"]["messages"] == expected
+        assert said[leader][f"{layout} way {way}"]["sent_bytes"] == sum(o.payload_bytes for o in between)
+        for rank in others:
+            inside = [message for message in expected if message[2] == "host"]
+            assert said[rank][f"{layout} way {way}"]["messages"] == inside
+            assert said[rank][f"{layout} way {way}"]["sent_bytes"] == 0
+
+
+@layouts
+def test_only_leaders_hold_energy(group, layout):
+    _, said = group
+    leaders = {ranks[0] for ranks in by_host(layout)}
+    for rank in WORKERS:
+        told = said[rank][f"{layout} sparse"]
+        if rank in leaders:
+            assert 0 < told["look_energies"][0] < told["look_energies"][1] <= told["energy"]
+        else:
+            assert told["energy"] == 0
+            assert told["look_energies"] == [0, 0]
+
+
+def test_a_leader_that_hangs_is_named_as_the_worker_that_it_is(tmp_path):
+    said = outcome(tmp_path, "hang")
+    for rank in WORKERS:
+        if rank != program.LOST:
+            assert said[rank]["kind"] == "RunFailed"
+            assert said[rank]["loss"] == f"worker {program.LOST} did not come to the exchange of gradients in time."
+
+
+def test_a_worker_alone_is_its_own_host():
+    alone = HierarchicalExchange(Compression(name="topk", ratio=0.25), 4, groups=HostGroups(["a"]))
+    flat = torch.tensor([1.0, -8.0, 2.0, 0.0])
+    stats = alone.run(flat)
+    assert flat.tolist() == [0.0, -8.0, 0.0, 0.0]
+    assert [message.scope for message in stats.messages] == ["network"]
+    again = HierarchicalExchange(Compression(name="topk", ratio=0.25), 4, groups=HostGroups(["a"]))
+    again.memory.load_state(alone.memory.state())
+    again.use(Compression())
+    flat.zero_()
+    again.run(flat)
+    assert flat.tolist() == [1.0, 0.0, 2.0, 0.0]
+    with pytest.raises(ValueError, match="2 hosts were named for 1 workers"):
+        HostGroups(["a", "b"])
+
+
+def test_two_levels_are_cheaper_over_slow_links_and_dearer_where_all_links_are_alike():
+    slow, fast = LinkSpeed(latency_s=1e-4, bytes_per_s=3e6), LinkSpeed(latency_s=1e-5, bytes_per_s=1e9)
+    numel = 300_000
+    flat = operations("topk", numel, 0.01, workers=8)
+    between = operations("topk", numel, 0.01, workers=2)
+    two_levels = hierarchical_operations(between, numel, workers_per_host=4)
+    assert time_s(two_levels, slow, host=fast) < time_s(flat, slow, host=fast)
+    assert time_s(two_levels, fast, host=fast) > time_s(flat, fast, host=fast)
