@@ -30,7 +30,7 @@ RANDOM = ("randomk", "global_randomk_maxnorm", "global_randomk_two_scale")
 TIMED = "topk"
 """The compressor that profiles time, and whose gain they tell."""
 
-LEAST_GAIN = 0.3
+LEAST_GAIN = 0.05
 """Below which the policy ``auto`` uses nothing, whatever it promises."""
 
 ASSUMED_LOG_SD = 0.5

@@ -169,6 +169,7 @@ def test_workers_of_a_host_send_as_one_where_links_are_slow(box: None, tmp_path:
             "task": f"{TOY}:wide",
             "compression": Compression(name="topk", ratio=0.1),
             "ratio_policy": policy,
+            "learning_rate_scale": 0.1,
             "collective_policy": "cheapest" if policy == "auto" else "fixed",
         }
     )
