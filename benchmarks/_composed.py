@@ -90,9 +90,11 @@ def trajectory(log: Log, *, by: By, compression: Compression, job: Job) -> Traje
     """
     sign = 1 if job.higher_is_better else -1
     stretches, evaluations, dense_bytes = [], [], 1.0
+    exchange = next(event["exchange"] for event in log if "exchange" in event)
     for event in log:
         if event["event"] == "step":
-            exchange = event["exchange"]
+            # Of a period whose every step was one between two ways nothing is told: it counts with the one before.
+            exchange = event.get("exchange", exchange)
             dense_bytes = float(exchange["dense_bytes"])
             if by == "hetopt":
                 way = Way(by=by, compression=_in_use(compression, exchange))

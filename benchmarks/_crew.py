@@ -37,6 +37,10 @@ DDP_SIDES: dict[str, HookName] = {"ddp": "none", "ddp-fp16": "fp16", "ddp-powers
 def main(folder: Path) -> int:
     """Start the workers and wait for all; the exit code is that of the first that failed."""
     runs = json.loads((folder / RUNS_FILE).read_text(encoding="utf-8"))
+    if any(run["side"] == EXCHANGES for run in runs["runs"]):
+        # On hosts of their own workers would not wait for a core, and here those that a message wakes up should not
+        # either: this is about links. Whatever else this machine does has to wait instead.
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     places = runs["namespaces"]
     children = {}
     for rank, namespace in enumerate(places):

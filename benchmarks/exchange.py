@@ -7,19 +7,16 @@ import itertools
 import os
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks._collectives import Cell, Request
 from benchmarks._outcome import Bound, Outcome, parser, publish
+from benchmarks._rate_schedule import AUTO, PHASES, phases_of, scheduled_runs, slowdown_coefficient
 from benchmarks._rehearsal import Log, launch, need_namespaces, time_exchanges
-from hetopt.profiler.inflation import step_inflation
-from hetopt.trainer.events import Event
 from hetopt.trainer.exchange.cost import PUBLISHED_RING, PUBLISHED_TREE, LinkSpeed, gathered, shared_index, time_s
-from hetopt.trainer.launch.schedule import CONDITION_CHANGED
-from hetopt.trainer.miniature import EVERY_HOST, Change, DeclaredTime, Miniature, MiniatureHost
-from hetopt.trainer.spec import Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.trainer.miniature import MiniatureHost
+from hetopt.trainer.spec import Compression
 
 
 @dataclass(kw_only=True)
@@ -59,7 +56,7 @@ SMOKE = Scale(
 )  # fmt: skip
 QUICK = Scale(
     hosts=(2, 4), rates=(2.5e7, 1e9), gradients=(2_500, 250_000, 2_500_000), repeats=5, cell_s=3.0,
-    phase_steps=25, period=5, fixed=4, levels=((2, 1e8),),
+    phase_steps=25, period=5, fixed=3, levels=((2, 1e8),),
 )  # fmt: skip
 FULL = Scale(
     hosts=(2, 4, 8), rates=(2.5e7, 1e8, 1e9), gradients=(2_500, 25_000, 250_000, 2_500_000, 12_500_000), repeats=11,
@@ -215,58 +212,21 @@ def levels_part(scale: Scale, results: Results) -> None:
 
 # A schedule of link rates while training
 
-TOY = f"{Path(__file__).with_name('_toy.py')}:broad_digits"
-WORKERS = 4
-COMPUTE_S = 0.06
-"""Of a step; the four workers of a small machine compute for real well within it."""
-SHARE = 16
-PHASES = (1e9, 1e8, 2.5e7, 1e9)
-
-FIXED = (
-    Compression(),
-    Compression(name="bf16"),
-    Compression(name="topk", ratio=0.1, coding="packed_bf16"),
-    Compression(name="topk", ratio=0.01, coding="packed_bf16"),
-    Compression(name="topk", ratio=0.1),
-    Compression(name="topk", ratio=0.01),
-    Compression(name="topk", ratio=0.03, coding="packed_bf16"),
-    Compression(name="topk", ratio=0.1, collective="ar_topk_star"),
-    Compression(name="topk", ratio=0.01, collective="ar_topk_star"),
-    Compression(name="topk", ratio=0.1, collective="ar_topk_star", coding="packed_bf16"),
-    Compression(name="topk", ratio=0.001, coding="packed_bf16"),
-)
-AUTO = "auto"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Phase:
-    """What one run was like while the links had one rate.
-
-    J is the time that one dense step's progress took: seconds over progress, the sum over steps of 1 / inflation.
-    """
-
-    whole_j_s: float
-    settled_j_s: float
-    step_time_s: float
-    gain: float
-    ways: tuple[str, ...]
-
 
 def schedule_part(scale: Scale, results: Results) -> None:
     """Every fixed choice and `auto` through the same schedule of rates."""
     rates = ", ".join(f"{rate / 1e6:g}" for rate in PHASES)
     print(f"\nlink rates change while training ({rates} Mbit/s, {scale.phase_steps} steps each)")
-    print("J: milliseconds for the progress of one dense step, in the later half of each phase (in all of it)")
-    runs = {_choice(way): _spec(scale, way) for way in FIXED[: scale.fixed]}
-    runs[AUTO] = _spec(scale, Compression()).model_copy(
-        update={"ratio_policy": "auto", "collective_policy": "cheapest"}
-    )
-    phases: dict[str, list[Phase]] = {}
-    for name, run in runs.items():
+    logs: dict[str, Log] = {}
+    for name, run in scheduled_runs(phase_steps=scale.phase_steps, period=scale.period, fixed=scale.fixed).items():
         print(f"  {name}", file=sys.stderr, flush=True)
-        phases[name] = [_phase(events) for events in _by_phase(launch(run))]
-        cells = "  ".join(f"{1e3 * one.settled_j_s:>8.1f} ({1e3 * one.whole_j_s:>7.1f})" for one in phases[name])
-        print(f"{name:>34}  {cells}", flush=True)
+        logs[name] = launch(run)
+    coefficient = slowdown_coefficient(logs[AUTO])
+    print(f"J: ms for the progress of a dense step, 1 + {coefficient:.3f} sqrt(1 / gain - 1) steps, as auto measured;")
+    print("in the later half of each phase (in all of it)")
+    phases = {name: phases_of(log, coefficient) for name, log in logs.items()}
+    for name, found in phases.items():
+        print(f"{name:>34}  " + "  ".join(f"{1e3 * p.settled_j_s:>8.1f} ({1e3 * p.whole_j_s:>7.1f})" for p in found))
     worst = worst_whole = 0.0
     for number, rate in enumerate(PHASES):
         fixed = {name: found[number] for name, found in phases.items() if name != AUTO}
@@ -283,76 +243,9 @@ def schedule_part(scale: Scale, results: Results) -> None:
             f"{rate / 1e6:>6g} Mbit/s: best fixed choice {best}; auto {over:.3f} of it when settled, "
             f"{whole:.3f} in all; used {', then '.join(ours.ways)}"
         )
+    results.figures["slowdown_coefficient"] = round(coefficient, 4)
     results.goal("auto_over_best_fixed_worst_phase", worst, "at_most", 1.05)
     results.figures["auto_over_best_fixed_with_settling_worst_phase"] = round(worst_whole, 4)
-
-
-def _choice(way: Compression) -> str:
-    return _name(way) + ("" if way.coding is None else f" {way.coding}")
-
-
-def _spec(scale: Scale, way: Compression) -> RunSpec:
-    hosts = tuple(MiniatureHost(name=f"h{place}", rate_bits_per_s=PHASES[0]) for place in range(WORKERS))
-    changes = tuple(
-        Change(host=EVERY_HOST, at_step=number * scale.phase_steps, rate_bits_per_s=rate)
-        for number, rate in enumerate(PHASES)
-        if number
-    )
-    workers = tuple(
-        WorkerSpec(
-            host=host.name,
-            type="equal",
-            local_batch_size=SHARE,
-            threads=1,
-            declared=DeclaredTime(fixed_s=COMPUTE_S / 2, per_sample_s=COMPUTE_S / 2 / SHARE),
-        )
-        for host in hosts
-    )
-    return RunSpec(
-        task=TOY,
-        workers=workers,
-        compression=way,
-        batch_policy="static",
-        stop=StopRule(max_steps=len(PHASES) * scale.phase_steps),
-        evaluate_every_epochs=1e6,
-        control_period_steps=scale.period,
-        checkpoint_every_s=1e6,
-        miniature=Miniature(hosts=hosts, changes=changes),
-    )
-
-
-def _by_phase(log: Log) -> Iterator[list[Event]]:
-    """The control periods that lie wholly within a phase; the one in which the rates changed is nobody's."""
-    found: list[list[Event]] = [[]]
-    straddles = False
-    for event in log:
-        if event["event"] == CONDITION_CHANGED:
-            if not straddles:  # one event a host
-                found.append([])
-            straddles = True
-        elif event["event"] == "step":
-            if not straddles:
-                found[-1].append(event)
-            straddles = False
-    yield from found
-
-
-def _phase(periods: Sequence[Event]) -> Phase:
-    later = periods[len(periods) // 2 :]
-    ways = [str(period["exchange"]["way"]) for period in periods]
-    return Phase(
-        whole_j_s=_per_progress_s(periods),
-        settled_j_s=_per_progress_s(later),
-        step_time_s=statistics.median(float(period["step_time_s"]) for period in later),
-        gain=statistics.median(float(period["exchange"]["gain"]) for period in later),
-        ways=tuple(way for way, _ in itertools.groupby(ways)),
-    )
-
-
-def _per_progress_s(periods: Sequence[Event]) -> float:
-    seconds = sum(period["steps"] * period["step_time_s"] for period in periods)
-    progress = sum(period["steps"] / step_inflation(min(1.0, period["exchange"]["gain"])) for period in periods)
-    return float(seconds / progress)
 
 
 PARTS = {

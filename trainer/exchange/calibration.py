@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,9 @@ from hetopt.trainer.spec import Compression
 REPEATS, MOST_REPEATS = 3, 15
 REPEATED_S = 0.1
 """Short timings are repeated for so long: what disturbs one of a millisecond takes several."""
+
+PAUSE_S = 0.004
+"""Before each, as computation is in training: a link that limits its rate then lets the first bytes pass at once."""
 
 LONGEST_S = 0.4
 """What one timing may take: of a larger gradient, or over a slow link, only a part is sent."""
@@ -161,6 +165,7 @@ def _median_s(channel: Channel, primitive: Primitive, run: Callable[[], None], m
     """
 
     def once_s() -> float:
+        time.sleep(PAUSE_S)
         channel.all_reduce(torch.zeros(1))
         begun = channel.now()
         run()
@@ -175,7 +180,7 @@ def _median_s(channel: Channel, primitive: Primitive, run: Callable[[], None], m
         return agreed
 
     [first_s] = agreed_s([once_s()])
-    repeats = min(most_repeats, max(REPEATS, int(REPEATED_S / first_s)))
+    repeats = min(most_repeats, max(REPEATS, int(REPEATED_S / (PAUSE_S + first_s))))
     return statistics.median(agreed_s([once_s() for _ in range(repeats)]))
 
 

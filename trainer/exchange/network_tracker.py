@@ -15,6 +15,7 @@ only its own factors move: otherwise one bad choice would make all others look a
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -250,7 +251,9 @@ def _with_grace(samples: Sequence[Timed], scope: Scope, algorithms: Algorithms, 
     times_s = [sample.time_s for sample in samples]
     latency_s, byte_s = _line(terms, times_s)
     if grace_s > 0:
-        felt = [own.traffic_bytes * byte_s > grace_s for own in terms]
+        # The longest timings tell the rate, whatever passes before it is felt.
+        rates = [(s + grace_s - latency_s * own.messages) / own.traffic_bytes for s, own in _longest(samples, terms)]
+        felt = [own.traffic_bytes * statistics.median(rates) > grace_s for own in terms]
         terms = [own if is_felt else replace(own, traffic_bytes=0.0) for own, is_felt in zip(terms, felt, strict=True)]
         latency_s, byte_s = _line(terms, [s + grace_s * is_felt for s, is_felt in zip(times_s, felt, strict=True)])
     state = NetworkState(links={scope: LinkState.guessed(latency_s, byte_s, grace_s)})
@@ -258,6 +261,16 @@ def _with_grace(samples: Sequence[Timed], scope: Scope, algorithms: Algorithms, 
         parts = state.parts([(1.0, [sample.operation])], algorithms)
         state = NetworkState(links=_updated(parts, sample.time_s, TIMING_ERROR**2))
     return state.links[scope]
+
+
+def _longest(samples: Sequence[Timed], terms: Sequence[Terms]) -> list[tuple[float, Terms]]:
+    """The longest timing of each primitive."""
+    found: dict[str, tuple[float, Terms]] = {}
+    for sample, own in zip(samples, terms, strict=True):
+        before = found.get(sample.operation.primitive)
+        if before is None or before[0] < sample.time_s:
+            found[sample.operation.primitive] = (sample.time_s, own)
+    return list(found.values())
 
 
 def _line(terms: Sequence[Terms], times_s: Sequence[float]) -> tuple[float, float]:

@@ -59,6 +59,8 @@ _STEP_WEIGHT = 0.3  # of the newest time of a step of the same option
 _PART_FOR_ONE = 0.25  # of what is left, for a trial of more than one step
 _RETRIED_AFTER = 4  # periods, doubled with every trial
 _SCOUTED_AFTER = 10  # periods
+_LEARNT_AFTER = 15  # periods, in all of which something is new
+_LOOK_WHEN_SETTLED_EVERY = 3  # periods, for a look takes longer than the selection that is sent
 _LOOK_AT_GAIN_EVERY = 5  # periods of dense training, in which a gain curve costs a selection that nobody sends
 
 
@@ -211,11 +213,13 @@ class AutoRatio:
         return f"{told}: {saving:.0%} less time to the target"
 
     def _keep(self, state: AutoState, now: Judged, network: NetworkState) -> RatioDecision:
-        looks = now.option.gain is None or state.periods - state.last_curve >= _LOOK_AT_GAIN_EVERY
+        every = _LOOK_AT_GAIN_EVERY
+        if now.option.gain is None:
+            every = 1 if state.belief.changed is not None or state.periods < _LEARNT_AFTER else _LOOK_WHEN_SETTLED_EVERY
         return RatioDecision(
             ratio=now.option.ratio,
             option=now.option.key,
-            measure_gain=looks or not state.belief.points,
+            measure_gain=state.periods - state.last_curve >= every or not state.belief.points,
             alarm_s=_alarm_s(now.option, network),
         )
 

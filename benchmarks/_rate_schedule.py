@@ -1,0 +1,149 @@
+"""A training run whose links change their rates on the way, and what it was like at each rate."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks._rehearsal import Log
+from hetopt.trainer.control.ratio.slowdown import LARGEST, distance
+from hetopt.trainer.events import Event
+from hetopt.trainer.launch.schedule import CONDITION_CHANGED
+from hetopt.trainer.miniature import EVERY_HOST, Change, DeclaredTime, Miniature, MiniatureHost
+from hetopt.trainer.spec import Compression, RunSpec, StopRule, WorkerSpec
+
+TOY = f"{Path(__file__).with_name('_toy.py')}:broad_digits"
+WORKERS = 4
+COMPUTE_S = 0.06
+"""Of a step; the four workers of a small machine compute for real well within it."""
+
+SHARE = 16
+PHASES = (1e9, 1e8, 2.5e7, 1e9)
+"""Rates in bits a second, one after the other."""
+
+FIXED = (
+    Compression(),
+    Compression(name="bf16"),
+    Compression(name="topk", ratio=0.01, coding="packed_bf16"),
+    Compression(name="topk", ratio=0.001, coding="packed_bf16"),
+    Compression(name="topk", ratio=0.1, coding="packed_bf16"),
+    Compression(name="topk", ratio=0.03, coding="packed_bf16"),
+    Compression(name="topk", ratio=0.003, coding="packed_bf16"),
+    Compression(name="topk", ratio=0.1),
+    Compression(name="topk", ratio=0.01),
+    Compression(name="topk", ratio=0.001),
+    Compression(name="topk", ratio=0.1, collective="ar_topk_star", coding="packed_bf16"),
+    Compression(name="topk", ratio=0.01, collective="ar_topk_star", coding="packed_bf16"),
+    Compression(name="topk", ratio=0.001, collective="ar_topk_star", coding="packed_bf16"),
+)
+AUTO = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """What one run was like while the links had one rate.
+
+    J is the time that one dense step's progress took: seconds over progress, the sum over steps of 1 / slowdown.
+
+    Attributes:
+        whole_j_s: over all control periods that lie within the phase.
+        settled_j_s: over the later half of them.
+        ways: in which gradients were exchanged, in their order.
+    """
+
+    whole_j_s: float
+    settled_j_s: float
+    ways: tuple[str, ...]
+
+
+def scheduled_runs(*, phase_steps: int, period: int, fixed: int) -> dict[str, RunSpec]:
+    """The first so many fixed choices, and `auto`, through the phases."""
+    runs = {_name(way): _spec(way, phase_steps, period) for way in FIXED[:fixed]}
+    auto = _spec(Compression(), phase_steps, period)
+    runs[AUTO] = auto.model_copy(update={"ratio_policy": "auto", "collective_policy": "cheapest"})
+    return runs
+
+
+def slowdown_coefficient(log: Log) -> float:
+    """The coefficient of the law of slowdown, over all looks at a run's progress.
+
+    All sides are judged by the same: whether the law holds is not asked here, but whether what it says is cheapest is
+    found when the network changes.
+    """
+    looks = [
+        (distance(event["exchange"]["gain"]), float(event["exchange"]["progress"]))
+        for event in log
+        if event["event"] == "step" and "progress" in event["exchange"] and 0 < event["exchange"]["gain"] < 1
+    ]
+    carried = sum(root * root * progress for root, progress in looks)
+    if carried <= 0:
+        return 0.0
+    return min(LARGEST, max(0.0, sum(root * (1 - progress) for root, progress in looks) / carried))
+
+
+def phases_of(log: Log, coefficient: float) -> list[Phase]:
+    """The control periods of each phase; those in which the rates changed are nobody's."""
+    found: list[list[Event]] = [[]]
+    straddles = False
+    for event in log:
+        if event["event"] == CONDITION_CHANGED:
+            if not straddles:  # one event a host
+                found.append([])
+            straddles = True
+        elif event["event"] == "step":
+            if not straddles:
+                found[-1].append(event)
+            straddles = False
+    return [
+        Phase(
+            whole_j_s=_per_progress_s(periods, coefficient),
+            settled_j_s=_per_progress_s(periods[len(periods) // 2 :], coefficient),
+            ways=tuple(way for way, _ in itertools.groupby(str(period["exchange"]["way"]) for period in periods)),
+        )
+        for periods in found
+    ]
+
+
+def _per_progress_s(periods: Sequence[Event], coefficient: float) -> float:
+    seconds = sum(period["steps"] * period["step_time_s"] for period in periods)
+    progress = sum(
+        period["steps"] / (1 + coefficient * distance(min(1.0, period["exchange"]["gain"]))) for period in periods
+    )
+    return float(seconds / progress)
+
+
+def _name(way: Compression) -> str:
+    parts = [way.name, f"{way.ratio:g}" if way.ratio < 1 else "", way.coding or ""]
+    return " ".join(filter(None, [*parts, "" if way.collective == "auto" else way.collective]))
+
+
+def _spec(way: Compression, phase_steps: int, period: int) -> RunSpec:
+    hosts = tuple(MiniatureHost(name=f"h{place}", rate_bits_per_s=PHASES[0]) for place in range(WORKERS))
+    changes = tuple(
+        Change(host=EVERY_HOST, at_step=number * phase_steps, rate_bits_per_s=rate)
+        for number, rate in enumerate(PHASES)
+        if number
+    )
+    workers = tuple(
+        WorkerSpec(
+            host=host.name,
+            type="equal",
+            local_batch_size=SHARE,
+            threads=1,
+            declared=DeclaredTime(fixed_s=COMPUTE_S / 2, per_sample_s=COMPUTE_S / 2 / SHARE),
+        )
+        for host in hosts
+    )
+    return RunSpec(
+        task=TOY,
+        workers=workers,
+        compression=way,
+        batch_policy="static",
+        stop=StopRule(max_steps=len(PHASES) * phase_steps),
+        evaluate_every_epochs=1e6,
+        control_period_steps=period,
+        checkpoint_every_s=1e6,
+        miniature=Miniature(hosts=hosts, changes=changes),
+    )
