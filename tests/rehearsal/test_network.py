@@ -111,6 +111,18 @@ def test_a_rate_changes_while_traffic_flows(box: None) -> None:
         network.set_rates({0: None, 1: 1e9})
 
 
+def test_a_link_that_becomes_slower_is_not_stuck(box: None) -> None:
+    """What a fast link has queued may not fit into a slow one's bucket at all, and would stay in everybody's way."""
+    with MiniatureNetwork.create(hosts(2, 1e9), owner="a test") as network:
+        receive(network, 1)
+        for _ in range(4):
+            transfer = send(network, 0, 1, 30_000_000)  # a quarter of a second
+            time.sleep(0.1)
+            network.set_rates({0: 1e8, 1: 1e8})
+            assert transfer.wait_s() < 6
+            network.set_rates({0: 1e9, 1: 1e9})
+
+
 def test_hosts_of_two_networks_have_the_same_addresses_and_do_not_meet(box: None) -> None:
     with (
         MiniatureNetwork.create(hosts(2), owner="one") as one,

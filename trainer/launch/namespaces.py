@@ -57,7 +57,7 @@ class MiniatureNetwork:
         self.id = network_id
         self._hosts = tuple(hosts)
         self._quotas = dict(quotas)
-        self._limited: set[int] = set()
+        self._rates: dict[int, float | None] = {}
         self._children: dict[int, list[subprocess.Popen[bytes]]] = {}
 
     @classmethod
@@ -104,20 +104,27 @@ class MiniatureNetwork:
         return _namespace(self.id, self._hosts[place])
 
     def set_rates(self, rates_bits_per_s: Mapping[int, float | None]) -> None:
-        """Give links new rates, both directions, while traffic flows. None lifts the limit."""
+        """Give links new rates, both directions, while traffic flows. None lifts the limit.
+
+        A smaller bucket would never let a packet pass that is larger than it, and the packets behind that one neither:
+        the kernel hands on up to 64 kB at once, and keeps what is queued when a bucket is changed. So a link that
+        becomes slower begins with an empty queue, and what was in it is sent again.
+        """
         ports: list[str] = []
         for place, rate in rates_bits_per_s.items():
+            before = self._rates.get(place)
+            commands: list[str] = []
+            if before is not None and (rate is None or rate < before):
+                commands.append("qdisc del dev {device} root")
             if rate is not None:
-                action, bucket = "replace", f" {limit(rate)}"
-                self._limited.add(place)
-            elif place in self._limited:
-                action, bucket = "del", ""
-                self._limited.discard(place)
-            else:
-                continue
-            iproute.run_batch("tc", [f"qdisc {action} dev {LINK} root{bucket}"], namespace=self.namespace(place))
-            ports.append(f"qdisc {action} dev {_port(place)} root{bucket}")
-        iproute.run_batch("tc", ports, namespace=_switch(self.id))
+                commands.append("qdisc replace dev {device} root " + limit(rate))
+            self._rates[place] = rate
+            if commands:
+                own = [command.format(device=LINK) for command in commands]
+                iproute.run_batch("tc", own, namespace=self.namespace(place))
+                ports += [command.format(device=_port(place)) for command in commands]
+        if ports:
+            iproute.run_batch("tc", ports, namespace=_switch(self.id))
 
     def set_cpu(self, place: int, cores: float) -> None:
         """Change the CPU quota of a host that was made with one."""
