@@ -68,7 +68,6 @@ class Model:
         quick_epochs: of the quick form.
         evaluations: in an epoch.
         margin: units of the metric by which the target is easier than what dense training ends with.
-        deterministic_share: see `hetopt.profiler.inflation`.
         speed_up: over static Top-k 10x, that GraVAC was published with (arXiv 2305.12201, table 2); None: nobody's.
     """
 
@@ -76,7 +75,6 @@ class Model:
     quick_epochs: float
     evaluations: int
     margin: float
-    deterministic_share: float
     speed_up: float | None
 
 
@@ -128,7 +126,6 @@ class Runs:
             compression=contender.compression,
             ratio_policy=contender.ratio_policy,
             collective_policy="cheapest" if contender.ratio_policy == "auto" else "fixed",
-            deterministic_share=self.model.deterministic_share,
             learning_rate_scale=job.learning_rate_scale,
             batch_policy="static",
             stop=StopRule(max_epochs=self.epochs) if steps is None else StopRule(max_steps=steps),
@@ -167,7 +164,6 @@ MODELS: Mapping[str, Model] = MappingProxyType(
             quick_epochs=1,
             evaluations=4,
             margin=0.02,
-            deterministic_share=0.25,
             speed_up=4.32,
         ),
         "vgg": Model(
@@ -175,7 +171,6 @@ MODELS: Mapping[str, Model] = MappingProxyType(
             quick_epochs=0.5,
             evaluations=4,
             margin=0.02,
-            deterministic_share=0.25,
             speed_up=1.95,
         ),
         "lstm": Model(
@@ -192,7 +187,6 @@ MODELS: Mapping[str, Model] = MappingProxyType(
             quick_epochs=0.5,
             evaluations=4,
             margin=10.0,
-            deterministic_share=0.25,
             speed_up=6.67,
         ),
     }
@@ -203,7 +197,6 @@ DIGITS = Model(
     quick_epochs=DIGITS_EPOCHS,
     evaluations=4,
     margin=0.02,
-    deterministic_share=0.25,
     speed_up=None,
 )
 """Stands for a model whose data is not here."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks._rehearsal import Log
-from hetopt.trainer.control.ratio.slowdown import LARGEST, distance
+from hetopt.profiler.inflation import distance
 from hetopt.trainer.events import Event
 from hetopt.trainer.launch.schedule import CONDITION_CHANGED
 from hetopt.trainer.miniature import EVERY_HOST, Change, DeclaredTime, Miniature, MiniatureHost
@@ -27,6 +28,7 @@ FIXED = (
     Compression(),
     Compression(name="bf16"),
     Compression(name="topk", ratio=0.01, coding="packed_bf16"),
+    Compression(name="topk", ratio=0.1, collective="ar_topk_star", coding="packed_bf16"),
     Compression(name="topk", ratio=0.001, coding="packed_bf16"),
     Compression(name="topk", ratio=0.1, coding="packed_bf16"),
     Compression(name="topk", ratio=0.03, coding="packed_bf16"),
@@ -34,7 +36,6 @@ FIXED = (
     Compression(name="topk", ratio=0.1),
     Compression(name="topk", ratio=0.01),
     Compression(name="topk", ratio=0.001),
-    Compression(name="topk", ratio=0.1, collective="ar_topk_star", coding="packed_bf16"),
     Compression(name="topk", ratio=0.01, collective="ar_topk_star", coding="packed_bf16"),
     Compression(name="topk", ratio=0.001, collective="ar_topk_star", coding="packed_bf16"),
 )
@@ -58,32 +59,44 @@ class Phase:
     ways: tuple[str, ...]
 
 
-def scheduled_runs(*, phase_steps: int, period: int, fixed: int) -> dict[str, RunSpec]:
-    """The first so many fixed choices, and `auto`, through the phases."""
-    runs = {_name(way): _spec(way, phase_steps, period) for way in FIXED[:fixed]}
+def scheduled_runs(*, phase_steps: int, fixed_steps: int, period: int, fixed: int) -> dict[str, RunSpec]:
+    """The first so many fixed choices, and `auto`, through the phases.
+
+    What stays the same needs fewer steps of a phase to show what they are like.
+    """
+    runs = {_name(way): _spec(way, fixed_steps, period) for way in FIXED[:fixed]}
     auto = _spec(Compression(), phase_steps, period)
     runs[AUTO] = auto.model_copy(update={"ratio_policy": "auto", "collective_policy": "cheapest"})
     return runs
 
 
-def slowdown_coefficient(log: Log) -> float:
-    """The coefficient of the law of slowdown, over all looks at a run's progress.
+def slowdown_coefficients(log: Log) -> list[float]:
+    """The coefficient of the law of slowdown as `auto` thought it to be, the mean over the later half of each phase.
 
-    All sides are judged by the same: whether the law holds is not asked here, but whether what it says is cheapest is
+    All sides are judged by the same: whether it is right is not asked here, but whether what it says is cheapest is
     found when the network changes.
     """
-    looks = [
-        (distance(event["exchange"]["gain"]), float(event["exchange"]["progress"]))
-        for event in log
-        if event["event"] == "step" and "progress" in event["exchange"] and 0 < event["exchange"]["gain"] < 1
+    told = [[float(event["exchange"]["slowdown_coefficient"]) for event in periods] for periods in _by_phase(log)]
+    return [statistics.fmean(phase[len(phase) // 2 :]) for phase in told]
+
+
+def phases_of(log: Log, coefficients: Sequence[float]) -> list[Phase]:
+    """What each phase was like, progress judged by a coefficient each.
+
+    Raises:
+        ValueError: a phase was over within a period.
+    """
+    return [
+        Phase(
+            whole_j_s=_per_progress_s(periods, coefficient),
+            settled_j_s=_per_progress_s(periods[len(periods) // 2 :], coefficient),
+            ways=tuple(way for way, _ in itertools.groupby(str(period["exchange"]["way"]) for period in periods)),
+        )
+        for periods, coefficient in zip(_by_phase(log), coefficients, strict=True)
     ]
-    carried = sum(root * root * progress for root, progress in looks)
-    if carried <= 0:
-        return 0.0
-    return min(LARGEST, max(0.0, sum(root * (1 - progress) for root, progress in looks) / carried))
 
 
-def phases_of(log: Log, coefficient: float) -> list[Phase]:
+def _by_phase(log: Log) -> list[list[Event]]:
     """The control periods of each phase; those in which the rates changed are nobody's."""
     found: list[list[Event]] = [[]]
     straddles = False
@@ -96,14 +109,9 @@ def phases_of(log: Log, coefficient: float) -> list[Phase]:
             if not straddles:
                 found[-1].append(event)
             straddles = False
-    return [
-        Phase(
-            whole_j_s=_per_progress_s(periods, coefficient),
-            settled_j_s=_per_progress_s(periods[len(periods) // 2 :], coefficient),
-            ways=tuple(way for way, _ in itertools.groupby(str(period["exchange"]["way"]) for period in periods)),
-        )
-        for periods in found
-    ]
+    if not all(found):
+        raise ValueError(f"of {len(found)} phases, {sum(not one for one in found)} had no whole control period")
+    return found
 
 
 def _per_progress_s(periods: Sequence[Event], coefficient: float) -> float:

@@ -11,7 +11,7 @@ from hetopt.trainer.agreement import gather_numbers, gather_texts
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.events import EventLog
 from hetopt.trainer.exchange.network_state import NetworkState
-from hetopt.trainer.form import Form
+from hetopt.trainer.exchange.network_tracker import Timed
 from hetopt.trainer.step import trainable_parameters
 
 
@@ -52,24 +52,31 @@ def announce(context: WorkerContext, model: nn.Module, *, shares: Sequence[int],
     )
 
 
-def tell_network(events: EventLog, form: Form) -> None:
-    """Write ``network_measured``, where it was."""
-    if form.calibration is None:
-        return
-    network: NetworkState = form.calibration.network
+def tell_network(
+    events: EventLog, network: NetworkState, timings: Sequence[Timed], *, step: int, **more: float | bool
+) -> None:
+    """Write ``network_measured``.
+
+    Args:
+        events: the log.
+        network: as it is thought to be.
+        timings: that say so.
+        step: steps done.
+        more: to be told with it.
+    """
     hop = next(iter(network.links.values())).speed
     events.write(
         "network_measured",
+        step=step,
         latency_s=round(hop.latency_s, 7),
         bytes_per_s=round(hop.bytes_per_s),
-        measured_s=round(form.measured_s, 3),
-        by_hosts=form.by_hosts,
+        **more,
         timings=[
             {
                 "collective": timed.operation.primitive,
                 "payload_bytes": int(timed.operation.payload_bytes),
                 "time_s": round(timed.time_s, 7),
             }
-            for timed in form.calibration.timings
+            for timed in timings
         ],
     )

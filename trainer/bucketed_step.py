@@ -88,7 +88,6 @@ class BucketedStep:
         self._pace = pace
         self._noise = noise
         self._exchange = exchange
-        self._memory: Remembered = NoMemory() if exchange is None else exchange.memory
         self.way = way
         self._guard = guard if guard is not None else Guard(way)
         self._computed: Mark = stopwatch.mark()
@@ -110,7 +109,12 @@ class BucketedStep:
     @property
     def memory(self) -> Remembered:
         """Nothing where all of the gradient is sent."""
-        return self._memory
+        return NoMemory() if self._exchange is None else self._exchange.memory
+
+    def compress_by(self, exchange: BucketExchange | None, way: str) -> None:
+        """Exchange buckets like this from the next step on; None: sum them as they are. All workers the same."""
+        self._exchange = exchange
+        self.way = way
 
     @property
     def buckets(self) -> int:
@@ -187,6 +191,7 @@ class BucketedStep:
             noise=self._noise_sums(factor, samples) if self._noise and finite else None,
             way=self.way,
             exchange=None if self._exchange is None else self._exchange.take_stats(),
+            under_backward=True,
         )
 
     def _run_overlapped(self, parts: Sequence[MicroBatch], factor: float) -> Tensor:

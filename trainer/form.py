@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hetopt.trainer.events import Event
 from hetopt.trainer.exchange.calibration import Calibration
 from hetopt.trainer.exchange.menu import settled_collective, way_name
+from hetopt.trainer.exchange.network_probe import NetworkProbe
 from hetopt.trainer.spec import Compression
 from hetopt.trainer.steering import Steering
 from hetopt.trainer.step import Step
@@ -24,6 +25,7 @@ class Form:
         compression: of the run.
         steering: None: what is exchanged stays as it is.
         switching: the step, where it is steered.
+        probe: of the network, where somebody asks what it is like.
         calibration: of the network, where it was measured.
         measured_s: how long that took, and timing compressors.
         dense_bytes: of the gradient.
@@ -35,6 +37,7 @@ class Form:
     dense_bytes: int
     steering: Steering | None = None
     switching: SwitchingStep | None = None
+    probe: NetworkProbe | None = None
     calibration: Calibration | None = None
     measured_s: float = 0.0
     by_hosts: bool = False
@@ -75,6 +78,8 @@ class Form:
         looked: Event = {}
         if progress is not None and progress.dense > 0:
             looked["progress"] = round(progress.achieved / progress.dense, 4)
+        if self.steering is not None and self.steering.slowdown_coefficient is not None:
+            looked["slowdown_coefficient"] = round(self.steering.slowdown_coefficient, 4)
         return {
             "exchange": {
                 "way": self.way,

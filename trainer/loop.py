@@ -162,7 +162,15 @@ class _Run:
         """Train to the end and leave the model, a checkpoint and the last event behind."""
         context, clock = self._context, self._context.clock
         announce(context, self._model, shares=self._balance.shares, step=self._runner.step)
-        tell_network(context.events, self._form)
+        if self._form.calibration is not None:
+            tell_network(
+                context.events,
+                self._form.calibration.network,
+                self._form.calibration.timings,
+                step=self._runner.step,
+                measured_s=round(self._form.measured_s, 3),
+                by_hosts=self._form.by_hosts,
+            )
         self._feed.begin(self._balance.shares)
         context.events.write("training_started", step=self._runner.step)
         self._begun_s = self._checkpoint_s = clock()
@@ -250,11 +258,23 @@ class _Run:
     def _steer(self, period: Period) -> None:
         if self._steering is None or self._ended() is not None:
             return
+        if self._steering.watch(period.traffic):
+            self._measure_network()
         rate = float(self._optimizer.param_groups[0]["lr"])
         change = self._steering.judge(period.traffic, step=self._runner.step, epoch=self._epoch, learning_rate=rate)
         if change is not None:
             self._form.follow()
             self._context.events.write("exchange_changed", step=self._runner.step, **change)
+
+    def _measure_network(self) -> None:
+        """Again, as it has jumped."""
+        assert self._steering is not None
+        assert self._form.probe is not None
+        timings = self._form.probe.measure()
+        self._steering.measured(timings)
+        network = self._steering.network
+        assert network is not None
+        tell_network(self._context.events, network, timings, step=self._runner.step)
 
     def _evaluate(self) -> None:
         context = self._context

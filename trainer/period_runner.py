@@ -58,6 +58,7 @@ class PeriodRunner:
         self._pace = pace
         self._stopwatch = stopwatch
         self._alarm = Alarm(context.world_size)
+        self._probe_s = 0.0
         self.step = 0
         self.loss_scale: LossScale | None = initial_loss_scale(context.spec.precision)
         self.control_s = 0.0
@@ -94,6 +95,8 @@ class PeriodRunner:
         steering = self._form.steering
         self._alarm.set(None if steering is None else steering.alarm_s)
         self.log.resume()
+        if self._form.probe is not None and steering is not None and steering.probe_bytes:
+            self._probe_s = self._form.probe.sum_s(steering.probe_bytes)
 
         def one(number: int) -> StepTrace:
             look_at = steering.look_at if steering is not None and number == told else ()
@@ -130,7 +133,9 @@ class PeriodRunner:
             dense_bytes=self._form.dense_bytes,
             looks=0 if steering is None else len(steering.looks),
             newest=newest,
+            probe_s=self._probe_s,
         )
+        self._probe_s = 0.0
         row = self.log.close(
             pace_use=self._pace.use(),
             memory_bound=self._feed.learned_bound or 0,
@@ -167,6 +172,6 @@ class PeriodRunner:
         """What an exchange took here, where anybody listens; None: another way than usual, or none at all."""
         if self._form.steering is None or not trace.way:
             return None
-        if trace.exchange is not None:
+        if trace.exchange is not None and not trace.under_backward:
             return trace.exchange.sync_s
         return self._stopwatch.seconds(trace.computed, trace.summed)

@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import (
     Field,
+    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -15,6 +16,7 @@ from pydantic import (
 )
 
 from hetopt.profiler.artifact import Record
+from hetopt.profiler.inflation import CAUTIOUS_COEFFICIENT
 from hetopt.profiler.schedule import ProbeSchedule
 from hetopt.trainer.miniature import DeclaredTime, Miniature
 
@@ -103,8 +105,9 @@ class RunSpec(Record):
     collective_policy: Literal["fixed", "cheapest"] = Field(
         default="fixed", description="whether the collective follows the network while the run goes on"
     )
-    deterministic_share: float = Field(
-        default=1.0, ge=0, le=1, description="of the steps, see hetopt.profiler.inflation; 1 where it is not known"
+    slowdown_coefficient: NonNegativeFloat = Field(
+        default=CAUTIOUS_COEFFICIENT,
+        description="what compression costs in steps, before it is seen: see hetopt.profiler.inflation",
     )
     exchange_timeout_s: PositiveFloat = Field(default=300.0, description="a worker that is later than this is lost")
     batch_policy: BatchPolicy = "model"

@@ -209,9 +209,19 @@ class PeriodLog:
         self._spans.append((self._resumed, now))
         self._resumed = now
 
-    def traffic(self, *, way: str, dense_bytes: int, looks: int = 0, newest: int | None = None) -> Traffic:
+    def traffic(
+        self, *, way: str, dense_bytes: int, looks: int = 0, newest: int | None = None, probe_s: float = 0.0
+    ) -> Traffic:
         """What the unread steps exchanged (see `traffic_of`); waits until the device has done them."""
-        return traffic_of(self._traces, self._stopwatch, way=way, dense_bytes=dense_bytes, looks=looks, newest=newest)
+        return traffic_of(
+            self._traces,
+            self._stopwatch,
+            way=way,
+            dense_bytes=dense_bytes,
+            looks=looks,
+            newest=newest,
+            probe_s=probe_s,
+        )
 
     def close(self, *, pace_use: float, memory_bound: int, stop_wished: bool, since_checkpoint_s: float) -> ControlRow:
         """The row for the steps since the last call, at least one; waits until the device has done them."""

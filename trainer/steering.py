@@ -9,14 +9,18 @@ from pydantic import ValidationError
 
 from hetopt.profiler.artifact import Record
 from hetopt.profiler.errors import BadInput
+from hetopt.trainer.control.ratio.auto import AutoRatio
+from hetopt.trainer.control.ratio.auto_state import AutoState
 from hetopt.trainer.control.ratio.choose import choose_ratio_policy
 from hetopt.trainer.control.ratio.policy import RatioDecision, RatioObservation, RatioPolicy
 from hetopt.trainer.events import Event
 from hetopt.trainer.exchange.composition import why_not_controlled
 from hetopt.trainer.exchange.menu import LOOK_AT, Menu, Way
 from hetopt.trainer.exchange.network_state import NetworkState
-from hetopt.trainer.exchange.network_tracker import observe
+from hetopt.trainer.exchange.network_tracker import Timed
+from hetopt.trainer.exchange.network_watch import NetworkWatch
 from hetopt.trainer.exchange.planner import Planner, PlanState
+from hetopt.trainer.exchange.wire import VALUE_BYTES
 from hetopt.trainer.spec import RunSpec
 from hetopt.trainer.traffic import GroupTraffic
 
@@ -56,7 +60,11 @@ class Steering:
     def __init__(self, spec: RunSpec, menu: Menu, network: NetworkState | None) -> None:
         self._name = spec.ratio_policy
         self._menu = menu
-        self.network = network
+        self._watch = (
+            None
+            if network is None
+            else NetworkWatch(network=network, workers=menu.workers, gradient_bytes=VALUE_BYTES * menu.numel)
+        )
         reason = why_not_controlled(menu.asked.name, self._name)
         if reason is not None and self._name not in ("auto", "scan"):
             raise BadInput(reason, hint="steer topk, or leave the ratio policy at 'fixed'")
@@ -67,7 +75,7 @@ class Steering:
             self._name,
             ratio=spec.compression.ratio,
             options=weighed,
-            deterministic_share=spec.deterministic_share,
+            coefficient=spec.slowdown_coefficient,
         )
         self._state: Record = self._policy.initial()
         self._planner = Planner() if network is not None else None
@@ -97,6 +105,11 @@ class Steering:
         return tuple(sorted({*LOOK_AT, *((asked,) if asked < 1 else ())}))
 
     @property
+    def probe_bytes(self) -> int:
+        """Of the sum that should be timed before the next period; 0: none."""
+        return 0 if self._watch is None else self._watch.probe_bytes(self.way.option.operations)
+
+    @property
     def alarm_s(self) -> float | None:
         """A time of exchange that calls for a look before the period is over."""
         return self._decision.alarm_s
@@ -106,8 +119,44 @@ class Steering:
         wished = self._decision.look_after_steps
         return steps if wished is None else max(1, min(steps, wished))
 
+    def watch(self, traffic: GroupTraffic) -> bool:
+        """Let the network's state follow what a period's exchanges took; whether it should be measured again."""
+        if self._watch is None or not _tells(traffic):
+            return False
+        sync_s: float | None = traffic.sync_s if traffic.sync_s > 0 else None
+        if sync_s is not None and self.way.in_buckets:
+            buckets = self.way.option.buckets
+            compress_s = self.way.option.compress_s
+            whole_s = whole_exchange_s(sync_s, BACKWARD * traffic.compute_s, buckets, compress_s=compress_s)
+            sync_s = None if whole_s is None else whole_s / buckets
+        self._watch = self._watch.after(
+            self.way.option.operations,
+            sync_s,
+            exchanges=traffic.exchanges,
+            probe_bytes=self.probe_bytes,
+            probe_s=traffic.probe_s,
+            period_s=traffic.exchanges * (traffic.compute_s + traffic.compress_s + traffic.sync_s),
+        )
+        return self._watch.wants_measurement
+
+    def measured(self, timings: Sequence[Timed]) -> None:
+        """The network was measured again; the same timings on all ranks."""
+        assert self._watch is not None
+        self._watch = self._watch.measured(timings)
+
+    @property
+    def slowdown_coefficient(self) -> float | None:
+        """What late gradients are thought to cost (`hetopt.trainer.control.ratio.slowdown`); None: nobody asks."""
+        policy, state = self._policy, self._state
+        return policy.coefficient(state) if isinstance(policy, AutoRatio) and isinstance(state, AutoState) else None
+
+    @property
+    def network(self) -> NetworkState | None:
+        """As tracked; None: nobody asks for it."""
+        return None if self._watch is None else self._watch.network
+
     def judge(self, traffic: GroupTraffic, *, step: int, epoch: float, learning_rate: float) -> Event | None:
-        """Learn from a period, and decide; what changed, if anything did.
+        """Learn from a period that was watched, and decide; what changed, if anything did.
 
         Args:
             traffic: of the period, in the present way.
@@ -115,12 +164,11 @@ class Steering:
             epoch: passes over the data completed, with fractions.
             learning_rate: of the first parameter group.
         """
-        if traffic.exchanges == 0 or not traffic.is_finite:
-            return None  # nothing was seen of the present way yet
+        if not _tells(traffic):
+            return None
         before = self.way
         compute_s = traffic.compute_s
         backward_s = BACKWARD * compute_s
-        self._track(before, traffic, backward_s)
         observation = RatioObservation(
             step=step,
             steps=min(traffic.exchanges, step),
@@ -150,18 +198,6 @@ class Steering:
             "after": self.way.option.key,
             "reason": self._decision.reason or self._reason or "",
         }
-
-    def _track(self, way: Way, traffic: GroupTraffic, backward_s: float) -> None:
-        """Let the network's state follow what the exchanges took."""
-        if self.network is None or traffic.sync_s <= 0:
-            return
-        sync_s = traffic.sync_s
-        if way.in_buckets:
-            whole_s = whole_exchange_s(sync_s, backward_s, way.option.buckets)
-            if whole_s is None:
-                return
-            sync_s = whole_s / way.option.buckets
-        self.network = observe(self.network, way.option.operations, sync_s, exchanges=traffic.exchanges)
 
     def _way_of(self, decision: RatioDecision, *, compute_s: float) -> Way:
         """The way that a decision means; where it leaves a choice, the planner's."""
@@ -214,11 +250,17 @@ class Steering:
             self._decision = RatioDecision(ratio=state.ratio, option=option, measure_gain=True)
 
 
-def whole_exchange_s(exposed_s: float, backward_s: float, buckets: int) -> float | None:
+def _tells(traffic: GroupTraffic) -> bool:
+    """Whether anything was seen of the present way."""
+    return traffic.exchanges > 0 and traffic.is_finite
+
+
+def whole_exchange_s(exposed_s: float, backward_s: float, buckets: int, *, compress_s: float = 0.0) -> float | None:
     """How long an exchange in buckets took that was hidden but for ``exposed_s``; None where it was all but hidden.
 
     The inverse of `hetopt.trainer.exchange.cost.pipelined_s` for a network that is slower than backward. One that is
     faster shows nothing but its last bucket, which is too little to tell.
     """
-    exchange_s = exposed_s + backward_s * (1 - 1 / buckets)
-    return exchange_s if exchange_s > backward_s else None
+    produce_s = backward_s + compress_s
+    exchange_s = exposed_s + backward_s - produce_s / buckets
+    return exchange_s if exchange_s > produce_s else None

@@ -36,7 +36,8 @@ class StepTrace:
         finite: whether the summed gradient may be applied; always true without loss scaling.
         noise: None: not measured.
         way: in which the gradient was exchanged; steps of the same way can be compared. Empty: it was not.
-        exchange: None: it was not, or everything was summed under backward.
+        exchange: None: it was not, or everything was summed as it is under backward.
+        under_backward: whether it was exchanged while backward still computed.
         gradient_energy: squared norm of this worker's weighted gradient; None: nobody asks.
     """
 
@@ -49,6 +50,7 @@ class StepTrace:
     noise: NoiseSums | None = None
     way: str = ""
     exchange: ExchangeStats | None = None
+    under_backward: bool = False
     gradient_energy: float | None = None
 
 

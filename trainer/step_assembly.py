@@ -23,10 +23,12 @@ from hetopt.trainer.exchange.composition import CORRECTION, METHODS, combine
 from hetopt.trainer.exchange.guarded import Guard
 from hetopt.trainer.exchange.hierarchical import HierarchicalExchange, HostGroups
 from hetopt.trainer.exchange.hosts import Hosts, exchange_as_one, measure_inside
-from hetopt.trainer.exchange.menu import IDENTITY, SELECTOR, Menu, way_name
+from hetopt.trainer.exchange.menu import IDENTITY, NARROW, SELECTOR, Menu, way_name
 from hetopt.trainer.exchange.momentum_correction import hand_over_momentum
+from hetopt.trainer.exchange.network_probe import NetworkProbe
 from hetopt.trainer.exchange.peers import meet
 from hetopt.trainer.exchange.switching import SwitchingExchange
+from hetopt.trainer.exchange.under_backward import BUCKETWISE, FIRST_BUCKET_BYTES
 from hetopt.trainer.form import Form
 from hetopt.trainer.fused_step import FusedStep
 from hetopt.trainer.local_batch import SampleFeed
@@ -39,15 +41,8 @@ from hetopt.trainer.stopwatch import Stopwatch
 from hetopt.trainer.switching_step import SwitchingStep
 from hetopt.trainer.task import Task
 
-FIRST_BUCKET_BYTES = 1 << 20
-"""What DistributedDataParallel sends as soon as it is ready, before it collects larger buckets (its default). A
-gradient of no more has nothing to send while backward still runs, and the fused step sends it with less ado."""
-
 USUAL_RATIO = 0.01
 """That hosts are imagined to exchange at by a run which has not decided yet."""
-
-_BUCKETWISE = ("fp16", "bf16", "qsgd_maxnorm", "qsgd_two_scale", "qsgd_multi_scale")
-"""Compressors that do with a part what they do with the whole, and so may work under backward."""
 
 
 def own_momentum(spec: RunSpec, optimizer: Optimizer) -> Compression:
@@ -111,15 +106,9 @@ class StepMaker:
         everything = asked.name == IDENTITY and asked.ratio == 1.0 and chosen.memory == "none"
         if buckets and everything:
             return Form(step=self._bucketed(way_name(asked)), compression=asked, dense_bytes=self._gradient_bytes)
-        # A GPU's kernels, and residuals under loss scaling, are the whole gradient's business.
-        in_thread = asked.name in _BUCKETWISE and context.device.type == "cpu" and context.spec.precision != "fp16"
-        if buckets and in_thread:
-            exchange = BucketExchange(
-                asked, self._parameters, seed=context.spec.seed, store=context.store, clock=context.clock
-            )
-            return Form(
-                step=self._bucketed(way_name(asked), exchange), compression=asked, dense_bytes=self._gradient_bytes
-            )
+        if buckets and asked.name in BUCKETWISE and self._in_thread:
+            bucketed = self._bucketed(way_name(asked), self._in_buckets(asked))
+            return Form(step=bucketed, compression=asked, dense_bytes=self._gradient_bytes)
         begun_s = time.perf_counter()
         calibration = self._calibration(measured=False)
         groups = self._as_one(asked, calibration)
@@ -176,7 +165,7 @@ class StepMaker:
                 seed=spec.seed,
             )
             narrow_s = time_narrow(self._numel, network, memory=menu.memory, device=context.device)
-            menu = replace(menu, compress=compress, narrow_s=narrow_s)
+            menu = replace(menu, compress=compress, narrow_s=narrow_s, narrow_in_buckets=self._in_thread)
         measured_s += time.perf_counter() - begun_s
         steering = Steering(spec, menu, network)
         exchange = self._whole(steering.way.compression, groups)
@@ -188,13 +177,17 @@ class StepMaker:
             pace=self.pace,
             norms=spec.ratio_policy == "accordion",
         )
-        step = SwitchingStep(fused=fused, exchange=exchange, bucketed=bucketed, first=steering.way)
+        narrow = None
+        if bucketed is not None and any(way.in_buckets and way.compression.name == NARROW for way in menu.all):
+            narrow = self._in_buckets(Compression(name=NARROW, memory=menu.memory))
+        step = SwitchingStep(fused=fused, exchange=exchange, bucketed=bucketed, first=steering.way, narrow=narrow)
         return Form(
             step=step,
             compression=asked,
             dense_bytes=self._gradient_bytes,
             steering=steering,
             switching=step,
+            probe=None if network is None else NetworkProbe(self._gradient_bytes, device=context.device, groups=groups),
             calibration=calibration,
             measured_s=measured_s,
             by_hosts=groups is not None,
@@ -238,6 +231,20 @@ class StepMaker:
             shapes=self._shapes,
             seed=context.spec.seed,
             store=context.store,
+        )
+
+    @property
+    def _in_thread(self) -> bool:
+        """Whether buckets may be compressed beside backward.
+
+        A GPU's kernels, and residuals under loss scaling, are the whole gradient's business.
+        """
+        return self.context.device.type == "cpu" and self.context.spec.precision != "fp16"
+
+    def _in_buckets(self, compression: Compression) -> BucketExchange:
+        context = self.context
+        return BucketExchange(
+            compression, self._parameters, seed=context.spec.seed, store=context.store, clock=context.clock
         )
 
     def _bucketed(self, way: str, exchange: BucketExchange | None = None) -> BucketedStep:

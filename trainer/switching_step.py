@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from hetopt.trainer.bucketed_step import BucketedStep
 from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.exchange.buckets import BucketExchange
 from hetopt.trainer.exchange.hierarchical import HierarchicalExchange
 from hetopt.trainer.exchange.memory import Remembered
-from hetopt.trainer.exchange.menu import Way
+from hetopt.trainer.exchange.menu import NARROW, Way
 from hetopt.trainer.exchange.switching import SwitchingExchange
 from hetopt.trainer.fused_step import FusedStep
 from hetopt.trainer.step import StepTrace
@@ -17,13 +18,15 @@ from hetopt.trainer.step import StepTrace
 class SwitchingStep:
     """Goes between its two forms as it is told.
 
-    Buckets remember nothing. So after a thin exchange the first dense step is a fused one, which sends all that was
-    held back, and so is every step that looks at gains.
+    Buckets that are summed as they are remember nothing. So after a thin exchange the first dense step is a fused one,
+    which sends all that was held back, and so is every step that looks at gains. Buckets in bf16 go on with what was
+    held back, and hand on their own.
 
     Args:
         fused: exchanges whole gradients by ``exchange``.
         exchange: whose compression changes.
         bucketed: sums buckets under backward; None: the workers cannot, or gain nothing by it.
+        narrow: does so in bf16; None: they are only summed as they are.
         first: way to begin with.
     """
 
@@ -34,10 +37,13 @@ class SwitchingStep:
         exchange: SwitchingExchange | HierarchicalExchange,
         bucketed: BucketedStep | None,
         first: Way,
+        narrow: BucketExchange | None = None,
     ) -> None:
         self._fused = fused
         self._exchange = exchange
         self._bucketed = bucketed
+        self._narrow = narrow
+        self._uses_narrow = self._narrow_remembers = False
         self._in_buckets = False
         self._was_fused = True
         self.use(first)
@@ -45,6 +51,7 @@ class SwitchingStep:
     @property
     def memory(self) -> Remembered:
         """What is held back."""
+        self._take_back()
         return self._exchange.memory
 
     def use(self, way: Way) -> None:
@@ -57,8 +64,9 @@ class SwitchingStep:
         self._in_buckets = way.in_buckets
         # With buckets, fused steps are exceptions: nobody should compare their times with those of the others.
         self._fused.way = "" if way.in_buckets else way.option.key
+        self._uses_narrow = way.in_buckets and way.compression.name == NARROW
         if self._bucketed is not None:
-            self._bucketed.way = way.option.key
+            self._bucketed.compress_by(self._narrow if self._uses_narrow else None, way.option.key)
 
     def warm_up(self, part: MicroBatch) -> None:
         """Compute a micro-batch in both forms (see `Step`)."""
@@ -74,10 +82,27 @@ class SwitchingStep:
         look_at: Sequence[float] = (),
     ) -> StepTrace:
         """Compute and exchange (see `Step`)."""
-        if self._bucketed is not None and self._in_buckets and not self._exchange.owes and not look_at:
+        if not self._uses_narrow or look_at:
+            self._take_back()
+        may_bucket = self._uses_narrow or not self._exchange.owes
+        if self._bucketed is not None and self._in_buckets and may_bucket and not look_at:
             if self._was_fused:
                 self._bucketed.take_gradients()
                 self._was_fused = False
+            if self._uses_narrow:
+                self._hand_over()
             return self._bucketed.run(parts, global_batch_size, loss_scale)
         self._was_fused = True
         return self._fused.run(parts, global_batch_size, loss_scale, look_at)
+
+    def _hand_over(self) -> None:
+        """Buckets keep from here on what is held back."""
+        if self._narrow is not None and not self._narrow_remembers and isinstance(self._exchange, SwitchingExchange):
+            self._narrow.load_state(self._exchange.lend())
+            self._narrow_remembers = True
+
+    def _take_back(self) -> None:
+        """The whole gradient's exchange keeps it again."""
+        if self._narrow is not None and self._narrow_remembers and isinstance(self._exchange, SwitchingExchange):
+            self._exchange.returned(self._narrow.state())
+            self._narrow_remembers = False

@@ -22,11 +22,13 @@ class Traffic:
         exchanges: how many; the means and medians are over them.
         compute_s: median time of the computation before them.
         compress_s: median of the worker's own work, and of what it does together with others of its host.
-        sync_s: median of the operations between hosts, with the wait for slower workers.
+        sync_s: median of the operations between hosts, with the wait for slower workers; under backward, of all that
+            the step had to wait for.
         sent_bytes: mean of what the worker contributed.
         energy, kept_energy: means, of gradient and residual; 0 where nothing is held back.
         gradient_energy: mean, of the gradient alone; 0 where nobody asks.
         achieved, dense_progress: of `Progress` when gains were looked at; 0: they were not, or it could not be told.
+        probe_s: of the sum before the period that tells of the network; 0: there was none, or this worker had no part.
         look_energy: of gradient and residual when gains were looked at; 0: they were not.
         look_energies: what the largest elements would have kept, one for each ratio that runs look at.
     """
@@ -41,6 +43,7 @@ class Traffic:
     gradient_energy: float = 0.0
     achieved: float = 0.0
     dense_progress: float = 0.0
+    probe_s: float = 0.0
     look_energy: float = 0.0
     look_energies: tuple[float, ...] = ()
 
@@ -65,6 +68,7 @@ def traffic_of(
     dense_bytes: int,
     looks: int = 0,
     newest: int | None = None,
+    probe_s: float = 0.0,
 ) -> Traffic:
     """The traffic of some steps.
 
@@ -75,11 +79,12 @@ def traffic_of(
         dense_bytes: what a worker contributed where everything was summed under backward.
         looks: ratios at which runs look at gains.
         newest: count only so many steps, the newest.
+        probe_s: see `Traffic`.
     """
     own = [trace for trace in traces if trace.way == way]
     own = own if newest is None else own[-newest:]
     looked = next((t.exchange for t in reversed(traces) if t.exchange is not None and t.exchange.look_energies), None)
-    found = Traffic(look_energies=(0.0,) * looks)
+    found = Traffic(probe_s=probe_s, look_energies=(0.0,) * looks)
     if looked is not None and looked.energy is not None:
         found = replace(found, look_energy=looked.energy, look_energies=looked.look_energies)
     if looked is not None and looked.progress is not None:
@@ -87,10 +92,16 @@ def traffic_of(
     if not own:
         return found
     seconds = stopwatch.seconds
-    under_backward = ExchangeStats(sent_bytes=dense_bytes, compress_s=0.0, sync_s=0.0)
-    stats = [
-        replace(under_backward, sync_s=seconds(t.computed, t.summed)) if t.exchange is None else t.exchange for t in own
-    ]
+    dense = ExchangeStats(sent_bytes=dense_bytes, compress_s=0.0, sync_s=0.0)
+
+    def waited_for(trace: StepTrace) -> ExchangeStats:
+        """What of an exchange adds to a step: all of it, or what backward did not hide."""
+        stats = dense if trace.exchange is None else trace.exchange
+        if trace.exchange is not None and not trace.under_backward:
+            return stats
+        return replace(stats, compress_s=0.0, sync_s=seconds(trace.computed, trace.summed))
+
+    stats = [waited_for(trace) for trace in own]
     return replace(
         found,
         exchanges=len(own),
@@ -129,6 +140,11 @@ class GroupTraffic:
     def sync_s(self) -> float:
         """Of the worker that waited least, so that only the network is in it."""
         return min(row.sync_s for row in self._senders)
+
+    @property
+    def probe_s(self) -> float | None:
+        """Of the worker that waited least; None: there was none."""
+        return min((row.probe_s for row in self.rows if row.probe_s > 0), default=None)
 
     @property
     def sent_bytes(self) -> int:

@@ -24,6 +24,7 @@ from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.events import EVENTS_FILE, EventLog
+from hetopt.trainer.exchange.buckets import BucketExchange
 from hetopt.trainer.exchange.exchange import make_exchange
 from hetopt.trainer.exchange.menu import Menu
 from hetopt.trainer.exchange.switching import SwitchingExchange
@@ -149,21 +150,26 @@ def switch_ways(folder: Path, task_reference: str, rank: int, world_size: int) -
         workers=world_size,
         buckets=bucketed.buckets,
         narrow_s=0.0,
+        narrow_in_buckets=True,
     )
     exchange = SwitchingExchange(menu.dense.compression, numel)
+    narrow = BucketExchange(
+        Compression(name="bf16", memory=menu.memory), [p for p in model.parameters() if p.requires_grad]
+    )
     fused = FusedStep(module=module, reader=reader, exchange=exchange, stopwatch=CpuStopwatch(), pace=FullPace())
-    step = SwitchingStep(fused=fused, exchange=exchange, bucketed=bucketed, first=menu.dense)
+    step = SwitchingStep(fused=fused, exchange=exchange, bucketed=bucketed, first=menu.dense, narrow=narrow)
     step.warm_up(part)
     told, gradients = [], []
     by_key = {way.option.key: way for way in menu.all}
     thin = "topk 0.01 by all_gather"
     dense = menu.dense.option.key
-    for key in (dense, thin, "topk 0.1 by ar_topk, packed_bf16", "bf16 by all_reduce", dense):
+    half = f"bf16 by all_reduce in {bucketed.buckets} buckets"
+    for key in (dense, thin, "topk 0.1 by ar_topk, packed_bf16", half, thin, half, dense):
         step.use(by_key[key])
         for number in range(3):
             trace = step.run([part], 4 * world_size, None, (0.01, 0.1) if number == 1 else ())
             looked = 0 if trace.exchange is None else len(trace.exchange.look_energies)
-            told.append([key, trace.way, trace.exchange is not None, looked])
+            told.append([key, trace.way, not trace.under_backward, looked])
             gradients.append(torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).clone())
     torch.save(torch.stack(gradients), folder / f"switched-{rank}.pt")
     (folder / f"switched-{rank}.json").write_text(json.dumps(told))

@@ -27,11 +27,11 @@ def test_nothing_is_lost_on_the_way_from_one_exchange_to_another(crew: Crew) -> 
 def test_buckets_are_used_when_nothing_is_owed_and_nobody_looks(crew: Crew) -> None:
     told = json.loads((crew.folder / "switched-0.json").read_text())
     fused = [is_fused for _, _, is_fused, _ in told]
-    assert fused == [False, True, False, *[True] * 9, True, True, False]
-    assert [looked for *_, looked in told] == [0, 2, 0] * 5
+    in_buckets, whole = [False, True, False], [True] * 3
+    assert fused == [*in_buckets, *whole, *whole, *in_buckets, *whole, *in_buckets, True, True, False]
+    assert [looked for *_, looked in told] == [0, 2, 0] * 7
     for key, way, is_fused, _ in told:
-        in_buckets = "buckets" in key
-        assert way == ("" if in_buckets and is_fused else key)
+        assert way == ("" if "buckets" in key and is_fused else key)
 
 
 @pytest.mark.parametrize("name", [*STEERED, "dgc", "bf16", "qsgd_maxnorm"])

@@ -9,7 +9,7 @@ from hetopt.trainer.exchange.cost import LinkSpeed
 from .virtual_exchange import RATIOS, VirtualRun, options
 
 WORKERS = 4
-NETWORK = VirtualRun(workers=WORKERS, links=[LinkSpeed(latency_s=1e-3, bytes_per_s=1e7)], compute_s=0.1).measure()
+NETWORK = VirtualRun(workers=WORKERS, links=[LinkSpeed(latency_s=1e-3, bytes_per_s=1e7)], compute_s=0.1).fresh()
 OPTIONS = options(1_000_000, WORKERS)
 
 

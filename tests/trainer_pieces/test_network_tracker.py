@@ -88,8 +88,8 @@ def test_scattered_timings_are_priced_about_as_well_as_the_state_says(link, seed
 def test_what_is_used_is_soon_known_closely(link, seed):
     truth = Truth(link, factors={"all_gather": 1.2}, noise=0.05, seed=seed)
     state = truth.watch(truth.measured(), GATHERED, 30)
-    assert error(state, truth, GATHERED) < 0.02
-    assert state.relative_sd(GATHERED) < 0.02
+    assert error(state, truth, GATHERED) < 0.025
+    assert state.relative_sd(GATHERED) < 0.025
     assert state.jumps == 0
 
 

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.trainer.control.ratio.slowdown import LARGEST, Slowdown, distance
+from hetopt.profiler.inflation import distance
+from hetopt.trainer.control.ratio.slowdown import LARGEST, Slowdown
 from hetopt.trainer.exchange.memory import ErrorFeedback
 from hetopt.trainer.exchange.progress import Progress
 from hetopt.trainer.exchange.progress_probe import ProgressProbe, product, sketch

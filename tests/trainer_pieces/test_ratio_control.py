@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hetopt.optimizer.convergence import Convergence, TargetSteps
 from hetopt.profiler.errors import BadInput
-from hetopt.profiler.inflation import deterministic_share, step_inflation
+from hetopt.profiler.inflation import step_inflation
 from hetopt.trainer.control.ratio.accordion import Accordion
 from hetopt.trainer.control.ratio.auto import AutoRatio
 from hetopt.trainer.control.ratio.choose import CONTROLLERS, choose_ratio_policy
@@ -155,11 +155,9 @@ def test_plans_and_runs_inflate_steps_alike(gain, smallest_steps, smallest_sampl
         basis="",
     )
     model = TargetSteps(convergence=convergence, minimum_steps=smallest_steps, minimum_samples=smallest_samples)
-    share = deterministic_share(batch, smallest_samples / smallest_steps)
     ratio = float(model.steps(batch, gain) / model.steps(batch, 1.0))
-    assert step_inflation(gain, share) == pytest.approx(ratio)
-    assert step_inflation(1.0, share) == pytest.approx(1)
-    assert step_inflation(gain) == pytest.approx(1 / gain)
+    assert step_inflation(gain) == pytest.approx(ratio)
+    assert step_inflation(1.0) == 1
 
 
 # --- DGC's warm-up ---
@@ -275,7 +273,6 @@ def test_believed_gains_are_possible_whatever_is_seen(seen):
         lambda: AutoRatio(options=OPTIONS, trial_steps=0),
         lambda: AutoRatio(options=OPTIONS, least_gain=0),
         lambda: step_inflation(0),
-        lambda: deterministic_share(0, 10),
     ],
 )
 def test_impossible_settings_are_refused(impossible):

@@ -215,6 +215,6 @@ def test_the_scan_is_repeated_when_gain_or_network_has_moved():
     assert decision.changed
     state, still = policy.decide(state, seen(decision.option, 0.101))
     assert not still.changed
-    slow = VirtualRun(workers=WORKERS, links=[LinkSpeed(latency_s=0.3, bytes_per_s=1e9)], compute_s=0.1).measure()
+    slow = VirtualRun(workers=WORKERS, links=[LinkSpeed(latency_s=0.3, bytes_per_s=1e9)], compute_s=0.1).fresh()
     _, moved = policy.decide(state, seen(decision.option, 0.1, slow))
     assert moved.changed

@@ -74,6 +74,7 @@ def drive(steering: Steering, link: LinkSpeed, periods: int, step: int = 0) -> t
     for _ in range(periods):
         seen = traffic(steering, link, steps=steering.period_steps(10))
         step += seen.exchanges
+        steering.watch(seen)
         change = steering.judge(seen, step=step, epoch=step / 50, learning_rate=0.1)
         if change is not None:
             changes.append(change)

@@ -11,11 +11,12 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hetopt.profiler.inflation import distance
 from hetopt.trainer.control.ratio.gain_curve import GainCurve
 from hetopt.trainer.control.ratio.policy import RatioObservation
-from hetopt.trainer.control.ratio.slowdown import distance
 from hetopt.trainer.exchange.cost import TRAINER, LinkSpeed, Operation
-from hetopt.trainer.exchange.network_tracker import Timed, measured, observe
+from hetopt.trainer.exchange.network_tracker import Timed, measured
+from hetopt.trainer.exchange.network_watch import NetworkWatch
 from hetopt.trainer.exchange.planner import make_option
 from hetopt.trainer.exchange.progress import Progress
 
@@ -38,6 +39,7 @@ class VirtualRun:
     """``links[k]`` holds from the step ``starts[k]`` on; ``slower`` are factors by primitive that nobody was told of.
 
     ``kept`` is the exponent of ``gain = ratio ** kept`` without a residual, ``settling`` what the residual adds to it.
+    ``unforeseen_s`` is what an exchange takes longer, by its option, that no model knows of: cores that workers share.
     A gradient turns by ``turning`` over a distance of one step, and more quickly further away if ``bent`` is above 1.
     """
 
@@ -54,6 +56,7 @@ class VirtualRun:
     primitives: Mapping[str, float] = field(default_factory=dict)
     slower: Mapping[str, float] = field(default_factory=dict)
     compress: Mapping[str, float] = field(default_factory=dict)
+    unforeseen_s: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self):
         self.random = random.Random(self.seed)
@@ -73,7 +76,8 @@ class VirtualRun:
         return self.link.time_s(operation.terms(TRAINER)) * factor
 
     def exchange_s(self, option):
-        return option.buckets * sum(self.operation_s(operation) for operation in option.operations)
+        known_s = option.buckets * sum(self.operation_s(operation) for operation in option.operations)
+        return known_s + self.unforeseen_s.get(option.key, 0.0)
 
     def compress_s(self, option):
         return option.compress_s * self.compress.get(option.compressor, 1.0)
@@ -105,8 +109,22 @@ class VirtualRun:
         return value * math.exp(self.random.gauss(0, noise)) if noise else value
 
     def measure(self):
-        """The network as timed between the workers before training."""
+        """The network as timed between the workers before training, watched from then on."""
+        return NetworkWatch(network=self.fresh(), workers=self.workers, gradient_bytes=1 << 20)
+
+    def fresh(self):
+        """The network as timed now."""
         return measured([self.timed(primitive, size) for primitive in PRIMITIVES for size in (4096, 65536, 1 << 20)])
+
+    def measured_again(self, watch):
+        """Sums timed while training waits, until bytes are felt."""
+        size, timings = 256, []
+        while True:
+            timings.append(self.timed("all_reduce", size))
+            self.elapsed_s += timings[-1].time_s * (5 if timings[-1].time_s < 0.05 else 1)
+            if size >= 1 << 20 or timings[-1].time_s >= max(0.01, 2 * timings[0].time_s):
+                return watch.measured(timings)
+            size *= 8
 
     def timed(self, primitive, size):
         operation = Operation(primitive=primitive, payload_bytes=size, members=self.workers)
@@ -133,6 +151,11 @@ class VirtualRun:
     def period(self, option, decision, tracked, steps, *, progress=math.inf, until_step=math.inf):
         """A control period: what was observed, the network as tracked after it."""
         steps = decision.look_after_steps or steps
+        probe_s = None
+        if probe_bytes := tracked.probe_bytes(option.operations):
+            probe_s = self.timed("all_reduce", probe_bytes).time_s
+            self.elapsed_s += probe_s
+        begun_s = self.elapsed_s
         rows, alarmed = [], 0
         while len(rows) < steps and alarmed < 2 and self.progress < progress and self.step < until_step:
             rows.append(self.take(option))
@@ -141,7 +164,16 @@ class VirtualRun:
         # An alarm ends the period, and what went before it does not speak for the network as it is now.
         seen = rows[-2:] if alarmed >= 2 else rows
         medians = [sorted(column)[(len(column) - 1) // 2] for column in zip(*seen, strict=True)]
-        tracked = observe(tracked, option.operations, medians[2], exchanges=len(seen))
+        tracked = tracked.after(
+            option.operations,
+            medians[2],
+            exchanges=len(seen),
+            probe_bytes=probe_bytes,
+            probe_s=probe_s,
+            period_s=self.elapsed_s - begun_s,
+        )
+        if tracked.wants_measurement:
+            tracked = self.measured_again(tracked)
         curve = progress = None
         if decision.measure_gain:
             dense = self.around(2.5, 5 * self.noise)
@@ -167,7 +199,7 @@ class VirtualRun:
             gradient_norm=1.0,
             gain_curve=curve,
             progress=progress,
-            network=tracked,
+            network=tracked.network,
             option=option.key,
         )
         return observation, tracked
@@ -177,7 +209,7 @@ def run(policy, virtual, *, progress=math.inf, until_step=math.inf, steps=20):
     """Run ``policy`` to so much progress, or to a step; the options it used, period by period, and its last state."""
     by_key = {option.key: option for option in policy.options}
     tracked = virtual.measure()
-    state, decision = policy.initial(), policy.first(tracked)
+    state, decision = policy.initial(), policy.first(tracked.network)
     used = []
     while virtual.progress < progress and virtual.step < until_step:
         option = by_key[decision.option]
@@ -202,6 +234,7 @@ def fixed_s(virtual, option, *, progress):
         primitives=virtual.primitives,
         slower=virtual.slower,
         compress=virtual.compress,
+        unforeseen_s=virtual.unforeseen_s,
     )
     while twin.progress < progress:
         twin.take(option)

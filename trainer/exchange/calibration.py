@@ -24,11 +24,11 @@ from hetopt.trainer.exchange.exchange import make_exchange
 from hetopt.trainer.exchange.menu import NARROW, CompressTime, Family
 from hetopt.trainer.exchange.network_state import NetworkState
 from hetopt.trainer.exchange.network_tracker import Timed, measured
+from hetopt.trainer.exchange.network_watch import REPEATED_BELOW_S, TIMED_EACH
 from hetopt.trainer.exchange.stats import LookingExchange
 from hetopt.trainer.exchange.wire import Shapes, kept_elements, operations
 from hetopt.trainer.spec import Compression
 
-REPEATS, MOST_REPEATS = 3, 15
 REPEATED_S = 0.1
 """Short timings are repeated for so long: what disturbs one of a millisecond takes several."""
 
@@ -42,10 +42,35 @@ LEAST_BYTES = 256
 """So few that only latency shows. Many links let some kilobytes pass at once before they hold back, so a larger payload
 may take no longer, and a line through it would promise too much of all others."""
 
+FELT_S = 0.01
+"""A sum that takes so long, and twice as long as the smallest, tells of the rate."""
+
 _STRIDE = 8
-_MOST_PAYLOADS = 4
+_MOST_TIMINGS = 16
 _SELECTED = (0.01, 0.001, 0.0001)  # ratios that compressors are timed at; two of them, as large as time allows
 _PRIMITIVES: tuple[Primitive, ...] = ("all_reduce", "all_gather", "broadcast")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Repeats:
+    """How often something is timed, after a first time that does not count.
+
+    Attributes:
+        least, most: times.
+        once_from_s: what takes so long counts the first time, and is not repeated.
+        counts: what becomes of the times.
+    """
+
+    least: int
+    most: int
+    once_from_s: float = math.inf
+    counts: Callable[[Sequence[float]], float] = statistics.median
+
+
+THOROUGHLY = Repeats(least=3, most=15)
+ONCE = Repeats(least=1, most=1)
+SHORTLY = Repeats(least=TIMED_EACH - 1, most=TIMED_EACH - 1, once_from_s=REPEATED_BELOW_S, counts=min)
+"""The shortest, as so few cannot tell hiccups apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,16 +108,36 @@ def measure_network(
     largest = _affordable_bytes(channel, smallest, gradient_bytes, device)
     large = max(smallest, largest // 4)
     payloads = sorted({smallest, round(math.sqrt(smallest * large)), large, largest})
-    timings = [_timed(channel, primitive, size, device) for size in payloads for primitive in _PRIMITIVES]
+    timings = [_timed(channel, primitive, size, device, THOROUGHLY) for size in payloads for primitive in _PRIMITIVES]
     return Calibration(timings=tuple(timings))
 
 
-def handed_on(timings: Sequence[Timed], source: int) -> tuple[Timed, ...]:
+def measure_again(
+    gradient_bytes: int, *, device: torch.device, group: dist.ProcessGroup | None = None
+) -> tuple[Timed, ...]:
+    """Time sums between machines of more and more bytes, until they are felt: a tenth of a second.
+
+    Args:
+        gradient_bytes: that none of them exceeds.
+        device: where gradients lie.
+        group: of two workers or more.
+    """
+    channel = Channel(group, on=device, scope="network")
+    size, timings = min(LEAST_BYTES, gradient_bytes), list[Timed]()
+    while True:
+        timings.append(_timed(channel, "all_reduce", size, device, SHORTLY))
+        if size >= gradient_bytes or timings[-1].time_s >= max(FELT_S, 2 * timings[0].time_s):
+            return tuple(timings)
+        size = min(gradient_bytes, _STRIDE * size)
+
+
+def handed_on(timings: Sequence[Timed], source: int, *, scope: Scope = "host") -> tuple[Timed, ...]:
     """What one worker has timed with some others, on all workers of the default group.
 
     Args:
         timings: of this worker; only the source's count.
         source: its rank.
+        scope: of the timings.
     """
     channel = Channel()
     table = [
@@ -104,7 +149,7 @@ def handed_on(timings: Sequence[Timed], source: int) -> tuple[Timed, ...]:
         ]
         for t in timings
     ]
-    rows = torch.zeros(_MOST_PAYLOADS * len(_PRIMITIVES), 4, dtype=torch.float64)
+    rows = torch.zeros(_MOST_TIMINGS, 4, dtype=torch.float64)
     if channel.rank == source:
         rows[: len(table)] = torch.tensor(table, dtype=torch.float64)
     flat = rows.view(-1)
@@ -112,7 +157,7 @@ def handed_on(timings: Sequence[Timed], source: int) -> tuple[Timed, ...]:
     return tuple(
         Timed(
             operation=Operation(
-                primitive=_PRIMITIVES[int(place)], payload_bytes=payload_bytes, members=int(members), scope="host"
+                primitive=_PRIMITIVES[int(place)], payload_bytes=payload_bytes, members=int(members), scope=scope
             ),
             time_s=time_s,
         )
@@ -125,20 +170,13 @@ def _affordable_bytes(channel: Channel, smallest: int, gradient_bytes: int, devi
     """A payload that a gather, the dearest primitive, brings in `LONGEST_S`, or the whole gradient."""
     size = smallest
     while True:
-        time_s = _timed(channel, "all_gather", size, device, most_repeats=1).time_s
+        time_s = _timed(channel, "all_gather", size, device, ONCE).time_s
         if size >= gradient_bytes or _STRIDE * time_s > LONGEST_S:
             return min(gradient_bytes, int(size * max(1.0, LONGEST_S / time_s)))
         size = min(gradient_bytes, _STRIDE * size)
 
 
-def _timed(
-    channel: Channel,
-    primitive: Primitive,
-    payload_bytes: int,
-    device: torch.device,
-    *,
-    most_repeats: int = MOST_REPEATS,
-) -> Timed:
+def _timed(channel: Channel, primitive: Primitive, payload_bytes: int, device: torch.device, repeats: Repeats) -> Timed:
     numel = max(1, payload_bytes // 4)
     payload = torch.ones(numel, device=device)
     out = torch.empty(channel.workers * numel, device=device) if primitive == "all_gather" else payload
@@ -152,16 +190,18 @@ def _timed(
             case _:
                 channel.all_reduce(payload)
 
+    times_s = _times_s(channel, primitive, run, repeats)
     return Timed(
         operation=Operation(primitive=primitive, payload_bytes=4 * numel, members=channel.workers, scope=channel.scope),
-        time_s=max(1e-6, _median_s(channel, primitive, run, most_repeats)),
+        time_s=max(1e-6, repeats.counts(times_s)),
     )
 
 
-def _median_s(channel: Channel, primitive: Primitive, run: Callable[[], None], most_repeats: int) -> float:
-    """Of some runs, each begun together and as long as on the worker that waited least; the first does not count.
+def _times_s(channel: Channel, primitive: Primitive, run: Callable[[], None], repeats: Repeats) -> list[float]:
+    """Of some runs, each begun together and as long as on the worker that waited least.
 
-    Of a broadcast that is the last to have it: the source is done at once.
+    The first does not count, unless it took so long that there are no others. Of a broadcast that is the last to have
+    it: the source is done at once.
     """
 
     def once_s() -> float:
@@ -180,8 +220,10 @@ def _median_s(channel: Channel, primitive: Primitive, run: Callable[[], None], m
         return agreed
 
     [first_s] = agreed_s([once_s()])
-    repeats = min(most_repeats, max(REPEATS, int(REPEATED_S / (PAUSE_S + first_s))))
-    return statistics.median(agreed_s([once_s() for _ in range(repeats)]))
+    if first_s >= repeats.once_from_s:
+        return [first_s]
+    count = min(repeats.most, max(repeats.least, int(REPEATED_S / (PAUSE_S + first_s))))
+    return agreed_s([once_s() for _ in range(count)])
 
 
 def time_compressors(
@@ -264,7 +306,7 @@ def _ratios(
 def _slowest_s(channel: Channel, exchange: LookingExchange, flat: Tensor) -> float:
     """Own work in a median exchange, on the worker to which it took longest."""
     times_s = []
-    for _ in range(1 + REPEATS):
+    for _ in range(1 + THOROUGHLY.least):
         times_s.append(exchange.run(flat.clone()).compress_s)
     slowest = torch.tensor(times_s[1:], dtype=torch.float64)
     channel.all_reduce(slowest, "max")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hetopt.trainer.exchange.composition import (
     AR_TOPK,
@@ -92,6 +92,7 @@ class Menu:
         buckets: that everything is sent in under the backward pass, where it can be; 1: it cannot.
         compress: measured times of families; those that are not there count as free.
         narrow_s: measured time to exchange everything in bf16, without the network; absent: it was not measured.
+        narrow_in_buckets: whether that can be under the backward pass as well.
     """
 
     asked: Compression
@@ -102,6 +103,7 @@ class Menu:
     buckets: int = 1
     compress: Mapping[Family, CompressTime] = field(default_factory=dict)
     narrow_s: float | None = None
+    narrow_in_buckets: bool = False
 
     @property
     def name(self) -> str:
@@ -187,9 +189,17 @@ class Menu:
         """Half the bytes, and rounding errors that the memory keeps."""
         if self.narrow_s is None or self.memory not in METHODS[NARROW].memories:
             return ()
-        option = make_option(
-            NARROW, DENSE, 1.0, numel=self.numel, workers=self.workers, compress_s=self.narrow_s, shapes=self.shapes
+        buckets = self.buckets if self.narrow_in_buckets else 1
+        part = make_option(
+            NARROW,
+            DENSE,
+            1.0,
+            numel=math.ceil(self.numel / buckets),
+            workers=self.workers,
+            compress_s=self.narrow_s,
+            shapes=self.shapes if buckets == 1 else None,
         )
+        option = replace(part, buckets=buckets)
         return (Way(option=option, compression=Compression(name=NARROW, memory=self.memory)),)
 
     def _selected(self, ratio: float, collective: str, coding: str) -> Way:

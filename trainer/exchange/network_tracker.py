@@ -32,6 +32,9 @@ FACTOR_DRIFT = 0.0005
 ALPHA_JUMP, BETA_JUMP = 0.7, 1.5
 """How far, relatively, latency and a byte's time may have moved when the network has jumped."""
 
+ANYWHERE_SD = 100.0
+"""The same where that is about to be measured."""
+
 MISJUDGED_SD = 0.1
 """Relative standard deviation of a primitive's factors after they had to move."""
 
@@ -84,12 +87,30 @@ def measured(samples: Sequence[Timed], *, algorithms: Algorithms = TRAINER) -> N
     return NetworkState(links=links)
 
 
+def measured_again(state: NetworkState, samples: Sequence[Timed], *, algorithms: Algorithms = TRAINER) -> NetworkState:
+    """The network after a jump, from a few timings between machines: the link as they say, all else as it was."""
+    link = state.links["network"]
+    state = state.model_copy(
+        update={
+            "links": {**state.links, "network": link.moved({ALPHA: (1.0, ANYWHERE_SD), BETA: (1.0, ANYWHERE_SD)})},
+            "slower": 0.0,
+            "faster": 0.0,
+            "since_jump": 0,
+        }
+    )
+    for sample in sorted(samples, key=lambda sample: sample.operation.payload_bytes):
+        parts = state.parts([(1.0, [sample.operation])], algorithms)
+        state = state.model_copy(update={"links": {**state.links, **_updated(parts, sample.time_s, TIMING_ERROR**2)}})
+    return state
+
+
 def observe(
     state: NetworkState,
     operations: Sequence[Operation],
     time_s: float,
     *,
     exchanges: int = 1,
+    may_jump: bool = True,
     algorithms: Algorithms = TRAINER,
 ) -> NetworkState:
     """The network after one more observation.
@@ -100,6 +121,7 @@ def observe(
         time_s: median time of the exchanges (of two, the shorter) on the worker that waited least, so that only the
             network is in it.
         exchanges: how many the median is over.
+        may_jump: whether it can be the network that has jumped; False where others say so.
         algorithms: behind the collectives.
 
     Raises:
@@ -117,9 +139,12 @@ def observe(
     error = math.log(time_s / parts.time_s)
     standardised = error / math.sqrt(known + noise)
     loudest = _LOUD_TOGETHER if exchanges >= _MANY_EXCHANGES else _LOUD_ALONE
-    said = min(max(standardised, -loudest), loudest)
-    slower, faster = max(0.0, state.slower + said - SLACK), max(0.0, state.faster - said - SLACK)
-    if max(slower, faster) > ALARM:
+    # A hiccup makes an exchange longer. Nothing but a quicker network makes it shorter.
+    said = min(max(standardised, -_LOUD_TOGETHER), loudest)
+    slower, faster = state.slower, state.faster
+    if may_jump:
+        slower, faster = max(0.0, slower + said - SLACK), max(0.0, faster - said - SLACK)
+    if may_jump and max(slower, faster) > ALARM:
         calm = {"slower": 0.0, "faster": 0.0}
         unproven = _unproven(parts)
         if unproven and state.since_jump >= _STEADY:
@@ -128,6 +153,8 @@ def observe(
         links = {**state.links, **_jumped(parts, time_s, noise, unproven)}
         return state.model_copy(update={**calm, "links": links, "jumps": state.jumps + 1, "since_jump": 0})
     links = {**state.links, **_proven(_updated(parts, time_s, noise), parts)}
+    if not may_jump:
+        return state.model_copy(update={"links": links})
     # What errors leave over that the uncertainty of the network does not explain is the noise of single exchanges.
     seen = min(max(0.0, error * error - known) * exchanges, 4 * state.noise)
     changes = {"links": links, "slower": slower, "faster": faster, "since_jump": state.since_jump + 1}

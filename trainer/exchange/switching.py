@@ -105,6 +105,18 @@ class SwitchingExchange:
         self._owes = self._compression.name != "identity"
         return stats
 
+    def lend(self) -> MemoryState:
+        """What is held back, for an exchange that keeps it from here on, until it is `returned`."""
+        state = self._memory.state()
+        self._memory.load_state({key: torch.zeros_like(value) for key, value in state.items()})
+        self._owes = False
+        return state
+
+    def returned(self, state: MemoryState) -> None:
+        """Go on with what somebody else held back."""
+        self._memory.load_state(state)
+        self._owes = True
+
     def state(self) -> MemoryState:
         """See `memory`."""
         in_use = torch.frombuffer(bytearray(self._compression.model_dump_json().encode()), dtype=torch.uint8)

@@ -16,6 +16,10 @@ large exchanges alone, and some larger one is tried now and then for that.
 What turns out to keep less than ``least_gain`` is left at once, and as much or less is not used again for a while that
 doubles with every time: what a curve promises of a ratio that is not in use is only an estimate.
 
+What a step of an option took beyond what was predicted of it, because of cores that workers share or whatever else no
+timing tells, is remembered for a while, and so is what it kept: otherwise it would be changed to and left again and
+again.
+
 **The price of finding out** is bounded. The first period after every change is a trial, kept short. What it takes
 longer than the option before would have taken for the same progress is booked (`AutoState.spent_s`); a trial that might
 cost, twice its standard deviation considered, more than is left of
@@ -29,12 +33,11 @@ loses to it by no more than the least saving, the allowance and a trial, from wh
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
-
-from hetopt.profiler.artifact import Record
-from hetopt.trainer.control.ratio.gain_belief import GainBelief
+from hetopt.profiler.inflation import CAUTIOUS_COEFFICIENT
+from hetopt.trainer.control.ratio.auto_state import LOOK_AGAIN_AFTER, AutoState, Excess, TooThin, Tried
 from hetopt.trainer.control.ratio.outlook import Judged, Outlook, Weighed
 from hetopt.trainer.control.ratio.policy import DENSE, RatioDecision, RatioObservation, percent
 from hetopt.trainer.control.ratio.slowdown import Slowdown
@@ -48,8 +51,8 @@ SURE = 1.5
 SCOUTED = 4.0
 """Times the bytes of what is in use that tell more of the bandwidth."""
 
-FIRST_COEFFICIENT = 0.5
-"""Of the law of slowdown, before progress was seen, where all steps are deterministic: several times what was met."""
+LAW = "the law"
+"""Stands among the options that were tried for what was tried to learn what late gradients cost."""
 
 ALARM_FACTOR = 2.5
 """An exchange that takes so many times as long as expected calls for a look before the period is over."""
@@ -59,61 +62,11 @@ _STEP_WEIGHT = 0.3  # of the newest time of a step of the same option
 _PART_FOR_ONE = 0.25  # of what is left, for a trial of more than one step
 _RETRIED_AFTER = 4  # periods, doubled with every trial
 _SCOUTED_AFTER = 10  # periods
+_FORGOTTEN_BY_HALF = 30  # periods
 _LEARNT_AFTER = 15  # periods, in all of which something is new
 _LOOK_WHEN_SETTLED_EVERY = 3  # periods, for a look takes longer than the selection that is sent
 _LOOK_AT_GAIN_EVERY = 5  # periods of dense training, in which a gain curve costs a selection that nobody sends
-
-
-class Tried(Record):
-    """How often an option was changed to since the network last jumped, and in which period last."""
-
-    times: NonNegativeInt = 0
-    period: NonNegativeInt = 0
-
-
-class TooThin(Record):
-    """A ratio that kept less than the floor when it was in use."""
-
-    ratio: PositiveFloat
-    times: NonNegativeInt = 1
-    until: NonNegativeInt = Field(description="the period from which on it may be used again")
-
-
-class AutoState(Record):
-    """What was learned, and the account of trials.
-
-    Attributes:
-        belief: about gains.
-        slowdown: about what they cost.
-        option, step_s: what is in use, and the time of its step, smoothed.
-        compute_s, backward_s: smoothed.
-        compress_factors: measured over expected time to compress, by compressor.
-        tried: options that were in use since the network last jumped.
-        dense_tried: whether dense training ever was.
-        trial_after: the option before the present one, as long as that is on trial.
-        spent_s, elapsed_s: booked for trials, and in all.
-        jumps: of the network, when it was last looked at.
-        periods: since the start.
-        last_curve: the last of them in which a gain curve was seen.
-        too_thin: ratios that proved to keep too little.
-    """
-
-    belief: GainBelief = GainBelief()
-    slowdown: Slowdown = Slowdown()
-    option: str | None = None
-    step_s: NonNegativeFloat = 0.0
-    compute_s: NonNegativeFloat | None = None
-    backward_s: NonNegativeFloat = 0.0
-    compress_factors: dict[str, PositiveFloat] = Field(default_factory=dict)
-    tried: dict[str, Tried] = Field(default_factory=dict)
-    dense_tried: bool = False
-    trial_after: str | None = None
-    spent_s: NonNegativeFloat = 0.0
-    elapsed_s: NonNegativeFloat = 0.0
-    jumps: NonNegativeInt = 0
-    periods: NonNegativeInt = 0
-    last_curve: NonNegativeInt = 0
-    too_thin: tuple[TooThin, ...] = ()
+_SETTLED_AFTER = 10  # steps of one ratio, until when its progress says less of it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,8 +75,7 @@ class AutoRatio:
 
     Args:
         options: what there is to choose from; dense exchange among them.
-        deterministic_share: see `hetopt.profiler.inflation`; 1 where it is not known. What is thought of the slowdown
-            before it is seen.
+        first_coefficient: of the law of slowdown, before it was seen at work.
         least_gain: options that keep less are never used, whatever they promise.
         least_saving: part of J that is worth a change.
         trial_steps: length of the first period after a change, and of the run.
@@ -134,7 +86,7 @@ class AutoRatio:
     """
 
     options: tuple[Option, ...]
-    deterministic_share: float = 1.0
+    first_coefficient: float = CAUTIOUS_COEFFICIENT
     least_gain: float = 0.05
     least_saving: float = 0.02
     trial_steps: int = 5
@@ -145,8 +97,8 @@ class AutoRatio:
             raise ValueError("a dense option (ratio 1, gain 1) has to be among the options")
         if len({option.key for option in self.options}) != len(self.options):
             raise ValueError("two options have the same compressor, collective and ratio")
-        if not (0 <= self.deterministic_share <= 1 and 0 < self.least_gain <= 1 and 0 <= self.least_saving < 1):
-            raise ValueError("deterministic_share, least_gain and least_saving are parts of 1")
+        if not (0 <= self.first_coefficient < math.inf and 0 < self.least_gain <= 1 and 0 <= self.least_saving < 1):
+            raise ValueError("least_gain and least_saving are parts of 1, and the coefficient is not negative")
         if self.trial_steps < 1 or not 0 <= self.exploration < 1:
             raise ValueError(f"impossible trial of {self.trial_steps} steps or exploration {self.exploration}")
 
@@ -183,21 +135,32 @@ class AutoRatio:
         if now is None:
             raise ValueError(f"the gain of {used.key} was not measured although it was in use")
         state = self._booked(state, now, outlook, observation)
+        expected = state.belief.expected(used) if used.gain is None else None
+        kept = 1.0 if expected is None else now.gain / expected
+        excess = Excess(step_s=now.step_s - outlook.predicted_s(used), kept=kept, period=state.periods)
+        state = state.model_copy(update={"excess": {**state.excess, used.key: excess}})
         chosen = self._choice(state, now, outlook)
         if chosen is None:
-            return state, self._keep(state, now, network)
+            return state, self._keep(state, now, network, outlook)
         # Leaving what keeps too little is no trial: it costs what it costs.
         trial_after = None if now.gain < self.least_gain else used.key
-        state = state.model_copy(update={"trial_after": trial_after, "last_curve": state.periods})
+        of_law = chosen.saving_s + chosen.hope_s < self.least_saving * now.per_progress_s
+        look = of_law or state.since_curve >= LOOK_AGAIN_AFTER or not state.belief.points
+        if of_law:
+            times = state.tried.get(LAW, Tried()).times + 1
+            state = state.model_copy(update={"tried": {**state.tried, LAW: Tried(times=times, period=state.periods)}})
+        state = state.model_copy(
+            update={"trial_after": trial_after, "last_curve": state.periods if look else state.last_curve}
+        )
         if now.gain < self.least_gain:
             state = state.model_copy(update={"too_thin": _proved(state, used.ratio)})
         return state, RatioDecision(
             ratio=chosen.judged.option.ratio,
             option=chosen.judged.option.key,
             reason=self._reason(now, chosen),
-            measure_gain=True,
+            measure_gain=look,
             look_after_steps=self._trial_length(state, now, chosen),
-            alarm_s=_alarm_s(chosen.judged.option, network),
+            alarm_s=_alarm_s(chosen.judged.option, network, outlook),
         )
 
     def _reason(self, now: Judged, chosen: Weighed) -> str:
@@ -212,15 +175,16 @@ class AutoRatio:
             return f"{told}; tried out, it may be better than it looks"
         return f"{told}: {saving:.0%} less time to the target"
 
-    def _keep(self, state: AutoState, now: Judged, network: NetworkState) -> RatioDecision:
+    def _keep(self, state: AutoState, now: Judged, network: NetworkState, outlook: Outlook) -> RatioDecision:
         every = _LOOK_AT_GAIN_EVERY
         if now.option.gain is None:
             every = 1 if state.belief.changed is not None or state.periods < _LEARNT_AFTER else _LOOK_WHEN_SETTLED_EVERY
         return RatioDecision(
             ratio=now.option.ratio,
             option=now.option.key,
-            measure_gain=state.periods - state.last_curve >= every or not state.belief.points,
-            alarm_s=_alarm_s(now.option, network),
+            measure_gain=(state.periods - state.last_curve >= every and state.since_curve >= LOOK_AGAIN_AFTER)
+            or not state.belief.points,
+            alarm_s=_alarm_s(now.option, network, outlook),
         )
 
     def _learned(
@@ -232,7 +196,7 @@ class AutoRatio:
             before = factors.get(used.compressor, fresh)
             factors[used.compressor] = before + _WEIGHT * (fresh - before)
         jumped = network.jumps != state.jumps
-        tried = {} if jumped else state.tried
+        tried, excess = ({}, {}) if jumped else (state.tried, state.excess)
         before_that = tried.get(used.key, Tried())
         again = state.trial_after is not None or before_that.times == 0
         tried = {**tried, used.key: Tried(times=before_that.times + again, period=state.periods + 1)}
@@ -243,16 +207,21 @@ class AutoRatio:
         step_s = observation.step_time_s
         if state.option == used.key and not jumped:
             step_s = state.step_s + _STEP_WEIGHT * (step_s - state.step_s)
+        is_same = state.belief.ratio == used.ratio and state.option is not None
+        same_ratio = observation.steps + (state.same_ratio if is_same else 0)
         return state.model_copy(
             update={
                 "option": used.key,
                 "step_s": step_s,
                 "belief": state.belief.seen(used, observation.gain, observation.gain_curve),
-                "slowdown": self._slowdown(state, used, observation),
+                "slowdown": self._slowdown(state, used, observation, same_ratio),
+                "same_ratio": same_ratio,
+                "since_curve": 0 if observation.gain_curve is not None else state.since_curve + observation.steps,
                 "compute_s": compute_s,
                 "backward_s": min(backward_s, compute_s),
                 "compress_factors": factors,
                 "tried": tried,
+                "excess": excess,
                 "dense_tried": state.dense_tried or _is_dense(used),
                 "jumps": network.jumps,
                 "periods": state.periods + 1,
@@ -260,15 +229,19 @@ class AutoRatio:
             }
         )
 
-    def _slowdown(self, state: AutoState, used: Option, observation: RatioObservation) -> Slowdown:
-        """After a period; that everything makes the progress of everything is nothing new."""
+    def _slowdown(self, state: AutoState, used: Option, observation: RatioObservation, same_ratio: int) -> Slowdown:
+        """After a period; that everything makes the progress of everything is nothing new.
+
+        What was held back at another ratio comes out first, or builds up: until then a look says less of this one.
+        """
         if observation.progress is None or used.gain is not None or not 0 < observation.gain < 1:
             return state.slowdown
-        return state.slowdown.seen(observation.gain, observation.progress, prior=self._prior)
+        weight = min(1.0, same_ratio / _SETTLED_AFTER)
+        return state.slowdown.seen(observation.gain, observation.progress, prior=self.first_coefficient, weight=weight)
 
-    @property
-    def _prior(self) -> float:
-        return FIRST_COEFFICIENT * self.deterministic_share
+    def coefficient(self, state: AutoState) -> float:
+        """Of the law of slowdown, as it is thought to be."""
+        return state.slowdown.coefficient(self.first_coefficient)
 
     def _booked(self, state: AutoState, now: Judged, outlook: Outlook, observation: RatioObservation) -> AutoState:
         """The account after this period: a trial costs what it took beyond what its progress takes without it."""
@@ -281,14 +254,17 @@ class AutoRatio:
         return state.model_copy(update={"trial_after": None, "spent_s": spent_s, "elapsed_s": state.elapsed_s + took_s})
 
     def _outlook(self, state: AutoState, network: NetworkState) -> Outlook:
+        left = {key: 0.5 ** ((state.periods - seen.period) / _FORGOTTEN_BY_HALF) for key, seen in state.excess.items()}
         return Outlook(
             network=network,
             belief=state.belief,
-            coefficient=state.slowdown.coefficient(self._prior),
-            coefficient_sd=state.slowdown.coefficient_sd(self._prior),
+            coefficient=self.coefficient(state),
+            coefficient_sd=state.slowdown.coefficient_sd(self.first_coefficient),
             compute_s=state.compute_s or 0.0,
             backward_s=state.backward_s,
             compress_factors=state.compress_factors,
+            excess_s={key: seen.step_s * left[key] for key, seen in state.excess.items()},
+            kept={key: seen.kept ** left[key] for key, seen in state.excess.items()},
         )
 
     def _choice(self, state: AutoState, now: Judged, outlook: Outlook) -> Weighed | None:
@@ -312,15 +288,18 @@ class AutoRatio:
         ]
         if better:
             return max(better, key=lambda other: other.saving_s)
+        affordable = [other for other in others if other.risk_s <= left_s]
         hopeful = [
             other
-            for other in others
-            if other.saving_s + other.hope_s >= needed_s
-            and other.risk_s <= left_s
-            and self._may_hope(state, other.judged.option)
+            for other in affordable
+            if other.saving_s + other.hope_s >= needed_s and self._may_hope(state, other.judged.option.key)
         ]
         if hopeful:
             return max(hopeful, key=lambda other: other.saving_s + other.hope_s)
+        if self._may_hope(state, LAW):
+            hopeful = [other for other in affordable if other.saving_s + other.law_hope_s >= needed_s]
+        if hopeful:
+            return max(hopeful, key=lambda other: other.saving_s + other.law_hope_s)
         # Whatever is thought of it, dense training is tried once: never to lose to it is a promise.
         dense = [
             other
@@ -341,9 +320,9 @@ class AutoRatio:
         last = max((state.tried[key].period for key in telling if key in state.tried), default=0)
         return other.judged.option.key in telling and state.periods >= last + _SCOUTED_AFTER
 
-    def _may_hope(self, state: AutoState, option: Option) -> bool:
+    def _may_hope(self, state: AutoState, key: str) -> bool:
         """Whether a trial on nothing but hope is due: the first at once, each further one after twice as long."""
-        before = state.tried.get(option.key)
+        before = state.tried.get(key)
         return before is None or state.periods >= before.period + _RETRIED_AFTER * 2**before.times
 
     def _left_s(self, state: AutoState, now: Judged) -> float:
@@ -380,6 +359,6 @@ def _is_dense(option: Option) -> bool:
     return option.ratio >= DENSE and option.gain == 1
 
 
-def _alarm_s(option: Option, network: NetworkState) -> float | None:
-    expected_s = option.exchange_s(network)
+def _alarm_s(option: Option, network: NetworkState, outlook: Outlook) -> float | None:
+    expected_s = option.exchange_s(network) + max(0.0, outlook.excess_s.get(option.key, 0.0))
     return ALARM_FACTOR * expected_s if expected_s > 0 else None

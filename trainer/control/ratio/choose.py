@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hetopt.profiler.errors import BadInput
+from hetopt.profiler.inflation import CAUTIOUS_COEFFICIENT
 from hetopt.trainer.control.ratio.accordion import Accordion
 from hetopt.trainer.control.ratio.auto import AutoRatio
 from hetopt.trainer.control.ratio.fixed import FixedRatio
@@ -32,7 +33,7 @@ CONTROLLERS: Mapping[str, str] = MappingProxyType(
 
 
 def choose_ratio_policy(
-    name: str, *, ratio: float, options: Sequence[Option] = (), deterministic_share: float = 1.0
+    name: str, *, ratio: float, options: Sequence[Option] = (), coefficient: float = CAUTIOUS_COEFFICIENT
 ) -> RatioPolicy[Any]:
     """The policy of that name with its published settings. What its state is made of, `RatioPolicy.initial` tells.
 
@@ -40,7 +41,7 @@ def choose_ratio_policy(
         name: of the policy.
         ratio: that the run was asked for; the strongest that the policy uses. ``auto`` and ``scan`` go by the options.
         options: what ``auto`` and ``scan`` may choose from; ``auto`` needs a dense one among them.
-        deterministic_share: see `hetopt.profiler.inflation`.
+        coefficient: of the law of slowdown, as ``auto`` has it in mind at first.
 
     Raises:
         BadInput: there is no such policy, or the ratio leaves it nothing to decide.
@@ -64,4 +65,4 @@ def choose_ratio_policy(
         case "scan":
             return ScanRatio(options=tuple(options))
         case _:
-            return AutoRatio(options=tuple(options), deterministic_share=deterministic_share)
+            return AutoRatio(options=tuple(options), first_coefficient=coefficient)

@@ -88,6 +88,10 @@ class GainBelief(Record):
             return option.gain
         if option.ratio == self.ratio and family(option) == self.family and self.own is not None:
             return self.own
+        return self.expected(option)
+
+    def expected(self, option: Option) -> float | None:
+        """The same by the curve alone, also for what is in use."""
         if not self.points:
             return None
         settled = math.pow(max(_LEAST_GAIN, self._curve(option.ratio)), (self.ratio / option.ratio) ** self.exponent)

@@ -12,10 +12,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hetopt.profiler.inflation import distance
 from hetopt.trainer.control.ratio.gain_belief import GainBelief
-from hetopt.trainer.control.ratio.slowdown import distance
 from hetopt.trainer.exchange.network_state import NetworkState
 from hetopt.trainer.exchange.planner import COMPRESS_SD, Option
+
+LAW_HOPE = 2.0
+"""Standard errors that the law of slowdown may be hoped to be wrong by: it begins at the cautious end."""
 
 NETWORK_HOPE = 2.0
 """Standard errors of the network that an option may be hoped to be better by than it looks; of all else, one."""
@@ -33,22 +36,31 @@ class Judged:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weighed:
-    """An option against the present one: what J would fall by, and how sure that is."""
+    """An option against the present one: what J would fall by, and how sure that is.
+
+    ``law_sd_s`` is what the law of slowdown leaves open, of this option and of all that hold back as much.
+    """
 
     judged: Judged
     saving_s: float
     network_sd_s: float
+    law_sd_s: float
     other_sd_s: float
 
     @property
     def sd_s(self) -> float:
         """Standard deviation of the saving."""
-        return math.hypot(self.network_sd_s, self.other_sd_s)
+        return math.hypot(self.network_sd_s, self.law_sd_s, self.other_sd_s)
 
     @property
     def hope_s(self) -> float:
-        """By how much it may be better than it looks."""
+        """By how much it may be better than it looks, the law being right."""
         return math.hypot(NETWORK_HOPE * self.network_sd_s, self.other_sd_s)
+
+    @property
+    def law_hope_s(self) -> float:
+        """The same, if the law is wrong as well."""
+        return math.hypot(self.hope_s, LAW_HOPE * self.law_sd_s)
 
     @property
     def risk_s(self) -> float:
@@ -66,6 +78,8 @@ class Outlook:
         coefficient, coefficient_sd: of the law of slowdown.
         compute_s, backward_s: of a step on the slowest worker, and the part of it that makes gradients.
         compress_factors: measured over expected time to compress, by compressor.
+        excess_s: how much longer than predicted a step took of options that were in use.
+        kept: what they kept of what was expected.
     """
 
     network: NetworkState
@@ -75,6 +89,17 @@ class Outlook:
     compute_s: float
     backward_s: float
     compress_factors: Mapping[str, float]
+    excess_s: Mapping[str, float]
+    kept: Mapping[str, float]
+
+    def predicted_s(self, option: Option) -> float:
+        """Time of a step, from its parts."""
+        return option.step_s(
+            compute_s=self.compute_s,
+            backward_s=self.backward_s,
+            compress_s=self._compress_s(option),
+            exchange_s=option.exchange_s(self.network),
+        )
 
     def judge(self, option: Option, *, step_s: float | None = None) -> Judged | None:
         """The option as it looks now; None where nothing is known of its gain.
@@ -87,12 +112,10 @@ class Outlook:
         if gain is None:
             return None
         if step_s is None:
-            step_s = option.step_s(
-                compute_s=self.compute_s,
-                backward_s=self.backward_s,
-                compress_s=self._compress_s(option),
-                exchange_s=option.exchange_s(self.network),
-            )
+            if option.gain is None:
+                gain = min(1.0, gain * self.kept.get(option.key, 1.0))
+            # Nothing is quicker than its computation, whatever is remembered.
+            step_s = max(self.compute_s, self.predicted_s(option) + self.excess_s.get(option.key, 0.0))
         per_progress_s = step_s * self.slowdown(gain)
         return Judged(option=option, gain=gain, step_s=step_s, per_progress_s=per_progress_s)
 
@@ -115,7 +138,8 @@ class Outlook:
             judged=other,
             saving_s=now.per_progress_s - other.per_progress_s,
             network_sd_s=network.sd_s,
-            other_sd_s=math.hypot(*rest_s, longer_s * self.coefficient_sd),
+            law_sd_s=abs(longer_s) * self.coefficient_sd,
+            other_sd_s=math.hypot(*rest_s),
         )
 
     def _distance_sd(self, judged: Judged) -> float:

@@ -2,13 +2,7 @@
 
     slowdown(gain) = 1 + a sqrt(1 / gain - 1)
 
-Once gains have settled, a step sends as much energy as is new in it, if gradients are mostly noise; so what is held
-back has 1 / gain - 1 times the energy of a gradient, and the root of that is how far the model is from where dense
-training would have it, in steps. Analyses of error feedback bound what that costs by a term that grows with this
-distance (Karimireddy et al. 2019). How quickly the gradient turns over it, ``a``, depends on the task: 0.11 to 0.14 for
-a small ResNet on CIFAR-10 from 10x to 1000x, 0.03 and less for an LSTM on WikiText-2 (batches of 128 images and of 40
-windows, four workers, first 400 steps; where residuals are much younger than the run, its loss lags as the law says).
-`hetopt.profiler.inflation` puts 1 / gain there, as the cautious end: planning has no progress to look at.
+What the law rests on, and what was measured of ``a``, is said where planning reads it: `hetopt.profiler.inflation`.
 
 ``a`` is fitted by least squares to ``dense - achieved = a achieved sqrt(1 / gain - 1)`` over the looks so far, with the
 root as instrument, for both sides are noisy (`hetopt.trainer.exchange.progress`); older looks count for less, and a
@@ -22,6 +16,7 @@ import math
 from pydantic import NonNegativeFloat, PositiveFloat
 
 from hetopt.profiler.artifact import Record
+from hetopt.profiler.inflation import COEFFICIENT_SD, distance
 from hetopt.trainer.exchange.progress import Progress
 
 LARGEST = 1.0
@@ -31,7 +26,6 @@ _DECAY = 0.95  # of what a look has said, with every further one
 _WEIGHT = 0.2  # of the newest look in the scale of progress, and in the noise
 _FIRST_NOISE = 0.25  # of one look, in dense steps' progress
 _LEAST_NOISE = 0.01
-_LEAST_PRIOR_SD = 0.15
 
 
 class Slowdown(Record):
@@ -49,8 +43,8 @@ class Slowdown(Record):
     information: float = 0.0
     squares: NonNegativeFloat = 0.0
 
-    def seen(self, gain: float, progress: Progress, *, prior: float) -> Slowdown:
-        """After a look at an exchange that kept ``gain``."""
+    def seen(self, gain: float, progress: Progress, *, prior: float, weight: float = 1.0) -> Slowdown:
+        """After a look at an exchange that kept ``gain``; ``weight`` in [0, 1] is how much it says of that gain."""
         scale = progress.dense
         if self.scale is not None:
             scale = self.scale + _WEIGHT * (progress.dense - self.scale)
@@ -63,9 +57,9 @@ class Slowdown(Record):
         return Slowdown(
             scale=scale,
             noise=max(_LEAST_NOISE**2, noise),
-            moment=_DECAY * self.moment + root * shortfall,
-            information=_DECAY * self.information + root * carried,
-            squares=_DECAY * self.squares + root * root,
+            moment=_DECAY * self.moment + weight * root * shortfall,
+            information=_DECAY * self.information + weight * root * carried,
+            squares=_DECAY * self.squares + (weight * root) ** 2,
         )
 
     def coefficient(self, prior: float) -> float:
@@ -84,15 +78,4 @@ class Slowdown(Record):
 
 def _prior_sd(prior: float) -> float:
     """How far a guess may be off: as much as it is, or as what was met elsewhere."""
-    return max(prior, _LEAST_PRIOR_SD)
-
-
-def distance(gain: float) -> float:
-    """How far what is held back has left the model behind, in steps.
-
-    Raises:
-        ValueError: a gain outside (0, 1].
-    """
-    if not 0 < gain <= 1:
-        raise ValueError(f"a gain is in (0, 1], not {gain}")
-    return math.sqrt(1 / gain - 1)
+    return max(prior, COEFFICIENT_SD)

@@ -1,0 +1,83 @@
+"""What the policy ``auto`` remembers from one control period to the next; part of checkpoints."""
+
+from __future__ import annotations
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+
+from hetopt.profiler.artifact import Record
+from hetopt.trainer.control.ratio.gain_belief import GainBelief
+from hetopt.trainer.control.ratio.slowdown import Slowdown
+
+LOOK_AGAIN_AFTER = 20
+"""Steps between gain curves: looking may take as long as a step."""
+
+
+class Tried(Record):
+    """How often an option was changed to since the network last jumped, and in which period last."""
+
+    times: NonNegativeInt = 0
+    period: NonNegativeInt = 0
+
+
+class Excess(Record):
+    """What an option was like beyond what was predicted, and in which period it was last in use.
+
+    Attributes:
+        step_s: how much longer its step took.
+        kept: what it kept of the energy that it was expected to keep.
+    """
+
+    step_s: float
+    kept: PositiveFloat = 1.0
+    period: NonNegativeInt
+
+
+class TooThin(Record):
+    """A ratio that kept less than the floor when it was in use."""
+
+    ratio: PositiveFloat
+    times: NonNegativeInt = 1
+    until: NonNegativeInt = Field(description="the period from which on it may be used again")
+
+
+class AutoState(Record):
+    """What was learned, and the account of trials.
+
+    Attributes:
+        belief: about gains.
+        slowdown: about what they cost.
+        option, step_s: what is in use, and the time of its step, smoothed.
+        compute_s, backward_s: smoothed.
+        compress_factors: measured over expected time to compress, by compressor.
+        tried: options that were in use since the network last jumped.
+        excess: of options that were in use since then.
+        dense_tried: whether dense training ever was.
+        trial_after: the option before the present one, as long as that is on trial.
+        spent_s, elapsed_s: booked for trials, and in all.
+        jumps: of the network, when it was last looked at.
+        periods: since the start.
+        last_curve: the last of them in which a gain curve was seen, or was to be.
+        since_curve: steps since one was seen.
+        same_ratio: steps since another ratio was in use.
+        too_thin: ratios that proved to keep too little.
+    """
+
+    belief: GainBelief = GainBelief()
+    slowdown: Slowdown = Slowdown()
+    option: str | None = None
+    step_s: NonNegativeFloat = 0.0
+    compute_s: NonNegativeFloat | None = None
+    backward_s: NonNegativeFloat = 0.0
+    compress_factors: dict[str, PositiveFloat] = Field(default_factory=dict)
+    tried: dict[str, Tried] = Field(default_factory=dict)
+    excess: dict[str, Excess] = Field(default_factory=dict)
+    dense_tried: bool = False
+    trial_after: str | None = None
+    spent_s: NonNegativeFloat = 0.0
+    elapsed_s: NonNegativeFloat = 0.0
+    jumps: NonNegativeInt = 0
+    periods: NonNegativeInt = 0
+    last_curve: NonNegativeInt = 0
+    since_curve: NonNegativeInt = LOOK_AGAIN_AFTER
+    same_ratio: NonNegativeInt = 0
+    too_thin: tuple[TooThin, ...] = ()

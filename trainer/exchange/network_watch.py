@@ -1,0 +1,138 @@
+"""Watches the network while training goes on: by what is exchanged, by small sums, and anew once it has jumped.
+
+What is exchanged tells little of what is not: few bytes do not feel a link that has become quicker. So the workers sum
+a vector now and then that nobody needs, as large as costs next to nothing. And what one exchange says of a network that
+has jumped fits many networks: it is measured again then, by a few sums.
+
+It is sums that say whether the network has jumped. What takes longer than thought beside a sum that does not is the
+collective's own affair, or that of the cores that workers share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hetopt.trainer.exchange.cost import TRAINER, Operation
+from hetopt.trainer.exchange.network_state import NetworkState
+from hetopt.trainer.exchange.network_tracker import Timed, measured_again, observe
+
+PROBE_SHARE = 0.01
+"""Part of the time trained that probes may take."""
+
+SHORTEST_PROBE_S, LONGEST_PROBE_S = 0.01, 0.05
+"""That a probe takes: what is over sooner says more of processors than of the link. Messages alone may take longer."""
+
+LEAST_PROBE_BYTES = 1024
+
+MEASURED_AFTER = 30.0
+"""Times of a measurement that must have passed since the last: a network that keeps jumping is only followed."""
+
+MEASURED_ANYWAY_AFTER = 150.0
+"""Times after which it is measured again though nothing has shown, where exchanges do not do it: probes are small."""
+
+ANOTHER = 1.5
+"""Times that the largest sum takes as long as was thought, or as short, in a network that has jumped unseen."""
+
+FIRST_COST_S = 0.1
+"""What a measurement takes, before there was one."""
+
+TIMED_EACH, REPEATED_BELOW_S = 5, 0.05
+"""Sums behind a timing, warm-up included, unless one of them takes so long."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NetworkWatch:
+    """What is known, and what is to be looked at next; the same on every rank if it is fed the same.
+
+    Attributes:
+        network: as tracked.
+        workers: that sum.
+        gradient_bytes: that no probe exceeds.
+        unprobed_s: time trained since the last probe.
+        is_silent: whether the exchanges of the last period tell nothing of how quick the network is.
+        measured_jumps: of the network when it was last measured.
+        since_s, cost_s: time trained since the last measurement after a jump, or since the start, and what one takes.
+    """
+
+    network: NetworkState
+    workers: int
+    gradient_bytes: int
+    unprobed_s: float = LONGEST_PROBE_S / PROBE_SHARE
+    is_silent: bool = True
+    measured_jumps: int = 0
+    since_s: float = 0.0
+    cost_s: float = FIRST_COST_S
+
+    def after(
+        self,
+        operations: Sequence[Operation],
+        time_s: float | None,
+        *,
+        exchanges: int,
+        probe_bytes: int,
+        probe_s: float | None,
+        period_s: float,
+    ) -> NetworkWatch:
+        """After a period.
+
+        Args:
+            operations: of each of its exchanges.
+            time_s: that the median exchange took; None: it was hidden, or there was none.
+            exchanges: how many.
+            probe_bytes: that were summed before it.
+            probe_s: what that took; None: nothing was.
+            period_s: all of it.
+        """
+        network, unprobed_s = self.network, self.unprobed_s
+        if probe_s is not None:
+            unprobed_s = 0.0
+            network = observe(network, [self._probe(probe_bytes)], probe_s)
+        if time_s is not None:
+            network = observe(network, operations, time_s, exchanges=exchanges, may_jump=are_sums(operations))
+        return replace(
+            self,
+            network=network,
+            unprobed_s=unprobed_s + period_s,
+            is_silent=time_s is None or not are_sums(operations),
+            since_s=self.since_s + period_s,
+        )
+
+    @property
+    def wants_measurement(self) -> bool:
+        """Whether the network should be measured again, now."""
+        if self.network.jumps > self.measured_jumps:
+            return self.since_s >= MEASURED_AFTER * self.cost_s
+        return self.is_silent and self.since_s >= MEASURED_ANYWAY_AFTER * self.cost_s
+
+    def measured(self, timings: Sequence[Timed]) -> NetworkWatch:
+        """After it was; the same timings on all ranks."""
+        network = measured_again(self.network, timings)
+        if network.jumps == self.measured_jumps:
+            largest = max(timings, key=lambda timing: timing.operation.payload_bytes)
+            error = abs(math.log(largest.time_s / self.network.expected_s([largest.operation])))
+            network = network.model_copy(update={"jumps": network.jumps + (error > math.log(ANOTHER))})
+        cost_s = sum(t.time_s * (1 if t.time_s >= REPEATED_BELOW_S else TIMED_EACH) for t in timings)
+        return replace(self, network=network, measured_jumps=network.jumps, since_s=0.0, cost_s=cost_s)
+
+    def probe_bytes(self, operations: Sequence[Operation]) -> int:
+        """Of the sum before a period of such exchanges; 0: they tell as much themselves, or it is too soon for one."""
+        affordable_s, size = min(LONGEST_PROBE_S, PROBE_SHARE * self.unprobed_s), LEAST_PROBE_BYTES
+        messages_s = self.network.expected_s([self._probe(size)])
+        if PROBE_SHARE * self.unprobed_s < max(SHORTEST_PROBE_S, messages_s):
+            return 0
+        while 2 * size <= self.gradient_bytes and self.network.expected_s([self._probe(2 * size)]) <= affordable_s:
+            size *= 2
+        if self.is_silent or not are_sums(operations):
+            return size
+        told = sum(operation.terms(TRAINER).traffic_bytes for operation in operations)
+        return size if told < self._probe(size).terms(TRAINER).traffic_bytes else 0
+
+    def _probe(self, payload_bytes: int) -> Operation:
+        return Operation(primitive="all_reduce", payload_bytes=payload_bytes, members=self.workers)
+
+
+def are_sums(operations: Sequence[Operation]) -> bool:
+    """Whether an exchange is nothing but what probes are, whose time is the link's affair alone."""
+    return all(operation.primitive == "all_reduce" and not operation.sliced for operation in operations)
