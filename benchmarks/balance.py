@@ -82,7 +82,7 @@ class Scale:
 
 
 QUICK = Scale(
-    rounds=1, best_step_s=0.045, steps=30, noise_steps=120, level_periods=6, equal_rounds=2, accuracy_rounds=1,
+    rounds=1, best_step_s=0.045, steps=26, noise_steps=100, level_periods=6, equal_rounds=2, accuracy_rounds=1,
     is_quick=True,
 )  # fmt: skip
 FULL = Scale(

@@ -4,7 +4,9 @@ Three protocols, all by one default method and beside the published laws in the 
 
 - *levels*: each batch size from all others, at every level of the metric that the data names, steps between evaluations
   by a straight line;
-- *last*: the same, to a metric 0.2 % short of what the worst run reaches, counted to the evaluation that finds it;
+- *last*: the same, to a metric 0.2 % short of what the worst run reaches, counted to the evaluation that finds it. What
+  the laws are about is where a run crosses the target, which is between two evaluations; so they learn from that, and
+  their prediction is the evaluation after it. (Some of these jobs evaluate only four to six times until then.);
 - *smallest*: all larger batch sizes from the smallest one's run and its gradient noise, at every level; beside it
   Pollux's gain formula with the noise recorded in that run, and no loss of efficiency at all.
 """
@@ -24,9 +26,12 @@ import numpy as np
 
 from benchmarks._outcome import Bound, Outcome, options, publish
 from hetopt.optimizer.averaged_law import AveragedLaw
+from hetopt.optimizer.convergence import default_laws
 from hetopt.optimizer.law_choice import choose
 from hetopt.optimizer.steps_law import MCCANDLISH, SCAVENGER, Z90, PriorRun, StepsLaw
 from hetopt.profiler.noise import progress_weighted_noise_scale
+from hetopt.profiler.pilot import found_at, steps_to_target
+from hetopt.profiler.profile import Evaluation
 
 GOALS = {"cifar10": 0.04, "bert": 0.01, "ncf": 0.12}
 """Median error with one batch size left out; other jobs in the folder are reported without a goal."""
@@ -34,7 +39,7 @@ GOALS = {"cifar10": 0.04, "bert": 0.01, "ncf": 0.12}
 SHORT_OF_WORST = 0.998
 HETOPT = "hetopt"
 LAWS: dict[str, tuple[StepsLaw, ...]] = {
-    HETOPT: (AveragedLaw(), MCCANDLISH, SCAVENGER),
+    HETOPT: default_laws(),
     "mccandlish": (MCCANDLISH,),
     "scavenger": (SCAVENGER,),
 }
@@ -94,28 +99,42 @@ def levels(logs: Sequence[Log]) -> dict[str, list[float]]:
     return {level: [log.steps_to_level[level] for log in logs] for level in logs[0].steps_to_level}
 
 
-def last_target(logs: Sequence[Log]) -> list[float]:
-    """Steps of every run until an evaluation finds it 0.2 % short of the worst run's best."""
+def last_target(logs: Sequence[Log]) -> tuple[list[float], list[float]]:
+    """Where every run comes 0.2 % short of the worst run's best, and the evaluation that finds it, in steps."""
     worst = min(max(log.metrics) for log in logs)
     target = worst * SHORT_OF_WORST if worst > 0 else worst / SHORT_OF_WORST
-    return [
-        float(next(step for step, metric in zip(log.steps, log.metrics, strict=True) if metric >= target))
-        for log in logs
-    ]
+    crossed, found = [], []
+    for log in logs:
+        evaluations = [Evaluation(step=s, metric=m) for s, m in zip(log.steps, log.metrics, strict=True)]
+        crossed.append(steps_to_target(evaluations, target=target, higher_is_better=True) or math.nan)
+        found.append(float(next(each.step for each in evaluations if each.metric >= target)))
+    return crossed, found
 
 
-def leave_one_out(logs: Sequence[Log], steps: Sequence[float], laws: Sequence[StepsLaw]) -> list[Guess]:
-    """Predict each batch size from all others."""
+def leave_one_out(
+    logs: Sequence[Log], steps: Sequence[float], laws: Sequence[StepsLaw], found: Sequence[float] | None = None
+) -> list[Guess]:
+    """Predict each batch size from all others.
+
+    Args:
+        logs: the runs.
+        steps: of each until its target is reached.
+        laws: to choose from.
+        found: the evaluations that found it, where those are to be predicted; absent: ``steps`` themselves.
+    """
     runs = [
         PriorRun(global_batch_size=log.batch_size, steps_to_target=count)
         for log, count in zip(logs, steps, strict=True)
     ]
     guesses = []
-    for held in runs:
+    for place, (log, held) in enumerate(zip(logs, runs, strict=True)):
         curve = choose(laws, [run for run in runs if run is not held]).curve
-        guesses.append(
-            guess(held, float(curve.steps(held.global_batch_size)), float(curve.log_sd(held.global_batch_size)))
-        )
+        predicted, log_sd = float(curve.steps(log.batch_size)), float(curve.log_sd(log.batch_size))
+        measured = held
+        if found is not None:
+            predicted = found_at(predicted, float(np.median(np.diff((0, *log.steps)))))
+            measured = PriorRun(global_batch_size=log.batch_size, steps_to_target=found[place])
+        guesses.append(guess(measured, predicted, log_sd))
     return guesses
 
 
@@ -181,10 +200,14 @@ def main() -> None:
         by_level = levels(logs)
         if asked.quick:
             by_level = dict(list(by_level.items())[-1:])
-        protocols = {"levels": list(by_level.values()), "last": [last_target(logs)]}
+        every: list[tuple[Sequence[float], Sequence[float] | None]] = [(steps, None) for steps in by_level.values()]
+        protocols: dict[str, list[tuple[Sequence[float], Sequence[float] | None]]] = {
+            "levels": every,
+            "last": [last_target(logs)],
+        }
         for protocol, targets in protocols.items():
             for predictor, laws in LAWS.items():
-                guesses = [each for steps in targets for each in leave_one_out(logs, steps, laws)]
+                guesses = [each for steps, found in targets for each in leave_one_out(logs, steps, laws, found)]
                 middle, coverage = row(job, protocol, predictor, guesses)
                 (figures if predictor == HETOPT else baselines)[
                     f"{job}_{protocol}_median_error" + ("" if predictor == HETOPT else f"_{predictor}")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetopt.optimizer.forecast import Z90, Forecast, JobModel, shares_of
+from hetopt.optimizer.bill import Rental, itemise
+from hetopt.optimizer.cost import planned_usage
+from hetopt.optimizer.forecast import Forecast, JobModel, shares_of
 from hetopt.optimizer.plan import Assumed, Candidate, CostTerm, Group, Prediction, Range
 from hetopt.optimizer.search_space import Cluster, MachineOption, SearchSpace
+from hetopt.optimizer.steps_law import Z90
 from hetopt.trainer.exchange.wire import Collective
 
 
@@ -76,43 +79,33 @@ def _prediction(space: SearchSpace, job: JobModel, cluster: Cluster, found: Fore
         startup_s=job.startup_s,
         total_s=Range(value=at("total_s"), low=at("total_low_s"), high=at("total_high_s")),
         cost_usd=Range(value=at("cost_usd"), low=at("cost_low_usd"), high=at("cost_high_usd")),
-        cost_terms=cost_terms(space, job, cluster, work_s=at("work_s"), interruption_s=at("interruption_s")),
+        cost_terms=cost_terms(space, job, cluster, found, row),
     )
 
 
-def cost_terms(
-    space: SearchSpace, job: JobModel, cluster: Cluster, *, work_s: float, interruption_s: float
-) -> tuple[CostTerm, ...]:
+def cost_terms(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forecast, row: int) -> tuple[CostTerm, ...]:
     """The bill by line. The lines sum to the expected cost."""
-    rates = job.rates
-    hours = float(rates.billed_hours(job.startup_s + work_s))
-    terms = []
-    hourly = cluster.machine_count * rates.per_machine_hour
-    for index, machines in cluster.machines:
-        price = space.options[index].offer.price
-        hourly += machines * price.usd_per_hour
-        kind = "estimated " if price.is_estimate else ""
-        terms.append(
-            CostTerm(
-                name=f"{machines} × {space.options[index].name} ({price.market})",
-                usd=machines * price.usd_per_hour * hours,
-                basis=f"{kind}${price.usd_per_hour:.4f} an hour each for {hours:.2f} h "
-                f"({price.region}, {price.date}, {price.source})",
-            )
-        )
-    volumes, addresses = rates.volume_usd_per_hour, rates.address_usd_per_hour
-    terms += [
-        CostTerm(name="volumes", usd=cluster.machine_count * volumes * hours, basis=rates.volume_basis),
-        CostTerm(name="public addresses", usd=cluster.machine_count * addresses * hours, basis=rates.address_basis),
-    ]
-    if interruption_s > 0:
-        extra = float(rates.billed_hours(job.startup_s + work_s + interruption_s)) - hours
-        terms.append(
-            CostTerm(
-                name="expected interruptions",
-                usd=hourly * extra,
-                basis=f"{interruption_s:.0f} s of restarts, repeated work and checkpoints on average over the prior of "
-                "the hazard (calm pools lose a machine in 2000 h, scarce ones in 2 h)",
-            )
-        )
-    return tuple(terms)
+
+    def at(column: str) -> float:
+        return float(getattr(found, column)[row])
+
+    return itemise(
+        [
+            Rental(instance_type=space.options[index].name, machines=machines, price=space.options[index].offer.price)
+            for index, machines in cluster.machines
+        ],
+        planned_usage(
+            start_up_s=job.startup_s,
+            work_s=at("work_s"),
+            interruption_s=at("interruption_s"),
+            machines=cluster.machine_count,
+            stops_per_hour=at("stops_per_hour"),
+            interval_s=at("interval_s"),
+            checkpoint_bytes=job.checkpoint_bytes,
+            crossing_bytes=at("crossing_bytes"),
+        ),
+        job.rates.billing,
+        volume=job.rates.volume,
+        hazard_basis="on average over the prior of the hazard (calm pools lose a machine in 2000 h, "
+        "scarce ones in 2 h)",
+    )

@@ -60,10 +60,8 @@ class Criteria:
             found.append(Filter(option=option, keeps=keeps))
 
         if (name := self.accelerator) is not None:
-            _known(
-                "accelerator", name, {spelling for t in types if t.accelerator for spelling in _names(t.accelerator)}
-            )
-            wish(f"--gpu {name}", lambda listing: _is_called(listing.instance_type.accelerator, name))
+            known_accelerator(name, types)
+            wish(f"--gpu {name}", lambda listing: has_accelerator(listing.instance_type, name))
         if (devices := self.accelerators_min) is not None:
             wish(f"--gpus-min {devices}", lambda listing: _whole_devices(listing.instance_type) >= devices)
         if (fewest := self.vcpus_min) is not None:
@@ -184,8 +182,19 @@ def _plain(name: str) -> str:
     return "".join(character for character in name.casefold() if character.isalnum())
 
 
-def _is_called(accelerator: Accelerator | None, name: str) -> bool:
+def has_accelerator(found: InstanceType, name: str) -> bool:
+    """Whether the type's accelerators are called so, in any spelling."""
+    accelerator = found.accelerator
     return accelerator is not None and _plain(name) in {_plain(other) for other in _names(accelerator)}
+
+
+def known_accelerator(name: str, types: Iterable[InstanceType]) -> None:
+    """Refuse the name of an accelerator that no type has.
+
+    Raises:
+        BadInput: hints at names that are close.
+    """
+    _known("accelerator", name, {spelling for t in types if t.accelerator for spelling in _names(t.accelerator)})
 
 
 def _known(kind: str, name: str, names: set[str]) -> None:

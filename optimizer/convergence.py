@@ -11,9 +11,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hetopt.optimizer.averaged_law import KAPPA, AveragedLaw
-from hetopt.optimizer.compression_penalty import UNFITTED, CompressionPenalty
+from hetopt.optimizer.compression_penalty import (
+    OPEN_GATE,
+    UNFITTED,
+    CompressedPilot,
+    CompressionPenalty,
+    QualityGate,
+    fit_penalty,
+)
 from hetopt.optimizer.law_choice import choose
-from hetopt.optimizer.steps_law import MCCANDLISH, SCAVENGER, PriorRun, StepsCurve
+from hetopt.optimizer.steps_law import MCCANDLISH, SCAVENGER, PriorRun, StepsCurve, StepsLaw
 from hetopt.profiler.errors import BadInput
 from hetopt.profiler.profile import LearningRateRule, NoiseSample, Pilot, Profile
 
@@ -57,6 +64,8 @@ class Convergence:
         basis: where the figures come from, in words, with the learning-rate rule that they hold for.
         curve: steps by batch size, by the law that the pilots chose; absent when no pilot reached the target.
         learning_rate_rule: how the pilots scaled the learning rate with the batch size: another rule, other counts.
+        penalty: what compression costs in steps, by the compressed pilots where there are any.
+        gate: which compression may be used, by the same.
     """
 
     minimum_steps: float | None
@@ -67,6 +76,8 @@ class Convergence:
     basis: str
     curve: StepsCurve | None = None
     learning_rate_rule: LearningRateRule | None = None
+    penalty: CompressionPenalty = UNFITTED
+    gate: QualityGate = OPEN_GATE
 
 
 class StepsModel(Protocol):
@@ -90,14 +101,14 @@ class StepsModel(Protocol):
 class TargetSteps:
     """Steps to the task's target.
 
-        S(B, gain) = S(B) (rho / gain^q + 1 - rho) + check / (2 B),       rho = Smin / (Smin + Emin / B)
+        S(B, gain) = S(B) (1 + a sqrt(1 / gain - 1)) + check / (2 B)
 
-    The noise term is left alone by error feedback; the deterministic share grows with what compression holds back. A
-    run notices its target only when it evaluates, every ``check`` samples, on average half of that later.
+    What compression holds back arrives late (`compression_penalty`). A run notices its target only when it evaluates,
+    every ``check`` samples, on average half of that later.
 
     Attributes:
-        minimum_steps, minimum_samples: Smin and Emin, which give rho, and S(B) = Smin + Emin / B where the convergence
-            has no curve of its own.
+        minimum_steps, minimum_samples: Smin and Emin: S(B) = Smin + Emin / B where the convergence has no curve of its
+            own.
     """
 
     convergence: Convergence
@@ -114,7 +125,7 @@ class TargetSteps:
     def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
         """Expected steps to the target."""
         batch = np.asarray(global_batch_size, dtype=np.float64)
-        stretched = self._dense(batch) * self.penalty.inflation(gain, self._share(batch))
+        stretched = self._dense(batch) * self.penalty.inflation(gain)
         return np.maximum(1.0, stretched + self.check_every_samples / 2 / batch)
 
     def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
@@ -122,14 +133,11 @@ class TargetSteps:
         batch = np.asarray(global_batch_size, dtype=np.float64)
         curve = self.convergence.curve
         dense = self.convergence.log_sd if curve is None else curve.log_sd(batch)
-        return np.hypot(dense, self.penalty.log_sd(gain, self._share(batch)))
+        return np.hypot(dense, self.penalty.log_sd(gain))
 
     def _dense(self, batch: Array) -> Array:
         curve = self.convergence.curve
         return self.minimum_steps + self.minimum_samples / batch if curve is None else curve.steps(batch)
-
-    def _share(self, batch: Array) -> Array:
-        return np.asarray(batch / (batch + self.minimum_samples / self.minimum_steps))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,12 +148,10 @@ class RelativeSteps:
 
     Attributes:
         curve: steps by batch size, 1 at ``reference_batch_size``.
-        critical_batch_size: samples.
     """
 
     curve: StepsCurve
     reference_batch_size: int
-    critical_batch_size: float
     penalty: CompressionPenalty = UNFITTED
 
     @property
@@ -159,15 +165,12 @@ class RelativeSteps:
     def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
         """Steps over those at the reference batch size without compression."""
         batch = np.asarray(global_batch_size, dtype=np.float64)
-        return np.asarray(self.curve.steps(batch) * self.penalty.inflation(gain, self._share(batch)))
+        return np.asarray(self.curve.steps(batch) * self.penalty.inflation(gain))
 
     def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
         """Spread of one run over another, of the critical batch size, and of the compression penalty."""
         batch = np.asarray(global_batch_size, dtype=np.float64)
-        return np.hypot(self.curve.log_sd(batch), self.penalty.log_sd(gain, self._share(batch)))
-
-    def _share(self, batch: Array) -> Array:
-        return np.asarray(batch / (batch + self.critical_batch_size))
+        return np.hypot(self.curve.log_sd(batch), self.penalty.log_sd(gain))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,13 +216,18 @@ class FixedSteps:
         return np.zeros(np.broadcast_shapes(np.shape(global_batch_size), np.shape(gain)))
 
 
+def default_laws(noise_scale: float | None = None) -> tuple[StepsLaw, ...]:
+    """The law that is taken, and those that replace it where they predict held-out runs clearly better."""
+    return (AveragedLaw(noise_scale=noise_scale), MCCANDLISH, SCAVENGER)
+
+
 def fit_convergence(profile: Profile) -> Convergence:
     """Use the best evidence there is: pilots at several batch sizes, one pilot and the noise scale, or neither."""
     noise = noise_scale(profile.noise)
     runs = [
         PriorRun(global_batch_size=pilot.global_batch_size, steps_to_target=pilot.steps_to_target)
         for pilot in profile.pilots
-        if pilot.steps_to_target is not None
+        if pilot.steps_to_target is not None and pilot.compression is None
     ]
     sizes = tuple(sorted({int(run.global_batch_size) for run in runs}))
     if not sizes or (len(sizes) == 1 and noise is None):
@@ -234,7 +242,7 @@ def fit_convergence(profile: Profile) -> Convergence:
             else "one pilot reached the target, and no noise scale says what another batch size needs",
         )
     bounded = None if noise is None else min(noise, LARGEST_NOISE_SCALE)
-    choice = choose((AveragedLaw(noise_scale=bounded), MCCANDLISH, SCAVENGER), runs)
+    choice = choose(default_laws(bounded), runs)
     if len(sizes) > 1:
         minimum_steps, minimum_samples = fit_steps(sizes, [_mean_steps(profile.pilots, size) for size in sizes])
         basis = f"pilots that reached the target at batch sizes {', '.join(map(str, sizes))}"
@@ -244,6 +252,8 @@ def fit_convergence(profile: Profile) -> Convergence:
         minimum_samples = minimum_steps * critical
         basis = f"a pilot that reached the target at batch size {sizes[0]} and the measured noise scale"
     rule = profile.job.learning_rate_rule
+    compressed = [_compressed(pilot, choice.curve) for pilot in profile.pilots if pilot.compression is not None]
+    penalty = fit_penalty(compressed)
     return Convergence(
         minimum_steps=minimum_steps,
         minimum_samples=minimum_samples,
@@ -253,6 +263,22 @@ def fit_convergence(profile: Profile) -> Convergence:
         basis=f"{basis}; {LEARNING_RATES[rule]}",
         curve=choice.curve,
         learning_rate_rule=rule,
+        penalty=penalty,
+        gate=QualityGate(pilots=tuple(compressed), penalty=penalty),
+    )
+
+
+def _compressed(pilot: Pilot, curve: StepsCurve) -> CompressedPilot:
+    """A pilot that was compressed, beside what dense training needs at its batch size."""
+    assert pilot.compression is not None
+    trained = max((float(evaluation.step) for evaluation in pilot.evaluations), default=1.0)
+    return CompressedPilot(
+        scheme=pilot.compression.name,
+        ratio=pilot.compression.ratio,
+        gain=pilot.compression.gain,
+        dense_steps=float(curve.steps(pilot.global_batch_size)),
+        steps_trained=max(1.0, trained, pilot.steps_to_target or 0.0),
+        steps_to_target=pilot.steps_to_target,
     )
 
 
@@ -285,13 +311,15 @@ def target_steps(convergence: Convergence, *, check_every_samples: float = 0.0) 
     if convergence.minimum_steps is None or convergence.minimum_samples is None:
         raise BadInput(
             "The profile cannot say how many steps the target needs, because no pilot run reached it.",
-            hint="give the length of the run with --epochs or --steps, or profile again with a larger --time-budget",
+            hint="give the length of the run with --epochs or --steps, compare clusters with --rank, or profile again "
+            "with a larger --time-budget",
         )
     return TargetSteps(
         convergence=convergence,
         minimum_steps=max(convergence.minimum_steps, 1e-9),
         minimum_samples=max(convergence.minimum_samples, 1e-9),
         check_every_samples=check_every_samples,
+        penalty=convergence.penalty,
     )
 
 
@@ -311,7 +339,6 @@ def relative_steps(convergence: Convergence, reference_batch_size: int) -> Relat
     return RelativeSteps(
         curve=AveragedLaw(noise_scale=noise).fit([unit]),
         reference_batch_size=reference_batch_size,
-        critical_batch_size=KAPPA * noise,
     )
 
 

@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hetopt.optimizer.bill import SECONDS_PER_HOUR, Extras, Numbers, Usage, Volume
 from hetopt.optimizer.billing import Billing
+from hetopt.optimizer.checkpointing import (
+    CHECKPOINT_INTERVAL_S,
+    daly_interval_s,
+    factor_at,
+    interval_under_belief_s,
+    restart_factor,
+)
+from hetopt.optimizer.hazard import CALM, SCARCE, SHOCKS, scarce_probability
+
+__all__ = [
+    "BOOT_S",
+    "CALM",
+    "DETECTION_S",
+    "SCARCE",
+    "SETUP_S",
+    "STARTUP_LOG_SD",
+    "Interruptions",
+    "Rates",
+    "checkpoint_bytes",
+    "checkpoint_time_s",
+    "daly_interval_s",
+    "interruptions",
+    "planned_interval_s",
+    "planned_usage",
+    "prior_hazard",
+    "restart_factor",
+    "scarce_probability",
+]
 
 Array = NDArray[np.float64]
-
-SECONDS_PER_HOUR = 3600.0
 
 BOOT_S = 60.0
 """Request to a usable machine: 5 s to 80 s are reported, by image and volume (depot.dev 2024, martysweet 2023)."""
@@ -25,49 +53,18 @@ STARTUP_LOG_SD = 0.5
 DETECTION_S = 30.0
 """From the loss of a machine until the job notices and asks for another."""
 
-VOLUME_GB = 100.0
-"""Root volume of each machine: operating system, torch with CUDA, data and checkpoints."""
-
 CHECKPOINT_BYTES_PER_S = 100e6
 """Writing a checkpoint to a gp3 volume, whose baseline is 125 MB/s."""
 
 CHECKPOINT_COPIES = 4
 """Parameters, two moments of the optimizer and the compressor's residual, each as large as the gradient."""
 
+# Gauss-Laguerre rule: means over the exponential distribution that Gamma(1, r) is.
+_NODES, _NODE_WEIGHTS = np.polynomial.laguerre.laggauss(4)
 
-@dataclass(frozen=True, kw_only=True)
-class HazardComponent:
-    """A Gamma prior of a pool's hazard: ``shape`` losses in ``rate_h`` instance-hours."""
-
-    shape: float
-    rate_h: float
-
-    @property
-    def mean_per_hour(self) -> float:
-        """Expected losses of one instance in an hour."""
-        return self.shape / self.rate_h
-
-
-CALM = HazardComponent(shape=0.5, rate_h=1000.0)
-"""A pool with capacity to spare: a loss in 2000 instance-hours."""
-
-SCARCE = HazardComponent(shape=1.0, rate_h=2.0)
-"""A pool that runs dry, as in public traces of V100 and large Intel machines (0.2 to 1.3 losses an hour)."""
-
-SCARCE_WEIGHT = {"<5%": 0.03, "5-10%": 0.06, "10-15%": 0.10, "15-20%": 0.15, ">20%": 0.25}
-SCARCE_WEIGHT_UNKNOWN = 0.10
-"""Probability that a pool is scarce. The advisor's band moves only this: it is a share of a fleet a month, no rate."""
-
-# Two-point Gauss-Laguerre rule: exact means over the exponential distribution that Gamma(1, r) is.
-_LAGUERRE = ((2 - 2**0.5, (2 + 2**0.5) / 4), (2 + 2**0.5, (2 - 2**0.5) / 4))
-_LARGEST_EXPONENT = 50.0
-
-
-def scarce_probability(market: str, band: str | None) -> float:
-    """Prior probability that a pool is a scarce one; machines on demand are not taken back."""
-    if market == "on-demand":
-        return 0.0
-    return SCARCE_WEIGHT.get(band, SCARCE_WEIGHT_UNKNOWN) if band else SCARCE_WEIGHT_UNKNOWN
+_FEW_ROWS = 256
+_ODD = tuple(np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], dtype=np.uint64))
+"""Multipliers that spread the bits of rows apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +75,13 @@ class Interruptions:
         expected_factor: expected time of the job over its time without losses, checkpoints included.
         log_sd: spread of the log of that factor between calm and scarce pools.
         scarce_factor: the factor if one of the pools turns out to be scarce.
+        interval_s: work between checkpoints, the best for the whole prior; infinite where nothing is ever lost.
     """
 
     expected_factor: Array
     log_sd: Array
     scarce_factor: Array
+    interval_s: Array
 
 
 def interruptions(
@@ -93,11 +92,13 @@ def interruptions(
     scarce_chance: ArrayLike,
     checkpoint_s: float,
     restart_s: float,
+    interval_s: ArrayLike | None = None,
 ) -> Interruptions:
-    """Average Daly's restart model over the hazard prior.
+    """Average Daly's restart model over the hazard prior, with the one checkpoint interval that is best for it.
 
-    Any loss stops the whole job until the machine is replaced, so a job of n machines is lost n times as often. The
-    scarce component is an exponential distribution of hazards; its mean alone would hide what its upper end costs.
+    Any loss stops the whole job until the machine is replaced. The scarce component is an exponential distribution of
+    hazards; its mean alone would hide what its upper end costs. A run does not know its hazard beforehand, so that one
+    interval must do for calm and scarce pools: it costs a calm run more checkpoints, and a scarce one more work.
 
     Args:
         work_s: time of the job without losses.
@@ -106,77 +107,159 @@ def interruptions(
         scarce_chance: probability of that.
         checkpoint_s: time to write a checkpoint.
         restart_s: from a loss to training again, without the work that is done again.
+        interval_s: work between checkpoints, where it is given or known already; absent: `planned_interval_s`, which
+            takes most of the time here and is the same for all amounts of work.
     """
-    work, chance = np.asarray(work_s, dtype=np.float64), np.asarray(scarce_chance, dtype=np.float64)
-    calm = restart_factor(work, np.asarray(calm_per_hour, dtype=np.float64), checkpoint_s, restart_s)
-    scarce_rate = np.asarray(scarce_per_hour, dtype=np.float64)
-    scarce = sum(
-        (weight * restart_factor(work, node * scarce_rate, checkpoint_s, restart_s) for node, weight in _LAGUERRE),
-        start=np.zeros(()),
+    if interval_s is None:
+        interval_s = planned_interval_s(
+            calm_per_hour=calm_per_hour,
+            scarce_per_hour=scarce_per_hour,
+            scarce_chance=scarce_chance,
+            checkpoint_s=checkpoint_s,
+            restart_s=restart_s,
+        )
+    work, chance, calm, scarce, interval = np.broadcast_arrays(
+        *(np.asarray(x, dtype=np.float64) for x in (work_s, scarce_chance, calm_per_hour, scarce_per_hour, interval_s))
     )
-    expected = (1 - chance) * calm + chance * scarce
-    variance = (1 - chance) * np.log(calm / expected) ** 2 + chance * np.log(scarce / expected) ** 2
-    return Interruptions(expected_factor=expected, log_sd=np.sqrt(variance), scarce_factor=scarce)
+    rates, weights = _nodes(calm, scarce, chance)
+    factors = factor_at(work.reshape(-1, 1), rates, interval.reshape(-1, 1), checkpoint_s, restart_s)
+    expected = (weights * factors).sum(axis=1)
+    variance = (weights * np.log(factors / expected[:, None]) ** 2).sum(axis=1)
+    return Interruptions(
+        expected_factor=expected.reshape(work.shape),
+        log_sd=np.sqrt(variance).reshape(work.shape),
+        scarce_factor=(factors[:, 1:] @ _NODE_WEIGHTS).reshape(work.shape),
+        interval_s=np.array(interval),
+    )
 
 
-def restart_factor(work_s: Array, losses_per_hour: Array, checkpoint_s: float, restart_s: float) -> Array:
-    """Expected time over work, with checkpoints at Daly's interval, failures during restart included.
+def planned_interval_s(
+    *,
+    calm_per_hour: ArrayLike,
+    scarce_per_hour: ArrayLike,
+    scarce_chance: ArrayLike,
+    checkpoint_s: float,
+    restart_s: float,
+) -> Array:
+    """Work between checkpoints that is best over the prior of the hazard, within `CHECKPOINT_INTERVAL_S`.
 
-        E[T] = (W / t) Theta e^(R / Theta) (e^((t + C) / Theta) - 1)        (Daly 2006)
+    Infinite where nothing is ever lost.
 
-    A job shorter than the interval writes no checkpoint. 1 where nothing is ever lost.
+    Arguments as those of `interruptions`.
     """
-    rate = np.maximum(losses_per_hour, 1e-12) / SECONDS_PER_HOUR
-    interval = daly_interval_s(1 / rate, checkpoint_s)
-    single = work_s <= interval
-    interval = np.where(single, np.maximum(work_s, 1e-9), interval)
-    saved = np.where(single, 0.0, checkpoint_s)
-    restart = np.exp(np.minimum(restart_s * rate, _LARGEST_EXPONENT))
-    factor = restart * np.expm1(np.minimum((interval + saved) * rate, _LARGEST_EXPONENT)) / (interval * rate)
-    return np.where(losses_per_hour > 0, factor, 1.0)
+    chance, calm, scarce = np.broadcast_arrays(
+        *(np.asarray(part, dtype=np.float64) for part in (scarce_chance, calm_per_hour, scarce_per_hour))
+    )
+    first, repeats = _distinct(calm.ravel(), scarce.ravel(), chance.ravel())
+    rates, weights = _nodes(calm.ravel()[first], scarce.ravel()[first], chance.ravel()[first])
+    interval = np.clip(interval_under_belief_s(rates, weights, checkpoint_s, restart_s), *CHECKPOINT_INTERVAL_S)
+    return np.where((weights * rates).sum(axis=1) > 0, interval, np.inf)[repeats].reshape(chance.shape)
 
 
-def daly_interval_s(mean_time_between_losses_s: ArrayLike, checkpoint_s: float) -> Array:
-    """Work between checkpoints that minimises the expected time (Daly 2006): Young's sqrt(2 C Theta), refined."""
-    theta = np.asarray(mean_time_between_losses_s, dtype=np.float64)
-    ratio = np.minimum(checkpoint_s / (2 * theta), 1.0)
-    refined = np.sqrt(2 * checkpoint_s * theta) * (1 + np.sqrt(ratio) / 3 + ratio / 9) - checkpoint_s
-    return np.where(checkpoint_s < 2 * theta, np.maximum(refined, 1e-9), theta)
+def _distinct(*columns: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Rows that differ, and which of them each row equals: the same machines come with many batches and exchanges."""
+    rows = len(columns[0])
+    if rows > _FEW_ROWS:
+        mixed = np.zeros(rows, dtype=np.uint64)
+        for column, odd in zip(columns, _ODD, strict=True):
+            mixed ^= np.ascontiguousarray(column).view(np.uint64) * odd
+        _, first, repeats = np.unique(mixed, return_index=True, return_inverse=True)
+        if all(np.array_equal(column[first][repeats], column) for column in columns):
+            return first, repeats
+    return np.arange(rows), np.arange(rows)
+
+
+def prior_hazard(pools: Iterable[tuple[int, float]]) -> tuple[float, float, float]:
+    """Losses an hour of a cluster if all its pools are calm, the mean if some pool is scarce, and the chance of that.
+
+    Args:
+        pools: machines of each pool, and the probability that it is scarce; 0 on demand.
+    """
+    calm, scarce, all_calm = 0.0, 0.0, 1.0
+    for machines, chance in pools:
+        effective = float(SHOCKS.effective_machines(machines)) if chance > 0 else 0.0
+        calm += effective * CALM.mean_per_hour
+        scarce += effective * chance * SCARCE.mean_per_hour
+        all_calm *= 1 - chance
+    some = 1 - all_calm
+    return calm, calm + (scarce / some if some > 0 else 0.0), some
+
+
+def _nodes(calm: Array, scarce: Array, chance: Array) -> tuple[Array, Array]:
+    """Hazards of the cluster and their probabilities, shape (rows, nodes), the calm one first."""
+    return (
+        np.concatenate([calm.reshape(-1, 1), scarce.reshape(-1, 1) * _NODES], axis=1),
+        np.concatenate([1 - chance.reshape(-1, 1), chance.reshape(-1, 1) * _NODE_WEIGHTS], axis=1),
+    )
+
+
+def checkpoint_bytes(gradient_bytes: int) -> int:
+    """Size of everything that a resumed run needs."""
+    return gradient_bytes * CHECKPOINT_COPIES
 
 
 def checkpoint_time_s(gradient_bytes: int) -> float:
-    """Time to write everything that a resumed run needs."""
-    return gradient_bytes * CHECKPOINT_COPIES / CHECKPOINT_BYTES_PER_S
+    """Time to write it."""
+    return checkpoint_bytes(gradient_bytes) / CHECKPOINT_BYTES_PER_S
+
+
+def planned_usage(
+    *,
+    start_up_s: Numbers,
+    work_s: Numbers,
+    interruption_s: Numbers,
+    machines: Numbers,
+    stops_per_hour: Numbers = 0.0,
+    interval_s: Numbers = np.inf,
+    checkpoint_bytes: float = 0.0,
+    crossing_bytes: Numbers = 0.0,
+) -> Usage:
+    """What a planned run uses, for one cluster or many: checkpoints at their interval and at the end.
+
+    Args:
+        start_up_s: from the request to the first step.
+        work_s: training, evaluations included.
+        interruption_s: expected restarts, repeated work and checkpoints.
+        machines: of the cluster; after a loss each reads the checkpoint.
+        stops_per_hour: expected losses of the cluster.
+        interval_s: work between checkpoints (`Interruptions.interval_s`).
+        checkpoint_bytes: written to the bucket each time; 0 where none is used.
+        crossing_bytes: see `bill.crossing_bytes`.
+    """
+    work = np.asarray(work_s, dtype=np.float64)
+    hours = (work + interruption_s) / SECONDS_PER_HOUR
+    return Usage(
+        start_up_s=start_up_s,
+        work_s=work,
+        interruption_s=interruption_s,
+        crossing_bytes=crossing_bytes,
+        checkpoint_bytes=checkpoint_bytes,
+        checkpoints=np.floor(work / interval_s) + 1.0 if checkpoint_bytes else 0.0,
+        restores=stops_per_hour * hours * machines if checkpoint_bytes else 0.0,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
     """What a machine costs an hour beside its own price, and for how long it is billed at least."""
 
-    volume_usd_per_hour: float
-    volume_basis: str
-    address_usd_per_hour: float
-    address_basis: str
-    minimum_billed_s: float
+    billing: Billing
+    volume: Volume
 
     @classmethod
-    def of(cls, billing: Billing) -> Rates:
-        """Rates of a machine with one volume and one public address; all in one zone, so no transfer is billed."""
-        volume, address = billing.ebs_gp3_usd_per_gb_month, billing.public_ipv4_usd_per_hour
-        return cls(
-            volume_usd_per_hour=volume.value * VOLUME_GB / billing.hours_per_month.value,
-            volume_basis=f"{VOLUME_GB:.0f} GB gp3 a machine at ${volume.value:g} a GB-month "
-            f"({volume.source}, {volume.date})",
-            address_usd_per_hour=address.value,
-            address_basis=f"${address.value:g} an hour each ({address.source}, {address.date})",
-            minimum_billed_s=billing.minimum_billed_s.value,
-        )
+    def of(cls, billing: Billing, volume: Volume | None = None) -> Rates:
+        """Rates of a machine with one volume (absent: the usual one) and one public address."""
+        return cls(billing=billing, volume=volume or Volume())
 
     @property
     def per_machine_hour(self) -> float:
         """USD an hour of one machine beside its own price."""
-        return self.volume_usd_per_hour + self.address_usd_per_hour
+        return self.volume.usd_per_hour(self.billing) + self.billing.public_ipv4_usd_per_hour.value
 
-    def billed_hours(self, seconds: ArrayLike) -> Array:
+    def billed_hours(self, seconds: Numbers) -> Array:
         """Hours on the bill of a machine that was up for ``seconds``."""
-        return np.maximum(np.asarray(seconds, dtype=np.float64), self.minimum_billed_s) / SECONDS_PER_HOUR
+        return np.maximum(np.asarray(seconds, dtype=np.float64), self.billing.minimum_billed_s.value) / SECONDS_PER_HOUR
+
+    def extras_usd(self, usage: Usage) -> Array:
+        """What is not paid by the hour of a machine: transfer between zones, and checkpoints in the bucket."""
+        return Extras.of(usage, self.billing).usd

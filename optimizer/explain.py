@@ -8,18 +8,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from hetopt.optimizer import words
+from hetopt.optimizer import mixing, words
 from hetopt.optimizer.catalog import Catalog
 from hetopt.optimizer.fit import FittedModel
-from hetopt.optimizer.plan import Candidate
-from hetopt.optimizer.search import Found, Limits, choose
+from hetopt.optimizer.plan import Candidate, Insight
+from hetopt.optimizer.search import NEAR, Found, Limits, choose
 from hetopt.optimizer.transfer import ReferenceHost
 from hetopt.optimizer.words import duration, usd
+from hetopt.profiler.profile import Profile
 
 MORE = 1.25
 """How much a limit is loosened to see what that would buy."""
 
 WORTH_SAYING = 0.02
+
+PROFILING_SHARE = 0.05
+"""What profiling should cost at most of the job that it is for."""
 
 
 def explain(
@@ -30,6 +34,7 @@ def explain(
     candidate: Callable[[int], Candidate],
     limits: Limits,
     catalog: Catalog,
+    seen: Insight,
 ) -> tuple[str, ...]:
     """The sentences of a plan, most important first.
 
@@ -41,17 +46,21 @@ def explain(
         candidate: makes the record of a row of ``found.forecast``.
         limits: budget and deadline.
         catalog: for prices on demand.
+        seen: how sure the choice is, and what it depends on.
     """
     return (
-        _why(found, chosen, limits),
+        _why(found, chosen, limits, seen),
+        *_chance(seen),
         *_against_extremes(found, chosen, candidate),
         *_against_uniform(found, chosen, candidate, limits),
         *_on_demand(chosen, catalog),
         _time(chosen),
         _money(chosen),
         *_scarce(found, chosen),
+        *_mixing(chosen),
         *_evidence(model, host, chosen),
         *_changes(found, chosen, candidate, limits),
+        _profiling(model.profile, chosen),
     )
 
 
@@ -71,7 +80,7 @@ def usd_at_least(amount: float) -> str:
     return usd(math.ceil(amount * 10**digits - 1e-9) / 10**digits)
 
 
-def _why(found: Found, chosen: Candidate, limits: Limits) -> str:
+def _why(found: Found, chosen: Candidate, limits: Limits, seen: Insight) -> str:
     told = chosen.prediction
     what = "cheapest" if limits.wants_cheapest else "quickest"
     asked = [
@@ -80,11 +89,27 @@ def _why(found: Found, chosen: Candidate, limits: Limits) -> str:
     ]
     within = " and ".join(asked)
     machines = describe_machines(chosen)
+    if limits.knee:
+        what = "plan at the knee of the front, from which more money buys little time,"
+    elif limits.weight not in (0.0, 1.0):
+        what = f"best plan (time counts {limits.weight:.0%}, cost the rest)"
+    else:
+        what = f"{what} plan"
+    if seen.confidence is not None:
+        if found.safe:
+            return (
+                f"{machines} is the {what} found that stays within {within} with a probability of {seen.chance:.0%} "
+                f"({seen.confidence:.0%} were asked for)."
+            )
+        return (
+            f"No plan found stays within {within} with a probability of {seen.confidence:.0%}: {machines} is the "
+            f"likeliest, with {seen.chance:.0%}."
+        )
     if found.safe:
         if not asked:
             return f"{machines} is the cheapest plan found, at about {usd(told.cost_usd.value)}."
         return (
-            f"{machines} is the {what} plan found that stays within {within} even at the upper end of its 90 % "
+            f"{machines} is the {what} found that stays within {within} even at the upper end of its 90 % "
             f"interval ({usd(told.cost_usd.high)} and {duration(told.total_s.high)}); plans within 2 % count as equal."
         )
     expected = f"cost {usd(told.cost_usd.value)} and take {duration(told.total_s.value)}"
@@ -93,6 +118,14 @@ def _why(found: Found, chosen: Candidate, limits: Limits) -> str:
         f"No plan is sure to stay within {within}: {machines} is the one least likely to exceed it. It should "
         f"{expected}, but may come to {worse}, and would then be stopped unfinished."
     )
+
+
+def _chance(seen: Insight) -> Iterator[str]:
+    if seen.chance is not None and seen.confidence is None:
+        yield (
+            f"In {seen.chance:.0%} of simulated runs the limits are kept; nine of ten cost at most "
+            f"{usd(seen.cost_90_usd)} and take at most {duration(seen.total_90_s)}."
+        )
 
 
 def _compared(name: str, other: Candidate, chosen: Candidate) -> str:
@@ -123,14 +156,20 @@ def _against_uniform(
     found: Found, chosen: Candidate, candidate: Callable[[int], Candidate], limits: Limits
 ) -> Iterator[str]:
     if len(chosen.groups) == 1:
-        tried = found.studied + found.refined
-        yield f"None of the {tried} mixes of machine types that were tried did better by more than 2 %."
+        yield _no_better_mix(found)
         return
-    best, _ = choose(found.forecast.first(len(found.uniform_rows)), limits)
+    best, _ = choose(found.forecast.take(slice(found.uniform)), limits)
     if best is None:
         yield "No cluster of a single machine type fits."
     else:
         yield _compared("The best cluster of a single machine type", candidate(best), chosen)
+
+
+def _no_better_mix(found: Found) -> str:
+    proof = found.proof
+    if proof is None or proof.gap is None or not proof.complete:
+        return f"None of the {found.mixes:,} mixes of machine types that were tried did better by more than 2 %."
+    return f"No mix of two machine types is better by more than {max(proof.gap, NEAR - 1):.1%}: all were considered."
 
 
 def _on_demand(chosen: Candidate, catalog: Catalog) -> Iterator[str]:
@@ -151,7 +190,7 @@ def _time(chosen: Candidate) -> str:
     parts = (
         f"Of a step of {duration(step)}, {told.compute_s / step:.0%} is computing (workers wait "
         f"{told.waiting_s / step:.0%} on average for the slowest) and {told.communication_s / step:.0%} communication "
-        f"({compression}, {chosen.collective.replace('_', '-')})"
+        f"that computing does not hide ({compression}, {chosen.collective.replace('_', '-')})"
     )
     if sum(len(group.local_batch_sizes) for group in chosen.groups) == 1:
         parts = f"One worker trains alone, with steps of {duration(step)}"
@@ -166,6 +205,12 @@ def _money(chosen: Candidate) -> str:
         ", spot estimated from the published saving: look at the live price before renting" if estimates else ""
     )
     return f"The {usd(chosen.prediction.cost_usd.value)} are {terms} ({note})."
+
+
+def _mixing(chosen: Candidate) -> Iterator[str]:
+    told = mixing.in_words(chosen.groups)
+    if told is not None:
+        yield told
 
 
 def _scarce(found: Found, chosen: Candidate) -> Iterator[str]:
@@ -198,12 +243,29 @@ def _evidence(model: FittedModel, host: ReferenceHost, chosen: Candidate) -> Ite
     wide = told.steps.high / told.steps.value
     doubt = f" (× or ÷ {wide:.2f})" if wide > 1.001 else ""
     yield f"The number of steps comes from {told.steps_source}{doubt}."
-    if not model.network_links and sum(group.machines for group in chosen.groups) > 1:
+    sampled = any(len(sample.nodes) > 1 for sample in model.profile.samples)
+    if not model.network_links and not sampled and sum(group.machines for group in chosen.groups) > 1:
         yield "The network between machines was not measured: the sustained rate of the catalogue is taken at 80 %."
     if chosen.compression.name != "identity":
         gain = model.gain.gain(chosen.compression.ratio)
         sent = f"{chosen.compression.ratio:.3g} of the gradient"
-        yield f"Sending {sent} retains {gain:.0%} of its energy, as measured in the pilots."
+        more = float(model.convergence.penalty.inflation(gain)) - 1
+        seen = any(pilot.compression is not None for pilot in model.profile.pilots)
+        basis = "by compressed pilots" if seen else "by what was measured on other tasks"
+        yield (
+            f"Sending {sent} retains {gain:.0%} of its energy, as measured in the pilots. A target should take about "
+            f"{more:.0%} more steps with it ({basis}); training measures that, and sends more where it costs too much."
+        )
+
+
+def _profiling(profile: Profile, chosen: Candidate) -> str:
+    """What it cost to know all this, beside the job that it is for."""
+    share = profile.profiling_s / chosen.prediction.total_s.value
+    price = f" and {usd(profile.profiling_usd)}" if profile.profiling_usd > 0 else ""
+    told = f"Profiling took {duration(profile.profiling_s)}{price}, {share:.1%} of the time that this plan takes"
+    if share > PROFILING_SHARE:
+        return f"{told}: for a job as short as this, a smaller --time-budget would do."
+    return f"{told}."
 
 
 def _changes(found: Found, chosen: Candidate, candidate: Callable[[int], Candidate], limits: Limits) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Time and money of clusters, many at a time: the one model that enumeration, study and refinement go through."""
+"""Time and money of clusters, many at a time: the one model that every part of the search goes through."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hetopt.optimizer.bill import crossing_bytes
 from hetopt.optimizer.convergence import StepsModel
-from hetopt.optimizer.cost import CALM, SCARCE, Rates, interruptions
-from hetopt.optimizer.search_space import Cluster, MachineOption, SearchSpace
-from hetopt.optimizer.step_time import expected_maximum
-from hetopt.profiler.errors import BadInput
+from hetopt.optimizer.cost import Rates, interruptions, planned_usage
+from hetopt.optimizer.search_space import Cluster, SearchSpace
+from hetopt.optimizer.step_model.shape import Shape
+from hetopt.optimizer.step_time import NO_OVERLAP, expected_maximum, growth, together
+from hetopt.optimizer.steps_law import Z90
 from hetopt.trainer.partition import GroupShares, solve_group_shares
 
 Array = NDArray[np.float64]
-
-Z90 = 1.6448536269514722
-"""Half-width of a 90 % interval in standard deviations."""
 
 PRICE_ESTIMATE_LOG_SD = 0.15
 """Spot estimates are a published saving on the list price, a month's mean of another season."""
@@ -31,26 +30,35 @@ class JobModel:
     Attributes:
         steps: steps that the goal needs.
         evaluate_every_samples: samples between evaluations.
-        jitter: relative standard deviation of a worker's single steps.
+        shape: what steps have in common on whatever machines.
         network_log_sd: how well links between machines are known.
         startup_s: from the request to the first step; with its spread.
         checkpoint_s, restart_s: see `cost.interruptions`.
+        checkpoint_bytes: of one checkpoint in the bucket; 0 where none is used.
+        zones: that the machines are spread over; what crosses is paid for.
     """
 
     steps: StepsModel
     evaluate_every_samples: float
-    jitter: float
+    shape: Shape
     network_log_sd: float
     startup_s: float
     startup_log_sd: float
     checkpoint_s: float
     restart_s: float
     rates: Rates
+    checkpoint_bytes: float = 0.0
+    zones: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterTable:
-    """Clusters as columns of equal length: what each brings to the forecast. Units as in the field names."""
+    """Clusters as columns of equal length: what each brings to the forecast. Units as in the field names.
+
+    ``latency_s`` and ``traffic_s`` are the messages and the bytes of an exchange, ``traffic_bytes`` over one link;
+    ``under_backward`` is 1 where it runs beside the backward pass, as far as it can, and 0 where it waits for the whole
+    gradient.
+    """
 
     machines: Array
     workers: Array
@@ -59,7 +67,10 @@ class ClusterTable:
     compute_s: Array
     mean_compute_s: Array
     compress_s: Array
-    exchange_s: Array
+    latency_s: Array
+    traffic_s: Array
+    traffic_bytes: Array
+    under_backward: Array
     evaluation_s: Array
     compute_log_sd: Array
     usd_per_hour: Array
@@ -91,6 +102,9 @@ class Forecast:
     work_log_sd: Array
     interruption_s: Array
     scarce_factor: Array
+    stops_per_hour: Array
+    interval_s: Array
+    crossing_bytes: Array
     total_s: Array
     total_low_s: Array
     total_high_s: Array
@@ -101,9 +115,9 @@ class Forecast:
     def __len__(self) -> int:
         return len(self.total_s)
 
-    def first(self, rows: int) -> Forecast:
-        """The leading rows."""
-        return Forecast(**{f.name: getattr(self, f.name)[:rows] for f in fields(self)})
+    def take(self, rows: NDArray[np.intp] | NDArray[np.bool_] | slice) -> Forecast:
+        """Only these rows."""
+        return Forecast(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
     @classmethod
     def concatenate(cls, parts: Sequence[Forecast]) -> Forecast:
@@ -114,22 +128,13 @@ class Forecast:
 def forecast(table: ClusterTable, job: JobModel) -> Forecast:
     """Predict every cluster of the table.
 
-    Relative errors of step time, steps and interruptions are independent, so their log variances add. Machines of one
-    cluster share their error (all are scaled from one reference), so it does not average out over them.
+    Relative errors of step time, steps and interruptions are independent, so their log variances add.
     """
-    counts, which = np.unique(table.workers.astype(np.intp), return_inverse=True)
-    slowest = np.array([expected_maximum(count) for count in counts.tolist()])[which]
-    compute = table.compute_s * (1 + job.jitter * slowest)
-    communication = table.compress_s + table.exchange_s
-    step = compute + communication
-    # Compression runs on the workers and shares their error; the rest of the exchange has the network's.
-    device_share = (compute + table.compress_s) / step
-    step_log_sd = np.hypot(device_share * table.compute_log_sd, (1 - device_share) * job.network_log_sd)
-
+    step = steps_of(table, job)
     steps = job.steps.steps(table.batch, table.gain)
     steps_log_sd = job.steps.log_sd(table.batch, table.gain)
-    work = steps * step + evaluations(steps, table.batch, job.evaluate_every_samples) * table.evaluation_s
-    work_log_sd = np.hypot(step_log_sd, steps_log_sd)
+    work = steps * step.time_s + evaluations(steps, table.batch, job.evaluate_every_samples) * table.evaluation_s
+    work_log_sd = np.hypot(step.log_sd, steps_log_sd)
 
     lost = interruptions(
         work,
@@ -144,26 +149,43 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
     total = job.startup_s + training
     low, high = (
         total
-        + sign * np.hypot(_reach(training, training_log_sd, sign), _reach(job.startup_s, job.startup_log_sd, sign))
+        + sign * np.hypot(distance(training, training_log_sd, sign), distance(job.startup_s, job.startup_log_sd, sign))
         for sign in (-1, 1)
     )
     hourly = table.usd_per_hour + table.machines * job.rates.per_machine_hour
-    cost, cost_low, cost_high = (job.rates.billed_hours(seconds) * hourly for seconds in (total, low, high))
+    stops = (1 - table.scarce_chance) * table.calm_per_hour + table.scarce_chance * table.scarce_per_hour
+    crossing = crossing_bytes(table.traffic_bytes, crossed_links(table.machines, job.zones), steps)
+    extras = job.rates.extras_usd(
+        planned_usage(
+            start_up_s=job.startup_s,
+            work_s=work,
+            interruption_s=training - work,
+            machines=table.machines,
+            stops_per_hour=stops,
+            interval_s=lost.interval_s,
+            checkpoint_bytes=job.checkpoint_bytes,
+            crossing_bytes=crossing,
+        )
+    )
+    cost, cost_low, cost_high = (job.rates.billed_hours(seconds) * hourly + extras for seconds in (total, low, high))
     for sign, bound in ((-1, cost_low), (1, cost_high)):
-        reach = np.hypot(np.abs(bound - cost), _reach(cost, table.price_log_sd, sign))
+        reach = np.hypot(np.abs(bound - cost), distance(cost, table.price_log_sd, sign))
         bound[:] = cost + sign * reach
     return Forecast(
-        compute_s=compute,
-        waiting_s=np.maximum(0.0, compute - table.mean_compute_s),
-        communication_s=communication,
-        step_time_s=step,
-        step_time_log_sd=step_log_sd,
+        compute_s=step.compute_s,
+        waiting_s=np.maximum(0.0, step.compute_s - table.mean_compute_s),
+        communication_s=np.maximum(0.0, step.time_s - step.compute_s),
+        step_time_s=step.time_s,
+        step_time_log_sd=step.log_sd,
         steps=steps,
         steps_log_sd=steps_log_sd,
         work_s=work,
         work_log_sd=work_log_sd,
         interruption_s=training - work,
         scarce_factor=lost.scarce_factor,
+        stops_per_hour=stops,
+        interval_s=lost.interval_s,
+        crossing_bytes=crossing,
         total_s=total,
         total_low_s=np.maximum(low, 0.0),
         total_high_s=high,
@@ -173,13 +195,75 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepColumns:
+    """Steps of the clusters of a table: the slowest worker's computation, all of it, and how well it is known.
+
+    ``device_share`` is the part of the step that depends on the device; the rest depends on the network.
+    """
+
+    compute_s: Array
+    time_s: Array
+    log_sd: Array
+    device_share: Array
+
+
+def steps_of(table: ClusterTable, job: JobModel) -> StepColumns:
+    """The equations of `step_time`, and what is not known of each of their parameters.
+
+    Machines of one cluster share their error (all are scaled from one reference), so it does not average out over them.
+    """
+    shape = job.shape
+    counts, which = np.unique(table.workers.astype(np.intp), return_inverse=True)
+    late = 1 + shape.straggling.value * np.array([expected_maximum(count) for count in counts.tolist()])[which]
+    compute = table.compute_s * late
+    alone = table.machines == 1
+    grown = growth(table.workers, np.where(alone, shape.host_growth.value, shape.network_growth.value))
+    exchange = table.latency_s + table.traffic_s * grown
+    overlap = shape.overlap("identity")
+    beside = table.under_backward > 0
+    forward = np.where(beside, overlap.forward, NO_OVERLAP.forward)
+    last = np.where(beside, overlap.last, NO_OVERLAP.last)
+    both = together(compute, exchange, forward=forward, power=overlap.power, last=last)
+    step = both.time_s + table.compress_s
+
+    # A link that is hidden has no derivative, and would still show if it were much slower than it is taken to be.
+    slow = together(
+        compute, exchange * np.exp(Z90 * job.network_log_sd), forward=forward, power=overlap.power, last=last
+    )
+    shown = np.log((slow.time_s + table.compress_s) / step) / Z90
+    growth_sd = np.where(alone, shape.host_growth.sd, shape.network_growth.sd)
+    # Compression runs on the workers and shares their error.
+    device_share = (both.by_compute + table.compress_s) / step
+    parts = (
+        device_share * table.compute_log_sd,
+        both.by_compute / step * (1 - 1 / late) * shape.straggling.sd,
+        np.maximum(both.by_exchange / step * job.network_log_sd, shown),
+        both.by_exchange / step * table.traffic_s * (grown - 1) / np.maximum(exchange, 1e-300) * growth_sd,
+        both.by_forward / step * shape.forward.sd,
+        both.by_power / step * shape.power.sd,
+    )
+    return StepColumns(
+        compute_s=compute,
+        time_s=step,
+        log_sd=np.sqrt(sum(np.square(part) for part in parts)),
+        device_share=device_share,
+    )
+
+
+def crossed_links(machines: ArrayLike, zones: int) -> Array:
+    """Links of the ring over machines that lead to another zone, with the machines of each zone side by side."""
+    spread = np.minimum(np.asarray(machines, dtype=np.float64), zones)
+    return np.where(spread > 1, spread, 0.0)
+
+
 def evaluations(steps: ArrayLike, global_batch_size: ArrayLike, every_samples: float) -> Array:
     """How often a run evaluates: whenever a step passes a multiple of the period, and after the last step."""
     before_the_last = (np.asarray(steps) - 1) * np.asarray(global_batch_size)
     return np.asarray(np.floor(before_the_last / every_samples) + 1, dtype=np.float64)
 
 
-def _reach(value: Array | float, log_sd: Array | float, sign: int) -> Array:
+def distance(value: Array | float, log_sd: Array | float, sign: int) -> Array:
     """Distance from a figure to the end of its 90 % interval."""
     return np.asarray(np.abs(value * np.expm1(sign * Z90 * np.asarray(log_sd))), dtype=np.float64)
 
@@ -192,139 +276,3 @@ def shares_of(space: SearchSpace, cluster: Cluster) -> GroupShares:
     """
     groups = [(space.options[o].worker.time, n * space.options[o].worker.workers) for o, n in cluster.machines]
     return solve_group_shares(groups, space.batch_sizes[cluster.batch])
-
-
-def tabulate(space: SearchSpace, clusters: Sequence[Cluster]) -> tuple[tuple[Cluster, ...], ClusterTable]:
-    """The clusters that are possible at all, and their table."""
-    possible: list[Cluster] = []
-    rows: list[tuple[float, ...]] = []
-    for cluster in clusters:
-        if not cluster.machines or cluster.machine_count > space.max_machines:
-            continue
-        try:
-            shares = shares_of(space, cluster)
-        except BadInput:
-            continue
-        possible.append(cluster)
-        rows.append(_row(space, cluster, shares))
-    columns = np.array(rows, dtype=np.float64).reshape(len(rows), len(fields(ClusterTable))).T
-    return tuple(possible), ClusterTable(**{f.name: c for f, c in zip(fields(ClusterTable), columns, strict=True)})
-
-
-def _row(space: SearchSpace, cluster: Cluster, shares: GroupShares) -> tuple[float, ...]:
-    exchange = space.exchanges[cluster.exchange]
-    machines = cluster.machine_count
-    workers = sum(shares.counts)
-    batch = space.batch_sizes[cluster.batch]
-    computed = 0.0
-    evaluation_s = 0.0
-    groups: list[tuple[MachineOption, int]] = []
-    for (index, count), base, raised, members in zip(
-        cluster.machines, shares.base, shares.raised, shares.counts, strict=True
-    ):
-        option = space.options[index]
-        time = option.worker.time
-        computed += raised * time.time_s(base + 1) + (members - raised) * time.time_s(base)
-        # Each worker evaluates in proportion to its share of the batch; the slowest part decides.
-        evaluation_s = max(evaluation_s, option.evaluation_s * (base + (raised > 0)) / batch)
-        groups.append((option, count))
-    if machines == 1:
-        latency, bandwidth = groups[0][0].bus.latency_s, groups[0][0].bus.bytes_per_s
-    else:
-        # A ring over machines in order: one flow leaves each machine, whatever its number of workers.
-        links = [option.links[exchange.collective] for option, _ in groups]
-        latency, bandwidth = max(link.latency_s for link in links), min(link.bytes_per_s for link in links)
-    calm_chance, scarce = 1.0, 0.0
-    spot = sum(count for option, count in groups if option.scarce_chance > 0)
-    for option, count in groups:
-        calm_chance *= 1 - option.scarce_chance
-        scarce += count * option.scarce_chance * SCARCE.mean_per_hour
-    calm = spot * CALM.mean_per_hour
-    scarce_chance = 1 - calm_chance
-    return (
-        machines,
-        workers,
-        batch,
-        exchange.gain,
-        shares.compute_s,
-        computed / workers,
-        exchange.compress_s[workers] * max(option.worker.compress_factor for option, _ in groups),
-        exchange.messages[workers] * latency + exchange.traffic_bytes[workers] / bandwidth,
-        evaluation_s,
-        max(option.worker.log_sd for option, _ in groups),
-        sum(option.usd_per_hour * count for option, count in groups),
-        max(PRICE_ESTIMATE_LOG_SD * option.offer.price.is_estimate for option, _ in groups),
-        calm,
-        calm + (scarce / scarce_chance if scarce_chance > 0 else 0.0),
-        scarce_chance,
-    )
-
-
-def tabulate_uniform(space: SearchSpace) -> tuple[NDArray[np.intp], ClusterTable]:
-    """Clusters of a single machine type, without solving shares: equal workers share equally.
-
-    Returns:
-        Rows of (option index, machines, batch index, exchange index), machines running over
-        `SearchSpace.machine_counts`, and the table in the same order; impossible clusters are left out.
-    """
-    options, exchanges = space.options, space.exchanges
-    counts = np.array(space.machine_counts)
-    index = np.indices((len(options), len(counts), len(space.batch_sizes), len(exchanges))).reshape(4, -1)
-    option, count, batch, exchange = index[0], counts[index[1]], index[2], index[3]
-
-    def column(values: Sequence[float]) -> Array:
-        return np.asarray(np.array(values, dtype=np.float64)[option], dtype=np.float64)
-
-    times = [o.worker.time for o in options]
-    per_machine = np.array([o.worker.workers for o in options])[option]
-    workers = count * per_machine
-    samples = np.array(space.batch_sizes)[batch]
-    low, extra = samples // workers, samples % workers
-    high = low + (extra > 0)
-    most = column([np.inf if t.max_samples is None else t.max_samples for t in times])
-    fixed, slope, floor = (
-        column([t.fixed_s for t in times]),
-        column([t.per_sample_s for t in times]),
-        column([t.floor_s for t in times]),
-    )
-    slowest, others = np.maximum(floor, fixed + slope * high), np.maximum(floor, fixed + slope * low)
-    gather = np.array([e.collective == "all_gather" for e in exchanges])[exchange]
-
-    def hop(alone: Sequence[float], reduce: Sequence[float], all_gather: Sequence[float]) -> Array:
-        return np.where(count == 1, column(alone), np.where(gather, column(all_gather), column(reduce)))
-
-    latency = hop(
-        [o.bus.latency_s for o in options],
-        [o.links["all_reduce"].latency_s for o in options],
-        [o.links["all_gather"].latency_s for o in options],
-    )
-    bandwidth = hop(
-        [o.bus.bytes_per_s for o in options],
-        [o.links["all_reduce"].bytes_per_s for o in options],
-        [o.links["all_gather"].bytes_per_s for o in options],
-    )
-    messages, traffic, compress = (
-        np.stack([getattr(e, name) for e in exchanges])[exchange, workers]
-        for name in ("messages", "traffic_bytes", "compress_s")
-    )
-    chance = column([o.scarce_chance for o in options])
-    calm = np.where(chance > 0, count * CALM.mean_per_hour, 0.0)
-    table = ClusterTable(
-        machines=count.astype(np.float64),
-        workers=workers.astype(np.float64),
-        batch=samples.astype(np.float64),
-        gain=np.array([e.gain for e in exchanges])[exchange],
-        compute_s=slowest,
-        mean_compute_s=(extra * slowest + (workers - extra) * others) / workers,
-        compress_s=compress * column([o.worker.compress_factor for o in options]),
-        exchange_s=messages * latency + traffic / bandwidth,
-        evaluation_s=column([o.evaluation_s for o in options]) * high / samples,
-        compute_log_sd=column([o.worker.log_sd for o in options]),
-        usd_per_hour=column([o.usd_per_hour for o in options]) * count,
-        price_log_sd=column([PRICE_ESTIMATE_LOG_SD * o.offer.price.is_estimate for o in options]),
-        calm_per_hour=calm,
-        scarce_per_hour=calm + np.where(chance > 0, count * SCARCE.mean_per_hour, 0.0),
-        scarce_chance=chance,
-    )
-    possible = (low >= 1) & (high <= most)
-    return np.stack([option, count, batch, exchange], axis=1)[possible].astype(np.intp), table.take(possible)

@@ -12,7 +12,7 @@ from hetopt.trainer.spec import RunSpec
 
 LAUNCH_FILE = "launch.json"
 
-Place = Literal["local", "rehearsal"]
+Place = Literal["local", "rehearsal", "ec2"]
 """Where a plan can run."""
 
 PLACES: tuple[Place, ...] = get_args(Place)

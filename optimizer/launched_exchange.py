@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from hetopt.optimizer import words
 from hetopt.optimizer.fit import CompressorLine, FittedModel, LinkModel
 from hetopt.optimizer.links import MEASURED_LINK_LOG_SD
-from hetopt.profiler.inflation import step_inflation
+from hetopt.optimizer.step_time import NO_OVERLAP, Overlap, step_time
+from hetopt.profiler.inflation import LEAST_GAIN, step_inflation
 from hetopt.trainer.control.ratio.choose import CONTROLLERS
 from hetopt.trainer.exchange.composition import METHODS, PLAIN
 from hetopt.trainer.exchange.cost import Operation, Primitive
@@ -30,11 +31,13 @@ RANDOM = ("randomk", "global_randomk_maxnorm", "global_randomk_two_scale")
 TIMED = "topk"
 """The compressor that profiles time, and whose gain they tell."""
 
-LEAST_GAIN = 0.05
-"""Below which the policy ``auto`` uses nothing, whatever it promises."""
-
 ASSUMED_LOG_SD = 0.5
 """How well the time of an exchange is known where it changes on the way, or where compressing was not timed."""
+
+
+def no_overlap(compressor: str) -> Overlap:
+    """Whatever the compressor."""
+    return NO_OVERLAP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +49,8 @@ class Meeting:
         workers: in the group.
         link: one hop of a primitive.
         compressors: as timed on workers like these.
+        overlap: how computing hides an exchange with a compressor; workers whose exchange needs the very processors
+            that they compute on hide nothing.
         crowding: how much longer a worker needs for what all of them do at once.
     """
 
@@ -53,6 +58,7 @@ class Meeting:
     workers: int
     link: Callable[[Primitive], LinkModel]
     compressors: Mapping[str, CompressorLine]
+    overlap: Callable[[str], Overlap] = no_overlap
     crowding: float = 1.0
 
     @property
@@ -115,6 +121,7 @@ class Foreseen:
     Attributes:
         compression: what is sent in every step.
         exchange_s, compress_s: of a step.
+        overlap: how computing hides the exchange.
         gain: retained gradient energy.
         log_sd: standard deviation of the log of (true / foreseen) time.
         notes: what was assumed, a sentence each.
@@ -123,6 +130,7 @@ class Foreseen:
     compression: Compression
     exchange_s: float
     compress_s: float
+    overlap: Overlap
     gain: float
     log_sd: float
     notes: tuple[str, ...]
@@ -142,8 +150,13 @@ def foresee(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool
     """
 
     def time_per_progress_s(compression: Compression) -> float:
-        step_s = compute_s + meeting.compress_s(compression) + meeting.exchange_s(compression)
-        return step_s * step_inflation(max(meeting.gain(compression), 1e-9), run.deterministic_share)
+        step = step_time(
+            [compute_s],
+            exchange_s=meeting.exchange_s(compression),
+            compress_s=meeting.compress_s(compression),
+            overlap=meeting.overlap(compression.name),
+        )
+        return step.step_time_s * step_inflation(max(meeting.gain(compression), 1e-9))
 
     chosen = min(_candidates(run, meeting), key=time_per_progress_s)
     assumed = _is_assumed(chosen, meeting)
@@ -152,6 +165,7 @@ def foresee(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool
         compression=chosen,
         exchange_s=meeting.exchange_s(chosen),
         compress_s=meeting.compress_s(chosen),
+        overlap=meeting.overlap(chosen.name),
         gain=meeting.gain(chosen),
         log_sd=ASSUMED_LOG_SD if changes or assumed else MEASURED_LINK_LOG_SD,
         notes=tuple(_notes(run, chosen, meeting, to_target=to_target)),

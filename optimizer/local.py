@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from hetopt.optimizer.fit import FittedDevice, FittedModel, fit
 from hetopt.optimizer.hosting import HOST_LINK, begun_shares, division, predict_run
-from hetopt.optimizer.launched_exchange import Foreseen, Meeting, foresee
+from hetopt.optimizer.launched_exchange import Foreseen, Meeting, foresee, no_overlap
 from hetopt.optimizer.plan import Plan, Prediction
+from hetopt.optimizer.step_model.profiled import learned_shape
 from hetopt.optimizer.step_time import Breakdown, step_time
 from hetopt.profiler.errors import BadInput
 from hetopt.profiler.profile import LOCAL
@@ -84,6 +85,8 @@ def predict_on_local(plan: Plan, paces: Sequence[float] | None) -> LocalRun:
         workers=count,
         link=lambda primitive: model.host_links.get(primitive, HOST_LINK),
         compressors={**model.reference.compressors, **device.compressors},
+        # On CPUs the exchange takes the cores that backward would hide it behind.
+        overlap=learned_shape(model).overlap if device.device.kind == "cuda" else no_overlap,
     )
     exchange = foresee(run, meeting, compute_s=max(compute_s), to_target=plan.goal.ends == "target")
     step = step_time(
@@ -91,6 +94,7 @@ def predict_on_local(plan: Plan, paces: Sequence[float] | None) -> LocalRun:
         exchange_s=exchange.exchange_s,
         compress_s=exchange.compress_s,
         jitter=device.step_time.jitter,
+        overlap=exchange.overlap,
     )
     prediction = _prediction(model, device, plan, step, exchange, shares, crowding)
     return LocalRun(run=run, prediction=prediction, notes=exchange.notes)

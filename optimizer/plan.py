@@ -14,6 +14,10 @@ Market = Literal["spot", "on-demand"]
 Evidence = Literal["measured", "interpolated", "extrapolated"]
 
 
+Objective = Literal["auto", "time", "cost", "knee"]
+"""What is wanted within the limits: the quickest plan, the cheapest, or the one from which more money buys little time.
+``auto``: with a deadline the cheapest, else the quickest."""
+
 ScalingRule = Literal["none", "linear", "sqrt", "adascale"]
 """How the learning rate follows the global batch size: not at all, in proportion, by the square root, or by the noise
 of the gradient while training goes on."""
@@ -88,7 +92,7 @@ class Prediction(Record):
 
     step_time_s: Range
     compute_s: NonNegativeFloat = Field(description="slowest worker's computation in a step")
-    communication_s: NonNegativeFloat = Field(description="exchange in a step, compression included")
+    communication_s: NonNegativeFloat = Field(description="what a step shows of the exchange, compression included")
     waiting_s: NonNegativeFloat = Field(description="mean over workers of waiting for the slowest")
     steps: Range
     steps_source: str
@@ -124,6 +128,50 @@ class Goal(Record):
     amount: PositiveFloat | None = Field(default=None, description="epochs or steps; absent for a target")
     target_metric: str | None = None
     target_value: float | None = None
+    zone: str | None = Field(default=None, description="availability zone that all machines must be in; absent: any")
+    zones: PositiveInt = Field(default=1, description="that the machines are spread over")
+
+
+class Point(Record):
+    """A plan in a few words, with its expected time and cost."""
+
+    machines: str
+    total_s: NonNegativeFloat
+    cost_usd: NonNegativeFloat
+
+
+class Scenario(Record):
+    """What another world would change: the plan that would then win."""
+
+    change: str = Field(description="such as 'spot prices 20 % higher'")
+    verdict: str
+    best: Point | None = Field(description="absent where nothing would fit")
+    same: bool = Field(description="whether the same machines would win")
+
+
+class Rejected(Record):
+    """A plan that would have been better, and the limit that it breaks."""
+
+    plan: Point
+    reason: str
+
+
+class Insight(Record):
+    """How sure the choice is, and what it depends on.
+
+    A plan that keeps its limits with probability ``chance`` does so in that share of simulated runs: over prices,
+    losses of machines, step times and steps.
+    """
+
+    gap: NonNegativeFloat | None = Field(
+        description="no mix of two types is better than the choice by a larger part; absent where that was not shown"
+    )
+    chance: NonNegativeFloat | None = Field(description="of keeping budget and deadline; absent without either")
+    confidence: NonNegativeFloat | None = Field(default=None, description="the chance that was asked for")
+    cost_90_usd: NonNegativeFloat = Field(description="nine of ten simulated runs cost less")
+    total_90_s: NonNegativeFloat = Field(description="nine of ten simulated runs take less")
+    scenarios: tuple[Scenario, ...]
+    rejected: tuple[Rejected, ...]
 
 
 class Plan(Artifact):
@@ -140,6 +188,7 @@ class Plan(Artifact):
     pareto: tuple[Candidate, ...] = Field(description="no other plan that was found is both faster and cheaper")
     explanation: tuple[str, ...] = Field(description="why it won and what would change it, a sentence each")
     searched: str = Field(description="how much of the catalogue was looked at, and how")
+    insight: Insight | None = Field(default=None, description="absent in plans of versions that did not look")
     run: RunSpec
     profile: Profile = Field(description="the profile it was planned from, whole, so that a plan stands alone")
 

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import math
 
-from hetopt.optimizer.convergence import SEED_LOG_SD, Convergence
-from hetopt.optimizer.cost import checkpoint_time_s, daly_interval_s, scarce_probability
+from hetopt.optimizer.checkpointing import CHECKPOINT_INTERVAL_S
+from hetopt.optimizer.cost import (
+    DETECTION_S,
+    checkpoint_time_s,
+    planned_interval_s,
+    prior_hazard,
+    scarce_probability,
+)
 from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.plan import Candidate, Goal, ScalingRule
-from hetopt.profiler.inflation import deterministic_share
 from hetopt.profiler.profile import Profile
 from hetopt.trainer.control.learning_rate import adascale_gain, learning_rate_scale
 from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
 
-CHECKPOINT_INTERVAL_S = (60.0, 1800.0)
-
 STEPS_MARGIN = 2.0
 """A run that has not reached its target after this times the upper end of its steps ends."""
-
-LEAST_DETERMINISTIC_SHARE = SEED_LOG_SD
-"""Steps to a target scatter by that much between seeds. Pilots that show less of a share cannot tell it from none, and
-compression that costs no steps at all would always look good."""
 
 
 def run_spec(
@@ -57,25 +56,13 @@ def run_spec(
         compression=chosen.compression,
         ratio_policy="auto" if compresses else "fixed",
         collective_policy="cheapest" if compresses else "fixed",
-        deterministic_share=share_beyond_noise(model.convergence, chosen.global_batch_size),
+        slowdown_coefficient=round(model.convergence.penalty.cautious_coefficient, 2),
         learning_rate_scale=_learning_rate_scale(model, rule, chosen.global_batch_size),
         learning_rate_rule="adascale" if rule == "adascale" else "fixed",
         stop=_stop(goal, chosen),
         evaluate_every_epochs=evaluate_every_epochs,
         checkpoint_every_s=_checkpoint_interval_s(profile, chosen),
     )
-
-
-def share_beyond_noise(convergence: Convergence, batch_size: int) -> float:
-    """The share of the steps to the target that compression stretches, see `hetopt.profiler.inflation`.
-
-    1, the cautious end, where no pilot says how steps depend on the batch size.
-    """
-    steps, samples = convergence.minimum_steps, convergence.minimum_samples
-    if steps is None or samples is None:
-        return 1.0
-    critical = samples / steps if steps > 0 else math.inf
-    return max(LEAST_DETERMINISTIC_SHARE, round(deterministic_share(batch_size, critical), 4))
 
 
 def _learning_rate_scale(model: FittedModel, rule: ScalingRule, batch_size: int) -> float:
@@ -100,12 +87,19 @@ def _stop(goal: Goal, chosen: Candidate) -> StopRule:
 
 
 def _checkpoint_interval_s(profile: Profile, chosen: Candidate) -> float:
-    """Daly's interval at the cluster's mean hazard, within bounds that keep both loss and overhead small."""
-    per_hour = sum(
-        group.machines * scarce_probability(group.market, group.interruption_band) / 2 for group in chosen.groups
+    """The interval that the forecast was made with; machines that are never taken back save now and then, too."""
+    calm, scarce, chance = prior_hazard(
+        (group.machines, scarce_probability(group.market, group.interruption_band)) for group in chosen.groups
     )
-    low, high = CHECKPOINT_INTERVAL_S
-    if per_hour == 0:
-        return high
-    interval = float(daly_interval_s(3600 / per_hour, checkpoint_time_s(profile.job.gradient_bytes)))
-    return min(high, max(low, round(interval)))
+    if chance == 0:
+        return CHECKPOINT_INTERVAL_S[1]
+    interval = float(
+        planned_interval_s(
+            calm_per_hour=calm,
+            scarce_per_hour=scarce,
+            scarce_chance=chance,
+            checkpoint_s=checkpoint_time_s(profile.job.gradient_bytes),
+            restart_s=chosen.prediction.startup_s + DETECTION_S,
+        )
+    )
+    return round(interval)

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from hetopt.optimizer import words
 from hetopt.optimizer.fit import LinkModel, fit
 from hetopt.optimizer.hosting import HOST_LINK, SmallWorkers, ThisMachine, begun_shares, predict_run
-from hetopt.optimizer.launched_exchange import Foreseen, Meeting, foresee
+from hetopt.optimizer.launched_exchange import Foreseen, Meeting, foresee, no_overlap
 from hetopt.optimizer.plan import Plan, Prediction
 from hetopt.optimizer.processor_sharing import least_factor, rounded_up
 from hetopt.optimizer.rehearsed_hosts import WantedHost, best_shares, check_batch, described_hosts, planned_hosts
+from hetopt.optimizer.step_model.profiled import learned_shape
 from hetopt.optimizer.step_time import step_time
 from hetopt.trainer.exchange.cost import Primitive
 from hetopt.trainer.launch.description import DescribedHost
@@ -146,13 +147,13 @@ def rehearse(
         anyhow = (batch - here.workers + 1, *(1 for _ in range(here.workers - 1)))
         best = anyhow if plan.run.batch_policy == "uniform" else best_shares(hosts, batch)
     shares = begun_shares(plan.run, best)
-    factor = _fitting(hosts, shares, changes, here)
+    factor = fitting_factor(hosts, shares, changes, here)
     if described is None:
         scale, notes = _scale_plan(hosts, factor)
     else:
         scale = Scale(time=factor, links=1.0)
         notes = _describe(hosts, scale, here)
-    run = _run(plan, hosts, shares, changes, here, scale)
+    run = miniature_run(plan.run, hosts, shares, changes, here, scale)
     workers = [host for host in hosts for _ in range(host.host.workers)]
     compute_s = [scale.time * host.time.time_s(samples) for host, samples in zip(workers, shares, strict=True)]
     updated_s = [time_s + here.update_s for time_s in compute_s]
@@ -175,7 +176,7 @@ def rehearse(
     return Rehearsal(run=run, prediction=prediction, scale=scale, notes=tuple(notes))
 
 
-def _fitting(
+def fitting_factor(
     hosts: Sequence[WantedHost], shares: Sequence[int], changes: Sequence[Change], here: SmallWorkers
 ) -> float:
     """The least factor at which all computation fits, also while a scheduled change makes a host faster."""
@@ -230,8 +231,8 @@ def _describe(hosts: Sequence[WantedHost], scale: Scale, here: SmallWorkers) -> 
     return notes
 
 
-def _run(
-    plan: Plan,
+def miniature_run(
+    run: RunSpec,
     hosts: Sequence[WantedHost],
     shares: Sequence[int],
     changes: Sequence[Change],
@@ -241,7 +242,7 @@ def _run(
     """What the workers and their conductor are told to do."""
     most = here.largest_batch
     workers = [host for host in hosts for _ in range(host.host.workers)]
-    return plan.run.model_copy(
+    return run.model_copy(
         update={
             "workers": tuple(
                 WorkerSpec(
@@ -279,8 +280,14 @@ def _meeting(run: RunSpec, here: SmallWorkers) -> Meeting:
         workers=here.workers,
         link=link,
         compressors={**model.reference.compressors, **here.fitted.compressors},
+        overlap=learned_shape(model).overlap if _is_paced(run) else no_overlap,
         crowding=here.crowding,
     )
+
+
+def _is_paced(run: RunSpec) -> bool:
+    """Whether workers sleep for most of what they declare, so that processors are free for the exchange meanwhile."""
+    return run.workers[0].declared is not None
 
 
 def _predict(
@@ -295,6 +302,7 @@ def _predict(
         exchange_s=exchange.exchange_s,
         compress_s=exchange.compress_s,
         jitter=max((worker.declared.noise for worker in run.workers if worker.declared is not None), default=0.0),
+        overlap=exchange.overlap,
     )
     # Evaluations are not paced. Each worker takes a part in proportion to its share, on a processor that it may have to
     # share in turn; they were measured on the whole host.
@@ -302,7 +310,7 @@ def _predict(
     largest_part = max(worker.local_batch_size for worker in run.workers) / run.global_batch_size
     evaluation_s = (profile.evaluation_s or 0.0) * slower * max(largest_part, 1 / here.processors)
     compute_share = step.compute_s / step.step_time_s
-    paced_log_sd = REHEARSED_LOG_SD if run.workers[0].declared is not None else here.fitted.step_time.log_sd
+    paced_log_sd = REHEARSED_LOG_SD if _is_paced(run) else here.fitted.step_time.log_sd
     return predict_run(
         model,
         plan,

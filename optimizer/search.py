@@ -1,33 +1,46 @@
-"""Finds the best cluster: enumeration of uniform clusters, an Optuna study of mixes, and refinement around the best.
+"""Finds the best cluster: every cluster of one type, mixes of two by branch and bound, of three by an Optuna study.
 
-Enumeration covers every cluster of one machine type. Mixes of two and three types are too many to enumerate; the study
-searches them with NSGA-II for time and cost at once, starting from what enumeration found. Shares of the batch are no
-dimension of the study: they are solved exactly inside. A descent over single changes makes the winner a local optimum.
+Enumeration covers the clusters of one machine type, and says what is worth mixing. Mixes of two types are searched
+exactly (`mixes`); those of three are too many, so NSGA-II looks for them, for time and cost at once, starting from the
+best that is known. Shares of the batch are no dimension: they are solved exactly inside. A descent over single changes
+makes the winner a local optimum.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import optuna
 from numpy.typing import NDArray
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
-from hetopt.optimizer.forecast import Forecast, JobModel, forecast, tabulate, tabulate_uniform
+from hetopt.optimizer.aims import NEAR, Limits, choose, order
+from hetopt.optimizer.cluster_rows import ClusterRows, Columns, tabulate_rows, uniform_rows
+from hetopt.optimizer.forecast import Forecast, JobModel, forecast
+from hetopt.optimizer.mixes import BOXES, Proof, search_pairs
 from hetopt.optimizer.pareto import pareto_front, thin
+from hetopt.optimizer.pool import Pool
 from hetopt.optimizer.search_space import MAX_TYPES, Cluster, SearchSpace
+from hetopt.profiler.errors import BadInput
+
+__all__ = ["NEAR", "Effort", "Found", "Limits", "Proof", "choose", "search", "study_mixes"]
 
 Array = NDArray[np.float64]
 
-NEAR = 1.02
-"""Plans this close to the best are equals; the better in the other respect wins. Predictions are not that fine."""
-
 STUDY_TRIALS = 400
 POPULATION = 40
-SHORTLIST = 16
-"""Options that are mixed; more than the starts of the study, so that each start is among them."""
+SHORTLIST = 24
+"""Options that are mixed by the study and the descent; more than the starts, so that each start is among them."""
+
+NEAR_BEST = 400
+"""Of the best clusters of one type so many are looked at with every count, where the enumeration goes in steps."""
 
 FRONT = 12
 MAX_ROUNDS = 40
@@ -35,168 +48,175 @@ _IMPOSSIBLE = 1e12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Totals that must not be exceeded. With a deadline the cheapest plan is wanted, without one the quickest."""
+class Effort:
+    """How much is searched.
 
-    budget_usd: float | None = None
-    deadline_s: float | None = None
+    Attributes:
+        types: instance types in one cluster at most.
+        trials: of the study of three types.
+        boxes: of mixes of two types that are bounded at most.
+        journal: where the study is kept, so that a search that was stopped goes on; absent: in memory.
+    """
 
-    @property
-    def wants_cheapest(self) -> bool:
-        """Whether cost is minimised; without any limit it is, as time alone would rent everything."""
-        return self.deadline_s is not None or self.budget_usd is None
+    types: int = MAX_TYPES
+    trials: int = STUDY_TRIALS
+    boxes: int = BOXES
+    journal: Path | None = None
 
-    def overrun(self, forecast: Forecast) -> Array:
-        """The expected total over its limit, the worse of cost and time; at most 1 when it fits."""
-        return self._ratio(forecast.cost_usd, forecast.total_s)
-
-    def risk(self, forecast: Forecast) -> Array:
-        """The same at the upper end of the 90 % intervals."""
-        return self._ratio(forecast.cost_high_usd, forecast.total_high_s)
-
-    def _ratio(self, cost: Array, time: Array) -> Array:
-        ratio = np.zeros_like(cost)
-        if self.budget_usd is not None:
-            ratio = np.maximum(ratio, cost / self.budget_usd)
-        if self.deadline_s is not None:
-            ratio = np.maximum(ratio, time / self.deadline_s)
-        return ratio
+    def __post_init__(self) -> None:
+        """Refuse what is no effort."""
+        if not 1 <= self.types <= MAX_TYPES:
+            raise BadInput(f"Clusters of {self.types} types are not planned.", hint=f"choose 1 to {MAX_TYPES}")
+        if self.trials < 0:
+            raise BadInput(f"{self.trials} trials cannot be.", hint="--trials must be 0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """Everything that was priced, and the choice.
+    """What was priced and kept, and the choice.
 
     Attributes:
-        uniform_rows: what `tabulate_uniform` enumerated; they come first in ``forecast``.
-        others: the clusters of the study and of the refinement, which follow.
+        rows: the clusters, those of one type first.
+        uniform: how many those are.
+        forecast: of the rows.
         chosen: row of the choice; absent when nothing fits the limits even on expectation.
         safe: whether the choice stays within the limits at the upper end of its interval.
         front: rows of the Pareto front of expected time and cost, thinned.
-        studied, refined: clusters priced by the study and by the refinement.
+        mixes: clusters of several types that were priced, whether kept or not.
+        proof: what branch and bound has shown of mixes of two types; absent where none was asked for.
+        stopped: whether somebody stopped the search before it was done.
     """
 
-    uniform_rows: NDArray[np.intp]
-    others: tuple[Cluster, ...]
+    rows: ClusterRows
+    uniform: int
     forecast: Forecast
     chosen: int | None
     safe: bool
     front: NDArray[np.intp]
-    studied: int
-    refined: int
+    mixes: int
+    proof: Proof | None
+    stopped: bool = False
 
     def cluster(self, row: int) -> Cluster:
         """The cluster that a row of the forecast is about."""
-        return _cluster_at(self.uniform_rows, self.others, row)
+        return self.rows.cluster(row)
 
 
-def search(space: SearchSpace, job: JobModel, limits: Limits, *, seed: int, trials: int = STUDY_TRIALS) -> Found:
-    """Find the best cluster of the space within the limits. The same arguments find the same cluster."""
-    rows, table = tabulate_uniform(space)
-    pool = _Pool(space=space, job=job, rows=rows, forecast=forecast(table, job))
-    studied = refined = 0
-    if len(rows):
-        promising = _promising(pool.forecast, limits)
-        starts = [pool.cluster(row) for row in promising]
-        shortlist = _shortlist(pool, promising, limits)
-        studied = pool.price(study_mixes(space, job, limits, starts, shortlist, seed=seed, trials=trials))
-        refined = _descend(pool, limits, shortlist)
-        best = [pool.cluster(row) for row in _front(pool.forecast)]
-        refined += pool.price([other for cluster in best for other in _neighbours(space, cluster, shortlist)])
-    chosen, safe = choose(pool.forecast, limits)
-    whole_front = pareto_front(pool.forecast.total_s, pool.forecast.cost_usd)
-    front = thin(whole_front, pool.forecast.total_s, FRONT)
+def search(
+    space: SearchSpace,
+    job: JobModel,
+    limits: Limits,
+    *,
+    seed: int,
+    effort: Effort | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Found:
+    """Find the best cluster of the space within the limits. The same arguments find the same cluster.
+
+    Ctrl-C ends it early with the best so far, once all clusters of one type are priced.
+
+    Args:
+        space: what there is to choose from.
+        job: what does not depend on the cluster.
+        limits: what must be kept, and what is wanted.
+        seed: of the study.
+        effort: how much is searched.
+        tell: is called with what is going on.
+    """
+    effort = effort or Effort()
+    columns = Columns.of(space)
+    pool = Pool(columns, job, limits)
+    tell("clusters of one type")
+    pool.add(uniform_rows(columns), keep=None)
+    pool.add(_between(pool), keep=None)
+    pool.uniform = len(pool.rows)
+    proof: Proof | None = None
+    stopped = False
+    asked: list[Cluster] = []
+    if pool.best is not None and effort.types > 1:
+        try:
+            shortlist = _shortlist(pool)
+            tell("mixes around the best")
+            _descend(pool, shortlist, types=2)
+            tell("mixes of two types")
+            proof = search_pairs(pool, most_boxes=effort.boxes)
+            if effort.types > 2 and effort.trials:
+                tell("mixes of three types")
+                shortlist = _shortlist(pool)
+                starts = [pool.rows.cluster(row) for row in _promising(pool)]
+                study_mixes(
+                    columns,
+                    job,
+                    limits,
+                    starts,
+                    shortlist,
+                    seed=seed,
+                    trials=effort.trials,
+                    journal=effort.journal,
+                    asked=asked,
+                )
+                pool.add(ClusterRows.of(asked))
+                _descend(pool, shortlist, types=effort.types)
+            best = [pool.rows.cluster(row) for row in _front(pool)]
+            around = [other for cluster in best for other in _neighbours(space, cluster, shortlist, effort.types)]
+            pool.add(ClusterRows.of(around))
+        except KeyboardInterrupt:
+            stopped = True
+            pool.add(ClusterRows.of(asked))
+    return _found(pool, proof, stopped=stopped)
+
+
+def _found(pool: Pool, proof: Proof | None, *, stopped: bool) -> Found:
+    found = pool.forecast
+    chosen, safe = choose(found, pool.limits)
+    whole_front = pareto_front(found.total_s, found.cost_usd)
+    front = thin(whole_front, found.total_s, FRONT)
     if chosen is not None and chosen in whole_front:
-        front = np.array(sorted({*front.tolist(), chosen}, key=pool.forecast.total_s.__getitem__), dtype=np.intp)
+        front = np.array(sorted({*front.tolist(), chosen}, key=found.total_s.__getitem__), dtype=np.intp)
     return Found(
-        uniform_rows=rows,
-        others=tuple(pool.others),
-        forecast=pool.forecast,
+        rows=pool.rows,
+        uniform=pool.uniform,
+        forecast=found,
         chosen=chosen,
         safe=safe,
         front=front,
-        studied=studied,
-        refined=refined,
+        mixes=pool.priced - pool.uniform,
+        proof=proof,
+        stopped=stopped,
     )
 
 
-def choose(found: Forecast, limits: Limits) -> tuple[int | None, bool]:
-    """The best row, and whether it is safe.
-
-    A limit is a promise, so a plan should keep it even at the upper end of its interval. Among those the quickest wins
-    (the cheapest when there is a deadline), and within 2 % of it the one that is better in the other respect. Where no
-    plan is that safe, the one least likely to exceed the limits wins, whatever its speed: see docs/decisions.
-    """
-    first, second = (found.cost_usd, found.total_s) if limits.wants_cheapest else (found.total_s, found.cost_usd)
-    safe = np.flatnonzero(limits.risk(found) <= 1)
-    if safe.size:
-        near = safe[first[safe] <= NEAR * first[safe].min()]
-        return int(near[np.lexsort((first[near], second[near]))[0]]), True
-    expected = np.flatnonzero(limits.overrun(found) <= 1)
-    if expected.size:
-        return int(expected[np.lexsort((first[expected], limits.risk(found)[expected]))[0]]), False
-    return None, False
+def _between(pool: Pool) -> ClusterRows:
+    """The counts that the enumeration of large clusters skipped, around the best of them."""
+    counts = frozenset(pool.columns.space.machine_counts)
+    skipped: dict[Cluster, None] = {}
+    for row in order(pool.forecast, pool.limits)[:NEAR_BEST].tolist():
+        cluster = pool.rows.cluster(row)
+        ((option, count),) = cluster.machines
+        for other in range(count - count // 10, count + count // 9 + 1):
+            if other not in counts:
+                skipped[replace(cluster, machines=((option, other),))] = None
+    return ClusterRows.of(list(skipped))
 
 
-class _Pool:
-    """The clusters priced so far. Each is priced once."""
-
-    def __init__(self, *, space: SearchSpace, job: JobModel, rows: NDArray[np.intp], forecast: Forecast) -> None:
-        self.space, self.job, self.rows, self.forecast = space, job, rows, forecast
-        self.others: list[Cluster] = []
-        self._known: set[Cluster] = set()
-        self._counts = frozenset(space.machine_counts)
-
-    def cluster(self, row: int) -> Cluster:
-        return _cluster_at(self.rows, self.others, row)
-
-    def _enumerated(self, cluster: Cluster) -> bool:
-        return len(cluster.machines) == 1 and cluster.machine_count in self._counts
-
-    def price(self, clusters: Sequence[Cluster]) -> int:
-        """Add clusters that are new; returns how many were possible."""
-        new = [c for c in dict.fromkeys(clusters) if c not in self._known and not self._enumerated(c)]
-        self._known.update(new)
-        possible, table = tabulate(self.space, new)
-        if possible:
-            self.others += possible
-            self.forecast = Forecast.concatenate([self.forecast, forecast(table, self.job)])
-        return len(possible)
+def _front(pool: Pool) -> NDArray[np.intp]:
+    return thin(pareto_front(pool.forecast.total_s, pool.forecast.cost_usd), pool.forecast.total_s, FRONT)
 
 
-def _cluster_at(uniform: NDArray[np.intp], others: Sequence[Cluster], row: int) -> Cluster:
-    if row >= len(uniform):
-        return others[row - len(uniform)]
-    option, count, batch, exchange = uniform[row].tolist()
-    return Cluster(machines=((option, count),), batch=batch, exchange=exchange)
-
-
-def _front(found: Forecast) -> NDArray[np.intp]:
-    return thin(pareto_front(found.total_s, found.cost_usd), found.total_s, FRONT)
-
-
-def _order(found: Forecast, limits: Limits) -> NDArray[np.intp]:
-    """Rows from best to worst: those that are safe, then those that fit on expectation, then the rest."""
-    first, second = (found.cost_usd, found.total_s) if limits.wants_cheapest else (found.total_s, found.cost_usd)
-    risk, overrun = limits.risk(found), limits.overrun(found)
-    level = np.where(risk <= 1, 0, np.where(overrun <= 1, 1, 2))
-    return np.lexsort((second, np.select([level == 0, level == 1], [first, risk], overrun), level)).astype(np.intp)
-
-
-def _promising(found: Forecast, limits: Limits) -> list[int]:
+def _promising(pool: Pool) -> list[int]:
     """Rows that the study starts from: the best one, and the front."""
-    return list(dict.fromkeys([int(_order(found, limits)[0]), *_front(found).tolist()]))
+    return list(dict.fromkeys([int(order(pool.forecast, pool.limits)[0]), *_front(pool).tolist()]))
 
 
-def _shortlist(pool: _Pool, promising: Sequence[int], limits: Limits) -> tuple[int, ...]:
-    """Options worth mixing: those that the study starts from, then those of the best uniform clusters."""
-    best = _order(pool.forecast, limits)
-    ranked = [*pool.rows[list(promising), 0].tolist(), *pool.rows[best, 0].tolist()]
-    return tuple(dict.fromkeys(ranked))[:SHORTLIST]
+def _shortlist(pool: Pool) -> tuple[int, ...]:
+    """Options worth mixing: those of the best and of the front, then those of the best clusters."""
+    rows = [*_promising(pool), *order(pool.forecast, pool.limits)[: 50 * SHORTLIST].tolist()]
+    used = pool.rows.count[rows] > 0
+    return tuple(dict.fromkeys(pool.rows.option[rows][used].tolist()))[:SHORTLIST]
 
 
 def study_mixes(
-    space: SearchSpace,
+    columns: Columns,
     job: JobModel,
     limits: Limits,
     starts: Sequence[Cluster],
@@ -204,75 +224,117 @@ def study_mixes(
     *,
     seed: int,
     trials: int,
+    journal: Path | None = None,
+    asked: list[Cluster] | None = None,
 ) -> list[Cluster]:
     """Clusters that NSGA-II asks for, minimising time and cost under the limits.
 
-    Its dimensions are the types and counts of up to three groups, the batch size and the exchange.
+    Its dimensions are the types and counts of up to three groups, the batch size and the exchange. With a ``journal``
+    the trials that it holds count, and the study goes on from there. ``asked`` takes the clusters as they come, for
+    who stops the study before it returns.
+
+    Raises:
+        BadInput: the journal is of another question, or no journal.
     """
-    asked: list[Cluster] = []
+    space = columns.space
+    asked = [] if asked is None else asked
     slots = range(min(MAX_TYPES, len(shortlist)))
     with _quiet():
-        study = optuna.create_study(
-            directions=["minimize", "minimize"],
-            sampler=optuna.samplers.NSGAIISampler(seed=seed, population_size=POPULATION),
-        )
-        for cluster in starts[: max(0, trials)]:
-            ((option, count),) = cluster.machines
-            place = shortlist.index(option)
-            groups = {f"type_{k}": place for k in slots} | {f"machines_{k}": count if k == 0 else 0 for k in slots}
-            study.enqueue_trial({**groups, "batch": cluster.batch, "exchange": cluster.exchange})
-        for _ in range(trials):
-            trial = study.ask()
-            counts = []
-            for k in slots:
+        study = _study(journal, _question(space, limits, shortlist, seed), seed)
+        done = len(study.trials)
+        if not done:
+            for cluster in starts[: max(0, trials)]:
+                held = [*cluster.machines, *[(cluster.machines[0][0], 0)] * MAX_TYPES]
+                groups = {f"type_{k}": shortlist.index(held[k][0]) for k in slots}
+                groups |= {f"machines_{k}": held[k][1] for k in slots}
+                study.enqueue_trial({**groups, "batch": cluster.batch, "exchange": cluster.exchange})
+        for trial in study.trials:
+            if trial.state.is_finished():
+                asked.append(_cluster_of(trial.params, shortlist, slots))
+        for _ in range(max(0, trials - len(asked))):
+            trial_ = study.ask()
+            params = {
                 # An integer costs a third of a categorical; crossover and mutation treat both alike.
-                option = shortlist[trial.suggest_int(f"type_{k}", 0, len(shortlist) - 1)]
-                counts.append((option, trial.suggest_int(f"machines_{k}", 0, space.max_machines)))
-            cluster = Cluster.of(
-                counts,
-                batch=trial.suggest_int("batch", 0, len(space.batch_sizes) - 1),
-                exchange=trial.suggest_int("exchange", 0, len(space.exchanges) - 1),
-            )
-            possible, table = tabulate(space, [cluster])
-            if not possible:
-                # Empty, too large, or without room for the batch: further from possible the more machines it has.
-                trial.set_constraint("possible", 1.0 + cluster.machine_count)
-                study.tell(trial, [_IMPOSSIBLE, _IMPOSSIBLE])
-                continue
+                **{f"type_{k}": trial_.suggest_int(f"type_{k}", 0, len(shortlist) - 1) for k in slots},
+                **{f"machines_{k}": trial_.suggest_int(f"machines_{k}", 0, space.max_machines) for k in slots},
+                "batch": trial_.suggest_int("batch", 0, len(space.batch_sizes) - 1),
+                "exchange": trial_.suggest_int("exchange", 0, len(space.exchanges) - 1),
+            }
+            cluster = _cluster_of(params, shortlist, slots)
             asked.append(cluster)
+            possible, table = tabulate_rows(columns, ClusterRows.of([cluster]))
+            if not len(possible):
+                # Empty, too large, or without room for the batch: further from possible the more machines it has.
+                trial_.set_constraint("possible", 1.0 + cluster.machine_count)
+                study.tell(trial_, [_IMPOSSIBLE, _IMPOSSIBLE])
+                continue
             found = forecast(table, job)
-            trial.set_constraint("limits", float(limits.risk(found)[0]) - 1.0)
-            study.tell(trial, [float(found.total_s[0]), float(found.cost_usd[0])])
+            trial_.set_constraint("limits", float(limits.risk(found)[0]) - 1.0)
+            study.tell(trial_, [float(found.total_s[0]), float(found.cost_usd[0])])
     return asked
 
 
-def _descend(pool: _Pool, limits: Limits, shortlist: Sequence[int]) -> int:
-    """Price the neighbours of the best cluster until none is better: a local optimum. Returns how many were priced."""
-    priced = 0
-    seen: set[int] = set()
+def _cluster_of(params: Mapping[str, int], shortlist: Sequence[int], slots: range) -> Cluster:
+    counts = [(shortlist[params[f"type_{k}"]], params[f"machines_{k}"]) for k in slots]
+    return Cluster.of(counts, batch=params["batch"], exchange=params["exchange"])
+
+
+def _study(journal: Path | None, question: str, seed: int) -> optuna.Study:
+    """The study of one question: a journal may hold those of several.
+
+    Raises:
+        BadInput: the file is no journal, or cannot be written.
+    """
+    try:
+        return optuna.create_study(
+            storage=None if journal is None else JournalStorage(JournalFileBackend(str(journal))),
+            study_name=None if journal is None else question,
+            load_if_exists=True,
+            directions=["minimize", "minimize"],
+            sampler=optuna.samplers.NSGAIISampler(seed=seed, population_size=POPULATION),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(
+            f"{journal} cannot be used as the journal of a search: {error}.", hint="name another file with --resume"
+        ) from None
+
+
+def _question(space: SearchSpace, limits: Limits, shortlist: Sequence[int], seed: int) -> str:
+    """A name that two searches share where the trials of one are those of the other."""
+    options = [
+        (space.options[o].name, space.options[o].offer.price.market, space.options[o].usd_per_hour) for o in shortlist
+    ]
+    asked = [options, space.batch_sizes, [str(e.compression) for e in space.exchanges], space.max_machines,
+             space.max_workers, repr(limits), seed]  # fmt: skip
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+
+
+def _descend(pool: Pool, shortlist: Sequence[int], *, types: int) -> None:
+    """Price the neighbours of the best cluster until none is better: a local optimum."""
+    seen: set[Cluster] = set()
     for _ in range(MAX_ROUNDS):
-        best = int(_order(pool.forecast, limits)[0])
-        if best in seen:
+        best = pool.best
+        if best is None or best in seen:
             break
         seen.add(best)
-        priced += pool.price(_neighbours(pool.space, pool.cluster(best), shortlist))
-    return priced
+        pool.add(ClusterRows.of(_neighbours(pool.columns.space, best, shortlist, types)))
 
 
-def _neighbours(space: SearchSpace, cluster: Cluster, shortlist: Sequence[int]) -> list[Cluster]:
-    """Clusters one change away: a machine more, less or of another type, a step in batch size, another exchange."""
+def _neighbours(space: SearchSpace, cluster: Cluster, shortlist: Sequence[int], types: int) -> list[Cluster]:
+    """Clusters near by: a machine or an eighth more, less or of another type, a step in batch, another exchange."""
     found: list[Cluster] = []
     batch, exchange = cluster.batch, cluster.exchange
     held = cluster.machines
-    for option, _ in held:
-        smaller = [*held, (option, -1)]
-        found += [Cluster.of([*held, (option, 1)], batch, exchange), Cluster.of(smaller, batch, exchange)]
-        found += [Cluster.of([*smaller, (other, 1)], batch, exchange) for other in shortlist]
+    for option, count in held:
+        for step in sorted({1, max(1, count // 8)}):
+            smaller = [*held, (option, -step)]
+            found += [Cluster.of([*held, (option, step)], batch, exchange), Cluster.of(smaller, batch, exchange)]
+            found += [Cluster.of([*smaller, (other, more)], batch, exchange) for other in shortlist for more in (1, 2)]
     found += [Cluster.of([*held, (other, 1)], batch, exchange) for other in shortlist]
     sizes = [size for size in (batch - 1, batch + 1) if 0 <= size < len(space.batch_sizes)]
     found += [Cluster.of(held, size, exchange) for size in sizes]
     found += [Cluster.of(held, batch, other) for other in range(len(space.exchanges)) if other != exchange]
-    return [neighbour for neighbour in found if len(neighbour.machines) <= MAX_TYPES]
+    return [neighbour for neighbour in dict.fromkeys(found) if len(neighbour.machines) <= types]
 
 
 @contextlib.contextmanager

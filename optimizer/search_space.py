@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -15,8 +15,12 @@ from hetopt.optimizer.catalog import Offer
 from hetopt.optimizer.cost import scarce_probability
 from hetopt.optimizer.fit import CompressorLine, FittedModel, LinkModel
 from hetopt.optimizer.links import between_machines, inside_machine
+from hetopt.optimizer.quota import Quotas
+from hetopt.optimizer.step_model.sampled import SampledMachine, SampledMachines
+from hetopt.optimizer.step_model.shape import Shape
 from hetopt.optimizer.step_time import collective_terms
 from hetopt.optimizer.transfer import ReferenceHost, Unusable, WorkerModel, worker_model
+from hetopt.trainer.exchange.under_backward import UNDER_BACKWARD
 from hetopt.trainer.exchange.wire import WIRE_FORMATS, Collective, wire_format
 from hetopt.trainer.spec import Compression
 
@@ -35,6 +39,7 @@ class MachineOption:
     Attributes:
         links: one hop to a neighbouring machine, by collective.
         bus: one hop between the workers of the machine.
+        relief: bandwidth of those links between three or more machines over that between two, for which they stand.
         evaluation_s: the whole evaluation set on one of its workers.
         scarce_chance: prior probability that its pool runs dry.
     """
@@ -45,6 +50,7 @@ class MachineOption:
     bus: LinkModel
     evaluation_s: float
     scarce_chance: float
+    relief: float = 1.0
 
     @property
     def name(self) -> str:
@@ -74,6 +80,11 @@ class ExchangeOption:
     traffic_bytes: NDArray[np.float64]
     compress_s: NDArray[np.float64]
 
+    @property
+    def under_backward(self) -> bool:
+        """Whether it runs beside the backward pass."""
+        return self.compression.name in UNDER_BACKWARD
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
@@ -99,7 +110,13 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSpace:
-    """All of it. ``offered`` and ``excluded`` tell how the options came about."""
+    """All of it. ``offered`` and ``excluded`` tell how the options came about.
+
+    Attributes:
+        max_machines, max_workers: of one cluster.
+        max_hourly_usd: of the machines of one cluster together; absent: no limit.
+        quotas: vCPUs that may run at once.
+    """
 
     options: tuple[MachineOption, ...]
     batch_sizes: tuple[int, ...]
@@ -108,6 +125,9 @@ class SearchSpace:
     offered: int
     usable: int
     excluded: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    max_workers: int = 256
+    max_hourly_usd: float | None = None
+    quotas: Quotas = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def machine_counts(self) -> tuple[int, ...]:
@@ -119,9 +139,14 @@ class SearchSpace:
 
 
 def machine_options(
-    model: FittedModel, offers: Sequence[Offer], host: ReferenceHost
+    model: FittedModel,
+    offers: Sequence[Offer],
+    host: ReferenceHost,
+    shape: Shape,
+    sampled: SampledMachines | None = None,
 ) -> tuple[tuple[MachineOption, ...], Mapping[str, int]]:
     """The offers whose speed can be predicted, and how many were left out for which reason."""
+    known: dict[str, SampledMachine | None] = {}
     evaluation_s = model.profile.evaluation_s or 0.0
     found: list[MachineOption] = []
     excluded: Counter[str] = Counter()
@@ -129,25 +154,73 @@ def machine_options(
     for offer in offers:
         instance = offer.instance_type
         if instance.name not in workers:
-            workers[instance.name] = worker_model(model, host, instance)
+            known[instance.name] = None if sampled is None else sampled.machine(instance.name)
+            workers[instance.name] = _as_sampled(
+                _in_company(worker_model(model, host, instance), model, shape), known[instance.name], shape
+            )
         worker = workers[instance.name]
         if isinstance(worker, Unusable):
             excluded[worker.reason] += 1
             continue
+        seen = known[instance.name]
+        network = None if seen is None else seen.network
         found.append(
             MachineOption(
                 offer=offer,
                 worker=worker,
                 links={
-                    "all_reduce": between_machines(model, instance, "all_reduce"),
-                    "all_gather": between_machines(model, instance, "all_gather"),
+                    "all_reduce": network or between_machines(model, instance, "all_reduce"),
+                    "all_gather": network or between_machines(model, instance, "all_gather"),
                 },
-                bus=inside_machine(instance),
+                bus=(seen.bus if seen is not None else None) or inside_machine(instance),
+                relief=1.0 if network is None else shape.relief.value,
                 evaluation_s=evaluation_s * worker.evaluation_factor,
                 scarce_chance=scarce_probability(offer.price.market, offer.band.label if offer.band else None),
             )
         )
     return tuple(found), MappingProxyType(dict(excluded))
+
+
+def _in_company(worker: WorkerModel | Unusable, model: FittedModel, shape: Shape) -> WorkerModel | Unusable:
+    """The worker beside all others of its machine, where only fewer at a time were measured."""
+    if isinstance(worker, Unusable) or worker.evidence == "measured":
+        return worker
+    reference = model.reference.device
+    # Workers of a divided CPU host are not many on one machine, but parts of it.
+    measured = reference.workers_per_host if reference.kind == "cuda" else 1
+    if worker.workers == measured:
+        return worker
+    factor = shape.crowded(worker.workers) / shape.crowded(measured)
+    time = worker.time
+    return replace(
+        worker,
+        time=replace(
+            time,
+            fixed_s=factor * time.fixed_s,
+            per_sample_s=factor * time.per_sample_s,
+            floor_s=factor * time.floor_s,
+        ),
+        log_sd=math.hypot(worker.log_sd, abs(shape.crowded_log_sd(worker.workers) - shape.crowded_log_sd(measured))),
+        evaluation_factor=factor * worker.evaluation_factor,
+        compress_factor=factor * worker.compress_factor,
+    )
+
+
+def _as_sampled(worker: WorkerModel | Unusable, seen: SampledMachine | None, shape: Shape) -> WorkerModel | Unusable:
+    """The worker as step samples know it, or their relative, where that is known better than by the profile alone."""
+    if isinstance(worker, Unusable) or seen is None or worker.evidence == "measured" or seen.log_sd > worker.log_sd:
+        return worker
+    crowd = shape.crowded(worker.workers)
+    before = worker.time.per_sample_s
+    faster = crowd * seen.per_sample_s / before
+    return replace(
+        worker,
+        time=replace(worker.time, fixed_s=crowd * seen.fixed_s, per_sample_s=crowd * seen.per_sample_s, floor_s=0.0),
+        log_sd=math.hypot(seen.log_sd, shape.crowded_log_sd(worker.workers)),
+        evidence=seen.evidence,
+        evaluation_factor=faster * worker.evaluation_factor,
+        compress_factor=faster * worker.compress_factor,
+    )
 
 
 def drop_dominated(options: Sequence[MachineOption]) -> tuple[MachineOption, ...]:
@@ -183,6 +256,7 @@ def _figures(option: MachineOption) -> list[float]:
         option.worker.compress_factor,
         option.evaluation_s,
         option.scarce_chance,
+        -option.relief,
         option.bus.latency_s,
         -option.bus.bytes_per_s,
         float(option.offer.price.is_estimate),
@@ -193,16 +267,17 @@ def _figures(option: MachineOption) -> list[float]:
 def exchange_options(model: FittedModel, *, minimum_gain: float, max_workers: int) -> tuple[ExchangeOption, ...]:
     """Dense exchange, and each measured ratio of each measured compressor that retains at least ``minimum_gain``.
 
-    Only ratios whose gain was measured are offered: what a smaller one would do to convergence is unknown.
+    Only ratios whose gain was measured are offered, and none that a pilot has shown to miss the target.
     """
-    parameters = model.profile.job.parameters
+    parameters, gate = model.profile.job.parameters, model.convergence.gate
     found = [_exchange(Compression(), 1.0, None, parameters, max_workers)]
     for name, line in model.reference.compressors.items():
         if name not in WIRE_FORMATS or not wire_format(name).sparse:
             continue
         for point in sorted(model.profile.gain, key=lambda point: -point.ratio):
             gain = model.gain.gain(point.ratio)
-            if point.ratio < 1 and gain >= minimum_gain:
+            refused = gate.objection(scheme=name, ratio=point.ratio, gain=gain) is not None
+            if point.ratio < 1 and gain >= minimum_gain and not refused:
                 compression = Compression(name=name, ratio=point.ratio)
                 found.append(_exchange(compression, gain, line, parameters, max_workers))
     return tuple(found)

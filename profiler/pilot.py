@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from hetopt.profiler.profile import Evaluation
@@ -28,3 +29,9 @@ def steps_to_target(evaluations: Sequence[Evaluation], *, target: float, higher_
             return max(1.0, before.step + part * (now.step - before.step))
         before = now
     return None
+
+
+def found_at(steps: float, every_steps: float) -> float:
+    """The evaluation that finds a target which is reached after ``steps``: runs end there, not where they cross it."""
+    # 1e-9: a target that is reached at an evaluation is found by that one.
+    return max(1, math.ceil(steps / every_steps - 1e-9)) * every_steps

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from hetopt.profiler.artifact import Artifact, Record
+from hetopt.profiler.step_samples import StepSample
 
 Collective = Literal["all_reduce", "all_gather", "broadcast"]
 LearningRateRule = Literal["none", "linear", "sqrt"]
@@ -138,6 +139,14 @@ class Evaluation(Record):
     metric: float
 
 
+class PilotCompression(Record):
+    """How a pilot sent its gradients."""
+
+    name: str = Field(description="compressor")
+    ratio: float = Field(gt=0, le=1, description="fraction of the elements that was sent")
+    gain: float = Field(gt=0, le=1, description="retained gradient energy, mean over the run")
+
+
 class Pilot(Record):
     """A short training run towards the target at one global batch size: a prior log of convergence."""
 
@@ -146,6 +155,7 @@ class Pilot(Record):
     seed: int
     evaluations: tuple[Evaluation, ...] = Field(min_length=1)
     steps_to_target: PositiveFloat | None = Field(description="absent when the pilot ended before the target")
+    compression: PilotCompression | None = Field(default=None, description="absent where everything was sent")
 
 
 class Profile(Artifact):
@@ -166,6 +176,7 @@ class Profile(Artifact):
     noise: tuple[NoiseSample, ...] = ()
     gain: tuple[GainPoint, ...] = ()
     pilots: tuple[Pilot, ...] = ()
+    samples: tuple[StepSample, ...] = Field(default=(), description="steps of the same job, measured elsewhere")
     evaluation_s: NonNegativeFloat | None = Field(
         default=None, description="one evaluation of the whole evaluation set by one worker with the host to itself"
     )
@@ -173,6 +184,9 @@ class Profile(Artifact):
         default=None, description="from starting the processes of the probe to their first measurement"
     )
     profiling_s: NonNegativeFloat = Field(description="wall time the measurement took")
+    profiling_usd: NonNegativeFloat = Field(
+        default=0.0, description="what its machines cost; nothing where they are owned"
+    )
 
     @model_validator(mode="after")
     def _distinct_devices(self) -> Self:

@@ -1,10 +1,11 @@
 """Whether intervals hold where it can be checked: each layout predicted from all others, and the factor that follows.
 
-Grouped conformal prediction (Vovk et al. 2005; folds by layout, because rows of one layout err together): with L
-layouts whose scores are exchangeable with a new one's, the (1 - alpha)(1 + 1/L) quantile of the scores bounds it with
-probability 1 - alpha. We depart from the textbook in two ways. A score is the error in units of the predicted standard
-deviation, and not the error, so that an interval stays wide where the samples are silent. And leaving a layout out
-takes Laplace's approximation instead of another fit: one downdate of the posterior (Woodbury), at the same weights.
+Grouped conformal prediction (Vovk et al. 2005; folds by layout, because rows of one layout err together), from which we
+depart in three ways. A score is the error in units of the predicted standard deviation, and not the error, so that an
+interval stays wide where the samples are silent. Leaving a layout out takes Laplace's approximation instead of another
+fit: one downdate of the posterior (Woodbury), at the same weights. And the quantile is the scores' own, not that of
+(1 - alpha)(1 + 1/L): with a dozen layouts that bound is their largest score, which is noise; what few layouts leave
+open is said by how little they weigh against the normal quantile.
 """
 
 from __future__ import annotations
@@ -15,9 +16,7 @@ import numpy as np
 
 from hetopt.optimizer.step_model.posterior import Posterior
 from hetopt.optimizer.step_model.rows import Array, Index
-
-Z90 = 1.6448536269514722
-"""Half-width of a 90 % interval in standard deviations, where the normal distribution is all there is to go by."""
+from hetopt.optimizer.steps_law import Z90
 
 TRUST = 60.0
 """Layouts that the assumed quantile is worth against the measured one."""
@@ -64,15 +63,14 @@ def held_out(model: Posterior) -> HeldOut:
 
 
 def quantile(found: HeldOut, level: float) -> float | None:
-    """Conformal quantile of the scores, every layout counting the same; absent where there are too few layouts."""
+    """Quantile of the scores, every layout counting the same; absent where no step was measured."""
     layouts, which, counts = np.unique(found.layout, return_inverse=True, return_counts=True)
-    wanted = level * (1 + 1 / max(1, len(layouts)))
-    if not len(layouts) or wanted >= 1:
+    if not len(layouts):
         return None
     scores = np.abs(found.residual) / found.log_sd
     order = np.argsort(scores)
     reached = np.cumsum((1 / counts[which])[order]) / len(layouts)
-    return float(scores[order][np.searchsorted(reached, wanted - 1e-12)])
+    return float(scores[order][np.searchsorted(reached, level - 1e-12)])
 
 
 def half_width(model: Posterior, level: float = 0.9) -> float:

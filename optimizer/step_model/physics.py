@@ -4,8 +4,9 @@
     T   = beta traffic (1 + growth log2(n / 2)) + alpha messages                  one exchange
     tau = f C + ((1-f)^p C^p + T^p)^(1/p) + compression,     C = max_i C_i        one step
 
-``f`` is the part of the computation that must be over before the exchange can begin (the forward pass, mostly), ``p``
-how well the rest hides it; with f = 0 this is the overlap of Pollux (Qiao et al., OSDI 2021), and f = 1 is none at all.
+The last line is `hetopt.optimizer.step_time`'s: ``f`` is the part of the computation that must be over before the
+exchange can begin (the forward pass, mostly), ``p`` how well the rest hides it. Samples do not say how large the last
+bucket is, so its share g is nothing here, and part of p.
 The ring moves ``traffic = 2 (n-1)/n`` of the gradient in ``2 (n-1)`` messages (Patarasuk and Yuan 2009); other
 collectives bring their own terms (`hetopt.trainer.exchange.cost`). ``beta`` is seconds a dense gradient over one link.
 
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetopt.optimizer.step_model.rows import Array, Index, Rows
+from hetopt.optimizer.step_time import growth, together
 
 SHARED = (
     "contention",
@@ -153,17 +155,11 @@ def steps(
         some = rows.compressor >= 0
         compress[some] = np.exp(vector[where.compression][kinds.compressor[rows.compressor[some]]])
     forward = np.where(rows.fused, 1.0, 1 / (1 + np.exp(-shared["forward"])))
-    power = 1 + np.exp(shared["overlap"])
-
-    compute = np.exp(log_compute)
-    with np.errstate(divide="ignore"):
-        hiding = np.log1p(-forward) + log_compute
-    # Both terms are divided by the larger, in logs: x^p overflows.
-    largest = np.maximum(hiding, log_exchange)
-    behind, ahead = np.exp(power * (hiding - largest)), np.exp(power * (log_exchange - largest))
-    together = np.exp(largest) * (behind + ahead) ** (1 / power)
-    step = forward * compute + together + compress
-    exchange_share = together * ahead / (behind + ahead) / step
+    both = together(
+        np.exp(log_compute), np.exp(log_exchange), forward=forward, power=1 + float(np.exp(shared["overlap"]))
+    )
+    step = both.time_s + compress
+    exchange_share = both.by_exchange / step
     return Steps(
         log_step=np.log(step),
         log_compute=log_compute,
@@ -199,8 +195,9 @@ def _exchange(vector: Array, where: Coordinates, rows: Rows, kinds: Kinds, share
     relief = shared["rest"] + shared["relief"] * np.clip(ratio, FARTHEST_RATIO, 0.0)
     links = np.where(rows.has_type, vector[where.link][kinds.reference] + kinds.link, -np.inf).max(axis=1)
     beta = np.exp(shared["network"] + links + np.where(one, ratio, np.where(several, relief, 0.0)))
-    growth = np.exp(np.where(one, shared["host_growth"], shared["network_growth"]))
+    per_doubling = np.exp(np.where(one, shared["host_growth"], shared["network_growth"]))
     alpha = np.exp(np.where(one, shared["host_latency"], shared["network_latency"]))
-    doublings = np.log2(np.maximum(rows.workers, 2.0) / 2)
-    exchange: Array = np.log(np.maximum(beta * rows.traffic * (1 + growth * doublings) + alpha * rows.messages, 1e-9))
+    exchange: Array = np.log(
+        np.maximum(beta * rows.traffic * growth(rows.workers, per_doubling) + alpha * rows.messages, 1e-9)
+    )
     return exchange

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetopt.optimizer.step_model.calibration import Z90
 from hetopt.optimizer.step_model.latent import Point
 from hetopt.optimizer.step_model.linearised import evaluate, noise_variance
 from hetopt.optimizer.step_model.physics import SHARED, Coordinates, Kinds, Steps
 from hetopt.optimizer.step_model.posterior import Posterior
 from hetopt.optimizer.step_model.rows import Array, Rows, make_rows
 from hetopt.optimizer.step_model.tiers import Kinship
+from hetopt.optimizer.steps_law import Z90
 from hetopt.profiler.step_samples import Configuration
 
 

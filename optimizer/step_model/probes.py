@@ -8,6 +8,7 @@ launch serves all batch sizes of its layout, so no layout is named twice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,12 +36,14 @@ class Probe:
     Attributes:
         row: its place among the queries.
         removed: share of the average variance, beyond run-to-run noise, that its measurement is expected to remove.
+        variance: that average before it, of the log of (true / predicted).
         about: what it mostly tells.
         usd: what measuring it costs; absent where prices are not known.
     """
 
     row: int
     removed: float
+    variance: float
     about: str
     usd: float | None
 
@@ -48,7 +51,8 @@ class Probe:
 def suggest(model: Posterior, asked: Linearised, count: int, usd: Sequence[float | None]) -> tuple[Probe, ...]:
     """The ``count`` best probes among what is asked about, in order; fewer where there are fewer layouts.
 
-    Where all prices are known, what a probe removes is divided by what it costs.
+    Where all prices are known, what a probe removes is divided by what it costs; an infinite price keeps a row from
+    being measured, while its uncertainty counts.
     """
     every = np.unique(np.linspace(0, len(asked.rows) - 1, min(MOST_ROWS, len(asked.rows))).round().astype(np.intp))
     derivatives, covariance, parts = _joint(model, asked, every)
@@ -59,7 +63,7 @@ def suggest(model: Posterior, asked: Linearised, count: int, usd: Sequence[float
     prices = [usd[row] for row in every.tolist()]
     priced = np.array([1.0 if price is None or None in prices else price for price in prices])
     before = float(np.trace(between))
-    open_ = np.ones(len(every), dtype=np.bool_)
+    open_ = np.array([price is None or math.isfinite(price) for price in prices])
     found: list[Probe] = []
     while len(found) < count and open_.any() and before > 0:
         gains = (between**2).sum(axis=0) / (np.diag(between) + noise)
@@ -73,6 +77,7 @@ def suggest(model: Posterior, asked: Linearised, count: int, usd: Sequence[float
             Probe(
                 row=int(every[best]),
                 removed=float(gains[best]) / before,
+                variance=float(np.trace(between)) / len(every),
                 about=about,
                 usd=None if None in prices else prices[best],
             )
@@ -80,7 +85,7 @@ def suggest(model: Posterior, asked: Linearised, count: int, usd: Sequence[float
         covariance = covariance - np.outer(told, told)
         shared = derivatives @ covariance
         between = shared @ derivatives.T
-        open_ &= layout != layout[best]
+        open_ = open_ & (layout != layout[best])
     return tuple(found)
 
 

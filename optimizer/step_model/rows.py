@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hetopt.optimizer.step_time import expected_maximum
 from hetopt.profiler.step_samples import Compression, Configuration
 from hetopt.trainer.exchange import composition
+from hetopt.trainer.exchange.under_backward import UNDER_BACKWARD
 from hetopt.trainer.exchange.wire import operations
 
 Array = NDArray[np.float64]
@@ -20,10 +21,6 @@ Index = NDArray[np.intp]
 NOMINAL_ELEMENTS = 10_000_000
 """Samples do not say how large the gradient is. Payloads are reckoned relative to the dense gradient of this many
 elements; only what does not grow with the gradient (a few bytes a message) depends on the number."""
-
-OVERLAPPED = ("identity", "fp16", "bf16")
-"""Exchanged bucket by bucket beside the backward pass; others need the whole gradient before they select."""
-
 
 PITCH = 8
 """Batch sizes less than an eighth of an octave apart are taken for one where computation strays from its line."""
@@ -68,7 +65,7 @@ def exchange_of(workers: int, compression: Compression | None) -> Exchange:
         messages=sum(term.messages for term in terms),
         traffic=sum(term.traffic_bytes for term in terms) / (4 * NOMINAL_ELEMENTS),
         compressor=None if name == "identity" else name,
-        overlapped=name in OVERLAPPED,
+        overlapped=name in UNDER_BACKWARD,
     )
 
 

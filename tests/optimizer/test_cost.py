@@ -14,6 +14,8 @@ from hetopt.optimizer.cost import (
     Rates,
     daly_interval_s,
     interruptions,
+    planned_interval_s,
+    prior_hazard,
     restart_factor,
     scarce_probability,
 )
@@ -80,9 +82,48 @@ def test_bands_rank_and_on_demand_is_safe() -> None:
     assert scarce_probability("on-demand", None) == 0
 
 
+def test_the_hazard_of_a_cluster_is_that_of_its_pools() -> None:
+    assert prior_hazard([(4, 0.0)]) == (0.0, 0.0, 0.0)
+    calm, scarce, chance = prior_hazard([(1, 0.1)])
+    assert (calm, chance) == (CALM.mean_per_hour, pytest.approx(0.1))
+    assert scarce == pytest.approx(SCARCE.mean_per_hour + CALM.mean_per_hour)
+    both = prior_hazard([(4, 0.1), (2, 0.0), (3, 0.2)])
+    assert both[2] == pytest.approx(1 - 0.9 * 0.8)
+    assert prior_hazard([(8, 0.1)])[0] < 8 * CALM.mean_per_hour
+
+
+def test_one_interval_for_the_prior_costs_more_than_knowing_and_less_than_any_other() -> None:
+    calm, scarce, chance = prior_hazard([(8, 0.1)])
+    prior = {"calm_per_hour": calm, "scarce_per_hour": scarce, "scarce_chance": chance}
+    best = interruptions(36000.0, **prior, checkpoint_s=10, restart_s=210)
+    known = restart_factor(np.array([36000.0]), np.array([calm]), 10, 210) * (1 - chance)
+    assert float(best.expected_factor) > float(known[0])
+    for scale in (0.5, 2.0):
+        other = interruptions(36000.0, **prior, checkpoint_s=10, restart_s=210, interval_s=scale * best.interval_s)
+        assert float(other.expected_factor) > float(best.expected_factor)
+
+
+def test_repeated_rows_have_the_interval_of_each_alone() -> None:
+    generator = np.random.default_rng(0)
+    calm, scarce, chance = (
+        generator.choice(values, 1000) for values in ([0.0, 0.001, 0.004], [0.0, 0.5, 2.0], [0.0, 0.1, 0.3])
+    )
+
+    def intervals(rows: slice) -> list[float]:
+        found = planned_interval_s(
+            calm_per_hour=calm[rows],
+            scarce_per_hour=scarce[rows],
+            scarce_chance=chance[rows],
+            checkpoint_s=5.0,
+            restart_s=200.0,
+        )
+        return [float(interval) for interval in found]
+
+    assert intervals(slice(None)) == [intervals(slice(row, row + 1))[0] for row in range(1000)]
+
+
 def test_machines_are_billed_by_the_second_after_a_minute() -> None:
     rates = Rates.of(load_billing())
     assert float(rates.billed_hours(1)) == pytest.approx(60 / HOUR)
     assert float(rates.billed_hours(61)) == pytest.approx(61 / HOUR)
-    assert rates.volume_usd_per_hour == pytest.approx(0.011, rel=0.01)
-    assert rates.address_usd_per_hour == 0.005
+    assert rates.per_machine_hour == pytest.approx(0.011 + 0.005, rel=0.01)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,14 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.optimizer.billing import load_billing
+from hetopt.optimizer.bounds import could_beat
 from hetopt.optimizer.catalog import Catalog, offers
+from hetopt.optimizer.cluster_rows import Boxes, ClusterRows, Columns, tabulate_rows, uniform_rows
 from hetopt.optimizer.cost import Rates
 from hetopt.optimizer.fit import FittedModel, fit
-from hetopt.optimizer.forecast import ClusterTable, Forecast, JobModel, forecast, tabulate, tabulate_uniform
-from hetopt.optimizer.pareto import pareto_front, thin
+from hetopt.optimizer.forecast import ClusterTable, Forecast, JobModel, forecast
+from hetopt.optimizer.mixes import GAP, search_pairs
+from hetopt.optimizer.pareto import knee, pareto_front, thin
 from hetopt.optimizer.plan import Goal
+from hetopt.optimizer.pool import Pool
+from hetopt.optimizer.quota import read_quotas
 from hetopt.optimizer.recommend import steps_model
-from hetopt.optimizer.search import NEAR, Limits, choose, search, study_mixes
+from hetopt.optimizer.search import NEAR, Effort, Limits, choose, search, study_mixes
 from hetopt.optimizer.search_space import (
     Cluster,
     MachineOption,
@@ -27,9 +34,11 @@ from hetopt.optimizer.search_space import (
     exchange_options,
     machine_options,
 )
+from hetopt.optimizer.step_model.profiled import learned_shape
 from hetopt.optimizer.transfer import reference_host
 
 from .profiles import make_profile
+from .scalar_table import tabulate
 
 TYPES = ("c7a.xlarge", "c7a.4xlarge", "g5.xlarge")
 MACHINES = 4
@@ -42,7 +51,8 @@ def model() -> FittedModel:
 
 @pytest.fixture(scope="module")
 def options(model: FittedModel, catalog: Catalog) -> tuple[MachineOption, ...]:
-    return machine_options(model, offers(catalog, "spot"), reference_host(model, catalog.instance_types.values()))[0]
+    host = reference_host(model, catalog.instance_types.values())
+    return machine_options(model, offers(catalog, "spot"), host, learned_shape(model))[0]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +60,7 @@ def job(model: FittedModel) -> JobModel:
     return JobModel(
         steps=steps_model(model, Goal(ends="target"), 1.0),
         evaluate_every_samples=50_000,
-        jitter=0.05,
+        shape=learned_shape(model),
         network_log_sd=0.35,
         startup_s=180.0,
         startup_log_sd=0.5,
@@ -77,6 +87,12 @@ def space(model: FittedModel, options: tuple[MachineOption, ...]) -> SearchSpace
 
 
 @pytest.fixture(scope="module")
+def wide(model: FittedModel, options: tuple[MachineOption, ...]) -> SearchSpace:
+    """Options of every kind: fast and slow, cheap and dear, of one worker and of eight."""
+    return replace(_space(model, options[::23], machines=16), max_workers=128)
+
+
+@pytest.fixture(scope="module")
 def everything(space: SearchSpace, job: JobModel) -> Forecast:
     """Every cluster of the small space."""
     counts = itertools.product(range(MACHINES + 1), repeat=len(TYPES))
@@ -92,14 +108,121 @@ def everything(space: SearchSpace, job: JobModel) -> Forecast:
     return forecast(table, job)
 
 
-def test_enumeration_equals_the_exact_solver(space: SearchSpace, job: JobModel) -> None:
-    """The vectorised short cut for equal workers and the general path price alike, column for column."""
-    rows, quick = tabulate_uniform(space)
-    clusters = [Cluster(machines=((o, n),), batch=b, exchange=e) for o, n, b, e in rows.tolist()]
+def test_columns_equal_one_cluster_at_a_time(space: SearchSpace) -> None:
+    """The vectorised table and the one that is written out price alike, column for column."""
+    columns = Columns.of(space)
+    counts = itertools.product(range(3), repeat=len(TYPES))
+    clusters = [Cluster.of(enumerate(count), b, e) for count in counts if sum(count) for b in (0, 3) for e in range(3)]
+    rows, quick = tabulate_rows(columns, ClusterRows.of(clusters))
     possible, exact = tabulate(space, clusters)
-    assert list(possible) == clusters
+    assert [rows.cluster(row) for row in range(len(rows))] == list(possible)
     for name in ClusterTable.__dataclass_fields__:
-        np.testing.assert_allclose(getattr(quick, name), getattr(exact, name), rtol=1e-12, err_msg=name)
+        np.testing.assert_allclose(getattr(quick, name), getattr(exact, name), rtol=1e-9, err_msg=name)
+
+
+def test_every_cluster_of_one_type_is_enumerated(space: SearchSpace) -> None:
+    rows, _ = tabulate_rows(Columns.of(space), uniform_rows(Columns.of(space)))
+    clusters = {rows.cluster(row) for row in range(len(rows))}
+    every = [
+        Cluster(machines=((option, count),), batch=batch, exchange=exchange)
+        for option in range(len(space.options))
+        for count in range(1, MACHINES + 1)
+        for batch in range(len(space.batch_sizes))
+        for exchange in range(len(space.exchanges))
+    ]
+    assert clusters == set(tabulate(space, every)[0])
+
+
+@given(
+    low=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    more=st.tuples(st.integers(0, 4), st.integers(0, 4)),
+    options=st.tuples(st.integers(0, 1000), st.integers(0, 1000)),
+    batch=st.integers(0, 6),
+    exchange=st.integers(0, 2),
+    budget=st.floats(0.2, 20),
+    quickest=st.booleans(),
+    looser=st.floats(0.8, 3),
+)
+def test_no_box_is_dropped_that_holds_something_better(
+    wide: SearchSpace,
+    job: JobModel,
+    low: tuple[int, int],
+    more: tuple[int, int],
+    options: tuple[int, int],
+    batch: int,
+    exchange: int,
+    budget: float,
+    quickest: bool,
+    looser: float,
+) -> None:
+    """Branch and bound is exact if this holds: whatever is in a dropped box is worse, or breaks a limit."""
+    first, second = (index % len(wide.options) for index in options)
+    if first == second:
+        return
+    counts = [(n, m) for n in range(low[0], low[0] + more[0] + 1) for m in range(low[1], low[1] + more[1] + 1)]
+    columns = Columns.of(wide)
+    clusters = [Cluster.of([(first, n), (second, m)], batch, exchange) for n, m in counts]
+    rows, table = tabulate_rows(columns, ClusterRows.of(clusters))
+    if not len(rows):
+        return
+    found = forecast(table, job)
+    limits = Limits(budget_usd=budget) if quickest else Limits(deadline_s=float(np.median(found.total_high_s)) * looser)
+    score = limits.score(found.total_s, found.cost_usd)
+    aim = float(np.median(score)) * looser
+    pair = np.array([[first, second]], dtype=np.intp)
+    box = Boxes(
+        least=ClusterRows(option=pair, count=np.array([low]), batch=np.array([batch]), exchange=np.array([exchange])),
+        most=np.array([[low[0] + more[0], low[1] + more[1]]]),
+    )
+    kept, bound = could_beat(columns, box, job, limits, aim)
+    better = (score < aim) & (limits.risk(found) <= 1)
+    assert kept[0] or not better.any()
+    if kept[0]:
+        assert bound[0] <= score.min() * (1 + 1e-9) or not better.any()
+
+
+@pytest.mark.parametrize("limits", [Limits(budget_usd=1.2), Limits(budget_usd=3.0), Limits(deadline_s=4000.0)])
+def test_mixes_of_two_types_are_searched_exactly(space: SearchSpace, job: JobModel, limits: Limits) -> None:
+    columns = Columns.of(space)
+    pool = Pool(columns, job, limits)
+    pool.add(uniform_rows(columns), keep=None)
+    pool.uniform = len(pool.rows)
+    proof = search_pairs(pool)
+    assert proof.complete
+    clusters = [
+        Cluster.of([(one, n), (other, m)], batch, exchange)
+        for one, other in itertools.combinations(range(len(space.options)), 2)
+        for n, m in itertools.product(range(MACHINES + 1), repeat=2)
+        if 0 < n + m <= MACHINES
+        for batch in range(len(space.batch_sizes))
+        for exchange in range(len(space.exchanges))
+    ]
+    every = forecast(tabulate(space, clusters)[1], job)
+    safe = limits.risk(every) <= 1
+    best = limits.score(every.total_s, every.cost_usd)[safe].min()
+    assert best * (1 - 1e-9) <= pool.safe_score <= best / (1 - GAP)
+    assert proof.gap == pytest.approx(GAP)
+    assert proof.bound <= best
+
+
+def test_what_a_cluster_may_have_is_kept(model: FittedModel, options: tuple[MachineOption, ...], job: JobModel) -> None:
+    few = tuple(option for option in options if option.name in TYPES)
+    limited = replace(
+        _space(model, few, machines=8),
+        max_workers=5,
+        max_hourly_usd=0.9,
+        quotas=read_quotas(["g=4", "standard=20"]),
+    )
+    found = search(limited, job, Limits(budget_usd=5.0), seed=0, effort=Effort(trials=60))
+    assert found.chosen is not None
+    for row in range(len(found.rows)):
+        machines = [(limited.options[option], count) for option, count in found.cluster(row).machines]
+        assert sum(count * option.worker.workers for option, count in machines) <= 5
+        assert sum(count * option.usd_per_hour for option, count in machines) <= 0.9 + 1e-9
+        gpus = sum(count * option.offer.instance_type.vcpus for option, count in machines if option.name[0] == "g")
+        others = sum(count * option.offer.instance_type.vcpus for option, count in machines if option.name[0] != "g")
+        assert gpus <= 4
+        assert others <= 20
 
 
 @pytest.mark.parametrize("budget", [0.35, 0.6, 1.5, 10.0])
@@ -126,27 +249,48 @@ def test_regret_against_brute_force(
 def test_the_study_alone_finds_nearly_the_best(space: SearchSpace, job: JobModel, everything: Forecast) -> None:
     limits = Limits(budget_usd=1.0)
     start = Cluster(machines=((0, 1),), batch=0, exchange=0)
-    asked = study_mixes(space, job, limits, [start], range(len(space.options)), seed=0, trials=600)
-    _, table = tabulate(space, asked)
-    found = forecast(table, job)
+    columns = Columns.of(space)
+    asked = study_mixes(columns, job, limits, [start], range(len(space.options)), seed=0, trials=600)
+    found = forecast(tabulate_rows(columns, ClusterRows.of(asked))[1], job)
     best = everything.total_s[limits.risk(everything) <= 1].min()
     assert found.total_s[limits.risk(found) <= 1].min() <= 1.01 * best
 
 
+def test_a_study_goes_on_from_its_journal(space: SearchSpace, job: JobModel, tmp_path: Path) -> None:
+    def study(trials: int, budget: float = 1.0) -> list[Cluster]:
+        start = Cluster(machines=((0, 1),), batch=0, exchange=0)
+        return study_mixes(
+            Columns.of(space), job, Limits(budget_usd=budget), [start], (0, 1, 2), seed=0, trials=trials,
+            journal=tmp_path / "search.journal",
+        )  # fmt: skip
+
+    first = study(30)
+    assert study(30) == first
+    more = study(50)
+    assert more[:30] == first
+    assert len(more) == 50
+    # Another question has trials of its own.
+    assert len(study(20, budget=2.0)) == 20
+
+
 def test_the_same_seed_finds_the_same(space: SearchSpace, job: JobModel) -> None:
-    first, second = (search(space, job, Limits(budget_usd=1.0), seed=3, trials=100) for _ in range(2))
-    assert first.others == second.others
+    first, second = (search(space, job, Limits(budget_usd=1.0), seed=3, effort=Effort(trials=100)) for _ in range(2))
+    np.testing.assert_array_equal(first.rows.count, second.rows.count)
     assert first.chosen == second.chosen
     np.testing.assert_array_equal(first.front, second.front)
 
 
 def test_the_front_is_not_dominated_and_holds_both_optima(space: SearchSpace, job: JobModel) -> None:
-    found = search(space, job, Limits(budget_usd=1.0), seed=0, trials=100)
+    found = search(space, job, Limits(budget_usd=1.0), seed=0, effort=Effort(trials=100))
     time, cost = found.forecast.total_s, found.forecast.cost_usd
     for row in found.front:
         assert not ((time < time[row]) & (cost < cost[row])).any()
     assert time[found.front[0]] == time.min()
     assert cost[found.front[-1]] == cost.min()
+
+
+def _uniform(space: SearchSpace, job: JobModel) -> Forecast:
+    return forecast(tabulate_rows(Columns.of(space), uniform_rows(Columns.of(space)))[1], job)
 
 
 def test_pruning_loses_no_point_of_the_front(
@@ -156,14 +300,14 @@ def test_pruning_loses_no_point_of_the_front(
     assert 0 < len(kept) < len(options)
     fronts = []
     for some in (options, kept):
-        found = forecast(tabulate_uniform(_space(model, some, machines=3))[1], job)
+        found = _uniform(_space(model, some, machines=3), job)
         rows = pareto_front(found.total_s, found.cost_usd)
         fronts.append(np.stack([found.total_s[rows], found.cost_usd[rows]]))
     np.testing.assert_allclose(fronts[0], fronts[1], rtol=1e-12)
 
 
 def test_double_prices_double_the_machines(space: SearchSpace, job: JobModel) -> None:
-    _, table = tabulate_uniform(space)
+    _, table = tabulate_rows(Columns.of(space), uniform_rows(Columns.of(space)))
     columns = {name: getattr(table, name) for name in ClusterTable.__dataclass_fields__}
     dearer = forecast(ClusterTable(**{**columns, "usd_per_hour": 2 * table.usd_per_hour}), job)
     plain = forecast(table, job)
@@ -216,7 +360,7 @@ def test_large_clusters_are_enumerated_in_steps_and_refined(
     assert space.machine_counts[:32] == tuple(range(1, 33))
     assert space.machine_counts[-1] == 100
     assert len(space.machine_counts) < 50
-    found = search(space, job, Limits(budget_usd=1.0), seed=0, trials=20)
+    found = search(space, job, Limits(budget_usd=1.0), seed=0, effort=Effort(trials=20))
     every = [Cluster(machines=((0, n),), batch=b, exchange=e) for n in range(1, 65) for b in range(7) for e in range(3)]
     _, table = tabulate(space, every)
     best, _ = choose(forecast(table, job), Limits(budget_usd=1.0))
@@ -236,6 +380,45 @@ def test_impossible_clusters_are_left_out(space: SearchSpace) -> None:
     )
     assert [cluster.machines for cluster in possible] == [((0, 1),)]
     assert len(table) == 1
+
+
+def test_the_knee_is_where_the_front_bends() -> None:
+    time = np.array([1.0, 1.1, 2.0, 4.0, 8.0])
+    cost = np.array([100.0, 10.0, 8.0, 7.0, 6.9])
+    assert knee(time, cost) == 1
+    assert knee(time[:1], cost[:1]) == 0
+    assert knee(time[:2], cost[:2]) == 1
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3, 0.7, 1.0])
+def test_weights_trade_time_for_money(everything: Forecast, weight: float) -> None:
+    row, safe = choose(everything, Limits(budget_usd=5.0, time_weight=weight))
+    assert safe
+    assert row is not None
+    limits = Limits(budget_usd=5.0, time_weight=weight)
+    kept = limits.risk(everything) <= 1
+    score = limits.score(everything.total_s, everything.cost_usd)
+    assert score[row] <= NEAR * score[kept].min()
+    heavier, _ = choose(everything, Limits(budget_usd=5.0, time_weight=min(1.0, weight + 0.3)))
+    assert heavier is not None
+    assert everything.total_s[heavier] <= NEAR * everything.total_s[row]
+
+
+def test_a_search_that_is_stopped_keeps_the_best_so_far(space: SearchSpace, job: JobModel) -> None:
+    def stop(text: str) -> None:
+        if text == "mixes of two types":
+            raise KeyboardInterrupt
+
+    limits = Limits(budget_usd=1.0)
+    stopped = search(space, job, limits, seed=0, tell=stop)
+    assert stopped.stopped
+    assert stopped.proof is None
+    assert stopped.chosen is not None
+    assert len(stopped.rows) == len(stopped.forecast)
+    whole = search(space, job, limits, seed=0)
+    assert not whole.stopped
+    assert whole.chosen is not None
+    assert whole.forecast.total_s[whole.chosen] <= NEAR * stopped.forecast.total_s[stopped.chosen]
 
 
 points = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=30)

@@ -44,6 +44,10 @@ def refusal(*arguments: str) -> BadInput:
         ([TASK, "--time-budget", "1"], "--time-budget must be"),
         ([TASK, "--seed", "-1"], "--seed must not be negative"),
         ([TASK, "--type", "c99.huge"], "c99.huge"),
+        ([TASK, "--explore"], "belong together"),
+        ([TASK, "--explore", "--probe-budget", "0.1", "--on", "mars"], "cannot be explored"),
+        ([TASK, "--explore", "--probe-budget", "0.1", "--hosts", "speed=1 x2"], "describes a rehearsed cluster"),
+        ([TASK, "--explore", "--probe-budget", "0.1", "--on", "rehearsal"], "that is described"),
         ([TASK, "-o", "no/such/folder/p.json"], "there is no folder"),
     ],
 )
@@ -135,3 +139,20 @@ def test_an_interruption_leaves_no_process_and_no_file(tmp_path: Path, moment: s
     _, alive = psutil.wait_procs(family, timeout=10)
     assert alive == []
     assert left_in(tmp_path) == []
+
+
+def test_exploring_measures_whole_steps_and_says_what_they_cost(tmp_path: Path) -> None:
+    output = tmp_path / "p.json"
+    arguments = [TASK, "--time-budget", "5", "--explore", "--probe-budget", "0.05", "-o", str(output)]
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, *arguments], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the smallest layout, to begin with" in done.stderr
+    assert "explored for" in done.stderr
+    found = Profile.load(output)
+    layouts = {sample.workers for sample in found.samples}
+    assert {1, 2} <= layouts
+    assert all(sample.nodes[0].type == "local" for sample in found.samples)
+    assert 0 < found.profiling_usd <= 0.05
+    assert found.profiling_s > 5

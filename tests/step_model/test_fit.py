@@ -196,8 +196,14 @@ def test_the_conformal_quantile() -> None:
     order = generator.permutation(1000)
     shuffled = HeldOut(residual=found.residual[order], log_sd=found.log_sd, layout=layouts[order])
     assert quantile(shuffled, 0.9) == pytest.approx(quantile(found, 0.9))
-    few = HeldOut(residual=np.ones(8), log_sd=np.ones(8), layout=np.arange(8))
-    assert quantile(few, 0.9) is None, "nine layouts are the least that 90 % can be read off"
+    none = HeldOut(residual=np.ones(0), log_sd=np.ones(0), layout=np.arange(0))
+    assert quantile(none, 0.9) is None
+
+
+def test_a_single_bad_layout_of_a_dozen_does_not_decide_the_interval() -> None:
+    scores = np.array([0.5] * 11 + [40.0])
+    found = HeldOut(residual=scores, log_sd=np.ones(12), layout=np.arange(12))
+    assert quantile(found, 0.9) == 0.5
 
 
 def test_of_very_many_samples_an_even_choice_is_fitted() -> None:

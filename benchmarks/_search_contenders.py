@@ -1,0 +1,153 @@
+"""Searches that know nothing of the model, with as much processor time: random, TPE, NSGA-II, and a Gaussian process.
+
+All of them ask for one cluster after another: types and counts of up to three groups, batch size, exchange. The
+Gaussian process is in the manner of CherryPick (Alipourfard et al., NSDI 2017): a Matern kernel, and the cluster of the
+largest expected improvement, weighed with the chance that it keeps the limits.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import optuna
+from numpy.typing import NDArray
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+
+from benchmarks._search_spaces import Question
+from hetopt.optimizer.cluster_rows import ClusterRows, Columns, tabulate_rows
+from hetopt.optimizer.forecast import forecast
+from hetopt.optimizer.search_space import MAX_TYPES, Cluster
+
+Contender = Callable[["Trials", int], None]
+
+MOST_POINTS = 250
+"""Of the Gaussian process: its time grows with their cube."""
+
+
+@dataclass(kw_only=True)
+class Trials:
+    """Prices clusters until the time is up, and keeps the best score that keeps the limits."""
+
+    question: Question
+    columns: Columns
+    seconds: float
+    started: float = field(default_factory=time.process_time)
+    best: float = math.inf
+    count: int = 0
+
+    @property
+    def open(self) -> bool:
+        """Whether there is time left."""
+        return time.process_time() - self.started < self.seconds
+
+    def price(self, cluster: Cluster) -> tuple[float, float] | None:
+        """Score and risk; absent where the cluster is impossible."""
+        self.count += 1
+        possible, table = tabulate_rows(self.columns, ClusterRows.of([cluster]))
+        if not len(possible):
+            return None
+        found, limits = forecast(table, self.question.job), self.question.limits
+        score = float(limits.score(found.total_s, found.cost_usd)[0])
+        risk = float(limits.risk(found)[0])
+        if risk <= 1:
+            self.best = min(self.best, score)
+        return score, risk
+
+    def sizes(self) -> list[int]:
+        """Of each dimension: types and counts of each group, batch, exchange."""
+        space = self.question.space
+        groups = [len(space.options), space.max_machines + 1] * MAX_TYPES
+        return [*groups, len(space.batch_sizes), len(space.exchanges)]
+
+    def cluster(self, point: Sequence[int]) -> Cluster:
+        """The cluster at a point."""
+        groups = [(int(point[2 * k]), int(point[2 * k + 1])) for k in range(MAX_TYPES)]
+        return Cluster.of(groups, batch=int(point[-2]), exchange=int(point[-1]))
+
+
+def run(contender: Contender, question: Question, seconds: float, seed: int) -> Trials:
+    """Let one contender search for so many seconds of processor time."""
+    trials = Trials(question=question, columns=Columns.of(question.space), seconds=seconds)
+    contender(trials, seed)
+    return trials
+
+
+def random_search(trials: Trials, seed: int) -> None:
+    """Uniform over the dimensions."""
+    random, sizes = np.random.default_rng(seed), trials.sizes()
+    while trials.open:
+        trials.price(trials.cluster(random.integers(0, sizes).tolist()))
+
+
+def tpe(trials: Trials, seed: int) -> None:
+    """Optuna's tree-structured Parzen estimator, with its own constraints."""
+    _study(trials, optuna.samplers.TPESampler(seed=seed), both=False)
+
+
+def nsga2(trials: Trials, seed: int) -> None:
+    """Optuna's NSGA-II over time-to-be-minimised and risk, started from nothing."""
+    _study(trials, optuna.samplers.NSGAIISampler(seed=seed), both=True)
+
+
+def _study(trials: Trials, sampler: optuna.samplers.BaseSampler, *, both: bool) -> None:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(directions=["minimize"] * (2 if both else 1), sampler=sampler)
+    sizes = trials.sizes()
+    while trials.open:
+        trial = study.ask()
+        point = [trial.suggest_int(f"x{k}", 0, size - 1) for k, size in enumerate(sizes)]
+        told = trials.price(trials.cluster(point))
+        score, risk = told or (1e12, 1e12)
+        trial.set_constraint("limits", risk - 1)
+        study.tell(trial, [score, risk] if both else score)
+
+
+def gaussian_process(trials: Trials, seed: int) -> None:
+    """Expected improvement of the log score, times the probability of keeping the limits."""
+    random, sizes = np.random.default_rng(seed), trials.sizes()
+    scale = np.maximum(np.array(sizes) - 1, 1)
+    seen: list[NDArray[np.float64]] = []
+    scores: list[float] = []
+    risks: list[float] = []
+    kernel = ConstantKernel(1.0) * Matern(length_scale=0.5, nu=2.5) + WhiteKernel(1e-3)
+    while trials.open:
+        candidates = random.integers(0, sizes, size=(500, len(sizes)))
+        place = 0
+        if len(scores) >= 10:
+            some = slice(max(0, len(scores) - MOST_POINTS), None)
+            x = np.array(seen[some])
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                of_score, of_risk = (
+                    GaussianProcessRegressor(kernel, normalize_y=True, optimizer=None).fit(x, np.array(values[some]))
+                    for values in (scores, risks)
+                )
+                mean, sd = of_score.predict(candidates / scale, return_std=True)
+                over, over_sd = of_risk.predict(candidates / scale, return_std=True)
+            aim = math.log(trials.best) if math.isfinite(trials.best) else max(scores)
+            z = (aim - mean) / np.maximum(sd, 1e-9)
+            improvement = sd * (z * _cdf(z) + np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi))
+            place = int(np.argmax(improvement * _cdf(-over / np.maximum(over_sd, 1e-9))))
+        told = trials.price(trials.cluster(candidates[place].tolist()))
+        if told is not None:
+            seen.append(candidates[place] / scale)
+            scores.append(math.log(told[0]))
+            risks.append(math.log(told[1]))
+
+
+def _cdf(z: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in z.tolist()])
+
+
+CONTENDERS: dict[str, Contender] = {
+    "random": random_search,
+    "TPE": tpe,
+    "NSGA-II": nsga2,
+    "Gaussian process": gaussian_process,
+}

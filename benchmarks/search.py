@@ -1,0 +1,173 @@
+"""How much is lost by searching instead of enumerating, beside other searches with as much time; and how long it takes.
+
+Regret is the best score found over the best there is, less one. The score is time within a budget, or cost within a
+deadline; only plans count that keep the limits at the upper end of their interval. Sub-spaces are random parts of the
+catalogue that can be enumerated whole.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+
+from benchmarks._outcome import Bound, Outcome, options, publish
+from benchmarks._search_contenders import CONTENDERS, run
+from benchmarks._search_growth import Growth, measure
+from benchmarks._search_spaces import EPOCHS, Question, best_score, everything, small
+from hetopt.optimizer.search import Effort, search
+from hetopt.optimizer.search_space import MAX_TYPES
+
+SPACES = 200
+LOOSE = (3.0, 30.0)
+"""Budgets over what the cheapest plan may cost: the first ends with small clusters, the second with large ones."""
+
+NOT_FOUND = 1.0
+"""The regret of a search that finds nothing where there is something."""
+
+GOALS: dict[str, dict[Bound, float]] = {
+    "homogeneous_regret_worst": {"at_most": 1e-9},
+    "mixes_regret_mean": {"at_most": 0.005},
+    "mixes_regret_worst": {"at_most": 0.02},
+    "first_answer_cpu_s": {"at_most": 1.0},
+    "final_answer_cpu_s": {"at_most": 10.0},
+    "homogeneous_only_cpu_s": {"at_most": 1.0},
+    "peak_mb": {"at_most": 500.0},
+}
+
+
+def regret(score: float, best: float) -> float:
+    """Absent (NaN) where nothing keeps the limits; finding nothing then is right."""
+    if not math.isfinite(best):
+        return math.nan
+    return min(NOT_FOUND, score / best - 1) if math.isfinite(score) else NOT_FOUND
+
+
+def ask(question: Question, best: float, *, types: int, seed: int) -> tuple[float, float]:
+    """Hetopt's regret against the best score there is, and the processor time it took."""
+    started = time.process_time()
+    found = search(question.space, question.job, question.limits, seed=seed, effort=Effort(types=types))
+    seconds = time.process_time() - started
+    if found.safe != math.isfinite(best):
+        return NOT_FOUND, seconds
+    return regret(best_score(found.forecast, question.limits), best), seconds
+
+
+def regrets(count: int) -> tuple[dict[str, list[float]], list[float]]:
+    """Of each contender over the sub-spaces, and hetopt's seconds for mixes."""
+    found: dict[str, list[float]] = {name: [] for name in ("hetopt, one type", "hetopt", *CONTENDERS)}
+    seconds: list[float] = []
+    for number, question in enumerate(small(count, seed=0)):
+        rows, every = everything(question.space, question.job, MAX_TYPES)
+        best = best_score(every, question.limits)
+        alone = (rows.count > 0).sum(axis=1) == 1
+        uniform, _ = ask(question, best_score(every.take(alone), question.limits), types=1, seed=number)
+        mixed, took = ask(question, best, types=MAX_TYPES, seed=number)
+        found["hetopt, one type"].append(uniform)
+        found["hetopt"].append(mixed)
+        seconds.append(took)
+        for name, contender in CONTENDERS.items():
+            found[name].append(regret(run(contender, question, took, number).best, best))
+        if number % 20 == 19:
+            print(f"{number + 1} of {count} sub-spaces", file=sys.stderr)
+    return found, seconds
+
+
+def known(values: Sequence[float]) -> list[float]:
+    return [value for value in values if not math.isnan(value)]
+
+
+def show(found: dict[str, list[float]], seconds: Sequence[float]) -> None:
+    each = f"{statistics.median(seconds):.2f} s"
+    print(f"Regret in % over {len(seconds)} sub-spaces, at equal processor time (median {each})")
+    print(f"{'':20}{'mean':>9}{'median':>9}{'worst':>9}{'exact':>9}")
+    for name, values in found.items():
+        some = known(values)
+        exact = sum(value < 1e-9 for value in some) / len(some)
+        figures = (statistics.fmean(some), statistics.median(some), max(some), exact)
+        print(f"{name:20}" + "".join(f"{100 * figure:9.2f}" for figure in figures))
+    print("exact: share of the sub-spaces where the best was found")
+
+
+def grow(profiles: Sequence[str]) -> dict[str, float]:
+    """The whole catalogue, and how seconds grow with it and with the workers; worst over the profiles."""
+    sizes: dict[str, list[Growth]] = {}
+    for label, every, workers, types in (
+        ("tenth of the catalogue, 6 workers", 10, 6, 2),
+        ("whole catalogue, 6 workers", 1, 6, 2),
+        ("tenth of the catalogue, 64 workers", 10, 64, 2),
+        ("whole catalogue, 64 workers", 1, 64, 2),
+        ("whole catalogue, 256 workers", 1, 256, 2),
+        ("whole catalogue, 64 workers, one type", 1, 64, 1),
+        ("whole catalogue, 64 workers, three types", 1, 64, 3),
+    ):
+        sizes[label] = [
+            measure(name, every=every, workers=workers, types=types, loose=loose)
+            for name in profiles
+            for loose in LOOSE
+        ]
+        print(label, file=sys.stderr)
+    print("\nSeconds of processor time (and by the clock), worst of", ", ".join(profiles), "with two budgets each")
+    print(f"{'':42}{'options':>8}{'first':>14}{'final':>14}{'MB':>7}{'gap %':>8}")
+    for label, runs in sizes.items():
+        first, final = max(r.first_cpu_s for r in runs), max(r.final_cpu_s for r in runs)
+        clock = max(r.first_s for r in runs), max(r.final_s for r in runs)
+        gap = max(r.gap for r in runs)
+        print(
+            f"{label:42}{runs[0].options:8}{f'{first:.2f} ({clock[0]:.2f})':>14}{f'{final:.2f} ({clock[1]:.2f})':>14}"
+            f"{max(r.peak_mb for r in runs):7.0f}{100 * gap if gap < 1 else math.nan:8.2f}"
+        )
+
+    def worst(label: str, field: str) -> float:
+        return round(float(max(getattr(run, field) for run in sizes[label])), 3)
+
+    pairs = "whole catalogue, 64 workers"
+    return {
+        "first_answer_cpu_s": worst(pairs, "first_cpu_s"),
+        "final_answer_cpu_s": worst(pairs, "final_cpu_s"),
+        "final_answer_clock_s": worst(pairs, "final_s"),
+        "homogeneous_only_cpu_s": worst("whole catalogue, 64 workers, one type", "final_cpu_s"),
+        "three_types_cpu_s": worst("whole catalogue, 64 workers, three types", "final_cpu_s"),
+        "workers_256_cpu_s": worst("whole catalogue, 256 workers", "final_cpu_s"),
+        "peak_mb": worst(pairs, "peak_mb"),
+        "proved_gap": worst(pairs, "gap"),
+        "catalogue_10x_takes_times": round(
+            worst(pairs, "final_cpu_s") / worst("tenth of the catalogue, 64 workers", "final_cpu_s"), 2
+        ),
+        "workers_10x_takes_times": round(
+            worst(pairs, "final_cpu_s") / worst("whole catalogue, 6 workers", "final_cpu_s"), 2
+        ),
+    }
+
+
+def main() -> None:
+    asked = options(__doc__)
+    count = 3 if asked.smoke else 30 if asked.quick else SPACES
+    found, seconds = regrets(count)
+    show(found, seconds)
+    figures = {
+        "homogeneous_regret_worst": max(known(found["hetopt, one type"])),
+        "mixes_regret_mean": round(statistics.fmean(known(found["hetopt"])), 6),
+        "mixes_regret_worst": round(max(known(found["hetopt"])), 6),
+        "mixes_median_cpu_s": round(statistics.median(seconds), 3),
+    }
+    baselines = {
+        f"{name.lower().replace(' ', '_').replace('-', '_')}_regret_{kind}": round(of(known(found[name])), 6)
+        for name in CONTENDERS
+        for kind, of in (("mean", statistics.fmean), ("worst", max))
+    }
+    goals = GOALS
+    if asked.smoke:
+        goals = {name: goal for name, goal in GOALS.items() if name in figures}
+    else:
+        figures |= grow(sorted(EPOCHS)[:1] if asked.quick else sorted(EPOCHS))
+    publish(
+        Outcome(benchmark="search", quick=asked.quick, figures=figures, goals=goals, baselines=baselines),
+        asked.json_file,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Keeps the pages of an interrupted reading, so that the next one goes on where it stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+KEPT_HOURS = 6
+"""Prices of an older reading would be mixed with today's, and page tokens do not live much longer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What is there of one part: its items, the token of the next page, and whether there is none any more."""
+
+    items: tuple[Any, ...]
+    next_token: str | None
+    complete: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerStore:
+    """Pages of several parts under one folder, a line a page.
+
+    ``begun`` is when the first page was asked for. Later pages belong to the same question, so it stays.
+    """
+
+    folder: Path
+    begun: datetime.datetime
+
+    @classmethod
+    def open(cls, folder: Path, now: datetime.datetime) -> AnswerStore:
+        """The store, emptied if it was begun too long ago."""
+        note = folder / "begun"
+        begun = now
+        with contextlib.suppress(OSError, ValueError):
+            begun = datetime.datetime.fromisoformat(note.read_text(encoding="utf-8"))
+        if not datetime.timedelta() <= now - begun <= datetime.timedelta(hours=KEPT_HOURS):
+            shutil.rmtree(folder)
+            begun = now
+        folder.mkdir(parents=True, exist_ok=True)
+        note.write_text(begun.isoformat(), encoding="utf-8")
+        return cls(folder=folder, begun=begun)
+
+    def progress(self, part: str) -> Progress:
+        """Whole pages that were kept; one that was cut short by a kill is read again."""
+        items: list[Any] = []
+        token, complete = None, False
+        path = self._path(part)
+        if path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                try:
+                    page = json.loads(line)
+                except json.JSONDecodeError:
+                    break
+                items += page["items"]
+                token, complete = page["next"], page["next"] is None
+        return Progress(items=tuple(items), next_token=token, complete=complete)
+
+    def add(self, part: str, items: Sequence[Any], next_token: str | None) -> None:
+        """Keep one page; it is on the disk when this returns."""
+        path = self._path(part)
+        with path.open("ab+") as stream:
+            if stream.tell() > 0:
+                stream.seek(-1, os.SEEK_END)
+                if stream.read(1) != b"\n":  # after a page that was cut short
+                    _drop_last_line(path)
+            page = json.dumps({"items": items, "next": next_token}, default=str)
+            stream.write(page.encode() + b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def forget(self, part: str) -> None:
+        """Begin this part again."""
+        self._path(part).unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Everything has been used."""
+        shutil.rmtree(self.folder)
+
+    def _path(self, part: str) -> Path:
+        return self.folder / f"{part}.jsonl"
+
+
+def _drop_last_line(path: Path) -> None:
+    whole = path.read_bytes()
+    os.truncate(path, whole.rfind(b"\n") + 1)

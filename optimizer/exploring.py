@@ -1,0 +1,156 @@
+"""Measuring where it tells most for its money: suggest, measure, fit again, until no probe is worth its price.
+
+A choice among clusters that is made with an error of variance v in the log of their time costs about v / 2 of the job
+(to second order around the best choice), so a probe that takes a share r of that variance is worth r v / 2 of the job.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hetopt.optimizer.instance_type import InstanceType
+from hetopt.optimizer.step_model.model import StepTimeModel
+from hetopt.optimizer.step_model.observed import observe
+from hetopt.optimizer.step_model.tiers import kinship
+from hetopt.optimizer.words import usd
+from hetopt.profiler.errors import BadInput
+from hetopt.profiler.step_samples import Configuration, StepSample
+
+JOB_OVER_PROBES = 20.0
+"""A job is taken to be worth this many times what may be spent on probing it: at most 5 % of it, that is."""
+
+FIRST_LAYOUTS = 2
+"""Measured before anything can be weighed: without an exchange and with one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What one probe brought: step samples of one layout, and what they cost."""
+
+    samples: tuple[StepSample, ...]
+    usd: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probed:
+    """One probe that was made.
+
+    Attributes:
+        configuration: what was suggested; the samples are of its layout.
+        measured: what came of it.
+        worth_usd: what it was expected to be worth; absent for the first ones.
+        reason: why this one.
+    """
+
+    configuration: Configuration
+    measured: Measured
+    worth_usd: float | None
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopped:
+    """Why no further probe was made."""
+
+    reason: str
+    spent_usd: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exploration:
+    """What may be measured and at what price.
+
+    Attributes:
+        candidates: everything that is to be predicted, and may be measured.
+        price_usd: of measuring a configuration whose step takes so many seconds; absent seconds: not known yet.
+        budget_usd: for all probes.
+        catalog: relates machine types.
+    """
+
+    candidates: Sequence[Configuration]
+    price_usd: Callable[[Configuration, float | None], float]
+    budget_usd: float
+    catalog: Mapping[str, InstanceType]
+
+    def __post_init__(self) -> None:
+        """Refuse what leaves nothing to do."""
+        if not self.candidates:
+            raise BadInput("there is nothing to explore.", hint="describe a cluster of several hosts")
+        if not 0 < self.budget_usd < math.inf:
+            raise BadInput(f"a probe budget of {self.budget_usd} cannot be.", hint="for example --probe-budget 0.50")
+
+    def run(
+        self, samples: Sequence[StepSample], measure: Callable[[Configuration], Measured]
+    ) -> Iterator[Probed | Stopped]:
+        """Every probe as it was made, and at last why no other was.
+
+        Args:
+            samples: what is known already.
+            measure: makes a probe; one launch serves all batch sizes of a layout.
+        """
+        known, spent = list(samples), 0.0
+        while True:
+            found = self._next(known, spent)
+            if isinstance(found, Stopped):
+                yield found
+                return
+            configuration, worth, reason = found
+            measured = measure(configuration)
+            spent += measured.usd
+            known += measured.samples
+            if all(sample.layout != configuration.layout for sample in measured.samples):
+                yield Stopped(reason="a probe brought no step of its layout", spent_usd=spent)
+                return
+            yield Probed(configuration=configuration, measured=measured, worth_usd=worth, reason=reason)
+
+    def _next(self, known: Sequence[StepSample], spent: float) -> tuple[Configuration, float | None, str] | Stopped:
+        layouts = {sample.layout for sample in known}
+        rest = [candidate for candidate in self.candidates if candidate.layout not in layouts]
+        if not rest:
+            return Stopped(reason="every layout was measured", spent_usd=spent)
+        left = self.budget_usd - spent
+        # A model of one layout cannot tell computing from exchanging, and none tells of a type that nothing relates to.
+        strange = [one for one in rest if not all(self._is_related(node.type, known) for node in one.nodes)]
+        if len(layouts) < FIRST_LAYOUTS or strange:
+            first = min(strange if len(layouts) >= FIRST_LAYOUTS else rest, key=_size)
+            if self.price_usd(first, None) > left:
+                return Stopped(
+                    reason=f"what is left of {usd(self.budget_usd)} pays for no other layout", spent_usd=spent
+                )
+            if len(layouts) >= FIRST_LAYOUTS:
+                return first, None, "a type of machine that nothing else tells about"
+            return first, None, "the smallest layout, to begin with"
+        model = StepTimeModel.fit(observe(known), self.catalog)
+        told = model.predict(self.candidates)
+        prices = [
+            self.price_usd(candidate, one.step_time_s) if candidate.layout not in layouts else math.inf
+            for candidate, one in zip(self.candidates, told, strict=True)
+        ]
+        within = [price if price <= left else math.inf for price in prices]
+        if not any(math.isfinite(price) for price in within):
+            return Stopped(reason=f"what is left of {usd(self.budget_usd)} pays for no other layout", spent_usd=spent)
+        found = model.suggest(self.candidates, 1, within)
+        if not found or found[0].usd is None:
+            return Stopped(reason="nothing is left to learn", spent_usd=spent)
+        best = found[0]
+        price = within[best.row]
+        worth = JOB_OVER_PROBES * self.budget_usd * best.removed * best.variance / 2
+        if worth < price:
+            return Stopped(reason=f"the next probe would cost {usd(price)} and be worth {usd(worth)}", spent_usd=spent)
+        reason = f"expected to remove {best.removed:.0%} of the uncertainty, mostly about {best.about}"
+        return self.candidates[best.row], worth, reason
+
+    def _is_related(self, name: str, known: Sequence[StepSample]) -> bool:
+        """Whether what is known says anything about a type."""
+        types = sorted({node.type for sample in known for node in sample.nodes})
+        try:
+            kinship(name, types, self.catalog)
+        except BadInput:
+            return False
+        return True
+
+
+def _size(configuration: Configuration) -> tuple[int, int, int]:
+    return len(configuration.nodes), configuration.workers, max(configuration.batch_sizes)

@@ -1,0 +1,147 @@
+"""Exact shares of many clusters at once: `hetopt.trainer.partition.solve_group_shares` in columns.
+
+Rows are clusters, columns their groups of identical workers; a group without workers is no group. Beside the exact
+integers stands the level below which no integers can be, for every cluster of a box of counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Integers = NDArray[np.intp]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lines:
+    """What a worker of each group needs for ``b`` samples: ``max(floor_s, fixed_s + per_sample_s b)``; (rows, groups).
+
+    Attributes:
+        most: samples that it can hold, infinite where nothing limits them. The least is one.
+    """
+
+    fixed_s: Array
+    per_sample_s: Array
+    floor_s: Array
+    most: Array
+
+    def take(self, rows: Integers | NDArray[np.bool_]) -> Lines:
+        """Only these rows."""
+        return Lines(
+            fixed_s=self.fixed_s[rows],
+            per_sample_s=self.per_sample_s[rows],
+            floor_s=self.floor_s[rows],
+            most=self.most[rows],
+        )
+
+    def time_s(self, samples: Array) -> Array:
+        """Time of ``samples`` (rows, groups)."""
+        return np.maximum(self.floor_s, self.fixed_s + self.per_sample_s * samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedRows:
+    """Of group j, ``raised[:, j]`` workers take ``base[:, j] + 1`` samples and the others ``base[:, j]``."""
+
+    base: Integers
+    raised: Integers
+    compute_s: Array
+
+
+def feasible(lines: Lines, workers: Integers, batch: Integers) -> NDArray[np.bool_]:
+    """Rows whose batch has a sample for each worker and room in their memory."""
+    most = np.where(workers > 0, workers * np.minimum(lines.most, batch[:, None]), 0.0).sum(axis=1)
+    return np.asarray((workers.sum(axis=1) <= batch) & (most >= batch))
+
+
+def share(lines: Lines, workers: Integers, batch: Integers) -> SharedRows:
+    """The integer shares with the earliest finish, row by row, for `feasible` rows.
+
+    Round the water level down, then hand the rest to whoever would finish one more sample first (see
+    `hetopt.trainer.partition` for why that is exact). A round gives one sample to every worker of one group, so few
+    rounds serve all rows.
+    """
+    present = workers > 0
+    level = water_level(lines, workers, batch)[:, None]
+    rate = 1.0 / lines.per_sample_s
+    wanted = (level - lines.fixed_s) * rate
+    slack = 1e-9 * (1.0 + np.abs(wanted)) + 1e-13 * (level * rate + batch[:, None])
+    high = np.minimum(lines.most, batch[:, None])
+    base = np.where(present, np.clip(np.floor(wanted - slack), 1.0, high), 0.0)
+    raised = np.zeros_like(workers)
+    left = batch - (workers * base).sum(axis=1).astype(np.intp)
+    rows = np.flatnonzero(left > 0)
+    while rows.size:
+        room = present[rows] & (base[rows] < high[rows])
+        following = np.where(room, lines.fixed_s[rows] + lines.per_sample_s[rows] * (base[rows] + 1), np.inf)
+        group = following.argmin(axis=1)
+        count = workers[rows, group]
+        given = np.minimum(left[rows], count)
+        left[rows] -= given
+        whole = given == count
+        base[rows[whole], group[whole]] += 1
+        raised[rows[~whole], group[~whole]] = given[~whole]
+        rows = rows[left[rows] > 0]
+    slowest = np.where(present, lines.time_s(base + (raised > 0)), 0.0).max(axis=1)
+    return SharedRows(base=base.astype(np.intp), raised=raised, compute_s=slowest)
+
+
+def water_level(lines: Lines, workers: Integers, batch: Integers) -> Array:
+    """The smallest level at which the clipped lines hold the batch: the finish if samples could be divided."""
+    rate = np.where(workers > 0, workers / lines.per_sample_s, 0.0)
+    level = (batch + (rate * lines.fixed_s).sum(axis=1)) / rate.sum(axis=1)
+    share_of = (level[:, None] - lines.fixed_s) / lines.per_sample_s
+    high = np.minimum(lines.most, batch[:, None])
+    clipped = ((workers > 0) & ((share_of < 1) | (share_of > high))).any(axis=1)
+    rows = np.flatnonzero(clipped)
+    if rows.size:
+        level[rows] = _clipped_level(lines.take(rows), workers[rows], batch[rows])
+    return np.asarray(level)
+
+
+def _clipped_level(lines: Lines, workers: Integers, batch: Integers) -> Array:
+    """The level where some group is at its least or most: linear between two neighbouring breakpoints."""
+    high = np.minimum(lines.most, batch[:, None])
+    present = workers > 0
+    ends = np.concatenate([lines.fixed_s + lines.per_sample_s, lines.fixed_s + lines.per_sample_s * high], axis=1)
+    ends = np.sort(np.where(np.concatenate([present, present], axis=1), ends, np.inf), axis=1)
+
+    def filled(level: Array) -> Array:
+        samples = np.clip((level[:, None] - lines.fixed_s) / lines.per_sample_s, 1.0, high)
+        return np.asarray((workers * samples).sum(axis=1))
+
+    last = 2 * present.sum(axis=1) - 1
+    index = np.arange(len(batch))
+    below, above = ends[:, 0].copy(), ends[index, last]
+    held = filled(below)
+    for place in range(1, ends.shape[1]):
+        here = ends[:, place]
+        known = place <= last
+        fits = known & (filled(np.where(known, here, 0.0)) <= batch)
+        below = np.where(fits, here, below)
+        held = np.where(fits, filled(below), held)
+        above = np.where(known & ~fits, np.minimum(above, here), above)
+    middle = 0.5 * (below + above)[:, None]
+    inside = (
+        present & (lines.fixed_s + lines.per_sample_s <= middle) & (middle <= lines.fixed_s + lines.per_sample_s * high)
+    )
+    slope = np.where(inside, workers / lines.per_sample_s, 0.0).sum(axis=1)
+    missing = np.maximum(batch - held, 0.0)
+    return np.asarray(below + np.divide(missing, slope, out=np.zeros_like(missing), where=slope > 0))
+
+
+def earliest_finish(lines: Lines, most_workers: Integers, batch: Integers) -> Array:
+    """A time that no cluster with at most so many workers of each group undercuts, each group having at least one.
+
+    The finish is the time of a whole number of samples on one of the groups, and not before the water level.
+    """
+    present = most_workers > 0
+    level = water_level(lines, np.maximum(most_workers, 0), batch)
+    wanted = (level[:, None] - lines.fixed_s) / lines.per_sample_s
+    whole = np.maximum(np.ceil(wanted - 1e-6 * (1 + np.abs(wanted))), 1.0)
+    reached = np.where(present, lines.fixed_s + lines.per_sample_s * whole, np.inf).min(axis=1)
+    least = np.where(present, lines.time_s(np.ones_like(lines.fixed_s)), 0.0).max(axis=1)
+    return np.asarray(np.maximum(np.maximum(reached, level * (1 - 1e-9)), least))

@@ -1,0 +1,250 @@
+"""Bills add up, obey the provider's rules, and equal to the cent what a short script makes of the catalogue's rows."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from decimal import Decimal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.optimizer.bill import (
+    Rental,
+    Usage,
+    Volume,
+    billed_s,
+    crossing_bytes,
+    crossings,
+    itemise,
+    requests,
+    total_usd,
+)
+from hetopt.optimizer.billing import load_billing
+from hetopt.optimizer.catalog import BUNDLED, load_catalog
+from hetopt.optimizer.plan import CostTerm
+from hetopt.optimizer.step_time import collective_terms
+
+BILLING = load_billing()
+CATALOG = load_catalog()
+
+
+def rental(name: str, machines: int, market: str) -> Rental:
+    listing = CATALOG.listing(name)
+    price = listing.spot if market == "spot" else listing.on_demand
+    assert price is not None
+    return Rental(instance_type=name, machines=machines, price=price)
+
+
+# ---- the independent script: rows and terms of the files, Decimal, and the provider's rules written down once more
+
+
+def from_the_rows(
+    machines: list[tuple[str, int, str]],
+    *,
+    start_s: float,
+    work_s: float,
+    lost_s: float,
+    crossed_gb: float,
+    checkpoint_gb: float,
+    checkpoints: int,
+    restores: int,
+    volume: tuple[int, int, int],
+) -> Decimal:
+    with (BUNDLED / "regions" / "us-east-1.csv").open(encoding="utf-8", newline="") as stream:
+        rows = {row["instance_type"]: row for row in csv.DictReader(stream)}
+    terms = {
+        name: Decimal(str(term["value"]))
+        for name, term in json.loads((BUNDLED / "billing.json").read_text(encoding="utf-8"))["terms"].items()
+    }
+    seconds = max(Decimal(str(start_s)) + Decimal(str(work_s)) + Decimal(str(lost_s)), terms["minimum_billed_s"])
+    hours = seconds / 3600
+    gb, iops, throughput = volume
+    volume_hourly = (
+        gb * terms["ebs_gp3_usd_per_gb_month"]
+        + max(0, iops - terms["ebs_gp3_free_iops"]) * terms["ebs_gp3_usd_per_iops_month"]
+        + max(0, throughput - terms["ebs_gp3_free_mb_per_s"]) * terms["ebs_gp3_usd_per_mb_per_s_month"]
+    ) / terms["hours_per_month"]
+    usd = Decimal(0)
+    for name, count, market in machines:
+        hourly = Decimal(rows[name]["on_demand_usd_per_hour"])
+        if market == "spot":
+            hourly = round(hourly * (100 - Decimal(rows[name]["spot_saving_percent"])) / 100, 6)
+        usd += count * hours * (hourly + volume_hourly + terms["public_ipv4_usd_per_hour"])
+    usd += Decimal(str(crossed_gb)) * 2 * terms["cross_zone_usd_per_gb_each_direction"]
+    size = Decimal(str(checkpoint_gb)) * 10**9
+    parts = math.ceil(size / (8 * 1024 * 1024))
+    puts = checkpoints * (parts if parts <= 1 else parts + 2)
+    usd += puts * terms["s3_usd_per_1000_puts"] / 1000 + restores * parts * terms["s3_usd_per_1000_gets"] / 1000
+    real = (Decimal(str(start_s)) + Decimal(str(work_s)) + Decimal(str(lost_s))) / 3600
+    usd += Decimal(str(checkpoint_gb)) * min(checkpoints, 2) * real / 730 * terms["s3_usd_per_gb_month"]
+    return usd
+
+
+CASES = [
+    ([("g5.xlarge", 4, "spot")], 180, 7200, 300, 0, 0, 0, 0, (100, 3000, 125)),
+    ([("g5.xlarge", 4, "spot"), ("g4dn.xlarge", 2, "on-demand")], 180, 86400, 4000, 0, 1.2, 40, 12, (200, 16000, 500)),
+    ([("c7i.4xlarge", 16, "spot"), ("c7g.4xlarge", 3, "spot")], 240, 36000, 900, 143000, 0.4, 9, 19, (100, 3000, 125)),
+    ([("p5.48xlarge", 1, "on-demand")], 0, 10, 0, 0, 0.001, 1, 0, (100, 3000, 125)),
+]
+
+
+@pytest.mark.parametrize(
+    ("machines", "start", "work", "lost", "crossed", "checkpoint", "written", "restores", "volume"), CASES
+)
+def test_every_bill_equals_an_independent_script_to_the_cent(
+    machines: list[tuple[str, int, str]],
+    start: float,
+    work: float,
+    lost: float,
+    crossed: float,
+    checkpoint: float,
+    written: int,
+    restores: int,
+    volume: tuple[int, int, int],
+) -> None:
+    rentals = [rental(*machine) for machine in machines]
+    usage = Usage(
+        start_up_s=start,
+        work_s=work,
+        interruption_s=lost,
+        crossing_bytes=crossed * 1e9,
+        checkpoint_bytes=checkpoint * 1e9,
+        checkpoints=written,
+        restores=restores,
+    )
+    disk = Volume(gb=volume[0], iops=volume[1], mb_per_s=volume[2])
+    lines = itemise(rentals, usage, BILLING, volume=disk)
+    expected = from_the_rows(
+        machines,
+        start_s=start,
+        work_s=work,
+        lost_s=lost,
+        crossed_gb=crossed,
+        checkpoint_gb=checkpoint,
+        checkpoints=written,
+        restores=restores,
+        volume=volume,
+    )
+    assert f"{sum(line.usd for line in lines):.2f}" == f"{expected:.2f}"
+    assert sum(line.usd for line in lines) == pytest.approx(float(expected), rel=1e-9)
+    total = total_usd(
+        usage,
+        BILLING,
+        machine_usd_per_hour=sum(r.machines * r.price.usd_per_hour for r in rentals),
+        machines=float(sum(r.machines for r in rentals)),
+        volume=disk,
+    )
+    assert float(total) == pytest.approx(float(expected), rel=1e-9)
+
+
+@given(
+    st.integers(1, 64),
+    st.floats(0, 1000),
+    st.floats(0, 1e6),
+    st.floats(0, 1e5),
+    st.floats(0, 1e15),
+    st.floats(0, 1e11),
+    st.integers(0, 1000),
+)
+def test_the_lines_sum_to_the_total(
+    machines: int, start: float, work: float, lost: float, crossed: float, checkpoint: float, written: int
+) -> None:
+    usage = Usage(
+        start_up_s=start,
+        work_s=work,
+        interruption_s=lost,
+        crossing_bytes=crossed,
+        checkpoint_bytes=checkpoint,
+        checkpoints=float(written),
+        restores=3.0,
+    )
+    kind = rental("g5.xlarge", machines, "spot")
+    lines = itemise([kind], usage, BILLING)
+    total = total_usd(usage, BILLING, machine_usd_per_hour=machines * kind.price.usd_per_hour, machines=float(machines))
+    assert sum(line.usd for line in lines) == pytest.approx(float(total), rel=1e-9)
+
+
+def test_many_clusters_are_priced_as_one_by_one() -> None:
+    work = np.array([10.0, 5000.0, 1e6])
+    machines = np.array([1.0, 4.0, 64.0])
+    usage = Usage(start_up_s=180.0, work_s=work, interruption_s=0.1 * work, crossing_bytes=1e6 * work)
+    together = total_usd(usage, BILLING, machine_usd_per_hour=0.4 * machines, machines=machines)
+    alone = [
+        float(
+            total_usd(
+                Usage(start_up_s=180.0, work_s=w, interruption_s=0.1 * w, crossing_bytes=1e6 * w),
+                BILLING,
+                machine_usd_per_hour=0.4 * n,
+                machines=n,
+            )
+        )
+        for w, n in zip(work.tolist(), machines.tolist(), strict=True)
+    ]
+    assert together.tolist() == pytest.approx(alone)
+
+
+def test_every_priced_line_names_date_and_source() -> None:
+    usage = Usage(
+        start_up_s=180.0,
+        work_s=9000.0,
+        interruption_s=60.0,
+        crossing_bytes=1e12,
+        checkpoint_bytes=1e9,
+        checkpoints=5.0,
+        restores=4.0,
+    )
+    lines = {line.name: line for line in itemise([rental("g5.xlarge", 2, "spot")], usage, BILLING)}
+    assert list(lines) == [
+        "2 × g5.xlarge (spot)",
+        "start-up of the machines",
+        "volumes",
+        "public addresses",
+        "expected interruptions",
+        "transfer between zones",
+        "checkpoints",
+    ]
+
+    def dated(line: CostTerm) -> bool:
+        return "202" in line.basis and ("page" in line.basis or "price" in line.basis)
+
+    own_price = set(lines) - {"start-up of the machines", "expected interruptions"}
+    assert all(dated(lines[name]) for name in own_price)
+    assert lines["transfer between zones"].usd == pytest.approx(1e12 / 1e9 * 0.02)
+
+
+@given(st.floats(0, 1e6), st.booleans())
+def test_a_machine_is_billed_by_the_second_after_a_minute(up: float, back: bool) -> None:
+    billed = float(billed_s(up, BILLING, taken_back=back))
+    if up == 0 or (back and up < 3600):
+        assert billed == 0
+    else:
+        assert billed == max(60, up)
+
+
+def test_a_ring_crosses_between_contiguous_zones_only() -> None:
+    assert crossings(["a"] * 8) == 0
+    assert crossings(["a"] * 4 + ["b"] * 4) == 2
+    assert crossings(["a", "b"] * 4) == 8
+    assert crossings(["a", "a", "b", "b", "c", "c"]) == 3
+    assert crossings(["a"]) == 0
+
+
+def test_transfer_of_resnet50_over_two_zones() -> None:
+    """102 MB, 8 workers, 1e5 steps: 143 TB through the ring; the two links that cross cost about 715 USD."""
+    gradient = 102e6
+    _, link = collective_terms("all_reduce", gradient, 8)
+    assert 8 * link * 1e5 == pytest.approx(143e12, rel=0.01)
+    moved = crossing_bytes(link, crossings(["a"] * 4 + ["b"] * 4), 1e5)
+    usage = Usage(start_up_s=0.0, work_s=3600.0, crossing_bytes=moved)
+    lines = {line.name: line.usd for line in itemise([rental("g5.xlarge", 8, "spot")], usage, BILLING)}
+    assert lines["transfer between zones"] == pytest.approx(715, rel=0.01)
+
+
+@given(st.floats(0, 1e12))
+def test_larger_objects_never_need_fewer_requests(size: float) -> None:
+    assert float(requests(size)) <= float(requests(2 * size))
+    assert float(requests(size)) == 0 if size == 0 else float(requests(size)) >= 1
