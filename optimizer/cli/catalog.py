@@ -94,11 +94,14 @@ def list_(
       hetopt catalog list --vcpus-min 16 --max-interruption 10% --sort price-per-coremark
       hetopt catalog list --gpus-min 8 --network-min 400 --sort network --reverse
     """
+    import datetime
+
     from hetopt.optimizer import catalog_filter
-    from hetopt.optimizer.catalog import load_catalog, no_prices
+    from hetopt.optimizer.catalog import no_prices
+    from hetopt.optimizer.catalog_choice import catalog_in_use
     from hetopt.optimizer.cli import catalog_view, parse, render
 
-    loaded = load_catalog(region, catalog)
+    loaded = catalog_in_use(region, catalog, today=datetime.datetime.now(datetime.UTC).date()).catalog
     listings = list(loaded.listings.values())
     if not loaded.has_prices and (price_max is not None or market is MarketOption.ON_DEMAND):
         raise no_prices(loaded)
@@ -136,10 +139,12 @@ def show(
     json_: bool = JSON,
 ) -> None:
     """Show all that is known of an instance type: facts, prices with date and source, every region, caveats."""
-    from hetopt.optimizer.catalog import load_catalog
+    import datetime
+
+    from hetopt.optimizer.catalog_choice import catalog_in_use
     from hetopt.optimizer.cli import catalog_view, render
 
-    loaded = load_catalog(region, catalog)
+    loaded = catalog_in_use(region, catalog, today=datetime.datetime.now(datetime.UTC).date()).catalog
     listing = loaded.listing(instance_type)
     elsewhere = [loaded.in_region(name).listings.get(instance_type) for name in loaded.regions]
     everywhere = {name: found for name, found in zip(loaded.regions, elsewhere, strict=True) if found}

@@ -24,7 +24,7 @@ def run(launcher: Launcher, record: Launch, folder: Path) -> None:
         live("starting the workers", 0.0)
         try:
             handle = launcher.start(record.spec, folder, dict(os.environ))
-            _follow(launcher, handle, record, live)
+            keep_up(launcher, handle, record, live)
         except BaseException:
             if handle is not None:
                 live("stopping the workers", None)
@@ -32,7 +32,8 @@ def run(launcher: Launcher, record: Launch, folder: Path) -> None:
             raise
 
 
-def _follow(launcher: Launcher, handle: RunHandle, record: Launch, live: Live) -> None:
+def keep_up(launcher: Launcher, handle: RunHandle, record: Launch, live: Live) -> None:
+    """Follow a run that was started to its end."""
     import time
 
     from hetopt.optimizer import words

@@ -1,4 +1,4 @@
-"""`hetopt gc`: find what rehearsals that were killed left behind on this machine, and remove it."""
+"""`hetopt gc`: find what runs that were killed left behind, on this machine or on EC2, and remove it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,36 @@ if TYPE_CHECKING:
 
 
 def gc(
+    on: str = typer.Option("rehearsal", "--on", help="Where to look: 'rehearsal' is this machine, 'ec2' is the cloud."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Show what would be removed and stop there."),
+    remove_: bool = typer.Option(False, "--remove", help="ec2: remove what is found; without it nothing is."),
+    region: list[str] = typer.Option([], "--region", help="ec2: look here too, beside where anything was ever rented."),
+    run: str | None = typer.Option(None, "--run", help="ec2: only this run (its full name), even if it goes on."),
+    everything: bool = typer.Option(False, "--all", help="ec2: also what belongs to runs that go on."),
     json_: bool = typer.Option(False, "--json", help="Print what was found as JSON."),
 ) -> None:
     """Remove the network namespaces, and the processes in them, of rehearsals whose launcher is dead.
 
     Rehearsals that run are left alone.
+
+    With --on ec2: machines, fleets, launch templates, security groups and disks that carry hetopt's tags, in every
+    region that was ever used from here. They are only listed, unless --remove is given. What belongs to a run that goes
+    on is left alone.
     """
     from hetopt.optimizer.cli import render
-    from hetopt.profiler.errors import RunFailed
+    from hetopt.profiler.errors import BadInput, RunFailed
+
+    if on == "ec2":
+        from hetopt.optimizer.cli import ec2_gc
+
+        wanted = remove_ and not dry_run
+        ec2_gc.run(regions=region, run_id=run, everything=everything, remove=wanted, as_json=json_)
+        return
+    if on != "rehearsal" or remove_ or region or run is not None or everything:
+        raise BadInput(
+            f"there is nothing to find on {on!r}." if on != "rehearsal" else "--remove and the like are for --on ec2.",
+            hint="use --on ec2 or --on rehearsal",
+        )
     from hetopt.trainer.launch.namespaces import find_leftovers, remove
 
     found = find_leftovers()

@@ -3,6 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hetopt.profiler.step_samples import StepSample
+
+
+def read_file(source: Path) -> tuple[StepSample, ...]:
+    """The step samples of a file (JSON Lines, ``-`` for standard input), checked."""
+    import sys
+
+    from hetopt.optimizer.cli import lines
+    from hetopt.profiler.step_samples import read_samples
+
+    with lines.opened(source, "--from-samples") as stream:
+        return read_samples(stream, origin="standard input" if stream is sys.stdin else str(source))
 
 
 def import_samples(source: Path, output: Path | None, *, force: bool, json_: bool) -> None:
@@ -11,13 +26,12 @@ def import_samples(source: Path, output: Path | None, *, force: bool, json_: boo
     import sys
     from importlib.metadata import version
 
-    from hetopt.optimizer.cli import lines, parse, render
+    from hetopt.optimizer.cli import parse, render
     from hetopt.profiler.sample_remarks import remarks
-    from hetopt.profiler.step_samples import StepSamples, read_samples
+    from hetopt.profiler.step_samples import StepSamples
 
     parse.ready_to_write(output, force=force)
-    with lines.opened(source, "--from-samples") as stream:
-        samples = read_samples(stream, origin="standard input" if stream is sys.stdin else str(source))
+    samples = read_file(source)
     imported = StepSamples(
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         hetopt_version=version("hetopt"),

@@ -21,8 +21,8 @@ def launch(
     on: str = typer.Option(
         "ec2",
         "--on",
-        help="Where to run: 'local' is this machine, with real processes; 'rehearsal' is a miniature of the cluster on "
-        "this machine, with a network of its own.",
+        help="Where to run: 'ec2' rents the plan's machines; 'local' is this machine, with real processes; 'rehearsal' "
+        "is a miniature of the cluster on this machine, with a network of its own.",
     ),
     pace: str | None = typer.Option(
         None, "--pace", help="local: one factor a worker, such as 1,1,2,4; each worker's compute is stretched by it."
@@ -63,7 +63,34 @@ def launch(
         "ar_topk_star, ar_topk_var, majority. Default: the plan's.",
     ),
     steps: int | None = typer.Option(None, "--steps", help="Stop after so many steps instead of at the plan's end."),
-    data: Path | None = typer.Option(None, "--data", help="Data folder, when it is not where the profile found it."),
+    data: str | None = typer.Option(
+        None, "--data", help="Data folder, when it is not where the profile found it. ec2: s3://BUCKET/PREFIX."
+    ),
+    budget: float | None = typer.Option(
+        None, "--budget", help="ec2: total USD, a hard cap on the whole bill. Default: the plan's."
+    ),
+    bucket: str | None = typer.Option(
+        None, "--bucket", help="ec2: where code, checkpoints and state go. Default: hetopt-ACCOUNT-REGION."
+    ),
+    zone: str | None = typer.Option(None, "--zone", help="ec2: only this availability zone, by name or id."),
+    substitutes: list[str] = typer.Option(
+        [], "--substitute", help="ec2: TYPE=OTHER[,OTHER]: what may stand in for a type that is not to be had."
+    ),
+    instance_profile: str | None = typer.Option(
+        None, "--instance-profile", help="ec2: the machines' role. Default: hetopt-node, see `hetopt setup`."
+    ),
+    images: list[str] = typer.Option(
+        [], "--image", help="ec2: KIND=AMI: the image of x86_64-cpu, arm64-cpu, x86_64-gpu or arm64-gpu machines."
+    ),
+    unprobed: bool = typer.Option(
+        False, "--unprobed", help="ec2: rent types although no step was ever measured on them or a relative."
+    ),
+    allow_partial: bool = typer.Option(
+        False,
+        "--allow-partial",
+        help="ec2: begin with some of the groups where no zone has all; asks if it gets worse.",
+    ),
+    detach: bool = typer.Option(False, "--detach", help="ec2: return when the machines have been told to begin."),
     resume: str | None = typer.Option(None, "--resume", help="Go on with this run from its last checkpoint."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Show what would run and stop there."),
     yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),
@@ -81,6 +108,10 @@ def launch(
 
     In both places the prediction is made again for what runs, so that `hetopt report` compares like with like.
     Nothing is rented.
+
+    On 'ec2' the plan's machines are rented, all in one zone, and given back when the run ends, fails, is stopped or
+    comes near its budget. --dry-run prints every call that would be made, with its cost. Interrupting the command ends
+    the run; --detach leaves it going.
     """
     import datetime
     import sys
@@ -93,13 +124,73 @@ def launch(
     from hetopt.trainer.launch.runs import RunFolders, runs_home
 
     place = _place(on)
-    _belongs(place, {"--pace": pace, "--hosts": hosts, "--schedule": schedule})
+    _belongs(
+        place,
+        {
+            "--pace": pace,
+            "--hosts": hosts,
+            "--schedule": schedule,
+            "--budget": budget,
+            "--bucket": bucket,
+            "--zone": zone,
+            "--substitute": substitutes or None,
+            "--instance-profile": instance_profile,
+            "--image": images or None,
+            "--unprobed": unprobed or None,
+            "--allow-partial": allow_partial or None,
+            "--detach": detach or None,
+        },
+    )
     factors = parse.paces(pace)
     chosen_policy = parse.policy(policy)
     wish = exchange_options.parse_wish(compression, ratio_policy, collective)
     if steps is not None and steps < 1:
         raise BadInput(f"--steps must be at least 1, not {steps}.", hint="for example --steps 500")
     folders = RunFolders(home=runs_home())
+    if place == "ec2":
+        from hetopt.optimizer.cli import ec2_launch
+        from hetopt.optimizer.probed import check_probed
+
+        wishes = ec2_launch.wishes(
+            budget=budget,
+            bucket=bucket,
+            zone=zone,
+            substitutes=substitutes,
+            images=images,
+            instance_profile=instance_profile,
+        )
+        if resume is not None:
+            asked_for = (plan, policy, compression, ratio_policy, collective, steps, data)
+            if any(option is not None for option in asked_for):
+                raise BadInput(
+                    "--resume goes on with a run as it was: leave PLAN and all that would change it out.",
+                    hint="hetopt launch --resume RUN",
+                )
+            ec2_launch.resume(
+                folders.find(resume),
+                wishes,
+                dry_run=dry_run,
+                yes=yes,
+                as_json=json_,
+                detach=detach,
+                partial=allow_partial,
+            )
+            return
+        made, wanted = _load(plan, steps, chosen_policy, wish)
+        if not dry_run:
+            check_probed(wanted, unprobed=unprobed)
+        ec2_launch.run(
+            made,
+            wanted,
+            wishes,
+            data=data,
+            dry_run=dry_run,
+            yes=yes,
+            as_json=json_,
+            detach=detach,
+            partial=allow_partial,
+        )
+        return
     launcher = launcher_for(place)
     if resume is not None:
         changing = (plan, pace, hosts, schedule, policy, compression, ratio_policy, collective, steps, data)
@@ -154,9 +245,10 @@ def _belongs(place: Place, given: dict[str, object]) -> None:
 
     owners: dict[str, Place] = {"--pace": "local", "--hosts": "rehearsal", "--schedule": "rehearsal"}
     for option, value in given.items():
-        if value is not None and owners[option] != place:
+        owner = owners.get(option, "ec2")
+        if value is not None and owner != place:
             instead = "describe slower hosts with --hosts" if option == "--pace" else "leave it out"
-            raise BadInput(f"{option} is for --on {owners[option]}.", hint=f"{instead}, or use --on {owners[option]}")
+            raise BadInput(f"{option} is for --on {owner}.", hint=f"{instead}, or use --on {owner}")
 
 
 def _load(path: Path | None, steps: int | None, policy: BatchPolicy | None, wish: Wish) -> tuple[Plan, Plan]:
@@ -183,7 +275,7 @@ def _prepare(
     factors: tuple[float, ...] | None,
     hosts: str | None,
     schedule: Path | None,
-    data: Path | None,
+    data: str | None,
 ) -> Launch:
     """The launch of a plan: mapped onto the place, with its prediction there."""
     from hetopt.optimizer.launch_record import Launch
@@ -206,8 +298,10 @@ def _prepare(
             changes = () if schedule is None else parse_changes(text_of(schedule, "--schedule"), names)
             rehearsal = rehearse(wanted, _this_machine(), described, changes)
             spec, prediction, notes = rehearsal.run, rehearsal.prediction, rehearsal.notes
+        case "ec2":
+            raise ValueError("what is rented is ordered, see ec2_launch")
     if data is not None:
-        spec = spec.model_copy(update={"data_dir": str(data.resolve())})
+        spec = spec.model_copy(update={"data_dir": str(Path(data).resolve())})
     return Launch(
         created="", started_s=0.0, run_id="", on=place, plan=made, spec=spec, prediction=prediction, notes=notes
     )

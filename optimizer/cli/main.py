@@ -6,7 +6,23 @@ import sys
 
 import typer
 
-from hetopt.optimizer.cli import catalog, disturb, gc, launch, logs, predict, profile, recommend, report, status, stop
+from hetopt.optimizer.cli import (
+    adopt,
+    catalog,
+    catalog_refresh,
+    disturb,
+    doctor,
+    gc,
+    launch,
+    logs,
+    predict,
+    profile,
+    recommend,
+    report,
+    setup,
+    status,
+    stop,
+)
 from hetopt.profiler.errors import HetoptError
 
 app = typer.Typer(
@@ -57,7 +73,11 @@ app.command()(logs.logs)
 app.command()(stop.stop)
 app.command()(report.report)
 app.command()(disturb.disturb)
+app.command()(adopt.adopt)
 app.command()(gc.gc)
+app.command()(doctor.doctor)
+app.command()(setup.setup)
+catalog.app.command()(catalog_refresh.refresh)
 app.add_typer(catalog.app, name="catalog")
 
 

@@ -11,7 +11,9 @@ from typing import cast, get_args
 
 import typer
 
-from hetopt.optimizer.plan import ScalingRule
+from hetopt.optimizer.catalog_filter import AnyMarket
+from hetopt.optimizer.instance_type import Architecture
+from hetopt.optimizer.plan import Objective, ScalingRule
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.spec import BatchPolicy
 
@@ -94,6 +96,68 @@ def scaling_rule(text: str | None) -> ScalingRule | None:
         if name == text:
             return cast(ScalingRule, name)
     raise BadInput(f"there is no learning rate rule {text!r}.", hint=f"choose {', '.join(get_args(ScalingRule))}")
+
+
+def market(text: str | None, *, spot: bool, on_demand: bool) -> AnyMarket:
+    """The market, from one of three options.
+
+    Raises:
+        BadInput: no such market, or options that exclude each other.
+    """
+    asked: dict[str, str] = {"--spot": "spot"} if spot else {}
+    if on_demand:
+        asked["--on-demand"] = "on-demand"
+    if text is not None:
+        asked[f"--market {text}"] = text
+    if len(set(asked.values())) > 1:
+        raise BadInput(
+            f"{' and '.join(asked)} exclude each other.", hint="keep one of them; --market any takes both markets"
+        )
+    wanted = next(iter(asked.values()), "spot")
+    for name in get_args(AnyMarket):
+        if name == wanted:
+            return cast(AnyMarket, name)
+    raise BadInput(f"--market must be spot, on-demand or any, not {wanted!r}.", hint="for example --market any")
+
+
+def architecture(text: str | None) -> Architecture | None:
+    """The name of a processor architecture."""
+    if text is None:
+        return None
+    for name in get_args(Architecture):
+        if name == text:
+            return cast(Architecture, name)
+    raise BadInput(f"there is no architecture {text!r}.", hint=f"choose {' or '.join(get_args(Architecture))}")
+
+
+def objective(text: str) -> Objective:
+    """The name of an objective."""
+    for name in get_args(Objective):
+        if name == text:
+            return cast(Objective, name)
+    raise BadInput(f"there is no objective {text!r}.", hint=f"choose {', '.join(get_args(Objective))}")
+
+
+def time_weight(text: str | None) -> float | None:
+    """'time=2,cost=1' as the part of time: 2/3."""
+    if text is None:
+        return None
+    found = dict(part.partition("=")[::2] for part in text.replace(" ", "").split(","))
+    try:
+        weights = {name: float(found[name]) for name in ("time", "cost")}
+    except (KeyError, ValueError):
+        weights = {}
+    if (
+        len(found) != 2
+        or not weights
+        or not all(0 <= w < math.inf for w in weights.values())
+        or not sum(weights.values())
+    ):
+        raise BadInput(
+            f"--weights must be time=W,cost=W with numbers of 0 or more, not {text!r}.",
+            hint="for example --weights time=2,cost=1",
+        )
+    return weights["time"] / sum(weights.values())
 
 
 def text_of(path: Path, option: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hetopt.optimizer import words
 from hetopt.optimizer.cli import render
+from hetopt.optimizer.front_plot import front_lines
 from hetopt.optimizer.plan import Candidate, Goal, Group, Plan, Range
 
 SHOWN_ALTERNATIVES = 8
@@ -47,10 +48,38 @@ def show(plan: Plan) -> None:
     )
     if len(plan.pareto) > 1:
         _show_alternatives(plan)
+        for text in front_lines(plan, columns=min(80, render.width())):
+            render.line(text)
+    _show_insight(plan)
     render.heading("Why")
     for sentence in plan.explanation:
         render.bullet(sentence)
     render.note(f"searched {plan.searched}")
+
+
+def _show_insight(plan: Plan) -> None:
+    seen = plan.insight
+    if seen is None:
+        return
+    render.heading("What would change it")
+    render.table(
+        [render.Column(name="if"), render.Column(name="then")],
+        [[world.change, world.verdict] for world in seen.scenarios],
+    )
+    if seen.rejected:
+        render.heading("Better plans that a limit rejects")
+        render.table(
+            [
+                render.Column(name="machines"),
+                render.Column(name="time", justify="right"),
+                render.Column(name="cost", justify="right"),
+                render.Column(name="rejected by"),
+            ],
+            [
+                [one.plan.machines, words.duration(one.plan.total_s), words.usd(one.plan.cost_usd), one.reason]
+                for one in seen.rejected
+            ],
+        )
 
 
 def asked(goal: Goal) -> str:

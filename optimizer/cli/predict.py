@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from hetopt.optimizer.catalog import Catalog, Market
     from hetopt.optimizer.cli.lines import Query
     from hetopt.optimizer.step_model.choice import PeerModel
     from hetopt.optimizer.step_model.model import StepTime, StepTimeModel
     from hetopt.optimizer.step_model.observed import Observed
+    from hetopt.optimizer.step_model.priors import Normal
     from hetopt.profiler.step_samples import Configuration, StepSample
 
     Predictor = StepTimeModel | PeerModel
@@ -65,9 +66,9 @@ def predict(
         raise BadInput(f"--market must be spot or on-demand, not {market!r}.", hint="for example --market spot")
     if model != "hetopt" and (explain is not None or suggest_probes):
         raise BadInput("--explain and --suggest-probes need hetopt's own model.", hint="leave --model out")
-    observed, samples = _observed(profile)
+    observed, samples, priors = _observed(profile)
     catalog = load_catalog(region, catalog_dir)
-    own = StepTimeModel.fit(observed, catalog.instance_types)
+    own = StepTimeModel.fit(observed, catalog.instance_types, priors)
     with lines.opened(queries, "QUERIES") as stream:
         try:
             if explain is not None:
@@ -84,12 +85,14 @@ def predict(
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _observed(path: Path) -> tuple[Observed, tuple[StepSample, ...]]:
-    """What was measured, from either kind of profile, and whole steps where there are any."""
+def _observed(path: Path) -> tuple[Observed, tuple[StepSample, ...], Mapping[str, Normal]]:
+    """What was measured, from either kind of profile, whole steps where there are any, and what else is believed."""
     import json
 
+    from hetopt.optimizer.fit import fit
     from hetopt.optimizer.step_model.observed import observe
-    from hetopt.optimizer.step_model.profiled import observe_profile
+    from hetopt.optimizer.step_model.priors import PRIORS
+    from hetopt.optimizer.step_model.profiled import observe_profile, profile_priors
     from hetopt.profiler.profile import Profile
     from hetopt.profiler.step_samples import StepSamples
 
@@ -99,8 +102,11 @@ def _observed(path: Path) -> tuple[Observed, tuple[StepSample, ...]]:
         data = None  # Reading it as an artifact says what is wrong.
     if isinstance(data, dict) and data.get("kind") == StepSamples.KIND:
         samples = StepSamples.load(path).samples
-        return observe(samples), samples
-    return observe_profile(Profile.load(path)), ()
+        return observe(samples), samples, PRIORS
+    profile = Profile.load(path)
+    if profile.samples:
+        return observe(profile.samples), profile.samples, PRIORS
+    return observe_profile(profile), (), profile_priors(fit(profile).reference)
 
 
 def _chosen(wanted: str, own: StepTimeModel, samples: tuple[StepSample, ...]) -> Predictor:

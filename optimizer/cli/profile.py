@@ -31,7 +31,9 @@ processor, they then spin where the awaited thread should run, and a step takes 
 def profile(
     task: str | None = typer.Argument(None, help="Bundled task, module:attribute or file.py:attribute."),
     from_samples: Path | None = typer.Option(
-        None, "--from-samples", help="Import step times measured elsewhere (JSON Lines, - for standard input) instead."
+        None,
+        "--from-samples",
+        help="Import step times measured elsewhere (JSON Lines, - for standard input): alone, or beside TASK.",
     ),
     data: Path | None = typer.Option(None, "--data", help="Folder of the task's data, for tasks that read files."),
     output: Path | None = typer.Option(
@@ -46,6 +48,16 @@ def profile(
     ),
     seed: int = typer.Option(0, "--seed", help="Seed of weights and sample order."),
     type_: str = typer.Option("local", "--type", help="What this machine is: an instance type of the catalogue."),
+    explore: bool = typer.Option(
+        False, "--explore", help="Then measure whole steps of more workers, as long as that is worth its price."
+    ),
+    probe_budget: float | None = typer.Option(
+        None, "--probe-budget", help="USD that exploring may cost, at the prices of the machines it stands for."
+    ),
+    on: str = typer.Option("local", "--on", help="Where to explore: local or rehearsal."),
+    hosts: str | None = typer.Option(
+        None, "--hosts", help="rehearsal: the cluster to explore, such as 'speed=1,rate=100mbit x8'."
+    ),
     json_: bool = typer.Option(False, "--json", help="Print the profile as JSON."),
 ) -> None:
     """Measure a training job on this machine: step times, memory, network, gradient noise, compressibility, pilot runs.
@@ -55,17 +67,12 @@ def profile(
     import sys
 
     from hetopt.optimizer.cli import parse, profile_view, render
-    from hetopt.optimizer.cli.import_samples import import_samples
+    from hetopt.optimizer.cli.import_samples import import_samples, read_file
     from hetopt.profiler.errors import BadInput
 
     if output is None and not json_:
         output = Path("profile.json")
-    if from_samples is not None:
-        if task is not None:
-            raise BadInput(
-                f"--from-samples imports what was measured elsewhere; '{task}' is not run.",
-                hint="leave the task or --from-samples out",
-            )
+    if from_samples is not None and task is None:
         import_samples(from_samples, output, force=force, json_=json_)
         return
     if task is None:
@@ -81,10 +88,27 @@ def profile(
     if seed < 0:
         raise BadInput(f"--seed must not be negative, and is {seed}.", hint="for example --seed 1")
     _check_type(type_)
+    budget_usd = parse.positive(probe_budget, "--probe-budget", "USD")
+    if explore != (budget_usd is not None) or (not explore and (on != "local" or hosts is not None)):
+        raise BadInput(
+            "--explore, --probe-budget, --on and --hosts belong together.",
+            hint="hetopt profile TASK --explore --probe-budget 0.10",
+        )
+    if explore:
+        from hetopt.optimizer.cli.explore import check_place
+
+        check_place(on, hosts)
+    elsewhere = read_file(from_samples) if from_samples is not None else ()
     with render.progress(f"profiling {task}") as tell:
         tell("loading the task", None)
         spec, schedule = _prepare(task, data, workers=workers, time_budget_s=time_budget, seed=seed, device_type=type_)
         measured = _measure(spec, schedule, device_type=type_, tell=tell)
+        if elsewhere:
+            measured = measured.model_copy(update={"samples": elsewhere})
+        if budget_usd is not None:
+            from hetopt.optimizer.cli.explore import explore as explore_layouts
+
+            measured = explore_layouts(measured, hosts=hosts, workers=workers, budget_usd=budget_usd, tell=tell)
     if output is not None:
         measured.save(output)
         render.note(f"wrote {output}")

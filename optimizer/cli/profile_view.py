@@ -17,7 +17,8 @@ def show(profile: Profile) -> None:
         f"{words.count(job.dataset_size)} samples an epoch",
         style="bold",
     )
-    render.line(f"  measured in {words.duration(profile.profiling_s)} on {host.accelerator or host.cpu_model}")
+    cost = f" for {words.usd(profile.profiling_usd)}" if profile.profiling_usd > 0 else ""
+    render.line(f"  measured in {words.duration(profile.profiling_s)}{cost} on {host.accelerator or host.cpu_model}")
     render.heading("Step time by local batch size")
     render.table(
         [

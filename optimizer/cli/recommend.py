@@ -23,20 +23,65 @@ def recommend(
     ),
     epochs: float | None = typer.Option(None, "--epochs", help="Train this many epochs instead of to a target."),
     steps: int | None = typer.Option(None, "--steps", help="Train this many steps instead of to a target."),
-    market: str = typer.Option("spot", "--market", help="spot, on-demand or any."),
+    objective: str = typer.Option(
+        "auto",
+        "--objective",
+        help="Within the limits: time, cost or knee (of the front). Default: time, or cost with a deadline.",
+    ),
+    weights: str | None = typer.Option(
+        None, "--weights", metavar="time=W,cost=W", help="Weigh time and cost instead: time=2,cost=1."
+    ),
+    confidence: float | None = typer.Option(
+        None, "--confidence", help="Keep the limits with this probability, by simulated runs: 0.9."
+    ),
+    market: str | None = typer.Option(None, "--market", help="spot (default), on-demand or any."),
+    spot: bool = typer.Option(False, "--spot", help="The same as --market spot."),
+    on_demand: bool = typer.Option(False, "--on-demand", help="The same as --market on-demand."),
     region: str = typer.Option("us-east-1", "--region", help="AWS region."),
-    max_machines: int = typer.Option(16, "--max-machines", help="Most machines in a cluster."),
+    zone: str | None = typer.Option(None, "--zone", help="Availability zone of all machines, such as us-east-1a."),
+    zones: int = typer.Option(
+        1, "--zones", help="Spread the machines over so many zones, and pay for what they send each other between them."
+    ),
+    types: str | None = typer.Option(
+        None, "--types", help="Only these instance types, with commas between; patterns in quotes: 'g5.*,c7a.*'."
+    ),
+    exclude: str | None = typer.Option(None, "--exclude", help="Leave these instance types or patterns out."),
+    gpus: str | None = typer.Option(
+        None, "--gpus", help="Only machines with these GPUs: A10G, or L4:4 (so many a machine), any, none."
+    ),
+    arch: str | None = typer.Option(None, "--arch", help="x86_64 or arm64."),
+    max_hourly: float | None = typer.Option(None, "--max-hourly", help="Most USD an hour for all machines together."),
+    max_workers: int = typer.Option(64, "--max-workers", help="Most workers in a cluster, up to 256."),
+    max_machines: int | None = typer.Option(None, "--max-machines", help="Most machines in a cluster."),
+    mixed_types: int = typer.Option(3, "--mixed-types", help="Most instance types in a cluster: 1, 2 or 3."),
+    quota: list[str] | None = typer.Option(
+        None,
+        "--quota",
+        metavar="FAMILY=VCPUS",
+        help="vCPUs that may run at once: g=8, spot:standard=32. May be repeated.",
+    ),
     batch_size: int | None = typer.Option(None, "--batch-size", help="Fix the global batch size, samples."),
-    types: str | None = typer.Option(None, "--types", help="Only these instance types, with commas between."),
     lr_rule: str | None = typer.Option(
         None,
         "--lr-rule",
         help="How the learning rate follows the batch size: none, linear, sqrt or adascale (by the measured gradient "
         "noise). Default: the task's.",
     ),
-    exclude: str | None = typer.Option(None, "--exclude", help="Leave these instance types out."),
     catalog_dir: Path | None = typer.Option(None, "--catalog", help="Another catalogue folder than the bundled one."),
+    rank: bool = typer.Option(
+        False, "--rank", help="Only compare clusters, where no pilot says how many steps the target takes. No budget."
+    ),
+    trials: int = typer.Option(400, "--trials", help="Trials of the study of mixes of three types; 0 leaves it out."),
     seed: int = typer.Option(0, "--seed", help="Seed of the search: the same seed gives the same plan."),
+    resume: Path | None = typer.Option(
+        None, "--resume", metavar="FILE", help="Keep the study's trials in this file, and go on from those in it."
+    ),
+    report: Path | None = typer.Option(
+        None,
+        "--report",
+        metavar="FILE",
+        help="Also write the plan as an HTML page: front, costs, shares, what would change it.",
+    ),
     output: Path | None = typer.Option(None, "--output", "-o", help="Write the plan to this JSON file."),
     force: bool = typer.Option(False, "--force", help="Replace the output file if it exists."),
     json_: bool = typer.Option(False, "--json", help="Print the plan as JSON."),
@@ -49,44 +94,68 @@ def recommend(
     import datetime
     import sys
 
-    from hetopt.optimizer.catalog import load_catalog
+    from hetopt.optimizer.catalog_choice import catalog_in_use
     from hetopt.optimizer.cli import parse, plan_view, render
+    from hetopt.optimizer.quota import read_quotas
     from hetopt.optimizer.recommend import Options
     from hetopt.optimizer.recommend import recommend as find_plan
     from hetopt.profiler.errors import BadInput
-    from hetopt.profiler.profile import Profile
 
     parse.ready_to_write(output, force=force)
-    if market not in ("spot", "on-demand", "any"):
-        raise BadInput(f"--market must be spot, on-demand or any, not {market!r}.", hint="for example --market any")
+    parse.ready_to_write(report, force=force)
     budget_usd = parse.positive(budget, "--budget", "USD")
     deadline_s = parse.duration_s(deadline, "--deadline")
-    if budget_usd is None and deadline_s is None:
+    if budget_usd is None and deadline_s is None and not rank:
         raise BadInput("give --budget, --deadline or both.", hint="hetopt recommend PROFILE --budget 5")
-    measured = Profile.load(profile)
-    goal = _goal(measured, budget_usd, deadline_s, target, parse.positive(epochs, "--epochs", "epochs"), steps)
-    if max_machines < 1:
-        raise BadInput(f"--max-machines must be at least 1, not {max_machines}.", hint="for example --max-machines 16")
-    if batch_size is not None and batch_size < 1:
-        raise BadInput(f"--batch-size must be at least 1, not {batch_size}.", hint="leave it out to let hetopt choose")
+    measured = _profile(profile)
     options = Options(
-        market=market,
+        market=parse.market(market, spot=spot, on_demand=on_demand),
         max_machines=max_machines,
+        max_workers=max_workers,
+        mixed_types=mixed_types,
         batch_size=batch_size,
         only_types=parse.names(types),
         exclude_types=parse.names(exclude),
+        gpus=parse.names(gpus),
+        architecture=parse.architecture(arch),
+        zone=zone,
+        zones=zones,
+        max_hourly_usd=parse.positive(max_hourly, "--max-hourly", "USD an hour"),
+        quotas=read_quotas(quota or ()),
+        objective=parse.objective(objective),
+        time_weight=parse.time_weight(weights),
+        confidence=confidence,
+        trials=trials,
+        journal=resume,
         learning_rate_rule=parse.scaling_rule(lr_rule),
     )
+    in_use = catalog_in_use(region, catalog_dir, today=datetime.datetime.now(datetime.UTC).date())
+    if in_use.note:
+        render.note(in_use.note)
+    if rank:
+        from hetopt.optimizer.cli.ranking_view import show
+        from hetopt.optimizer.ranking import compare
+
+        show(compare(measured, in_use.catalog, options), as_json=json_)
+        return
+    goal = _goal(measured, budget_usd, deadline_s, target, parse.positive(epochs, "--epochs", "epochs"), steps)
     with render.progress("searching") as tell:
         tell("the catalogue", None)
         plan = find_plan(
             measured,
-            load_catalog(region, catalog_dir),
+            in_use.catalog,
             goal,
             options,
             seed=seed,
             now=datetime.datetime.now(datetime.UTC),
+            tell=lambda text: tell(text, None),
         )
+    if report is not None:
+        from hetopt.optimizer.plan_page import page
+        from hetopt.profiler.artifact import write_atomically
+
+        write_atomically(report, page(plan))
+        render.note(f"wrote {report}")
     if output is not None:
         plan.save(output)
         render.note(f"wrote {output}")
@@ -94,6 +163,28 @@ def recommend(
         sys.stdout.write(plan.to_json())
     else:
         plan_view.show(plan)
+
+
+def _profile(path: Path) -> Profile:
+    """The profile, or what is missing where the file holds step samples alone."""
+    import json
+
+    from hetopt.profiler.errors import BadInput
+    from hetopt.profiler.profile import Profile
+    from hetopt.profiler.step_samples import StepSamples
+
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        data = None  # Reading it as an artifact says what is wrong.
+    if isinstance(data, dict) and data.get("kind") == StepSamples.KIND:
+        raise BadInput(
+            f"{path} holds step times alone. A plan also needs what is trained: the task and its data set, the size of "
+            "the gradient, the memory that a sample takes, and how many steps the target needs.",
+            hint="measure the task here and keep the samples beside it: "
+            "`hetopt profile TASK --from-samples FILE -o profile.json`",
+        )
+    return Profile.load(path)
 
 
 def _goal(

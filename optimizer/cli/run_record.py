@@ -68,3 +68,9 @@ def launcher_for(place: Place) -> Launcher:
             from hetopt.trainer.launch.rehearsal import RehearsalLauncher
 
             return RehearsalLauncher()
+        case "ec2":
+            from hetopt.optimizer.cli import render
+            from hetopt.optimizer.ec2.launcher import Ec2Launcher
+            from hetopt.trainer.launch.runs import runs_home
+
+            return Ec2Launcher(home=runs_home().parent, tell=render.note)

@@ -25,7 +25,8 @@ def status(
 
     runs = RunFolders(home=runs_home())
     folders = runs.all() if all_ else [runs.find(run)]
-    facts = [_facts(folder) for folder in folders]
+    # A list of runs is read from their folders: it needs no login, and answers at once.
+    facts = [_facts(folder, ask=not all_) for folder in folders]
     if json_:
         render.print_json(facts if all_ else facts[0])
     elif all_:
@@ -34,13 +35,18 @@ def status(
         _show(facts[0])
 
 
-def _facts(folder: Path) -> dict[str, Any]:
-    from hetopt.optimizer.cli.run_record import launcher_of, read_run
+def _facts(folder: Path, *, ask: bool) -> dict[str, Any]:
+    from hetopt.optimizer.cli import ec2_status
+    from hetopt.optimizer.cli.run_record import launcher_of, read_launch, read_run
     from hetopt.trainer.launch.base import RunHandle
 
+    started = read_launch(folder)
+    if started is not None and started.on == "ec2":
+        state, rental = ec2_status.look(folder, ask=ask)
+    else:
+        state, rental = launcher_of(started).poll(RunHandle(run_dir=folder)), None
     record = read_run(folder)
     launch, progress = record.launch, record.progress
-    state = launcher_of(launch).poll(RunHandle(run_dir=folder))
     speeds = launch.speeds if launch else {}
     hourly = launch.hourly_usd if launch else None
     predicted_steps = launch.prediction.steps.value if launch else None
@@ -66,6 +72,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "elapsed_s": elapsed_s,
         "plan_usd_per_hour": hourly,
         "usd_at_plan_rate": hourly * elapsed_s / 3600 if hourly is not None and elapsed_s is not None else None,
+        "rental": rental,
         "restarts": progress.restarts,
         "exchange": _exchange(progress),
         "workers": [
@@ -158,6 +165,10 @@ def _show(fact: dict[str, Any]) -> None:
             else ""
         )
         render.line(f"  {words.duration(fact['elapsed_s'])} since launch{cost}")
+    if fact["rental"] is not None:
+        from hetopt.optimizer.cli import ec2_status
+
+        ec2_status.show(fact["rental"])
     if fact["exchange"] and fact["exchange"]["sent_bytes"] != fact["exchange"]["dense_bytes"]:
         share = fact["exchange"]["sent_bytes"] / fact["exchange"]["dense_bytes"]
         render.line(f"  gradients go as {fact['exchange']['way']}; {words.share(share)} of dense bytes sent so far")

@@ -165,7 +165,7 @@ def test_missing_data_files(hetopt: Hetopt, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["launch"], "cannot launch on 'ec2'"),
+        (["launch"], "no plan was named"),
         (["launch", "--on", "local"], "no plan was named"),
         (["launch", "--on", "moon", "plan.json"], "cannot launch on 'moon'"),
         (["launch", "--on", "local", "none.json"], "does not exist"),

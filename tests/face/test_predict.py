@@ -159,7 +159,10 @@ def test_bad_files(hetopt: Hetopt, profile: Path, tmp_path: Path) -> None:
     refused(hetopt("profile", "--from-samples", samples, "-o", output), "line 15, the last, where the file stops")
     assert not output.exists()
     refused(hetopt("profile", "--from-samples", tmp_path / "none", "-o", output), "does not exist")
-    refused(hetopt("profile", "digits", "--from-samples", samples, "-o", output), "'digits' is not run")
+    refused(hetopt("profile", "digits", "--from-samples", samples, "-o", output), "line 15, the last")
+    refused(hetopt("recommend", profile, "--budget", 5), "holds step times alone")
+    refused(hetopt("profile", "digits", "--explore", "-o", output), "belong together")
+    refused(hetopt("profile", "digits", "--hosts", "speed=1 x2", "-o", output), "belong together")
     refused(hetopt("profile", "-o", output), "name the task to measure")
     refused(hetopt("predict", tmp_path / "none.json", samples), "does not exist")
     refused(hetopt("predict", profile, tmp_path), "cannot be read")
@@ -169,7 +172,7 @@ def test_bad_files(hetopt: Hetopt, profile: Path, tmp_path: Path) -> None:
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe\x00\n")
     refused(hetopt("predict", profile, binary), "is not UTF-8 text")
-    refused(hetopt("recommend", profile, "--budget", 5), "holds a step-samples, not a profile")
+    refused(hetopt("recommend", profile, "--budget", 5), "holds step times alone")
 
 
 def test_a_pipe_is_answered_line_by_line_and_a_reader_may_leave(profile: Path) -> None:

@@ -1,0 +1,35 @@
+"""`hetopt adopt`: look after a run on EC2 that was launched from another machine."""
+
+from __future__ import annotations
+
+import typer
+
+
+def adopt(
+    run: str = typer.Argument(..., help="Full name of the run, as `hetopt gc --on ec2` lists it."),
+    region: str = typer.Option("us-east-1", "--region", help="Where its machines are."),
+    bucket: str | None = typer.Option(None, "--bucket", help="Its bucket. Default: hetopt-ACCOUNT-REGION."),
+) -> None:
+    """Fetch what is known of a run on EC2, so that `status`, `logs` and `stop` work here too.
+
+    It takes the same credentials, and changes nothing.
+    """
+    import re
+    import time
+
+    from hetopt.optimizer.cli import render
+    from hetopt.optimizer.ec2 import account, adoption
+    from hetopt.optimizer.ec2.session import connect
+    from hetopt.profiler.errors import BadInput
+    from hetopt.trainer.launch.runs import runs_home
+
+    folder = runs_home() / run
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}", run):
+        raise BadInput(f"no run is called {run!r}.", hint="list them with `hetopt gc --on ec2`")
+    if folder.exists():
+        raise BadInput(f"{run} is known here.", hint=f"look at it with `hetopt status {run}`")
+    edge = connect(region)
+    who = account.identity(edge)
+    place = bucket or account.default_bucket(who.account_id, region)
+    adoption.adopt(edge, folder, bucket=place, account_id=who.account_id, now_s=time.time())
+    render.line(f"{run} is known here now; look at it with `hetopt status {run}`")

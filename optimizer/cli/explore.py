@@ -1,0 +1,180 @@
+"""`hetopt profile --explore`: whole steps of more and more workers, measured where it tells most for its money."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hetopt.optimizer.cli.render import Live
+    from hetopt.optimizer.exploring import Measured
+    from hetopt.optimizer.probe_runs import ProbeRun
+    from hetopt.profiler.profile import Profile
+    from hetopt.profiler.step_samples import Configuration, StepSample
+    from hetopt.trainer.launch.base import Launcher
+
+POLL_S = 0.2
+
+STAND_IN_USD_PER_HOUR = 0.10
+"""Of a machine that is not in the catalogue: about what two cloud processors with 4 GB cost. Nothing is paid here, but
+a price says how much of it a probe is worth."""
+
+
+def explore(measured: Profile, *, hosts: str | None, workers: int | None, budget_usd: float, tell: Live) -> Profile:
+    """The profile with the steps of the layouts that were worth measuring, of processes here or of described hosts.
+
+    Raises:
+        BadInput: hosts that this machine cannot hold.
+    """
+    import time
+
+    from hetopt.optimizer import words
+    from hetopt.optimizer.catalog import load_catalog
+    from hetopt.optimizer.exploring import Exploration, Stopped
+    from hetopt.optimizer.probe_runs import PROBE_STEPS, STARTUP_S
+
+    launcher, probes = _place(measured, hosts, workers)
+    catalog = load_catalog()
+    hourly = _usd_per_hour(measured)
+    by_layout: dict[object, list[ProbeRun]] = {}
+    for probe in probes:
+        by_layout.setdefault(probe.configuration.layout, []).append(probe)
+    startup_s = measured.startup_s or STARTUP_S
+
+    def price_usd(asked: Configuration, step_time_s: float | None) -> float:
+        runs = len(by_layout[asked.layout])
+        return hourly * len(asked.nodes) * runs * (startup_s + PROBE_STEPS * (step_time_s or 0.0)) / 3600
+
+    def measure(asked: Configuration) -> Measured:
+        from hetopt.optimizer.exploring import Measured
+
+        runs = by_layout[asked.layout]
+        begun_s = time.monotonic()
+        samples = []
+        for number, run in enumerate(runs, start=1):
+            tell(f"{_layout(asked)}: run {number} of {len(runs)}", None)
+            samples.append(_run(launcher, run, tell))
+        spent = hourly * len(asked.nodes) * (time.monotonic() - begun_s) / 3600
+        return Measured(samples=tuple(samples), usd=spent)
+
+    search = Exploration(
+        candidates=[probe.configuration for probe in probes],
+        price_usd=price_usd,
+        budget_usd=budget_usd,
+        catalog=catalog.instance_types,
+    )
+    found: list[StepSample] = list(measured.samples)
+    begun_s, spent_usd = time.monotonic(), 0.0
+    for event in search.run([], measure):
+        if isinstance(event, Stopped):
+            tell.note(f"explored for {words.usd(event.spent_usd)} of {words.usd(budget_usd)}: {event.reason}")
+            break
+        found += event.measured.samples
+        spent_usd += event.measured.usd
+        steps = ", ".join(words.duration(sample.step_time_s) for sample in event.measured.samples)
+        tell.note(
+            f"{_layout(event.configuration)}: steps of {steps} for {words.usd(event.measured.usd)} ({event.reason})"
+        )
+    return measured.model_copy(
+        update={
+            "samples": tuple(found),
+            "profiling_s": measured.profiling_s + time.monotonic() - begun_s,
+            "profiling_usd": measured.profiling_usd + spent_usd,
+        }
+    )
+
+
+def _layout(asked: Configuration) -> str:
+    workers, nodes = asked.workers, len(asked.nodes)
+    return f"{workers} {'worker' if workers == 1 else 'workers'} on {nodes} {'host' if nodes == 1 else 'hosts'}"
+
+
+def check_place(on: str, hosts: str | None) -> None:
+    """Refuse what cannot be explored, before anything is measured.
+
+    Raises:
+        BadInput: there is no such place, or it is not described, or this machine cannot rehearse.
+    """
+    from hetopt.profiler.errors import BadInput
+    from hetopt.trainer.launch.description import parse_hosts
+    from hetopt.trainer.launch.namespaces import why_not
+
+    if on not in ("local", "rehearsal"):
+        raise BadInput(f"{on!r} cannot be explored.", hint="choose --on local or --on rehearsal")
+    if on == "local" and hosts is not None:
+        raise BadInput("--hosts describes a rehearsed cluster.", hint="use it with --on rehearsal")
+    if on == "rehearsal":
+        if hosts is None:
+            raise BadInput(
+                "--on rehearsal explores a cluster that is described.",
+                hint="for example --hosts 'speed=1,rate=100mbit x4; speed=0.5,rate=100mbit x4'",
+            )
+        parse_hosts(hosts)
+        reason = why_not()
+        if reason is not None:
+            raise BadInput(f"no cluster can be rehearsed here: {reason}.", hint="use --on local")
+
+
+def _place(measured: Profile, hosts: str | None, workers: int | None) -> tuple[Launcher, tuple[ProbeRun, ...]]:
+    """Where probes run, and which there are: described hosts are rehearsed."""
+    import os
+    import platform
+
+    from hetopt.optimizer.fit import fit
+    from hetopt.optimizer.hosting import ThisMachine
+    from hetopt.optimizer.probe_runs import local_probes, rehearsed_probes
+
+    processors = len(os.sched_getaffinity(0))
+    if hosts is None:
+        from hetopt.trainer.launch.local import LocalLauncher
+
+        return LocalLauncher(), local_probes(measured, workers or max(2, processors))
+    from hetopt.trainer.launch.description import parse_hosts
+    from hetopt.trainer.launch.rehearsal import RehearsalLauncher
+
+    machine = ThisMachine(processors=processors, operating_system=f"{platform.system()} {platform.release()}")
+    return RehearsalLauncher(), rehearsed_probes(fit(measured), machine, parse_hosts(hosts))
+
+
+def _usd_per_hour(measured: Profile) -> float:
+    """Of one machine: its type's price on demand, or a stand-in."""
+    from hetopt.optimizer.catalog import load_catalog
+    from hetopt.profiler.profile import LOCAL
+
+    name = measured.devices[0].type
+    price = None if name == LOCAL else load_catalog().price(name, "on-demand")
+    return STAND_IN_USD_PER_HOUR if price is None else price.usd_per_hour
+
+
+def _run(launcher: Launcher, probe: ProbeRun, tell: Live) -> StepSample:
+    """Make one probe in a folder of its own, which goes when it is no longer of use. Interrupting it ends the run."""
+    import os
+    import shutil
+    import tempfile
+    import time
+
+    from hetopt.optimizer.probe_runs import read_sample
+    from hetopt.profiler.errors import RunFailed
+    from hetopt.trainer.events import EVENTS_FILE, read_events
+    from hetopt.trainer.launch.base import RunHandle, RunState
+
+    folder = Path(tempfile.mkdtemp(prefix="hetopt-probe-"))
+    handle, keep = RunHandle(run_dir=folder), False
+    try:
+        launcher.start(probe.spec, folder, dict(os.environ))
+        while not (status := launcher.poll(handle)).state.is_over:
+            time.sleep(POLL_S)
+        if status.state is not RunState.FINISHED:
+            keep = True
+            raise RunFailed(
+                f"a probe failed: {status.reason or 'it was stopped from outside'}",
+                hint=f"what the workers printed is in {folder}",
+            )
+        return read_sample(probe, read_events(folder / EVENTS_FILE))
+    except BaseException:
+        tell("stopping the workers", None)
+        launcher.stop(handle)
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)

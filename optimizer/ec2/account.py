@@ -1,0 +1,204 @@
+"""What must be asked before an order can be written: whose account it is, zones with the types, images and prices."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hetopt.optimizer.catalog import Catalog
+from hetopt.optimizer.ec2.images import IMAGES
+from hetopt.optimizer.ec2.order import BootImage, Rate, Role, Zone
+from hetopt.optimizer.ec2.request import Answer, Edge, Request
+from hetopt.profiler.errors import BadInput, CloudRefused
+
+PRODUCT = "Linux/UNIX"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Who asks."""
+
+    account_id: str
+    arn: str
+    user_id: str
+
+
+def identity(edge: Edge) -> Identity:
+    """Who these credentials belong to. Needs no permission, so whatever is refused here is about the credentials."""
+    answer = edge(
+        Request(
+            step="identity",
+            service="sts",
+            operation="get_caller_identity",
+            parameters={},
+            purpose="whose credentials these are",
+        )
+    )
+    return Identity(account_id=answer["Account"], arn=answer["Arn"], user_id=answer["UserId"])
+
+
+def check_bucket(edge: Edge, bucket: str, account_id: str) -> None:
+    """Make sure that the bucket exists and belongs to this account.
+
+    Raises:
+        CloudRefused: it does not.
+    """
+    edge(
+        Request(
+            step="bucket",
+            service="s3",
+            operation="head_bucket",
+            parameters={"Bucket": bucket, "ExpectedBucketOwner": account_id},
+            purpose="the bucket is there, and is this account's own",
+        )
+    )
+
+
+def default_bucket(account_id: str, region: str) -> str:
+    """The name of the bucket where none is named: one for each account and region."""
+    return f"hetopt-{account_id}-{region}"
+
+
+def boot_images(edge: Edge, kinds: Iterable[str], chosen: Mapping[str, str] | None = None) -> dict[str, BootImage]:
+    """The newest image for each kind of machine, or the one that was chosen for it."""
+    found: dict[str, BootImage] = {}
+    for kind in dict.fromkeys(kinds):
+        image = IMAGES[kind]
+        ami = (chosen or {}).get(kind) or str(edge(_image_request(kind))["Parameter"]["Value"])
+        found[kind] = BootImage(ami=ami, root_device=image.root_device)
+    return found
+
+
+def _image_request(kind: str) -> Request:
+    return Request(
+        step=f"image-{kind}",
+        service="ssm",
+        operation="get_parameter",
+        parameters={"Name": IMAGES[kind].parameter},
+        purpose=f"the newest image for {kind} machines",
+    )
+
+
+def zones_for(edge: Edge, roles: Sequence[Role], catalog: Catalog, extras_usd: float, now_s: float) -> tuple[Zone, ...]:
+    """The zones that have every type and a default subnet, the cheapest first at the prices of this moment.
+
+    All machines go into one zone: what workers send each other costs $0.02 a GB between zones, and takes longer.
+
+    Raises:
+        CloudRefused: there is no such zone.
+        BadInput: a type has no on-demand price, so that its worst case is not known.
+    """
+    names = list(dict.fromkeys(name for role in roles for name in role.instance_types))
+    offered = _offered(edge(_offerings_request(names))["InstanceTypeOfferings"])
+    subnets = _subnets(edge(_subnets_request())["Subnets"])
+    spot = _spot_prices(edge(_spot_request(names, now_s))["SpotPriceHistory"])
+    zones = []
+    for zone in sorted(set.intersection(*(offered.get(name, set()) for name in names)) & set(subnets)):
+        subnet = subnets[zone]
+        rates: dict[str, Rate] = {}
+        for role in roles:
+            for name in role.instance_types:
+                rates[name] = _rate(
+                    catalog, name, spot.get((name, zone)) if role.market == "spot" else None, extras_usd
+                )
+        zones.append(
+            Zone(
+                name=zone,
+                zone_id=subnet.get("AvailabilityZoneId", zone),
+                subnet_id=subnet["SubnetId"],
+                vpc_id=subnet["VpcId"],
+                rates=rates,
+            )
+        )
+    if not zones:
+        raise CloudRefused(
+            _why_no_zone(names, offered, subnets), hint="plan again with `hetopt recommend PROFILE --exclude TYPE`"
+        )
+    return tuple(sorted(zones, key=lambda zone: _total(roles, zone)))
+
+
+def _total(roles: Sequence[Role], zone: Zone) -> float:
+    return sum(role.machines * zone.rates[role.instance_types[0]].usd_per_hour for role in roles)
+
+
+def _rate(catalog: Catalog, name: str, spot: float | None, extras_usd: float) -> Rate:
+    on_demand = catalog.price(name, "on-demand")
+    if on_demand is None:
+        raise BadInput(
+            f"the on-demand price of {name} in {catalog.region} is not known, so the worst case cannot be bounded.",
+            hint="plan for a region with prices: `hetopt catalog list --region us-east-1`",
+        )
+    worst = max(on_demand.usd_per_hour, spot or 0.0)
+    return Rate(
+        usd_per_hour=(on_demand.usd_per_hour if spot is None else spot) + extras_usd,
+        worst_usd_per_hour=worst + extras_usd,
+    )
+
+
+def _why_no_zone(names: Sequence[str], offered: Mapping[str, set[str]], subnets: Mapping[str, Any]) -> str:
+    if not subnets:
+        return "the region has no default subnet to put machines in."
+    absent = [name for name in names if not offered.get(name)]
+    if absent:
+        return f"{', '.join(absent)} cannot be rented in this region."
+    return f"no zone of the region has all of {', '.join(names)} and a default subnet."
+
+
+def _offerings_request(names: Sequence[str]) -> Request:
+    return Request(
+        step="offerings",
+        service="ec2",
+        operation="describe_instance_type_offerings",
+        parameters={
+            "LocationType": "availability-zone",
+            "Filters": [{"Name": "instance-type", "Values": list(names)}],
+        },
+        purpose="which zones have the types",
+    )
+
+
+def _subnets_request() -> Request:
+    return Request(
+        step="subnets",
+        service="ec2",
+        operation="describe_subnets",
+        parameters={"Filters": [{"Name": "default-for-az", "Values": ["true"]}]},
+        purpose="the default subnet of each zone",
+    )
+
+
+def _spot_request(names: Sequence[str], now_s: float) -> Request:
+    return Request(
+        step="spot-prices",
+        service="ec2",
+        operation="describe_spot_price_history",
+        parameters={
+            "InstanceTypes": list(names),
+            "ProductDescriptions": [PRODUCT],
+            "StartTime": datetime.datetime.fromtimestamp(now_s, datetime.UTC),
+        },
+        purpose="what the types cost now, zone by zone",
+    )
+
+
+def _offered(offerings: Iterable[Answer]) -> dict[str, set[str]]:
+    offered: dict[str, set[str]] = {}
+    for found in offerings:
+        offered.setdefault(found["InstanceType"], set()).add(found["Location"])
+    return offered
+
+
+def _subnets(subnets: Iterable[Answer]) -> dict[str, Answer]:
+    return {found["AvailabilityZone"]: found for found in subnets if found.get("State") == "available"}
+
+
+def _spot_prices(history: Iterable[Answer]) -> dict[tuple[str, str], float]:
+    """The newest price of each type and zone."""
+    newest: dict[tuple[str, str], Answer] = {}
+    for found in history:
+        pool = (found["InstanceType"], found["AvailabilityZone"])
+        if pool not in newest or found["Timestamp"] > newest[pool]["Timestamp"]:
+            newest[pool] = found
+    return {pool: float(found["SpotPrice"]) for pool, found in newest.items()}

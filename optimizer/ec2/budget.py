@@ -1,0 +1,103 @@
+"""The money that a run may spend, as time: worst-case prices bound the lifetime, and the end comes before the budget.
+
+Spot prices move, but never above the on-demand price, which is what EC2 takes as the highest bid where none is given.
+So a cluster whose machines all cost their on-demand price spends the fastest that it ever can, and
+
+    lifetime <= (budget - spent - fixed) / worst-case USD per second
+
+can be promised whatever happens to this machine. While somebody follows the run, what was really spent replaces the
+worst case, and the same inequality grants more time; see `Guard`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from hetopt.profiler.errors import BadInput, BudgetStop
+
+SECONDS_PER_HOUR = 3600.0
+
+SHUTDOWN_S = 120.0
+"""From the order to end until EC2 has stopped the clock, of a machine that writes its last files."""
+
+LEAST_LIFETIME_S = 600.0
+"""A cluster that must end before this has hardly booted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stay:
+    """One machine's time on the bill.
+
+    Attributes:
+        until_s: when it ended; None while it runs.
+        usd_per_hour: all that is paid for it, volume and address included.
+        minimum_s: paid for at least.
+    """
+
+    since_s: float
+    until_s: float | None
+    usd_per_hour: float
+    minimum_s: float = 60.0
+
+    def usd(self, now_s: float) -> float:
+        """Paid so far."""
+        end_s = now_s if self.until_s is None else self.until_s
+        return self.usd_per_hour * max(end_s - self.since_s, self.minimum_s) / SECONDS_PER_HOUR
+
+
+def spent_usd(stays: Iterable[Stay], now_s: float) -> float:
+    """What the machines of a run have cost so far."""
+    return math.fsum(stay.usd(now_s) for stay in stays)
+
+
+def lifetime_s(budget_usd: float, *, fixed_usd: float, worst_usd_per_hour: float) -> float:
+    """How long a cluster may exist from the moment it is asked for, whatever prices do.
+
+    Raises:
+        BudgetStop: hardly long enough to boot.
+    """
+    left_s = (budget_usd - fixed_usd) / worst_usd_per_hour * SECONDS_PER_HOUR
+    if left_s < LEAST_LIFETIME_S:
+        raise BudgetStop(
+            f"${budget_usd:.2f} pays for only {max(left_s, 0) / 60:.0f} minutes of this cluster at its on-demand price "
+            f"of ${worst_usd_per_hour:.2f} an hour, which spot prices can rise to.",
+            hint="raise --budget, or plan a smaller cluster",
+        )
+    return left_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guard:
+    """Says how long a run may go on.
+
+    Attributes:
+        checkpoint_s: to write and upload the last checkpoint.
+        heartbeat_s: how often somebody looks, at most; what is decided now must hold until then.
+    """
+
+    budget_usd: float
+    fixed_usd: float
+    worst_usd_per_hour: float
+    checkpoint_s: float
+    heartbeat_s: float
+
+    def __post_init__(self) -> None:
+        """Refuse what guards nothing."""
+        if not 0 < self.budget_usd < math.inf or not 0 < self.worst_usd_per_hour < math.inf:
+            raise BadInput("a run needs a budget and prices above 0.", hint="give --budget USD")
+
+    def end_s(self, spent: float, now_s: float) -> float:
+        """When everything must be gone, were all prices at their worst from now on."""
+        left = self.budget_usd - self.fixed_usd - spent
+        return now_s + left / self.worst_usd_per_hour * SECONDS_PER_HOUR
+
+    def stop_training_s(self, end_s: float) -> float:
+        """When training must end, so that the last checkpoint is safe before the end."""
+        return end_s - self.checkpoint_s - SHUTDOWN_S
+
+    def decide(self, spent: float, now_s: float) -> Literal["go on", "stop"]:
+        """Whether the run may go on until somebody looks again."""
+        return "go on" if now_s + self.heartbeat_s < self.stop_training_s(self.end_s(spent, now_s)) else "stop"

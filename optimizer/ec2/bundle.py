@@ -1,0 +1,108 @@
+"""The code that machines run, as one archive: hetopt as it is here, the user's own task file, and pinned requirements.
+
+The same sources give the same bytes, so the archive is stored once by its hash and machines can check what they got.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib.metadata
+import io
+import tarfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import hetopt.profiler
+import hetopt.trainer
+from hetopt.profiler.errors import BadInput
+
+NEEDED = ("numpy", "psutil", "pydantic", "torch", "scikit-learn", "boto3")
+"""What a machine installs: what training needs, and the way to S3."""
+
+TASK_FOLDER = "task"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """An archive, and what a task is called inside it."""
+
+    data: bytes
+    task: str
+
+    @property
+    def sha256(self) -> str:
+        """Its hash, which is also its name."""
+        return hashlib.sha256(self.data).hexdigest()
+
+
+def make_bundle(task: str) -> Bundle:
+    """Pack what the machines of a run need.
+
+    Args:
+        task: as the plan names it: a bundled one, or ``file.py:attribute``. A file travels along.
+
+    Raises:
+        BadInput: the task is in a module of this machine's, or its file is not there.
+    """
+    files: list[tuple[str, bytes]] = [("requirements.txt", _requirements().encode())]
+    for name, package in (("trainer", hetopt.trainer), ("profiler", hetopt.profiler)):
+        files += _sources(name, Path(next(iter(package.__path__))))
+    where, colon, attribute = task.rpartition(":")
+    inside = task
+    if colon and where.endswith(".py"):
+        path = Path(where)
+        try:
+            files.append((f"{TASK_FOLDER}/{path.name}", path.read_bytes()))
+        except OSError as error:
+            raise BadInput(
+                f"the task's file {path} cannot be read: {error.strerror}.",
+                hint="launch from the folder that the profile was made in",
+            ) from None
+        inside = f"{TASK_FOLDER}/{path.name}:{attribute}"
+    elif colon:
+        raise BadInput(
+            f"the task {task} is in a module, which rented machines do not have.",
+            hint="name its file instead when you profile, such as `hetopt profile my_task.py:task`",
+        )
+    return Bundle(data=_archive(files), task=inside)
+
+
+def _sources(name: str, folder: Path) -> Iterable[tuple[str, bytes]]:
+    for path in sorted(folder.rglob("*.py")):
+        yield f"hetopt/{name}/{path.relative_to(folder).as_posix()}", path.read_bytes()
+
+
+def _requirements() -> str:
+    """The versions that are installed here, without the build that is."""
+    lines = []
+    for name in NEEDED:
+        try:
+            lines.append(f"{name}=={importlib.metadata.version(name).partition('+')[0]}")
+        except importlib.metadata.PackageNotFoundError:
+            lines.append(_declared(name))
+    return "\n".join(lines) + "\n"
+
+
+def _declared(name: str) -> str:
+    """What hetopt itself asks for, where the package is not installed here (torch, where plans are made only)."""
+    for line in importlib.metadata.requires("hetopt") or ():
+        requirement = line.partition(";")[0].strip()
+        if requirement.startswith(name) and not requirement[len(name) : len(name) + 1].isalnum():
+            return requirement
+    return name
+
+
+def _archive(files: Iterable[tuple[str, bytes]]) -> bytes:
+    """A tar.gz without dates, owners or order of its own."""
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for name, content in sorted(files):
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o644
+            archive.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()

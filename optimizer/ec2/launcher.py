@@ -1,0 +1,270 @@
+"""Runs on EC2: the peer of the local and the rehearsal launcher. Everything it must know is in the run's folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hetopt.optimizer.ec2 import calls
+from hetopt.optimizer.ec2.budget import Guard
+from hetopt.optimizer.ec2.ledger import LEDGER_FILE, read_ledger, recorded_ids
+from hetopt.optimizer.ec2.order import ORDER_FILE, Order
+from hetopt.optimizer.ec2.recovery import Recovery, latest_checkpoint, needs_machines
+from hetopt.optimizer.ec2.removal import Remover
+from hetopt.optimizer.ec2.renting import Accept, Renter, Tell
+from hetopt.optimizer.ec2.request import Edge
+from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
+from hetopt.optimizer.ec2.session import connect_run
+from hetopt.optimizer.ec2.watch import Watcher
+from hetopt.profiler.errors import CloudRefused
+from hetopt.trainer.events import EVENTS_FILE, parse_events
+from hetopt.trainer.launch.base import RunHandle, RunState, RunStatus
+from hetopt.trainer.launch.ec2.protocol import HEARTBEAT_S
+from hetopt.trainer.launch.outcome import failure_reason, judge, last_log_line, read_tail
+from hetopt.trainer.run_folder import read_spec, write_spec
+from hetopt.trainer.spec import RunSpec
+
+BUNDLE_FILE = "bundle.tar.gz"
+PLAN_OBJECT = "plan.json"
+
+FIRST_LOOK_S = 2.0
+SLOWEST_LOOK_S = HEARTBEAT_S
+_SLOWER = 1.5
+_LEASE_GROWS_S = 60.0
+_STOP_PATIENCE_S = 120.0
+_LOSSES_SHOW_S = 180.0
+
+
+@dataclass(kw_only=True)
+class Pace:
+    """When to look again: often while there is news, ever less often while there is none."""
+
+    wait_s: float = FIRST_LOOK_S
+    next_s: float = 0.0
+    said: str = ""
+
+    def after(self, now_s: float, *, news: bool) -> None:
+        """Take in a look."""
+        self.wait_s = FIRST_LOOK_S if news else min(SLOWEST_LOOK_S, self.wait_s * _SLOWER)
+        self.next_s = now_s + self.wait_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ec2Launcher:
+    """Rents, watches and gives back.
+
+    Attributes:
+        home: where the regions that were ever used are kept.
+        inner: carries out calls; None: boto3, with retries.
+        tell: says what goes on.
+        accept: whether a run may begin on fewer machines; absent: all or none.
+        clock: seconds since the epoch.
+        sleep: waits for so many seconds.
+        patience_s: how long `stop` lets the machines save a checkpoint, beside the time that writing it takes.
+    """
+
+    home: Path
+    inner: Edge | None = None
+    tell: Tell = field(default=lambda _: None)
+    accept: Accept | None = None
+    clock: Callable[[], float] = time.time
+    sleep: Callable[[float], None] = time.sleep
+    patience_s: float = _STOP_PATIENCE_S
+    _paces: dict[Path, Pace] = field(default_factory=dict, repr=False, compare=False)
+
+    def start(self, spec: RunSpec, run_dir: Path, environment: Mapping[str, str]) -> RunHandle:
+        """Rent what the folder's order says, and tell the machines to begin.
+
+        Args:
+            spec: what to run; its workers are put into the order that their machines' addresses come to have.
+            run_dir: holds the order and the bundle.
+            environment: of this process; none of it is sent anywhere.
+
+        Raises:
+            CloudRefused: it cannot be had. Nothing is left.
+        """
+        order = Order.load(run_dir / ORDER_FILE)
+        edge = self._edge(order, run_dir)
+        watcher = self._watcher(order, run_dir, edge)
+        generation = watcher.next_generation()
+        rented = Renter(edge=edge, sleep=self.sleep, tell=self.tell, accept=self.accept).rent(
+            order,
+            spec,
+            self._contents(run_dir),
+            (run_dir / BUNDLE_FILE).read_bytes(),
+            generation=generation,
+            resume_from=latest_checkpoint(edge, order) if generation else None,
+        )
+        write_spec(run_dir, rented.spec)
+        watcher.begin(rented.seats, rented.zone)
+        return RunHandle(run_dir=run_dir)
+
+    def poll(self, handle: RunHandle) -> RunStatus:
+        """How the run is. Asks the cloud as often as is worth it, and answers from the folder in between.
+
+        A network or a login that is gone for a while is no reason to end a run: its machines go on until their lease
+        ends, and what was seen last is answered.
+        """
+        pace = self._paces.setdefault(handle.run_dir, Pace())
+        try:
+            return self.look(handle)
+        except CloudRefused as refused:
+            pace.after(self.clock(), news=False)
+            if refused.message != pace.said:
+                pace.said = refused.message
+                self.tell(
+                    f"{refused.message} {refused.hint or ''} The run goes on; nobody grants it more time meanwhile."
+                )
+            path = handle.run_dir / SEEN_FILE
+            return self.judged(handle.run_dir, Seen.load(path) if path.exists() else Seen(time_s=self.clock()))
+
+    def look(self, handle: RunHandle) -> RunStatus:
+        """The same, but whoever asks is told when the cloud does not answer.
+
+        Raises:
+            CloudRefused: it does not.
+        """
+        run_dir = handle.run_dir
+        if not (run_dir / ORDER_FILE).exists():
+            return RunStatus(state=RunState.FAILED, reason="nothing was rented")
+        order = Order.load(run_dir / ORDER_FILE)
+        watcher = self._watcher(order, run_dir, self._edge(order, run_dir))
+        seen = watcher.last()
+        pace = self._paces.setdefault(run_dir, Pace())
+        if not seen.cleared and seen.machines and self.clock() >= pace.next_s:
+            before = (seen.machines, _size(run_dir / EVENTS_FILE))
+            seen = self._supervise(order, watcher, watcher.look())
+            pace.after(self.clock(), news=before != (seen.machines, _size(run_dir / EVENTS_FILE)))
+        return self.judged(run_dir, seen)
+
+    def judged(self, run_dir: Path, seen: Seen) -> RunStatus:
+        """How the run is, by what is in its folder."""
+        if not seen.machines:
+            return RunStatus(state=RunState.FAILED, reason="its machines were never granted")
+        events = list(parse_events(iter(read_tail(run_dir / EVENTS_FILE).splitlines(keepends=True))))
+        status = judge(
+            events,
+            alive=bool(seen.alive),
+            stop_wished=seen.stop_wished_s is not None,
+            last_line=None if seen.alive else _last_words(run_dir, seen),
+        )
+        return RunStatus(state=status.state, reason=status.reason or seen.stop_reason)
+
+    def stop(self, handle: RunHandle) -> None:
+        """Let the machines save a checkpoint, end them, and remove everything. Idempotent."""
+        run_dir = handle.run_dir
+        if not (run_dir / ORDER_FILE).exists():
+            return
+        order = Order.load(run_dir / ORDER_FILE)
+        edge = self._edge(order, run_dir)
+        watcher = self._watcher(order, run_dir, edge)
+        seen = watcher.last()
+        if seen.cleared:
+            return
+        if seen.alive:
+            seen = watcher.look()
+            started = self.judged(run_dir, seen).state is RunState.RUNNING
+            seen = self._wish_end(order, watcher, seen, "stopped by hand")
+            if started:
+                seen = self._until_ended(order, watcher, seen)
+        self._clear(order, watcher, seen, run_dir)
+
+    def _supervise(self, order: Order, watcher: Watcher, seen: Seen) -> Seen:
+        """What follows from a look: more time, an order to end, or the last tidying up."""
+        if not seen.alive:
+            return self._clear(order, watcher, seen, watcher.run_dir)
+        now_s = self.clock()
+        guard = Guard(
+            budget_usd=order.budget_usd,
+            fixed_usd=order.fixed_usd,
+            worst_usd_per_hour=order.worst_usd_per_hour(),
+            checkpoint_s=order.checkpoint_s,
+            heartbeat_s=SLOWEST_LOOK_S,
+        )
+        spent = seen.spent_usd(now_s)
+        end_s = guard.end_s(spent, now_s)
+        if seen.stop_wished_s is None and guard.decide(spent, now_s) == "stop":
+            return self._wish_end(order, watcher, seen, f"the budget of ${order.budget_usd:.2f} is reached")
+        if seen.stop_wished_s is not None:
+            late_s = now_s - seen.stop_wished_s - order.checkpoint_s - self.patience_s
+            return self._clear(order, watcher, seen, watcher.run_dir) if late_s > 0 else seen
+        if self._has_failed(order, watcher.run_dir, now_s):
+            return self._clear(order, watcher, seen, watcher.run_dir)
+        if needs_machines(seen, read_spec(watcher.run_dir)) and not self._is_finished(watcher.run_dir):
+            seen = Recovery(edge=watcher.edge, sleep=self.sleep, tell=self.tell).replace(order, watcher, seen)
+        if seen.lease_end_s is None or end_s > seen.lease_end_s + _LEASE_GROWS_S:
+            watcher.edge(calls.lease_call(order, end_s, guard.stop_training_s(end_s)))
+            seen = seen.model_copy(update={"lease_end_s": end_s})
+            watcher.save(seen)
+        return seen
+
+    def _has_failed(self, order: Order, run_dir: Path, now_s: float) -> bool:
+        """Whether the run failed by itself: no machine went with it, nor in the minutes that a notice gives."""
+        events = list(parse_events(iter(read_tail(run_dir / EVENTS_FILE).splitlines(keepends=True))))
+        since_s = events[-1]["time_s"] if events else now_s
+        # A failure before the run was resumed is what it was resumed from.
+        in_this_life = since_s >= order.created_s
+        return in_this_life and failure_reason(events) is not None and now_s - since_s > _LOSSES_SHOW_S
+
+    def _is_finished(self, run_dir: Path) -> bool:
+        """Whether machines end because there is nothing left to do."""
+        events = list(parse_events(iter(read_tail(run_dir / EVENTS_FILE).splitlines(keepends=True))))
+        last = events[-1] if events else {}
+        return last.get("event") in ("training_finished", "probe_finished") and last.get("reason") != "stopped"
+
+    def _wish_end(self, order: Order, watcher: Watcher, seen: Seen, reason: str) -> Seen:
+        watcher.edge(calls.stop_call(order, seen.lease_end_s or self.clock()))
+        wished = seen.model_copy(update={"stop_wished_s": self.clock(), "stop_reason": reason})
+        watcher.save(wished)
+        return wished
+
+    def _until_ended(self, order: Order, watcher: Watcher, seen: Seen) -> Seen:
+        deadline_s, pace = self.clock() + order.checkpoint_s + self.patience_s, Pace()
+        while seen.alive and self.clock() < deadline_s:
+            self.sleep(pace.wait_s)
+            pace.after(self.clock(), news=False)
+            seen = watcher.look()
+        return seen
+
+    def _clear(self, order: Order, watcher: Watcher, seen: Seen, run_dir: Path) -> Seen:
+        fleets = recorded_ids(read_ledger(run_dir / LEDGER_FILE), "fleet-")
+        Remover(edge=watcher.edge, sleep=self.sleep, fleet_ids=fleets).remove_run(order.run_id)
+        if seen.alive:
+            seen = watcher.look()
+        seen = seen.model_copy(update={"cleared": not seen.alive})
+        watcher.save(seen)
+        return seen
+
+    def _contents(self, run_dir: Path) -> dict[str, bytes]:
+        """What other terminals need to look after the run."""
+        names = (PLAN_OBJECT, ORDER_FILE)
+        return {name: (run_dir / name).read_bytes() for name in names if (run_dir / name).exists()}
+
+    def _edge(self, order: Order, run_dir: Path) -> Edge:
+        return connect_run(order.region, run_dir, self.home, self.inner)
+
+    def _watcher(self, order: Order, run_dir: Path, edge: Edge) -> Watcher:
+        return Watcher(edge=edge, order=order, run_dir=run_dir, clock=self.clock)
+
+
+def fleets_of(run_dir: Path) -> list[str]:
+    """The fleets that a run's ledger knows."""
+    return recorded_ids(read_ledger(run_dir / LEDGER_FILE), "fleet-")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _last_words(run_dir: Path, seen: Seen) -> str | None:
+    """Why a run ended that wrote no event about it."""
+    taken = [machine for machine in seen.machines if machine.ending == "interrupted"]
+    if taken:
+        return f"EC2 took {', '.join(machine.host for machine in taken)} back"
+    told = last_log_line(run_dir)
+    if told is not None:
+        return told
+    reasons = [machine.reason for machine in seen.machines if machine.reason]
+    return reasons[0] if reasons else None

@@ -1,0 +1,138 @@
+"""The order: everything that must be known to rent the cluster of a plan, and to find it again. A file in the run."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from hetopt.optimizer.ec2.tags import RunTags
+from hetopt.optimizer.plan import Market
+from hetopt.profiler.artifact import Artifact, Record
+
+ORDER_FILE = "order.json"
+
+
+class Rate(Record):
+    """What one machine of a type costs an hour: now, and at most. Volume and address are in both."""
+
+    usd_per_hour: PositiveFloat
+    worst_usd_per_hour: PositiveFloat
+
+
+class Zone(Record):
+    """An availability zone that has what is needed. Names differ between accounts, ids do not."""
+
+    name: str
+    zone_id: str
+    subnet_id: str
+    vpc_id: str
+    rates: dict[str, Rate] = Field(description="by instance type")
+
+
+class Role(Record):
+    """Machines that do the same in the run: one fleet."""
+
+    name: str
+    instance_types: tuple[str, ...] = Field(min_length=1, description="as planned, then substitutes")
+    hosts: tuple[str, ...] = Field(min_length=1, description="their names in the run")
+    workers_per_machine: PositiveInt
+    market: Market
+    image_kind: str
+
+    @property
+    def machines(self) -> int:
+        """How many."""
+        return len(self.hosts)
+
+
+class BootImage(Record):
+    """The image of one kind of machine."""
+
+    ami: str
+    root_device: str
+
+
+class Order(Artifact):
+    """What to rent, where, for how long, and under which names."""
+
+    KIND: ClassVar[str] = "order"
+    VERSION: ClassVar[int] = 1
+    MADE_BY: ClassVar[str] = "hetopt launch PLAN --on ec2"
+
+    run_id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,79}$")
+    life: NonNegativeInt = Field(default=0, description="how often it was resumed; what is asked for is new each time")
+    hetopt_version: str
+    region: str = Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d$")
+    account_id: str = Field(pattern=r"^\d{12}$")
+    owner: str = Field(description="the caller's id, as policies can compare it")
+    bucket: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")
+    instance_profile: str = Field(pattern=r"^[\w+=,.@-]{1,128}$")
+    volume_gb: PositiveInt
+    extras_usd_per_hour: NonNegativeFloat = Field(
+        description="of a machine's volume, address and requests; in all rates"
+    )
+    zones: tuple[Zone, ...] = Field(min_length=1, description="to be tried in this order")
+    roles: tuple[Role, ...] = Field(min_length=1)
+    images: dict[str, BootImage]
+    bundle_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    created_s: NonNegativeFloat
+    budget_usd: PositiveFloat
+    fixed_usd: NonNegativeFloat = Field(description="storage and requests, whatever the machines do")
+    checkpoint_s: NonNegativeFloat
+    lifetime_s: PositiveFloat
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        for role in self.roles:
+            if role.image_kind not in self.images:
+                raise ValueError(f"{role.name} has no image")
+            for zone in self.zones:
+                if missing := [name for name in role.instance_types if name not in zone.rates]:
+                    raise ValueError(f"{missing[0]} has no price in {zone.name}")
+        hosts = [host for role in self.roles for host in role.hosts]
+        if len(set(hosts)) != len(hosts):
+            raise ValueError("every machine needs a name of its own")
+        return self
+
+    @property
+    def tags(self) -> RunTags:
+        """What everything of the run carries."""
+        return RunTags(
+            run_id=self.run_id,
+            owner=self.owner,
+            created_s=self.created_s,
+            expires_at_s=self.created_s + self.lifetime_s,
+            version=self.hetopt_version,
+        )
+
+    @property
+    def prefix(self) -> str:
+        """Where the run's objects are in the bucket."""
+        return f"runs/{self.run_id}"
+
+    @property
+    def bundle_key(self) -> str:
+        """Where the code is: by its content, so that runs share it."""
+        return f"code/{self.bundle_sha256}.tar.gz"
+
+    @property
+    def machines(self) -> int:
+        """How many in all."""
+        return sum(role.machines for role in self.roles)
+
+    def usd_per_hour(self, zone: Zone) -> float:
+        """What the cluster as planned costs in a zone now."""
+        return sum(role.machines * zone.rates[role.instance_types[0]].usd_per_hour for role in self.roles)
+
+    def worst_usd_per_hour(self) -> float:
+        """What any cluster that may come of this order can cost at most."""
+        return worst_usd_per_hour(self.roles, self.zones)
+
+
+def worst_usd_per_hour(roles: tuple[Role, ...], zones: tuple[Zone, ...]) -> float:
+    """The most that roles can cost an hour: every machine the dearest of its substitutes, in the dearest zone."""
+    return max(
+        sum(role.machines * max(zone.rates[name].worst_usd_per_hour for name in role.instance_types) for role in roles)
+        for zone in zones
+    )

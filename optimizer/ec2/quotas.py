@@ -1,0 +1,82 @@
+"""Which quota a machine counts against: EC2 counts vCPUs by family and market, each with a code of its own.
+
+Codes from the Service Quotas reference for EC2, 2026-11; those of the P families have been divided before and may be
+again, so a quota is also recognised by its name.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hetopt.optimizer.plan import Market
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quota:
+    """A number of vCPUs that a region grants an account.
+
+    Attributes:
+        default: what a new account has; None where it is not published.
+    """
+
+    code: str
+    name: str
+    default: float | None = None
+
+
+_FAMILIES: tuple[tuple[str, Quota, Quota], ...] = (
+    (
+        r"(g|gr|vt)\d",
+        Quota(code="L-3819A6DF", name="All G and VT Spot Instance Requests", default=0),
+        Quota(code="L-DB2E81BA", name="Running On-Demand G and VT instances", default=0),
+    ),
+    (
+        r"p[56]",
+        Quota(code="L-C4BD4855", name="All P5 Spot Instance Requests", default=0),
+        Quota(code="L-417A185B", name="Running On-Demand P instances", default=0),
+    ),
+    (
+        r"p\d",
+        Quota(code="L-7212CCBC", name="All P4, P3 and P2 Spot Instance Requests", default=0),
+        Quota(code="L-417A185B", name="Running On-Demand P instances", default=0),
+    ),
+    (
+        r"inf\d",
+        Quota(code="L-B5D1601B", name="All Inf Spot Instance Requests"),
+        Quota(code="L-1945791B", name="Running On-Demand Inf instances"),
+    ),
+    (
+        r"trn\d",
+        Quota(code="L-6B0D517C", name="All Trn Spot Instance Requests"),
+        Quota(code="L-2C3B7624", name="Running On-Demand Trn instances"),
+    ),
+    (
+        r"dl\d",
+        Quota(code="L-85EED4F7", name="All DL Spot Instance Requests"),
+        Quota(code="L-6E869C2A", name="Running On-Demand DL instances"),
+    ),
+    (
+        r"f\d",
+        Quota(code="L-88CF9481", name="All F Spot Instance Requests"),
+        Quota(code="L-74FC7D96", name="Running On-Demand F instances"),
+    ),
+    (
+        r"x\d",
+        Quota(code="L-E3A00192", name="All X Spot Instance Requests"),
+        Quota(code="L-7295265B", name="Running On-Demand X instances"),
+    ),
+)
+
+_STANDARD = (
+    Quota(code="L-34B43A08", name="All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests", default=5),
+    Quota(code="L-1216C47A", name="Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances", default=5),
+)
+
+
+def quota_of(instance_type: str, market: Market) -> Quota:
+    """The quota that machines of a type count against in a market."""
+    for pattern, spot, on_demand in _FAMILIES:
+        if re.match(pattern, instance_type):
+            return spot if market == "spot" else on_demand
+    return _STANDARD[0] if market == "spot" else _STANDARD[1]

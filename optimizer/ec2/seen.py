@@ -1,0 +1,88 @@
+"""What was last seen of a run: its machines and what they cost, kept in its folder, so that nobody needs to log in."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+
+from hetopt.optimizer.ec2.budget import Stay, spent_usd
+from hetopt.profiler.artifact import Artifact, Record
+
+SEEN_FILE = "seen.json"
+
+Ending = Literal["finished", "stopped by us", "interrupted", "unknown"]
+
+
+class SeenMachine(Record):
+    """One machine as EC2 told of it."""
+
+    id: str
+    host: str
+    instance_type: str
+    state: str = Field(description="as EC2 calls it: pending, running, shutting-down, terminated; or 'gone'")
+    reason: str | None = None
+    ending: Ending | None = None
+    since_s: NonNegativeFloat
+    until_s: NonNegativeFloat | None = None
+    usd_per_hour: PositiveFloat
+    extras_usd_per_hour: NonNegativeFloat = Field(description="the part of it that is paid even for what EC2 took back")
+    heartbeat_s: NonNegativeFloat | None = Field(default=None, description="when the machine last said that it lives")
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is on the bill."""
+        return self.until_s is None
+
+    def stay(self, *, minimum_s: float, free_within_s: float) -> Stay:
+        """Its time on the bill. What EC2 takes back within its first hour is free, but for disk and address."""
+        taken = self.ending == "interrupted" and self.until_s is not None
+        free = taken and self.until_s is not None and self.until_s - self.since_s < free_within_s
+        return Stay(
+            since_s=self.since_s,
+            until_s=self.until_s,
+            usd_per_hour=self.extras_usd_per_hour if free else self.usd_per_hour,
+            minimum_s=minimum_s,
+        )
+
+
+class Seen(Artifact):
+    """The last look at a run."""
+
+    KIND: ClassVar[str] = "seen"
+    VERSION: ClassVar[int] = 1
+    MADE_BY: ClassVar[str] = "hetopt status"
+
+    time_s: NonNegativeFloat
+    zone: str = ""
+    generation: NonNegativeInt = Field(default=0, description="how often machines were replaced")
+    machines: tuple[SeenMachine, ...] = ()
+    lease_end_s: NonNegativeFloat | None = Field(default=None, description="until when the machines may live")
+    stop_wished_s: NonNegativeFloat | None = None
+    stop_reason: str | None = None
+    cleared: bool = Field(default=False, description="groups and templates are gone too")
+    minimum_billed_s: NonNegativeFloat = 60.0
+    free_within_s: NonNegativeFloat = 3600.0
+
+    @property
+    def alive(self) -> list[SeenMachine]:
+        """The machines on the bill."""
+        return [machine for machine in self.machines if machine.alive]
+
+    def spent_usd(self, now_s: float) -> float:
+        """What the machines have cost by now, at the prices they were seen at."""
+        stays = (
+            machine.stay(minimum_s=self.minimum_billed_s, free_within_s=self.free_within_s) for machine in self.machines
+        )
+        return spent_usd(stays, now_s)
+
+
+def ending_of(code: str) -> Ending:
+    """Why a machine ended, by EC2's StateReason."""
+    if code == "Client.InstanceInitiatedShutdown":
+        return "finished"
+    if code == "Client.UserInitiatedShutdown":
+        return "stopped by us"
+    if code.startswith("Server.Spot"):
+        return "interrupted"
+    return "unknown"

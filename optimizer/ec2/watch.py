@@ -1,0 +1,199 @@
+"""One look at a run: two lists, whatever its size, and what the machines have written since the last look.
+
+The run's folder is brought up to date as if the run were here: its events and logs grow in the same files, so that
+`status`, `logs` and `report` need to know nothing of the cloud. Several terminals may look at the same time; one does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hetopt.optimizer.ec2 import calls
+from hetopt.optimizer.ec2.order import Order, Zone
+from hetopt.optimizer.ec2.placement import Seat
+from hetopt.optimizer.ec2.request import Answer, Edge, Request
+from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen, SeenMachine, ending_of
+from hetopt.profiler.artifact import write_atomically
+from hetopt.trainer.events import EVENTS_FILE
+from hetopt.trainer.launch.logs import LOG_FOLDER
+
+_ENDED_AT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watcher:
+    """Looks after one run.
+
+    Attributes:
+        order: what was rented.
+        run_dir: the run's folder here.
+        clock: seconds since the epoch.
+    """
+
+    edge: Edge
+    order: Order
+    run_dir: Path
+    clock: Callable[[], float]
+
+    def last(self) -> Seen:
+        """What was seen last."""
+        path = self.run_dir / SEEN_FILE
+        return Seen.load(path) if path.exists() else Seen(time_s=self.order.created_s)
+
+    def begin(self, seats: tuple[Seat, ...], zone: Zone) -> Seen:
+        """Write down the machines that were granted, with what each costs an hour, beside those of earlier lives."""
+        before = self.last()
+        seen = Seen(
+            time_s=self.clock(),
+            zone=zone.name,
+            generation=self.next_generation(),
+            machines=(*before.machines, *self.granted(seats, zone)),
+            lease_end_s=self.order.created_s + self.order.lifetime_s,
+        )
+        self.save(seen)
+        return seen
+
+    def next_generation(self) -> int:
+        """The generation of the next placement: 0 for a run that never had machines."""
+        before = self.last()
+        return before.generation + 1 if before.machines else 0
+
+    def granted(self, seats: Iterable[Seat], zone: Zone) -> tuple[SeenMachine, ...]:
+        """Machines that are on the bill from now on."""
+        now_s = self.clock()
+        return tuple(
+            SeenMachine(
+                id=seat.machine.id,
+                host=seat.host,
+                instance_type=seat.machine.instance_type,
+                state="pending",
+                since_s=now_s,
+                usd_per_hour=zone.rates[seat.machine.instance_type].usd_per_hour,
+                extras_usd_per_hour=self.order.extras_usd_per_hour,
+            )
+            for seat in seats
+        )
+
+    def save(self, seen: Seen) -> None:
+        """Keep what was seen."""
+        seen.save(self.run_dir / SEEN_FILE)
+
+    def look(self) -> Seen:
+        """Bring the folder up to date. Where another process is just doing that, what it saw last is answered.
+
+        Raises:
+            CloudRefused: the cloud does not answer.
+        """
+        with self._alone() as alone:
+            before = self.last()
+            if not alone:
+                return before
+            objects = self._list(f"{self.order.prefix}/state/")
+            beats = {Path(one["Key"]).stem: one["LastModified"].timestamp() for one in objects}
+            machines = self._machines(before, beats) if before.alive else before.machines
+            # Events last: a run whose machines have ended has written all of them.
+            self._fetch_events()
+            self._fetch_logs()
+            seen = before.model_copy(update={"time_s": self.clock(), "machines": machines})
+            self.save(seen)
+            return seen
+
+    def _machines(self, before: Seen, beats: Mapping[str, float]) -> tuple[SeenMachine, ...]:
+        answer = self.edge(calls.addresses_call(self.order))
+        found = {one["InstanceId"]: one for group in answer["Reservations"] for one in group["Instances"]}
+        now_s = self.clock()
+        return tuple(_updated(machine, found.get(machine.id), beats, now_s) for machine in before.machines)
+
+    def _fetch_events(self) -> None:
+        """Append what is new; each object is named by the place in the log where it begins."""
+        path = self.run_dir / EVENTS_FILE
+        have = path.stat().st_size if path.exists() else 0
+        prefix = f"{self.order.prefix}/events/"
+        for one in self._list(prefix, after=f"{prefix}{have - 1:015d}~" if have else None):
+            begins = int(Path(one["Key"]).stem)
+            if begins != have:
+                continue  # a part that is here already
+            body: bytes = self.edge(calls.get_object(self.order, one["Key"]))["Body"]
+            with path.open("ab") as stream:
+                stream.write(body)
+            have += len(body)
+
+    def _fetch_logs(self) -> None:
+        """Take whatever log has grown. The machines keep only the end of a long one."""
+        prefix = f"{self.order.prefix}/{LOG_FOLDER}/"
+        for one in self._list(prefix):
+            name = one["Key"].removeprefix(prefix)
+            path = self.run_dir / LOG_FOLDER / name
+            if ".." in Path(name).parts or (path.exists() and path.stat().st_mtime >= one["LastModified"].timestamp()):
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            body: bytes = self.edge(calls.get_object(self.order, one["Key"]))["Body"]
+            write_atomically(path, body.decode("utf-8", errors="replace"))
+
+    def _list(self, prefix: str, after: str | None = None) -> list[Answer]:
+        parameters: dict[str, Any] = {
+            "Bucket": self.order.bucket,
+            "Prefix": prefix,
+            "ExpectedBucketOwner": self.order.account_id,
+        }
+        if after is not None:
+            parameters["StartAfter"] = after
+        request = Request(
+            step=f"list {prefix}",
+            service="s3",
+            operation="list_objects_v2",
+            parameters=parameters,
+            purpose="what the machines wrote",
+        )
+        return sorted(self.edge(request).get("Contents", ()), key=lambda one: str(one["Key"]))
+
+    @contextmanager
+    def _alone(self) -> Iterator[bool]:
+        with (self.run_dir / ".watch.lock").open("w") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+
+
+def _updated(machine: SeenMachine, now: Answer | None, beats: Mapping[str, float], now_s: float) -> SeenMachine:
+    """A machine after a look. EC2 forgets machines an hour after their end, and knows new ones after seconds."""
+    if not machine.alive:
+        return machine
+    beat = {"heartbeat_s": beats.get(machine.id, machine.heartbeat_s)}
+    if now is None:
+        if machine.state in ("pending", "unseen"):
+            return machine.model_copy(update={"state": "unseen", **beat})
+        return machine.model_copy(update={"state": "gone", "until_s": now_s, "ending": "unknown", **beat})
+    state, reason = now["State"]["Name"], now.get("StateReason", {})
+    started = {"since_s": now["LaunchTime"].timestamp()} if "LaunchTime" in now else {}
+    if state not in ("shutting-down", "terminated", "stopping", "stopped"):
+        return machine.model_copy(update={"state": state, **started, **beat})
+    return machine.model_copy(
+        update={
+            "state": state,
+            "reason": reason.get("Message") or None,
+            "ending": ending_of(str(reason.get("Code", ""))),
+            "until_s": _ended_s(str(now.get("StateTransitionReason", "")), now_s),
+            **started,
+            **beat,
+        }
+    )
+
+
+def _ended_s(told: str, now_s: float) -> float:
+    """When a machine ended, from 'User initiated (2026-11-20 12:00:00 GMT)'; now, where EC2 does not say."""
+    import datetime
+
+    found = _ENDED_AT.search(told)
+    if found is None:
+        return now_s
+    return datetime.datetime.fromisoformat(f"{found[1]}+00:00").timestamp()

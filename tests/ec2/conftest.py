@@ -1,0 +1,250 @@
+"""A real moto server in a process of its own, reached over HTTP on loopback, and a small plan to rent on it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from hetopt.optimizer.billing import Billing, load_billing
+from hetopt.optimizer.catalog import Catalog, load_catalog
+from hetopt.optimizer.ec2.bundle import Bundle, make_bundle
+from hetopt.optimizer.ec2.edge import BotoEdge
+from hetopt.optimizer.ec2.ledger import LEDGER_FILE, Ledger, LedgerEdge
+from hetopt.optimizer.ec2.order import Order
+from hetopt.optimizer.ec2.ordering import Wishes, make_order
+from hetopt.optimizer.ec2.removal import Found, Remover
+from hetopt.optimizer.ec2.request import Answer, Edge, Request
+from hetopt.optimizer.ec2.retry import Retrying
+from hetopt.optimizer.plan import Candidate, Group, Plan, Prediction, Range
+from hetopt.profiler.profile import Profile
+from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
+from tests.face.conftest import RECORDED, hetopt
+
+__all__ = ["hetopt"]
+
+REGION = "us-east-1"
+ACCOUNT = "123456789012"
+BUCKET = f"hetopt-{ACCOUNT}-{REGION}"
+
+
+@pytest.fixture(scope="session")
+def moto_url() -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "MOTO_EC2_ENABLE_INSTANCE_TYPE_VALIDATION": "true"},
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(300):
+            try:
+                urllib.request.urlopen(f"{url}/moto-api/data.json").close()
+                break
+            except (urllib.error.URLError, ConnectionError):
+                assert server.poll() is None, "the moto server ended"
+                time.sleep(0.1)
+        yield url
+    finally:
+        server.kill()  # it keeps nothing, and on a busy machine it takes its time to end well
+        server.wait(30)
+
+
+@pytest.fixture
+def cloud(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> BotoEdge:
+    """The edge to an empty account that has a bucket."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", moto_url)
+    edge = BotoEdge(REGION)
+    start_over(edge)
+    return edge
+
+
+def start_over(edge: BotoEdge) -> None:
+    """An empty account that has a bucket: moto keeps what has ended, and becomes slow by it."""
+    reset = urllib.request.Request(f"{os.environ['AWS_ENDPOINT_URL']}/moto-api/reset", method="POST")
+    urllib.request.urlopen(reset).close()
+    edge(make_bucket())
+
+
+def make_bucket(name: str = BUCKET) -> Request:
+    return Request(step="b", service="s3", operation="create_bucket", parameters={"Bucket": name}, purpose="")
+
+
+@dataclass
+class Patience:
+    """A clock that only moves when somebody waits."""
+
+    now_s: float = 1_800_000_000.0
+    waits: list[float] = field(default_factory=list)
+
+    def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.now_s += seconds
+
+    def clock(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def patience() -> Patience:
+    return Patience()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """Keeps every request that passes."""
+
+    inner: Edge
+    seen: list[Request] = field(default_factory=list)
+
+    def __call__(self, request: Request) -> Answer:
+        self.seen.append(request)
+        return self.inner(request)
+
+    @property
+    def operations(self) -> list[str]:
+        return [request.operation for request in self.seen]
+
+
+def stack(inner: Edge, folder: Path, patience: Patience, **retries: Any) -> Edge:
+    """The edge of a run as the product composes it, with a clock of the test's own."""
+    ledger = Ledger(path=folder / LEDGER_FILE, region=REGION, clock=patience.clock)
+    return LedgerEdge(inner=Retrying(inner=inner, sleep=patience.sleep, random=Random(0), **retries), ledger=ledger)
+
+
+def leftovers(edge: Edge, run_id: str | None = None) -> list[Found]:
+    """Everything with a tag of ours that is still there."""
+    return Remover(edge=edge, sleep=lambda _: None).find(run_id)
+
+
+@pytest.fixture(scope="session")
+def catalog() -> Catalog:
+    return load_catalog(REGION)
+
+
+@pytest.fixture(scope="session")
+def billing() -> Billing:
+    return load_billing()
+
+
+@pytest.fixture(scope="session")
+def bundle() -> Bundle:
+    return make_bundle("digits")
+
+
+@pytest.fixture(scope="session")
+def profile() -> Profile:
+    return Profile.load(RECORDED / "digits.json")
+
+
+GROUPS = (("c7i.large", 3, "spot"), ("c7g.xlarge", 1, "on-demand"))
+
+
+@pytest.fixture(scope="session")
+def plan(profile: Profile, catalog: Catalog) -> Plan:
+    return plan_of(profile, catalog, GROUPS)
+
+
+def plan_of(
+    profile: Profile, catalog: Catalog, groups: tuple[tuple[str, int, Any], ...], budget_usd: float | None = 5.0
+) -> Plan:
+    """A plan of these groups: recommended plans for so small a job have one machine."""
+    from hetopt.optimizer.catalog import offers
+    from hetopt.optimizer.plan import Goal
+
+    figures = {(offer.instance_type.name, offer.price.market): offer.price for offer in offers(catalog)}
+    made = []
+    for name, machines, market in groups:
+        price = figures[name, market]
+        made.append(
+            Group(
+                instance_type=name,
+                machines=machines,
+                market=market,
+                region=REGION,
+                price_usd_per_hour=price.usd_per_hour,
+                price_date=str(price.date),
+                price_source=price.source,
+                price_is_estimate=price.is_estimate,
+                interruption_band=None,
+                local_batch_sizes=(16,) * machines,
+                evidence="interpolated",
+            )
+        )
+    workers = tuple(
+        WorkerSpec(
+            host=f"{group.instance_type}-{group.market}-{machine}", type=group.instance_type, local_batch_size=16
+        )
+        for group in made
+        for machine in range(group.machines)
+    )
+    hour = Range(value=1200.0, low=900.0, high=1500.0)
+    hourly = sum(group.machines * group.price_usd_per_hour for group in made)
+    prediction = Prediction(
+        step_time_s=Range(value=0.1, low=0.08, high=0.12),
+        compute_s=0.08,
+        communication_s=0.02,
+        waiting_s=0.0,
+        steps=Range(value=10_000, low=9_000, high=12_000),
+        steps_source="as asked",
+        training_s=hour,
+        startup_s=180.0,
+        total_s=hour,
+        cost_usd=Range(value=hourly / 3, low=hourly / 4, high=hourly / 2),
+        cost_terms=(),
+    )
+    chosen = Candidate(
+        groups=tuple(made),
+        global_batch_size=16 * len(workers),
+        compression={"name": "identity"},  # type: ignore[arg-type]
+        collective="all_reduce",
+        prediction=prediction,
+    )
+    return Plan(
+        created="2026-11-20T00:00:00+00:00",
+        hetopt_version="0.1.0",
+        goal=Goal(budget_usd=budget_usd, ends="steps", amount=10_000),
+        chosen=chosen,
+        pareto=(chosen,),
+        explanation=(),
+        searched="by hand",
+        run=RunSpec(task="digits", workers=workers, stop=StopRule(max_steps=10_000)),
+        profile=profile,
+    )
+
+
+@pytest.fixture
+def order_for(
+    cloud: BotoEdge, plan: Plan, catalog: Catalog, billing: Billing, bundle: Bundle, patience: Patience
+) -> Callable[..., Order]:
+    """``order_for("run")``: the order of the plan under that name."""
+
+    def make(run_id: str = "20261120-000000-digits-0001", chosen: Plan = plan, **wishes: Any) -> Order:
+        return make_order(
+            chosen,
+            cloud,
+            catalog,
+            billing,
+            replace(Wishes(), **wishes),
+            run_id=run_id,
+            version="0.1.0",
+            bundle_sha256=bundle.sha256,
+            now_s=patience.now_s,
+        )
+
+    return make

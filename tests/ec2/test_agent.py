@@ -1,0 +1,238 @@
+"""The agent of a machine does its part: waits for its place, trains, tells how it goes, heeds notices and leases."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.events import parse_events
+from hetopt.trainer.launch.ec2.agent import Agent, Timer
+from hetopt.trainer.launch.ec2.bootstrap import NodeConfig
+from hetopt.trainer.launch.ec2.checkpoints import Checkpoints
+from hetopt.trainer.launch.ec2.imds import Imds, over_http
+from hetopt.trainer.launch.ec2.objects import S3Objects
+from hetopt.trainer.launch.ec2.protocol import Lease
+from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
+from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, BotoEdge
+from tests.ec2.imds_server import imds_server
+
+ID = "i-0123456789abcdef0"
+META = {"/latest/meta-data/instance-id": ID}
+
+
+@pytest.fixture
+def objects(cloud: BotoEdge) -> S3Objects:
+    return S3Objects.connect(region=REGION, bucket=BUCKET, prefix="runs/r", account_id=ACCOUNT)
+
+
+@dataclass
+class Commands:
+    asked: list[list[str]] = field(default_factory=list)
+
+    def __call__(self, command: list[str]) -> None:
+        self.asked.append(command)
+
+
+def agent(root: Path, objects: S3Objects, commands: Commands, lifetime_s: float = 600.0) -> Agent:
+    config = NodeConfig(
+        run_id="r",
+        region=REGION,
+        bucket=BUCKET,
+        account_id=ACCOUNT,
+        bundle_sha256="0" * 64,
+        end_s=time.time() + lifetime_s,
+        has_gpu=False,
+        version="0.1.0",
+    )
+    (root / "run").mkdir(parents=True)
+    imds = Imds(transport=over_http, clock=time.time)
+    return Agent(config=config, root=root, objects=objects, imds=imds, timer=Timer(run=commands), turn_s=0.1)
+
+
+def placement(spec: RunSpec, resume_from: str | None = None, generation: int = 0) -> bytes:
+    return json.dumps(
+        {
+            "generation": generation,
+            "resume_from": resume_from,
+            "meeting": "127.0.0.1:29417",
+            "hosts": {ID: {"host": spec.workers[0].host, "address": "127.0.0.1"}},
+            "spec": json.loads(spec.model_dump_json()),
+        }
+    ).encode()
+
+
+def spec_of(steps: int) -> RunSpec:
+    worker = WorkerSpec(host="h0", type="c7i.large", local_batch_size=16)
+    return RunSpec(
+        task="digits", workers=(worker,), stop=StopRule(max_steps=steps), control_period_steps=5, checkpoint_every_s=1
+    )
+
+
+def events_of(objects: S3Objects) -> list[str]:
+    text = b"".join(objects.get(name) or b"" for name in objects.names("events/")).decode()
+    return [event["event"] for event in parse_events(iter(text.splitlines(keepends=True)))]
+
+
+def test_a_machine_trains_and_what_it_made_is_in_the_bucket(
+    objects: S3Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = Commands()
+    objects.put("placement.json", placement(spec_of(40)))
+    objects.put("lease.json", json.dumps({"end_s": time.time() + 7200, "stop_training_s": time.time() + 7000}).encode())
+    with imds_server(META) as service:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
+        assert agent(tmp_path / "one", objects, commands).live() == 0
+        names = events_of(objects)
+        assert names[-1] == "training_finished"
+        assert objects.get("model.pt")
+        latest = (objects.get("ckpt/LATEST") or b"").decode().strip()
+        assert objects.names(f"ckpt/{latest}/") == [f"ckpt/{latest}/rank-0.pt", f"ckpt/{latest}/state.pt"]
+        state = json.loads(objects.get(f"state/{ID}.json") or b"")
+        assert state["does"] == "ended with 0"
+        # The lease grants more time than the boot script did: the new timer stands before the old falls.
+        assert [command[0] for command in commands.asked] == ["systemd-run", "systemctl"]
+        assert commands.asked[1][-1] == "hetopt-lifetime.timer"
+        # Another machine goes on from there.
+        objects.put("outcome.json", b"")
+        objects.put("placement.json", placement(spec_of(60), latest))
+        assert agent(tmp_path / "two", objects, Commands()).live() == 0
+    names = events_of(objects)
+    assert names.count("training_finished") == 2
+    assert names.count("run_started") == 2
+
+
+def test_a_notice_ends_training_with_a_checkpoint(
+    objects: S3Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects.put("placement.json", placement(spec_of(1_000_000)))
+    notice = json.dumps({"action": "terminate", "time": "2030-01-01T00:00:00Z"})
+    with imds_server({**META, "/latest/meta-data/spot/instance-action": notice}) as service:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
+        assert agent(tmp_path, objects, Commands()).live() == 0
+    assert events_of(objects)[-1] == "training_finished"
+    assert objects.get("ckpt/LATEST")
+
+
+def test_a_new_placement_is_followed_at_once(
+    objects: S3Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others were lost without a word: this machine would wait for them for minutes, but the new ones are there."""
+    objects.put("placement.json", placement(spec_of(1_000_000)))
+    with imds_server(META) as service:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
+        one = agent(tmp_path, objects, Commands())
+
+        def replaced() -> None:
+            while "training_started" not in (tmp_path / "run" / "events.jsonl").read_text():
+                time.sleep(0.2)
+            objects.put("placement.json", placement(spec_of(20), generation=1))
+
+        def wait_and_replace() -> None:
+            while not (tmp_path / "run" / "events.jsonl").exists():
+                time.sleep(0.2)
+            replaced()
+
+        thread = threading.Thread(target=wait_and_replace)
+        thread.start()
+        assert one.live() == 0
+        thread.join()
+    names = events_of(objects)
+    assert names.count("run_started") == 2
+    assert names[-1] == "training_finished"
+    assert json.loads(objects.get("outcome.json") or b"") == {"generation": 1}
+
+
+def test_a_machine_without_a_place_ends_with_its_time(
+    objects: S3Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects.put("placement.json", placement(spec_of(10)).replace(ID.encode(), b"i-other"))
+    with imds_server(META) as service:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
+        assert agent(tmp_path, objects, Commands(), lifetime_s=1.0).live() == 6
+
+
+def test_a_run_that_must_end_is_ended(objects: S3Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lifetime ends a run that goes on: hosts are killed, and what they wrote is sent."""
+    objects.put("placement.json", placement(spec_of(1_000_000)))
+    with imds_server(META) as service:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
+        began = time.monotonic()
+        assert agent(tmp_path, objects, Commands(), lifetime_s=4.0).live() == 6
+        assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"end_s": "x"}', b"\xff"])
+def test_a_damaged_lease_changes_nothing(data: bytes) -> None:
+    assert Lease.of_json(data) is None
+
+
+def test_latest_names_only_what_is_complete(objects: S3Objects, tmp_path: Path) -> None:
+    """Two machines: the first has the shared state, the second its own worker's part, each on its own disk."""
+    import torch
+
+    first, second = tmp_path / "a", tmp_path / "b"
+
+    def save(step: int) -> None:
+        """As the trainer does: final where rank 0 is, partial elsewhere, the newest two kept on the first."""
+        (first / "checkpoint" / f"step-{step}").mkdir(parents=True)
+        (second / "checkpoint" / f"step-{step}.partial").mkdir(parents=True)
+        for name in ("state.pt", "rank-0.pt"):
+            torch.save({"x": torch.ones(3)}, first / "checkpoint" / f"step-{step}" / name)
+        torch.save({"x": torch.zeros(3)}, second / "checkpoint" / f"step-{step}.partial" / "rank-1.pt")
+        (first / "checkpoint" / "LATEST").write_text(f"step-{step}\n")
+
+    one = Checkpoints(objects=objects, run_dir=first, leads=True, workers=2)
+    two = Checkpoints(objects=objects, run_dir=second, leads=False, workers=2)
+    assert one.send(ended=False)
+    assert two.send(ended=False)
+    save(5)
+    assert not one.send(ended=False), "the other machine's part is missing"
+    assert objects.get("ckpt/LATEST") is None
+    # Newer ones come faster than they travel: the one that was picked is finished first.
+    for step in (6, 7, 8):
+        save(step)
+    assert not one.send(ended=False)
+    half = second / "checkpoint/step-5.partial/rank-9.pt"
+    half.write_bytes((second / "checkpoint/step-5.partial/rank-1.pt").read_bytes()[:100])
+    assert two.send(ended=False)
+    assert objects.get("ckpt/step-5/rank-9.pt") is None, "a part without its end is not sent"
+    assert not one.send(ended=False), "there is a newer one"
+    assert objects.get("ckpt/LATEST") == b"step-5\n"
+    # The last of all is not missed.
+    one.send(ended=False)
+    save(9)
+    assert two.send(ended=True)
+    assert one.send(ended=True)
+    assert objects.get("ckpt/LATEST") == b"step-9\n"
+    assert [path.name for path in (second / "checkpoint").iterdir()] == ["step-9.partial"], "older ones fill no disk"
+    assert {name.split("/")[1] for name in objects.names("ckpt/step-")} <= {"step-5", "step-8", "step-9"}
+    third = tmp_path / "c"
+    third.mkdir()
+    Checkpoints(objects=objects, run_dir=third, leads=False, workers=2).restore("step-9")
+    assert sorted(path.name for path in (third / "checkpoint" / "step-9").iterdir()) == [
+        "rank-0.pt",
+        "rank-1.pt",
+        "state.pt",
+    ]
+    assert (third / "checkpoint" / "LATEST").read_text() == "step-9\n"
+
+
+def test_data_comes_from_the_bucket(objects: S3Objects, cloud: BotoEdge, tmp_path: Path) -> None:
+    objects.put("../../data/x/a.bin".replace("../../", ""), b"1")
+    names: Sequence[str] = objects.names("data/")
+    assert names == ["data/x/a.bin"]
+    objects.download(f"s3://{BUCKET}/runs/r/data/x", tmp_path)
+    assert (tmp_path / "a.bin").read_bytes() == b"1"
+    with pytest.raises(BadInput, match="nothing in"):
+        objects.download(f"s3://{BUCKET}/runs/r/none", tmp_path)
+    with pytest.raises(BadInput, match="cannot be read"):
+        objects.download("s3://no-such-bucket-of-ours/x", tmp_path)
+    assert os.listdir(tmp_path) == ["a.bin"]

@@ -1,0 +1,303 @@
+"""Renting as a person does it: looked at first, confirmed, followed, stopped; and refused with one sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hetopt.optimizer.catalog import Catalog
+from hetopt.optimizer.ec2 import calls
+from hetopt.optimizer.ec2.edge import BotoEdge
+from hetopt.optimizer.ec2.ledger import LEDGER_FILE, read_ledger
+from hetopt.optimizer.ec2.order import ORDER_FILE, Order
+from hetopt.optimizer.ec2.request import Request
+from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
+from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
+from hetopt.optimizer.plan import Plan
+from hetopt.profiler.profile import Profile
+from tests.ec2.conftest import REGION, leftovers, plan_of
+from tests.face.conftest import Answer, start
+
+Hetopt = Callable[..., Answer]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "runs"
+
+
+@pytest.fixture
+def plan_file(plan: Plan, tmp_path: Path) -> Path:
+    plan.save(tmp_path / "plan.json")
+    return tmp_path / "plan.json"
+
+
+def edited(plan_file: Path, change: Callable[[dict[str, object]], None]) -> Path:
+    data = json.loads(plan_file.read_text())
+    change(data)
+    path = plan_file.with_name("edited.json")
+    path.write_text(json.dumps(data))
+    return path
+
+
+def refused(answer: Answer, code: int, said: str) -> None:
+    text = " ".join(answer.err.split())
+    assert answer.code == code, text
+    assert re.search(said, text), text
+    assert "→" in text
+    assert "Traceback" not in text
+
+
+def test_a_dry_run_prints_every_call_and_makes_none(
+    cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, home: Path, golden: Callable[[str, str], None]
+) -> None:
+    answer = hetopt("launch", plan_file, "--dry-run")
+    assert answer.code == 0, answer.err
+    golden("dry-run.txt", answer.out)
+    printed = json.loads(hetopt("launch", plan_file, "--dry-run", "--json").out)
+    assert [call["call"] for call in printed["calls"]].count("ec2:CreateFleet") == 2
+    assert sum(call["worst_usd_per_hour"] for call in printed["calls"]) == pytest.approx(printed["worst_usd_per_hour"])
+    assert sum(call["usd_per_hour"] for call in printed["calls"]) == pytest.approx(printed["usd_per_hour"])
+    assert leftovers(cloud) == []
+    assert not home.exists()
+
+
+def test_a_run_is_rented_looked_at_and_stopped_from_other_terminals(
+    cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = hetopt("launch", plan_file, "--yes", "--detach", "--substitute", "c7i.large=c6i.large")
+    assert answer.code == 0, answer.err
+    (folder,) = home.iterdir()
+    assert Launch.load(folder / LAUNCH_FILE).on == "ec2"
+    status = json.loads(hetopt("status", "--json").out)
+    assert status["state"] == "starting"
+    assert len(status["rental"]["machines"]) == 4
+    assert status["rental"]["budget_usd"] == 5.0
+    assert not status["rental"]["not_asked"]
+    refused_gc = json.loads(hetopt("gc", "--on", "ec2", "--remove", "--json").out)
+    assert {row["left_alone"] for row in refused_gc} == {"its run goes on"}
+    assert len(leftovers(cloud)) == len(refused_gc)
+    # Without a login, what was seen last is told, with its age.
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "")
+        answer = hetopt("status")
+        assert answer.code == 0
+        assert "there are no AWS credentials here" in answer.err
+        assert "4 of 4 machines up" in answer.out
+        assert "starting" in hetopt("status", "--all").out
+    answer = hetopt("stop", "--json")
+    assert json.loads(answer.out)["is"] == "stopped"
+    assert leftovers(cloud) == []
+    assert json.loads(hetopt("status", "--json").out)["rental"]["everything_is_removed"]
+    assert "nothing is left behind in us-east-1" in hetopt("gc", "--on", "ec2").out
+    # Its objects tell other machines with the same credentials what was ordered.
+    order = Order.load(folder / ORDER_FILE)
+    assert order.roles[0].instance_types == ("c7i.large", "c6i.large")
+
+
+def test_a_launch_that_is_interrupted_gives_everything_back(cloud: BotoEdge, plan_file: Path, home: Path) -> None:
+    import signal
+
+    process = start("launch", plan_file, "--yes")
+    deadline = time.monotonic() + 60
+    while not list(home.glob(f"*/{SEEN_FILE}")) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    (folder,) = home.iterdir()
+    assert leftovers(cloud)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert "Traceback" not in process.stderr.read()
+    process.stdout.close()
+    process.stderr.close()
+    assert leftovers(cloud) == []
+    assert Seen.load(folder / SEEN_FILE).cleared
+
+
+def test_leftovers_of_a_run_that_nobody_knows_are_found_and_removed(
+    cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, home: Path
+) -> None:
+    assert hetopt("launch", plan_file, "--yes", "--detach").code == 0
+    (folder,) = home.iterdir()
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    folder.rmdir()
+    answer = hetopt("gc", "--on", "ec2")
+    assert "a run from elsewhere" in answer.out, "its tags say until when"
+    assert leftovers(cloud)
+    assert hetopt("gc", "--on", "ec2", "--remove", "--run", folder.name).code == 0
+    assert leftovers(cloud) == []
+
+
+def test_what_cannot_be_rented(
+    cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, home: Path, profile: Profile, catalog: Catalog, tmp_path: Path
+) -> None:
+    refused(hetopt("launch", plan_file), 2, "nobody is there to say yes")
+    refused(hetopt("launch", plan_file, "--yes", "--budget", "0.01"), 5, "the budget is \\$0.01")
+    refused(hetopt("launch", plan_file, "--yes", "--zone", "us-east-1z"), 2, "does not have all types")
+    refused(hetopt("launch", plan_file, "--bucket", "not-there", "--yes"), 4, "bucket not-there does not exist")
+    refused(hetopt("launch", plan_file, "--substitute", "c7i.large"), 2, "TYPE=OTHER")
+    refused(hetopt("launch", plan_file, "--substitute", "c7i.large=g5.xlarge", "--yes"), 2, "different images")
+    refused(hetopt("launch", plan_file, "--image", "cpu=ami-1"), 2, "KIND=AMI")
+    refused(hetopt("launch", plan_file, "--data", "/data/x", "--yes"), 2, "cannot read /data/x")
+    refused(hetopt("launch", plan_file, "--pace", "1,2"), 2, "--pace is for --on local")
+    refused(hetopt("launch", plan_file, "--on", "local", "--budget", "3"), 2, "--budget is for --on ec2")
+    refused(hetopt("launch", plan_file, "--resume", "x"), 2, "leave PLAN")
+    refused(hetopt("launch", "--resume", "x"), 2, "no runs in")
+    refused(hetopt("gc", "--remove"), 2, "--on ec2")
+    refused(hetopt("gc", "--on", "moon"), 2, "nothing to find on 'moon'")
+
+    plan_of(profile, catalog, (("c7i.large", 2, "spot"),), budget_usd=None).save(tmp_path / "free.json")
+    refused(hetopt("launch", tmp_path / "free.json", "--yes"), 2, "no budget")
+    plan_of(profile, catalog, (("g5.xlarge", 2, "spot"),)).save(tmp_path / "gpu.json")
+    refused(hetopt("launch", tmp_path / "gpu.json", "--yes"), 4, "no machine image")
+    assert hetopt("launch", tmp_path / "gpu.json", "--dry-run", "--image", "x86_64-gpu=ami-1").code == 0
+    assert leftovers(cloud) == []
+    assert not home.exists() or not list(home.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "code", "said"),
+    [
+        (("chosen", "prediction", "cost_usd", "high"), 50.0, 5, "may cost up to \\$50.00"),
+        (("chosen", "groups", 0, "region"), "eu-west-1", 2, "one region"),
+        (("chosen", "groups", 0, "instance_type"), "c99.large", 2, "no instance type 'c99.large'"),
+        (("run", "task"), "mine.module:task", 2, "in a module"),
+        (("run", "data_dir"), "/data", 2, "aws s3 sync /data"),
+        (("goal", "budget_usd"), 0.05, 5, "minutes of this cluster|may cost up to"),
+    ],
+)
+def test_a_plan_that_was_edited(
+    cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, path: tuple[str | int, ...], value: object, code: int, said: str
+) -> None:
+    def change(data: dict[str, object]) -> None:
+        place: object = data
+        for key in path[:-1]:
+            place = place[key]  # type: ignore[index]
+        place[path[-1]] = value  # type: ignore[index]
+
+    refused(hetopt("launch", edited(plan_file, change), "--yes"), code, said)
+    assert leftovers(cloud) == []
+
+
+def test_a_plan_whose_prices_have_moved(cloud: BotoEdge, hetopt: Hetopt, plan_file: Path) -> None:
+    """Cheap in the plan, dear now: the difference is shown, and what may pass the budget is not begun."""
+
+    def change(data: dict[str, object]) -> None:
+        group = data["chosen"]["groups"][1]  # type: ignore[index]
+        group["price_usd_per_hour"] = 0.01
+        data["goal"]["budget_usd"] = 0.081  # type: ignore[index]
+        data["chosen"]["prediction"]["cost_usd"] = {"value": 0.02, "low": 0.01, "high": 0.03}  # type: ignore[index]
+
+    path = edited(plan_file, change)
+    assert "has become dearer" in " ".join(hetopt("launch", path, "--dry-run").out.split())
+    refused(hetopt("launch", path, "--yes"), 5, r"at the prices of now the plan may cost .*c7g\.xlarge was planned at")
+
+
+def test_no_boto3(monkeypatch: pytest.MonkeyPatch, hetopt: Hetopt, plan_file: Path) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    refused(hetopt("launch", plan_file, "--dry-run"), 2, "needs boto3.*hetopt\\[aws\\]")
+
+
+def test_sixty_four_machines_are_asked_for_within_seconds(
+    cloud: BotoEdge, hetopt: Hetopt, home: Path, profile: Profile, catalog: Catalog, tmp_path: Path
+) -> None:
+    groups = (("c7i.large", 48, "spot"), ("c7g.xlarge", 16, "on-demand"))
+    plan_of(profile, catalog, groups, budget_usd=200.0).save(tmp_path / "many.json")
+    began = time.process_time()
+    assert hetopt("launch", tmp_path / "many.json", "--yes", "--detach").code == 0
+    assert time.process_time() - began < 5.0, "our own time; what the cloud takes is its own"
+    assert len([one for one in leftovers(cloud) if one.kind == "instance"]) == 64
+    began = time.process_time()
+    assert hetopt("status").code == 0
+    assert time.process_time() - began < 1.0
+    cloud(Request(step="x", service="sts", operation="get_caller_identity", parameters={}, purpose=REGION))
+
+
+def test_a_run_is_looked_after_from_another_machine(
+    cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hetopt("launch", plan_file, "--yes", "--detach").code == 0
+    (folder,) = home.iterdir()
+    refused(hetopt("adopt", folder.name), 2, "is known here")
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "elsewhere"))
+    refused(hetopt("adopt", "20200101-000000-digits-0000"), 2, "has no order.json of a run")
+    refused(hetopt("adopt", "../x"), 2, "no run is called")
+    assert hetopt("adopt", folder.name).code == 0
+    status = json.loads(hetopt("status", "--json").out)
+    assert status["run"] == folder.name
+    assert {machine["state"] for machine in status["rental"]["machines"]} == {"running"}
+    assert len(status["rental"]["machines"]) == 4
+    assert json.loads(hetopt("stop", "--json").out)["is"] == "stopped"
+    assert leftovers(cloud) == []
+
+
+def test_a_launch_is_followed_to_its_end(
+    cloud: BotoEdge, hetopt: Hetopt, home: Path, profile: Profile, catalog: Catalog, tmp_path: Path
+) -> None:
+    """What machines of a real run wrote, put there as they put it; then they end, as shutting down ends them."""
+    plan_of(profile, catalog, (("c7i.large", 1, "spot"),)).save(tmp_path / "one.json")
+    process = start("launch", tmp_path / "one.json", "--yes")
+    deadline = time.monotonic() + 60
+    while not list(home.glob(f"*/{SEEN_FILE}")) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    (folder,) = home.iterdir()
+    order = Order.load(folder / ORDER_FILE)
+    events = [
+        json.loads(line) for line in (Path(__file__).parent / "recorded" / "events.jsonl").read_text().splitlines()
+    ]
+    shift_s = time.time() - events[0]["time_s"]
+    text = "".join(json.dumps({**event, "time_s": event["time_s"] + shift_s}) + "\n" for event in events)
+    for name, body in ((f"events/{0:015d}.jsonl", text), ("log/h0/run_x/attempt_0/0/stdout.log", "hello from h0\n")):
+        cloud(calls.put_object(order, "node", f"{order.prefix}/{name}", body.encode(), "by a machine"))
+    ids = [machine.id for machine in Seen.load(folder / SEEN_FILE).machines]
+    end = {"InstanceIds": ids}
+    cloud(Request(step="end", service="ec2", operation="terminate_instances", parameters=end, purpose="they shut down"))
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "finished after 40 steps" in out
+    assert "the machines are gone; they cost $" in err
+    assert leftovers(cloud) == []
+    assert "hello from h0" in hetopt("logs").out
+    report = hetopt("report")
+    assert report.code == 0, report.err
+    assert "workers on ec2" in report.out
+    assert json.loads(hetopt("status", "--json").out)["state"] == "finished"
+
+
+def test_a_run_that_ended_is_resumed_from_its_checkpoint(
+    cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, home: Path
+) -> None:
+    assert hetopt("launch", plan_file, "--yes", "--detach").code == 0
+    (folder,) = home.iterdir()
+    refused(hetopt("launch", "--resume", folder.name), 2, "is not over yet")
+    order = Order.load(folder / ORDER_FILE)
+    cloud(calls.put_object(order, "node", f"{order.prefix}/ckpt/LATEST", b"step-30\n", "by a machine"))
+    assert hetopt("stop").code == 0
+    first = Seen.load(folder / SEEN_FILE)
+    answer = hetopt("launch", "--resume", folder.name, "--yes", "--detach")
+    assert answer.code == 0, answer.err
+    again = Seen.load(folder / SEEN_FILE)
+    assert len(again.alive) == 4
+    assert len(again.machines) == 8, "what it has cost counts"
+    assert again.spent_usd(time.time()) > first.spent_usd(time.time())
+    placement = json.loads(cloud(calls.get_object(order, f"{order.prefix}/placement.json"))["Body"])
+    assert placement["generation"] == 1
+    assert placement["resume_from"] == "step-30"
+    lease = json.loads(cloud(calls.get_object(order, f"{order.prefix}/lease.json"))["Body"])
+    assert lease["stop_training_s"] > time.time(), "the wish to end is of its earlier life"
+    assert json.loads(hetopt("status", "--json").out)["state"] in ("starting", "running")
+    tokens = [entry.token for entry in read_ledger(folder / LEDGER_FILE) if entry.token]
+    assert len(tokens) == len(set(tokens)) == 8, "nothing that was asked before is asked again"
+    assert hetopt("stop").code == 0
+    assert leftovers(cloud) == []

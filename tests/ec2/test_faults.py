@@ -1,0 +1,194 @@
+"""Whatever call fails, with whatever error, wherever the process dies: no machine stays, nothing is spent beyond the
+budget, and whoever reads the message knows the cause and what to type next.
+
+The cases are generated: every call that a run makes in its life, times every row of the table of errors, and a kill
+before and after each. By default a seeded sample of them is run; ``--slow`` runs all.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hetopt.optimizer.billing import Billing
+from hetopt.optimizer.catalog import Catalog
+from hetopt.optimizer.ec2.bundle import Bundle
+from hetopt.optimizer.ec2.edge import BotoEdge
+from hetopt.optimizer.ec2.errors import meaning_of
+from hetopt.optimizer.ec2.order import ORDER_FILE, Order
+from hetopt.optimizer.ec2.ordering import Wishes, make_order
+from hetopt.optimizer.ec2.request import Edge
+from hetopt.optimizer.plan import Plan
+from hetopt.profiler.errors import HetoptError
+from hetopt.profiler.profile import Profile
+from tests.ec2.conftest import Patience, leftovers, plan_of, start_over
+from tests.ec2.faults import Fault, Faulty, Killed, Life, codes
+
+SAMPLE = 2
+"""Of the calls, for each error, by default; with --slow all of them."""
+
+COMMAND = re.compile(r"`[^`]+`|--\w|try again|wait|launch again|look at|set the clock|nothing needs")
+
+PARTS = 6
+
+NewLife = Callable[[], Life]
+
+
+@pytest.fixture(scope="module")
+def small_plan(profile: Profile, catalog: Catalog) -> Plan:
+    return plan_of(profile, catalog, (("c7i.large", 2, "spot"), ("c7g.xlarge", 1, "on-demand")))
+
+
+@pytest.fixture
+def lives(
+    cloud: BotoEdge, small_plan: Plan, catalog: Catalog, billing: Billing, bundle: Bundle, tmp_path: Path
+) -> NewLife:
+    count = iter(range(10**6))
+
+    def new() -> Life:
+        start_over(cloud)
+        patience = Patience()
+        folder = tmp_path / f"run-{next(count)}"
+        folder.mkdir()
+
+        def order(edge: Edge) -> Order:
+            return make_order(
+                small_plan,
+                edge,
+                catalog,
+                billing,
+                Wishes(),
+                run_id=folder.name,
+                version="0.1.0",
+                bundle_sha256=bundle.sha256,
+                now_s=patience.now_s,
+            ).model_copy(update={"region": "us-east-1"})
+
+        return Life(cloud=cloud, plan=small_plan, bundle=b"code", folder=folder, patience=patience, make_order=order)
+
+    return new
+
+
+def calls_of(lives: NewLife) -> list[str]:
+    """The calls of a life without faults."""
+    life = lives()
+    edge = Faulty(inner=life.cloud, fault=None)
+    life.live(edge)
+    assert leftovers(life.cloud) == []
+    return edge.steps
+
+
+def chosen(steps: list[str], kind: str, everything: bool) -> list[Fault]:
+    faults = [Fault(call=number, kind=kind, step=step) for number, step in enumerate(steps)]
+    return faults if everything else sorted(random.Random(kind).sample(faults, SAMPLE), key=lambda one: one.call)
+
+
+def suffer(life: Life, fault: Fault) -> None:
+    """One case."""
+    edge = Faulty(inner=life.cloud, fault=fault)
+    error: HetoptError | None = None
+    killed = False
+    try:
+        life.live(edge)
+    except HetoptError as refused:
+        error = refused
+    except Killed:
+        killed = True
+    assert killed == fault.is_kill, fault
+    stayed = leftovers(life.cloud)
+    if error is not None:
+        assert error.exit_code in (2, 3, 4, 5, 6), fault
+        assert error.message.endswith("."), fault
+        assert error.hint is not None, fault
+        assert COMMAND.search(error.hint), f"{fault}: {error.hint}"
+        if stayed and (life.folder / "seen.json").exists() is False:
+            assert "hetopt gc --on ec2" in error.hint, f"{fault} left {stayed} and did not say so: {error.hint}"
+    if (life.folder / ORDER_FILE).exists():
+        order = Order.load(life.folder / ORDER_FILE)
+        worst = order.worst_usd_per_hour() * order.lifetime_s / 3600 + order.fixed_usd
+        assert worst <= order.budget_usd * (1 + 1e-9), fault
+        for one in stayed:
+            assert one.expires_at_s is not None, fault
+            assert one.expires_at_s <= order.created_s + order.lifetime_s + 1, fault
+    life.collect()
+    assert leftovers(life.cloud) == [], fault
+
+
+@pytest.mark.parametrize("code", codes())
+def test_a_refused_call_leaves_nothing(code: str, lives: NewLife, pytestconfig: pytest.Config) -> None:
+    for fault in chosen(calls_of(lives), code, bool(pytestconfig.getoption("--slow"))):
+        suffer(lives(), fault)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("moment", ["killed before", "killed after"])
+def test_a_killed_process_leaves_nothing_that_cannot_be_found(moment: str, part: int, lives: NewLife) -> None:
+    for fault in chosen(calls_of(lives), moment, everything=True)[part::PARTS]:
+        suffer(lives(), fault)
+
+
+def test_the_cases_are_many_and_cover_the_whole_life(lives: NewLife) -> None:
+    steps = calls_of(lives)
+    operations = {step.split()[0] for step in steps}
+    assert {
+        "ec2:CreateFleet",
+        "ec2:TerminateInstances",
+        "ec2:DeleteFleets",
+        "s3:PutObject",
+        "s3:ListObjectsV2",
+    } <= operations
+    assert (len(codes()) + 2) * len(steps) >= 300
+    assert all(meaning_of(code).codes for code in codes())
+
+
+PROGRAM = """
+import os, signal, sys, json, random
+from pathlib import Path
+from hetopt.optimizer.ec2.edge import BotoEdge
+from hetopt.optimizer.ec2.launcher import Ec2Launcher
+from hetopt.optimizer.ec2.retry import Retrying
+from hetopt.optimizer.ec2.order import Order
+from hetopt.optimizer.plan import Plan
+folder, at, moment = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+count = -1
+cloud = BotoEdge("us-east-1")
+def edge(request):
+    global count
+    count += 1
+    if count == at and moment == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    answer = cloud(request)
+    if count == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return answer
+launcher = Ec2Launcher(home=folder.parent, inner=Retrying(inner=edge, sleep=lambda _: None, random=random.Random(0)))
+handle = launcher.start(Plan.load(folder / "plan.json").run, folder, {})
+launcher.stop(handle)
+"""
+
+
+@pytest.mark.parametrize(("at", "moment"), [(at, moment) for at in (2, 6, 8, 9, 10) for moment in ("before", "after")])
+def test_kill_9_for_real(at: int, moment: str, lives: NewLife, tmp_path: Path) -> None:
+    """The same with a real process and a real signal: what is on the disk is what a dead process leaves there."""
+    life = lives()
+    life.patience.now_s = time.time()
+    life.make_order(life.cloud).save(life.folder / ORDER_FILE)
+    life.plan.save(life.folder / "plan.json")
+    (life.folder / "bundle.tar.gz").write_bytes(b"code")
+    died = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(life.folder), str(at), moment], env=dict(os.environ), check=False
+    )
+    assert died.returncode == -signal.SIGKILL
+    if (at, moment) in ((8, "after"), (10, "before")):
+        assert leftovers(life.cloud), "there is something to find"
+    life.collect()
+    assert leftovers(life.cloud) == []

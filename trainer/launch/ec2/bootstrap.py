@@ -1,0 +1,141 @@
+"""The text that a rented machine runs when it boots: a timer that ends it first, then everything that may fail.
+
+Pure text. What varies is a JSON file inside a quoted here-document and a few values that can hold nothing but letters,
+digits and dashes, so nothing that a user typed is ever read by the shell. No secret is in it: machines have a role.
+
+``HETOPT_ROOT`` says where to install; it and every program are looked up, so that the text also runs where a machine is
+only imitated.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import asdict, dataclass
+
+USER_DATA_LIMIT_BYTES = 16_384
+"""Of the raw text, by EC2's reference."""
+
+CONFIG_FILE = "node.json"
+
+_SAFE = {
+    "run_id": r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}",
+    "region": r"[a-z]{2}(-[a-z]+)+-\d",
+    "bucket": r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]",
+    "account_id": r"\d{12}",
+    "bundle_sha256": r"[0-9a-f]{64}",
+    "version": r"[A-Za-z0-9.+-]{1,40}",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeConfig:
+    """What a machine is told when it boots.
+
+    Attributes:
+        end_s: when it ends, whatever happens, in seconds since the epoch: what the budget pays for at the worst.
+        has_gpu: whether it needs torch with CUDA.
+    """
+
+    run_id: str
+    region: str
+    bucket: str
+    account_id: str
+    bundle_sha256: str
+    end_s: float
+    has_gpu: bool
+    version: str
+
+    def __post_init__(self) -> None:
+        """Refuse whatever a shell could read as more than a word."""
+        for name, pattern in _SAFE.items():
+            value = getattr(self, name)
+            if not re.fullmatch(pattern, value):
+                raise ValueError(f"{name} cannot be {value!r}")
+        if not 0 < self.end_s < math.inf:
+            raise ValueError(f"end_s cannot be {self.end_s}")
+
+    @property
+    def prefix(self) -> str:
+        """Where the run's objects are in the bucket."""
+        return f"runs/{self.run_id}"
+
+    def to_json(self) -> str:
+        """For the file that the node's agent reads."""
+        return json.dumps(asdict(self), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> NodeConfig:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        found = json.loads(text)
+        if not isinstance(found, dict):
+            raise ValueError("a node's configuration is an object")
+        try:
+            return cls(**found)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+
+
+def user_data(config: NodeConfig) -> str:
+    """What the machine runs as root when it boots.
+
+    Raises:
+        ValueError: longer than EC2 takes.
+    """
+    # torch for CPUs has an index of its own; PyPI's needs gigabytes of CUDA, which a CPU machine would only download.
+    index = "" if config.has_gpu else " --extra-index-url https://download.pytorch.org/whl/cpu"
+    text = f"""#!/bin/bash
+# hetopt {config.version}: a machine of run {config.run_id}
+
+# The end comes first: from here on nothing can make this machine outlive its budget.
+left=$(({math.floor(config.end_s)} - $(date +%s)))
+[ "$left" -ge 60 ] || left=60
+systemd-run --unit=hetopt-lifetime --on-active="$left" shutdown -h now || shutdown -h "+$((left / 60))"
+
+root="${{HETOPT_ROOT:-/opt/hetopt}}"
+log="$root/boot.log"
+mkdir -p "$root/code" "$root/run"
+exec >>"$log" 2>&1
+set -Eeuo pipefail
+export AWS_DEFAULT_REGION={config.region}
+
+# A machine that cannot join is of no use: it leaves its log and ends, and the others are told by its absence.
+failed() {{
+    trap - ERR
+    echo "boot failed in line $1"
+    aws s3api put-object --bucket {config.bucket} --key "{config.prefix}/boot/$(hostname).log" \\
+        --expected-bucket-owner {config.account_id} --body "$log" || true
+    shutdown -h now
+    exit 1
+}}
+trap 'failed $LINENO' ERR
+
+cat >"$root/{CONFIG_FILE}" <<'HETOPT'
+{config.to_json()}
+HETOPT
+
+aws s3api get-object --bucket {config.bucket} --key code/{config.bundle_sha256}.tar.gz \\
+    --expected-bucket-owner {config.account_id} "$root/code.tar.gz" >/dev/null
+echo "{config.bundle_sha256}  $root/code.tar.gz" | sha256sum --check --quiet
+tar --extract --gzip --no-same-owner --directory "$root/code" --file "$root/code.tar.gz"
+
+command -v python3.12 >/dev/null || dnf --quiet --assumeyes install python3.12
+python3.12 -m venv "$root/venv"
+"$root/venv/bin/python" -m pip install --quiet --disable-pip-version-check{index} \\
+    --requirement "$root/code/requirements.txt"
+
+trap - ERR
+cd "$root/code"
+status=0
+PYTHONPATH="$root/code" "$root/venv/bin/python" -m hetopt.trainer.launch.ec2.agent "$root" || status=$?
+echo "the agent ended with $status"
+shutdown -h now
+"""
+    if len(text.encode()) > USER_DATA_LIMIT_BYTES:
+        raise ValueError(f"user data of {len(text.encode())} bytes is more than EC2 takes")
+    return text

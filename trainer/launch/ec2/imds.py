@@ -1,0 +1,118 @@
+"""The metadata service of a rented machine, version 2: who the machine is, and whether EC2 is about to take it back.
+
+Notices are best effort: an interruption may come without one. 404 is the normal answer where there is none.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+ENDPOINT = "http://169.254.169.254"
+ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
+TOKEN_TTL_S = 21_600
+_RENEWED_EARLY_S = 60
+_TIMEOUT_S = 2.0
+
+Response = tuple[int, bytes]
+Transport = Callable[[str, str, Mapping[str, str]], Response]
+"""Method, path and headers in; status and body out. Status 0: the service cannot be reached."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """What EC2 says will happen to this machine.
+
+    Attributes:
+        kind: ``interruption``: it is taken back at ``time_s``. ``rebalance``: it is likelier to be than others.
+        time_s: seconds since the epoch.
+    """
+
+    kind: Literal["interruption", "rebalance"]
+    time_s: float
+
+
+@dataclass(kw_only=True)
+class Imds:
+    """Asks the metadata service, with a token that is renewed before it ends, or when the service forgot it."""
+
+    transport: Transport
+    clock: Callable[[], float]
+    _token: str | None = field(default=None, repr=False)
+    _token_until_s: float = field(default=0.0, repr=False)
+
+    def instance_id(self) -> str | None:
+        """The id of this machine; None where there is no metadata service."""
+        return self._text("/latest/meta-data/instance-id")
+
+    def notice(self) -> Notice | None:
+        """The worst that is announced."""
+        taken = self._text("/latest/meta-data/spot/instance-action")
+        if taken is not None:
+            found = _object(taken)
+            if found.get("action") in ("terminate", "stop", "hibernate"):
+                return Notice(kind="interruption", time_s=_moment(found.get("time")) or self.clock())
+        advised = self._text("/latest/meta-data/events/recommendations/rebalance")
+        if advised is not None:
+            return Notice(kind="rebalance", time_s=_moment(_object(advised).get("noticeTime")) or self.clock())
+        return None
+
+    def _text(self, path: str) -> str | None:
+        """What is at a path; None where there is nothing, or nobody answers."""
+        for _ in range(2):
+            token = self._current_token()
+            if token is None:
+                return None
+            status, body = self.transport("GET", path, {"X-aws-ec2-metadata-token": token})
+            if status == 200:
+                return body.decode("utf-8", errors="replace").strip()
+            if status != 401:
+                return None
+            self._token = None  # the service was restarted, or the token has ended early
+        return None
+
+    def _current_token(self) -> str | None:
+        if self._token is None or self.clock() >= self._token_until_s - _RENEWED_EARLY_S:
+            headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)}
+            status, body = self.transport("PUT", "/latest/api/token", headers)
+            if status != 200:
+                return None
+            self._token = body.decode("ascii", errors="replace").strip()
+            self._token_until_s = self.clock() + TOKEN_TTL_S
+        return self._token
+
+
+def over_http(method: str, path: str, headers: Mapping[str, str]) -> Response:
+    """The real transport. Proxies are passed by: the address means this machine."""
+    base = os.environ.get(ENDPOINT_VARIABLE, ENDPOINT).rstrip("/")
+    request = urllib.request.Request(f"{base}{path}", method=method, headers=dict(headers))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=_TIMEOUT_S) as response:
+            return response.status, response.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, b""
+    except (OSError, ValueError):
+        return 0, b""
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _moment(text: object) -> float | None:
+    try:
+        return datetime.datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        return None

@@ -1,0 +1,139 @@
+"""Objects in the run's bucket, as a machine reads and writes them; the only place of the trainer that knows boto3."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from hetopt.profiler.errors import BadInput
+
+_READABLE = "name a folder of the run's own bucket, which is what the machines' role may read"
+
+
+class Objects(Protocol):
+    """Named bytes that all machines of a run see."""
+
+    def get(self, name: str) -> bytes | None:
+        """What is under a name; None where there is nothing, or where nobody can be reached."""
+        ...
+
+    def put(self, name: str, data: bytes) -> bool:
+        """Write; says whether that went well."""
+        ...
+
+    def names(self, prefix: str) -> Sequence[str]:
+        """All names that begin so, sorted."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Remove, if that goes well."""
+        ...
+
+    def download(self, url: str, folder: Path) -> None:
+        """Fetch a whole folder."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class S3Objects:
+    """The objects of one run. What fails is tried again later by whoever asked: a machine's network comes and goes.
+
+    Attributes:
+        prefix: of the run, without a slash at its end.
+    """
+
+    client: Any
+    bucket: str
+    prefix: str
+    account_id: str
+
+    @classmethod
+    def connect(cls, *, region: str, bucket: str, prefix: str, account_id: str) -> S3Objects:
+        """With the credentials of the machine's role."""
+        import boto3
+        from botocore.config import Config
+
+        config = Config(retries={"mode": "standard", "total_max_attempts": 4}, connect_timeout=5, read_timeout=30)
+        client = boto3.client("s3", region_name=region, config=config)
+        return cls(client=client, bucket=bucket, prefix=prefix, account_id=account_id)
+
+    def get(self, name: str) -> bytes | None:
+        """What is under a name."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            answer = self.client.get_object(
+                Bucket=self.bucket, Key=f"{self.prefix}/{name}", ExpectedBucketOwner=self.account_id
+            )
+            data: bytes = answer["Body"].read()
+        except (ClientError, BotoCoreError):
+            return None
+        return data
+
+    def put(self, name: str, data: bytes) -> bool:
+        """Write one object."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            self.client.put_object(
+                Bucket=self.bucket,
+                Key=f"{self.prefix}/{name}",
+                Body=data,
+                ExpectedBucketOwner=self.account_id,
+                ServerSideEncryption="AES256",
+            )
+        except (ClientError, BotoCoreError):
+            return False
+        return True
+
+    def delete(self, name: str) -> None:
+        """Remove one object; what stays goes with the bucket's own rule."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        with contextlib.suppress(ClientError, BotoCoreError):
+            self.client.delete_object(
+                Bucket=self.bucket, Key=f"{self.prefix}/{name}", ExpectedBucketOwner=self.account_id
+            )
+
+    def download(self, url: str, folder: Path) -> None:
+        """Fetch everything under ``s3://BUCKET/PREFIX`` into a folder.
+
+        Raises:
+            BadInput: there is nothing, or the machine's role may not read it.
+        """
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        bucket, _, prefix = url.removeprefix("s3://").partition("/")
+        prefix = prefix.rstrip("/") + "/" if prefix else ""
+        count = 0
+        try:
+            for page in self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+                for one in page.get("Contents", ()):
+                    relative = Path(one["Key"].removeprefix(prefix))
+                    if one["Key"].endswith("/") or relative.is_absolute() or ".." in relative.parts:
+                        continue
+                    (folder / relative).parent.mkdir(parents=True, exist_ok=True)
+                    self.client.download_file(bucket, one["Key"], str(folder / relative))
+                    count += 1
+        except (ClientError, BotoCoreError) as error:
+            raise BadInput(f"{url} cannot be read by the machines: {error}.", hint=_READABLE) from None
+        if not count:
+            raise BadInput(f"there is nothing in {url}.", hint=_READABLE)
+
+    def names(self, prefix: str) -> Sequence[str]:
+        """All names that begin so."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        found: list[str] = []
+        try:
+            pages = self.client.get_paginator("list_objects_v2").paginate(
+                Bucket=self.bucket, Prefix=f"{self.prefix}/{prefix}", ExpectedBucketOwner=self.account_id
+            )
+            for page in pages:
+                found += [one["Key"].removeprefix(f"{self.prefix}/") for one in page.get("Contents", ())]
+        except (ClientError, BotoCoreError):
+            return []
+        return sorted(found)
