@@ -33,12 +33,17 @@ from hetopt.profiler.profile import Profile
 from tests.ec2.conftest import Patience, leftovers, plan_of, start_over
 from tests.ec2.faults import Fault, Faulty, Killed, Life, codes
 
-SAMPLE = 2
+SAMPLE = 1
 """Of the calls, for each error, by default; with --slow all of them."""
+
+EVERY = 2
+"""Of the moments to be killed at, every so many by default; with --slow all of them."""
 
 COMMAND = re.compile(r"`[^`]+`|--\w|try again|wait|launch again|look at|set the clock|nothing needs")
 
 PARTS = 6
+
+KNOWN_CALLS: list[str] = []
 
 NewLife = Callable[[], Life]
 
@@ -79,12 +84,15 @@ def lives(
 
 
 def calls_of(lives: NewLife) -> list[str]:
-    """The calls of a life without faults."""
+    """The calls of a life without faults; it is lived once for all tests, as every life has the same."""
+    if KNOWN_CALLS:
+        return KNOWN_CALLS
     life = lives()
     edge = Faulty(inner=life.cloud, fault=None)
     life.live(edge)
     assert leftovers(life.cloud) == []
-    return edge.steps
+    KNOWN_CALLS.extend(edge.steps)
+    return KNOWN_CALLS
 
 
 def chosen(steps: list[str], kind: str, everything: bool) -> list[Fault]:
@@ -131,8 +139,11 @@ def test_a_refused_call_leaves_nothing(code: str, lives: NewLife, pytestconfig: 
 
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("moment", ["killed before", "killed after"])
-def test_a_killed_process_leaves_nothing_that_cannot_be_found(moment: str, part: int, lives: NewLife) -> None:
-    for fault in chosen(calls_of(lives), moment, everything=True)[part::PARTS]:
+def test_a_killed_process_leaves_nothing_that_cannot_be_found(
+    moment: str, part: int, lives: NewLife, pytestconfig: pytest.Config
+) -> None:
+    every = 1 if pytestconfig.getoption("--slow") else EVERY
+    for fault in chosen(calls_of(lives), moment, everything=True)[part :: PARTS * every]:
         suffer(lives(), fault)
 
 
