@@ -44,6 +44,27 @@ class Outcome:
         )
 
 
+@dataclass(kw_only=True)
+class Results:
+    """What goes into the last line of a benchmark of several parts, gathered part by part."""
+
+    figures: dict[str, float] = field(default_factory=dict)
+    goals: dict[str, dict[Bound, float]] = field(default_factory=dict)
+    baselines: dict[str, float] = field(default_factory=dict)
+
+    def goal(self, name: str, value: float, *, at_least: float | None = None, at_most: float | None = None) -> None:
+        """Record a figure that is to be reached."""
+        self.figures[name] = round(value, 4)
+        bounds: dict[Bound, float | None] = {"at_least": at_least, "at_most": at_most}
+        self.goals[name] = {kind: bound for kind, bound in bounds.items() if bound is not None}
+
+    def outcome(self, benchmark: str, *, quick: bool) -> Outcome:
+        """What was gathered, as the last line tells it."""
+        return Outcome(
+            benchmark=benchmark, quick=quick, figures=self.figures, goals=self.goals, baselines=self.baselines
+        )
+
+
 def parser(docstring: str | None) -> argparse.ArgumentParser:
     """The command line that all benchmarks share; ``docstring`` says what this one measures."""
     shared = argparse.ArgumentParser(description=(docstring or "").splitlines()[0])

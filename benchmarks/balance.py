@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks._outcome import Bound, Outcome, parser, publish
+from benchmarks._outcome import Results, parser, publish
 from benchmarks._quality import BIG_JOBS, DIGITS, data_folder, qualities, time_to
 from benchmarks._rehearsal import (
     Log,
@@ -49,20 +49,6 @@ NOISY_PERIOD = 10
 
 NOISE = 0.05
 DDP = "plain DDP"
-
-
-@dataclass(kw_only=True)
-class Results:
-    """What goes into the last line, gathered part by part."""
-
-    figures: dict[str, float] = field(default_factory=dict)
-    goals: dict[str, dict[Bound, float]] = field(default_factory=dict)
-    baselines: dict[str, float] = field(default_factory=dict)
-
-    def goal(self, name: str, value: float, **bound: float) -> None:
-        """Record a figure that is to be reached."""
-        self.figures[name] = round(value, 4)
-        self.goals[name] = {"at_least": bound["at_least"]} if "at_least" in bound else {"at_most": bound["at_most"]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,17 +368,7 @@ def main() -> None:
     for name in names:
         print(f"balance: {name}", file=sys.stderr, flush=True)
         PARTS[name](scale, results)
-    publish(
-        Outcome(
-            benchmark="balance",
-            quick=asked.quick or asked.smoke,
-            figures=results.figures,
-            goals=results.goals,
-            baselines=results.baselines,
-        ),
-        asked.json,
-        part=asked.part,
-    )
+    publish(results.outcome("balance", quick=asked.quick or asked.smoke), asked.json, part=asked.part)
 
 
 if __name__ == "__main__":

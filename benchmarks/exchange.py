@@ -7,30 +7,16 @@ import itertools
 import os
 import statistics
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks._collectives import Cell, Request
-from benchmarks._outcome import Bound, Outcome, parser, publish
+from benchmarks._outcome import Results, parser, publish
 from benchmarks._rate_schedule import AUTO, PHASES, phases_of, scheduled_runs, slowdown_coefficients
 from benchmarks._rehearsal import Log, launch, need_namespaces, time_exchanges
 from hetopt.trainer.exchange.cost import PUBLISHED_RING, PUBLISHED_TREE, LinkSpeed, gathered, shared_index, time_s
 from hetopt.trainer.miniature import MiniatureHost
 from hetopt.trainer.spec import Compression
-
-
-@dataclass(kw_only=True)
-class Results:
-    """What goes into the last line, gathered part by part."""
-
-    figures: dict[str, float] = field(default_factory=dict)
-    goals: dict[str, dict[Bound, float]] = field(default_factory=dict)
-    baselines: dict[str, float] = field(default_factory=dict)
-
-    def goal(self, name: str, value: float, kind: Bound, bound: float) -> None:
-        """Record a figure that is to be reached."""
-        self.figures[name] = round(value, 4)
-        self.goals[name] = {kind: bound}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +73,9 @@ def published_part(scale: Scale, results: Results) -> None:
         f"published table: the same cheapest collective in {same} of {len(rows)} settings; times within "
         f"{max(errors):.1%}, {statistics.fmean(errors):.1%} on average"
     )
-    results.goal("published_same_best", same, "at_least", 27)
-    results.goal("published_largest_error", max(errors), "at_most", 0.11)
-    results.goal("published_mean_error", statistics.fmean(errors), "at_most", 0.035)
+    results.goal("published_same_best", same, at_least=27)
+    results.goal("published_largest_error", max(errors), at_most=0.11)
+    results.goal("published_mean_error", statistics.fmean(errors), at_most=0.035)
 
 
 def _table_row(row: dict[str, str]) -> tuple[float, float, float]:
@@ -140,7 +126,7 @@ def measured_part(scale: Scale, results: Results) -> None:
                 else:
                     errors[hosts, rate, numel, _name(cell.way)] = abs(cell.expected_s / cell.sync_s - 1)
     print(f"{left_out} cells that would have taken more than {scale.cell_s:g} s were left out")
-    results.goal("cost_model_median_error", statistics.median(errors.values()), "at_most", 0.10)
+    results.goal("cost_model_median_error", statistics.median(errors.values()), at_most=0.10)
     results.figures["cost_model_cells"] = len(errors)
     results.figures["cost_model_cells_left_out"] = left_out
     for axis, name in enumerate(("hosts", "rate_bits_per_s", "gradient_elements", "way")):
@@ -253,7 +239,7 @@ def schedule_part(scale: Scale, results: Results) -> None:
             f"{whole:.3f} in all; used {', then '.join(ours.ways)}"
         )
     results.figures["slowdown_coefficient"] = round(coefficients[-1], 4)
-    results.goal("auto_over_best_fixed_worst_phase", worst, "at_most", 1.05)
+    results.goal("auto_over_best_fixed_worst_phase", worst, at_most=1.05)
     results.figures["auto_over_best_fixed_with_settling_worst_phase"] = round(worst_whole, 4)
 
 
@@ -276,17 +262,7 @@ def main() -> None:
     for name in PARTS if asked.part is None else (asked.part,):
         print(f"exchange: {name}", file=sys.stderr, flush=True)
         PARTS[name](scale, results)
-    publish(
-        Outcome(
-            benchmark="exchange",
-            quick=asked.quick or asked.smoke,
-            figures=results.figures,
-            goals=results.goals,
-            baselines=results.baselines,
-        ),
-        asked.json,
-        part=asked.part,
-    )
+    publish(results.outcome("exchange", quick=asked.quick or asked.smoke), asked.json, part=asked.part)
 
 
 if __name__ == "__main__":

@@ -36,18 +36,21 @@ Quotas = Mapping[Bucket, int]
 
 def bucket_of(offer: Offer) -> Bucket:
     """The quota that machines of this offer count against."""
-    name, market = offer.instance_type.family, offer.price.market
-    letters = re.match(r"[a-z]*", name)
+    market = offer.price.market
+    return Bucket(market=market, family=family_of(offer.instance_type.name, market))
+
+
+def family_of(instance_type: str, market: Market) -> str:
+    """The one of `FAMILIES` that machines of a type count against in a market."""
+    letters = re.match(r"[a-z]*", instance_type)
     family = letters.group() if letters else ""
-    if name.startswith(("p5", "p6")) and market == "spot":
-        return Bucket(market=market, family="p5")
+    if instance_type.startswith(("p5", "p6")) and market == "spot":
+        return "p5"
     if family in FAMILIES:
-        return Bucket(market=market, family=family)
+        return family
     if family.startswith(("g", "vt")):
-        return Bucket(market=market, family="g")
-    if family == "x" or name.startswith("x"):
-        return Bucket(market=market, family="x")
-    return Bucket(market=market, family=STANDARD)
+        return "g"
+    return "x" if family.startswith("x") else STANDARD
 
 
 def read_quotas(texts: Iterable[str]) -> dict[Bucket, int]:

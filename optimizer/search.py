@@ -135,15 +135,15 @@ def search(
     asked: list[Cluster] = []
     if pool.best is not None and effort.types > 1:
         try:
-            shortlist = _shortlist(pool)
+            _, shortlist = _worth_mixing(pool)
             tell("mixes around the best")
             _descend(pool, shortlist, types=2)
             tell("mixes of two types")
             proof = search_pairs(pool, most_boxes=effort.boxes)
             if effort.types > 2 and effort.trials:
                 tell("mixes of three types")
-                shortlist = _shortlist(pool)
-                starts = [pool.rows.cluster(row) for row in _promising(pool)]
+                promising, shortlist = _worth_mixing(pool)
+                starts = [pool.rows.cluster(row) for row in promising]
                 study_mixes(
                     columns,
                     job,
@@ -203,16 +203,16 @@ def _front(pool: Pool) -> NDArray[np.intp]:
     return thin(pareto_front(pool.forecast.total_s, pool.forecast.cost_usd), pool.forecast.total_s, FRONT)
 
 
-def _promising(pool: Pool) -> list[int]:
-    """Rows that the study starts from: the best one, and the front."""
-    return list(dict.fromkeys([int(order(pool.forecast, pool.limits)[0]), *_front(pool).tolist()]))
+def _worth_mixing(pool: Pool) -> tuple[list[int], tuple[int, ...]]:
+    """Rows that the study starts from, and options worth mixing.
 
-
-def _shortlist(pool: Pool) -> tuple[int, ...]:
-    """Options worth mixing: those of the best and of the front, then those of the best clusters."""
-    rows = [*_promising(pool), *order(pool.forecast, pool.limits)[: 50 * SHORTLIST].tolist()]
+    The rows are the best one and the front; the options theirs, then those of the best clusters.
+    """
+    ranked = order(pool.forecast, pool.limits)[: 50 * SHORTLIST].tolist()
+    promising = list(dict.fromkeys([ranked[0], *_front(pool).tolist()]))
+    rows = [*promising, *ranked]
     used = pool.rows.count[rows] > 0
-    return tuple(dict.fromkeys(pool.rows.option[rows][used].tolist()))[:SHORTLIST]
+    return promising, tuple(dict.fromkeys(pool.rows.option[rows][used].tolist()))[:SHORTLIST]
 
 
 def study_mixes(

@@ -17,14 +17,16 @@ def bucket_calls(bucket: str, region: str, account_id: str) -> tuple[Request, ..
     # us-east-1 is where buckets are when nothing is said, and must not be said.
     place = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
 
-    def call(operation: str, parameters: dict[str, object], purpose: str, **more: frozenset[str]) -> Request:
+    def call(
+        operation: str, parameters: dict[str, object], purpose: str, *, tolerates: frozenset[str] = frozenset()
+    ) -> Request:
         return Request(
             step=operation.replace("_", "-"),
             service="s3",
             operation=operation,
             parameters=parameters,
             purpose=purpose,
-            **more,  # type: ignore[arg-type]  # only `tolerates` is given
+            tolerates=tolerates,
         )
 
     public = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")

@@ -6,10 +6,12 @@ again, so a quota is also recognised by its name.
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from hetopt.optimizer.plan import Market
+from hetopt.optimizer.catalog import Market
+from hetopt.optimizer.quota import family_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,48 +27,43 @@ class Quota:
     default: float | None = None
 
 
-_FAMILIES: tuple[tuple[str, Quota, Quota], ...] = (
-    (
-        r"(g|gr|vt)\d",
-        Quota(code="L-3819A6DF", name="All G and VT Spot Instance Requests", default=0),
-        Quota(code="L-DB2E81BA", name="Running On-Demand G and VT instances", default=0),
-    ),
-    (
-        r"p[56]",
-        Quota(code="L-C4BD4855", name="All P5 Spot Instance Requests", default=0),
-        Quota(code="L-417A185B", name="Running On-Demand P instances", default=0),
-    ),
-    (
-        r"p\d",
-        Quota(code="L-7212CCBC", name="All P4, P3 and P2 Spot Instance Requests", default=0),
-        Quota(code="L-417A185B", name="Running On-Demand P instances", default=0),
-    ),
-    (
-        r"inf\d",
-        Quota(code="L-B5D1601B", name="All Inf Spot Instance Requests"),
-        Quota(code="L-1945791B", name="Running On-Demand Inf instances"),
-    ),
-    (
-        r"trn\d",
-        Quota(code="L-6B0D517C", name="All Trn Spot Instance Requests"),
-        Quota(code="L-2C3B7624", name="Running On-Demand Trn instances"),
-    ),
-    (
-        r"dl\d",
-        Quota(code="L-85EED4F7", name="All DL Spot Instance Requests"),
-        Quota(code="L-6E869C2A", name="Running On-Demand DL instances"),
-    ),
-    (
-        r"f\d",
-        Quota(code="L-88CF9481", name="All F Spot Instance Requests"),
-        Quota(code="L-74FC7D96", name="Running On-Demand F instances"),
-    ),
-    (
-        r"x\d",
-        Quota(code="L-E3A00192", name="All X Spot Instance Requests"),
-        Quota(code="L-7295265B", name="Running On-Demand X instances"),
-    ),
+_FAMILIES: Mapping[str, tuple[Quota, Quota]] = MappingProxyType(
+    {
+        "g": (
+            Quota(code="L-3819A6DF", name="All G and VT Spot Instance Requests", default=0),
+            Quota(code="L-DB2E81BA", name="Running On-Demand G and VT instances", default=0),
+        ),
+        "p5": (
+            Quota(code="L-C4BD4855", name="All P5 Spot Instance Requests", default=0),
+            Quota(code="L-417A185B", name="Running On-Demand P instances", default=0),
+        ),
+        "p": (
+            Quota(code="L-7212CCBC", name="All P4, P3 and P2 Spot Instance Requests", default=0),
+            Quota(code="L-417A185B", name="Running On-Demand P instances", default=0),
+        ),
+        "inf": (
+            Quota(code="L-B5D1601B", name="All Inf Spot Instance Requests"),
+            Quota(code="L-1945791B", name="Running On-Demand Inf instances"),
+        ),
+        "trn": (
+            Quota(code="L-6B0D517C", name="All Trn Spot Instance Requests"),
+            Quota(code="L-2C3B7624", name="Running On-Demand Trn instances"),
+        ),
+        "dl": (
+            Quota(code="L-85EED4F7", name="All DL Spot Instance Requests"),
+            Quota(code="L-6E869C2A", name="Running On-Demand DL instances"),
+        ),
+        "f": (
+            Quota(code="L-88CF9481", name="All F Spot Instance Requests"),
+            Quota(code="L-74FC7D96", name="Running On-Demand F instances"),
+        ),
+        "x": (
+            Quota(code="L-E3A00192", name="All X Spot Instance Requests"),
+            Quota(code="L-7295265B", name="Running On-Demand X instances"),
+        ),
+    }
 )
+"""On the spot market and on demand, by the family of `hetopt.optimizer.quota`; all others count as standard here."""
 
 _STANDARD = (
     Quota(code="L-34B43A08", name="All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests", default=5),
@@ -76,7 +73,5 @@ _STANDARD = (
 
 def quota_of(instance_type: str, market: Market) -> Quota:
     """The quota that machines of a type count against in a market."""
-    for pattern, spot, on_demand in _FAMILIES:
-        if re.match(pattern, instance_type):
-            return spot if market == "spot" else on_demand
-    return _STANDARD[0] if market == "spot" else _STANDARD[1]
+    spot, on_demand = _FAMILIES.get(family_of(instance_type, market), _STANDARD)
+    return spot if market == "spot" else on_demand

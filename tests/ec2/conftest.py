@@ -29,7 +29,7 @@ from hetopt.optimizer.ec2.request import Answer, Edge, Request
 from hetopt.optimizer.ec2.retry import Retrying
 from hetopt.optimizer.plan import Candidate, Group, Plan, Prediction, Range
 from hetopt.profiler.profile import Profile
-from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
+from hetopt.trainer.spec import Compression, RunSpec, StopRule, WorkerSpec
 from tests.face.conftest import RECORDED, hetopt
 
 __all__ = ["hetopt"]
@@ -211,7 +211,7 @@ def plan_of(
     chosen = Candidate(
         groups=tuple(made),
         global_batch_size=16 * len(workers),
-        compression={"name": "identity"},  # type: ignore[arg-type]
+        compression=Compression(name="identity"),
         collective="all_reduce",
         prediction=prediction,
     )
