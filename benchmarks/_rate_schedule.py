@@ -149,7 +149,7 @@ def _spec(way: Compression, phase_steps: int, period: int) -> RunSpec:
         workers=workers,
         compression=way,
         batch_policy="static",
-        stop=StopRule(max_steps=len(PHASES) * phase_steps),
+        stop=StopRule(max_steps=len(PHASES) * phase_steps, target=True),
         evaluate_every_epochs=1e6,
         control_period_steps=period,
         checkpoint_every_s=1e6,

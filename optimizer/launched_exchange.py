@@ -13,16 +13,18 @@ from dataclasses import dataclass
 from hetopt.optimizer import words
 from hetopt.optimizer.fit import CompressorLine, FittedModel, LinkModel
 from hetopt.optimizer.links import MEASURED_LINK_LOG_SD
+from hetopt.optimizer.local_steps import communication, exposed_s, spread
 from hetopt.optimizer.step_time import NO_OVERLAP, Overlap, step_time
 from hetopt.profiler.inflation import LEAST_GAIN, step_inflation
 from hetopt.trainer.control.ratio.choose import CONTROLLERS
 from hetopt.trainer.exchange.composition import METHODS, PLAIN
 from hetopt.trainer.exchange.cost import Operation, Primitive
-from hetopt.trainer.exchange.menu import IDENTITY, NARROW, Menu, settled_collective
+from hetopt.trainer.exchange.menu import IDENTITY, ROUNDED, Menu, settled_collective
+from hetopt.trainer.exchange.planner import KEPT
 from hetopt.trainer.exchange.wire import operations
 from hetopt.trainer.spec import Compression, RunSpec
 
-LOSSLESS = (IDENTITY, "fp16", "bf16")
+LOSSLESS = (IDENTITY, "fp16", "bf16", "int8")
 """As far as convergence can tell."""
 
 RANDOM = ("randomk", "global_randomk_maxnorm", "global_randomk_two_scale")
@@ -103,14 +105,14 @@ class Meeting:
     def gain(self, compression: Compression) -> float:
         """Retained gradient energy: measured for Top-k, which stands for all that send the largest elements.
 
-        1 for what rounds instead of selecting, and where nothing was measured; the smallest gain that was measured for
-        ratios below.
+        What rounds instead of selecting keeps what is known of it, or 1; so does all where nothing was measured. The
+        smallest gain that was measured counts for ratios below.
         """
         if compression.name in RANDOM:
             return compression.ratio
         curve = self.model.gain
-        if compression.name in LOSSLESS or not METHODS[compression.name].by_ratio or not curve.log_ratios:
-            return 1.0
+        if not METHODS[compression.name].by_ratio or not curve.log_ratios:
+            return KEPT.get(compression.name, 1.0)
         return curve.gain(max(compression.ratio, math.exp(curve.log_ratios[0])))
 
 
@@ -149,6 +151,9 @@ def foresee(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool
         BadInput: so many workers cannot be served like that.
     """
 
+    if run.is_local:
+        return _foresee_local(run, meeting, compute_s=compute_s)
+
     def time_per_progress_s(compression: Compression) -> float:
         step = step_time(
             [compute_s],
@@ -172,6 +177,26 @@ def foresee(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool
     )
 
 
+def _foresee_local(run: RunSpec, meeting: Meeting, *, compute_s: float) -> Foreseen:
+    """Of workers that train for themselves: the mean over steps that bring them together and steps that do not."""
+    whole = Compression()
+    told = communication(
+        run.sync,
+        dataset_size=meeting.model.profile.job.dataset_size,
+        global_batch_size=run.global_batch_size,
+    )
+    exchange_s = exposed_s(run.sync, told, exchange_s=meeting.exchange_s(whole), compute_s=compute_s)
+    return Foreseen(
+        compression=whole,
+        exchange_s=exchange_s,
+        compress_s=0.0,
+        overlap=NO_OVERLAP,
+        gain=1.0,
+        log_sd=spread(told, MEASURED_LINK_LOG_SD),
+        notes=(told.note,),
+    )
+
+
 def _candidates(run: RunSpec, meeting: Meeting) -> Iterable[Compression]:
     """What the run may use, as far as its policies choose."""
     asked = run.compression
@@ -180,7 +205,7 @@ def _candidates(run: RunSpec, meeting: Meeting) -> Iterable[Compression]:
         chooses_collective=run.collective_policy == "cheapest",
         numel=meeting.numel,
         workers=meeting.workers,
-        narrow_s=meeting.compress_s(Compression(name=NARROW)),
+        rounded_s={name: meeting.compress_s(Compression(name=name)) for name in ROUNDED},
     )
     if meeting.workers == 1:
         return [asked]

@@ -10,6 +10,9 @@ a small ResNet on CIFAR-10 from 10x to 1000x, 0.03 and less for an LSTM on WikiT
 windows, four workers, first 400 steps; where residuals are much younger than the run, its loss lags as the law says).
 Training measures ``a`` while it runs (`hetopt.trainer.control.ratio.slowdown`); planning has the prior, and the pilots.
 
+Before gains have settled a step delivers less than is new, until ``1 / gain - 1`` gradients are held back
+(`backlog_steps`). So many steps are missing at the end, however long the run was: of a short one that is most.
+
 Standard library only.
 """
 
@@ -27,6 +30,10 @@ CAUTIOUS_COEFFICIENT = 0.37
 """The upper end of the 90 % interval: what training acts by until it has seen better. Where a learning rate is as high
 as dense training bears, late gradients may cost the run."""
 
+MOST_LOST = 0.1
+"""Steps more than dense training that compression may cost where the number of steps is fixed: nothing makes up for
+what was not learned in them."""
+
 LEAST_GAIN = 0.05
 """Below which nothing is planned or used, whatever it promises: the law was never seen to hold there."""
 
@@ -40,6 +47,21 @@ def distance(gain: float) -> float:
     if not 0 < gain <= 1:
         raise ValueError(f"a gain is in (0, 1], not {gain}")
     return math.sqrt(1 / gain - 1)
+
+
+def backlog_steps(gain: float) -> float:
+    """Steps' worth of gradient that is held back once this gain has settled."""
+    return distance(gain) ** 2
+
+
+def backlog_after(before: float, gain: float, steps: float) -> float:
+    """The same after so many steps that kept ``gain``, where it was ``before``.
+
+    A step keeps the share ``1 - gain`` of what was held back and of one gradient that comes anew; energies add up,
+    for gradients are mostly noise.
+    """
+    settled = backlog_steps(gain)
+    return settled + (before - settled) * float((1 - gain) ** steps)
 
 
 def step_inflation(gain: float, coefficient: float = COEFFICIENT) -> float:

@@ -46,6 +46,17 @@ class Milestones:
             return "epochs"
         return None
 
+    def steps_left(self, step: int, samples_seen: int) -> int | None:
+        """Steps until a limit is reached, at least 1; None where a target may end the run before."""
+        if self.stop.target:
+            return None
+        limits = []
+        if self.stop.max_steps is not None:
+            limits.append(self.stop.max_steps - step)
+        if self.stop.max_epochs is not None:
+            limits.append(self._steps_to(self._samples(self.stop.max_epochs), samples_seen))
+        return max(1, min(limits)) if limits else None
+
     def evaluation_due(self, samples_before: int, samples_seen: int) -> bool:
         """Whether an evaluation point was passed between two positions."""
         return self._evaluations(samples_seen) > self._evaluations(samples_before)

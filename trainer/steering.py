@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from pydantic import ValidationError
 
 from hetopt.profiler.artifact import Record
 from hetopt.profiler.errors import BadInput
+from hetopt.profiler.inflation import MOST_LOST
 from hetopt.trainer.control.ratio.auto import AutoRatio
 from hetopt.trainer.control.ratio.auto_state import AutoState
 from hetopt.trainer.control.ratio.choose import choose_ratio_policy
@@ -76,6 +78,7 @@ class Steering:
             ratio=spec.compression.ratio,
             options=weighed,
             coefficient=spec.slowdown_coefficient,
+            most_lost=math.inf if spec.stop.target else MOST_LOST,
         )
         self._state: Record = self._policy.initial()
         self._planner = Planner() if network is not None else None
@@ -155,7 +158,16 @@ class Steering:
         """As tracked; None: nobody asks for it."""
         return None if self._watch is None else self._watch.network
 
-    def judge(self, traffic: GroupTraffic, *, step: int, epoch: float, learning_rate: float) -> Event | None:
+    def judge(
+        self,
+        traffic: GroupTraffic,
+        *,
+        step: int,
+        epoch: float,
+        learning_rate: float,
+        steps_left: int | None = None,
+        loss: float | None = None,
+    ) -> Event | None:
         """Learn from a period that was watched, and decide; what changed, if anything did.
 
         Args:
@@ -163,6 +175,8 @@ class Steering:
             step: steps done.
             epoch: passes over the data completed, with fractions.
             learning_rate: of the first parameter group.
+            steps_left: until the run ends by its own rules; absent: that is not known.
+            loss: mean over the samples of the period; absent: nobody asks.
         """
         if not _tells(traffic):
             return None
@@ -188,6 +202,8 @@ class Steering:
             network=self.network,
             option=before.option.key,
             learning_rate=learning_rate,
+            steps_left=steps_left,
+            loss=loss,
         )
         self._state, self._decision = self._policy.decide(self._state, observation)
         self.way = self._way_of(self._decision, compute_s=compute_s)

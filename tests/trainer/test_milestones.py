@@ -82,3 +82,10 @@ def test_shares_are_judged_by_many_steps_or_by_long_ones(steps: int, period_s: f
 
 def test_a_control_period_of_few_steps_is_always_enough() -> None:
     assert milestones(StopRule(target=True), period=2).may_judge_shares(2, 0.0)
+
+
+def test_a_run_of_fixed_length_knows_its_steps() -> None:
+    assert milestones(StopRule(max_steps=50)).steps_left(10, 80) == 40
+    assert milestones(StopRule(max_steps=50, max_epochs=2.0)).steps_left(10, 80) == 15
+    assert milestones(StopRule(max_epochs=2.0)).steps_left(30, 240) == 1
+    assert milestones(StopRule(max_steps=50, target=True)).steps_left(10, 80) is None

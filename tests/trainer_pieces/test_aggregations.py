@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hetopt.trainer.exchange.composition import (
     CORRECTION,
@@ -26,8 +28,10 @@ from hetopt.trainer.exchange.levels import LARGEST_SUM, summed_bits
 from hetopt.trainer.exchange.max_norm import MaxNorm
 from hetopt.trainer.exchange.memory import NoMemory
 from hetopt.trainer.exchange.multi_scale import MultiScale
+from hetopt.trainer.exchange.planner import KEPT
 from hetopt.trainer.exchange.quantised_all_reduce import QuantisedSum
 from hetopt.trainer.exchange.rounding import AtRandom
+from hetopt.trainer.exchange.slice_coding import ScaledCodes
 from hetopt.trainer.exchange.terngrad import TernGrad
 from hetopt.trainer.exchange.wire import wire_bytes
 from hetopt.trainer.spec import Compression
@@ -182,6 +186,36 @@ def test_codings_change_bytes_and_nothing_else(combination, coding):
         received = received + first.double()
         exact = coding == PACKED or combination.collective == GATHER
         torch.testing.assert_close(received + coded.held_back(), brought, rtol=0, atol=2e-4 if exact else 0.2)
+
+
+@pytest.mark.parametrize(("bits", "kept"), [(8, 0.9998), (4, 0.975)])
+@pytest.mark.parametrize("power", [1, 3])
+def test_codes_with_scales_keep_what_the_planner_counts_on(bits, kept, power):
+    """Of normal values and of their cubes, whose tails are heavier than those of most gradients."""
+    values = torch.randn(100_000, generator=torch.Generator().manual_seed(power)) ** power
+    coding = ScaledCodes(bits)
+    row = torch.empty(coding.width(values.numel()), dtype=coding.dtype)
+    coding.write(values, row)
+    lost = values - torch.cat([part for _, part in coding.read(row, values.numel())])
+    assert KEPT[f"int{bits}"] == kept
+    assert 1 - lost.square().sum() / values.square().sum() >= kept
+
+
+@given(
+    values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=200),
+    bits=st.sampled_from([4, 8]),
+)
+def test_a_code_is_off_by_half_a_step_of_its_group(values, bits):
+    flat = torch.tensor(values)
+    coding = ScaledCodes(bits)
+    row = torch.empty(coding.width(len(flat)), dtype=coding.dtype)
+    coding.write(flat, row)
+    read = torch.cat([part for _, part in coding.read(row, len(flat))])
+    for begin in range(0, len(flat), 64):
+        group, found = flat[begin : begin + 64].double(), read[begin : begin + 64].double()
+        step = group.abs().max() / (2 ** (bits - 1) - 1)
+        # A scale is rounded to 8 bits, which moves the largest codes; below 1e-38 it vanishes with all it stands for.
+        assert ((group - found).abs() <= step * (0.5 + 2 ** (bits - 1) * 2**-8) + 2e-36).all()
 
 
 @pytest.mark.parametrize(("name", "precision"), [("fp16", 2**-11), ("bf16", 2**-8)])

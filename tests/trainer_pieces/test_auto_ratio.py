@@ -10,14 +10,15 @@ from dataclasses import replace
 
 import pytest
 
-from hetopt.profiler.inflation import COEFFICIENT
+from hetopt.profiler.inflation import COEFFICIENT, MOST_LOST
 from hetopt.trainer.control.ratio.auto import AutoRatio
 from hetopt.trainer.control.ratio.auto_state import AutoState
 from hetopt.trainer.control.ratio.policy import RatioDecision
 from hetopt.trainer.exchange.cost import TRAINER, LinkSpeed
 from hetopt.trainer.exchange.network_watch import PROBE_SHARE
+from hetopt.trainer.exchange.planner import make_option
 
-from .virtual_exchange import VirtualRun, fixed_s, options, run
+from .virtual_exchange import VirtualRun, alone, fixed_s, options, run
 
 STEPS = 400  # of dense progress
 GBIT = 1.25e8
@@ -63,6 +64,25 @@ def test_it_is_near_the_best_fixed_choice_on_any_network(seed):
     assert virtual.elapsed_s <= 1.05 * min(fixed.values()) + price_s
     assert virtual.elapsed_s <= 1.04 * fixed[policy.options[0].key] + price_s
     assert state.spent_s <= 2 * price_s
+
+
+@pytest.mark.parametrize("steps", [60, 400])
+@pytest.mark.parametrize("seed", range(12))
+def test_a_run_ends_as_far_as_the_best_fixed_choice_for_its_length(seed, steps):
+    """Thin exchanges hold steps back, of which a short run has few: seconds for each step's worth that arrived."""
+    virtual, policy = any_run(seed, kept=random.Random(seed).uniform(0.2, 0.5))
+    virtual.last_step = steps
+    used, _ = run(policy, virtual, until_step=steps)
+    by_key = {option.key: option for option in policy.options}
+    fixed = []
+    for option in policy.options:
+        twin = alone(virtual)
+        for _ in range(steps):
+            twin.take(option)
+        if virtual.settled(option) > policy.least_gain:
+            fixed.append(twin.elapsed_s / twin.progress)
+    price_s = allowed_s(policy, virtual, virtual.per_progress_s(by_key[used[0][1]]))
+    assert virtual.elapsed_s - price_s <= 1.1 * min(fixed) * virtual.progress
 
 
 @pytest.mark.parametrize("seed", range(16))
@@ -154,6 +174,32 @@ def periods(virtual, policy, count, steps=20):
     return found
 
 
+@pytest.mark.parametrize("seed", range(16))
+def test_a_run_of_fixed_length_learns_nearly_as_much_as_dense_training(seed):
+    """For each step's worth of progress it takes no longer than the quickest choice that does."""
+    steps = 600
+    virtual, policy = any_run(seed, kept=random.Random(seed).uniform(0.05, 0.4))
+    virtual.last_step = steps
+    bits = [
+        make_option(
+            name,
+            "all_reduce",
+            1.0,
+            numel=policy.options[0].operations[0].payload_bytes // 4,
+            workers=virtual.workers,
+            compress_s=0.1 * virtual.compute_s,
+        )
+        for name in ("int8", "int4")
+    ]
+    policy = replace(policy, options=(*policy.options, *bits), most_lost=MOST_LOST)
+    run(policy, virtual, until_step=steps)
+    assert virtual.progress >= steps / (1 + MOST_LOST) - 2 * policy.trial_steps
+    fitting = [o for o in policy.options if virtual.slowdown(virtual.settled(o)) <= 1 + MOST_LOST / 2]
+    best_s = min(virtual.per_progress_s(option) for option in fitting)
+    price_s = allowed_s(policy, virtual, virtual.per_progress_s(policy.options[0]))
+    assert virtual.elapsed_s <= 1.05 * best_s * virtual.progress + price_s
+
+
 def test_all_ranks_decide_alike_and_a_restart_changes_nothing():
     virtual, policy = any_run(3)
     for before, observation, after, decision in periods(virtual, policy, 60):
@@ -211,6 +257,23 @@ def test_a_ratio_that_proves_too_thin_is_not_used_again_and_again(seed):
     changes = [row[3] for row in periods(virtual, policy, 100) if row[3].changed]
     assert any("must be kept" in change.reason for change in changes)
     assert len(changes) <= 12
+
+
+def test_a_loss_that_rises_ends_thin_exchanges_for_a_while():
+    """Error feedback bears smaller learning rates than dense training: whatever it saves, it is not worth the run."""
+    virtual, policy = any_run(1, kept=0.1, settling=0.0, noise=0.0)
+    *_, (_, _, state, decision) = periods(virtual, policy, 30)
+    by_key = {option.key: option for option in policy.options}
+    assert by_key[decision.option].ratio < 1
+    tracked, used = virtual.measure(), []
+    for loss in (2.0, 1.0, 1.4, 1.6, 1.1, 1.1, 1.1):
+        observation, tracked = virtual.period(by_key[decision.option], decision, tracked, 20)
+        state, decision = policy.decide(state, replace(observation, loss=loss))
+        used.append((by_key[decision.option].ratio, decision.reason))
+    assert all(ratio < 1 for ratio, _ in used[:3]), "noise is borne"
+    assert used[3][0] == 1
+    assert "the loss has risen" in used[3][1]
+    assert all(ratio > used[2][0] for ratio, _ in used[3:])
 
 
 def test_trials_are_booked_and_stop_when_the_money_is_spent():

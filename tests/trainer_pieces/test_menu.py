@@ -16,7 +16,12 @@ NUMEL = 10_000
 
 def menu(asked: Compression | None = None, *, chooses: bool = True, **changes) -> Menu:
     return Menu(
-        asked=asked or Compression(), chooses_collective=chooses, numel=NUMEL, workers=4, narrow_s=0.001, **changes
+        asked=asked or Compression(),
+        chooses_collective=chooses,
+        numel=NUMEL,
+        workers=4,
+        rounded_s={"bf16": 0.001},
+        **changes,
     )
 
 

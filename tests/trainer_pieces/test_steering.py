@@ -19,7 +19,7 @@ COMPUTE_S = 0.1
 
 def spec(**changes) -> RunSpec:
     workers = tuple(WorkerSpec(host=f"h{i}", type="t", local_batch_size=8) for i in range(WORKERS))
-    return RunSpec(task="digits", workers=workers, stop=StopRule(max_steps=100), **changes)
+    return RunSpec(task="digits", workers=workers, stop=StopRule(max_steps=100, target=True), **changes)
 
 
 def menu(run: RunSpec, buckets: int = 1) -> Menu:

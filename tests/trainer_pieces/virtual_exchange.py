@@ -1,7 +1,7 @@
 """A run on paper: a network with its own speeds, gradients with a gain at every ratio, and progress that depends on it.
 
 Progress is counted in steps of dense training. A ratio's gain is not there at once: the residual of the ratio before
-drains or builds up first, over about 1 / ratio steps.
+drains or builds up first, over about 1 / ratio steps. What is held back is no progress until it is sent.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class VirtualRun:
     slower: Mapping[str, float] = field(default_factory=dict)
     compress: Mapping[str, float] = field(default_factory=dict)
     unforeseen_s: Mapping[str, float] = field(default_factory=dict)
+    last_step: int | None = None
 
     def __post_init__(self):
         self.random = random.Random(self.seed)
@@ -64,6 +65,7 @@ class VirtualRun:
         self.elapsed_s = 0.0
         self.progress = 0.0
         self.residual_of = 1.0
+        self.backlog = 0.0
 
     @property
     def link(self):
@@ -94,7 +96,7 @@ class VirtualRun:
         return ratio ** (self.kept * (1 / residual_of) ** self.settling)
 
     def settled(self, option):
-        return 1.0 if option.ratio == 1 else self.gain(option.ratio, option.ratio)
+        return option.gain if option.gain is not None else self.gain(option.ratio, option.ratio)
 
     def per_progress_s(self, option):
         """Seconds of a step's worth of dense progress once everything has settled."""
@@ -132,19 +134,22 @@ class VirtualRun:
 
     def take(self, option):
         """One step; its compute, compress and exchange time, and its gain."""
-        if option.ratio < 1:
+        if option.gain is None:
             rate = min(1.0, option.ratio * 3)
             self.residual_of = math.exp((1 - rate) * math.log(self.residual_of) + rate * math.log(option.ratio))
         else:
             self.residual_of = 1.0
-        gain = 1.0 if option.ratio == 1 else self.gain(option.ratio, self.residual_of)
+        gain = option.gain if option.gain is not None else self.gain(option.ratio, self.residual_of)
         times = (
             self.around(self.compute_s),
             self.around(self.compress_s(option)),
             self.around(self.exchange_s(option)),
         )
         self.elapsed_s += sum(times)
-        self.progress += 1 / self.slowdown(gain)
+        backlog = (1 - gain) * (1 + self.backlog)
+        self.delivered = 1 + self.backlog - backlog
+        self.backlog = backlog
+        self.progress += self.delivered - 1 + 1 / self.slowdown(gain)
         self.step += 1
         return (*times, gain)
 
@@ -177,7 +182,8 @@ class VirtualRun:
         curve = progress = None
         if decision.measure_gain:
             dense = self.around(2.5, 5 * self.noise)
-            progress = Progress(achieved=self.around(dense / self.slowdown(rows[-1][3])), dense=dense)
+            achieved = dense * min(1.0, self.delivered) / self.slowdown(rows[-1][3])
+            progress = Progress(achieved=self.around(achieved), dense=dense)
             kept = [self.gain(ratio, self.residual_of) for ratio in RATIOS]
             energies = [1.0 + 0.1 * rank for rank in range(self.workers)]
             curve = GainCurve(
@@ -201,6 +207,7 @@ class VirtualRun:
             progress=progress,
             network=tracked.network,
             option=option.key,
+            steps_left=None if self.last_step is None else max(1, self.last_step - self.step),
         )
         return observation, tracked
 
@@ -223,7 +230,15 @@ def run(policy, virtual, *, progress=math.inf, until_step=math.inf, steps=20):
 
 def fixed_s(virtual, option, *, progress):
     """Seconds that a run with one option alone takes on the network of the first step, settling included."""
-    twin = VirtualRun(
+    twin = alone(virtual)
+    while twin.progress < progress:
+        twin.take(option)
+    return twin.elapsed_s
+
+
+def alone(virtual):
+    """The same run without noise, from the start, on the network of the first step."""
+    return VirtualRun(
         workers=virtual.workers,
         links=virtual.links[:1],
         compute_s=virtual.compute_s,
@@ -236,6 +251,3 @@ def fixed_s(virtual, option, *, progress):
         compress=virtual.compress,
         unforeseen_s=virtual.unforeseen_s,
     )
-    while twin.progress < progress:
-        twin.take(option)
-    return twin.elapsed_s

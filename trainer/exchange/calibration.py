@@ -21,7 +21,7 @@ from torch import Tensor
 from hetopt.trainer.exchange.channel import Channel
 from hetopt.trainer.exchange.cost import Operation, Primitive, Scope
 from hetopt.trainer.exchange.exchange import make_exchange
-from hetopt.trainer.exchange.menu import NARROW, CompressTime, Family
+from hetopt.trainer.exchange.menu import CompressTime, Family
 from hetopt.trainer.exchange.network_state import NetworkState
 from hetopt.trainer.exchange.network_tracker import Timed, measured
 from hetopt.trainer.exchange.network_watch import REPEATED_BELOW_S, TIMED_EACH
@@ -275,15 +275,21 @@ def time_compressors(
     return found
 
 
-def time_narrow(
-    numel: int, network: NetworkState, *, memory: str, device: torch.device, group: dist.ProcessGroup | None = None
+def time_rounded(
+    name: str,
+    numel: int,
+    network: NetworkState,
+    *,
+    memory: str,
+    device: torch.device,
+    group: dist.ProcessGroup | None = None,
 ) -> float:
-    """What a worker does itself to exchange everything in bf16; a part of a large gradient stands for all of it."""
+    """What a worker does itself to exchange everything in fewer bits; a part of a large gradient stands for all."""
     channel = Channel(group, on=device)
     part = numel
-    while part > 1 and network.expected_s(operations(NARROW, part, 1.0, workers=channel.workers)) > LONGEST_S:
+    while part > 1 and network.expected_s(operations(name, part, 1.0, workers=channel.workers)) > LONGEST_S:
         part //= 2
-    exchange = make_exchange(Compression(name=NARROW, memory=memory), part, device=device, group=group)
+    exchange = make_exchange(Compression(name=name, memory=memory), part, device=device, group=group)
     return _slowest_s(channel, exchange, made_up_gradient(part, device, channel.rank)) * numel / part
 
 

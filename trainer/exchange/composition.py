@@ -102,6 +102,16 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         ),
         "fp16": Method(about="everything, in scaled fp16", collectives=(DENSE,), memories=(NONE, FEEDBACK)),
         "bf16": Method(about="everything, in bf16", collectives=(DENSE,), memories=(NONE, FEEDBACK)),
+        "int8": Method(
+            about="everything, in whole codes of 8 bits, 64 of which share a scale",
+            collectives=(DENSE,),
+            memories=(FEEDBACK, NONE),
+        ),
+        "int4": Method(
+            about="everything, in whole codes of 4 bits, 64 of which share a scale",
+            collectives=(DENSE,),
+            memories=(FEEDBACK,),
+        ),
         "topk": Method(
             about="the largest magnitudes of the whole gradient",
             collectives=_FIXED_SELECTION,

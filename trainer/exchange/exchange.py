@@ -57,12 +57,13 @@ from hetopt.trainer.exchange.random_k import RandomElements, RotatingElements
 from hetopt.trainer.exchange.redsync import RedSyncCompressor
 from hetopt.trainer.exchange.rounding import AtRandom, ToNearest
 from hetopt.trainer.exchange.sidco import SidcoCompressor
+from hetopt.trainer.exchange.slice_coding import NarrowFloats, ScaledCodes
 from hetopt.trainer.exchange.sparse_all_gather import PaddedSparseAllGather, SparseAllGather
 from hetopt.trainer.exchange.stats import ExchangeStats, GradientExchange, LookingExchange
 from hetopt.trainer.exchange.terngrad import TernGrad
 from hetopt.trainer.exchange.threshold_topk import ThresholdCompressor
 from hetopt.trainer.exchange.topk import TopKCompressor
-from hetopt.trainer.exchange.wire import Shapes, kept_elements
+from hetopt.trainer.exchange.wire import SCALED_BITS, Shapes, kept_elements
 from hetopt.trainer.spec import Compression
 
 __all__ = [
@@ -193,7 +194,9 @@ def make_aggregation(
         case "identity":
             return _dense()
         case "fp16" | "bf16":
-            return NarrowSum(torch.float16 if chosen.name == "fp16" else torch.bfloat16)
+            return NarrowSum(NarrowFloats(torch.float16 if chosen.name == "fp16" else torch.bfloat16))
+        case "int8" | "int4":
+            return NarrowSum(ScaledCodes(SCALED_BITS[chosen.name]))
         case "qsgd_maxnorm":
             return job.quantised(MaxNorm())
         case "terngrad":
@@ -278,7 +281,7 @@ class _Job:
             count = sum(kept_elements(size, ratio) for size in (self.sizes if by_layer else [self.numel]))
             shared = SharedSelection(selector, ratio=ratio, count=count, seed=self.seed, coding=coding.indices)
             choices: dict[str, Callable[[SharedSelection], IndexChoice]] = {STAR: Star, VAR: Var, AR_TOPK: StarOrVar}
-            values = _dense() if coding.values == torch.float32 else NarrowSum(coding.values)
+            values = _dense() if coding.values == torch.float32 else NarrowSum(NarrowFloats(coding.values))
             return IndexedSum(choice=choices[self.chosen.collective](shared), values=values)
         return CompressedSum(
             compressor=selector if coding.values == torch.float32 else NarrowValues(selector, coding.values),

@@ -36,6 +36,9 @@ CODINGS = (PLAIN, PACKED_BF16)
 
 IDENTITY = "identity"
 NARROW = "bf16"
+ROUNDED = (NARROW, "int8", "int4")
+"""Everything, in fewer bits; the first may travel under backward."""
+
 SELECTOR = "topk"
 """The compressor of a run that leaves the choice to hetopt: exact, same size everywhere, and the fastest here."""
 
@@ -91,8 +94,8 @@ class Menu:
         shapes: of the parameters, where a compressor asks for them.
         buckets: that everything is sent in under the backward pass, where it can be; 1: it cannot.
         compress: measured times of families; those that are not there count as free.
-        narrow_s: measured time to exchange everything in bf16, without the network; absent: it was not measured.
-        narrow_in_buckets: whether that can be under the backward pass as well.
+        rounded_s: measured times to exchange everything in fewer bits, without the network; absent: not measured.
+        narrow_in_buckets: whether the bf16 of them can be under the backward pass as well.
     """
 
     asked: Compression
@@ -102,7 +105,7 @@ class Menu:
     shapes: Shapes | None = None
     buckets: int = 1
     compress: Mapping[Family, CompressTime] = field(default_factory=dict)
-    narrow_s: float | None = None
+    rounded_s: Mapping[str, float] = field(default_factory=dict)
     narrow_in_buckets: bool = False
 
     @property
@@ -149,7 +152,7 @@ class Menu:
             for collective in self._collectives
             for coding in self._codings
         ]
-        return (self.dense, *self._narrow, *selected)
+        return (self.dense, *self._rounded, *selected)
 
     def find(self, key: str) -> Way | None:
         """The way whose option has this key, among `all`."""
@@ -185,22 +188,25 @@ class Menu:
         return tuple((self.name, collective, coding) for collective in self._collectives for coding in self._codings)
 
     @property
-    def _narrow(self) -> tuple[Way, ...]:
-        """Half the bytes, and rounding errors that the memory keeps."""
-        if self.narrow_s is None or self.memory not in METHODS[NARROW].memories:
-            return ()
-        buckets = self.buckets if self.narrow_in_buckets else 1
-        part = make_option(
-            NARROW,
-            DENSE,
-            1.0,
-            numel=math.ceil(self.numel / buckets),
-            workers=self.workers,
-            compress_s=self.narrow_s,
-            shapes=self.shapes if buckets == 1 else None,
-        )
-        option = replace(part, buckets=buckets)
-        return (Way(option=option, compression=Compression(name=NARROW, memory=self.memory)),)
+    def _rounded(self) -> tuple[Way, ...]:
+        """A half to an eighth of the bytes, and rounding errors that the memory keeps."""
+        ways = []
+        for name in ROUNDED:
+            if name not in self.rounded_s or self.memory not in METHODS[name].memories:
+                continue
+            buckets = self.buckets if self.narrow_in_buckets and name == NARROW else 1
+            part = make_option(
+                name,
+                DENSE,
+                1.0,
+                numel=math.ceil(self.numel / buckets),
+                workers=self.workers,
+                compress_s=self.rounded_s[name],
+                shapes=self.shapes if buckets == 1 else None,
+            )
+            option = replace(part, buckets=buckets)
+            ways.append(Way(option=option, compression=Compression(name=name, memory=self.memory)))
+        return tuple(ways)
 
     def _selected(self, ratio: float, collective: str, coding: str) -> Way:
         kept = kept_elements(self.numel, ratio)

@@ -33,9 +33,25 @@ VALUE_BYTES = 4  # fp32
 INDEX_BYTES = 4  # int32, hence fewer than 2**31 elements
 LENGTH_BYTES = 4
 NARROW_BYTES = 2
+SCALED_BITS: Mapping[str, int] = MappingProxyType({"int8": 8, "int4": 4})
+"""Of a code, by compressor."""
+
+SCALED_ELEMENTS = 64
+"""Codes that have a scale together."""
+
 MAX_INDEXED_ELEMENTS = 2**31 - 1
 MANY_WORKERS = 32
 """With more, taking turns leaves a worker's own choice waiting too long: automatic AR-Topk always elects."""
+
+
+def slice_elements(numel: int, workers: int) -> int:
+    """Elements of the part of a gradient that each worker sums; the last parts may be shorter."""
+    return math.ceil(numel / workers)
+
+
+def scaled_code_bytes(numel: int, bits: int) -> int:
+    """Bytes of ``numel`` codes with their scales in bf16, in whole groups of `SCALED_ELEMENTS`."""
+    return math.ceil(numel / SCALED_ELEMENTS) * (2 + SCALED_ELEMENTS * bits // 8)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,7 +185,9 @@ def operations(
             parts: list[_Part] = [("all_reduce", VALUE_BYTES * numel)]
         case "fp16" | "bf16":
             # A slice for each worker, in fp16 with its exponent: all to all, and the sums back, as a ring moves them.
-            parts = [("sliced", workers * NARROW_BYTES * (math.ceil(numel / workers) + (name == "fp16")))]
+            parts = [("sliced", workers * NARROW_BYTES * (slice_elements(numel, workers) + (name == "fp16")))]
+        case "int8" | "int4":
+            parts = [("sliced", workers * scaled_code_bytes(slice_elements(numel, workers), SCALED_BITS[name]))]
         case "randomk":
             parts = [("all_reduce", VALUE_BYTES * kept_elements(numel, ratio))]
         case "qsgd_maxnorm" | "terngrad" if chosen == GATHER:

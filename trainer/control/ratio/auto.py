@@ -16,6 +16,13 @@ large exchanges alone, and some larger one is tried now and then for that.
 What turns out to keep less than ``least_gain`` is left at once, and as much or less is not used again for a while that
 doubles with every time: what a curve promises of a ratio that is not in use is only an estimate.
 
+Error feedback bears smaller learning rates than dense training does. So where the loss rises far above the least it was
+while something is held back, everything is sent from then on, and as little as was sent then is not used for a while.
+
+**Runs of a fixed length** have no steps to make up for progress that was lost. There only options count that cost at
+most ``most_lost`` more steps by the law as it is known. An option for which the law would have to be milder, by no more
+than may well be, is used for a while to see: until that has cost a quarter of what may be lost.
+
 What a step of an option took beyond what was predicted of it, because of cores that workers share or whatever else no
 timing tells, is remembered for a while, and so is what it kept: otherwise it would be changed to and left again and
 again.
@@ -34,11 +41,11 @@ loses to it by no more than the least saving, the allowance and a trial, from wh
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hetopt.profiler.inflation import CAUTIOUS_COEFFICIENT
+from hetopt.profiler.inflation import CAUTIOUS_COEFFICIENT, backlog_after
 from hetopt.trainer.control.ratio.auto_state import LOOK_AGAIN_AFTER, AutoState, Excess, TooThin, Tried
-from hetopt.trainer.control.ratio.outlook import Judged, Outlook, Weighed
+from hetopt.trainer.control.ratio.outlook import LAW_HOPE, Judged, Outlook, Weighed
 from hetopt.trainer.control.ratio.policy import DENSE, RatioDecision, RatioObservation, percent
 from hetopt.trainer.control.ratio.slowdown import Slowdown
 from hetopt.trainer.exchange.cost import TRAINER
@@ -50,6 +57,9 @@ SURE = 1.5
 
 SCOUTED = 4.0
 """Times the bytes of what is in use that tell more of the bandwidth."""
+
+RISEN, RISEN_OF_FIRST = 1.5, 0.05
+"""Times the least loss of a period, and part of the first loss above it, that call for sending everything."""
 
 LAW = "the law"
 """Stands among the options that were tried for what was tried to learn what late gradients cost."""
@@ -66,7 +76,8 @@ _FORGOTTEN_BY_HALF = 30  # periods
 _LEARNT_AFTER = 15  # periods, in all of which something is new
 _LOOK_WHEN_SETTLED_EVERY = 3  # periods, for a look takes longer than the selection that is sent
 _LOOK_AT_GAIN_EVERY = 5  # periods of dense training, in which a gain curve costs a selection that nobody sends
-_SETTLED_AFTER = 10  # steps of one ratio, until when its progress says less of it
+_DOUBTED_PART = 0.25  # of what may be lost, for options that may turn out to cost less
+_SETTLED_AFTER = 3  # steps of one ratio, until when its progress says less of it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +91,7 @@ class AutoRatio:
         least_saving: part of J that is worth a change.
         trial_steps: length of the first period after a change, and of the run.
         exploration: part of the run's time that trials may cost.
+        most_lost: more steps than dense training that are borne; infinite: only time counts.
 
     Raises:
         ValueError: no dense option, two options of one key, or an impossible number.
@@ -91,6 +103,7 @@ class AutoRatio:
     least_saving: float = 0.02
     trial_steps: int = 5
     exploration: float = 0.01
+    most_lost: float = math.inf
 
     def __post_init__(self) -> None:
         if not any(_is_dense(option) for option in self.options):
@@ -99,6 +112,8 @@ class AutoRatio:
             raise ValueError("two options have the same compressor, collective and ratio")
         if not (0 <= self.first_coefficient < math.inf and 0 < self.least_gain <= 1 and 0 <= self.least_saving < 1):
             raise ValueError("least_gain and least_saving are parts of 1, and the coefficient is not negative")
+        if not self.most_lost > 0:
+            raise ValueError(f"what may be lost is above zero, not {self.most_lost}")
         if self.trial_steps < 1 or not 0 <= self.exploration < 1:
             raise ValueError(f"impossible trial of {self.trial_steps} steps or exploration {self.exploration}")
 
@@ -139,11 +154,16 @@ class AutoRatio:
         kept = 1.0 if expected is None else now.gain / expected
         excess = Excess(step_s=now.step_s - outlook.predicted_s(used), kept=kept, period=state.periods)
         state = state.model_copy(update={"excess": {**state.excess, used.key: excess}})
+        if not self._keeps_enough(now, outlook):
+            lost = observation.steps * (1 - 1 / outlook.steps_per_progress(now.gain))
+            state = state.model_copy(update={"doubted_steps": state.doubted_steps + max(0.0, lost)})
+        if used.gain is None and _has_risen(state, observation.loss):
+            return self._safe(state, used, network, outlook)
         chosen = self._choice(state, now, outlook)
         if chosen is None:
             return state, self._keep(state, now, network, outlook)
         # Leaving what keeps too little is no trial: it costs what it costs.
-        trial_after = None if now.gain < self.least_gain else used.key
+        trial_after = used.key if self._keeps_enough(now, outlook) else None
         of_law = chosen.saving_s + chosen.hope_s < self.least_saving * now.per_progress_s
         look = of_law or state.since_curve >= LOOK_AGAIN_AFTER or not state.belief.points
         if of_law:
@@ -157,13 +177,30 @@ class AutoRatio:
         return state, RatioDecision(
             ratio=chosen.judged.option.ratio,
             option=chosen.judged.option.key,
-            reason=self._reason(now, chosen),
+            reason=self._reason(now, chosen, outlook),
             measure_gain=look,
             look_after_steps=self._trial_length(state, now, chosen),
             alarm_s=_alarm_s(chosen.judged.option, network, outlook),
         )
 
-    def _reason(self, now: Judged, chosen: Weighed) -> str:
+    def _safe(
+        self, state: AutoState, used: Option, network: NetworkState, outlook: Outlook
+    ) -> tuple[AutoState, RatioDecision]:
+        """Everything is sent: training may be about to diverge."""
+        dense = next(option for option in self.options if _is_dense(option))
+        state = state.model_copy(update={"trial_after": None, "too_thin": _proved(state, used.ratio)})
+        return state, RatioDecision(
+            ratio=dense.ratio,
+            option=dense.key,
+            reason=f"{dense.key} instead of {used.key}: the loss has risen far above the least it was",
+            alarm_s=_alarm_s(dense, network, outlook),
+        )
+
+    def _keeps_enough(self, judged: Judged, outlook: Outlook) -> bool:
+        """Whether so much is learned as it has to be."""
+        return judged.gain >= self.least_gain and outlook.steps_per_progress(judged.gain) <= 1 + self.most_lost
+
+    def _reason(self, now: Judged, chosen: Weighed, outlook: Outlook) -> str:
         other, saving = chosen.judged, chosen.saving_s / now.per_progress_s
         told = (
             f"{other.option.key} instead of {now.option.key}: {percent(other.option.ratio)} sent, about "
@@ -171,11 +208,29 @@ class AutoRatio:
         )
         if now.gain < self.least_gain:
             return f"{told}; {now.gain:.0%} is less than the {self.least_gain:.0%} that must be kept"
+        if not self._keeps_enough(now, outlook):
+            return f"{told}; before, too little was learned in a step, and the run has no more of them"
         if saving < self.least_saving:
             return f"{told}; tried out, it may be better than it looks"
         return f"{told}: {saving:.0%} less time to the target"
 
+    def _may_be_better(self, state: AutoState, now: Judged, outlook: Outlook) -> bool:
+        """Whether an option that costs too much by the law is worth a further look."""
+        if now.gain < self.least_gain or state.steps_left is None or math.isinf(self.most_lost):
+            return False
+        allowed = _DOUBTED_PART * self.most_lost * (state.steps + state.steps_left)
+        next_ = self.trial_steps * (1 - 1 / outlook.steps_per_progress(now.gain))
+        return self._keeps_enough(now, outlook.milder(1.0)) and state.doubted_steps + next_ <= allowed
+
     def _keep(self, state: AutoState, now: Judged, network: NetworkState, outlook: Outlook) -> RatioDecision:
+        if not self._keeps_enough(now, outlook):
+            return RatioDecision(
+                ratio=now.option.ratio,
+                option=now.option.key,
+                measure_gain=True,
+                look_after_steps=self.trial_steps,
+                alarm_s=_alarm_s(now.option, network, outlook),
+            )
         every = _LOOK_AT_GAIN_EVERY
         if now.option.gain is None:
             every = 1 if state.belief.changed is not None or state.periods < _LEARNT_AFTER else _LOOK_WHEN_SETTLED_EVERY
@@ -209,12 +264,19 @@ class AutoRatio:
             step_s = state.step_s + _STEP_WEIGHT * (step_s - state.step_s)
         is_same = state.belief.ratio == used.ratio and state.option is not None
         same_ratio = observation.steps + (state.same_ratio if is_same else 0)
+        gain = used.gain if used.gain is not None else observation.gain
+        backlog = backlog_after(state.backlog, gain, observation.steps)
         return state.model_copy(
             update={
                 "option": used.key,
                 "step_s": step_s,
                 "belief": state.belief.seen(used, observation.gain, observation.gain_curve),
-                "slowdown": self._slowdown(state, used, observation, same_ratio),
+                "slowdown": self._slowdown(state, used, observation, same_ratio, backlog),
+                "backlog": backlog,
+                "first_loss": observation.loss if state.first_loss is None else state.first_loss,
+                "least_loss": _least(state.least_loss, observation.loss),
+                "steps": observation.step,
+                "steps_left": observation.steps_left,
                 "same_ratio": same_ratio,
                 "since_curve": 0 if observation.gain_curve is not None else state.since_curve + observation.steps,
                 "compute_s": compute_s,
@@ -229,15 +291,21 @@ class AutoRatio:
             }
         )
 
-    def _slowdown(self, state: AutoState, used: Option, observation: RatioObservation, same_ratio: int) -> Slowdown:
+    def _slowdown(
+        self, state: AutoState, used: Option, observation: RatioObservation, same_ratio: int, backlog: float
+    ) -> Slowdown:
         """After a period; that everything makes the progress of everything is nothing new.
 
-        What was held back at another ratio comes out first, or builds up: until then a look says less of this one.
+        What was held back at another ratio comes out first, or builds up: until then a look says less of this one, and
+        what is held back for the first time is not late.
         """
-        if observation.progress is None or used.gain is not None or not 0 < observation.gain < 1:
+        gain, progress = observation.gain, observation.progress
+        if progress is None or used.gain is not None or not 0 < gain < 1:
             return state.slowdown
         weight = min(1.0, same_ratio / _SETTLED_AFTER)
-        return state.slowdown.seen(observation.gain, observation.progress, prior=self.first_coefficient, weight=weight)
+        delivered = min(1.0, backlog * gain / (1 - gain))
+        progress = replace(progress, dense=progress.dense * delivered)
+        return state.slowdown.seen(gain, progress, prior=self.first_coefficient, weight=weight)
 
     def coefficient(self, state: AutoState) -> float:
         """Of the law of slowdown, as it is thought to be."""
@@ -249,7 +317,7 @@ class AutoRatio:
         spent_s = state.spent_s
         before = next((outlook.judge(option) for option in self.options if option.key == state.trial_after), None)
         if before is not None:
-            progress = observation.steps / outlook.slowdown(now.gain)
+            progress = observation.steps / outlook.steps_per_progress(now.gain)
             spent_s += max(0.0, took_s - progress * before.per_progress_s)
         return state.model_copy(update={"trial_after": None, "spent_s": spent_s, "elapsed_s": state.elapsed_s + took_s})
 
@@ -265,6 +333,8 @@ class AutoRatio:
             compress_factors=state.compress_factors,
             excess_s={key: seen.step_s * left[key] for key, seen in state.excess.items()},
             kept={key: seen.kept ** left[key] for key, seen in state.excess.items()},
+            backlog=state.backlog,
+            steps_left=math.inf if state.steps_left is None else state.steps_left,
         )
 
     def _choice(self, state: AutoState, now: Judged, outlook: Outlook) -> Weighed | None:
@@ -275,7 +345,10 @@ class AutoRatio:
             for j in judged
             if j is not None and j.gain >= self.least_gain and not _is_barred(state, j.option)
         ]
-        if now.gain < self.least_gain:
+        known, others = others, [other for other in others if self._keeps_enough(other.judged, outlook)]
+        if not self._keeps_enough(now, outlook):
+            if self._may_be_better(state, now, outlook):
+                return None
             return max(others, key=lambda other: other.saving_s)
         needed_s, left_s = self.least_saving * now.per_progress_s, self._left_s(state, now)
         better = [
@@ -297,7 +370,14 @@ class AutoRatio:
         if hopeful:
             return max(hopeful, key=lambda other: other.saving_s + other.hope_s)
         if self._may_hope(state, LAW):
-            hopeful = [other for other in affordable if other.saving_s + other.law_hope_s >= needed_s]
+            mildest = outlook.milder(LAW_HOPE)
+            hopeful = [
+                other
+                for other in known
+                if other.risk_s <= left_s
+                and other.saving_s + other.law_hope_s >= needed_s
+                and self._keeps_enough(other.judged, mildest)
+            ]
         if hopeful:
             return max(hopeful, key=lambda other: other.saving_s + other.law_hope_s)
         # Whatever is thought of it, dense training is tried once: never to lose to it is a promise.
@@ -334,6 +414,17 @@ class AutoRatio:
             return self.trial_steps
         affordable = _PART_FOR_ONE * max(0.0, self._left_s(state, now)) / chosen.risk_s
         return max(1, min(self.trial_steps, int(affordable)))
+
+
+def _least(before: float | None, fresh: float | None) -> float | None:
+    return min((loss for loss in (before, fresh) if loss is not None), default=None)
+
+
+def _has_risen(state: AutoState, loss: float | None) -> bool:
+    """Whether the loss of a period is far above the least there was; losses below zero are compared with none."""
+    if loss is None or state.least_loss is None or state.first_loss is None or state.least_loss <= 0:
+        return False
+    return loss > max(RISEN * state.least_loss, state.least_loss + RISEN_OF_FIRST * state.first_loss)
 
 
 def _proved(state: AutoState, ratio: float) -> tuple[TooThin, ...]:

@@ -60,6 +60,10 @@ class AutoState(Record):
         since_curve: steps since one was seen.
         same_ratio: steps since another ratio was in use.
         too_thin: ratios that proved to keep too little.
+        first_loss, least_loss: of a period, the first and the least so far; absent before the first.
+        backlog: steps' worth of gradient that is held back (`hetopt.profiler.inflation.backlog_after`).
+        steps, steps_left: of the run, done and to do, as far as that is known.
+        doubted_steps: that were lost, in dense steps, by options that cost too much by the law.
     """
 
     belief: GainBelief = GainBelief()
@@ -81,3 +85,9 @@ class AutoState(Record):
     since_curve: NonNegativeInt = LOOK_AGAIN_AFTER
     same_ratio: NonNegativeInt = 0
     too_thin: tuple[TooThin, ...] = ()
+    first_loss: float | None = None
+    least_loss: float | None = None
+    backlog: NonNegativeFloat = 0.0
+    steps: NonNegativeInt = 0
+    steps_left: PositiveFloat | None = None
+    doubted_steps: NonNegativeFloat = 0.0

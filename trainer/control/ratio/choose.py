@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -33,7 +34,12 @@ CONTROLLERS: Mapping[str, str] = MappingProxyType(
 
 
 def choose_ratio_policy(
-    name: str, *, ratio: float, options: Sequence[Option] = (), coefficient: float = CAUTIOUS_COEFFICIENT
+    name: str,
+    *,
+    ratio: float,
+    options: Sequence[Option] = (),
+    coefficient: float = CAUTIOUS_COEFFICIENT,
+    most_lost: float = math.inf,
 ) -> RatioPolicy[Any]:
     """The policy of that name with its published settings. What its state is made of, `RatioPolicy.initial` tells.
 
@@ -42,6 +48,7 @@ def choose_ratio_policy(
         ratio: that the run was asked for; the strongest that the policy uses. ``auto`` and ``scan`` go by the options.
         options: what ``auto`` and ``scan`` may choose from; ``auto`` needs a dense one among them.
         coefficient: of the law of slowdown, as ``auto`` has it in mind at first.
+        most_lost: more steps than dense training that ``auto`` may cost.
 
     Raises:
         BadInput: there is no such policy, or the ratio leaves it nothing to decide.
@@ -65,4 +72,4 @@ def choose_ratio_policy(
         case "scan":
             return ScanRatio(options=tuple(options))
         case _:
-            return AutoRatio(options=tuple(options), first_coefficient=coefficient)
+            return AutoRatio(options=tuple(options), first_coefficient=coefficient, most_lost=most_lost)

@@ -1,18 +1,19 @@
 """What each way to exchange promises: J, the predicted time of one dense step's progress, and how sure its savings are.
 
-    J = slowdown(gain) x step_time
+    J = step_time / (1 / slowdown(gain) - what is held back more at the end / steps left)
 
-Errors of the network that two options share cancel in the difference of their J, and those of the law of slowdown in
-part; errors of gains do not.
+Until a gain has settled, less is delivered than is new. So a thin exchange pays only where the run is long enough to
+outlive that, and near its end what was held back is worth sending. Errors of the network that two options share cancel
+in the difference of their J, and those of the law of slowdown in part; errors of gains do not.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hetopt.profiler.inflation import distance
+from hetopt.profiler.inflation import backlog_after, distance
 from hetopt.trainer.control.ratio.gain_belief import GainBelief
 from hetopt.trainer.exchange.network_state import NetworkState
 from hetopt.trainer.exchange.planner import COMPRESS_SD, Option
@@ -22,6 +23,10 @@ LAW_HOPE = 2.0
 
 NETWORK_HOPE = 2.0
 """Standard errors of the network that an option may be hoped to be better by than it looks; of all else, one."""
+
+
+LEAST_DELIVERY = 0.02
+"""Progress of a step, in dense steps, below which nothing is told apart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +85,8 @@ class Outlook:
         compress_factors: measured over expected time to compress, by compressor.
         excess_s: how much longer than predicted a step took of options that were in use.
         kept: what they kept of what was expected.
+        backlog: steps' worth of gradient that is held back now.
+        steps_left: of the run; infinite: what is held back at its end does not matter.
     """
 
     network: NetworkState
@@ -91,6 +98,8 @@ class Outlook:
     compress_factors: Mapping[str, float]
     excess_s: Mapping[str, float]
     kept: Mapping[str, float]
+    backlog: float = 0.0
+    steps_left: float = math.inf
 
     def predicted_s(self, option: Option) -> float:
         """Time of a step, from its parts."""
@@ -116,24 +125,32 @@ class Outlook:
                 gain = min(1.0, gain * self.kept.get(option.key, 1.0))
             # Nothing is quicker than its computation, whatever is remembered.
             step_s = max(self.compute_s, self.predicted_s(option) + self.excess_s.get(option.key, 0.0))
-        per_progress_s = step_s * self.slowdown(gain)
+        per_progress_s = step_s * self.steps_per_progress(gain)
         return Judged(option=option, gain=gain, step_s=step_s, per_progress_s=per_progress_s)
 
     def slowdown(self, gain: float) -> float:
-        """Steps at this gain over dense steps."""
+        """Steps at this gain over dense steps, once it has settled."""
         return 1 + self.coefficient * distance(gain)
+
+    def steps_per_progress(self, gain: float) -> float:
+        """The same over the steps that are left: what is held back at the end was no progress."""
+        delivered = 1 / self.slowdown(gain)
+        if self.steps_left < math.inf:
+            more = backlog_after(self.backlog, gain, self.steps_left) - self.backlog
+            delivered -= more / self.steps_left
+        return 1 / max(LEAST_DELIVERY, delivered)
 
     def weigh(self, now: Judged, other: Judged) -> Weighed:
         """The other option against the present one."""
         sides = ((1, now), (-1, other))
-        slower = {side: self.slowdown(judged.gain) for side, judged in sides}
+        slower = {side: self.steps_per_progress(judged.gain) for side, judged in sides}
         network = self.network.estimate(
             *((side * slower[side] * judged.option.buckets, judged.option.operations) for side, judged in sides)
         )
         rest_s = [slower[side] * COMPRESS_SD * self._compress_s(judged.option) for side, judged in sides]
-        rest_s += [judged.step_s * self.coefficient * self._distance_sd(judged) for judged in (now, other)]
+        rest_s += [judged.step_s * self._steps_sd(judged) for judged in (now, other)]
         # The law is wrong about both by the same coefficient.
-        longer_s = now.step_s * distance(now.gain) - other.step_s * distance(other.gain)
+        longer_s = now.step_s * self._by_law(now.gain) - other.step_s * self._by_law(other.gain)
         return Weighed(
             judged=other,
             saving_s=now.per_progress_s - other.per_progress_s,
@@ -142,11 +159,20 @@ class Outlook:
             other_sd_s=math.hypot(*rest_s),
         )
 
-    def _distance_sd(self, judged: Judged) -> float:
-        """What an error of the gain makes of its distance, which is steepest where all is kept."""
+    def milder(self, errors: float) -> Outlook:
+        """The same if the law is wrong by so many standard errors, to the better."""
+        return replace(self, coefficient=max(0.0, self.coefficient - errors * self.coefficient_sd))
+
+    def _by_law(self, gain: float) -> float:
+        """Steps for a step's progress that each unit of the coefficient adds."""
+        return float((self.steps_per_progress(gain) / self.slowdown(gain)) ** 2 * distance(gain))
+
+    def _steps_sd(self, judged: Judged) -> float:
+        """What an error of the gain makes of the steps, which is most where all is kept."""
         if judged.option.gain is not None:
             return 0.0
-        return distance(judged.gain / (1 + self.belief.relative_sd(judged.option))) - distance(judged.gain)
+        less = judged.gain / (1 + self.belief.relative_sd(judged.option))
+        return self.steps_per_progress(less) - self.steps_per_progress(judged.gain)
 
     def _compress_s(self, option: Option) -> float:
         return option.compress_s * self.compress_factors.get(option.compressor, 1.0)

@@ -44,6 +44,8 @@ class RatioObservation:
         network: as tracked, this period included; absent where nothing tracks it.
         option: `Option.key` of the exchange that was in use; absent where nothing plans.
         learning_rate: of the first parameter group; absent where nobody asks.
+        steps_left: until the run ends by its own rules; absent where that is not known.
+        loss: mean over the samples of the period; absent where nobody asks.
 
     Raises:
         ValueError: the parts do not match, or a number is impossible or not finite.
@@ -67,6 +69,8 @@ class RatioObservation:
     network: NetworkState | None = None
     option: str | None = None
     learning_rate: float | None = None
+    steps_left: int | None = None
+    loss: float | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= self.step or not 0 <= self.epoch < math.inf:
