@@ -21,7 +21,7 @@ class Growth:
     Attributes:
         options: that were left to choose from.
         first_s, final_s: until every cluster of one type is priced, and until the end; with types=1 they are one.
-        gap: proved for mixes of two types; 1 where it was not.
+        gap: proved for mixes of two types, and of three where they are asked for; 1 where it was not.
     """
 
     options: int

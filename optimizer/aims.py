@@ -94,6 +94,18 @@ def order(found: Forecast, limits: Limits) -> NDArray[np.intp]:
     return np.lexsort(_keys(found, limits)[::-1]).astype(np.intp)
 
 
+def best_rows(found: Forecast, limits: Limits, count: int) -> NDArray[np.intp]:
+    """The first so many rows of that order, without sorting the others."""
+    keys = level, main, _ = _keys(found, limits)
+    if count >= len(main):
+        return order(found, limits)
+    last = np.partition(level, count - 1)[count - 1]
+    here = np.flatnonzero(level == last)
+    worst = np.partition(main[here], count - 1 - int((level < last).sum()))[count - 1 - int((level < last).sum())]
+    some = np.flatnonzero((level < last) | ((level == last) & (main <= worst)))
+    return np.asarray(some[np.lexsort([key[some] for key in keys[::-1]])][:count], dtype=np.intp)
+
+
 def rank(found: Forecast, limits: Limits) -> tuple[float, ...]:
     """The place of a forecast's only row in that order: lower is better."""
     return tuple(float(key[0]) for key in _keys(found, limits))
@@ -111,9 +123,16 @@ def _best_of(found: Forecast, rows: NDArray[np.intp], first: Array, limits: Limi
     if limits.knee:
         front = rows[pareto_front(found.total_s[rows], found.cost_usd[rows])]
         return int(front[knee(found.total_s[front], found.cost_usd[front])])
-    near = rows[first[rows] <= NEAR * first[rows].min()] if limits.weight in (0.0, 1.0) else rows
-    keys = (first[near], _second(found, limits)[near])
-    return int(near[np.lexsort(keys if limits.weight in (0.0, 1.0) else keys[::-1])[0]])
+    second = _second(found, limits)
+    if limits.weight not in (0.0, 1.0):
+        return _least(rows, first, second)
+    return _least(rows[first[rows] <= NEAR * first[rows].min()], second, first)
+
+
+def _least(rows: NDArray[np.intp], first: Array, second: Array) -> int:
+    """Of the rows with the least of the first, the first one with the least of the second."""
+    ties = rows[first[rows] == first[rows].min()]
+    return int(ties[second[ties].argmin()])
 
 
 def _second(found: Forecast, limits: Limits) -> Array:

@@ -6,12 +6,16 @@ import datetime
 from dataclasses import dataclass, fields
 from math import inf
 from pathlib import Path
-from typing import cast, get_args
+from typing import TYPE_CHECKING, cast, get_args, overload
 
 from hetopt.optimizer.catalog import BUNDLED
 from hetopt.optimizer.catalog_rows import HINT, read_object
 from hetopt.optimizer.instance_type import Confidence
 from hetopt.profiler.errors import BadInput
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,3 +110,20 @@ def _term(path: Path, name: str, term: object) -> Term:
         )
     except ValueError as error:
         raise BadInput(f"{path}: {name}: {error}.", hint=HINT) from None
+
+
+@overload
+def is_free(up_s: float, *, taken_back: bool, within_s: float) -> bool: ...
+@overload
+def is_free(up_s: NDArray[np.float64], *, taken_back: NDArray[np.bool_], within_s: float) -> NDArray[np.bool_]: ...
+def is_free(
+    up_s: float | NDArray[np.float64], *, taken_back: bool | NDArray[np.bool_], within_s: float
+) -> bool | NDArray[np.bool_]:
+    """Whether EC2 takes nothing for a spot machine, because it took it back early; for one machine or many.
+
+    Args:
+        up_s: from running to stopped.
+        taken_back: by EC2; a machine that its owner stops is paid for.
+        within_s: `Billing.spot_free_if_interrupted_within_s`.
+    """
+    return taken_back & (up_s < within_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,18 +17,33 @@ Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 
-def could_beat(columns: Columns, boxes: Boxes, job: JobModel, limits: Limits, score: float) -> tuple[Mask, Array]:
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """What a mix has to beat: a score, within the limits. ``rental`` is what renting alone says of it."""
+
+    columns: Columns
+    job: JobModel
+    limits: Limits
+    score: float
+    rental: RentalBound
+
+    @classmethod
+    def of(cls, columns: Columns, job: JobModel, limits: Limits, score: float) -> Bar:
+        """At a score; infinite where only the limits are to be kept."""
+        rental = RentalBound.of(columns, job, limits, score)
+        return cls(columns=columns, job=job, limits=limits, score=score, rental=rental)
+
+
+def could_beat(boxes: Boxes, bar: Bar) -> tuple[Mask, Array]:
     """Which boxes may hold a cluster that keeps the limits, at the upper end too, with a lower score; and their bound.
 
     Time and cost grow with every column of a table, so the forecast of the least columns is a bound. Their spread does
     not: it is that of a mixture of computing and exchanging, and its least over all mixtures that a box allows is
     taken, where the expected figures leave a box in.
     """
-    rental = RentalBound.of(columns, job, limits, score)
+    columns, job, limits, score = bar.columns, bar.job, bar.limits, bar.score
     bound = np.full(len(boxes), np.inf)
-    more_usd = more_high_usd = np.zeros(len(boxes))
-    if rental is not None:
-        more_usd, more_high_usd = rental.more_usd(boxes)
+    more_usd, more_high_usd = bar.rental.more_usd(boxes)
     rows = np.flatnonzero(limits.ratio(more_high_usd, np.zeros(len(boxes))) <= 1)
     rows = rows[more_usd[rows] < NEVER_USD]
 

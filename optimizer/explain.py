@@ -11,6 +11,7 @@ import numpy as np
 from hetopt.optimizer import mixing, words
 from hetopt.optimizer.catalog import Catalog
 from hetopt.optimizer.fit import FittedModel
+from hetopt.optimizer.observed_losses import watched_in_words
 from hetopt.optimizer.plan import Candidate, Insight
 from hetopt.optimizer.search import NEAR, Found, Limits, choose
 from hetopt.optimizer.transfer import ReferenceHost
@@ -169,7 +170,10 @@ def _no_better_mix(found: Found) -> str:
     proof = found.proof
     if proof is None or proof.gap is None or not proof.complete:
         return f"None of the {found.mixes:,} mixes of machine types that were tried did better by more than 2 %."
-    return f"No mix of two machine types is better by more than {max(proof.gap, NEAR - 1):.1%}: all were considered."
+    types = "two" if proof.types == 2 else "up to three"
+    return (
+        f"No mix of {types} machine types is better by more than {max(proof.gap, NEAR - 1):.1%}: all were considered."
+    )
 
 
 def _on_demand(chosen: Candidate, catalog: Catalog) -> Iterator[str]:
@@ -217,10 +221,17 @@ def _scarce(found: Found, chosen: Candidate) -> Iterator[str]:
     if found.chosen is None or all(group.market != "spot" for group in chosen.groups):
         return
     factor = float(found.forecast.scarce_factor[found.chosen])
+    basis = "the interruption band suggests"
+    seen = [
+        f"{watched_in_words(group.watched)} of {group.instance_type} until {group.watched.until[:10]}"
+        for group in chosen.groups
+        if group.watched is not None
+    ]
+    if seen:
+        basis += f", and with what was seen: {' and '.join(seen)}"
     yield (
         f"If a pool turns out to be scarce, as in recorded traces of sought-after types, training takes {factor:.2f} "
-        "times as long as without interruptions; the expected cost counts that with the probability that the "
-        "interruption band suggests."
+        f"times as long as without interruptions; the expected cost counts that with the probability that {basis}."
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hetopt.optimizer.aims import Limits, choose, order
+from hetopt.optimizer.aims import Limits, best_rows, choose
 from hetopt.optimizer.cluster_rows import ClusterRows, Columns, tabulate_rows
 from hetopt.optimizer.confidence import simulate
 from hetopt.optimizer.explain import usd_at_least
@@ -81,7 +81,7 @@ def _scenarios(space: SearchSpace, job: JobModel, found: Found, limits: Limits) 
     assert found.chosen is not None
     # What it costs an hour changes with prices: that limit was for choosing.
     columns = Columns.of(replace(space, max_hourly_usd=None))
-    near = np.union1d(order(found.forecast, limits)[:WEIGHED], found.front)
+    near = np.union1d(best_rows(found.forecast, limits, WEIGHED), [*found.front, found.chosen])
     rows = found.rows.take(near)
     here = int(np.searchsorted(near, found.chosen))
     spot = np.array([option.offer.price.market == "spot" for option in space.options])

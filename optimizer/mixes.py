@@ -1,7 +1,7 @@
-"""Mixes of two instance types by branch and bound: nothing is left out that could be better by more than a stated gap.
+"""Mixes of two or three instance types by branch and bound: nothing better by more than a stated gap is left out.
 
-A box holds all mixes of two options whose counts lie between two ends, with one batch size and one exchange. Where its
-bound is worse than the best plan so far, it is dropped whole; the others are halved until they are small enough to
+A box holds all mixes of the same options whose counts lie between two ends, with one batch size and one exchange. Where
+its bound is worse than the best plan so far, it is dropped whole; the others are halved until they are small enough to
 price every cluster in them. Where the number of boxes runs out first, the best bound of what is left states the gap.
 """
 
@@ -12,14 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.optimizer.aims import Limits
-from hetopt.optimizer.bounds import could_beat
+from hetopt.optimizer.bounds import Bar, could_beat
 from hetopt.optimizer.cluster_rows import Boxes, ClusterRows, Columns
-from hetopt.optimizer.forecast import JobModel
 from hetopt.optimizer.pool import CHUNK, Pool
-from hetopt.optimizer.rental_bound import RentalBound
 
 Integers = NDArray[np.intp]
+Mask = NDArray[np.bool_]
 
 GAP = 0.002
 """Mixes that could be better by less than this are not looked for: far less than predictions can tell apart."""
@@ -28,7 +26,11 @@ PRICED_WHOLE = 12
 """Clusters of a box that are priced one by one rather than bounded again."""
 
 BOXES = 1_000_000
-"""Boxes that are bounded at most: some seconds. A count, not a time, so that the same question has the same answer."""
+"""Boxes of two options that are bounded at most: some seconds. A count, not a time, so that the same question has the
+same answer."""
+
+BOXES_OF_THREE = 300_000
+"""Boxes of three options. Where two thirds of them are there from the start, no time is spent on any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,30 +38,39 @@ class Proof:
     """What branch and bound has shown.
 
     Attributes:
-        gap: no mix of two types beats the best plan by more than this part of its score; absent where no plan keeps
-            the limits, so that there is nothing to beat.
-        bound: the score that none of them undercuts; 0 where nothing was shown.
+        types: that a mix of those that were looked at has at most.
+        gap: none of them beats the best plan by more than this part of its score; absent where no plan keeps the
+            limits even at the upper end of its interval, so that there is nothing to beat.
+        bound: the score that none of them undercuts while it keeps the limits; infinite where none keeps them.
         boxes: that were bounded. ``complete`` is whether none was left.
     """
 
+    types: int
     gap: float | None
     bound: float
     boxes: int
     complete: bool
 
 
-def search_pairs(pool: Pool, *, most_boxes: int = BOXES) -> Proof:
-    """Price every mix of two options that could be the best plan of the pool by more than `GAP`.
+def search_mixes(pool: Pool, *, types: int, most_boxes: int = BOXES) -> Proof | None:
+    """Price every mix of so many options that could be the best plan of the pool by more than `GAP`.
 
     Args:
         pool: holds the best so far, and takes what is found.
+        types: options of each mix.
         most_boxes: bounded before it gives up.
+
+    Returns:
+        What was shown; absent where there are too many to begin with.
     """
     columns, job, limits = pool.columns, pool.job, pool.limits
     best = pool.safe_score
-    if not np.isfinite(best) or columns.space.max_workers < 2:
-        return Proof(gap=None, bound=0.0, boxes=0, complete=False)
-    waiting = _roots(columns, job, limits, best * (1 - GAP))
+    if columns.space.max_workers < types:
+        return Proof(types=types, gap=0.0 if np.isfinite(best) else None, bound=best, boxes=0, complete=True)
+    bar = Bar.of(columns, job, limits, best * (1 - GAP))
+    waiting = _roots(bar, types, most_boxes)
+    if waiting is None:
+        return None
     bounded = 0
     while waiting:
         boxes = waiting.pop()
@@ -70,58 +81,90 @@ def search_pairs(pool: Pool, *, most_boxes: int = BOXES) -> Proof:
             break
         bounded += len(boxes)
         boxes = boxes.take(columns.allowed(boxes.least.option, boxes.least.count))
-        open_, _ = could_beat(columns, boxes, job, limits, best * (1 - GAP))
-        boxes = boxes.take(open_)
+        open_, _ = could_beat(boxes, bar)
+        boxes = _narrowed(columns, boxes.take(open_))
         small = np.prod(np.where(boxes.most > 0, boxes.most - boxes.least.count + 1, 1), axis=1) <= PRICED_WHOLE
         if small.any():
             pool.add(_members(boxes.take(small)))
-            best = pool.safe_score
-        halves = _halve(boxes.take(~small))
-        waiting += _chunks(halves)
+            if pool.safe_score < best:
+                best = pool.safe_score
+                bar = Bar.of(columns, job, limits, best * (1 - GAP))
+        waiting += _chunks(_halve(boxes.take(~small)))
     left = np.inf
     for boxes in waiting:
-        open_, least = could_beat(columns, boxes, job, limits, best * (1 - GAP))
+        open_, least = could_beat(boxes, bar)
         left = min(left, float(np.min(least[open_], initial=np.inf)))
     bound = min(left, best * (1 - GAP))
-    return Proof(gap=1 - bound / best, bound=bound, boxes=bounded, complete=not np.isfinite(left))
+    gap = 1 - bound / best if np.isfinite(best) else None
+    return Proof(types=types, gap=gap, bound=bound, boxes=bounded, complete=not np.isfinite(left))
 
 
-def _roots(columns: Columns, job: JobModel, limits: Limits, score: float) -> list[Boxes]:
-    """One box for each two options, batch size and exchange that could be good together, in chunks.
+def _roots(bar: Bar, types: int, most_boxes: int) -> list[Boxes] | None:
+    """One box for each so many options, batch size and exchange that could be good together, in chunks.
 
     Every option of a cluster has to be quick enough, and one of them cheap enough: a mix is no cheaper than its parts.
+    Absent where those of three options are too many for ``most_boxes``.
     """
-    space = columns.space
+    columns, limits = bar.columns, bar.limits
     most = columns.most_machines()
-    shape = (len(space.options), len(space.batch_sizes), len(space.exchanges))
-    usable = np.broadcast_to((most >= 1)[:, None, None], shape)
-    cheap = usable
-    rental = RentalBound.of(columns, job, limits, score)
-    if rental is not None:
-        usable = usable & (rental.samples > 0)
-        expected_usd, high_usd = rental.alone_usd()
-        cheap = usable & (limits.ratio(high_usd, np.zeros_like(high_usd)) <= 1)
-        if limits.wants_cheapest:
-            cheap &= expected_usd < score
+    usable = bar.rental.samples > 0
+    usable &= (most >= 1)[:, None, None]
+    expected_usd, high_usd = bar.rental.alone_usd()
+    cheap = usable & (limits.ratio(high_usd, np.zeros_like(high_usd)) <= 1)
+    if limits.wants_cheapest:
+        cheap &= expected_usd < bar.score
+    if types > 2:
+        all_usable, all_cheap = usable.sum(axis=0), cheap.sum(axis=0)
+        if int((_threes(all_usable) - _threes(all_usable - all_cheap)).sum()) > most_boxes * 2 // 3:
+            return None
     chunks = []
-    for batch in range(shape[1]):
-        for exchange in range(shape[2]):
-            one, other = (np.flatnonzero(some[:, batch, exchange]) for some in (cheap, usable))
-            first, second = (side.reshape(-1) for side in np.meshgrid(one, other, indexing="ij"))
-            # Two cheap ones meet twice.
-            kept = (first < second) | ((first > second) & ~cheap[second, batch, exchange])
-            option = np.stack([first[kept], second[kept]], axis=1)
-            boxes = Boxes(
-                least=ClusterRows(
-                    option=option,
-                    count=np.ones_like(option),
-                    batch=np.full(len(option), batch, dtype=np.intp),
-                    exchange=np.full(len(option), exchange, dtype=np.intp),
-                ),
-                most=most[option],
-            )
-            chunks += _chunks(boxes)
+    for batch, exchange in np.ndindex(usable.shape[1:]):
+        option = _together(cheap[:, batch, exchange], usable[:, batch, exchange], types)
+        boxes = Boxes(
+            least=ClusterRows(
+                option=option,
+                count=np.ones_like(option),
+                batch=np.full(len(option), batch, dtype=np.intp),
+                exchange=np.full(len(option), exchange, dtype=np.intp),
+            ),
+            most=most[option],
+        )
+        chunks += _chunks(boxes)
     return chunks
+
+
+def _together(cheap: Mask, usable: Mask, types: int) -> Integers:
+    """Every so many usable options of which one is cheap, (rows, types)."""
+    one, other = np.flatnonzero(cheap), np.flatnonzero(usable)
+    first, second = (side.reshape(-1) for side in np.meshgrid(one, other, indexing="ij"))
+    # Two cheap ones meet twice.
+    kept = (first < second) | ((first > second) & ~cheap[second])
+    pairs = np.stack([first[kept], second[kept]], axis=1)
+    if types == 2:
+        return pairs
+    row, third = (side.reshape(-1) for side in np.meshgrid(np.arange(len(pairs)), other, indexing="ij"))
+    threes = np.sort(np.column_stack([pairs[row], third]), axis=1)
+    threes = threes[(threes[:, 0] < threes[:, 1]) & (threes[:, 1] < threes[:, 2])]
+    return np.asarray(np.unique(threes, axis=0), dtype=np.intp)
+
+
+def _threes(options: Integers) -> Integers:
+    """Ways to take three of so many."""
+    return options * (options - 1) * (options - 2) // 6
+
+
+def _narrowed(columns: Columns, boxes: Boxes) -> Boxes:
+    """The boxes without counts that leave no room for the fewest machines of the other groups."""
+    space, least = columns.space, boxes.least
+    most = boxes.most
+    for size, limit in (
+        (np.ones_like(columns.workers), space.max_machines),
+        (columns.workers, space.max_workers),
+    ):
+        each = size[least.option]
+        others = (least.count * each).sum(axis=1, keepdims=True) - least.count * each
+        most = np.minimum(most, np.maximum((limit - others) // each, least.count))
+    return Boxes(least=least, most=np.where(boxes.most > 0, most, 0))
 
 
 def _chunks(boxes: Boxes) -> list[Boxes]:

@@ -10,7 +10,9 @@ from typing import ClassVar, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, model_validator
 
+from hetopt.optimizer import words
 from hetopt.optimizer.hazard import PoolBelief
+from hetopt.optimizer.plan import Group, Watched
 from hetopt.profiler.artifact import Artifact, Record
 
 
@@ -52,13 +54,29 @@ class ObservedLosses(Artifact):
     until: str = Field(description="when the last of it was seen, ISO 8601")
     pools: tuple[ObservedPool, ...] = ()
 
+    def watched(self, instance_type: str, region: str, *, zone: str | None = None) -> Watched | None:
+        """What was seen of a type in the region, or (given) in one zone of it; absent where nothing was."""
+        pools = [
+            pool
+            for pool in self.pools
+            if (pool.instance_type, pool.region) == (instance_type, region)
+            and zone in (None, pool.zone)
+            and pool.instance_hours > 0
+        ]
+        if not pools:
+            return None
+        losses = sum(pool.losses for pool in pools)
+        events = sum(pool.losses if pool.events is None else pool.events for pool in pools)
+        return Watched(
+            instance_hours=sum(pool.instance_hours for pool in pools),
+            losses=losses,
+            lost_together=losses / events if events else 1.0,
+            until=self.until,
+        )
+
     def belief(self, instance_type: str, region: str, band: str | None, *, zone: str | None = None) -> PoolBelief:
-        """The prior of the type, moved by what was seen of it in the region, or (given) in one zone of it."""
-        belief = PoolBelief.prior(band)
-        for pool in self.pools:
-            if (pool.instance_type, pool.region) == (instance_type, region) and zone in (None, pool.zone):
-                belief = belief.after(pool.losses, pool.instance_hours, lost_together=pool.lost_together)
-        return belief
+        """The prior of the type, moved by what was `watched`."""
+        return pool_belief(band, self.watched(instance_type, region, zone=zone))
 
     def adding(self, seen: ObservedPool, *, until: str) -> ObservedLosses:
         """The same with ``seen`` added to what is known of its pool."""
@@ -80,6 +98,25 @@ class ObservedLosses(Artifact):
                 }
             )
         return ObservedLosses(until=max(self.until, until), pools=tuple({**before, key(seen): seen}.values()))
+
+
+def pool_belief(band: str | None, watched: Watched | None) -> PoolBelief:
+    """The prior of an advisor's band, moved by what was seen of the pool, if anything was."""
+    prior = PoolBelief.prior(band)
+    if watched is None:
+        return prior
+    return prior.after(watched.losses, watched.instance_hours, lost_together=watched.lost_together)
+
+
+def watched_in_words(watched: Watched) -> str:
+    """'3 losses in 41 instance-hours'."""
+    losses = f"{watched.losses} loss{'es' * (watched.losses != 1)}"
+    return f"{losses} in {words.count(watched.instance_hours)} instance-hour{'s' * (watched.instance_hours != 1)}"
+
+
+def group_belief(group: Group) -> PoolBelief | None:
+    """What a plan believes of the pool of one of its groups; absent on demand."""
+    return pool_belief(group.interruption_band, group.watched) if group.market == "spot" else None
 
 
 def observed_file() -> Path:

@@ -12,6 +12,7 @@ from typing import get_args
 from hetopt.optimizer.catalog_filter import AnyMarket
 from hetopt.optimizer.cost import BOOT_S, SETUP_S
 from hetopt.optimizer.instance_type import Architecture
+from hetopt.optimizer.observed_losses import ObservedLosses
 from hetopt.optimizer.offer_filter import Wishes
 from hetopt.optimizer.plan import Goal, Objective, ScalingRule
 from hetopt.optimizer.quota import Bucket
@@ -46,6 +47,7 @@ class Options:
         time_weight: the part of time where time and cost are weighed; absent: they are not.
         confidence: probability with which budget and deadline are kept; absent: at the upper end of the 90 % interval.
         journal: where the study is kept; absent: nowhere.
+        observed: what was seen of spot pools, which moves the prior of their hazard; absent: the prior alone.
         learning_rate_rule: how the learning rate follows the batch size; absent: as the task has it.
     """
 
@@ -69,6 +71,7 @@ class Options:
     time_weight: float | None = None
     confidence: float | None = None
     journal: Path | None = None
+    observed: ObservedLosses | None = None
     learning_rate_rule: ScalingRule | None = None
 
     def __post_init__(self) -> None:

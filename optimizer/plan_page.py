@@ -53,7 +53,7 @@ def page(plan: Plan) -> str:
         front_svg(plan),
         _front_table(plan),
         "<h2>Where the money goes</h2>",
-        _cost(plan.chosen),
+        cost_terms(plan.chosen),
         "<h2>What each worker does</h2>",
         _shares(plan.chosen),
         *_insight(plan.insight),
@@ -121,7 +121,7 @@ def _fine_percent(share: float) -> str:
     return f"{share:.1%}"
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[int] = frozenset()) -> str:
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[int] = frozenset()) -> str:
     """Cells are HTML already."""
 
     def cells(tag: str, row: Sequence[str]) -> str:
@@ -144,10 +144,11 @@ def _front_table(plan: Plan) -> str:
                 escape(words.compression(other.compression.name, other.compression.ratio)),
             ]
         )
-    return _table(["time", "cost", "machines", "batch", "compression"], rows, numbers=frozenset({0, 1, 3}))
+    return table(["time", "cost", "machines", "batch", "compression"], rows, numbers=frozenset({0, 1, 3}))
 
 
-def _cost(chosen: Candidate) -> str:
+def cost_terms(chosen: Candidate) -> str:
+    """The bill of a plan as a bar and a table."""
     terms = chosen.prediction.cost_terms
     total = math.fsum(term.usd for term in terms) or 1.0
     parts = "".join(
@@ -157,16 +158,17 @@ def _cost(chosen: Candidate) -> str:
     )
     rows = [
         [
-            f"{_swatch(_COLOURS[min(k, 4)])} {escape(term.name)}",
+            f"{swatch(_COLOURS[min(k, 4)])} {escape(term.name)}",
             figure("term_usd", term.usd, words.usd),
             escape(term.basis),
         ]
         for k, term in enumerate(terms)
     ]
-    return f'<div class="bar">{parts}</div>' + _table(["for", "USD", "how"], rows, numbers=frozenset({1}))
+    return f'<div class="bar">{parts}</div>' + table(["for", "USD", "how"], rows, numbers=frozenset({1}))
 
 
-def _swatch(colour: str) -> str:
+def swatch(colour: str) -> str:
+    """A small square of one of the page's colours, for legends."""
     return f'<svg viewBox="0 0 9 9" style="width:.7rem"><rect width="9" height="9" fill="var(--{colour})"/></svg>'
 
 
@@ -187,14 +189,14 @@ def _shares(chosen: Candidate) -> str:
             ]
         )
     columns = ["workers", "samples of a step, each", "", "step time is", "price an hour, each"]
-    return _table(columns, rows, numbers=frozenset({1}))
+    return table(columns, rows, numbers=frozenset({1}))
 
 
 def _insight(seen: Insight | None) -> Iterable[str]:
     if seen is None:
         return
     yield "<h2>What would change it</h2>"
-    yield _table(
+    yield table(
         ["if", "then"],
         [
             [escape(world.change), escape(world.verdict) if world.same else f"<b>{escape(world.verdict)}</b>"]
@@ -203,7 +205,7 @@ def _insight(seen: Insight | None) -> Iterable[str]:
     )
     if seen.rejected:
         yield "<h2>Better plans that a limit rejects</h2>"
-        yield _table(
+        yield table(
             ["machines", "time", "cost", "rejected by"],
             [
                 [

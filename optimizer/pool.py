@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.optimizer.aims import Limits, order, rank
+from hetopt.optimizer.aims import Limits, best_rows, rank
 from hetopt.optimizer.cluster_rows import ClusterRows, Columns, tabulate_rows
 from hetopt.optimizer.forecast import Forecast, JobModel, forecast
 from hetopt.optimizer.pareto import pareto_front
@@ -55,10 +55,10 @@ class Pool:
                 continue
             found = forecast(table, self.job)
             priced += len(some)
-            ranked = order(found, self.limits)
+            ranked = best_rows(found, self.limits, keep or 1)
             self._look_at(some, found, int(ranked[0]))
             if keep is not None:
-                kept = self._new(some, np.union1d(ranked[:keep], pareto_front(found.total_s, found.cost_usd)))
+                kept = self._new(some, np.union1d(ranked, pareto_front(found.total_s, found.cost_usd)))
                 some, found = some.take(kept), found.take(kept)
             self._parts.append((some.widened(), found))
         self.priced += priced

@@ -43,13 +43,10 @@ from hetopt.optimizer.step_model.sampled import SampledMachines
 from hetopt.optimizer.step_model.shape import Shape
 from hetopt.optimizer.transfer import ReferenceHost, reference_host
 from hetopt.profiler.errors import BadInput
-from hetopt.profiler.inflation import LEAST_GAIN
+from hetopt.profiler.inflation import LEAST_GAIN, MOST_LOST
 from hetopt.profiler.profile import Profile
 
 __all__ = ["Options", "evaluation_period_epochs", "job_of", "minimum_gain", "recommend", "space_of", "steps_model"]
-
-MOST_LOST = 0.1
-"""Progress that compression may take from a run of fixed length."""
 
 EVALUATIONS_TO_TARGET = 16
 """Looks at the target in the expected run: a run overshoots by half the time between two."""
@@ -115,7 +112,7 @@ def recommend(
         chosen=chosen,
         pareto=tuple(candidate(int(row)) for row in found.front),
         explanation=explain(model, host, found, chosen, candidate, limits, catalog, seen),
-        searched=_searched(space, found, options),
+        searched=_searched(space, found),
         insight=seen,
         run=run_spec(
             model, goal, chosen, seed=seed, evaluate_every_epochs=every, learning_rate_rule=options.learning_rate_rule
@@ -218,7 +215,7 @@ def space_of(
         BadInput: nothing that is asked for is offered, or can be predicted from this profile.
     """
     offered = narrow(catalog, options.wishes)
-    usable, excluded = machine_options(model, offered, host, shape, sampled)
+    usable, excluded = machine_options(model, offered, host, shape, sampled, options.observed, options.zone)
     if not usable:
         raise BadInput(
             f"None of the {len(offered)} offers in {catalog.region} can be predicted from this profile "
@@ -253,19 +250,24 @@ def space_of(
     )
 
 
-def _searched(space: SearchSpace, found: Found, options: Options) -> str:
+def _searched(space: SearchSpace, found: Found) -> str:
     left_out = f" (left out: {_counted(space.excluded)})" if space.excluded else ""
     proof = found.proof
     shown = ""
-    if proof is not None and proof.gap is not None:
+    if proof is not None and (proof.gap is not None or proof.complete):
         how = f"branch and bound over {proof.boxes:,} boxes"
-        shown = f"; no mix of two types is better than the best of these by more than {proof.gap:.2%} ({how})"
+        types = "two" if proof.types == 2 else "up to three"
+        what = "keeps the limits at the upper end of its interval"
+        if proof.gap is not None:
+            what = f"is better than the best of these by more than {proof.gap:.2%}"
+        shown = f"; no mix of {types} types {what} ({how})"
+    study = f" ({found.trials} trials of a study)" if found.trials else ""
     stopped = "; stopped early" if found.stopped else ""
     return (
         f"{space.offered} offers, {space.usable} usable{left_out}, {len(space.options)} not beaten by another in every "
         f"respect; {found.uniform:,} clusters of one type with up to {space.max_workers} workers, "
         f"{len(space.batch_sizes)} batch sizes and {len(space.exchanges)} exchanges, and {found.mixes:,} mixes priced "
-        f"one by one ({options.trials} trials of a study){shown}{stopped}"
+        f"one by one{study}{shown}{stopped}"
     )
 
 

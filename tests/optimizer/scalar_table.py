@@ -7,7 +7,6 @@ from dataclasses import fields
 
 import numpy as np
 
-from hetopt.optimizer.cost import CALM, SCARCE
 from hetopt.optimizer.forecast import PRICE_ESTIMATE_LOG_SD, ClusterTable, shares_of
 from hetopt.optimizer.hazard import SHOCKS
 from hetopt.optimizer.search_space import Cluster, MachineOption, SearchSpace
@@ -58,11 +57,14 @@ def _row(space: SearchSpace, cluster: Cluster, shares: GroupShares) -> tuple[flo
         if machines > 2:
             bandwidth *= min(option.relief for option, _ in groups)
     calm_chance, scarce = 1.0, 0.0
-    spot = sum(float(SHOCKS.effective_machines(count)) for option, count in groups if option.scarce_chance > 0)
+    calm = 0.0
     for option, count in groups:
-        calm_chance *= 1 - option.scarce_chance
-        scarce += float(SHOCKS.effective_machines(count)) * option.scarce_chance * SCARCE.mean_per_hour
-    calm = spot * CALM.mean_per_hour
+        if option.belief is None:
+            continue
+        effective = float(SHOCKS.effective_machines(count))
+        calm_chance *= 1 - option.belief.scarce_chance
+        calm += effective * option.belief.calm.mean_per_hour
+        scarce += effective * option.belief.scarce_chance * option.belief.scarce.mean_per_hour
     scarce_chance = 1 - calm_chance
     return (
         machines,

@@ -12,17 +12,25 @@ from hetopt.optimizer.cost import (
     CALM,
     SCARCE,
     Rates,
+    cluster_hazard,
     daly_interval_s,
     interruptions,
     planned_interval_s,
-    prior_hazard,
     restart_factor,
     scarce_probability,
 )
+from hetopt.optimizer.hazard import PoolBelief
 
 HOUR = 3600.0
 works = st.floats(60, 1e6)
 rates_per_hour = st.floats(1e-4, 2)
+
+
+def _hazard(pools: list[tuple[int, float]]) -> tuple[float, float, float]:
+    """Of a cluster before anything was seen, given the chance that each pool is scarce."""
+    return cluster_hazard(
+        (machines, PoolBelief(scarce_chance=chance) if chance else None) for machines, chance in pools
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,17 +91,17 @@ def test_bands_rank_and_on_demand_is_safe() -> None:
 
 
 def test_the_hazard_of_a_cluster_is_that_of_its_pools() -> None:
-    assert prior_hazard([(4, 0.0)]) == (0.0, 0.0, 0.0)
-    calm, scarce, chance = prior_hazard([(1, 0.1)])
+    assert _hazard([(4, 0.0)]) == (0.0, 0.0, 0.0)
+    calm, scarce, chance = _hazard([(1, 0.1)])
     assert (calm, chance) == (CALM.mean_per_hour, pytest.approx(0.1))
     assert scarce == pytest.approx(SCARCE.mean_per_hour + CALM.mean_per_hour)
-    both = prior_hazard([(4, 0.1), (2, 0.0), (3, 0.2)])
+    both = _hazard([(4, 0.1), (2, 0.0), (3, 0.2)])
     assert both[2] == pytest.approx(1 - 0.9 * 0.8)
-    assert prior_hazard([(8, 0.1)])[0] < 8 * CALM.mean_per_hour
+    assert _hazard([(8, 0.1)])[0] < 8 * CALM.mean_per_hour
 
 
 def test_one_interval_for_the_prior_costs_more_than_knowing_and_less_than_any_other() -> None:
-    calm, scarce, chance = prior_hazard([(8, 0.1)])
+    calm, scarce, chance = _hazard([(8, 0.1)])
     prior = {"calm_per_hour": calm, "scarce_per_hour": scarce, "scarce_chance": chance}
     best = interruptions(36000.0, **prior, checkpoint_s=10, restart_s=210)
     known = restart_factor(np.array([36000.0]), np.array([calm]), 10, 210) * (1 - chance)

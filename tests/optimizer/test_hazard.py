@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hetopt.optimizer.hazard import CALM, NEVER, SCARCE, SHOCKS, CommonShocks, HazardComponent, PoolBelief
 from hetopt.optimizer.mixing import in_words, spread_over
-from hetopt.optimizer.observed_losses import ObservedLosses, ObservedPool, keep
+from hetopt.optimizer.observed_losses import ObservedLosses, ObservedPool, keep, watched_in_words
 from hetopt.optimizer.plan import Group
 from hetopt.profiler.errors import BadInput
 
@@ -174,6 +174,24 @@ def test_the_file_of_what_was_seen_moves_the_belief_of_its_pool_alone() -> None:
     assert again.belief("g5.xlarge", "us-east-1", "<5%").mean_per_hour > PoolBelief.prior("<5%").mean_per_hour
     assert again.belief("g5.2xlarge", "us-east-1", "<5%") == PoolBelief.prior("<5%")
     assert again.belief("g5.xlarge", "us-east-1", "<5%", zone="use1-az2") == PoolBelief.prior("<5%")
+
+
+def test_zones_tell_of_the_region_together() -> None:
+    """What was seen in two zones moves the belief of the region as much as the sum of it."""
+    pools = [
+        ObservedPool(
+            instance_type="g5.xlarge", region="us-east-1", zone=zone, instance_hours=hours, losses=losses, events=losses
+        )
+        for zone, hours, losses in (("us-east-1a", 30.0, 3), ("us-east-1b", 10.0, 1))
+    ]
+    seen = ObservedLosses(until="2026-11-20T12:00:00+00:00", pools=tuple(pools))
+    watched = seen.watched("g5.xlarge", "us-east-1")
+    assert watched is not None
+    assert (watched.instance_hours, watched.losses, watched.lost_together) == (40.0, 4, 1.0)
+    assert seen.belief("g5.xlarge", "us-east-1", None) == PoolBelief.prior(None).after(4, 40.0)
+    assert seen.watched("g5.xlarge", "us-east-1", zone="us-east-1c") is None
+    assert seen.watched("g5.xlarge", "eu-west-1") is None
+    assert watched_in_words(watched) == "4 losses in 40 instance-hours"
 
 
 def test_runs_that_end_at_once_lose_nothing(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from hetopt.optimizer.catalog import Catalog
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.local import predict_on_local
+from hetopt.optimizer.observed_losses import ObservedLosses, ObservedPool
 from hetopt.optimizer.plan import Goal, Plan, ScalingRule
 from hetopt.optimizer.recommend import Options, evaluation_period_epochs, recommend
 from hetopt.optimizer.step_model.profiled import learned_shape
@@ -289,3 +291,32 @@ def test_planning_is_light(tmp_path: Path) -> None:
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60)
+
+
+def test_what_was_seen_of_a_pool_moves_its_bill_and_is_told(catalog: Catalog) -> None:
+    options = replace(QUICK, only_types=("c7a.xlarge",), trials=0)
+    goal = Goal(ends="epochs", amount=40, budget_usd=50.0)
+
+    def seen(losses: int) -> ObservedLosses:
+        pool = ObservedPool(
+            instance_type="c7a.xlarge", region="us-east-1", zone="us-east-1a", instance_hours=200.0, losses=losses
+        )
+        return ObservedLosses(until="2026-11-20T12:00:00+00:00", pools=(pool,))
+
+    def lost_usd(plan: Plan) -> float:
+        terms = plan.chosen.prediction.cost_terms
+        return sum(term.usd for term in terms if term.name == "expected interruptions") / sum(t.usd for t in terms)
+
+    prior = _plan(catalog, goal, options)
+    calm, scarce = (_plan(catalog, goal, replace(options, observed=seen(losses))) for losses in (0, 100))
+    assert lost_usd(calm) < lost_usd(prior) < lost_usd(scarce)
+    assert prior.chosen.groups[0].watched is None
+    assert scarce.chosen.groups[0].watched is not None
+    assert any("100 losses in 200 instance-hours of c7a.xlarge until 2026-11-20" in line for line in scarce.explanation)
+    bases = " ".join(term.basis for term in scarce.chosen.prediction.cost_terms)
+    assert "moved by 100 losses in 200 instance-hours of c7a.xlarge" in bases
+    # The run saves as often as the forecast was made with.
+    assert scarce.run.checkpoint_every_s < prior.run.checkpoint_every_s <= calm.run.checkpoint_every_s
+    # Only where machines are wanted.
+    elsewhere = _plan(catalog, goal, replace(options, observed=seen(100), zone="us-east-1b"))
+    assert elsewhere.chosen.groups[0].watched is None

@@ -8,23 +8,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetopt.optimizer.aims import best_rows, order
 from hetopt.optimizer.billing import load_billing
-from hetopt.optimizer.bounds import could_beat
+from hetopt.optimizer.bounds import Bar, could_beat
 from hetopt.optimizer.catalog import Catalog, offers
 from hetopt.optimizer.cluster_rows import Boxes, ClusterRows, Columns, tabulate_rows, uniform_rows
 from hetopt.optimizer.cost import Rates
 from hetopt.optimizer.fit import FittedModel, fit
 from hetopt.optimizer.forecast import ClusterTable, Forecast, JobModel, forecast
-from hetopt.optimizer.mixes import GAP, search_pairs
-from hetopt.optimizer.pareto import knee, pareto_front, thin
+from hetopt.optimizer.mixes import GAP, search_mixes
+from hetopt.optimizer.pareto import MANY, knee, pareto_front, thin
 from hetopt.optimizer.plan import Goal
 from hetopt.optimizer.pool import Pool
 from hetopt.optimizer.quota import read_quotas
 from hetopt.optimizer.recommend import steps_model
-from hetopt.optimizer.search import NEAR, Effort, Limits, choose, search, study_mixes
+from hetopt.optimizer.search import NEAR, Effort, Limits, choose, search
 from hetopt.optimizer.search_space import (
     Cluster,
     MachineOption,
@@ -35,6 +36,7 @@ from hetopt.optimizer.search_space import (
     machine_options,
 )
 from hetopt.optimizer.step_model.profiled import learned_shape
+from hetopt.optimizer.study import study_mixes
 from hetopt.optimizer.transfer import reference_host
 
 from .profiles import make_profile
@@ -174,26 +176,35 @@ def test_no_box_is_dropped_that_holds_something_better(
         least=ClusterRows(option=pair, count=np.array([low]), batch=np.array([batch]), exchange=np.array([exchange])),
         most=np.array([[low[0] + more[0], low[1] + more[1]]]),
     )
-    kept, bound = could_beat(columns, box, job, limits, aim)
+    kept, bound = could_beat(box, Bar.of(columns, job, limits, aim))
     better = (score < aim) & (limits.risk(found) <= 1)
     assert kept[0] or not better.any()
     if kept[0]:
         assert bound[0] <= score.min() * (1 + 1e-9) or not better.any()
 
 
-@pytest.mark.parametrize("limits", [Limits(budget_usd=1.2), Limits(budget_usd=3.0), Limits(deadline_s=4000.0)])
-def test_mixes_of_two_types_are_searched_exactly(space: SearchSpace, job: JobModel, limits: Limits) -> None:
+LIMITS = [
+    Limits(budget_usd=1.2),
+    Limits(budget_usd=3.0),
+    Limits(deadline_s=4000.0),
+    Limits(budget_usd=3.0, time_weight=0.0),
+    Limits(budget_usd=3.0, time_weight=0.4),
+]
+
+
+@pytest.mark.parametrize("types", [2, 3])
+@pytest.mark.parametrize("limits", LIMITS)
+def test_mixes_are_searched_exactly(space: SearchSpace, job: JobModel, limits: Limits, types: int) -> None:
     columns = Columns.of(space)
     pool = Pool(columns, job, limits)
     pool.add(uniform_rows(columns), keep=None)
     pool.uniform = len(pool.rows)
-    proof = search_pairs(pool)
-    assert proof.complete
+    proofs = [search_mixes(pool, types=kinds) for kinds in range(2, types + 1)]
     clusters = [
-        Cluster.of([(one, n), (other, m)], batch, exchange)
-        for one, other in itertools.combinations(range(len(space.options)), 2)
-        for n, m in itertools.product(range(MACHINES + 1), repeat=2)
-        if 0 < n + m <= MACHINES
+        Cluster.of(zip(chosen, counts, strict=True), batch, exchange)
+        for chosen in itertools.combinations(range(len(space.options)), types)
+        for counts in itertools.product(range(MACHINES + 1), repeat=types)
+        if 0 < sum(counts) <= MACHINES
         for batch in range(len(space.batch_sizes))
         for exchange in range(len(space.exchanges))
     ]
@@ -201,8 +212,67 @@ def test_mixes_of_two_types_are_searched_exactly(space: SearchSpace, job: JobMod
     safe = limits.risk(every) <= 1
     best = limits.score(every.total_s, every.cost_usd)[safe].min()
     assert best * (1 - 1e-9) <= pool.safe_score <= best / (1 - GAP)
-    assert proof.gap == pytest.approx(GAP)
-    assert proof.bound <= best
+    for proof in proofs:
+        assert proof is not None
+        assert proof.complete
+        assert proof.gap == pytest.approx(GAP)
+        assert proof.bound <= best
+
+
+@pytest.mark.parametrize("most", [4, 20])
+def test_full_memory_does_not_hide_what_is_better(space: SearchSpace, job: JobModel, most: int) -> None:
+    """With little memory a worker takes no more samples however long the run, which a bound on the rent has to know."""
+    little = tuple(
+        replace(option, worker=replace(option.worker, time=replace(option.worker.time, max_samples=most)))
+        for option in space.options
+    )
+    space = replace(space, options=little, max_machines=32, max_workers=64, batch_sizes=(64,))
+    columns, limits = Columns.of(space), Limits(deadline_s=40 * 3600.0)
+    pool = Pool(columns, job, limits)
+    pool.add(uniform_rows(columns), keep=None)
+    pool.uniform = len(pool.rows)
+    # Not the best is to be beaten but what is twice as dear, so that much is.
+    bar = Bar.of(columns, job, limits, 2 * pool.safe_score)
+    pair = itertools.product(range(1, 17), repeat=2)
+    for one, other in itertools.combinations(range(len(space.options)), 2):
+        rows = ClusterRows.of([Cluster.of([(one, n), (other, m)], 0, 0) for n, m in pair])
+        rows, table = tabulate_rows(columns, rows)
+        if not len(rows):
+            continue
+        found = forecast(table, job)
+        better = (found.cost_usd < bar.score) & (limits.risk(found) <= 1)
+        each = ClusterRows(option=rows.option[:, :2], count=rows.count[:, :2], batch=rows.batch, exchange=rows.exchange)
+        kept, bound = could_beat(Boxes(least=each, most=each.count), bar)
+        assert kept[better].all()
+        assert (bound[better] <= found.cost_usd[better] * (1 + 1e-9)).all()
+        more, _ = bar.rental.more_usd(Boxes(least=each.counting(np.ones_like(each.count)), most=each.count))
+        alone = bar.rental.alone_usd()[0][:, 0, 0]
+        assert (np.minimum(alone[one], alone[other]) <= found.cost_usd[better].min(initial=np.inf)).all()
+        assert (more[better] <= found.cost_usd[better]).all()
+
+
+def test_too_many_mixes_of_three_types_are_left_to_the_study(space: SearchSpace, job: JobModel) -> None:
+    limits = Limits(budget_usd=1.0)
+    exact = search(space, job, limits, seed=0)
+    assert exact.proof is not None
+    assert (exact.proof.types, exact.proof.complete, exact.trials) == (3, True, 0)
+    left = search(space, job, limits, seed=0, effort=Effort(trials=80, boxes_of_three=0))
+    assert left.proof is not None
+    assert (left.proof.types, left.trials) == (2, 80)
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=40), st.integers(1, 45))
+def test_the_best_rows_are_the_first_of_the_order(figures: list[tuple[int, int]], count: int) -> None:
+    time, cost = (np.array(column, dtype=float) for column in zip(*figures, strict=True))
+    found = _forecast_of(time, cost)
+    for limits in (Limits(budget_usd=3.0), Limits(deadline_s=2.5), Limits(budget_usd=2.0, time_weight=0.5)):
+        np.testing.assert_array_equal(best_rows(found, limits, count), order(found, limits)[:count])
+
+
+def _forecast_of(time: np.ndarray, cost: np.ndarray) -> Forecast:
+    """A forecast that knows time and cost alone, with upper ends a tenth above them."""
+    known = {"total_s": time, "total_high_s": 1.1 * time, "cost_usd": cost, "cost_high_usd": 1.1 * cost}
+    return Forecast(**{name: known.get(name, np.zeros_like(time)) for name in Forecast.__dataclass_fields__})
 
 
 def test_what_a_cluster_may_have_is_kept(model: FittedModel, options: tuple[MachineOption, ...], job: JobModel) -> None:
@@ -422,6 +492,22 @@ def test_a_search_that_is_stopped_keeps_the_best_so_far(space: SearchSpace, job:
 
 
 points = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=30)
+
+
+@settings(max_examples=20)
+@given(points)
+def test_many_points_have_the_same_front_as_few(figures: list[tuple[int, int]]) -> None:
+    """Beyond some thousands most points are sieved out before they are sorted."""
+    shift = np.linspace(0, 1e-3, MANY // len(figures) + 2)
+    time, cost = (
+        np.concatenate([np.array(column, dtype=float) + d for d in shift]) for column in zip(*figures, strict=True)
+    )
+    assert len(time) > MANY
+    front = pareto_front(time, cost)
+    order = np.lexsort((cost, time))
+    cheapest = np.minimum.accumulate(cost[order])
+    first = np.concatenate([[True], cheapest[1:] < cheapest[:-1]])
+    np.testing.assert_array_equal(front, order[first])
 
 
 @given(points)

@@ -1,0 +1,129 @@
+"""Laws of supervision: slow to change its mind, never beyond the budget, never too late for a deadline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.optimizer.supervisor.decide import Alternative, Decision, Hysteresis, Supervisor
+from hetopt.optimizer.supervisor.standing import Promise, Standing
+
+PROMISE = Promise(step_time_s=1.0, step_time_low_s=0.9, step_time_high_s=1.1, steps=10_000, usd_per_hour=3.6)
+QUICK = Hysteresis(looks=3, rest_s=300.0, margin=0.05, reserve_s=60.0)
+
+
+def promise(**changes: Any) -> Promise:
+    return Promise(**{**vars(PROMISE), **changes})
+
+
+def standing(step_time_s: float | None, step: int = 1000, at_s: float = 1000.0, seen: int = 1000) -> Standing:
+    return Standing(step=step, steps_seen=seen, step_time_s=step_time_s, began_s=0.0, now_s=at_s, workers=2)
+
+
+def other(step_time_s: float = 0.5, usd_per_hour: float = 3.6, **changes: Any) -> Alternative:
+    usual = {"action": "add", "name": "4 x g5.xlarge", "changeover_s": 200.0}
+    return Alternative(step_time_s=step_time_s, usd_per_hour=usd_per_hour, **{**usual, **changes})
+
+
+def looks(supervisor: Supervisor, times: int, *, every_s: float = 30.0, **arguments: Any) -> list[Decision]:
+    decisions = []
+    for number in range(times):
+        at = arguments.get("now") or standing(1.5, at_s=1000.0 + number * every_s)
+        supervisor, decision = supervisor.look(at, arguments.get("spent", 1.0), arguments.get("alternatives", ()))
+        decisions.append(decision)
+    return decisions
+
+
+def test_what_is_as_predicted_is_left_alone() -> None:
+    assert {one.action for one in looks(Supervisor(promise=PROMISE), 9, now=standing(1.05))} == {"keep"}
+    assert Supervisor(promise=PROMISE).look(standing(None), 0.0)[1].reason == "nothing was measured yet"
+
+
+def test_a_run_outside_its_interval_is_planned_again_after_three_looks_and_then_left_in_peace() -> None:
+    actions = [one.action for one in looks(Supervisor(promise=PROMISE, hysteresis=QUICK), 13)]
+    assert actions[:4] == ["keep", "keep", "replan", "keep"]
+    assert [number for number, action in enumerate(actions) if action == "replan"] == [2, 12], "300 s of rest"
+
+
+def test_looks_that_disagree_change_nothing() -> None:
+    supervisor = Supervisor(promise=PROMISE, hysteresis=QUICK)
+    for number in range(12):
+        supervisor, decision = supervisor.look(standing(1.5 if number % 3 else 1.0, at_s=30.0 * number), 0.0)
+        assert decision.action == "keep"
+
+
+def test_what_saves_money_is_taken_with_its_gain_and_measured_afterwards() -> None:
+    supervisor, alternatives = Supervisor(promise=PROMISE, hysteresis=QUICK), [other()]
+    for number in range(3):
+        supervisor, decision = supervisor.look(standing(1.5, at_s=30.0 * number), 1.0, alternatives)
+    assert (decision.action, decision.name) == ("add", "4 x g5.xlarge")
+    assert decision.expected_saving_s == pytest.approx(9000 * 1.5 - 200 - 9000 * 0.5)
+    assert decision.expected_saving_usd == pytest.approx(decision.expected_saving_s / 3600 * 3.6)
+    supervisor, told = supervisor.measured(standing(0.6, seen=1020))
+    assert told is None, "too early to tell"
+    supervisor, told = supervisor.measured(standing(0.6, seen=1050))
+    assert told is not None
+    assert (told["step_time_before_s"], told["step_time_expected_s"], told["step_time_measured_s"]) == (1.5, 0.5, 0.6)
+    assert supervisor.measured(standing(0.6, seen=2000))[1] is None, "it is told once"
+
+
+@given(
+    st.floats(0.2, 3.0),
+    st.floats(0.2, 3.0),
+    st.floats(0.5, 20.0),
+    st.floats(0.0, 2000.0),
+    st.floats(0.0, 40.0),
+    st.floats(10.0, 40.0),
+)
+def test_no_action_costs_more_than_the_budget_or_more_than_it_saves(
+    now_s: float, then_s: float, usd_per_hour: float, changeover_s: float, spent: float, budget: float
+) -> None:
+    one = other(then_s, usd_per_hour, changeover_s=changeover_s)
+    supervisor = Supervisor(promise=promise(budget_usd=budget), hysteresis=Hysteresis(looks=1))
+    _, decision = supervisor.look(standing(now_s), spent, [one])
+    if decision.action == "stop":
+        assert spent + 60 / 3600 * 3.6 > budget
+    elif decision.acts:
+        left_usd = 9000 * now_s / 3600 * 3.6
+        assert spent + one.cost_usd(9000) <= budget
+        assert one.cost_usd(9000) <= left_usd
+        assert one.cost_usd(9000) <= 0.95 * left_usd or one.total_s(9000) <= 0.95 * 9000 * now_s
+
+
+def test_a_budget_is_not_exceeded_before_the_next_look() -> None:
+    supervisor = Supervisor(promise=promise(budget_usd=10.0), hysteresis=QUICK)
+    assert supervisor.look(standing(1.0), 9.9)[1].action == "keep"
+    assert supervisor.look(standing(1.0), 9.95)[1].action == "stop", "no look to spare"
+
+
+def test_the_deadline_is_saved_at_the_last_moment_that_leaves_a_changeover_more() -> None:
+    safe = other(1.0, 12.0, action="on-demand", name="on demand", changeover_s=100.0, holds=True)
+    supervisor = Supervisor(promise=promise(deadline_s=10_000.0), hysteresis=QUICK)
+    # It needs 100 s and a second a step; one more changeover and the time between two looks must be left.
+    assert supervisor.look(standing(1.0, step=5000, at_s=4739.0), 0.0, [safe])[1].action == "keep"
+    late = supervisor.look(standing(1.0, step=5000, at_s=4741.0), 0.0, [safe])[1]
+    assert (late.action, late.name) == ("on-demand", "on demand")
+
+
+def test_standing_follows_the_log() -> None:
+    def step(at_s: float, number: int, step_time_s: float) -> dict[str, Any]:
+        times = {"step_time_s": step_time_s, "compute_s": [0.1, 0.2], "sync_s": [0.05, 0.05]}
+        return {"event": "step", "time_s": at_s, "step": number, "steps": 10, **times}
+
+    started = {"event": "run_started", "time_s": 0.0, "workers": [{}, {}]}
+    events = [
+        started,
+        {"event": "training_started", "time_s": 1.0, "step": 0},
+        step(11.0, 10, 1.0),
+        step(21.0, 20, 2.0),
+    ]
+    seen = Standing.of(events)
+    assert (seen.step, seen.steps_seen, seen.elapsed_s, seen.workers) == (20, 20, 20.0, 2)
+    assert seen.step_time_s == pytest.approx(1.3)
+    assert seen.left_s(PROMISE) == pytest.approx(9980 * 1.3)
+    lost = [{"event": "worker_lost", "time_s": 22.0}, {**started, "time_s": 23.0, "workers": [{}]}]
+    after = Standing.of([*events, *lost])
+    assert (after.losses, after.workers, after.step_time_s) == (1, 1, None), "other workers, other times"
