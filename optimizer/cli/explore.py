@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,51 +22,49 @@ STAND_IN_USD_PER_HOUR = 0.10
 a price says how much of it a probe is worth."""
 
 
-def explore(measured: Profile, *, hosts: str | None, workers: int | None, budget_usd: float, tell: Live) -> Profile:
-    """The profile with the steps of the layouts that were worth measuring, of processes here or of described hosts.
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where probes run.
+
+    Attributes:
+        probes: all that may be made.
+        price_usd: of all probes of a layout, by its configuration and, where it is known, the time of a step.
+        measure: all probes of a layout, within so many USD: what they brought and cost.
+    """
+
+    probes: Sequence[ProbeRun]
+    price_usd: Callable[[Configuration, float | None], float]
+    measure: Callable[[Sequence[ProbeRun], float], Measured]
+
+
+def explore(measured: Profile, place: Place, *, budget_usd: float, tell: Live) -> Profile:
+    """The profile with the steps of the layouts that were worth measuring.
 
     Raises:
-        BadInput: hosts that this machine cannot hold.
+        BadInput: there is nothing to explore.
     """
     import time
 
     from hetopt.optimizer import words
     from hetopt.optimizer.catalog import load_catalog
     from hetopt.optimizer.exploring import Exploration, Stopped
-    from hetopt.optimizer.probe_runs import PROBE_STEPS, STARTUP_S
 
-    launcher, probes = _place(measured, hosts, workers)
-    catalog = load_catalog()
-    hourly = _usd_per_hour(measured)
     by_layout: dict[object, list[ProbeRun]] = {}
-    for probe in probes:
+    for probe in place.probes:
         by_layout.setdefault(probe.configuration.layout, []).append(probe)
-    startup_s = measured.startup_s or STARTUP_S
-
-    def price_usd(asked: Configuration, step_time_s: float | None) -> float:
-        runs = len(by_layout[asked.layout])
-        return hourly * len(asked.nodes) * runs * (startup_s + PROBE_STEPS * (step_time_s or 0.0)) / 3600
-
-    def measure(asked: Configuration) -> Measured:
-        from hetopt.optimizer.exploring import Measured
-
-        runs = by_layout[asked.layout]
-        begun_s = time.monotonic()
-        samples = []
-        for number, run in enumerate(runs, start=1):
-            tell(f"{_layout(asked)}: run {number} of {len(runs)}", None)
-            samples.append(_run(launcher, run, tell))
-        spent = hourly * len(asked.nodes) * (time.monotonic() - begun_s) / 3600
-        return Measured(samples=tuple(samples), usd=spent)
-
-    search = Exploration(
-        candidates=[probe.configuration for probe in probes],
-        price_usd=price_usd,
-        budget_usd=budget_usd,
-        catalog=catalog.instance_types,
-    )
     found: list[StepSample] = list(measured.samples)
     begun_s, spent_usd = time.monotonic(), 0.0
+
+    def measure(asked: Configuration) -> Measured:
+        tell(f"{_layout(asked)}: measuring", None)
+        return place.measure(by_layout[asked.layout], budget_usd - spent_usd)
+
+    search = Exploration(
+        candidates=[probe.configuration for probe in place.probes],
+        price_usd=place.price_usd,
+        budget_usd=budget_usd,
+        catalog=load_catalog().instance_types,
+    )
     for event in search.run([], measure):
         if isinstance(event, Stopped):
             tell.note(f"explored for {words.usd(event.spent_usd)} of {words.usd(budget_usd)}: {event.reason}")
@@ -85,11 +85,15 @@ def explore(measured: Profile, *, hosts: str | None, workers: int | None, budget
 
 
 def _layout(asked: Configuration) -> str:
+    from hetopt.profiler.profile import LOCAL
+
     workers, nodes = asked.workers, len(asked.nodes)
-    return f"{workers} {'worker' if workers == 1 else 'workers'} on {nodes} {'host' if nodes == 1 else 'hosts'}"
+    told = f"{workers} {'worker' if workers == 1 else 'workers'} on {nodes} {'host' if nodes == 1 else 'hosts'}"
+    types = [node.type for node in asked.nodes if node.type != LOCAL and "=" not in node.type]
+    return told + (f" ({', '.join(types)})" if types else "")
 
 
-def check_place(on: str, hosts: str | None) -> None:
+def check_place(on: str, hosts: str | None, types: str | None) -> None:
     """Refuse what cannot be explored, before anything is measured.
 
     Raises:
@@ -99,9 +103,14 @@ def check_place(on: str, hosts: str | None) -> None:
     from hetopt.trainer.launch.description import parse_hosts
     from hetopt.trainer.launch.namespaces import why_not
 
-    if on not in ("local", "rehearsal"):
-        raise BadInput(f"{on!r} cannot be explored.", hint="choose --on local or --on rehearsal")
-    if on == "local" and hosts is not None:
+    if on not in ("local", "rehearsal", "ec2"):
+        raise BadInput(f"{on!r} cannot be explored.", hint="choose --on local, --on rehearsal or --on ec2")
+    if (on == "ec2") != (types is not None):
+        raise BadInput(
+            "--types names the machines that --on ec2 explores.",
+            hint="hetopt profile TASK --explore --on ec2 --types c7i.large,g5.xlarge --probe-budget 0.50",
+        )
+    if on != "rehearsal" and hosts is not None:
         raise BadInput("--hosts describes a rehearsed cluster.", hint="use it with --on rehearsal")
     if on == "rehearsal":
         if hosts is None:
@@ -115,25 +124,47 @@ def check_place(on: str, hosts: str | None) -> None:
             raise BadInput(f"no cluster can be rehearsed here: {reason}.", hint="use --on local")
 
 
-def _place(measured: Profile, hosts: str | None, workers: int | None) -> tuple[Launcher, tuple[ProbeRun, ...]]:
-    """Where probes run, and which there are: described hosts are rehearsed."""
+def place_here(measured: Profile, *, hosts: str | None, workers: int | None, tell: Live) -> Place:
+    """Processes of this machine, or described hosts, which are rehearsed.
+
+    Raises:
+        BadInput: hosts that this machine cannot hold.
+    """
     import os
     import platform
+    import time
 
     from hetopt.optimizer.fit import fit
     from hetopt.optimizer.hosting import ThisMachine
-    from hetopt.optimizer.probe_runs import local_probes, rehearsed_probes
+    from hetopt.optimizer.probe_runs import PROBE_STEPS, STARTUP_S, local_probes, rehearsed_probes
 
     processors = len(os.sched_getaffinity(0))
+    launcher: Launcher
     if hosts is None:
         from hetopt.trainer.launch.local import LocalLauncher
 
-        return LocalLauncher(), local_probes(measured, workers or max(2, processors))
-    from hetopt.trainer.launch.description import parse_hosts
-    from hetopt.trainer.launch.rehearsal import RehearsalLauncher
+        launcher, probes = LocalLauncher(), local_probes(measured, workers or max(2, processors))
+    else:
+        from hetopt.trainer.launch.description import parse_hosts
+        from hetopt.trainer.launch.rehearsal import RehearsalLauncher
 
-    machine = ThisMachine(processors=processors, operating_system=f"{platform.system()} {platform.release()}")
-    return RehearsalLauncher(), rehearsed_probes(fit(measured), machine, parse_hosts(hosts))
+        machine = ThisMachine(processors=processors, operating_system=f"{platform.system()} {platform.release()}")
+        launcher, probes = RehearsalLauncher(), rehearsed_probes(fit(measured), machine, parse_hosts(hosts))
+    hourly, startup_s = _usd_per_hour(measured), measured.startup_s or STARTUP_S
+
+    def price_usd(asked: Configuration, step_time_s: float | None) -> float:
+        runs = sum(probe.configuration.layout == asked.layout for probe in probes)
+        return hourly * len(asked.nodes) * runs * (startup_s + PROBE_STEPS * (step_time_s or 0.0)) / 3600
+
+    def measure(runs: Sequence[ProbeRun], left_usd: float) -> Measured:
+        from hetopt.optimizer.exploring import Measured
+
+        begun_s = time.monotonic()
+        samples = tuple(_run(launcher, run, tell) for run in runs)
+        spent = hourly * len(runs[0].configuration.nodes) * (time.monotonic() - begun_s) / 3600
+        return Measured(samples=samples, usd=spent)
+
+    return Place(probes=probes, price_usd=price_usd, measure=measure)
 
 
 def _usd_per_hour(measured: Profile) -> float:

@@ -137,13 +137,18 @@ TABLE = (
         codes=(
             "NoCredentialsError",
             "PartialCredentialsError",
-            "ProfileNotFound",
             "CredentialRetrievalError",
             "ConfigNotFound",
         ),
         reaction="stop",
         cause="there are no AWS credentials here",
         hint="run `aws configure` or `aws sso login --profile NAME`, and check with `aws sts get-caller-identity`",
+    ),
+    Meaning(
+        codes=("ProfileNotFound",),
+        reaction="stop",
+        cause="{text}",
+        hint="`aws configure list-profiles` tells which there are; choose one with AWS_PROFILE",
     ),
     Meaning(
         codes=(

@@ -11,19 +11,19 @@ from hetopt.optimizer.ec2 import calls
 from hetopt.optimizer.ec2.budget import Guard
 from hetopt.optimizer.ec2.ledger import LEDGER_FILE, read_ledger, recorded_ids
 from hetopt.optimizer.ec2.order import ORDER_FILE, Order
-from hetopt.optimizer.ec2.recovery import Recovery, latest_checkpoint, needs_machines
+from hetopt.optimizer.ec2.recovery import Recovery, latest_checkpoint
 from hetopt.optimizer.ec2.removal import Remover
 from hetopt.optimizer.ec2.renting import Accept, Renter, Tell
 from hetopt.optimizer.ec2.request import Edge
 from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
 from hetopt.optimizer.ec2.session import connect_run
 from hetopt.optimizer.ec2.watch import Watcher
-from hetopt.profiler.errors import CloudRefused
+from hetopt.profiler.errors import BadInput, CloudRefused
 from hetopt.trainer.events import EVENTS_FILE, parse_events
 from hetopt.trainer.launch.base import RunHandle, RunState, RunStatus
 from hetopt.trainer.launch.ec2.protocol import HEARTBEAT_S
 from hetopt.trainer.launch.outcome import failure_reason, judge, last_log_line, read_tail
-from hetopt.trainer.run_folder import read_spec, write_spec
+from hetopt.trainer.run_folder import write_spec
 from hetopt.trainer.spec import RunSpec
 
 BUNDLE_FILE = "bundle.tar.gz"
@@ -192,8 +192,12 @@ class Ec2Launcher:
             return self._clear(order, watcher, seen, watcher.run_dir) if late_s > 0 else seen
         if self._has_failed(order, watcher.run_dir, now_s):
             return self._clear(order, watcher, seen, watcher.run_dir)
-        if needs_machines(seen, read_spec(watcher.run_dir)) and not self._is_finished(watcher.run_dir):
-            seen = Recovery(edge=watcher.edge, sleep=self.sleep, tell=self.tell).replace(order, watcher, seen)
+        if not self._is_finished(watcher.run_dir):
+            stopped_s = self._stopped_s(watcher.run_dir)
+            recovery = Recovery(
+                edge=watcher.edge, sleep=self.sleep, tell=self.tell, clock=self.clock, stopped_s=stopped_s
+            )
+            seen = recovery.step(order, watcher, seen)
         if seen.lease_end_s is None or end_s > seen.lease_end_s + _LEASE_GROWS_S:
             watcher.edge(calls.lease_call(order, end_s, guard.stop_training_s(end_s)))
             seen = seen.model_copy(update={"lease_end_s": end_s})
@@ -213,6 +217,12 @@ class Ec2Launcher:
         events = list(parse_events(iter(read_tail(run_dir / EVENTS_FILE).splitlines(keepends=True))))
         last = events[-1] if events else {}
         return last.get("event") in ("training_finished", "probe_finished") and last.get("reason") != "stopped"
+
+    def _stopped_s(self, run_dir: Path) -> float | None:
+        """When the run last stopped with a checkpoint; None while it goes on."""
+        events = list(parse_events(iter(read_tail(run_dir / EVENTS_FILE).splitlines(keepends=True))))
+        last = events[-1] if events else {}
+        return float(last["time_s"]) if last.get("event") == "training_finished" else None
 
     def _wish_end(self, order: Order, watcher: Watcher, seen: Seen, reason: str) -> Seen:
         watcher.edge(calls.stop_call(order, seen.lease_end_s or self.clock()))
@@ -235,7 +245,18 @@ class Ec2Launcher:
             seen = watcher.look()
         seen = seen.model_copy(update={"cleared": not seen.alive})
         watcher.save(seen)
+        if seen.cleared:
+            self._remember(seen, order, run_dir)
         return seen
+
+    def _remember(self, seen: Seen, order: Order, run_dir: Path) -> None:
+        """Keep what was seen of spot for the next plan. Where that fails, the run ends all the same."""
+        from hetopt.optimizer.ec2.observing import remember  # Brings numpy, which a look at a run does not need.
+
+        try:
+            remember(seen, order, run_dir)
+        except (BadInput, OSError) as error:
+            self.tell(f"What this run has seen of its spot pools is not kept: {error}")
 
     def _contents(self, run_dir: Path) -> dict[str, bytes]:
         """What other terminals need to look after the run."""

@@ -146,7 +146,7 @@ def make_order(
     life: int = 0,
     spent_usd: float = 0.0,
 ) -> Order:
-    """Ask what must be known, and write the order.
+    """Ask what must be known, and write the order of a plan.
 
     Args:
         plan: what to run.
@@ -166,8 +166,60 @@ def make_order(
         BudgetStop: the budget does not last until the cluster has booted.
         BadInput: the plan cannot be rented as it is.
     """
-    roles = roles_of(plan, catalog, wishes.substitutes)
-    budget = budget_of(plan, wishes.budget_usd)
+    job = Job(
+        roles=roles_of(plan, catalog, wishes.substitutes),
+        budget_usd=budget_of(plan, wishes.budget_usd),
+        gradient_bytes=plan.profile.job.gradient_bytes,
+        deadline_s=plan.goal.deadline_s,
+        spent_usd=spent_usd,
+    )
+    return order_of(
+        job,
+        edge,
+        catalog,
+        billing,
+        wishes,
+        run_id=run_id,
+        version=version,
+        bundle_sha256=bundle_sha256,
+        now_s=now_s,
+        life=life,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What machines are rented for.
+
+    Attributes:
+        budget_usd: for everything, earlier lives included.
+        gradient_bytes: of the model, which checkpoints are a multiple of.
+        deadline_s: from the order on; absent: as long as the budget lasts.
+        spent_usd: what earlier lives have cost.
+    """
+
+    roles: tuple[Role, ...]
+    budget_usd: float
+    gradient_bytes: int
+    deadline_s: float | None = None
+    spent_usd: float = 0.0
+
+
+def order_of(
+    job: Job,
+    edge: Edge,
+    catalog: Catalog,
+    billing: Billing,
+    wishes: Wishes,
+    *,
+    run_id: str,
+    version: str,
+    bundle_sha256: str,
+    now_s: float,
+    life: int = 0,
+) -> Order:
+    """The order of a job; arguments and errors as in `make_order`."""
+    roles, budget = job.roles, job.budget_usd
     who = account.identity(edge)
     bucket = wishes.bucket or account.default_bucket(who.account_id, catalog.region)
     account.check_bucket(edge, bucket, who.account_id)
@@ -180,9 +232,9 @@ def make_order(
                 f"the zone {wishes.zone} does not have all types of the plan in this account.",
                 hint="leave --zone out; zone names differ between accounts, ids such as use1-az4 do not",
             )
-    gradient_bytes = plan.profile.job.gradient_bytes
-    fixed = _fixed_usd(gradient_bytes, billing)
-    longest_s = lifetime_s(budget, fixed_usd=fixed + spent_usd, worst_usd_per_hour=worst_usd_per_hour(roles, zones))
+    fixed = _fixed_usd(job.gradient_bytes, billing)
+    worst = worst_usd_per_hour(roles, zones)
+    longest_s = lifetime_s(budget, fixed_usd=fixed + job.spent_usd, worst_usd_per_hour=worst)
     return Order(
         run_id=run_id,
         life=life,
@@ -201,8 +253,8 @@ def make_order(
         created_s=now_s,
         budget_usd=budget,
         fixed_usd=fixed,
-        checkpoint_s=_checkpoint_s(gradient_bytes, roles, catalog),
-        lifetime_s=min(longest_s, plan.goal.deadline_s or longest_s),
+        checkpoint_s=_checkpoint_s(job.gradient_bytes, roles, catalog),
+        lifetime_s=min(longest_s, job.deadline_s or longest_s),
     )
 
 

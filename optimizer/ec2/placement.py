@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hetopt.optimizer.ec2.order import Role
 from hetopt.profiler.errors import CloudRefused
 from hetopt.trainer.launch.nodes import MEETING_PORT
-from hetopt.trainer.spec import RunSpec
+from hetopt.trainer.spec import RunSpec, WorkerSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,30 +69,49 @@ def without(spec: RunSpec, lost: Collection[str]) -> RunSpec:
     left = [worker for worker in spec.workers if worker.host not in lost]
     if not left:
         raise CloudRefused("all machines of the run are lost.", hint="launch the plan again")
-    total = sum(worker.local_batch_size for worker in left)
-    exact = [spec.global_batch_size * worker.local_batch_size / total for worker in left]
-    shares = [math.floor(share) for share in exact]
-    by_rest = sorted(range(len(left)), key=lambda place: shares[place] - exact[place])
-    for place in by_rest[: spec.global_batch_size - sum(shares)]:
+    return shared(spec, left, spec.global_batch_size)
+
+
+def shared(spec: RunSpec, workers: Sequence[WorkerSpec], batch: int) -> RunSpec:
+    """The run on these workers, who share a batch in proportion to what each had; nobody has nothing.
+
+    Raises:
+        CloudRefused: a worker cannot hold its share.
+    """
+    total = sum(worker.local_batch_size for worker in workers)
+    exact = [batch * worker.local_batch_size / total for worker in workers]
+    shares = [max(1, math.floor(share)) for share in exact]
+    by_rest = sorted(range(len(workers)), key=lambda place: shares[place] - exact[place])
+    for place in by_rest[: max(0, batch - sum(shares))]:
         shares[place] += 1
-    for worker, share in zip(left, shares, strict=True):
+    while sum(shares) > batch and max(shares) > 1:
+        shares[shares.index(max(shares))] -= 1
+    for worker, share in zip(workers, shares, strict=True):
         if worker.max_local_batch_size is not None and share > worker.max_local_batch_size:
             raise CloudRefused(
                 f"{worker.host} cannot hold {share} samples, and the others that would are lost.",
                 hint="launch the plan again",
             )
-    workers = tuple(
-        worker.model_copy(update={"local_batch_size": share}) for worker, share in zip(left, shares, strict=True)
+    sharing = (
+        worker.model_copy(update={"local_batch_size": share}) for worker, share in zip(workers, shares, strict=True)
     )
-    return spec.model_copy(update={"workers": workers})
+    return spec.model_copy(update={"workers": tuple(sharing)})
 
 
-def placement_json(spec: RunSpec, seats: Sequence[Seat], generation: int = 0, resume_from: str | None = None) -> bytes:
-    """What the machines read to find themselves and each other."""
+def placement_json(
+    spec: RunSpec,
+    seats: Sequence[Seat],
+    generation: int = 0,
+    resume_from: str | None = None,
+    *,
+    pauses: bool = False,
+) -> bytes:
+    """What the machines read to find themselves and each other, and whether to save a checkpoint and wait."""
     meeting = min(seat.machine.address for seat in seats)
     record = {
         "generation": generation,
         "resume_from": resume_from,
+        **({"pauses": True} if pauses else {}),
         # A port of its own for each generation: what is left of the last must not be met.
         "meeting": f"{meeting}:{MEETING_PORT + generation}",
         "hosts": {seat.machine.id: {"host": seat.host, "address": seat.machine.address} for seat in seats},

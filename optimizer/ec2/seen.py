@@ -6,8 +6,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
+from hetopt.optimizer.billing import is_free
 from hetopt.optimizer.ec2.budget import Stay, spent_usd
 from hetopt.profiler.artifact import Artifact, Record
+from hetopt.trainer.spec import WorkerSpec
 
 SEEN_FILE = "seen.json"
 
@@ -36,8 +38,9 @@ class SeenMachine(Record):
 
     def stay(self, *, minimum_s: float, free_within_s: float) -> Stay:
         """Its time on the bill. What EC2 takes back within its first hour is free, but for disk and address."""
-        taken = self.ending == "interrupted" and self.until_s is not None
-        free = taken and self.until_s is not None and self.until_s - self.since_s < free_within_s
+        free = self.until_s is not None and is_free(
+            self.until_s - self.since_s, taken_back=self.ending == "interrupted", within_s=free_within_s
+        )
         return Stay(
             since_s=self.since_s,
             until_s=self.until_s,
@@ -60,6 +63,14 @@ class Seen(Artifact):
     lease_end_s: NonNegativeFloat | None = Field(default=None, description="until when the machines may live")
     stop_wished_s: NonNegativeFloat | None = None
     stop_reason: str | None = None
+    absent: tuple[WorkerSpec, ...] = Field(
+        default=(), description="workers whose machines are lost, and are to come back"
+    )
+    asks: NonNegativeInt = Field(default=0, description="how often lost machines were asked for")
+    asked_s: NonNegativeFloat | None = Field(default=None, description="when they were asked for last")
+    placed_s: NonNegativeFloat = Field(default=0.0, description="when this generation began")
+    resume_from: str | None = Field(default=None, description="the checkpoint that this generation went on from")
+    paused_s: NonNegativeFloat | None = Field(default=None, description="when it was told to wait for new machines")
     cleared: bool = Field(default=False, description="groups and templates are gone too")
     minimum_billed_s: NonNegativeFloat = 60.0
     free_within_s: NonNegativeFloat = 3600.0

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.box.metadata import metadata_service
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.events import parse_events
 from hetopt.trainer.launch.ec2.agent import Agent, Timer
@@ -22,7 +23,6 @@ from hetopt.trainer.launch.ec2.objects import S3Objects
 from hetopt.trainer.launch.ec2.protocol import Lease
 from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, BotoEdge
-from tests.ec2.imds_server import imds_server
 
 ID = "i-0123456789abcdef0"
 META = {"/latest/meta-data/instance-id": ID}
@@ -87,14 +87,15 @@ def test_a_machine_trains_and_what_it_made_is_in_the_bucket(
     commands = Commands()
     objects.put("placement.json", placement(spec_of(40)))
     objects.put("lease.json", json.dumps({"end_s": time.time() + 7200, "stop_training_s": time.time() + 7000}).encode())
-    with imds_server(META) as service:
+    with metadata_service(META) as service:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
         assert agent(tmp_path / "one", objects, commands).live() == 0
         names = events_of(objects)
         assert names[-1] == "training_finished"
         assert objects.get("model.pt")
         latest = (objects.get("ckpt/LATEST") or b"").decode().strip()
-        assert objects.names(f"ckpt/{latest}/") == [f"ckpt/{latest}/rank-0.pt", f"ckpt/{latest}/state.pt"]
+        parts = ("manifest.json", "rank-0.pt", "state.pt")
+        assert objects.names(f"ckpt/{latest}/") == [f"ckpt/{latest}/{name}" for name in parts]
         state = json.loads(objects.get(f"state/{ID}.json") or b"")
         assert state["does"] == "ended with 0"
         # The lease grants more time than the boot script did: the new timer stands before the old falls.
@@ -114,7 +115,7 @@ def test_a_notice_ends_training_with_a_checkpoint(
 ) -> None:
     objects.put("placement.json", placement(spec_of(1_000_000)))
     notice = json.dumps({"action": "terminate", "time": "2030-01-01T00:00:00Z"})
-    with imds_server({**META, "/latest/meta-data/spot/instance-action": notice}) as service:
+    with metadata_service({**META, "/latest/meta-data/spot/instance-action": notice}) as service:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
         assert agent(tmp_path, objects, Commands()).live() == 0
     assert events_of(objects)[-1] == "training_finished"
@@ -126,7 +127,7 @@ def test_a_new_placement_is_followed_at_once(
 ) -> None:
     """Others were lost without a word: this machine would wait for them for minutes, but the new ones are there."""
     objects.put("placement.json", placement(spec_of(1_000_000)))
-    with imds_server(META) as service:
+    with metadata_service(META) as service:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
         one = agent(tmp_path, objects, Commands())
 
@@ -154,7 +155,7 @@ def test_a_machine_without_a_place_ends_with_its_time(
     objects: S3Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objects.put("placement.json", placement(spec_of(10)).replace(ID.encode(), b"i-other"))
-    with imds_server(META) as service:
+    with metadata_service(META) as service:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
         assert agent(tmp_path, objects, Commands(), lifetime_s=1.0).live() == 6
 
@@ -162,7 +163,7 @@ def test_a_machine_without_a_place_ends_with_its_time(
 def test_a_run_that_must_end_is_ended(objects: S3Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lifetime ends a run that goes on: hosts are killed, and what they wrote is sent."""
     objects.put("placement.json", placement(spec_of(1_000_000)))
-    with imds_server(META) as service:
+    with metadata_service(META) as service:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
         began = time.monotonic()
         assert agent(tmp_path, objects, Commands(), lifetime_s=4.0).live() == 6
@@ -187,6 +188,7 @@ def test_latest_names_only_what_is_complete(objects: S3Objects, tmp_path: Path) 
         for name in ("state.pt", "rank-0.pt"):
             torch.save({"x": torch.ones(3)}, first / "checkpoint" / f"step-{step}" / name)
         torch.save({"x": torch.zeros(3)}, second / "checkpoint" / f"step-{step}.partial" / "rank-1.pt")
+        (first / "checkpoint" / f"step-{step}" / "manifest.json").write_text("{}")
         (first / "checkpoint" / "LATEST").write_text(f"step-{step}\n")
 
     one = Checkpoints(objects=objects, run_dir=first, leads=True, workers=2)
@@ -218,6 +220,7 @@ def test_latest_names_only_what_is_complete(objects: S3Objects, tmp_path: Path) 
     third.mkdir()
     Checkpoints(objects=objects, run_dir=third, leads=False, workers=2).restore("step-9")
     assert sorted(path.name for path in (third / "checkpoint" / "step-9").iterdir()) == [
+        "manifest.json",
         "rank-0.pt",
         "rank-1.pt",
         "state.pt",

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
+from benchmarks.box.metadata import metadata_service
 from hetopt.trainer.launch.ec2.imds import ENDPOINT_VARIABLE, TOKEN_TTL_S, Imds, Notice, over_http
 from tests.ec2.conftest import Patience
-from tests.ec2.imds_server import imds_server
 
 ID = "/latest/meta-data/instance-id"
 ACTION = "/latest/meta-data/spot/instance-action"
@@ -17,7 +17,7 @@ REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 
 
 def test_notices_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
-    with imds_server({ID: "i-0123"}) as service:
+    with metadata_service({ID: "i-0123"}) as service:
         monkeypatch.setenv(ENDPOINT_VARIABLE, service.url)
         imds = Imds(transport=over_http, clock=time.time)
         assert imds.instance_id() == "i-0123"
@@ -33,7 +33,7 @@ def test_notices_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_token_is_renewed_before_it_ends(monkeypatch: pytest.MonkeyPatch, patience: Patience) -> None:
-    with imds_server({ID: "i-0123"}) as service:
+    with metadata_service({ID: "i-0123"}) as service:
         monkeypatch.setenv(ENDPOINT_VARIABLE, service.url)
         imds = Imds(transport=over_http, clock=patience.clock)
         imds.instance_id()

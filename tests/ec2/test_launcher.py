@@ -7,8 +7,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hetopt.optimizer.ec2 import calls
 from hetopt.optimizer.ec2.bundle import Bundle
@@ -17,6 +20,7 @@ from hetopt.optimizer.ec2.errors import ApiRefused
 from hetopt.optimizer.ec2.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.optimizer.ec2.ledger import known_regions
 from hetopt.optimizer.ec2.order import ORDER_FILE, Order
+from hetopt.optimizer.ec2.placement import shared, without
 from hetopt.optimizer.ec2.request import Answer, Request
 from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
 from hetopt.optimizer.plan import Plan
@@ -24,6 +28,7 @@ from hetopt.profiler.errors import CloudRefused
 from hetopt.trainer.events import EVENTS_FILE
 from hetopt.trainer.launch.base import RunHandle, RunState
 from hetopt.trainer.launch.ec2.protocol import Lease, placement_of
+from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
 from tests.ec2.conftest import REGION, Patience, Recording, leftovers
 
 Make = Callable[..., Order]
@@ -181,41 +186,139 @@ class NoMore:
         return self.inner(request)
 
 
+def placement_now(cloud: BotoEdge, order: Order) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(cloud(calls.get_object(order, f"{order.prefix}/placement.json"))["Body"])
+    return told
+
+
+class Lossy:
+    """A run on four machines that loses one, and looks at it every minute."""
+
+    def __init__(
+        self, cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, spec: RunSpec, patience: Patience
+    ) -> None:
+        self.cloud, self.launcher, self.run_dir, self.patience = cloud, launcher, run_dir, patience
+        self.order = Order.load(run_dir / ORDER_FILE)
+        patience.now_s = time.time()  # moto's machines are of now
+        self.log = event("run_started") + event("training_started", step=0)
+        self.handle = launcher.start(spec, run_dir, {})
+        put(cloud, self.order, f"events/{0:015d}.jsonl", self.log)
+        put(cloud, self.order, "ckpt/LATEST", "step-40\n")
+        self.look()
+        self.before = self.seen
+        self.victim = next(machine for machine in self.before.machines if machine.instance_type == "c7i.large")
+        end_machines(cloud, [self.victim.id])
+        self.look()
+
+    def look(self) -> None:
+        self.patience.now_s += 60
+        assert self.launcher.poll(self.handle).state is RunState.RUNNING
+
+    def happens(self, name: str, **fields: object) -> None:
+        text = json.dumps({"event": name, "time_s": self.patience.now_s, **fields}) + "\n"
+        put(self.cloud, self.order, f"events/{len(self.log):015d}.jsonl", text)
+        self.log += text
+
+    @property
+    def seen(self) -> Seen:
+        return Seen.load(self.run_dir / SEEN_FILE)
+
+    def shares(self) -> list[int]:
+        return [worker["local_batch_size"] for worker in placement_now(self.cloud, self.order)["spec"]["workers"]]
+
+
+def test_survivors_go_on_and_what_was_lost_joins_when_it_has_booted(
+    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience
+) -> None:
+    run = Lossy(cloud, launcher, run_dir, plan.run, patience)
+    survivors = {machine.id for machine in run.before.machines} - {run.victim.id}
+    alone = placement_now(cloud, run.order)
+    assert alone["generation"] == run.seen.generation == 1
+    assert alone["resume_from"] == "step-40"
+    assert set(alone["hosts"]) == survivors, "nobody waits for a machine that is not there"
+    assert sum(run.shares()) == plan.run.global_batch_size
+    (new,) = {machine.id for machine in run.seen.alive} - survivors
+    run.look()
+    assert placement_now(cloud, run.order) == alone, "it has not booted"
+
+    put(cloud, run.order, f"state/{new}.json", "{}")
+    put(cloud, run.order, "ckpt/LATEST", "step-60\n")
+    run.look()
+    paused = placement_now(cloud, run.order)
+    assert paused["pauses"]
+    assert (paused["generation"], paused["resume_from"]) == (1, "step-40"), "who comes late begins where the others did"
+    run.look()
+    assert placement_now(cloud, run.order) == paused, "they have not saved their checkpoint"
+    put(cloud, run.order, "ckpt/LATEST", "step-80\n")
+    run.happens("training_finished", reason="stopped")
+    run.look()
+    joined = placement_now(cloud, run.order)
+    assert (joined["generation"], joined["resume_from"]) == (2, "step-80")
+    assert "pauses" not in joined
+    assert set(joined["hosts"]) == survivors | {new}
+    assert joined["hosts"][new]["host"] == run.victim.host
+    for machine in run.before.machines:
+        if machine.id in survivors:
+            assert joined["hosts"][machine.id]["host"] == machine.host, "who is left keeps its place"
+    assert sorted(run.shares()) == sorted(worker.local_batch_size for worker in plan.run.workers)
+    run.happens("training_started", step=80)
+    run.look()
+    assert run.seen.generation == 2
+    assert run.seen.absent == ()
+    launcher.stop(run.handle)
+    assert leftovers(cloud) == []
+
+
+def test_a_pool_that_has_nothing_is_asked_again_later(
+    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience
+) -> None:
+    run = Lossy(cloud, replace(launcher, inner=NoMore(cloud)), run_dir, plan.run, patience)
+    assert len(run.seen.alive) == 3
+    assert sum(run.shares()) == plan.run.global_batch_size
+    for _ in range(3):
+        run.look()
+        assert run.seen.asks == 1
+    for _ in range(3):
+        run.look()
+    assert run.seen.asks == 2
+    assert len(run.seen.alive) == 4, "by then it has one again"
+    assert run.seen.generation == 1
+    run.launcher.stop(run.handle)
+    assert leftovers(cloud) == []
+
+
 @pytest.mark.parametrize("capacity", [True, False])
-def test_only_what_was_lost_is_rented_again(
+def test_survivors_that_cannot_hold_the_batch_wait_for_what_was_lost(
     cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience, capacity: bool
 ) -> None:
-    order = Order.load(run_dir / ORDER_FILE)
-    if not capacity:
-        launcher = replace(launcher, inner=NoMore(cloud))
-    patience.now_s = time.time()  # moto's machines are of now
-    handle = launcher.start(plan.run, run_dir, {})
-    put(cloud, order, f"events/{0:015d}.jsonl", event("run_started") + event("training_started", step=0))
-    put(cloud, order, "ckpt/LATEST", "step-40\n")
-    patience.now_s += 60
-    launcher.poll(handle)
-    before = Seen.load(run_dir / SEEN_FILE)
-    victim = next(machine for machine in before.machines if machine.instance_type == "c7i.large")
-    end_machines(cloud, [victim.id])
-    patience.now_s += 60
-    assert launcher.poll(handle).state is RunState.RUNNING
-    after = Seen.load(run_dir / SEEN_FILE)
-    placement = json.loads(cloud(calls.get_object(order, f"{order.prefix}/placement.json"))["Body"])
-    assert placement["generation"] == after.generation == 1
-    assert placement["resume_from"] == "step-40"
-    survivors = {machine.id for machine in before.machines} - {victim.id}
-    assert survivors < set(placement["hosts"]) if capacity else survivors == set(placement["hosts"])
-    for machine in before.machines:
-        if machine.id in survivors:
-            assert placement["hosts"][machine.id]["host"] == machine.host, "who is left keeps its place"
-    assert sum(worker["local_batch_size"] for worker in placement["spec"]["workers"]) == plan.run.global_batch_size
-    assert len(after.alive) == (4 if capacity else 3)
-    # The next looks find nothing to do.
-    patience.now_s += 60
-    launcher.poll(handle)
-    assert Seen.load(run_dir / SEEN_FILE).generation == 1
-    launcher.stop(handle)
+    full = [worker.model_copy(update={"max_local_batch_size": worker.local_batch_size}) for worker in plan.run.workers]
+    spec = plan.run.model_copy(update={"workers": tuple(full)})
+    run = Lossy(cloud, launcher if capacity else replace(launcher, inner=NoMore(cloud)), run_dir, spec, patience)
+    told = placement_now(cloud, run.order)
+    assert told["generation"] == run.seen.generation == (1 if capacity else 0)
+    assert len(told["hosts"]) == 4
+    assert (run.victim.id in told["hosts"]) is not capacity
+    asks = run.seen.asks
+    run.look()
+    assert run.seen.asks == asks == 1, "nor is an exhausted pool hammered"
+    run.launcher.stop(run.handle)
     assert leftovers(cloud) == []
+
+
+@given(st.lists(st.integers(1, 64), min_size=2, max_size=12), st.data())
+def test_shares_of_those_that_are_left_are_the_batch(sizes: list[int], data: st.DataObject) -> None:
+    workers = tuple(
+        WorkerSpec(host=f"h{place}", type="c7i.large", local_batch_size=size) for place, size in enumerate(sizes)
+    )
+    spec = RunSpec(task="digits", workers=workers, stop=StopRule(max_steps=1))
+    lost = data.draw(st.sets(st.sampled_from([worker.host for worker in workers]), max_size=len(workers) - 1))
+    left = without(spec, lost)
+    assert left.global_batch_size == spec.global_batch_size
+    assert {worker.host for worker in left.workers} == {worker.host for worker in workers} - lost
+    back = [worker for worker in workers if worker.host in lost]
+    again = shared(left, (*left.workers, *back), left.global_batch_size)
+    assert again.global_batch_size == spec.global_batch_size
+    assert min(worker.local_batch_size for worker in again.workers) >= 1
 
 
 def test_a_run_that_fails_by_itself_is_not_paid_for_longer(

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.box.metadata import metadata_service
 from hetopt.trainer.events import parse_events
 from hetopt.trainer.launch.ec2.bootstrap import CONFIG_FILE, NodeConfig
 from hetopt.trainer.launch.ec2.objects import S3Objects
 from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, BotoEdge
-from tests.ec2.imds_server import imds_server
 
 ADDRESSES = {"h0": "127.0.0.1", "h1": "127.0.0.2"}
 
@@ -82,7 +82,7 @@ def test_a_machine_that_vanishes_is_replaced_and_training_goes_on(cloud: BotoEdg
             version="0.1.0",
         )
         (root / CONFIG_FILE).write_text(config.to_json())
-        service = stack.enter_context(imds_server({"/latest/meta-data/instance-id": id_}))
+        service = stack.enter_context(metadata_service({"/latest/meta-data/instance-id": id_}))
         agents[id_] = subprocess.Popen(
             [sys.executable, "-m", "hetopt.trainer.launch.ec2.agent", str(root)],
             env={**os.environ, "AWS_EC2_METADATA_SERVICE_ENDPOINT": service.url, "GLOO_SOCKET_IFNAME": "lo"},

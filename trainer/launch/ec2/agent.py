@@ -219,6 +219,8 @@ class Agent:
                     # Others were lost, and their silence may last for minutes here: the new ones are waiting.
                     self._superseded = True
                     host.kill()
+                elif placement is not None and placement.pauses:
+                    (run_dir / STOP_FILE).touch()  # others join: all save a checkpoint at the same step
             if _is_due(due, "heartbeat", now_s, HEARTBEAT_S):
                 self._said = ""
                 self._say(instance_id, "training")

@@ -18,7 +18,7 @@ from hetopt.profiler.artifact import write_atomically
 from hetopt.profiler.errors import RunFailed
 from hetopt.trainer.launch.ec2.objects import Objects
 from hetopt.trainer.launch.ec2.protocol import LATEST_OBJECT, WANTED_OBJECT, checkpoint_name
-from hetopt.trainer.run_folder import CHECKPOINT_FOLDER
+from hetopt.trainer.run_folder import CHECKPOINT_FOLDER, MANIFEST_FILE
 
 _FOLDER = re.compile(r"(step-\d+)(\.partial)?")
 
@@ -81,7 +81,7 @@ class Checkpoints:
             newest is not None
             and newest != self._named
             and free
-            and self._send_parts(newest, (path.parent / newest).glob("*.pt"))
+            and self._send_parts(newest, [*(path.parent / newest).glob("*.pt"), path.parent / newest / MANIFEST_FILE])
             and self.objects.put(WANTED_OBJECT, newest.encode())
         ):
             self._pending = newest
@@ -125,7 +125,7 @@ class Checkpoints:
         for path in sorted(parts):
             name = f"ckpt/{checkpoint}/{path.name}"
             # A part without its end belongs to a checkpoint that was never finished.
-            if name in self._sent or not zipfile.is_zipfile(path):
+            if name in self._sent or (path.suffix == ".pt" and not zipfile.is_zipfile(path)):
                 continue
             try:
                 data = path.read_bytes()
@@ -139,7 +139,8 @@ class Checkpoints:
 
     def _is_complete(self, checkpoint: str) -> bool:
         ranks = {f"ckpt/{checkpoint}/rank-{rank}.pt" for rank in range(self.workers)}
-        return {f"ckpt/{checkpoint}/state.pt", *ranks} <= set(self.objects.names(f"ckpt/{checkpoint}/"))
+        shared = {f"ckpt/{checkpoint}/{name}" for name in ("state.pt", MANIFEST_FILE)}
+        return shared | ranks <= set(self.objects.names(f"ckpt/{checkpoint}/"))
 
     def _forget_older(self, named: str, before: str | None) -> None:
         """Keep two in the bucket: whoever is just reading the one before must still find it."""

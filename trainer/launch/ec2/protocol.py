@@ -60,12 +60,14 @@ class Placement:
     Attributes:
         generation: grows when machines are replaced.
         resume_from: the checkpoint that all machines go on from, such as step-120; None: from the start.
+        pauses: whether this generation is to save a checkpoint and wait for the next, because machines join.
     """
 
     generation: int
     node: Node
     spec: RunSpec
     resume_from: str | None = None
+    pauses: bool = False
 
     @property
     def leads(self) -> bool:
@@ -85,6 +87,7 @@ def placement_of(data: bytes, instance_id: str) -> Placement | None:
             node=Node(host=mine["host"], address=mine["address"], meeting=found["meeting"]),
             spec=RunSpec.model_validate(found["spec"]),
             resume_from=checkpoint_name(found.get("resume_from")),
+            pauses=found.get("pauses") is True,
         )
     except (ValueError, KeyError, TypeError, AttributeError, ValidationError):
         return None

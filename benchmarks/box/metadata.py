@@ -1,0 +1,112 @@
+"""A metadata service as EC2's, version 2: tokens are required and end, and notices are 404 until they are written."""
+
+from __future__ import annotations
+
+import datetime
+import http.server
+import json
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from benchmarks.box.sockets import inside, listening
+
+ADDRESS = "169.254.169.254"
+ROLE = "hetopt-node"
+_LONGEST_TTL_S = 21_600
+
+
+@dataclass
+class MetadataService:
+    """What the service answers, by path; may change while it runs.
+
+    Attributes:
+        tokens: those it gave out, with the moment on the monotonic clock when each ends.
+        refused: how often it was asked without a token that counts.
+        url: where it is.
+    """
+
+    answers: dict[str, str] = field(default_factory=dict)
+    tokens: dict[str, float] = field(default_factory=dict)
+    refused: int = 0
+    url: str = ""
+
+    def announce_end(self, end_s: float) -> None:
+        """The notice of an interruption, as EC2 writes it.
+
+        Args:
+            end_s: when the machine is taken, in seconds since the epoch.
+        """
+        moment = datetime.datetime.fromtimestamp(end_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.answers["/latest/meta-data/spot/instance-action"] = json.dumps({"action": "terminate", "time": moment})
+
+
+def role_answers(access_key: str, secret: str, token: str) -> dict[str, str]:
+    """What SDKs ask for the credentials of a machine's role."""
+    folder = "/latest/meta-data/iam/security-credentials/"
+    until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=6)
+    credentials = {
+        "Code": "Success",
+        "Type": "AWS-HMAC",
+        "AccessKeyId": access_key,
+        "SecretAccessKey": secret,
+        "Token": token,
+        "LastUpdated": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "Expiration": until.strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+    return {folder: ROLE, folder + ROLE: json.dumps(credentials)}
+
+
+@contextmanager
+def metadata_service(answers: dict[str, str], namespace: str | None = None) -> Iterator[MetadataService]:
+    """The service: at its own address in a namespace, or on a free port of this machine."""
+    state = MetadataService(answers=dict(answers))
+    bound = listening(("127.0.0.1", 0)) if namespace is None else inside(namespace, lambda: listening((ADDRESS, 80)))
+    state.url = "http://{}:{}".format(*bound.getsockname())
+    server = _server(bound, state)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1})
+    thread.start()
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _server(bound: socket.socket, state: MetadataService) -> http.server.ThreadingHTTPServer:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            ttl = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "")
+            if self.path != "/latest/api/token" or not ttl.isdigit() or not 1 <= int(ttl) <= _LONGEST_TTL_S:
+                return self._answer(400, "")
+            token = secrets.token_urlsafe(8)
+            state.tokens[token] = time.monotonic() + int(ttl)
+            return self._answer(200, token)
+
+        def do_GET(self) -> None:
+            until = state.tokens.get(self.headers.get("X-aws-ec2-metadata-token", ""), 0.0)
+            if time.monotonic() >= until:
+                state.refused += 1
+                return self._answer(401, "")
+            text = state.answers.get(self.path)
+            return self._answer(404, "") if text is None else self._answer(200, text)
+
+        def _answer(self, status: int, text: str) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler, bind_and_activate=False)
+    server.daemon_threads = True
+    server.socket.close()
+    server.socket, server.server_address = bound, bound.getsockname()
+    return server

@@ -1,0 +1,80 @@
+"""The programs that a whole machine has and a network namespace has not, each small and real.
+
+``shutdown`` ends the instance, timers of ``systemd-run`` are processes that sleep, ``aws`` speaks to S3 as the command
+line of AWS does, and ``python3.12 -m venv`` makes a real environment that finds the packages which are installed here,
+so that ``pip install`` checks every requirement and needs no network.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from pathlib import Path
+
+_SHUTDOWN = """#!{python} -IS
+import json, os, sys, time, urllib.request
+when = sys.argv[-1]
+if when.startswith("+"):
+    time.sleep(60 * int(when))
+body = {{"id": os.environ["BOX_INSTANCE"], "code": "Client.InstanceInitiatedShutdown", "message": "Instance initiated"}}
+request = urllib.request.Request(os.environ["AWS_ENDPOINT_URL"] + "/box/end", json.dumps(body).encode())
+urllib.request.urlopen(request, timeout=30).read()
+time.sleep(60)  # until the machine is gone
+"""
+
+_SYSTEMD_RUN = """#!/bin/sh
+# systemd-run --unit=NAME --on-active=SECONDS COMMAND...
+name="${1#--unit=}"; seconds="${2#--on-active=}"; shift 2
+mkdir -p "$BOX_FOLDER/timers"
+setsid sh -c 'echo $$ >"$0"; sleep "$1"; shift; exec "$@"' "$BOX_FOLDER/timers/$name" "$seconds" "$@" \\
+    </dev/null >/dev/null 2>&1 &
+"""
+
+_SYSTEMCTL = """#!/bin/sh
+# systemctl stop NAME.timer
+timer="$BOX_FOLDER/timers/${2%.timer}"
+[ -f "$timer" ] && kill -- "-$(cat "$timer")" && rm "$timer"
+"""
+
+_AWS = """#!{python}
+import sys
+import boto3
+service, operation, *rest = sys.argv[1:]
+given = dict(zip(rest[::2], rest[1::2])) if operation == "put-object" else dict(zip(rest[:-1:2], rest[1:-1:2]))
+names = {{"--bucket": "Bucket", "--key": "Key", "--expected-bucket-owner": "ExpectedBucketOwner"}}
+parameters = {{names[key]: value for key, value in given.items() if key in names}}
+s3 = boto3.client("s3")
+if (service, operation) == ("s3api", "get-object"):
+    body = s3.get_object(**parameters)["Body"]
+    with open(rest[-1], "wb") as stream:
+        for chunk in body.iter_chunks(1 << 20):
+            stream.write(chunk)
+elif (service, operation) == ("s3api", "put-object"):
+    with open(given["--body"], "rb") as stream:
+        s3.put_object(**parameters, Body=stream)
+else:
+    sys.exit(f"aws: {{service}} {{operation}} is not known here")
+"""
+
+_PYTHON = """#!/bin/sh
+# python3.12 -m venv FOLDER
+[ "$1 $2" = "-m venv" ] || exec "{python}" "$@"
+"{python}" -m venv --without-pip "$3" && echo "{packages}" >"$(echo "$3"/lib/python*/site-packages)/here.pth"
+"""
+
+
+def install(folder: Path) -> None:
+    """Write the programs into a folder that goes first on a machine's PATH."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {
+        "shutdown": _SHUTDOWN.format(python=sys.executable),
+        "systemd-run": _SYSTEMD_RUN,
+        "systemctl": _SYSTEMCTL,
+        "aws": _AWS.format(python=sys.executable),
+        "python3.12": _PYTHON.format(python=sys.executable, packages=sysconfig.get_path("purelib")),
+        "dnf": "#!/bin/sh\necho 'nothing can be installed in the box' >&2; exit 1\n",
+    }
+    for name, text in texts.items():
+        path = folder / name
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o755)

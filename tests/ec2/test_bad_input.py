@@ -1,0 +1,121 @@
+"""Whatever is wrong with an account, a session, a region or a plan: one sentence, what to do, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hetopt.optimizer.ec2.edge import BotoEdge
+from hetopt.optimizer.plan import Plan
+from tests.ec2.conftest import leftovers
+from tests.ec2.refusing_cloud import Refusal, refusing_cloud
+from tests.ec2.test_command import refused
+from tests.face.conftest import Answer
+
+Hetopt = Callable[..., Answer]
+
+REFUSALS = {
+    "expired session": (
+        Refusal(call="GetCallerIdentity", status=403, code="ExpiredToken"),
+        r"session has expired.*aws sso login",
+    ),
+    "unknown key": (Refusal(call="GetCallerIdentity", status=403, code="InvalidClientTokenId"), "does not know these"),
+    "clock skew": (
+        Refusal(call="GetCallerIdentity", status=403, code="SignatureDoesNotMatch", message="Signature expired"),
+        "the clock of this machine is wrong",
+    ),
+    "clock skew of S3": (Refusal(call="PUT", status=403, code="RequestTimeTooSkewed"), "the clock of this machine"),
+    "region to opt in": (
+        Refusal(call="DescribeInstanceTypeOfferings", status=401, code="OptInRequired"),
+        "the account cannot use this region",
+    ),
+    "disabled region": (Refusal(call="DescribeSubnets", status=401, code="AuthFailure"), "cannot use this region"),
+    "a bucket of somebody else": (Refusal(call="HEAD", status=403, code="403"), "belongs to somebody else"),
+    "a bucket in another region": (Refusal(call="HEAD", status=301, code="301"), "is in another region"),
+    "spot quota of zero": (
+        Refusal(call="CreateFleet", status=200, code="MaxSpotInstanceCountExceeded", inside=True),
+        r"quota for vCPUs is used up \(.*Spot",
+    ),
+    "on-demand quota of zero": (
+        Refusal(call="CreateFleet", status=200, code="VcpuLimitExceeded", inside=True),
+        "quota for vCPUs is used up",
+    ),
+    "no permission": (
+        Refusal(call="CreateLaunchTemplate", status=403, code="UnauthorizedOperation"),
+        r"may not do ec2:CreateLaunchTemplate.*hetopt setup",
+    ),
+    "a role that is not there": (
+        Refusal(call="CreateFleet", status=403, code="AuthFailure.ServiceLinkedRoleCreationNotPermitted"),
+        r"create-service-linked-role",
+    ),
+}
+
+
+@pytest.fixture
+def plan_file(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
+    plan.save(tmp_path / "plan.json")
+    return tmp_path / "plan.json"
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_an_account_can_refuse(
+    cloud: BotoEdge,
+    moto_url: str,
+    hetopt: Hetopt,
+    plan_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    refusal, said = REFUSALS[name]
+    with refusing_cloud(moto_url, refusal) as url, monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", url)
+        refused(hetopt("launch", plan_file, "--yes"), 4, said)
+    assert [one for one in leftovers(cloud) if one.kind != "fleet"] == []
+
+
+def test_without_credentials(hetopt: Hetopt, plan_file: Path, cloud: BotoEdge, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name)
+    refused(hetopt("launch", plan_file, "--yes"), 4, "no AWS credentials here")
+
+
+def test_a_single_sign_on_that_has_expired(
+    hetopt: Hetopt, plan_file: Path, cloud: BotoEdge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `aws configure sso` writes it, and no token in the cache."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name)
+    (tmp_path / "config").write_text(
+        "[profile work]\nsso_session = corp\nsso_account_id = 123456789012\nsso_role_name = dev\nregion = us-east-1\n"
+        "[sso-session corp]\nsso_region = us-east-1\nsso_start_url = https://corp.example.com/start\n"
+    )
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    refused(hetopt("launch", plan_file, "--yes"), 4, r"session has expired.*aws sso login")
+
+
+def test_a_profile_that_there_is_not(
+    hetopt: Hetopt, plan_file: Path, cloud: BotoEdge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    answer = hetopt("launch", plan_file, "--yes")
+    assert answer.code in (2, 4)
+    assert "nobody" in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_a_plan_for_a_region_that_there_is_not(hetopt: Hetopt, plan_file: Path, cloud: BotoEdge) -> None:
+    data = json.loads(plan_file.read_text())
+    for group in data["chosen"]["groups"]:
+        group["region"] = "eu-moon-1"
+    plan_file.write_text(json.dumps(data))
+    answer = hetopt("launch", plan_file, "--yes")
+    assert answer.code in (2, 4)
+    assert re.search("eu-moon-1", answer.err)
+    assert "Traceback" not in answer.err
