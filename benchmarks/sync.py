@@ -1,0 +1,348 @@
+"""Workers that average parameters now and then, against a sum of gradients in every step: time to the same quality.
+
+Training is done once for each policy, on unlimited links and as fast as the machine goes: what a step learns does not
+depend on how long it takes. Then, for each rate of the links, a step that synchronises and one that does not are timed,
+and the times are put together. ``--part skew`` gives every worker a single label, with samples handed on and without.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from benchmarks._composed import final, reached_s
+from benchmarks._contenders import DIGITS, MODELS, WORKERS, Contender, Model, Runs, hosts
+from benchmarks._outcome import Results, parser, publish
+from benchmarks._quality import data_folder
+from benchmarks._rehearsal import Log, Side, equal_shares, need_namespaces, rehearse, step_time_s
+from hetopt.trainer.miniature import MiniatureHost
+from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
+from hetopt.trainer.synchronisation import Injection, Partition, Synchronisation
+
+RATES, QUICK_RATES = (0.1, 1.0, 5.0, 20.0), (5.0, 20.0)
+"""Time of a dense exchange over that of a step's computation. Where they are equal BSP hides most of it under backward:
+nobody can be twice as fast. Published speed-ups are from 5 Gbps for models of 20 to 100 million parameters on V100s,
+where an exchange takes several times as long as computing."""
+
+HEADROOM = 1.3
+"""Declared over measured computation, so that four workers do not wait for two cores."""
+
+RING = 2 * (WORKERS - 1) / WORKERS
+"""Bytes that each link carries for a byte of a dense exchange."""
+
+ALLOWED = 0.5
+"""Points that a policy may stay below BSP."""
+
+WINDOW = 10
+"""First steps that all synchronise; 25 are published, for runs of ten thousand steps and more."""
+
+BSP, OWN, LATE = "bsp", "selsync(auto,share=0.05)", "ssp(3)"
+POLICIES: Mapping[str, Synchronisation] = {
+    BSP: Synchronisation(),
+    OWN: Synchronisation(name="selsync", delta="auto", synchronised_share=0.05, window=WINDOW),
+    "selsync(0.3)": Synchronisation(name="selsync", delta=0.3, window=WINDOW),
+    "local-sgd(8)": Synchronisation(name="local-sgd", every_steps=8),
+    "fedavg(1,0.25)": Synchronisation(name="fedavg", participants=1.0, every_epochs=0.25),
+    "fedavg(0.5,0.125)": Synchronisation(name="fedavg", participants=0.5, every_epochs=0.125),
+    LATE: Synchronisation(name="ssp", staleness=3),
+}
+QUICK = (BSP, OWN, "local-sgd(8)")
+
+LOCAL, SYNCHRONISED = "a local step", "a step that synchronises"
+TIMED: Mapping[str, Synchronisation] = {
+    BSP: Synchronisation(),
+    LOCAL: Synchronisation(name="selsync", delta="never"),
+    SYNCHRONISED: Synchronisation(name="selsync", delta=0.0),
+    LATE: Synchronisation(name="ssp", staleness=3),
+}
+STEPS_TIMED, SMOKE_STEPS = 12, 6
+
+SKEW_WORKERS, SMOKE_WORKERS, SKEW_STEPS, SMOKE_SKEW_STEPS = 10, 3, 192, 8
+CONVENTIONAL = Synchronisation(name="local-sgd", every_steps=24)
+"""What is conventional where every worker has data of its own: federated averaging, of all. In 24 steps of 32 samples a
+worker goes through its tenth of the digits five times."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """What a run learned, whatever time that took.
+
+    Attributes:
+        stretches: how many steps in a row there were of each kind.
+        evaluations: steps done, and the quality then; larger is better.
+        sent_bytes: by one worker.
+    """
+
+    stretches: tuple[Mapping[str, int], ...]
+    evaluations: tuple[tuple[int, float], ...]
+    sent_bytes: float
+
+    @property
+    def steps(self) -> int:
+        """Of the run."""
+        return sum(sum(kinds.values()) for kinds in self.stretches)
+
+    @property
+    def synchronised(self) -> float:
+        """Part of the steps that synchronised."""
+        return 1 - sum(kinds.get(LOCAL, 0) for kinds in self.stretches) / self.steps
+
+    def over(self, step_time_s: Mapping[str, float]) -> list[tuple[float, float]]:
+        """Seconds until each evaluation, and the quality then, where a step of each kind takes so long."""
+        found, done, done_s, left = [], 0, 0.0, list(self.evaluations)
+        for kinds in self.stretches:
+            steps = sum(kinds.values())
+            mean_s = sum(step_time_s[kind] * count for kind, count in kinds.items()) / steps
+            while left and left[0][0] <= done + steps:
+                step, quality = left.pop(0)
+                found.append((done_s + (step - done) * mean_s, quality))
+            done, done_s = done + steps, done_s + steps * mean_s
+        return found
+
+
+@dataclass(kw_only=True)
+class Comparison:
+    """Of one model.
+
+    Attributes:
+        runs: of what, with the declared time of a step.
+        learned: by policy.
+        dense_bytes: of a step's whole gradient.
+        times: of steps, by rate and kind.
+    """
+
+    runs: Runs
+    learned: dict[str, Learned]
+    dense_bytes: float
+    times: dict[float, dict[str, float]] = field(default_factory=dict)
+
+    def measured(self, policy: str, rate: float) -> list[tuple[float, float]]:
+        """Quality over seconds."""
+        return self.learned[policy].over(self.times[rate])
+
+    def ends_with(self, policy: str) -> float:
+        """Quality at the end; larger is better."""
+        return final([(float(step), quality) for step, quality in self.learned[policy].evaluations])
+
+    @property
+    def target(self) -> float:
+        """A little less than BSP ends with."""
+        return self.ends_with(BSP) - ALLOWED * self.runs.model.job.points
+
+    def speed_up(self, policy: str, rate: float) -> float | None:
+        """Over BSP, to the target; None: never."""
+        own, bsp = (reached_s(self.measured(name, rate), self.target) for name in (policy, BSP))
+        return None if own is None or bsp is None else bsp / own
+
+
+def compare(model: Model, *, quick: bool, smoke: bool) -> Comparison:
+    """Train, time steps, and put both together.
+
+    Raises:
+        RunFailed: a run failed.
+    """
+    runs = Runs(model=model, quick=quick)
+    names = QUICK if quick else tuple(POLICIES)
+    names = (BSP, OWN) if smoke else names
+    note(f"training {len(names)} policies on unlimited links")
+    epochs = 0.25 if smoke else runs.epochs
+    logs = rehearse(hosts(None), [side(runs, name, POLICIES[name], epochs=epochs) for name in names], rounds=1)
+    computed_s = HEADROOM * computation_s(logs[BSP][0])
+    found = Comparison(
+        runs=Runs(model=model, quick=quick, step_s=computed_s),
+        learned={name: learned(logs[name][0], model) for name in names},
+        dense_bytes=next(event["exchange"]["dense_bytes"] for event in logs[BSP][0] if "exchange" in event),
+    )
+    for rate in (1.0,) if smoke else QUICK_RATES if quick else RATES:
+        note(f"timing steps at {rate:g}x")
+        bits_per_s = 8 * RING * found.dense_bytes / (rate * computed_s)
+        kinds = {name: sync for name, sync in TIMED.items() if name != LATE or LATE in names}
+        steps = SMOKE_STEPS if smoke else STEPS_TIMED
+        sides = [side(found.runs, name, sync, steps=steps) for name, sync in kinds.items()]
+        timed = rehearse(hosts(bits_per_s), sides, rounds=1)
+        found.times[rate] = {name: step_time_s(timed[name][0], from_step=3) for name in kinds}
+    return found
+
+
+def side(
+    runs: Runs, name: str, sync: Synchronisation, *, epochs: float | None = None, steps: int | None = None
+) -> Side:
+    """A whole run of a policy, or so many steps to be timed."""
+    spec = runs.spec(Contender(), steps=steps)
+    changes: dict[str, object] = {"sync": sync, "partition": Partition(name="seldp" if sync.is_local else "global")}
+    if epochs is not None:
+        changes["stop"] = StopRule(max_epochs=epochs)
+        changes["evaluate_every_epochs"] = min(spec.evaluate_every_epochs, epochs)
+    return Side(name=name, by="hetopt", spec=spec.model_copy(update=changes))
+
+
+def learned(log: Log, model: Model) -> Learned:
+    """What a run's log says of it."""
+    sign = 1 if model.job.higher_is_better else -1
+    stretches: list[Mapping[str, int]] = []
+    evaluations, sent = [], 0.0
+    for event in log:
+        if event["event"] == "step":
+            told = event.get("sync")
+            steps = int(event["steps"])
+            if told is None or told["policy"] == "ssp":
+                stretches.append({BSP if told is None else LATE: steps})
+            else:
+                stretches.append({SYNCHRONISED: int(told["synchronised"]), LOCAL: int(told["local"])})
+            sent += told["sent_bytes"] if told else event["steps"] * event.get("exchange", {}).get("sent_bytes", 0.0)
+        elif event["event"] == "evaluated":
+            evaluations.append((int(event["step"]), sign * float(event["metrics"][model.job.metric])))
+    return Learned(stretches=tuple(stretches), evaluations=tuple(evaluations), sent_bytes=sent)
+
+
+def computation_s(log: Log) -> float:
+    """What a step's computation takes the slowest worker."""
+    return float(statistics.median(max(event["compute_s"]) for event in log if event["event"] == "step"))
+
+
+def show(found: Comparison) -> None:
+    """The table for people."""
+    job = found.runs.model.job
+    sign = 1 if job.higher_is_better else -1
+    print(f"\ntime to {job.metric} {sign * found.target:.4g} ({ALLOWED:g} points below BSP's): speed-up over BSP")
+    print(f"columns: dense exchange over computation of a step, which takes {found.runs.step_s:.3f} s")
+    columns = "".join(f"{f'{rate:g}x':>10}" for rate in found.times)
+    print(f"{'':>26}{columns}{job.metric:>12}{'synchronised':>14}{'bytes':>9}")
+    for name, each in found.learned.items():
+        cells = "".join(f"{told(found.speed_up(name, rate)):>10}" for rate in found.times)
+        share = each.sent_bytes / (each.steps * found.dense_bytes)
+        print(f"{name:>26}{cells}{sign * found.ends_with(name):>12.4g}{each.synchronised:>14.1%}{share:>9.2%}")
+
+
+def told(speed_up: float | None) -> str:
+    """One cell of it."""
+    return "never" if speed_up is None else f"{speed_up:.2f}"
+
+
+def record(found: Comparison, results: Results) -> None:
+    """Figures and goals."""
+    job = found.runs.model.job
+    for name, each in found.learned.items():
+        place = results.figures if name == OWN else results.baselines
+        label = key(name)
+        place[f"final_{job.metric}_{label}"] = round(abs(found.ends_with(name)), 4)
+        place[f"synchronised_share_{label}"] = round(each.synchronised, 4)
+        place[f"sent_over_dense_{label}"] = round(each.sent_bytes / (each.steps * found.dense_bytes), 5)
+        for rate in found.times:
+            speed_up = found.speed_up(name, rate)
+            if speed_up is not None and name not in (BSP, OWN):
+                place[f"speed_up_{label}_at_{key(f'{rate:g}')}x"] = round(speed_up, 3)
+    for rate, least in ((5.0, 1.67), (20.0, 6.0)):
+        if rate in found.times:
+            results.goal(f"speed_up_at_{rate:g}x", found.speed_up(OWN, rate) or 0.0, at_least=least)
+    below = (found.ends_with(BSP) - found.ends_with(OWN)) / job.points
+    results.goal("final_points_below_bsp", below, at_most=ALLOWED)
+
+
+def skew(*, smoke: bool) -> dict[str, tuple[float, float]]:
+    """One label a worker: the final accuracy, and bytes handed on in a step, of each way of training.
+
+    Raises:
+        RunFailed: a run failed.
+    """
+    one, mixed = Partition(name="labels", labels=1), Injection(workers=0.5, samples=0.5)
+    ways: dict[str, tuple[Partition, Injection | None]] = {
+        "all labels on each": (Partition(name="shards"), None),
+        "one label on each": (one, None),
+        "one label, handed on": (one, mixed),
+    }
+    workers = SMOKE_WORKERS if smoke else SKEW_WORKERS
+    shares = equal_shares(workers, 32 * workers)
+    sides = [
+        Side(
+            name=name,
+            by="hetopt",
+            spec=RunSpec(
+                task=DIGITS.job.task,
+                workers=tuple(
+                    WorkerSpec(host=f"h{place}", type="equal", local_batch_size=share, threads=1)
+                    for place, share in enumerate(shares)
+                ),
+                sync=CONVENTIONAL,
+                partition=partition,
+                injection=injection,
+                batch_policy="static",
+                stop=StopRule(max_steps=SMOKE_SKEW_STEPS if smoke else SKEW_STEPS),
+                evaluate_every_epochs=1,
+                checkpoint_every_s=1e6,
+            ),
+        )
+        for name, (partition, injection) in ways.items()
+    ]
+    note(f"training {workers} workers with one label each")
+    equal = [MiniatureHost(name=f"h{place}") for place in range(workers)]
+    logs = rehearse(equal, sides, rounds=1)
+    return {name: _skewed(logs[name][0]) for name in ways}
+
+
+def _skewed(log: Log) -> tuple[float, float]:
+    accuracies = [(0.0, float(event["metrics"]["accuracy"])) for event in log if event["event"] == "evaluated"]
+    steps = [event for event in log if event["event"] == "step"]
+    handed = sum(event["injection"]["sent_bytes"] for event in steps if "injection" in event)
+    return final(accuracies), handed / sum(event["steps"] for event in steps)
+
+
+def show_skew(found: Mapping[str, tuple[float, float]], results: Results) -> None:
+    """The table, figures and goals of skewed labels."""
+    every = CONVENTIONAL.every_steps
+    print(f"\nmodels averaged every {every} steps: accuracy, and kB handed on in a step")
+    for name, (accuracy, handed_bytes) in found.items():
+        print(f"{name:>26}{accuracy:>12.4f}{handed_bytes / 1e3:>12.1f}")
+    (even, _), (alone, _), (mixed, handed_bytes) = found.values()
+    results.baselines["accuracy_all_labels"] = round(even, 4)
+    results.figures["accuracy_one_label"] = round(alone, 4)
+    results.figures["accuracy_one_label_handed_on"] = round(mixed, 4)
+    results.figures["handed_on_bytes_per_step"] = round(handed_bytes, 1)
+    results.goal("points_lost_with_one_label", 100 * (even - alone), at_least=20)
+    results.goal("accuracy_regained_of_even", mixed / even, at_least=0.95)
+
+
+def key(name: str) -> str:
+    """A name as a part of a figure's."""
+    return "".join(letter if letter.isalnum() else "_" for letter in name.lower()).strip("_")
+
+
+def note(text: str) -> None:
+    """Progress."""
+    print(f"sync: {text}", file=sys.stderr, flush=True)
+
+
+def chosen(name: str, *, quick: bool) -> Model:
+    """The model, or what stands for it where its data is not here."""
+    model = MODELS.get(name, DIGITS)
+    if data_folder(model.job) is not None or model is DIGITS:
+        return model
+    where = f"the data of {name} is not here (HETOPT_SHARED_DATA says where it is)"
+    if not quick:
+        sys.exit(f"sync measures nothing: {where}")
+    print(f"{where}: the bundled digits stand for it")
+    return DIGITS
+
+
+def main() -> None:
+    """Measure and publish."""
+    shared = parser(__doc__)
+    names = [*sorted(MODELS), "digits"]
+    shared.add_argument("--model", choices=names, default="resnet", help="whose sibling is trained")
+    shared.add_argument("--part", choices=["speed", "skew"], help="only this part")
+    asked = shared.parse_args()
+    need_namespaces(or_skip=asked.smoke)
+    results, quick = Results(), asked.quick or asked.smoke
+    if asked.part in (None, "speed"):
+        found = compare(DIGITS if asked.smoke else chosen(asked.model, quick=quick), quick=quick, smoke=asked.smoke)
+        show(found)
+        record(found, results)
+    if asked.part == "skew" or (asked.part is None and not asked.smoke):
+        show_skew(skew(smoke=asked.smoke), results)
+    publish(results.outcome("sync", quick=quick), asked.json, part=asked.part)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""What a person types about synchronisation, partition and injection, and what becomes of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hetopt.optimizer.cli.sync_options import decide, into_plan, parse_wish, spell_partition, spell_sync
+from hetopt.optimizer.local_steps import communication, exposed_s
+from hetopt.optimizer.plan import Plan
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.spec import Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.trainer.synchronisation import Injection, Partition, Synchronisation
+from tests.face.conftest import RECORDED
+
+WORKER = WorkerSpec(host="a", type="local", local_batch_size=32)
+RUN = RunSpec(task="digits", workers=(WORKER,) * 4, stop=StopRule(max_steps=10))
+
+SPELLED = {
+    "bsp": Synchronisation(),
+    "local-sgd(16)": Synchronisation(name="local-sgd", every_steps=16),
+    "fedavg(0.5,0.125)": Synchronisation(name="fedavg", participants=0.5, every_epochs=0.125),
+    "ssp(7)": Synchronisation(name="ssp", staleness=7),
+    "selsync(0.3)": Synchronisation(name="selsync"),
+    "selsync(never)": Synchronisation(name="selsync", delta="never"),
+    "selsync(auto,synchronised_share=0.2,votes=majority,max_local_steps=50,vote_lag=0)": Synchronisation(
+        name="selsync", delta="auto", synchronised_share=0.2, votes="majority", max_local_steps=50, vote_lag=0
+    ),
+    "local-sgd(8,momentum=average,buffers=keep)": Synchronisation(name="local-sgd", momentum="average", buffers="keep"),
+}
+
+
+@pytest.mark.parametrize("text", SPELLED)
+def test_what_is_spelled_is_read_and_the_other_way_round(text: str) -> None:
+    wish = parse_wish(text, None, None)
+    assert wish.sync == SPELLED[text]
+    assert spell_sync(SPELLED[text]) == text
+
+
+def test_partitions_and_injection_are_read() -> None:
+    wish = parse_wish(None, "labels(2)", "0.5, 0.25")
+    assert wish.partition == Partition(name="labels", labels=2)
+    assert wish.injection == Injection(workers=0.5, samples=0.25)
+    assert spell_partition(Partition(name="dirichlet", alpha=0.1)) == "dirichlet(0.1)"
+    assert spell_partition(Partition(name="seldp")) == "seldp"
+    assert parse_wish(" selsync( auto , share = 0.2 ) ", None, None).sync == Synchronisation(
+        name="selsync", delta="auto", synchronised_share=0.2
+    )
+    assert parse_wish(None, None, None).is_empty
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("selsnyc(0.3)", None, None), "no synchronisation called 'selsnyc'"),
+        (("selsync(0.3", None, None), "cannot be read"),
+        (("selsync(0.3,0.4)", None, None), "a value too many: 0.4"),
+        (("selsync(0.3,delta=0.4)", None, None), "says twice what delta is"),
+        (("local-sgd(0)", None, None), "every_steps cannot be '0'"),
+        (("local-sgd(8,delta=1)", None, None), "no option 'delta'"),
+        (("selsync(-1)", None, None), "delta cannot be '-1'"),
+        (("bsp(3)", None, None), "a value too many"),
+        ((None, "labels(none)", None), "labels cannot be 'none'"),
+        ((None, "dirichlet(0)", None), "alpha cannot be '0'"),
+        ((None, None, "0.5"), "two fractions"),
+        ((None, None, "0.5,1.5"), "samples cannot be '1.5'"),
+        ((None, None, "0,0.5"), "workers cannot be '0'"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_sentence(options, said: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        parse_wish(*options)
+    assert said in str(caught.value)
+
+
+def test_a_plans_compression_gives_way_to_local_steps_but_not_one_that_was_asked_for() -> None:
+    planned = RUN.model_copy(
+        update={"compression": Compression(name="topk", ratio=0.01), "ratio_policy": "auto"},
+    )
+    wish = parse_wish("selsync(0.3)", None, None)
+    run = decide(wish, planned, exchange_was_asked=False)
+    assert run.is_local
+    assert (run.compression, run.ratio_policy) == (Compression(), "fixed")
+    assert not run.steers_exchange
+    with pytest.raises(BadInput, match="nothing to act on"):
+        decide(wish, planned, exchange_was_asked=True)
+    assert decide(parse_wish(None, "shards", None), planned, exchange_was_asked=False).compression.name == "topk"
+
+
+def test_what_was_typed_is_launched_and_predicted(hetopt, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    made = hetopt("recommend", RECORDED / "digits.json", "--budget", 2, "--epochs", 100, "-o", plan, "--sync", "bsp")
+    assert made.code == 0, made.err
+    asked = ("launch", plan, "--on", "local", "--pace", "1,2", "--dry-run")
+    options = ("--sync", "selsync(auto,share=0.2)", "--partition", "labels(2)", "--inject", "0.5,0.25")
+    record = json.loads(hetopt(*asked, "--json", *options).out)
+    assert record["spec"]["sync"]["synchronised_share"] == 0.2
+    assert record["spec"]["partition"]["labels"] == 2
+    assert record["plan"]["run"]["sync"]["name"] == "bsp", "the plan is kept as it was made"
+    assert any("averaged in 0.2 of the steps" in note for note in record["notes"])
+    plain = json.loads(hetopt(*asked, "--json").out)
+    assert record["prediction"]["communication_s"] < plain["prediction"]["communication_s"]
+    shown = " ".join(hetopt(*asked, *options).out.split())
+    assert "sync selsync(auto,synchronised_share=0.2), batch policy model, partition labels(2)" in shown
+    assert "50 % of the workers hand on 25 % of their samples" in shown
+    refused = hetopt(*asked, "--sync", "ssp(2)", "--compression", "topk:0.01")
+    assert refused.code == 2
+    assert "nothing to act on" in refused.err
+
+
+def test_a_plan_can_say_how_its_workers_synchronise(hetopt, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    asked = ("--budget", 2, "--epochs", 9, "-o", plan, "--sync", "selsync(0.3,max_local=9)")
+    made = hetopt("recommend", RECORDED / "digits.json", *asked)
+    assert made.code == 0, made.err
+    told = json.loads(plan.read_text())
+    assert told["run"]["sync"] == {"name": "selsync", "max_local_steps": 9}
+    made_plan = Plan.load(plan)
+    alone = len(made_plan.run.workers) == 1
+    together = made_plan.model_copy(update={"run": RUN, "explanation": ()})
+    wish = parse_wish("selsync(auto,share=0.1)", None, None)
+    assert "averaged in 0.1 of the steps" in into_plan(wish, together).explanation[0]
+    assert "communicates in every step" in into_plan(wish, together).explanation[0]
+    assert ("one worker" in into_plan(wish, made_plan).explanation[-1]) == alone
+
+
+def test_a_prediction_counts_the_steps_that_communicate() -> None:
+    def mean_s(text: str, *, exchange_s: float = 1.0, compute_s: float = 2.0) -> float:
+        sync = SPELLED[text] if text in SPELLED else parse_wish(text, None, None).sync
+        assert sync is not None
+        told = communication(sync, dataset_size=1024, global_batch_size=128)
+        return exposed_s(sync, told, exchange_s=exchange_s, compute_s=compute_s)
+
+    assert mean_s("local-sgd(16)") == 1 / 16
+    assert mean_s("fedavg(1,0.5)") == 1 / 4
+    assert mean_s("selsync(auto,share=0.2)") == 0.2
+    assert mean_s("selsync(never)") == 0
+    assert mean_s("selsync(never,max_local=9)") == 0.1
+    assert mean_s("selsync(0)") == mean_s("local-sgd(1)") == 1
+    assert mean_s("ssp(3)") == 0
+    assert mean_s("ssp(0)") == 1
+    assert mean_s("ssp(3)", exchange_s=5.0) == 3
+    assert 0.03 < mean_s("selsync(0.3)") < 0.28  # what was published
+    known = communication(SPELLED["local-sgd(16)"], dataset_size=10, global_batch_size=1)
+    prior = communication(SPELLED["selsync(0.3)"], dataset_size=10, global_batch_size=1)
+    assert known.log_sd < prior.log_sd

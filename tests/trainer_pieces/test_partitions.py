@@ -1,0 +1,191 @@
+"""Laws of partitions: what every worker sees of the data, and who hands what on."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.data.fetch import TensorPairs
+from hetopt.trainer.data.injection import drawn_samples, handover
+from hetopt.trainer.data.labels import labels_of
+from hetopt.trainer.data.micro_batch import Cutting
+from hetopt.trainer.data.partitioned_cursor import PartitionedCursor
+from hetopt.trainer.data.partitions import make_parts
+from hetopt.trainer.synchronisation import Injection, Partition
+
+weights = st.lists(st.integers(1, 20), min_size=1, max_size=6)
+RULES = ["shards", "seldp", "labels", "dirichlet"]
+
+
+def labels(size: int, kinds: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).permutation(np.arange(size) % kinds)
+
+
+def parts_of(name: str, size: int, shares: list[int], **options):
+    partition = Partition(name=name, labels=options.pop("k", 2), alpha=options.pop("alpha", 0.5))
+    return make_parts(partition, size=size, weights=shares, seed=3, labels=labels(size, 10), **options)
+
+
+@pytest.mark.parametrize("name", ["shards", "seldp", "labels", "dirichlet"])
+@given(shares=weights, turn=st.integers(0, 20))
+@settings(max_examples=30, deadline=None)
+def test_parts_are_disjoint_and_everyone_has_some(name, shares, turn):
+    parts = parts_of(name, 500, shares)
+    seen = [parts.order(worker, turn) for worker in range(len(shares))]
+    together = np.concatenate(seen)
+    assert all(len(part) for part in seen)
+    assert len(set(together.tolist())) == len(together)
+    if name in ("shards", "seldp", "dirichlet"):
+        assert len(together) == 500
+
+
+@given(workers=st.integers(1, 7), size=st.integers(7, 90))
+@settings(deadline=None)
+def test_a_round_of_seldp_shows_every_worker_all_the_data_once(workers, size):
+    parts = make_parts(Partition(name="seldp"), size=size, weights=[4] * workers, seed=1)
+    for begin in (0, workers):
+        for worker in range(workers):
+            seen = np.concatenate([parts.order(worker, begin + turn) for turn in range(workers)])
+            assert sorted(seen.tolist()) == list(range(size))
+
+
+@given(shares=st.lists(st.integers(2, 20), min_size=2, max_size=5))
+@settings(deadline=None, max_examples=30)
+def test_parts_follow_the_shares_so_that_workers_finish_together(shares):
+    for name in ("shards", "seldp"):
+        parts = parts_of(name, 1000, shares)
+        for worker, share in enumerate(shares):
+            assert abs(len(parts.order(worker, 0)) - 1000 * share / sum(shares)) <= 1
+
+
+@given(workers=st.integers(1, 12), each=st.integers(1, 10))
+@settings(deadline=None)
+def test_label_skew_gives_so_many_labels_and_every_sample_where_all_labels_have_an_owner(workers, each):
+    known = labels(600, 10)
+    parts = make_parts(Partition(name="labels", labels=each), size=600, weights=[1] * workers, seed=5, labels=known)
+    seen = [parts.order(worker, 0) for worker in range(workers)]
+    assert all(len(np.unique(known[part])) == each for part in seen)
+    if workers * each >= 10:
+        assert sum(map(len, seen)) == 600
+
+
+def test_a_small_alpha_concentrates_labels_and_a_large_one_does_not():
+    def largest_part(alpha: float) -> float:
+        known = labels(5000, 10)
+        parts = make_parts(Partition(name="dirichlet", alpha=alpha), size=5000, weights=[1] * 5, seed=2, labels=known)
+        counts = np.array([np.bincount(known[parts.order(worker, 0)], minlength=10) for worker in range(5)])
+        return float((counts.max(axis=0) / counts.sum(axis=0)).mean())
+
+    assert largest_part(0.01) > 0.9
+    assert largest_part(1000.0) == pytest.approx(0.2, abs=0.03)
+    assert largest_part(0.01) > largest_part(0.5) > largest_part(1000.0)
+
+
+def test_dirichlet_draws_have_the_mean_and_variance_of_the_distribution():
+    from hetopt.trainer.data.partitions import _proportions
+
+    for alpha in (0.3, 1.0, 5.0):
+        draws = np.array([_proportions(alpha, 4, 11, number) for number in range(2000)])
+        assert draws.mean() == pytest.approx(1 / 4)
+        assert draws.var(axis=0).mean() == pytest.approx(3 / 16 / (4 * alpha + 1), rel=0.08)
+
+
+def test_bad_partitions_are_refused_in_one_sentence():
+    with pytest.raises(BadInput, match="10 labels, and each worker is to have 11"):
+        parts_of("labels", 100, [1, 1], k=11)
+    with pytest.raises(BadInput, match="3 samples cannot be divided among 4 workers"):
+        parts_of("shards", 3, [1, 1, 1, 1])
+    known = np.array([0] + [1] * 99)
+    with pytest.raises(BadInput, match=r"leaves worker \d without a sample"):
+        make_parts(Partition(name="labels"), size=100, weights=[1] * 4, seed=0, labels=known)
+
+
+@given(shares=st.lists(st.integers(1, 9), min_size=1, max_size=4), steps=st.lists(st.integers(1, 3), max_size=30))
+@settings(deadline=None, max_examples=40)
+def test_a_cursor_shows_each_worker_its_stream_and_resumes_anywhere(shares, steps):
+    parts = make_parts(Partition(name="seldp"), size=40, weights=shares, seed=1)
+    cursor = PartitionedCursor(parts, 40, weights=shares)
+    seen = [[] for _ in shares]
+    for factor in steps:
+        cursor = cursor.at(cursor.state())
+        batch = cursor.take([factor * share for share in shares])
+        cutting = Cutting(epoch_size=40)
+        for worker in range(len(shares)):
+            seen[worker] += batch.slice(worker).tolist()
+            pieces = cutting.parts(batch, worker)
+            assert [i for piece in pieces for i in piece.indices] == batch.slice(worker).tolist()
+            for piece in pieces:
+                assert set(piece.indices.tolist()) <= set(parts.order(worker, piece.epoch).tolist())
+    for worker, stream in enumerate(seen):
+        endless: list[int] = []
+        turn = 0
+        while len(endless) < len(stream):
+            endless += parts.order(worker, turn).tolist()
+            turn += 1
+        assert stream == endless[: len(stream)]
+    assert cursor.position == sum(map(len, seen))
+    assert cursor.epoch == cursor.position // 40
+
+
+def test_with_other_workers_everyone_begins_as_deep_as_its_weight_says():
+    before = make_parts(Partition(name="shards"), size=100, weights=[1, 1], seed=0)
+    cursor = PartitionedCursor(before, 100, weights=[1, 1])
+    cursor.take([30, 30])
+    after = make_parts(Partition(name="shards"), size=100, weights=[1, 2, 3], seed=0)
+    resumed = PartitionedCursor(after, 100, weights=[1, 2, 3]).at(cursor.state())
+    assert [resumed.state()[f"drawn_by_{worker}"] for worker in range(3)] == [10, 20, 30]
+
+
+def test_labels_are_found_in_any_labelled_data():
+    class Plain:
+        def __len__(self) -> int:
+            return 7
+
+        def __getitem__(self, index: int, /) -> object:
+            return torch.zeros(3), index % 3
+
+    class Told(Plain):
+        targets = (5, 4, 3, 2, 1, 0, 9)
+
+    assert labels_of(Plain()).tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert labels_of(TensorPairs(torch.zeros(4, 2), torch.tensor([3, 1, 2, 0]))).tolist() == [3, 1, 2, 0]
+    with pytest.raises(BadInput, match="have no labels: a target is a tensor of float32 with shape"):
+        labels_of(TensorPairs(torch.zeros(4, 2), torch.zeros(4, 1)))
+
+
+@given(
+    shares=st.lists(st.integers(1, 64), min_size=2, max_size=10),
+    alpha=st.floats(0.01, 1),
+    beta=st.floats(0.01, 1),
+    position=st.integers(0, 10**6),
+)
+def test_injection_keeps_batches_about_as_large_and_counts_what_travels(shares, alpha, beta, position):
+    injection = Injection(workers=alpha, samples=beta)
+    plan = handover(injection, shares, seed=1, position=position)
+    givers = [gift for gift in plan.given if gift]
+    assert len(givers) == math.ceil(alpha * len(shares) - 1e-9)
+    assert plan == handover(injection, shares, seed=1, position=position)
+    assert plan.drawn == drawn_samples(injection, shares)
+    assert sum(plan.held) == sum(plan.drawn) + (len(shares) - 1) * sum(plan.given)
+    assert all(gift <= own for gift, own in zip(plan.given, plan.drawn, strict=True))
+    if len(set(shares)) == 1 and shares[0] >= 32:
+        # What a giver gives it does not receive: its batch is smaller by that, and everyone's by rounding.
+        slack = 1 + len(givers) * 0.5 + max(plan.given)
+        assert all(abs(held - shares[0]) <= slack for held in plan.held)
+
+
+def test_the_published_reduced_batches():
+    for alpha, beta, expected in ((0.5, 0.5, 11), (0.75, 0.75, 6)):  # b0 = 32, and 8 workers
+        assert drawn_samples(Injection(workers=alpha, samples=beta), [32] * 8) == (expected,) * 8
+
+
+def test_givers_are_drawn_anew_in_every_step():
+    injection = Injection(workers=0.25, samples=0.25)
+    plans = [handover(injection, [16] * 4, seed=1, position=64 * step) for step in range(40)]
+    assert {tuple(bool(gift) for gift in plan.given).index(True) for plan in plans} == {0, 1, 2, 3}

@@ -1,0 +1,80 @@
+"""Synchronisation policies by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from hetopt.trainer.control.sync.periodic import FedAvg, LocalSgd
+from hetopt.trainer.control.sync.policy import SyncPolicy
+from hetopt.trainer.control.sync.selsync import SelSync, votes_needed
+from hetopt.trainer.exchange.composition import why_not_synchronised
+from hetopt.trainer.spec import RunSpec
+from hetopt.trainer.synchronisation import Synchronisation, SyncName
+
+POLICIES: Mapping[SyncName, str] = MappingProxyType(
+    {
+        "bsp": "gradients are summed in every step",
+        "local-sgd": "parameters are averaged every H steps",
+        "fedavg": "parameters of a part of the workers are averaged some times an epoch",
+        "ssp": "updates of all arrive at most so many steps late (stale synchronous parallel)",
+        "selsync": "parameters are averaged while gradients change (SelSync)",
+    }
+)
+
+
+def choose_sync_policy(
+    sync: Synchronisation, *, workers: int, seed: int, dataset_size: int, global_batch_size: int
+) -> SyncPolicy[Any] | None:
+    """The policy that says when parameters are averaged; None: nobody asks (``bsp`` and ``ssp``).
+
+    Args:
+        sync: the choice.
+        workers: of the run.
+        seed: of draws.
+        dataset_size: samples of an epoch.
+        global_batch_size: samples of a step.
+    """
+    match sync.name:
+        case "local-sgd":
+            return LocalSgd(every_steps=sync.every_steps)
+        case "fedavg":
+            return FedAvg(
+                every_steps=steps_of_round(sync.every_epochs, dataset_size, global_batch_size),
+                participants=sync.participants,
+                workers=workers,
+                seed=seed,
+            )
+        case "selsync":
+            deltas = {"auto": None, "never": math.inf}
+            return SelSync(
+                delta=deltas[sync.delta] if isinstance(sync.delta, str) else sync.delta,
+                synchronised_share=sync.synchronised_share,
+                needed=votes_needed(sync.votes, sync.quorum, workers),
+                window=sync.window,
+                max_local_steps=sync.max_local_steps,
+            )
+        case _:
+            return None
+
+
+def why_not_local(spec: RunSpec) -> str | None:
+    """One sentence on what of a run does not go with workers that train for themselves; None where all does."""
+    sync = spec.sync
+    reason = why_not_synchronised(spec.compression.name, "parameters")
+    if reason is not None:
+        return reason
+    if spec.ratio_policy != "fixed" or spec.collective_policy != "fixed":
+        return f"Under {sync.name} no gradients are exchanged, so there is nothing to decide about how they are."
+    if spec.learning_rate_rule == "adascale":
+        return f"Under {sync.name} nobody sees the sum of all gradients, whose noise adascale follows."
+    if spec.precision == "fp16":
+        return f"The loss scale of fp16 has to be agreed on in every step, which {sync.name} leaves out; use bf16."
+    return None
+
+
+def steps_of_round(epochs: float, dataset_size: int, global_batch_size: int) -> int:
+    """Steps of so many passes over the data; at least one."""
+    return max(1, round(epochs * dataset_size / global_batch_size))

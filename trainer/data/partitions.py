@@ -1,0 +1,270 @@
+"""Which samples each worker sees, and in which order: a pure function of sizes, labels and the seed.
+
+Everything that a worker sees is passes over parts. `Parts.order(worker, turn)` is what it sees in its ``turn``-th
+pass (from 0); what it sees in all of them, one after the other, is an endless stream.
+
+    shards      a part of the data for each worker, disjoint, in proportion to the shares
+    seldp       SelSync's (2307.07950): the data is cut likewise, and every worker goes round all the cuts, each
+                beginning with its own, so that at any time they work on different ones
+    labels      all samples of k labels for each worker; workers with a label in common share its samples
+    dirichlet   of each label, workers have parts drawn from Dirichlet(alpha) (Hsu et al. 2019, 1909.06335)
+
+The words of numpy's bit generators never change between releases (NEP 19); all orders and draws are made of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Protocol
+
+import numpy as np
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.data.cursor import Indices, permutation
+from hetopt.trainer.synchronisation import Partition, PartitionName
+
+NAMES: dict[PartitionName, str] = {
+    "global": "one shuffled order for all, each sample once an epoch, whoever takes it",
+    "shards": "each worker has a part of its own",
+    "seldp": "workers go round the parts, at any time on different ones (SelSync)",
+    "labels": "each worker has samples of a few labels only",
+    "dirichlet": "labels are spread unevenly over the workers",
+}
+NEED_LABELS: tuple[PartitionName, ...] = ("labels", "dirichlet")
+
+_ORDER, _LABELS, _SPLIT, _DRAW = range(4)
+"""What a sequence of random words is for: each has its own."""
+
+
+class Parts(Protocol):
+    """The data as every worker sees it."""
+
+    @property
+    def workers(self) -> int:
+        """How many there are."""
+        ...
+
+    def order(self, worker: int, turn: int) -> Indices:
+        """Dataset indices of a worker's ``turn``-th pass (from 0), int64, at least one; read-only."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FixedParts:
+    """Every worker has the same samples in all its passes, shuffled anew in each.
+
+    Attributes:
+        parts: of each worker, in rank order.
+        seed: of the orders.
+
+    Raises:
+        BadInput: a worker has no samples.
+    """
+
+    parts: tuple[Indices, ...]
+    seed: int
+
+    def __post_init__(self) -> None:
+        for worker, part in enumerate(self.parts):
+            if not len(part):
+                raise BadInput(
+                    f"The partition leaves worker {worker} without a sample.",
+                    hint="use fewer workers, more labels a worker, or a larger alpha",
+                )
+
+    @property
+    def workers(self) -> int:
+        """As many as parts."""
+        return len(self.parts)
+
+    def order(self, worker: int, turn: int) -> Indices:
+        """The worker's part, shuffled (see `Parts`)."""
+        part = self.parts[worker]
+        words = _words(len(part), self.seed, _ORDER, worker, turn)
+        return part[np.argsort(words, kind="stable")]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RotatingParts:
+    """SelDP: a ring of all samples, cut into an arc for each worker; from turn to turn all move on by 1/N of the ring.
+
+    In any turn the arcs are disjoint and cover the data. With equal weights a worker's N turns are all chunks; after
+    those the ring is shuffled anew. Unequal weights make arcs that are finished at the same time by workers whose
+    shares are as unequal.
+
+    Attributes:
+        size: samples of the data.
+        weights: of the workers, positive.
+        seed: of the ring.
+    """
+
+    size: int
+    weights: tuple[int, ...]
+    seed: int
+
+    def __post_init__(self) -> None:
+        _check_enough(self.size, self.weights)
+
+    @property
+    def workers(self) -> int:
+        """As many as weights."""
+        return len(self.weights)
+
+    def order(self, worker: int, turn: int) -> Indices:
+        """The arc where the worker is (see `Parts`)."""
+        turns, step = divmod(turn, self.workers)
+        ring = permutation(self.size, self.seed, turns)
+        before = sum(self.weights[:worker])
+        first, last = self._place(before, step), self._place(before + self.weights[worker], step)
+        # A weight may be too small for a sample of its own: it has one then, in company.
+        return ring[np.arange(first, max(last, first + 1)) % self.size]
+
+    def _place(self, before: int, step: int) -> int:
+        """Where on the ring those of so much weight end: ``size * (before / total + step / N)``."""
+        total, count = sum(self.weights), self.workers
+        return self.size * (before * count + step * total) // (total * count)
+
+
+def make_parts(
+    partition: Partition, *, size: int, weights: Sequence[int], seed: int, labels: Indices | None = None
+) -> Parts | None:
+    """The parts that a rule makes; None: none, there is one order for all (``global``).
+
+    Args:
+        partition: the rule.
+        size: samples of the data.
+        weights: how fast each worker goes through samples (its share of a batch), in rank order.
+        seed: of all randomness.
+        labels: of each sample, where the rule needs them (`NEED_LABELS`).
+
+    Raises:
+        BadInput: a worker is left without a sample, or there are too few labels.
+    """
+    match partition.name:
+        case "global":
+            return None
+        case "seldp":
+            return RotatingParts(size=size, weights=tuple(weights), seed=seed)
+        case "shards":
+            _check_enough(size, weights)
+            whole = permutation(size, seed, 0)
+            return FixedParts(parts=_cut(whole, weights), seed=seed)
+        case "labels" | "dirichlet":
+            if labels is None or len(labels) != size:
+                raise ValueError(f"{partition.name} needs a label for each of the {size} samples")
+            skew = label_skew if partition.name == "labels" else dirichlet
+            amount = partition.labels if partition.name == "labels" else partition.alpha
+            return FixedParts(parts=skew(labels, len(weights), amount, seed), seed=seed)
+
+
+def label_skew(labels: Indices, workers: int, labels_per_worker: float, seed: int) -> tuple[Indices, ...]:
+    """Samples of so many labels for each worker; of labels that several have, each has an equal part.
+
+    Labels are dealt out in turn, so that as many as possible have an owner. Where all have, every sample is somebody's.
+
+    Raises:
+        BadInput: there are fewer labels than a worker is to have.
+    """
+    kinds, each = np.unique(labels), int(labels_per_worker)
+    if each > len(kinds):
+        raise BadInput(
+            f"The data has {len(kinds)} labels, and each worker is to have {each}.",
+            hint="ask for fewer labels a worker",
+        )
+    dealt = kinds[np.argsort(_words(len(kinds), seed, _LABELS), kind="stable")]
+    owners: dict[int, list[int]] = {place: [] for place in range(len(kinds))}
+    for worker in range(workers):
+        for number in range(each):
+            owners[(worker * each + number) % len(kinds)].append(worker)
+    held: list[list[Indices]] = [[] for _ in range(workers)]
+    for place, those in owners.items():
+        if those:
+            parts = _cut(_of_label(labels, dealt[place], seed), [1] * len(those))
+            for worker, part in zip(those, parts, strict=True):
+                held[worker].append(part)
+    return tuple(np.concatenate(parts) for parts in held)
+
+
+def dirichlet(labels: Indices, workers: int, alpha: float, seed: int) -> tuple[Indices, ...]:
+    """Of each label, a part for each worker as Dirichlet(alpha) draws them; every sample is one worker's.
+
+    A worker that is left with nothing gets a sample of the one that has most.
+
+    Raises:
+        BadInput: there are fewer samples than workers.
+    """
+    _check_enough(len(labels), [1] * workers)
+    held: list[list[Indices]] = [[] for _ in range(workers)]
+    for number, label in enumerate(np.unique(labels)):
+        those = _of_label(labels, label, seed)
+        parts = _proportions(alpha, workers, seed, number)
+        edges = [0, *(round(edge * len(those)) for edge in accumulate(parts))]
+        edges[-1] = len(those)
+        for worker, (first, last) in enumerate(pairwise(edges)):
+            held[worker].append(those[first:last])
+    found = [np.concatenate(parts) for parts in held]
+    for worker, part in enumerate(found):
+        if not len(part):
+            richest = max(range(workers), key=lambda other: len(found[other]))
+            found[worker], found[richest] = found[richest][-1:], found[richest][:-1]
+    return tuple(found)
+
+
+def _proportions(alpha: float, workers: int, seed: int, number: int) -> list[float]:
+    """A draw of Dirichlet(alpha, ..., alpha): independent Gamma(alpha) over their sum."""
+    uniforms = _uniforms(seed, number)
+    logs = [_log_gamma_draw(alpha, uniforms) for _ in range(workers)]
+    largest = max(logs)
+    weights = [math.exp(log - largest) for log in logs]  # a small alpha makes draws that no float holds
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def _log_gamma_draw(alpha: float, uniforms: Iterator[float]) -> float:
+    """The log of a draw of Gamma(alpha, 1) (Marsaglia and Tsang 2000; alpha below 1 by their boost)."""
+    shape = alpha if alpha >= 1 else alpha + 1
+    d = shape - 1 / 3
+    c = 1 / math.sqrt(9 * d)
+    while True:
+        first, second, third = next(uniforms), next(uniforms), next(uniforms)
+        x = math.sqrt(-2 * math.log(first)) * math.cos(2 * math.pi * second)  # Box and Muller
+        v = (1 + c * x) ** 3
+        if v > 0 and math.log(third) < 0.5 * x * x + d - d * v + d * math.log(v):
+            break
+    log = math.log(d * v)
+    return log if alpha >= 1 else log + math.log(next(uniforms)) / alpha
+
+
+def _uniforms(seed: int, number: int) -> Iterator[float]:
+    """Numbers in (0, 1), as many as are asked for."""
+    source = np.random.PCG64(np.random.SeedSequence((seed, _DRAW, number)))
+    while True:
+        yield ((int(source.random_raw()) >> 11) + 0.5) * 2.0**-53
+
+
+def _of_label(labels: Indices, label: int, seed: int) -> Indices:
+    """The samples of a label, shuffled."""
+    those = np.flatnonzero(labels == label).astype(np.int64, copy=False)
+    return those[np.argsort(_words(len(those), seed, _SPLIT, int(label) & 0xFFFFFFFF), kind="stable")]
+
+
+def _cut(whole: Indices, weights: Sequence[int]) -> tuple[Indices, ...]:
+    """Cut in proportion to weights."""
+    total = sum(weights)
+    edges = [len(whole) * before // total for before in accumulate(weights, initial=0)]
+    return tuple(whole[first:last] for first, last in pairwise(edges))
+
+
+def _words(count: int, *key: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    """Random words; the same for the same key, everywhere."""
+    return np.random.PCG64(np.random.SeedSequence(key)).random_raw(count)
+
+
+def _check_enough(size: int, weights: Sequence[int]) -> None:
+    if size < len(weights):
+        raise BadInput(
+            f"{size} samples cannot be divided among {len(weights)} workers.", hint="use fewer workers or more data"
+        )
