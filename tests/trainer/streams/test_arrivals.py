@@ -1,0 +1,213 @@
+"""Laws of buffers, rates and replays, on a clock that only sleeping moves."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.profiler.errors import RunFailed
+from hetopt.trainer.data.stream.buffer import first_kept, held
+from hetopt.trainer.data.stream.clock import VirtualClock
+from hetopt.trainer.data.stream.cursor import ELSEWHERE, StreamCursor
+from hetopt.trainer.data.stream.replay import Replay, every_nth_of_all
+from hetopt.trainer.data.stream.source import RateMeter
+from hetopt.trainer.stream import BufferPolicy, Stream
+
+POLICIES: list[BufferPolicy] = ["persistence", "truncation", "bounded_age"]
+SIZE = 50
+
+
+def replay_of(
+    clock: VirtualClock, *, rate: float = 10.0, policy: BufferPolicy = "persistence", rank: int = 0, **fields: object
+) -> Replay:
+    rates = (rate, 2 * rate, 3 * rate)
+    stream = Stream.model_validate({"rates": rates, "buffer": policy, **fields})
+    told: list[str] = []
+    return Replay(stream, rank, order=every_nth_of_all(SIZE, 0, rank, 3), clock=clock, tell=told.append)
+
+
+@given(
+    rate=st.floats(1, 500),
+    step_s=st.floats(0, 3),
+    count=st.integers(1, 200),
+    steps=st.integers(1, 20),
+)
+def test_waits_and_buffer_follow_the_published_recurrence(rate: float, step_s: float, count: int, steps: int) -> None:
+    clock = VirtualClock()
+    replay = replay_of(clock, rate=rate, patience_s=1e6)
+    replay.begin()
+    buffered, waited_s = 0.0, 0.0
+    for _ in range(steps):
+        replay.take(count)
+        # q = S t + buffer; q >= b: no wait, q - b stay; else the wait is (b - q) / S and nothing stays.
+        if buffered >= count - 1e-6:
+            buffered -= count
+        else:
+            waited_s += (count - buffered) / rate
+            buffered = 0.0
+        clock.sleep_s(step_s)
+        buffered += rate * step_s
+    flow = replay.flow()
+    assert flow.wait_s == pytest.approx(waited_s, abs=1e-6 * steps)
+    assert flow.dropped == 0
+
+
+@given(
+    policy=st.sampled_from(POLICIES),
+    taken=st.integers(0, 100),
+    waiting=st.integers(0, 300),
+    young=st.integers(0, 400),
+    count=st.integers(1, 100),
+)
+def test_no_policy_drops_what_a_batch_lacks_or_brings_back_what_was_taken(
+    policy: BufferPolicy, taken: int, waiting: int, young: int, count: int
+) -> None:
+    arrived = taken + waiting
+    first = first_kept(policy, taken=taken, arrived=arrived, aged=arrived - young, count=count)
+    kept = held(policy, taken=taken, arrived=arrived, aged=arrived - young, count=count)
+    assert taken <= first <= arrived
+    assert kept == arrived - first
+    assert kept >= min(waiting, count)
+    if policy == "truncation":
+        assert kept <= count
+    if policy == "bounded_age":
+        assert kept <= max(count, young)
+    if policy == "persistence":
+        assert kept == waiting
+
+
+@given(
+    policy=st.sampled_from(POLICIES), rate=st.floats(1, 200), steps=st.lists(st.floats(0, 2), min_size=1, max_size=12)
+)
+def test_every_sample_that_arrived_is_taken_or_dropped_or_waits(
+    policy: BufferPolicy, rate: float, steps: list[float]
+) -> None:
+    clock = VirtualClock()
+    replay = replay_of(clock, rate=rate, policy=policy, max_age_s=0.7, patience_s=1e6)
+    replay.begin()
+    taken = dropped = 0
+    for step_s in steps:
+        taken += len(replay.take(7).names)
+        clock.sleep_s(step_s)
+        flow = replay.flow()
+        dropped += flow.dropped
+        arrived = math.floor(clock.now_s() * rate + 1e-9)
+        if policy == "persistence":
+            assert arrived - taken <= flow.buffered
+        if policy == "truncation":
+            assert flow.buffered <= 7
+        if policy == "bounded_age":
+            assert flow.buffered <= max(7, 0.7 * rate + 1)
+    assert replay.place()["taken_by_0"] == taken + dropped
+
+
+def test_truncated_buffers_do_not_grow_and_persistent_ones_do() -> None:
+    most: dict[str, list[int]] = {policy: [] for policy in POLICIES}
+    for policy in POLICIES:
+        clock = VirtualClock()
+        replay = replay_of(clock, rate=100, policy=policy, max_age_s=1.0)
+        replay.begin()
+        for _ in range(200):
+            replay.take(20)
+            clock.sleep_s(1.0)
+            most[policy].append(replay.flow().buffered)
+    # The first step waits for its samples, and takes all of them.
+    assert most["persistence"] == [100 + 80 * step for step in range(200)]
+    assert max(most["truncation"]) == 20
+    assert max(most["bounded_age"]) <= 101
+
+
+def test_a_truncated_batch_is_of_the_newest_samples() -> None:
+    clock = VirtualClock()
+    kept, dropping = replay_of(clock), replay_of(clock, policy="truncation")
+    kept.begin(), dropping.begin()
+    clock.sleep_s(2.0)
+    own = every_nth_of_all(SIZE, 0, 0, 3)(0)
+    everything = np.concatenate([own, every_nth_of_all(SIZE, 0, 0, 3)(1)])
+    assert kept.take(4).names.tolist() == everything[:4].tolist()
+    assert dropping.take(4).names.tolist() == everything[16:20].tolist()
+    assert dropping.flow().dropped == 16
+
+
+def test_workers_of_a_replay_see_the_data_once_an_epoch() -> None:
+    clock = VirtualClock()
+    seen: list[int] = []
+    for rank in range(3):
+        replay = replay_of(clock, rank=rank)
+        replay.begin()
+        own = len(every_nth_of_all(SIZE, 0, rank, 3)(0))
+        taken = replay.take(own)
+        assert set(taken.epochs.tolist()) == {0}
+        seen += taken.names.tolist()
+        assert set(replay.take(1).epochs.tolist()) == {1}
+    assert sorted(seen) == list(range(SIZE))
+
+
+def test_a_resumed_replay_goes_on_behind_its_last_sample() -> None:
+    clock = VirtualClock()
+    whole, first = replay_of(clock), replay_of(clock)
+    whole.begin(), first.begin()
+    expected = [whole.take(9).names.tolist() for _ in range(6)]
+    found = [first.take(9).names.tolist() for _ in range(3)]
+    place = dict(first.place())
+    clock.sleep_s(1000.0)  # away: what would have arrived meanwhile did not
+    second = replay_of(clock)
+    second.go_to(place)
+    second.begin()
+    found += [second.take(9).names.tolist() for _ in range(3)]
+    assert found == expected
+    assert second.flow().buffered == 0
+
+
+def test_a_place_of_other_workers_is_shared_out_by_rate() -> None:
+    replay = replay_of(VirtualClock(), rank=1)
+    replay.go_to({"taken_by_0": 30, "taken_by_1": 30})
+    assert replay.place()["taken_by_1"] == 20
+
+
+def test_a_wait_beyond_patience_is_refused_before_it_begins() -> None:
+    clock = VirtualClock()
+    replay = replay_of(clock, rate=0.5, patience_s=60)
+    replay.begin()
+    with pytest.raises(RunFailed, match=r"would wait 128 s for a batch of 64: its stream brings 0\.5 samples a second"):
+        replay.take(64)
+    assert clock.now_s() == 0
+
+
+def test_a_cursor_knows_its_own_samples_and_counts_all() -> None:
+    clock = VirtualClock()
+    replay = replay_of(clock, rank=1)
+    replay.begin()
+    cursor = StreamCursor(replay, dataset_size=SIZE, rank=1, workers=3)
+    batch = cursor.take([4, 5, 6])
+    assert batch.samples.tolist() == [ELSEWHERE] * 4 + every_nth_of_all(SIZE, 0, 1, 3)(0)[:5].tolist() + [ELSEWHERE] * 6
+    assert cursor.position == 15
+    alone = StreamCursor(replay_of(clock), dataset_size=SIZE, rank=0, workers=1)
+    alone.take([15])
+    assert alone.state() == {"dataset_size": SIZE, "position": 15, "taken_by_0": 15, "taken_by_1": 0, "taken_by_2": 0}
+    assert alone.at({**alone.state(), "position": 7, "taken_by_0": 7}).position == 7
+
+
+@given(rate=st.floats(0.5, 1000), looks=st.lists(st.floats(0.01, 1.0), min_size=20, max_size=60))
+def test_a_meter_is_right_to_a_sample_and_forgets(rate: float, looks: list[float]) -> None:
+    meter = RateMeter(window_s=4.0, least_s=0.5)
+    now_s, arrived = 0.0, 0
+    meter.see(now_s, arrived)
+    before = 0.0
+    for step_s in looks:
+        now_s += step_s
+        arrived = int(rate * now_s)
+        said = meter.rate_per_s(now_s, arrived)
+        if now_s < 0.5:
+            assert said == -1.0
+        else:
+            assert abs(said - rate) <= 1 / min(now_s, 4.0) + 1e-9
+        before = now_s
+    # The stream stops: after a window of silence nothing is heard of it any more.
+    for second in range(1, 12):
+        said = meter.rate_per_s(before + second, arrived)
+    assert said == 0.0

@@ -1,0 +1,102 @@
+"""Batches follow the rates, the learning rate follows the batches, and rates are drawn as published."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from hetopt.trainer.control.choose import choose_policy, first_shares
+from hetopt.trainer.control.policy import BatchObservation
+from hetopt.trainer.control.stream_rate import DEAD_BAND, RateShares, draw_rates, stream_learning_rate_scale
+from hetopt.trainer.spec import RunSpec
+from hetopt.trainer.stream import Stream
+
+rates = st.lists(st.floats(0, 5000) | st.just(-1.0), min_size=1, max_size=6)
+
+
+def observation(shares: tuple[int, ...], seen: tuple[float, ...]) -> BatchObservation:
+    ones = (1.0,) * len(shares)
+    return BatchObservation(local_batch_sizes=shares, compute_s=ones, spread_s=ones, steps=5, epoch=0, rates_per_s=seen)
+
+
+@given(seen=rates, data=st.data())
+def test_shares_are_what_streams_bring_within_bounds(seen: list[float], data: st.DataObject) -> None:
+    shares = tuple(data.draw(st.integers(1, 2000)) for _ in seen)
+    stream = Stream(rates=(1.0,), batch_interval_s=0.5, min_batch=8, max_batch=512)
+    policy = RateShares(stream=stream, minimum=2)
+    state, decision = policy.decide(policy.initial(), observation(shares, tuple(seen)))
+    for before, after, rate in zip(shares, decision.local_batch_sizes, seen, strict=True):
+        if rate < 0:
+            assert after == before
+        elif decision.changed:
+            assert after == max(8, min(512, round(rate * 0.5)))
+        else:
+            assert abs(after - stream.batch(rate)) <= DEAD_BAND * stream.batch(rate)
+    assert decision.changed == (decision.local_batch_sizes != shares)
+    # Whoever decides again from the same numbers changes nothing.
+    assert not policy.decide(state, observation(decision.local_batch_sizes, tuple(seen)))[1].changed
+
+
+@given(batch=st.integers(1, 10_000), planned=st.integers(1, 10_000), cap=st.floats(1, 50))
+def test_the_learning_rate_follows_the_batch_up_to_its_cap(batch: int, planned: int, cap: float) -> None:
+    ratio = batch / planned
+    for rule, exact in (("fixed", 1.0), ("linear", ratio), ("sqrt", ratio**0.5)):
+        stream = Stream.model_validate({"rates": (1.0,), "learning_rate": rule, "max_learning_rate_scale": cap})
+        scale = stream_learning_rate_scale(stream, batch, planned)
+        assert 1 / cap - 1e-9 <= scale <= cap + 1e-9
+        if 1 / cap <= exact <= cap:
+            assert scale == pytest.approx(exact)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "mean", "deviation"),
+    [("uniform", 38, 24), ("uniform", 300, 112), ("normal", 64, 24), ("normal", 256, 28)],
+)
+def test_drawn_rates_have_the_published_moments(distribution: str, mean: float, deviation: float) -> None:
+    drawn = draw_rates(distribution, mean, deviation, workers=20_000, seed=3)  # type: ignore[arg-type]
+    # The floor at an eighth of the mean takes part of the lower tail away.
+    assert statistics.fmean(drawn) == pytest.approx(mean, rel=0.03)
+    assert statistics.pstdev(drawn) == pytest.approx(deviation, rel=0.08)
+    assert min(drawn) >= mean / 8
+    assert draw_rates(distribution, mean, deviation, workers=4, seed=3) == drawn[:4]  # type: ignore[arg-type]
+    assert draw_rates(distribution, mean, deviation, workers=4, seed=4) != drawn[:4]  # type: ignore[arg-type]
+
+
+def spec(**fields: object) -> RunSpec:
+    workers = [{"host": f"h{rank}", "type": "local", "local_batch_size": 16} for rank in range(2)]
+    return RunSpec.model_validate({"task": "digits", "workers": workers, "stop": {"max_steps": 5}, **fields})
+
+
+def test_a_run_begins_with_the_batches_of_known_streams() -> None:
+    replayed = spec(stream={"rates": (100.0, 20.0), "batch_interval_s": 0.5}, batch_policy="rate")
+    assert first_shares(replayed) == (50, 10)
+    assert isinstance(choose_policy(replayed, minimum=1), RateShares)
+    assert first_shares(spec(stream={"source": "redis"}, batch_policy="rate")) == (16, 16)
+    assert RunSpec.model_validate_json(replayed.model_dump_json()) == replayed
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"batch_policy": "rate"}, "follows streams, and the run has none"),
+        ({"stream": {"rates": (1.0,)}}, "1 rates of streams for 2 workers"),
+        ({"stream": {"rates": (1.0, 0.0)}}, "greater than 0"),
+        ({"stream": {"rates": ()}}, "needs rates"),
+        ({"stream": {"rates": (1.0, float("inf"))}}, "finite"),
+        ({"stream": {"rates": (1.0, 1.0), "min_batch": 9, "max_batch": 8}}, "must not exceed"),
+        ({"stream": {"rates": (1.0, 1.0), "patience_s": 300}}, "shorter than the exchange timeout"),
+        ({"stream": {"rates": (1.0, 1.0)}, "learning_rate_rule": "adascale"}, "follows the batch, not the noise"),
+        ({"stream": {"rates": (1.0, 1.0)}, "loader_processes": 1}, "read as it arrives"),
+        ({"stream": {"source": "redis", "url": "http://here"}}, "begins with redis://"),
+        ({"stream": {"source": "redis", "url": "redis://:secret@here"}}, "must not stand in the address"),
+        ({"stream": {"source": "redis", "rates": (1.0, 1.0)}}, "rates are those of a replay"),
+        ({"stream": {"source": "redis", "buffer": "truncation"}}, "whoever writes samples says how many"),
+    ],
+)
+def test_streams_that_cannot_be_are_refused(fields: dict[str, object], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        spec(**fields)

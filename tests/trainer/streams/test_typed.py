@@ -1,0 +1,88 @@
+"""What a person types about streams, and what is said about what cannot be."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetopt.optimizer.cli.stream_options import on_stream, parse_stream, remark
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.miniature import Miniature
+from hetopt.trainer.spec import RunSpec
+
+
+def run(**fields: object) -> RunSpec:
+    workers = [{"host": f"h{rank}", "type": "local", "local_batch_size": 16} for rank in range(2)]
+    return RunSpec.model_validate({"task": "digits", "workers": workers, "stop": {"max_steps": 5}, **fields})
+
+
+def read(text: str, spec: RunSpec | None = None) -> RunSpec:
+    wish = parse_stream(text)
+    assert wish is not None
+    return on_stream(wish, spec or run(), None)
+
+
+def test_rates_may_be_given_or_drawn() -> None:
+    given = read("replay(40/80,factor=2,buffer=truncation,interval=0.5,min=4,max=64,lr=sqrt,lr_cap=2,patience=9)")
+    assert given.batch_policy == "rate"
+    assert given.stream is not None
+    assert given.stream.rates == (80.0, 160.0)
+    assert (given.stream.buffer, given.stream.batch_interval_s, given.stream.patience_s) == ("truncation", 0.5, 9.0)
+    assert (given.stream.min_batch, given.stream.max_batch) == (4, 64)
+    assert (given.stream.learning_rate, given.stream.max_learning_rate_scale) == ("sqrt", 2.0)
+    drawn = read(" replay( normal=64/24 ) ").stream
+    assert drawn is not None
+    assert len(drawn.rates) == 2
+    assert drawn.rates != (64.0, 64.0)
+    assert "bring 80 to 160 samples/s" in remark(given)
+
+
+def test_a_broker_is_named_with_its_key() -> None:
+    spec = read("redis(redis://10.0.0.5:6379/1,key=cam,streams=3,group=g,delete=true)")
+    assert spec.stream is not None
+    assert (spec.stream.url, spec.stream.key, spec.stream.streams) == ("redis://10.0.0.5:6379/1", "cam", 3)
+    assert spec.stream.delete_trained
+    assert read("redis").stream is not None
+    assert "also wait" in remark(spec)
+
+
+def test_another_policy_keeps_its_batches() -> None:
+    wish = parse_stream("replay(4/8)")
+    assert wish is not None
+    spec = on_stream(wish, run(), "static")
+    assert spec.batch_policy == "static"
+    assert "at least 4 s" in remark(spec)
+
+
+def test_a_rehearsal_slows_streams_down_as_it_slows_computation_down() -> None:
+    hosts = [{"name": f"h{number}"} for number in range(2)]
+    spec = read("replay(40/80)", run(miniature=Miniature.model_validate({"hosts": hosts, "time_factor": 4.0})))
+    assert spec.stream is not None
+    assert spec.stream.rates == (10.0, 20.0)
+    assert spec.stream.batch_interval_s == 4.0
+    with pytest.raises(BadInput, match="reach nobody but each other"):
+        read("redis", spec)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kafka", "names no source"),
+        ("replay(", "names no source"),
+        ("replay", "needs rates, said in one way"),
+        ("replay(40,uniform=3/1)", "needs rates, said in one way"),
+        ("replay(40,80)", "says '40' and '80'"),
+        ("replay(0/4)", "needs positive numbers where it says '0/4'"),
+        ("replay(x)", "needs positive numbers"),
+        ("replay(uniform=38)", "needs a mean and a standard deviation"),
+        ("replay(4/8,key=cam)", "replay has no 'key'"),
+        ("redis(buffer=truncation)", "redis has no 'buffer'"),
+        ("redis(speed=3)", "redis has no 'speed'"),
+        ("replay(1/2/3)", "3 rates of streams for 2 workers"),
+        ("replay(4/8,buffer=forget)", "buffer: Input should be"),
+        ("replay(4/8,min=0)", "min_batch: Input should be greater than 0"),
+        ("redis(redis://:secret@h)", "must not stand in the address"),
+    ],
+)
+def test_what_cannot_be_is_said(text: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        read(text)

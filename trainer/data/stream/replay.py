@@ -1,0 +1,174 @@
+"""A data set as a stream: its samples arrive one by one at a constant rate.
+
+What has arrived is a function of the time, so nothing has to be kept or sent, and on a clock that only sleeping moves
+the whole stream is determined.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from hetopt.profiler.errors import RunFailed
+from hetopt.trainer.data.cursor import Indices, permutation
+from hetopt.trainer.data.stream.buffer import first_kept, held
+from hetopt.trainer.data.stream.clock import Clock
+from hetopt.trainer.data.stream.source import Flow, RateMeter, Taken
+from hetopt.trainer.stream import Stream
+
+NOTICE_S = 5.0
+"""A wait that is longer than this is told while it lasts."""
+
+_ROUNDING = 1e-9  # rate times time may miss the number of the sample that arrives at that time
+
+
+class Replay:
+    """One worker's stream.
+
+    Args:
+        stream: what the run says.
+        rank: whose.
+        order: the samples of a pass, by the number of the pass; never empty.
+        clock: by which samples arrive.
+        tell: hears of long waits.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        rank: int,
+        *,
+        order: Callable[[int], Indices],
+        clock: Clock,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._stream = stream
+        self._rank = rank
+        self._rate_per_s = stream.rates[rank]
+        self._order = order
+        self._clock = clock
+        self._tell = tell
+        self._meter = RateMeter(window_s=4 * stream.batch_interval_s, least_s=stream.batch_interval_s / 2)
+        self._taken = 0  # or dropped
+        self._dropped_before = 0
+        self._dropped = 0
+        self._wait_s = 0.0
+        self._most_held = 0
+        self._count = 1
+        self._origin_s = 0.0
+        self._pass: tuple[int, int, Indices] | None = None
+
+    def begin(self) -> None:
+        """Samples arrive from now on (see `Source`)."""
+        now_s = self._clock.now_s()
+        self._origin_s = now_s - self._taken / self._rate_per_s
+        self._meter.see(now_s, self._arrived(now_s))
+
+    def take(self, count: int) -> Taken:
+        """The next samples that the buffer still has (see `Source`).
+
+        Raises:
+            RunFailed: they would take longer than the run's patience.
+        """
+        self._count = count
+        now_s = self._clock.now_s()
+        arrived, aged = self._arrived(now_s), self._aged(now_s)
+        policy = self._stream.buffer
+        self._most_held = max(self._most_held, held(policy, taken=self._taken, arrived=arrived, aged=aged, count=count))
+        first = first_kept(policy, taken=self._taken, arrived=arrived, aged=aged, count=count)
+        self._dropped += first - self._taken
+        last = first + count
+        if arrived < last:
+            self._wait(self._origin_s + last / self._rate_per_s - now_s, count)
+        self._taken = last
+        return self._read(first, last)
+
+    def place(self) -> Mapping[str, int]:
+        """How far each worker's stream was taken (see `Source`)."""
+        return {f"taken_by_{rank}": self._taken * (rank == self._rank) for rank in range(len(self._stream.rates))}
+
+    def go_to(self, place: Mapping[str, int]) -> None:
+        """Go on from there (see `Source`); in proportion where it was told for another number of workers."""
+        own = [value for key, value in place.items() if key.startswith("taken_by_")]
+        if len(own) == len(self._stream.rates):
+            self._taken = place[f"taken_by_{self._rank}"]
+        else:
+            self._taken = int(sum(own) * self._rate_per_s / sum(self._stream.rates))
+
+    def committed(self, place: Mapping[str, int], *, is_last: bool = False) -> None:
+        """Nobody has to be told: the same samples can be read again at any time."""
+
+    def flow(self) -> Flow:
+        """What it was like since the last call (see `Source`)."""
+        now_s = self._clock.now_s()
+        arrived = self._arrived(now_s)
+        waiting = held(
+            self._stream.buffer, taken=self._taken, arrived=arrived, aged=self._aged(now_s), count=self._count
+        )
+        flow = Flow(
+            rate_per_s=self._meter.rate_per_s(now_s, arrived),
+            buffered=max(self._most_held, waiting),
+            wait_s=self._wait_s,
+            dropped=self._dropped - self._dropped_before,
+        )
+        self._wait_s, self._most_held, self._dropped_before = 0.0, 0, self._dropped
+        return flow
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _arrived(self, now_s: float) -> int:
+        return math.floor((now_s - self._origin_s) * self._rate_per_s + _ROUNDING)
+
+    def _aged(self, now_s: float) -> int:
+        """Samples that have arrived, and are too old by now."""
+        return max(0, self._arrived(now_s - self._stream.max_age_s))
+
+    def _wait(self, wait_s: float, count: int) -> None:
+        if wait_s > self._stream.patience_s:
+            raise RunFailed(
+                f"worker {self._rank} would wait {wait_s:.3g} s for a batch of {count}: its stream brings "
+                f"{self._rate_per_s:.4g} samples a second.",
+                hint="let batches follow the streams with the batch policy 'rate', or raise the stream's patience",
+            )
+        if wait_s > NOTICE_S:
+            self._tell(f"waits {wait_s:.3g} s for samples: its stream brings {self._rate_per_s:.4g} a second")
+        self._wait_s += wait_s
+        self._clock.sleep_s(wait_s)
+
+    def _read(self, first: int, last: int) -> Taken:
+        """Samples by their numbers; passes may be of different lengths, so the one that is read is remembered."""
+        names: list[Indices] = []
+        epochs: list[Indices] = []
+        at = first
+        while at < last:
+            number, begins, order = self._pass_of(at)
+            piece = order[at - begins : last - begins]
+            names.append(piece)
+            epochs.append(np.full(len(piece), number, dtype=np.int64))
+            at += len(piece)
+        return Taken(names=np.concatenate(names), epochs=np.concatenate(epochs))
+
+    def _pass_of(self, position: int) -> tuple[int, int, Indices]:
+        """Number, first position and samples of the pass in which a position is."""
+        known = self._pass
+        if known is None or position < known[1]:
+            known = (0, 0, self._order(0))
+        while position >= known[1] + len(known[2]):
+            number = known[0] + 1
+            known = (number, known[1] + len(known[2]), self._order(number))
+        self._pass = known
+        return known
+
+
+def every_nth_of_all(dataset_size: int, seed: int, rank: int, workers: int) -> Callable[[int], Indices]:
+    """The passes of one worker where samples are dealt out in turn: together the workers' are the whole data set."""
+
+    def order(number: int) -> Indices:
+        everything = permutation(dataset_size, seed, number)
+        own = everything[rank::workers]
+        return own if len(own) else everything
+
+    return order
