@@ -1,20 +1,28 @@
+"""Checkpoints on disk: whole or not at all, the newest whole one counts, and training goes on while one is written."""
+
 from __future__ import annotations
 
+import errno
 import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.checkpoint import (
-    CheckpointFolder,
-    RankState,
-    SharedState,
-    parameters_sha256,
-    run_digest,
-    save_model,
-)
+from hetopt.profiler.errors import BadInput, RunFailed
+from hetopt.trainer.checkpoints.fingerprint import parameters_sha256
+from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, Torn, save_model
+from hetopt.trainer.checkpoints.manifest import STATE_FILE, Manifest, rank_file
+from hetopt.trainer.checkpoints.saver import REFUSED, WRITTEN, CheckpointSaver
+from hetopt.trainer.checkpoints.state import RankState, SharedState, run_digest
+from hetopt.trainer.events import EventLog, read_events
 from hetopt.trainer.spec import RunSpec
 
 from .scenarios import toy_spec
@@ -46,20 +54,31 @@ def own(rank: int) -> RankState:
     return RankState.now({"residual": residual}, torch.device("cpu"))
 
 
-def save(folder: CheckpointFolder, step: int, workers: int = 2) -> None:
-    """As if by several ranks: all others first, then the leader, whose barrier they have passed."""
-    for rank in reversed(range(workers)):
-        folder.save(
-            shared=shared(step) if rank == 0 else None, rank=rank, own=own(rank), step=step, barrier=lambda: None
-        )
+def save(folder: CheckpointFolder, step: int, workers: int = 2, digest: str = DIGEST) -> None:
+    files = {rank_file(rank): folder.write_own(step, rank, own(rank)) for rank in range(workers)}
+    files[STATE_FILE] = folder.write_shared(shared(step))
+    folder.publish(Manifest(step=step, digest=digest, workers=workers, files=files))
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Iterator[CheckpointSaver]:
+    """Of a run of a single worker."""
+    with closing(EventLog(tmp_path / "events.jsonl")) as events:
+        saver = CheckpointSaver(tmp_path, rank=0, world_size=1, events=events, clock=lambda: 0.0, host="here")
+        yield saver
+        saver.close()
+
+
+def begin(one: CheckpointSaver, step: int) -> None:
+    one.begin(shared(step), own(0), digest=DIGEST, begun_s=0.0)
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
-    assert folder.latest_step() is None
+    assert folder.newest(DIGEST) == Found(step=None)
     save(folder, 7)
-    assert folder.latest_step() == 7
-    loaded = folder.load_shared(7, DIGEST)
+    assert folder.newest(DIGEST) == Found(step=7)
+    loaded = folder.load_shared(7)
     assert torch.equal(loaded.model["weight"], torch.arange(4.0))
     assert {**vars(loaded), "model": None} == {**vars(shared(7)), "model": None}
     for rank in range(2):
@@ -93,65 +112,147 @@ def test_the_two_newest_are_kept_and_leftovers_removed(tmp_path: Path) -> None:
         save(folder, step)
     names = sorted(path.name for path in (tmp_path / "checkpoint").iterdir())
     assert names == ["LATEST", "step-10", "step-100"]
+    assert (tmp_path / "checkpoint" / "LATEST").read_text() == "step-100\n"
 
 
-def test_a_checkpoint_is_the_latest_only_when_every_rank_has_written(tmp_path: Path) -> None:
-    folder = CheckpointFolder(tmp_path)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(data=st.data())
+def test_one_that_is_torn_or_altered_anywhere_is_passed_over_and_named(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = CheckpointFolder(tmp_path_factory.mktemp("run"))
     save(folder, 1)
-
-    class Lost(Exception):
-        """A rank that died."""
-
-    def die() -> None:
-        raise Lost
-
-    with pytest.raises(Lost):
-        folder.save(shared=shared(2), rank=0, own=own(0), step=2, barrier=die)
-    assert folder.latest_step() == 1
-    assert not folder.path(2).exists()
     save(folder, 2)
-    assert folder.latest_step() == 2
+    name = data.draw(st.sampled_from([STATE_FILE, rank_file(0), rank_file(1), "manifest.json"]))
+    path = folder.path(2) / name
+    content = path.read_bytes()
+    place = data.draw(st.integers(0, len(content) - 1))
+    how = data.draw(st.sampled_from(["truncate", "flip", "remove"]))
+    if how == "remove":
+        path.unlink()
+    elif how == "truncate":
+        path.write_bytes(content[:place])
+    elif name != "manifest.json":  # a blank more or less in it changes nothing
+        path.write_bytes(content[:place] + bytes([content[place] ^ 0x20]) + content[place + 1 :])
+    else:
+        path.write_bytes(content.replace(b'"sha256": "', b'"sha256": "0', 1))
+    found = folder.newest(DIGEST)
+    if name == "manifest.json" and how == "truncate" and place == len(content) - 1:
+        assert found == Found(step=2), "the last newline says nothing"
+        return
+    assert found.step == 1
+    assert [torn.step for torn in found.torn] == [2]
+    assert name in found.torn[0].reason
 
 
-@pytest.mark.parametrize("name", ["state.pt", "rank-0.pt"])
-@pytest.mark.parametrize("spoil", ["truncate", "empty", "text", "remove"])
-def test_a_damaged_file_is_named(tmp_path: Path, name: str, spoil: str) -> None:
+def test_when_none_is_whole_the_run_does_not_start_over_in_silence(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     save(folder, 1)
-    path = folder.path(1) / name
-    data = path.read_bytes()
-    contents = {"truncate": data[: len(data) // 2], "empty": b"", "text": b"hello"}
-    if spoil == "remove":
-        path.unlink()
-    else:
-        path.write_bytes(contents[spoil])
-    with pytest.raises(BadInput) as refused:
-        folder.load_shared(1, DIGEST) if name == "state.pt" else folder.load_own(1, 0, workers_then=2, workers_now=3)
-    assert str(path) in refused.value.message
+    (folder.path(1) / STATE_FILE).write_bytes(b"hello")
+    with pytest.raises(BadInput, match=r"No checkpoint in .* is whole: in that of step 1, state.pt has 5 bytes"):
+        folder.newest(DIGEST)
 
 
-def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+def test_a_newer_one_counts_whatever_latest_says(tmp_path: Path) -> None:
+    """A machine that dies between the two leaves LATEST behind by one."""
+    folder = CheckpointFolder(tmp_path)
+    save(folder, 1)
+    save(folder, 2)
+    for text in ("step-1\n", "", "../../etc"):
+        (tmp_path / "checkpoint" / "LATEST").write_text(text)
+        assert folder.newest(DIGEST) == Found(step=2)
+
+
+def test_one_without_a_manifest_was_never_whole(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    save(folder, 1)
+    (folder.path(2)).mkdir()
+    assert folder.newest(DIGEST) == Found(step=1, torn=(Torn(step=2, reason="manifest.json is missing"),))
+
+
+def test_one_of_another_run_or_version_is_refused(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     save(folder, 1)
     with pytest.raises(BadInput, match="another task"):
-        folder.load_shared(1, "of another run")
+        folder.newest("of another run")
+    path = folder.path(1) / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 3}))
+    with pytest.raises(BadInput, match="another version of hetopt"):
+        folder.newest(DIGEST)
 
 
 def test_nothing_in_a_checkpoint_is_run(tmp_path: Path) -> None:
+    """Even where the hashes were made to fit."""
     folder = CheckpointFolder(tmp_path)
-    save(folder, 1)
-    torch.save({"schema": 1, "digest": DIGEST, "model": print}, folder.path(1) / "state.pt")
-    with pytest.raises(BadInput, match=r"damaged|not a checkpoint"):
-        folder.load_shared(1, DIGEST)
+    evil: Any = print
+    files = {STATE_FILE: folder._write(1, STATE_FILE, {**vars(shared(1)), "model": evil})}
+    folder.publish(Manifest(step=1, digest=DIGEST, workers=1, files=files))
+    assert folder.newest(DIGEST).step == 1
+    with pytest.raises(BadInput, match=r"state.pt is damaged"):
+        folder.load_shared(1)
 
 
-@pytest.mark.parametrize("text", ["", "step-", "step-9\n", "../../etc", "step-9 x"])
-def test_a_latest_that_names_nothing_is_refused(tmp_path: Path, text: str) -> None:
-    folder = CheckpointFolder(tmp_path)
-    save(folder, 1)
-    (tmp_path / "checkpoint" / "LATEST").write_text(text)
-    with pytest.raises(BadInput, match="no checkpoint"):
-        folder.latest_step()
+def test_what_is_written_is_what_was_when_it_began(tmp_path: Path, one: CheckpointSaver) -> None:
+    state = shared(4)
+    gate = threading.Event()
+    one._thread.submit(gate.wait)
+    one.begin(state, own(0), digest=DIGEST, begun_s=0.0)
+    state.model["weight"].add_(1)  # training goes on
+    assert one.progress == 0.0
+    one.conclude([one.progress])
+    assert one.is_busy, "its part is not on disk yet"
+    gate.set()
+    one.finish()
+    assert torch.equal(CheckpointFolder(tmp_path).load_shared(4).model["weight"], torch.arange(4.0))
+    assert one.saved_step == 4
+    assert [event["event"] for event in read_events(tmp_path / "events.jsonl")] == ["checkpoint_saved"]
+
+
+def test_it_is_published_only_when_every_worker_has_written(tmp_path: Path, one: CheckpointSaver) -> None:
+    begin(one, 1)
+    one._under_way.parts.result()  # type: ignore[union-attr]
+    one.conclude([WRITTEN, 0.0])
+    assert one.is_busy
+    assert CheckpointFolder(tmp_path).newest(DIGEST) == Found(step=None)
+    one.conclude([WRITTEN])
+    assert not one.is_busy
+    assert CheckpointFolder(tmp_path).newest(DIGEST) == Found(step=1)
+
+
+def full_disk(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_is_told_and_the_next_one_is_tried(
+    tmp_path: Path, one: CheckpointSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(one, 1)
+    one.finish()
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointFolder, "write_shared", full_disk)
+        begin(one, 2)
+        one._under_way.parts.exception()  # type: ignore[union-attr]
+        assert one.progress == REFUSED
+        one.conclude([one.progress])
+    assert not one.is_busy
+    told = read_events(tmp_path / "events.jsonl")[-1]
+    assert (told["event"], told["step"]) == ("checkpoint_failed", 2)
+    assert told["reason"] == "worker 0 on here: No space left on device"
+    assert CheckpointFolder(tmp_path).newest(DIGEST) == Found(step=1)
+    assert not CheckpointFolder(tmp_path).partial(2).exists()
+    begin(one, 3)
+    one.finish()
+    assert CheckpointFolder(tmp_path).newest(DIGEST) == Found(step=3)
+
+
+def test_the_last_one_must_succeed(tmp_path: Path, one: CheckpointSaver, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(one, 1)
+    one.finish()
+    monkeypatch.setattr(CheckpointFolder, "publish", full_disk)
+    begin(one, 2)
+    with pytest.raises(RunFailed, match="the checkpoint of step 2 cannot be written: worker 0 on here: No space"):
+        one.finish()
+    assert CheckpointFolder(tmp_path).newest(DIGEST) == Found(step=1)
 
 
 def test_workers_and_the_stop_rule_may_change_between_attempts_the_task_may_not() -> None:

@@ -8,6 +8,7 @@ says why.
 
 from __future__ import annotations
 
+import datetime
 import logging
 import os
 import signal
@@ -20,15 +21,19 @@ from hetopt.profiler.errors import BadInput, HetoptError, RunFailed
 from hetopt.trainer.events import EVENTS_FILE, EventLog, read_events
 from hetopt.trainer.launch.guard import die_with_parent
 from hetopt.trainer.launch.logs import LOG_FOLDER
-from hetopt.trainer.launch.nodes import Node, host_names, workers_on
+from hetopt.trainer.launch.nodes import MEETING_PORT, Node, host_names, workers_on
 from hetopt.trainer.launch.outcome import failure_reason, last_log_line
 from hetopt.trainer.run_folder import read_spec
 from hetopt.trainer.spec import RunSpec
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 HOST_PID_VARIABLE = "HETOPT_HOST_PID"
+MEETING_VARIABLE = "HETOPT_MEETING"
+"""Where workers meet that can go on when others are lost, ``address:port``; in their environment."""
+_MEETING_PATIENCE = datetime.timedelta(seconds=30)
 _SHUTDOWN_TIMEOUT_S = 10
 _SAME_EVENT_S = 5
 _MEETING_PATIENCE_S = 600  # hosts that share a few cores import torch one after another
@@ -134,6 +139,7 @@ def main(argv: list[str]) -> int:
         # Hosts end one after another, and the later ones warn that the meeting has been left already.
         logging.getLogger("torch.distributed.elastic.rendezvous.dynamic_rendezvous").setLevel(logging.ERROR)
     os.environ[HOST_PID_VARIABLE] = str(os.getpid())
+    store = _open_meeting(node) if spec.is_elastic else None  # kept here: workers come and go
     # The store that workers meet in would otherwise outlive them, and restarted workers may read in it the addresses of
     # those that died. Without sharing, rank 0 opens a new store at every attempt.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -146,7 +152,25 @@ def main(argv: list[str]) -> int:
         return min((code for code in exit_codes.values() if code > 1), default=RunFailed.exit_code)
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
+    finally:
+        del store
     return 0
+
+
+def _open_meeting(node: Node | None) -> TCPStore | None:
+    """Open the store that workers meet over, where this is the host that does, and tell them where it is."""
+    import torch.distributed as dist
+
+    address, port = ("127.0.0.1", 0) if node is None else (node.meeting.rpartition(":")[0], MEETING_PORT + 1)
+    store: TCPStore | None = None
+    if node is None or node.opens_meeting:
+        store = dist.TCPStore(  # type: ignore[attr-defined]  # torch's gap
+            address, port, is_master=True, wait_for_workers=False, timeout=_MEETING_PATIENCE
+        )
+        assert store is not None
+        port = store.port
+    os.environ[MEETING_VARIABLE] = f"{address}:{port}"
+    return store
 
 
 if __name__ == "__main__":

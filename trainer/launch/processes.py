@@ -22,6 +22,7 @@ from hetopt.profiler.artifact import write_atomically
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.events import EVENTS_FILE, parse_events
 from hetopt.trainer.launch.base import RunHandle, RunState, RunStatus
+from hetopt.trainer.launch.lease import lease
 from hetopt.trainer.launch.logs import LOG_FOLDER
 from hetopt.trainer.launch.outcome import judge, last_log_line, read_tail
 from hetopt.trainer.run_folder import STOP_FILE, write_spec
@@ -85,6 +86,11 @@ class ProcessLauncher(ABC):
         run_dir = run_dir.resolve()
         if _find_process(run_dir) is not None:
             raise BadInput(f"a run is alive in {run_dir}.", hint="stop it first, or name another folder")
+        with lease(run_dir) as held:
+            return self._start(spec, run_dir, environment, held)
+
+    def _start(self, spec: RunSpec, run_dir: Path, environment: Mapping[str, str], held: int) -> RunHandle:
+        """Start the process, which keeps the lease."""
         program = self._program(spec, run_dir)
         write_spec(run_dir, spec)
         (run_dir / STOP_FILE).unlink(missing_ok=True)
@@ -101,6 +107,7 @@ class ProcessLauncher(ABC):
                 stderr=subprocess.STDOUT,
                 env={**program.defaults, **os.environ, **environment},
                 start_new_session=True,
+                pass_fds=(held,),
             )
         self._started[run_dir] = process
         identity = {"pid": process.pid, "create_time": psutil.Process(process.pid).create_time()}

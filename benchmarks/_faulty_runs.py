@@ -1,0 +1,305 @@
+"""Real runs with faults, one after another: ``python -m benchmarks._faulty_runs FOLDER``.
+
+One process imports torch, which takes seconds, and then has for each run of ``FOLDER/runs.json`` its workers forked,
+each under a warden as in a run of its own. Faults happen when the run's log has come to their step, and what came of it
+is written to ``FOLDER/NAME/outcome.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Literal, NoReturn
+
+from hetopt.profiler.artifact import write_atomically
+from hetopt.trainer import worker
+from hetopt.trainer.events import EVENTS_FILE, Event, parse_events
+from hetopt.trainer.launch.guard import die_with_parent
+from hetopt.trainer.launch.host import HOST_PID_VARIABLE, MEETING_VARIABLE
+from hetopt.trainer.launch.logs import read_from
+from hetopt.trainer.run_folder import CHECKPOINT_FOLDER, MANIFEST_FILE, write_spec
+from hetopt.trainer.spec import RunSpec
+
+RUNS_FILE, OUTCOME_FILE = "runs.json", "outcome.json"
+FaultKind = Literal["kill", "freeze", "notice", "tear", "leave", "return", "kill-all"]
+_LOOK_S = 0.02
+_FROZEN_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Something that happens to a run.
+
+    Attributes:
+        at_step: when the log has come to this step.
+        kind: ``kill`` a worker (it is replaced), ``freeze`` it for a second, give ``notice`` (all workers save and end,
+            and begin again), ``tear`` the newest checkpoint at a byte and kill all, ``leave``: a worker goes with its
+            warden and does not come back until it is to ``return``, ``kill-all``.
+        place: of the worker, where it is about one.
+        byte: where a checkpoint is torn, as a fraction of its largest file.
+    """
+
+    at_step: int
+    kind: FaultKind
+    place: int = 0
+    byte: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of a run.
+
+    Attributes:
+        ended: by which event; empty: not in time.
+        took_s: all of it.
+        faults_s: when each fault happened, seconds since the epoch.
+    """
+
+    ended: str
+    took_s: float
+    faults_s: list[float]
+
+
+class FaultyRun:
+    """One run, its faults, and its processes.
+
+    Args:
+        run_dir: of the run; it exists.
+        spec: of it.
+        faults: in the order of their steps.
+        environment: of its workers, on top of this process's.
+        elastic: whether workers go on when others are lost.
+    """
+
+    def __init__(
+        self, run_dir: Path, spec: RunSpec, faults: list[Fault], environment: dict[str, str], *, elastic: bool = True
+    ) -> None:
+        self._run_dir = run_dir
+        self._spec = spec
+        self._faults = list(faults)
+        self._environment = environment
+        self._elastic = elastic
+        self._wardens: dict[int, int] = {}
+        self._away: set[int] = set()
+        self._read = 0
+        self._step = 0
+        self._last: Event | None = None
+        self._failures = 0
+
+    def run(self, within_s: float) -> Outcome:
+        """Start it, let its faults happen, and wait for its end."""
+        write_spec(self._run_dir, self._spec)
+        began_s, happened = time.monotonic(), []
+        meeting, store = _start_store()
+        try:
+            for place in range(len(self._spec.workers)):
+                self._start(place, meeting)
+            while time.monotonic() - began_s < within_s:
+                self._look()
+                if self._faults and self._step >= self._faults[0].at_step:
+                    happened.append(time.time())
+                    self._do(self._faults.pop(0), meeting)
+                if self._collect(meeting):
+                    break
+                time.sleep(_LOOK_S)
+            self._look()
+        finally:
+            for warden in self._wardens.values():
+                _end(warden)
+            _end(store)
+        ended = "" if self._last is None else str(self._last["event"])
+        return Outcome(ended=ended, took_s=time.monotonic() - began_s, faults_s=happened)
+
+    def _start(self, place: int, meeting: str) -> None:
+        here = os.getpid()
+        child = os.fork()
+        if child == 0:
+            os.environ.update(
+                {
+                    **self._environment,
+                    HOST_PID_VARIABLE: str(here),
+                    "RANK": str(place),
+                    "LOCAL_RANK": str(place),
+                    "WORLD_SIZE": str(len(self._spec.workers)),
+                    **({MEETING_VARIABLE: meeting} if self._elastic else _plain_meeting(meeting)),
+                }
+            )
+            _redirect(self._run_dir / f"worker-{place}.log")
+            _leave(worker.main([str(self._run_dir)]))
+        self._wardens[place] = child
+
+    def _collect(self, meeting: str) -> bool:
+        """Whether all workers have ended; those that the run is to go on with are started again."""
+        for place, warden in list(self._wardens.items()):
+            pid, status = os.waitpid(warden, os.WNOHANG)
+            if pid:
+                del self._wardens[place]
+                if os.waitstatus_to_exitcode(status) != 0:
+                    self._failures += 1
+        if self._wardens:
+            return False
+        if self._last is not None and self._last["event"] == "training_finished" and self._last["reason"] != "stopped":
+            return True
+        if self._failures > 20 * len(self._spec.workers):
+            return True
+        # Ended on notice, or killed: the run goes on from its checkpoint, with everybody.
+        (self._run_dir / "stop").unlink(missing_ok=True)
+        self._away.clear()
+        self._last = None
+        raise _Again
+
+    def _look(self) -> None:
+        text, self._read = read_from(self._run_dir / EVENTS_FILE, self._read)
+        for event in parse_events(iter(text.splitlines(keepends=True))):
+            if event["event"] == "step":
+                self._step = event["step"]
+            if event["event"] in ("training_finished", "run_failed"):
+                self._last = event
+
+    def _may_do_without(self, place: int) -> bool:
+        """Whether the others would go on; else they wait for a minute and end, as they should."""
+        left = len(self._wardens) - 1
+        return 2 * left > len(self._wardens) or (2 * left == len(self._wardens) and place != min(self._wardens))
+
+    def _do(self, fault: Fault, meeting: str) -> None:
+        match fault.kind:
+            case "kill":
+                _signal(_child_of(self._wardens.get(fault.place)), signal.SIGKILL)
+            case "freeze":
+                frozen = _child_of(self._wardens.get(fault.place))
+                _signal(frozen, signal.SIGSTOP)
+                time.sleep(_FROZEN_S)
+                _signal(frozen, signal.SIGCONT)
+            case "notice":
+                (self._run_dir / "stop").touch()
+            case "leave":
+                if fault.place in self._wardens and self._may_do_without(fault.place):
+                    _end(self._wardens.pop(fault.place))
+                    self._away.add(fault.place)
+            case "return":
+                for place in sorted(self._away):
+                    self._start(place, meeting)
+                self._away.clear()
+            case "tear" | "kill-all":
+                for warden in self._wardens.values():
+                    _end(warden)
+                self._wardens.clear()
+                if fault.kind == "tear":
+                    tear(self._run_dir / CHECKPOINT_FOLDER, fault.byte)
+                raise _Again
+
+
+class _Again(Exception):
+    """All workers are gone, and the run is to be started again."""
+
+
+def tear(folder: Path, byte: float) -> None:
+    """Cut the largest file of the newest checkpoint short."""
+    steps = [path for path in folder.glob("step-*") if (path / MANIFEST_FILE).exists()]
+    if len(steps) < 2:
+        return  # without another one the run would be refused, as it should be
+    newest = max(steps, key=lambda path: int(path.name.removeprefix("step-")))
+    largest = max(newest.glob("*.pt"), key=lambda path: path.stat().st_size)
+    os.truncate(largest, int(byte * largest.stat().st_size))
+
+
+def run_all(folder: Path) -> None:
+    """Do all runs that ``FOLDER/runs.json`` tells of."""
+    for entry in json.loads((folder / RUNS_FILE).read_text(encoding="utf-8")):
+        run_dir = folder / entry["name"]
+        run_dir.mkdir(exist_ok=True)
+        spec = RunSpec.model_validate(entry["spec"])
+        faults = [Fault(**fault) for fault in entry["faults"]]
+        one = FaultyRun(run_dir, spec, faults, entry.get("environment", {}), elastic=entry.get("elastic", True))
+        outcome = _until_the_end(one, float(entry.get("within_s", 120.0)))
+        write_atomically(run_dir / OUTCOME_FILE, json.dumps(asdict(outcome)))
+        print(f"  {entry['name']}: {outcome.ended or 'not in time'} after {outcome.took_s:.1f} s", file=sys.stderr)
+
+
+def _until_the_end(one: FaultyRun, within_s: float) -> Outcome:
+    began_s, faults_s = time.monotonic(), []
+    while True:
+        try:
+            outcome = one.run(within_s - (time.monotonic() - began_s))
+        except _Again:
+            faults_s.append(time.time())
+            continue
+        return Outcome(
+            ended=outcome.ended, took_s=time.monotonic() - began_s, faults_s=sorted([*faults_s, *outcome.faults_s])
+        )
+
+
+def _start_store() -> tuple[str, int]:
+    """A process that holds the store in which workers meet; where it is."""
+    here, there = get_context("fork").Pipe()
+    child = os.fork()
+    if child == 0:
+        die_with_parent(os.getppid(), signal.SIGKILL)
+        _hold_store(there)
+    meeting = here.recv_bytes().decode()
+    return meeting, child
+
+
+def _hold_store(tell: Connection) -> NoReturn:
+    import torch.distributed as dist
+
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]  # torch's gap
+    tell.send_bytes(f"127.0.0.1:{store.port}".encode())
+    while True:
+        signal.pause()
+
+
+def _plain_meeting(meeting: str) -> dict[str, str]:
+    """Where workers meet that fail together: beside the store, which they open themselves."""
+    address, _, port = meeting.rpartition(":")
+    return {"MASTER_ADDR": address, "MASTER_PORT": str(int(port) + 1)}
+
+
+def _child_of(warden: int | None) -> int | None:
+    """The worker under a warden."""
+    if warden is None:
+        return None
+    try:
+        children = Path(f"/proc/{warden}/task/{warden}/children").read_text().split()
+    except FileNotFoundError:
+        return None
+    return int(children[0]) if children else None
+
+
+def _signal(process: int | None, number: signal.Signals) -> None:
+    if process is not None:
+        with suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
+def _end(process: int) -> None:
+    """Kill a child of this process, and with it what dies with its parent."""
+    with suppress(ProcessLookupError, ChildProcessError):
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+
+
+def _redirect(log: Path) -> None:
+    stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for descriptor in (1, 2):
+        os.dup2(stream, descriptor)
+
+
+def _leave(code: int) -> NoReturn:
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    for needed in worker._IMPORTED_BEFORE:
+        import_module(needed)
+    run_all(Path(sys.argv[1]))

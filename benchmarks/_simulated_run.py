@@ -1,0 +1,385 @@
+"""A run with faults in virtual time: the control code of elastic training over a store and collectives in memory.
+
+What is simulated is the world: a clock, a store that can be out of reach, collectives that some workers see complete
+and others do not, processes that die, freeze and are replaced, a disk that is full or tears what it holds. The
+product decides: `meet_again` forms generations, `Version` tells the newest state, `spec_of_living` deals the batch out.
+
+Training is a chain of hashes over the samples of every step, as the workers bring them to the collective: a sample that
+is lost, repeated or brought by two shows, and so does any other order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import random
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, cast
+
+from hetopt.profiler.errors import RunFailed
+from hetopt.trainer.elastic.living import spec_of_living
+from hetopt.trainer.elastic.meeting import Abandoned, meet_again, want, wanted
+from hetopt.trainer.elastic.membership import Generation, Member, Patience, Version
+from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
+
+BATCH = 24
+_WATCH_S = 0.1
+_CHECKPOINT_STEPS = 10
+_TIMEOUT_S = 5.0
+_PATIENCE = Patience(start_s=120.0, regroup_s=3.0, give_up_s=30.0)
+
+FaultKind = Literal["kill", "leave", "freeze", "partition", "slow", "tear", "full", "kill-all"]
+KINDS: tuple[FaultKind, ...] = ("kill", "leave", "freeze", "partition", "slow", "tear", "full", "kill-all")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Something that happens at a moment, to a worker where it is about one, for some time where it passes."""
+
+    at_s: float
+    kind: FaultKind
+    place: int
+    lasts_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """A run to simulate."""
+
+    workers: int
+    steps: int
+    faults: tuple[Fault, ...]
+
+    @classmethod
+    def of(cls, seed: int) -> Schedule:
+        """The schedule of a seed."""
+        draw = random.Random(seed)
+        workers = draw.randint(2, 6)
+        faults = [
+            Fault(
+                at_s=draw.uniform(0.0, 9.0),
+                kind=draw.choice(KINDS),
+                place=draw.randrange(workers),
+                lasts_s=draw.choice([0.3, 1.0, 4.0, 12.0]),
+            )
+            for _ in range(draw.randint(1, 6))
+        ]
+        return cls(workers=workers, steps=draw.randint(20, 60), faults=tuple(sorted(faults, key=lambda one: one.at_s)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What training has come to."""
+
+    step: int = 0
+    position: int = 0
+    chain: str = ""
+
+    def after(self, samples: Sequence[int]) -> State:
+        """With one more step."""
+        chain = hashlib.sha256(f"{self.chain} {list(samples)}".encode()).hexdigest()
+        return State(step=self.step + 1, position=self.position + len(samples), chain=chain)
+
+
+def undisturbed(steps: int) -> State:
+    """What training comes to when nothing happens."""
+    state = State()
+    for _ in range(steps):
+        state = state.after(range(state.position, state.position + BATCH))
+    return state
+
+
+@dataclass(kw_only=True)
+class Result:
+    """What came of a simulated run.
+
+    Attributes:
+        final: state of every worker that finished.
+        launches: of the whole run.
+        generations: that formed.
+        redone: steps that were done more than once, of each time that training went back.
+        took_s: virtual time.
+    """
+
+    final: list[State] = field(default_factory=list)
+    launches: int = 1
+    generations: int = 0
+    redone: list[int] = field(default_factory=list)
+    from_disk: int = 0
+    took_s: float = 0.0
+
+
+class Broken(Exception):
+    """A group has fallen apart."""
+
+
+@dataclass(kw_only=True)
+class _Process:
+    place: int
+    life: str
+    body: Generator[float, None, None]
+    frozen_until_s: float = 0.0
+    cut_off_until_s: float = 0.0
+    alive: bool = True
+
+
+@dataclass(kw_only=True)
+class _Operation:
+    """A collective: what each member brought, and until when each waits at most."""
+
+    brought: dict[int, object] = field(default_factory=dict)
+    complete_s: float | None = None
+
+
+class _Store:
+    """In memory; whoever is cut off waits."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+
+    def get(self, key: str) -> str:
+        return self.values.get(key, "")
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value
+
+    def compare_set(self, key: str, expected: str, value: str) -> str:
+        if self.values.get(key, "") == expected:
+            self.values[key] = value
+        return self.values.get(key, "")
+
+
+class Simulation:
+    """One run from its launch to its end, however often it has to be launched.
+
+    Args:
+        schedule: of its faults.
+        seed: of everything else that chance decides.
+    """
+
+    def __init__(self, schedule: Schedule, seed: int) -> None:
+        self._schedule = schedule
+        self._draw = random.Random(seed)
+        self._now_s = 0.0
+        self._queue: list[tuple[float, int, _Process | Fault]] = []
+        self._order = 0
+        self._processes: dict[int, _Process] = {}
+        self._lives = 0
+        self._store = _Store()
+        self._operations: dict[tuple[int, str], _Operation] = {}
+        self._slow: dict[int, float] = {}
+        self._full_until_s = 0.0
+        self._disk: list[State] = []
+        self._frontier = 0
+        self.result = Result()
+        worker = WorkerSpec(host="h", type="t", local_batch_size=1)
+        sizes = [BATCH // schedule.workers] * schedule.workers
+        sizes[0] += BATCH - sum(sizes)
+        self._spec = RunSpec(
+            task="t",
+            workers=tuple(worker.model_copy(update={"local_batch_size": size}) for size in sizes),
+            stop=StopRule(max_steps=schedule.steps),
+        )
+
+    def run(self, within_s: float = 3000.0) -> Result:
+        """Simulate; raises AssertionError where a worker sees samples lost or repeated."""
+        for fault in self._schedule.faults:
+            self._push(fault.at_s, fault)
+        self._launch()
+        while len(self.result.final) == 0 or self._processes:
+            if not self._queue:
+                self._relaunch()
+                continue
+            self._now_s, _, what = heapq.heappop(self._queue)
+            if self._now_s > within_s:
+                raise AssertionError(f"not over after {within_s:g} s")
+            if isinstance(what, Fault):
+                self._happen(what)
+            elif what.alive:
+                self._resume(what)
+            if not self._processes and not self.result.final:
+                self._relaunch()
+        self.result.took_s = self._now_s
+        return self.result
+
+    # The world.
+
+    def _push(self, at_s: float, what: _Process | Fault) -> None:
+        self._order += 1
+        heapq.heappush(self._queue, (at_s, self._order, what))
+
+    def _launch(self) -> None:
+        self._store, self._operations = _Store(), {}
+        for place in range(self._schedule.workers):
+            self._start(place, self._draw.uniform(0.0, 1.0))
+
+    def _relaunch(self) -> None:
+        self.result.launches += 1
+        if self.result.launches > 50:
+            raise AssertionError("launched again and again")
+        self._launch()
+
+    def _start(self, place: int, delay_s: float) -> None:
+        self._lives += 1
+        life = str(self._lives)
+        process = _Process(place=place, life=life, body=self._live(place, life))
+        self._processes[place] = process
+        self._push(self._now_s + delay_s, process)
+
+    def _resume(self, process: _Process) -> None:
+        held_up_s = max(process.frozen_until_s, process.cut_off_until_s)
+        if self._now_s < held_up_s:
+            # Cut off or frozen: whatever it does next waits.
+            self._push(held_up_s, process)
+            return
+        try:
+            pause_s = next(process.body)
+        except StopIteration:
+            self._gone(process)
+            return
+        except (RunFailed, Abandoned):
+            # Too few were left: as the agent does, all are ended, and the run is launched again.
+            self._kill_all()
+            return
+        self._push(self._now_s + pause_s, process)
+
+    def _gone(self, process: _Process) -> None:
+        process.alive = False
+        if self._processes.get(process.place) is process:
+            del self._processes[process.place]
+
+    def _kill_all(self) -> None:
+        for process in list(self._processes.values()):
+            self._gone(process)
+
+    def _happen(self, fault: Fault) -> None:
+        process = self._processes.get(fault.place)
+        until_s = self._now_s + fault.lasts_s
+        match fault.kind:
+            case "kill" | "leave" if process is not None and not self.result.final:
+                self._gone(process)
+                self._start(fault.place, fault.lasts_s if fault.kind == "leave" else self._draw.uniform(0.05, 0.5))
+            case "freeze" if process is not None:
+                process.frozen_until_s = until_s
+            case "partition" if process is not None:
+                process.cut_off_until_s = until_s
+            case "slow":
+                self._slow[fault.place] = 10.0
+            case "tear" if len(self._disk) > 1:
+                self._disk.pop()
+                self._kill_all()
+            case "full":
+                self._full_until_s = until_s
+            case "kill-all":
+                self._kill_all()
+
+    # A worker.
+
+    def _live(self, place: int, life: str) -> Generator[float, None, None]:
+        me, held = Member(place=place, life=life), (Version(), State())
+        store = self._store
+        while not self.result.final:
+            generation = yield from meet_again(
+                store,
+                me,
+                range(self._schedule.workers),
+                patience=_PATIENCE,
+                clock=lambda: self._now_s,
+                stop_wished=lambda: bool(self.result.final),
+            )
+            self.result.generations = max(self.result.generations, generation.number + 1)
+            me = replace(me, joined=generation.number, beside=generation.places)
+            try:
+                held = yield from self._hand_over(generation, me, held)
+                me = replace(me, share=self._shares(generation)[place])
+                while held[1].step < self._schedule.steps:
+                    held = yield from self._step(generation, me, held)
+            except Broken:
+                me = replace(me, version=held[0])
+                want(store, generation.number + 1)
+                yield self._draw.uniform(0.0, 0.2)
+                continue
+            self.result.final.append(held[1])
+            return
+
+    def _shares(self, generation: Generation) -> dict[int, int]:
+        known = {one.place: one.share for one in generation.members if one.share}
+        workers = spec_of_living(self._spec, generation.places, known).workers
+        return {place: one.local_batch_size for place, one in zip(generation.places, workers, strict=True)}
+
+    def _hand_over(
+        self, generation: Generation, me: Member, held: tuple[Version, State]
+    ) -> Generator[float, None, tuple[Version, State]]:
+        brought = yield from self._collective(generation, me, "hand-over", held)
+        states = cast("Mapping[int, tuple[Version, State]]", brought)
+        newest = max(states.values(), key=lambda one: one[0])
+        if newest[0].is_held:
+            state = newest[1]
+        else:
+            state = self._disk[-1] if self._disk else State()
+            if me.place == min(generation.places):
+                self.result.from_disk += 1
+        if me.place == min(generation.places):
+            self.result.redone.append(self._frontier - state.step)
+        return Version(agreed=generation.number, step=state.step), state
+
+    def _step(
+        self, generation: Generation, me: Member, held: tuple[Version, State]
+    ) -> Generator[float, None, tuple[Version, State]]:
+        state, shares = held[1], self._shares(generation)
+        yield 0.02 * self._draw.uniform(0.5, 1.5) * self._slow.get(me.place, 1.0) * shares[me.place]
+        first = state.position + sum(shares[place] for place in generation.places if place < me.place)
+        own = list(range(first, first + shares[me.place]))
+        brought = yield from self._collective(generation, me, f"step {state.step}", own)
+        samples = [sample for place in sorted(brought) for sample in brought[place]]  # type: ignore[attr-defined]
+        assert samples == list(range(state.position, state.position + BATCH)), "samples were lost or repeated"
+        state = state.after(samples)
+        self._frontier = max(self._frontier, state.step)
+        due = state.step % _CHECKPOINT_STEPS == 0
+        if due and me.place == min(generation.places) and self._now_s >= self._full_until_s:
+            self._disk.append(state)
+        return replace(held[0], step=state.step), state
+
+    def _collective(
+        self, generation: Generation, me: Member, name: str, value: object
+    ) -> Generator[float, None, Mapping[int, object]]:
+        """What all members brought, once they all have; each learns of it a little later than the next.
+
+        Raises:
+            Broken: a member is gone, another generation is wanted, or time is up. Others may have seen it complete.
+        """
+        operation = self._operations.setdefault((generation.number, name), _Operation())
+        operation.brought[me.place] = value
+        begun_s = self._now_s
+        while True:
+            if len(operation.brought) == len(generation.members):
+                yield self._draw.uniform(0.0, 0.01)  # in which it may be broken after all
+                if not self._is_broken(generation, me):
+                    return operation.brought
+            if self._is_broken(generation, me) or self._now_s - begun_s > _TIMEOUT_S:
+                yield self._draw.uniform(0.0, _WATCH_S)
+                raise Broken
+            yield 0.01
+
+    def _is_broken(self, generation: Generation, me: Member) -> bool:
+        if wanted(self._store) > generation.number:
+            return True
+        present = {(process.place, process.life) for process in self._processes.values()}
+        return any((one.place, one.life) not in present for one in generation.members if one.place != me.place)
+
+
+def check(seed: int) -> Result:
+    """Simulate the schedule of a seed and see that the run kept what is promised.
+
+    Raises:
+        AssertionError: it did not.
+    """
+    schedule = Schedule.of(seed)
+    result = Simulation(schedule, seed).run()
+    expected = undisturbed(schedule.steps)
+    assert result.final, "nobody finished"
+    assert all(state == expected for state in result.final), "trained something else"
+    most = 2 * _CHECKPOINT_STEPS + _CHECKPOINT_STEPS * sum(one.kind in ("full", "tear") for one in schedule.faults)
+    assert max(result.redone, default=0) <= max(1, most), f"went back by {max(result.redone)} steps"
+    return result

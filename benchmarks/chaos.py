@@ -1,0 +1,278 @@
+"""Training that is disturbed: schedules of faults in virtual time and on real runs, and how soon a run is back.
+
+- **simulated**: the control code over a store and collectives in memory, with a virtual clock (`_simulated_run`).
+- **real**: small runs of 2 to 4 worker processes with seeded faults (kill -9 of a worker, of all, a worker that leaves
+  and comes back, one that freezes, notice, a checkpoint torn at a random byte). Dense exchange: where the shares stay,
+  the final weights must be those of the undisturbed run, bit for bit; where they do not, the final accuracy must be
+  within the spread of seeds.
+- **recovery**: of 4 workers under `hetopt launch`'s host, a worker is killed; time to the next completed step, beside
+  that of torchrun restarting the same script from its newest checkpoint, in the same run and in turns.
+- **steady**: the same calm run with all of this and without, in turns; difference of the median step time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks._faulty_runs import OUTCOME_FILE, RUNS_FILE
+from benchmarks._outcome import Results, options, publish, quartiles
+from benchmarks._simulated_run import check
+from hetopt.trainer.events import EVENTS_FILE, Event, read_events
+from hetopt.trainer.launch.base import RunHandle
+from hetopt.trainer.launch.local import LocalLauncher
+from hetopt.trainer.spec import RunSpec
+
+TASK = f"{Path(__file__).with_name('_toy.py')}:task"
+STEP_S = 0.02
+STEPS = 60
+KINDS = ("kill", "kill", "kill-all", "leave", "freeze", "notice", "tear")
+_REPOSITORY = Path(__file__).resolve().parents[1]
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+_SPREAD = 0.04
+"""Of the final accuracy over seeds of this job after so few steps: twice its standard deviation."""
+
+
+def spec(workers: int, steps: int, **changes: object) -> dict[str, Any]:
+    """A run whose steps take as long as they are declared to, whatever else this machine does."""
+    one = {
+        "host": "here",
+        "type": "local",
+        "local_batch_size": 96 // workers,
+        "declared": {"fixed_s": STEP_S, "per_sample_s": 1e-6},
+    }
+    return {
+        "task": TASK,
+        "workers": [one] * workers,
+        "batch_policy": "static",
+        "stop": {"max_steps": steps},
+        "max_restarts": 20,
+        "checkpoint_every_s": 0.5,
+        "control_period_steps": 5,
+        "exchange_timeout_s": 30.0,
+        **changes,
+    }
+
+
+def schedule(seed: int) -> tuple[int, list[dict[str, object]]]:
+    """The number of workers and the faults of a seed."""
+    draw = random.Random(seed)
+    workers, faults = draw.randint(2, 4), []
+    for _ in range(draw.randint(1, 3)):
+        kind = draw.choice(KINDS)
+        at = draw.randint(5, STEPS - 15)
+        faults.append({"at_step": at, "kind": kind, "place": draw.randrange(workers), "byte": draw.random()})
+        if kind == "leave":
+            faults.append({"at_step": at + 10, "kind": "return"})
+    return workers, sorted(faults, key=lambda fault: int(str(fault["at_step"])))
+
+
+def simulated(results: Results, runs: int) -> None:
+    """Schedules in virtual time."""
+    began_s, failed, generations, from_disk, launches, worst = time.perf_counter(), 0, 0, 0, 0, 0
+    for seed in range(runs):
+        try:
+            result = check(seed)
+        except AssertionError as error:
+            failed += 1
+            print(f"  simulated schedule {seed}: {error}", file=sys.stderr)
+            continue
+        generations += result.generations
+        from_disk += result.from_disk
+        launches += result.launches
+        worst = max(worst, *result.redone)
+    took_s = time.perf_counter() - began_s
+    print(
+        f"simulated  {runs} schedules in {took_s:.0f} s: {failed} failed; {generations} generations in {launches} "
+        f"launches, {from_disk} of them from disk; at most {worst} steps done again (checkpoints every 10)"
+    )
+    results.figures["simulated_schedules"] = runs
+    results.figures["simulated_generations"] = generations
+    results.figures["simulated_steps_redone_at_most"] = worst
+    results.goal("simulated_failed", failed, at_most=0)
+
+
+def run_faulty(folder: Path, runs: list[dict[str, Any]]) -> None:
+    """Do real runs in processes of one program."""
+    folder.mkdir()
+    entries = [{"environment": _ENVIRONMENT, "within_s": 90.0, **run} for run in runs]
+    (folder / RUNS_FILE).write_text(json.dumps(entries))
+    command = [sys.executable, "-m", "benchmarks._faulty_runs", str(folder)]
+    subprocess.run(command, cwd=_REPOSITORY, check=True)
+
+
+def real(results: Results, folder: Path, runs: int) -> None:
+    """Seeded schedules on real runs."""
+    calm = [{"name": f"calm-{workers}", "spec": spec(workers, STEPS), "faults": []} for workers in (2, 3, 4)]
+    schedules = [schedule(seed) for seed in range(runs)]
+    disturbed = [
+        {"name": f"seed-{seed}", "spec": spec(workers, STEPS), "faults": faults}
+        for seed, (workers, faults) in enumerate(schedules)
+    ]
+    run_faulty(folder, [*calm, *disturbed])
+    failed, in_memory, from_disk, redone = 0, 0, 0, [0]
+    for seed, (workers, faults) in enumerate(schedules):
+        run_dir = folder / f"seed-{seed}"
+        problem = wrong(run_dir, folder / f"calm-{workers}", exact=all(fault["kind"] != "leave" for fault in faults))
+        if problem is not None:
+            failed += 1
+            print(f"  schedule {seed} {faults}: {problem}", file=sys.stderr)
+        events = read_events(run_dir / EVENTS_FILE)
+        in_memory += sum(event["event"] == "workers_changed" and event["from"] == "memory" for event in events)
+        from_disk += sum(event["event"] == "run_started" for event in events) - 1
+        redone.append(steps_redone(events))
+    from_disk -= in_memory
+    print(
+        f"real       {runs} schedules: {failed} failed; went on {in_memory} times from memory, {from_disk} times from "
+        f"a checkpoint; at most {max(redone)} steps done again"
+    )
+    results.figures["real_schedules"] = runs
+    results.figures["real_from_memory"] = in_memory
+    results.figures["real_from_checkpoint"] = from_disk
+    results.figures["real_steps_redone_at_most"] = max(redone)
+    results.goal("real_failed", failed, at_most=0)
+
+
+def wrong(run_dir: Path, calm_dir: Path, *, exact: bool) -> str | None:
+    """What a run did not keep of what is promised; None: it kept all."""
+    ended = json.loads((run_dir / OUTCOME_FILE).read_text())["ended"]
+    if ended != "training_finished":
+        return f"ended by {ended or 'nothing'}"
+    last, calm = ([e for e in read_events(d / EVENTS_FILE) if e["event"] == ended][-1] for d in (run_dir, calm_dir))
+    if last["step"] != STEPS:
+        return f"ended at step {last['step']}"
+    if exact and last["parameters_sha256"] != calm["parameters_sha256"]:
+        return "ended with other weights"
+    difference = abs(last["metrics"]["accuracy"] - calm["metrics"]["accuracy"])
+    return f"ended with an accuracy that differs by {difference:.3f}" if difference > _SPREAD else None
+
+
+def steps_redone(events: list[Event]) -> int:
+    """The most steps that the run went back by, of those that its log had told of."""
+    most = told = 0
+    for event in events:
+        if event["event"] == "step":
+            told = max(told, event["step"])
+        elif event["event"] == "run_started":
+            most = max(most, told - event["resumed_step"])
+            told = event["resumed_step"]
+    return most
+
+
+def recovery(results: Results, folder: Path, kills: int) -> None:
+    """A worker under torchrun's agent is killed: itself, and then with its warden, so that torchrun restarts all."""
+    folder.mkdir()
+    launcher = LocalLauncher(grace_s=5.0)
+    wish = RunSpec.model_validate(spec(4, 10**6, max_restarts=1000, checkpoint_every_s=2.0))
+    handle = launcher.start(wish, folder, _ENVIRONMENT)
+    times: dict[str, list[float]] = {"memory": [], "torchrun": []}
+    try:
+        for number in range(kills):
+            for side, taken in times.items():
+                if not _steps_after(folder, time.time() + 3.0, within_s=120.0):
+                    raise RuntimeError(f"the run does not go on: {launcher.poll(handle)}")
+                warden, worker = _warden_and_worker(folder, number % 4)
+                killed_s = time.time()
+                os.kill(worker if side == "memory" else warden, signal.SIGKILL)
+                step_s = _steps_after(folder, killed_s + 0.1, within_s=120.0)
+                if step_s is not None:
+                    taken.append(step_s - killed_s)
+                    print(f"  {side}: {taken[-1]:.2f} s", file=sys.stderr)
+    finally:
+        launcher.stop(RunHandle(run_dir=folder))
+    for side, taken in times.items():
+        low, middle, high = quartiles(taken)
+        print(
+            f"recovery   {side:<9} median {middle:.2f} s [{low:.2f}, {high:.2f}] over {len(taken)} kills of 4 workers"
+        )
+    results.goal("recovery_s", statistics.median(times["memory"]), at_most=10.0)
+    results.baselines["torchrun_restart_s"] = round(statistics.median(times["torchrun"]), 3)
+
+
+def _steps_after(folder: Path, moment_s: float, *, within_s: float) -> float | None:
+    """When the first control period ended that began after a moment; None: not in time."""
+    deadline = time.time() + within_s
+    while time.time() < deadline:
+        for event in reversed(read_events(folder / EVENTS_FILE)):
+            if event["event"] != "step":
+                continue
+            began_s = event["time_s"] - event["steps"] * event["step_time_s"]
+            if began_s < moment_s:
+                break
+            first = [
+                each["time_s"] - (each["steps"] - 1) * each["step_time_s"]
+                for each in read_events(folder / EVENTS_FILE)
+                if each["event"] == "step" and each["time_s"] - each["steps"] * each["step_time_s"] >= moment_s
+            ]
+            return float(first[0])
+        time.sleep(0.05)
+    return None
+
+
+def _warden_and_worker(folder: Path, place: int) -> tuple[int, int]:
+    """Process numbers of a warden and the worker under it."""
+    own = [each for each in psutil.process_iter(["cmdline"]) if str(folder) in (each.info["cmdline"] or [])]
+    numbers = {each.pid for each in own}
+    for each in own:
+        children = [child.pid for child in each.children()]
+        if "hetopt.trainer.worker" in each.info["cmdline"] and each.environ().get("RANK") == str(place) and children:
+            return each.pid, next(child for child in children if child in numbers)
+    raise RuntimeError(f"worker {place} is not there")
+
+
+def steady(results: Results, folder: Path, rounds: int) -> None:
+    """The same calm run, with and without."""
+    sides = {
+        "elastic": {"spec": spec(2, 400, checkpoint_every_s=2.0), "elastic": True},
+        "plain": {"spec": spec(2, 400, checkpoint_every_s=3600.0, max_restarts=0), "elastic": False},
+    }
+    runs = [{"name": f"{side}-{n}", "faults": [], **what} for n in range(rounds) for side, what in sides.items()]
+    run_faulty(folder, runs)
+    times = {
+        side: [_step_time_s(read_events(folder / f"{side}-{n}" / EVENTS_FILE)) for n in range(rounds)] for side in sides
+    }
+    ratios = [one / other - 1 for one, other in zip(times["elastic"], times["plain"], strict=True)]
+    cost = statistics.median(ratios)
+    print(
+        f"steady     {cost:+.2%} of a step of {statistics.median(times['plain']) * 1000:.1f} ms, checkpoints every 2 s "
+        f"[{min(ratios):+.2%}, {max(ratios):+.2%}]"
+    )
+    results.goal("steady_cost", cost, at_most=0.01)
+
+
+def _step_time_s(events: list[Event]) -> float:
+    """Of the whole run without its evaluations: what stands between steps counts."""
+    steps = [event for event in events if event["event"] == "step"]
+    evaluations_s = sum(event["evaluation_s"] for event in events if event["event"] == "evaluated")
+    first, last = steps[1], steps[-1]
+    return float((last["time_s"] - first["time_s"] - evaluations_s) / (last["step"] - first["step"]))
+
+
+def main() -> None:
+    """Do all parts."""
+    asked = options(__doc__)
+    results = Results()
+    amounts = (40, 3, 1, 1) if asked.smoke else (300, 12, 3, 3) if asked.quick else (10_000, 200, 15, 9)
+    simulated(results, amounts[0])
+    with tempfile.TemporaryDirectory(prefix="hetopt-chaos-") as temporary:
+        folder = Path(temporary)
+        real(results, folder / "real", amounts[1])
+        if not asked.smoke:
+            recovery(results, folder / "recovery", amounts[2])
+            steady(results, folder / "steady", amounts[3])
+    publish(results.outcome("chaos", quick=asked.quick), asked.json_file)
+
+
+if __name__ == "__main__":
+    main()

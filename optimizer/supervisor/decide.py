@@ -1,0 +1,228 @@
+"""Decides, from how a run stands, whether to leave it alone: pure, and slow to change its mind.
+
+What the trainer does by itself (shares, compression, a lost worker) is not decided here; this is about machines. An
+action must have been called for at several looks in a row, promise more than it costs by a margin, keep to the budget,
+and leave time since the last one. Two things wait for nobody: a budget that the next look could exceed, and a deadline
+that only machines on demand still keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from hetopt.optimizer.supervisor.standing import Promise, Standing
+
+Action = Literal["keep", "replan", "add", "drop", "on-demand", "stop"]
+
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hysteresis:
+    """How slowly minds are changed.
+
+    Attributes:
+        looks: in a row that must call for the same action.
+        rest_s: between two actions.
+        margin: of the time left that an action must save beyond its cost.
+        reserve_s: how far ahead a budget or a deadline is looked at: the time between looks, and to stop.
+    """
+
+    looks: int = 3
+    rest_s: float = 300.0
+    margin: float = 0.05
+    reserve_s: float = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """What could be had instead of the present cluster, as the planner sees it now.
+
+    Attributes:
+        action: that leads there.
+        name: for people.
+        step_time_s: predicted with what was measured of this run.
+        usd_per_hour: of the cluster then.
+        changeover_s: until it trains, work that is lost included.
+        holds: whether nobody can take it away.
+    """
+
+    action: Action
+    name: str
+    step_time_s: float
+    usd_per_hour: float
+    changeover_s: float
+    holds: bool = False
+
+    def total_s(self, steps_left: float) -> float:
+        """Until the end, the change included."""
+        return self.changeover_s + steps_left * self.step_time_s
+
+    def cost_usd(self, steps_left: float) -> float:
+        """From now to the end."""
+        return self.total_s(steps_left) / _HOUR_S * self.usd_per_hour
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What to do, why, and what should come of it: compared later with what did."""
+
+    action: Action
+    reason: str
+    name: str = ""
+    expected_step_time_s: float | None = None
+    expected_saving_s: float = 0.0
+    expected_saving_usd: float = 0.0
+
+    @property
+    def acts(self) -> bool:
+        """Whether anything changes."""
+        return self.action != "keep"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supervisor:
+    """What is remembered between looks.
+
+    Attributes:
+        promise: of the plan.
+        hysteresis: how slowly minds are changed.
+        called_for: what the last looks called for, and how many in a row did.
+        acted_s: when something was last done, seconds since the epoch.
+        last: what, if its gain was not measured yet; with the step time before.
+    """
+
+    promise: Promise
+    hysteresis: Hysteresis = field(default_factory=Hysteresis)
+    called_for: tuple[str, int] = ("", 0)
+    acted_s: float | None = None
+    last: tuple[Decision, float, int] | None = None
+
+    def look(
+        self, standing: Standing, spent_usd: float, alternatives: Sequence[Alternative] = ()
+    ) -> tuple[Supervisor, Decision]:
+        """Decide after one look; the supervisor to look with next time comes first.
+
+        Args:
+            standing: of the run.
+            spent_usd: so far.
+            alternatives: to the present cluster, predicted anew where the run has left its interval.
+        """
+        urgent = self._urgent(standing, spent_usd, alternatives)
+        if urgent is not None:
+            return self._done(urgent, standing), urgent
+        wanted = self._wanted(standing, spent_usd, alternatives)
+        key = f"{wanted.action} {wanted.name}"
+        in_a_row = self.called_for[1] + 1 if self.called_for[0] == key else 1
+        seen = replace(self, called_for=(key, in_a_row))
+        if not wanted.acts:
+            return seen, wanted
+        if in_a_row < self.hysteresis.looks:
+            return seen, Decision(action="keep", reason=f"{wanted.reason}; seen {in_a_row} times")
+        if self.acted_s is not None and standing.now_s - self.acted_s < self.hysteresis.rest_s:
+            return seen, Decision(action="keep", reason=f"{wanted.reason}; but something was changed just now")
+        return seen._done(wanted, standing), wanted
+
+    def measured(self, standing: Standing) -> tuple[Supervisor, Mapping[str, Any] | None]:
+        """What came of the last action, once enough control periods have told: its expected and its measured gain."""
+        if self.last is None or standing.step_time_s is None:
+            return self, None
+        decision, before_s, steps_seen = self.last
+        if standing.steps_seen - steps_seen < 50:
+            return self, None
+        told = {
+            "action": decision.action,
+            "name": decision.name,
+            "step_time_before_s": round(before_s, 6),
+            "step_time_expected_s": decision.expected_step_time_s,
+            "step_time_measured_s": round(standing.step_time_s, 6),
+        }
+        return replace(self, last=None), told
+
+    def _done(self, decision: Decision, standing: Standing) -> Supervisor:
+        before_s = standing.step_time_s or self.promise.step_time_s
+        watched = (decision, before_s, standing.steps_seen) if decision.expected_step_time_s is not None else self.last
+        return replace(self, called_for=("", 0), acted_s=standing.now_s, last=watched)
+
+    def _urgent(self, standing: Standing, spent_usd: float, alternatives: Sequence[Alternative]) -> Decision | None:
+        promise, reserve_s = self.promise, self.hysteresis.reserve_s
+        if promise.budget_usd is not None:
+            soon_usd = spent_usd + reserve_s / _HOUR_S * promise.usd_per_hour
+            if soon_usd > promise.budget_usd:
+                return Decision(
+                    action="stop", reason=f"${soon_usd:.2f} of ${promise.budget_usd:.2f} will soon be spent"
+                )
+        if promise.deadline_s is None:
+            return None
+        safe = [one for one in alternatives if one.holds]
+        if not safe:
+            return None
+        surest = min(safe, key=lambda one: one.total_s(self._steps_left(standing)))
+        needed_s = surest.total_s(self._steps_left(standing))
+        slack_s = promise.deadline_s - standing.elapsed_s - needed_s
+        # One more changeover must fit: the present machines may be lost at once (`deadline_policies.must_switch`).
+        if slack_s >= surest.changeover_s + reserve_s:
+            return None
+        return Decision(
+            action="on-demand",
+            name=surest.name,
+            reason=f"only {max(0.0, slack_s):.0f} s are left beyond what {surest.name} needs until the deadline",
+            expected_step_time_s=surest.step_time_s,
+        )
+
+    def _wanted(self, standing: Standing, spent_usd: float, alternatives: Sequence[Alternative]) -> Decision:
+        now_s = standing.step_time_s
+        if now_s is None:
+            return Decision(action="keep", reason="nothing was measured yet")
+        promise, steps_left = self.promise, self._steps_left(standing)
+        left_s = steps_left * now_s
+        left_usd = left_s / _HOUR_S * promise.usd_per_hour
+        better = self._better(left_s, left_usd, spent_usd, steps_left, standing.elapsed_s, alternatives)
+        if better is not None:
+            saving_s, saving_usd = left_s - better.total_s(steps_left), left_usd - better.cost_usd(steps_left)
+            return Decision(
+                action=better.action,
+                name=better.name,
+                reason=f"{better.name} saves {saving_s:.0f} s and ${saving_usd:.2f} of what is left",
+                expected_step_time_s=better.step_time_s,
+                expected_saving_s=saving_s,
+                expected_saving_usd=saving_usd,
+            )
+        if promise.step_time_low_s <= now_s <= promise.step_time_high_s:
+            return Decision(action="keep", reason="as predicted")
+        slower = "slower" if now_s > promise.step_time_high_s else "quicker"
+        return Decision(
+            action="replan" if not alternatives else "keep",
+            reason=f"a step takes {now_s:.3g} s, {slower} than the {promise.step_time_low_s:.3g} to "
+            f"{promise.step_time_high_s:.3g} s that were predicted",
+        )
+
+    def _better(
+        self,
+        left_s: float,
+        left_usd: float,
+        spent_usd: float,
+        steps_left: float,
+        elapsed_s: float,
+        alternatives: Sequence[Alternative],
+    ) -> Alternative | None:
+        """The cheapest alternative that saves money, or time at no more money, by the margin, and fits the budget."""
+        margin, budget = 1 - self.hysteresis.margin, self.promise.budget_usd
+        fitting = [
+            one
+            for one in alternatives
+            if (budget is None or spent_usd + one.cost_usd(steps_left) <= budget)
+            and (
+                (one.cost_usd(steps_left) <= margin * left_usd and self._in_time(one, steps_left, elapsed_s))
+                or (one.total_s(steps_left) <= margin * left_s and one.cost_usd(steps_left) <= left_usd)
+            )
+        ]
+        return min(fitting, key=lambda one: (one.cost_usd(steps_left), one.total_s(steps_left)), default=None)
+
+    def _in_time(self, one: Alternative, steps_left: float, elapsed_s: float) -> bool:
+        return self.promise.deadline_s is None or one.total_s(steps_left) <= self.promise.deadline_s - elapsed_s
+
+    def _steps_left(self, standing: Standing) -> float:
+        return max(0.0, self.promise.steps - standing.step)

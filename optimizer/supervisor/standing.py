@@ -1,0 +1,109 @@
+"""How a run stands against its plan: what was measured lately, what was predicted, and what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+_WEIGHT = 0.3
+"""Of the newest control period in the running mean; four of them make up most of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """What the plan says of the run.
+
+    Attributes:
+        step_time_s: predicted.
+        step_time_low_s, step_time_high_s: its 90 % interval.
+        steps: that the run takes.
+        budget_usd: most that may be spent; None: no limit.
+        deadline_s: since training began; None: none.
+        usd_per_hour: of the cluster.
+    """
+
+    step_time_s: float
+    step_time_low_s: float
+    step_time_high_s: float
+    steps: float
+    usd_per_hour: float
+    budget_usd: float | None = None
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """What the log of a run has told so far.
+
+    Attributes:
+        step: steps done.
+        steps_seen: of them by this log.
+        step_time_s: running mean over control periods; None: no period yet.
+        compute_s: of each worker, likewise.
+        sync_s: of the exchange itself, likewise.
+        began_s: when training first began, seconds since the epoch.
+        now_s: of the newest event.
+        workers: that train.
+        losses: workers lost so far.
+    """
+
+    step: int = 0
+    steps_seen: int = 0
+    step_time_s: float | None = None
+    compute_s: tuple[float, ...] = ()
+    sync_s: float = 0.0
+    began_s: float | None = None
+    now_s: float = 0.0
+    workers: int = 0
+    losses: int = 0
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since training first began."""
+        return 0.0 if self.began_s is None else self.now_s - self.began_s
+
+    def left_s(self, promise: Promise) -> float | None:
+        """Time to the end at the present pace."""
+        return None if self.step_time_s is None else max(0.0, promise.steps - self.step) * self.step_time_s
+
+    def after(self, event: Mapping[str, Any]) -> Self:
+        """Once an event has happened; events of other names change the time alone."""
+        one = replace(self, now_s=float(event["time_s"]))
+        match event["event"]:
+            case "run_started":
+                # Other workers, other times: what was measured before says nothing of them.
+                return replace(one, workers=len(event["workers"]), step_time_s=None, compute_s=(), sync_s=0.0)
+            case "training_started":
+                return replace(one, began_s=one.now_s if one.began_s is None else one.began_s, step=event["step"])
+            case "worker_lost":
+                return replace(one, losses=one.losses + 1)
+            case "workers_changed":
+                return replace(one, losses=one.losses + len(event["lost"]))
+            case "step":
+                return replace(
+                    one,
+                    step=event["step"],
+                    steps_seen=one.steps_seen + event["steps"],
+                    step_time_s=_mean(one.step_time_s, event["step_time_s"]),
+                    compute_s=_means(one.compute_s, event["compute_s"]),
+                    sync_s=_mean(one.sync_s if one.step_time_s is not None else None, event["sync_s"][0]),
+                )
+        return one
+
+    @classmethod
+    def of(cls, events: Iterable[Mapping[str, Any]]) -> Self:
+        """After all of these."""
+        standing = cls()
+        for event in events:
+            standing = standing.after(event)
+        return standing
+
+
+def _mean(before: float | None, now: float) -> float:
+    return now if before is None else before + _WEIGHT * (now - before)
+
+
+def _means(before: tuple[float, ...], now: Iterable[float]) -> tuple[float, ...]:
+    values = tuple(now)
+    return values if len(before) != len(values) else tuple(map(_mean, before, values))

@@ -1,0 +1,190 @@
+"""Laws of membership: who may go on, and that generations form over a store whatever comes in between."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.profiler.errors import RunFailed
+from hetopt.trainer.elastic.living import spec_of_living
+from hetopt.trainer.elastic.meeting import meet_again, want, wanted
+from hetopt.trainer.elastic.membership import (
+    NO_GENERATION,
+    Generation,
+    Member,
+    Patience,
+    Version,
+    entitled,
+    is_hopeless,
+    may_close,
+)
+from hetopt.trainer.spec import RunSpec
+
+from ..scenarios import toy_spec
+
+PATIENCE = Patience(start_s=100.0, regroup_s=3.0, give_up_s=30.0)
+
+
+class MemoryStore:
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+
+    def get(self, key: str) -> str:
+        return self.values.get(key, "")
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value
+
+    def compare_set(self, key: str, expected: str, value: str) -> str:
+        if self.get(key) == expected:
+            self.values[key] = value
+        return self.get(key)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def survivors(places: Sequence[int], of: Sequence[int], generation: int = 0) -> dict[int, Member]:
+    return {place: Member(place=place, life=str(place), joined=generation, beside=tuple(of)) for place in places}
+
+
+@given(st.sets(st.integers(0, 9), min_size=1), st.data())
+def test_two_parts_of_a_group_never_both_go_on(of: set[int], data: st.DataObject) -> None:
+    part = data.draw(st.sets(st.sampled_from(sorted(of))))
+    rest = of - part
+    both = [entitled(survivors(sorted(half), sorted(of))) for half in (part, rest) if half]
+    assert sum(both) == 1, "exactly one of them does"
+
+
+def test_who_has_just_started_does_not_count() -> None:
+    fresh = {5: Member(place=5, life="new")}
+    assert not entitled(fresh)
+    assert not entitled({**survivors([1], [0, 1, 2, 5]), **fresh})
+    assert entitled({**survivors([0, 1], [0, 1, 2, 5]), **fresh})
+
+
+def test_a_run_starts_with_everyone_and_goes_on_with_those_that_are_left() -> None:
+    fresh = {place: Member(place=place, life="a") for place in range(2)}
+    assert may_close(fresh, range(2), 0.0, PATIENCE)
+    assert not may_close(fresh, range(3), 99.0, PATIENCE)
+    assert not is_hopeless(fresh, 99.0, PATIENCE)
+    assert is_hopeless(fresh, 100.0, PATIENCE)
+    left = survivors([0, 1], range(3))
+    assert not may_close(left, range(3), 2.9, PATIENCE)
+    assert may_close(left, range(3), 3.0, PATIENCE)
+
+
+@given(
+    st.lists(
+        st.builds(
+            Member,
+            place=st.integers(0, 50),
+            life=st.text(max_size=5),
+            joined=st.integers(-1, 9),
+            beside=st.lists(st.integers(0, 9)).map(tuple),
+            version=st.builds(Version, agreed=st.integers(-1, 9), step=st.integers(0), decisions=st.integers(0)),
+        ),
+        min_size=1,
+    )
+)
+def test_generations_survive_the_store(members: list[Member]) -> None:
+    generation = Generation(number=3, members=tuple(members))
+    assert Generation.of_json(generation.to_json()) == generation
+    assert generation.newest == max(member.version for member in members)
+
+
+def test_the_generation_that_agreed_last_counts_before_the_step() -> None:
+    """Somebody who was cut off may have done a step that the others have done differently since."""
+    versions = [
+        Version(),
+        Version(agreed=3, step=51),
+        Version(agreed=4, step=50),
+        Version(agreed=4, step=50, decisions=1),
+    ]
+    assert all(older < newer for older, newer in pairwise(versions))
+    assert not versions[0].is_held
+
+
+def together(store: MemoryStore, members: Sequence[Member], workers: int, clock: Clock) -> dict[int, Generation]:
+    """Let workers meet in turns until all of them have; pauses pass on the clock."""
+    meetings = {one.place: meet_again(store, one, range(workers), patience=PATIENCE, clock=clock) for one in members}
+    found: dict[int, Generation] = {}
+    while meetings:
+        for place, meeting in list(meetings.items()):
+            try:
+                pause_s = next(meeting)
+            except StopIteration as done:
+                found[place] = done.value
+                del meetings[place]
+        clock.now_s += pause_s / len(members)
+    return found
+
+
+def test_workers_meet_lose_one_and_take_it_back() -> None:
+    store, clock = MemoryStore(), Clock()
+    first = together(store, [Member(place=place, life="a") for place in range(3)], 3, clock)
+    assert {generation.number for generation in first.values()} == {0}
+    left = [
+        Member(place=place, life="a", joined=0, beside=(0, 1, 2), version=Version(agreed=0, step=7)) for place in (0, 2)
+    ]
+    begun_s = clock.now_s
+    second = together(store, left, 3, clock)
+    assert all(generation.places == (0, 2) and generation.number == 1 for generation in second.values())
+    assert PATIENCE.regroup_s <= clock.now_s - begun_s < PATIENCE.regroup_s + 1
+    again = [*(Member(place=place, life="a", joined=1, beside=(0, 2)) for place in (0, 2)), Member(place=1, life="b")]
+    begun_s = clock.now_s
+    third = together(store, again, 3, clock)
+    assert all(generation.places == (0, 1, 2) and generation.number == 2 for generation in third.values())
+    assert clock.now_s - begun_s < 1, "nobody waits when everybody is there"
+
+
+def test_a_member_that_dies_before_it_is_there_is_not_waited_for() -> None:
+    store, clock = MemoryStore(), Clock()
+    dead = meet_again(store, Member(place=1, life="a"), range(2), patience=PATIENCE, clock=clock)
+    next(dead)
+    other = meet_again(store, Member(place=0, life="a"), range(2), patience=PATIENCE, clock=clock)
+    next(other)  # has closed the generation with both, and looks for the dead one
+    assert store.get("0/closed")
+    clock.now_s += PATIENCE.regroup_s
+    next(other)
+    assert wanted(store) == 1, "another generation is wanted"
+
+
+def test_too_few_give_up_with_a_sentence() -> None:
+    store, clock = MemoryStore(), Clock()
+    lonely = Member(place=1, life="a", joined=0, beside=(0, 1, 2))
+    meeting = meet_again(store, lonely, range(3), patience=PATIENCE, clock=clock)
+    next(meeting)
+    clock.now_s += PATIENCE.give_up_s
+    with pytest.raises(RunFailed, match="workers 0, 2 are gone, and too few are left"):
+        next(meeting)
+
+
+def test_a_wish_for_a_generation_never_goes_back() -> None:
+    store = MemoryStore()
+    assert wanted(store) == NO_GENERATION
+    for number in (2, 5, 3):
+        want(store, number)
+    assert wanted(store) == 5
+
+
+@given(st.lists(st.integers(1, 40), min_size=2, max_size=6), st.data())
+def test_the_batch_stays_whoever_is_left(sizes: list[int], data: st.DataObject) -> None:
+    spec = RunSpec.model_validate_json(json.dumps(toy_spec(shares=tuple(sizes))))
+    places = sorted(data.draw(st.sets(st.integers(0, len(sizes) - 1), min_size=1)))
+    known = data.draw(st.dictionaries(st.sampled_from(places), st.integers(1, 40)))
+    living = spec_of_living(spec, places, known)
+    assert living.global_batch_size == spec.global_batch_size
+    assert [worker.host for worker in living.workers] == [spec.workers[place].host for place in places]
+    assert min(worker.local_batch_size for worker in living.workers) >= 1
+    assert spec_of_living(spec, range(len(sizes)), {}) == spec

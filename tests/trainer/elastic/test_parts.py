@@ -1,0 +1,148 @@
+"""Small real parts of elastic training: bytes without pickle, broken connections, wardens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.profiler.errors import RunFailed
+from hetopt.trainer.elastic.connections import break_all_but, open_sockets
+from hetopt.trainer.elastic.packing import pack, unpack
+
+PLAIN = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=8)
+NESTED = st.recursive(
+    PLAIN,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(st.integers() | st.text(max_size=5), inner, max_size=4)
+    ),
+)
+
+
+@given(NESTED)
+def test_plain_values_arrive_as_they_were(value: object) -> None:
+    assert unpack(pack(value)) == value
+
+
+@given(st.lists(st.integers(0, 4), max_size=3), st.sampled_from(["float32", "float64", "int64", "bool", "bfloat16"]))
+def test_tensors_arrive_bit_for_bit(shape: list[int], dtype: str) -> None:
+    tensor = torch.randint(0, 2, shape).to(getattr(torch, dtype))
+    arrived = unpack(pack({"a": [tensor, 1], 2: tensor}))
+    for one in (arrived["a"][0], arrived[2]):
+        assert one.dtype == tensor.dtype
+        assert one.shape == tensor.shape
+        assert torch.equal(one, tensor)
+
+
+def test_an_optimizer_goes_on_from_what_arrived() -> None:
+    models = [torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=0.1) for model in models]
+
+    def step(number: int) -> None:
+        optimizers[number].zero_grad()
+        models[number](torch.ones(3)).square().sum().backward()
+        optimizers[number].step()
+
+    step(0)
+    models[1].load_state_dict(unpack(pack(models[0].state_dict())))
+    optimizers[1].load_state_dict(unpack(pack(optimizers[0].state_dict())))
+    for number in (0, 1):
+        step(number)
+    assert torch.equal(models[0].weight, models[1].weight)
+
+
+@given(st.data())
+def test_bytes_that_are_torn_or_made_up_are_refused(data: st.DataObject) -> None:
+    packed = pack({"weight": torch.arange(6.0), "step": 3, "name": ("a", [None])})
+    how = data.draw(st.sampled_from(["cut", "noise", "more"]))
+    if how == "cut":
+        spoilt = packed[: data.draw(st.integers(0, len(packed) - 1))]
+    elif how == "more":
+        spoilt = torch.cat([packed, torch.zeros(3, dtype=torch.uint8)])
+    else:
+        spoilt = torch.tensor(list(data.draw(st.binary(max_size=60))), dtype=torch.uint8)
+    with pytest.raises(RunFailed):
+        unpack(spoilt)
+
+
+def test_what_cannot_be_handed_over_is_not() -> None:
+    with pytest.raises(TypeError):
+        pack({"code": print})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="connections are found by /proc")
+def test_only_newer_connections_break_and_listeners_stay() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        old = socket.create_connection(server.getsockname())
+        old_end, _ = server.accept()
+        known = open_sockets()
+        with socket.create_server(("127.0.0.1", 0)) as later:
+            new = socket.create_connection(later.getsockname())
+            new_end, _ = later.accept()
+            received: list[bytes] = []
+            waiting = threading.Thread(target=lambda: received.append(new.recv(1)))
+            waiting.start()
+            assert break_all_but(known) == 2
+            waiting.join(5)
+            assert received == [b""], "whoever waits in it goes on"
+            another = socket.create_connection(later.getsockname())
+            old.sendall(b"x")
+            assert old_end.recv(1) == b"x"
+        for one in (old, old_end, new, new_end, another):
+            one.close()
+
+
+WARDEN = """
+import os, signal, sys
+from pathlib import Path
+from hetopt.trainer.elastic.warden import keep
+lives = Path(sys.argv[1])
+def work():
+    with lives.open("a") as stream:
+        stream.write(f"{os.getpid()}\\n")
+    life = len(lives.read_text().split())
+    if life < int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if sys.argv[3] == "wait":
+        print("waits", flush=True)
+        signal.pause()
+    return 3
+sys.exit(keep(work, replacements=2, tell=lambda number, left: print(number, left, flush=True)))
+"""
+
+
+def warden(folder: object, dies: int, then: str = "end") -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", WARDEN, f"{folder}/lives", str(dies), then]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_killed_worker_is_replaced_and_its_successor_ends_as_it_likes(tmp_path: object) -> None:
+    with warden(tmp_path, dies=3) as process:
+        assert process.communicate(timeout=60)[0].split() == ["9", "2", "9", "1"]
+    assert process.returncode == 3
+
+
+def test_the_warden_ends_by_the_signal_that_came_once_too_often(tmp_path: object) -> None:
+    with warden(tmp_path, dies=9) as process:
+        process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_who_asks_the_warden_to_end_asks_the_worker(tmp_path: object) -> None:
+    with warden(tmp_path, dies=0, then="wait") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waits\n"
+        os.kill(process.pid, signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM

@@ -1,0 +1,1 @@
+"""Checkpoints: what a run needs to go on after an interruption, written while it trains, whole or not at all."""

@@ -1,0 +1,275 @@
+"""How checkpoints lie on disk, and which of them a run goes on from.
+
+    checkpoint/LATEST                  name of the newest, for whoever copies checkpoints elsewhere; written last
+    checkpoint/step-120/manifest.json  the files below with their hashes; written when all of them are on disk
+    checkpoint/step-120/state.pt       what all workers share: model, optimizer, cursor, controller, shares
+    checkpoint/step-120/rank-0.pt      what each worker has of its own: gradient residual, random generators
+    checkpoint/step-140.partial/       one that is being written
+
+Every file is tensors and plain values, and is read with ``weights_only=True``: loading a checkpoint runs no code. The
+newest one that is whole counts, whatever LATEST says; one that is torn or altered is passed over and named.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hetopt.profiler.artifact import write_atomically
+from hetopt.profiler.errors import BadInput, RunFailed
+from hetopt.trainer.checkpoints.manifest import STATE_FILE, FileRecord, Manifest, rank_file
+from hetopt.trainer.checkpoints.state import RankState, SharedState
+from hetopt.trainer.exchange.memory import redistribute
+from hetopt.trainer.run_folder import CHECKPOINT_FOLDER, MANIFEST_FILE
+
+_KEPT = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Torn:
+    """A checkpoint that is not what was written."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a run can go on from.
+
+    Attributes:
+        step: of the newest whole checkpoint; None: there was never one.
+        torn: newer ones that were passed over, newest first.
+    """
+
+    step: int | None
+    torn: tuple[Torn, ...] = ()
+
+
+class CheckpointFolder:
+    """The checkpoints of one run."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._folder = run_dir / CHECKPOINT_FOLDER
+        self._latest = self._folder / "LATEST"
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of a step is."""
+        return self._folder / f"step-{step}"
+
+    def partial(self, step: int) -> Path:
+        """Where it is while it is being written."""
+        return self._folder / f"step-{step}.partial"
+
+    def newest(self, digest: str) -> Found:
+        """The newest checkpoint all of whose files are as they were written; reads them all.
+
+        Args:
+            digest: of the run that wants to go on.
+
+        Raises:
+            BadInput: it belongs to another run or another version of hetopt, or there are checkpoints and none is
+                whole.
+        """
+        torn: list[Torn] = []
+        for step in reversed(self._steps()):
+            manifest = self._manifest(step)
+            reason = manifest if isinstance(manifest, str) else manifest.fault(self.path(step))
+            if isinstance(manifest, Manifest) and manifest.digest != digest:
+                raise BadInput(
+                    f"The checkpoint in {self._folder} belongs to a run with another task, seed, compression or "
+                    "precision.",
+                    hint=_start_over(self._folder),
+                )
+            if reason is None:
+                return Found(step=step, torn=tuple(torn))
+            torn.append(Torn(step=step, reason=reason))
+        if torn:
+            raise BadInput(
+                f"No checkpoint in {self._folder} is whole: in that of step {torn[0].step}, {torn[0].reason}.",
+                hint=_start_over(self._folder),
+            )
+        return Found(step=None)
+
+    def write_shared(self, shared: SharedState) -> FileRecord:
+        """Write what all workers share, into the checkpoint that is being written.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        return self._write(shared.step, STATE_FILE, vars(shared))
+
+    def write_own(self, step: int, rank: int, own: RankState) -> FileRecord:
+        """Write what is a worker's own, likewise.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        return self._write(step, rank_file(rank), vars(own))
+
+    def publish(self, manifest: Manifest) -> None:
+        """Make the checkpoint that was being written the newest, now that all of its files are on disk.
+
+        Raises:
+            OSError: the disk refuses.
+            BadInput: likewise.
+        """
+        partial, final = self.partial(manifest.step), self.path(manifest.step)
+        write_atomically(partial / MANIFEST_FILE, manifest.to_json())
+        shutil.rmtree(final, ignore_errors=True)  # torn, or an attempt that resumed from before it came here again
+        partial.rename(final)
+        _sync_folder(self._folder)
+        write_atomically(self._latest, final.name + "\n")
+        self._forget_old()
+
+    def abandon(self, step: int) -> None:
+        """Remove what was written of a checkpoint that is not to be."""
+        shutil.rmtree(self.partial(step), ignore_errors=True)
+
+    def load_shared(self, step: int) -> SharedState:
+        """What all workers share at ``step``.
+
+        Raises:
+            BadInput: damaged.
+        """
+        data = self._read(step, STATE_FILE)
+        try:
+            return SharedState(**data)
+        except TypeError:
+            raise self._damaged(step, STATE_FILE, "holds something else") from None
+
+    def load_own(self, step: int, rank: int, *, workers_then: int, workers_now: int) -> RankState:
+        """What is the own of worker ``rank`` (of ``workers_now``) at ``step``, when there were ``workers_then``.
+
+        When the number of workers has changed, the residuals of all old workers are handed on so that their sum stays,
+        and a worker that is new starts with the random generators of an old one.
+
+        Raises:
+            BadInput: damaged.
+        """
+        if workers_then == workers_now:
+            return self._load_rank(step, rank)
+        states = [self._load_rank(step, old) for old in range(workers_then)]
+        memory = redistribute([state.memory for state in states], workers_now)[rank]
+        return replace(states[rank % workers_then], memory=memory)
+
+    def _load_rank(self, step: int, rank: int) -> RankState:
+        data = self._read(step, rank_file(rank))
+        try:
+            return RankState(**data)
+        except TypeError:
+            raise self._damaged(step, rank_file(rank), "holds something else") from None
+
+    def _steps(self) -> list[int]:
+        """Of all checkpoints that were ever whole, oldest first."""
+        names = [path.name.removeprefix("step-") for path in self._folder.glob("step-*") if path.is_dir()]
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def _manifest(self, step: int) -> Manifest | str:
+        """The manifest of a checkpoint, or what is wrong with it.
+
+        Raises:
+            BadInput: another version of hetopt wrote it.
+        """
+        path = self.path(step) / MANIFEST_FILE
+        try:
+            text = path.read_text(encoding="utf-8")
+            version = json.loads(text)["schema_version"]
+        except FileNotFoundError:
+            return f"{MANIFEST_FILE} is missing"
+        except (OSError, ValueError, KeyError, TypeError):
+            return f"{MANIFEST_FILE} is damaged"
+        if version != Manifest.VERSION:
+            raise BadInput(f"{path} was written by another version of hetopt.", hint=_start_over(self._folder))
+        try:
+            return Manifest.from_json(text, origin=str(path))
+        except BadInput:
+            return f"{MANIFEST_FILE} is damaged"
+
+    def _write(self, step: int, name: str, data: Mapping[str, Any]) -> FileRecord:
+        folder = self.partial(step)
+        folder.mkdir(parents=True, exist_ok=True)
+        # Through memory: torch reports a full disk as an internal error, the operating system as what it is.
+        buffer = io.BytesIO()
+        torch.save(dict(data), buffer)
+        record = FileRecord.of(buffer.getbuffer())
+        _write_through(folder / name, buffer)
+        return record
+
+    def _read(self, step: int, name: str) -> dict[str, Any]:
+        manifest, path = self._manifest(step), self.path(step) / name
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise self._damaged(step, name, f"cannot be read ({error.strerror})") from None
+        if isinstance(manifest, str) or name not in manifest.files:
+            raise self._damaged(step, name, "is in no manifest")
+        fault = manifest.files[name].fault(content)
+        if fault is not None:
+            raise self._damaged(step, name, fault)
+        try:
+            data = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        except (RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError):
+            raise self._damaged(step, name, "is damaged") from None
+        if not isinstance(data, dict):
+            raise self._damaged(step, name, "holds something else")
+        return data
+
+    def _damaged(self, step: int, name: str, how: str) -> BadInput:
+        return BadInput(f"{self.path(step) / name} {how}.", hint=_start_over(self._folder))
+
+    def _forget_old(self) -> None:
+        """Keep the newest two: the one before the latest is the way out if the latest turns out damaged."""
+        old = [self.path(step) for step in self._steps()[:-_KEPT]]
+        for path in [*old, *self._folder.glob("step-*.partial")]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def save_model(path: Path, model: nn.Module) -> None:
+    """Write the model's state dictionary, whole or not at all.
+
+    Raises:
+        RunFailed: the disk is full or cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    buffer = io.BytesIO()
+    torch.save(dict(model.state_dict()), buffer)
+    try:
+        _write_through(partial, buffer)
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise RunFailed(
+            f"the model cannot be written to {path}: {error.strerror}.",
+            hint="make room on the disk, then launch the run again: it resumes from its last checkpoint",
+        ) from None
+
+
+def _write_through(path: Path, buffer: io.BytesIO) -> None:
+    with path.open("wb") as stream:
+        stream.write(buffer.getbuffer())
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """A rename is on disk only when its folder is."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _start_over(folder: Path) -> str:
+    return f"bring an older checkpoint back to {folder}, or remove it to start over"

@@ -1,0 +1,105 @@
+"""What a run needs to go on after an interruption: what all workers share, and what each has of its own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hetopt.trainer.exchange.memory import MemoryState
+from hetopt.trainer.spec import RunSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedState:
+    """The part that is the same on every rank.
+
+    Attributes:
+        digest: which run it belongs to, see `run_digest`.
+        step: steps done.
+        training_s: seconds trained so far, over all attempts.
+        shares: local batch sizes, in rank order.
+        model: its state dictionary.
+        optimizer: its state dictionary.
+        cursor: where the data stands.
+        policy: name of the batch policy.
+        controller: what the batch policy remembers, as plain JSON.
+        steering: what steers the exchange remembers, likewise; None: nothing does.
+        loss_scale: of fp16.
+        learning_rate: the scale that follows the gradient noise, where it does.
+        memory_bounds: samples of the largest micro-batch that each worker learned to fit, in rank order; 0: none.
+        target_reached: nothing is left to do for a run that ends at its target.
+    """
+
+    digest: str
+    step: int
+    training_s: float
+    shares: tuple[int, ...]
+    model: Mapping[str, Any]
+    optimizer: Mapping[str, Any]
+    cursor: Mapping[str, int]
+    policy: str
+    controller: Mapping[str, object]
+    steering: Mapping[str, object] | None
+    loss_scale: Mapping[str, float] | None
+    learning_rate: Mapping[str, float] | None
+    memory_bounds: tuple[int, ...]
+    target_reached: bool
+
+    def snapshot(self) -> SharedState:
+        """The same with tensors of its own, on the CPU: training may go on while it is written."""
+        return replace(self, model=copied(self.model), optimizer=copied(self.optimizer))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankState:
+    """The part that is each worker's own; ``local`` where it trains for itself (`Synchroniser`)."""
+
+    memory: MemoryState
+    cpu_generator: Tensor
+    cuda_generator: Tensor | None
+    local: Mapping[str, Any] | None = None
+
+    @classmethod
+    def now(cls, memory: MemoryState, device: torch.device, *, local: Mapping[str, Any] | None = None) -> RankState:
+        """The state of this worker at this moment."""
+        return cls(
+            memory=memory,
+            cpu_generator=torch.get_rng_state(),
+            cuda_generator=torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+            local=local,
+        )
+
+    def snapshot(self) -> RankState:
+        """The same with tensors of its own, on the CPU."""
+        return replace(self, memory=copied(self.memory), local=copied(self.local))
+
+    def restore_generators(self, device: torch.device) -> None:
+        """Continue the random sequences; a device that the state does not know keeps its own."""
+        torch.set_rng_state(self.cpu_generator)
+        if device.type == "cuda" and self.cuda_generator is not None:
+            torch.cuda.set_rng_state(self.cuda_generator, device)
+
+
+def run_digest(spec: RunSpec) -> str:
+    """Names the training that a checkpoint belongs to: what must not change between its attempts.
+
+    Workers, shares and the stop rule may: that is what resuming on another cluster, or for longer, is.
+    """
+    identity = spec.model_dump_json(include={"task", "seed", "compression", "precision", "partition", "injection"})
+    return hashlib.sha256(identity.encode()).hexdigest()
+
+
+def copied(value: Any) -> Any:
+    """Nested dictionaries, lists and tuples with a copy of every tensor, on the CPU."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {key: copied(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(copied(each) for each in value)
+    return value

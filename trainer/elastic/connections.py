@@ -1,0 +1,57 @@
+"""Breaks connections that a group of workers holds open, so that nobody waits in them any longer.
+
+gloo's operations end when a connection breaks or time is up, and by no other means: a worker whose neighbour has left
+the group without dying would wait for its whole time. Only Linux tells which connections a process has; elsewhere
+nothing is broken, and time must be up.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+_OPEN = Path("/proc/self/fd")
+
+
+def open_sockets() -> frozenset[str]:
+    """Names of the sockets that this process has open."""
+    return frozenset(_sockets())
+
+
+def break_all_but(known: frozenset[str]) -> int:
+    """Break every TCP connection of this process that was opened since `open_sockets` gave ``known``; how many."""
+    broken = 0
+    for name, descriptor in _sockets().items():
+        if name in known:
+            continue
+        try:
+            with socket.socket(fileno=os.dup(descriptor)) as connection:
+                if _is_connected(connection):
+                    connection.shutdown(socket.SHUT_RDWR)
+                    broken += 1
+        except OSError:
+            continue  # it went by itself
+    return broken
+
+
+def _is_connected(connection: socket.socket) -> bool:
+    """A listening socket stays: gloo ends the process where one is shut down."""
+    is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM
+    return is_tcp and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+
+
+def _sockets() -> dict[str, int]:
+    """Descriptors by the socket's name."""
+    found: dict[str, int] = {}
+    if sys.platform != "linux":
+        return found
+    for entry in os.listdir(_OPEN):
+        try:
+            name = os.readlink(_OPEN / entry)
+        except OSError:
+            continue
+        if name.startswith("socket:"):
+            found[name] = int(entry)
+    return found

@@ -1,0 +1,216 @@
+"""One worker among others that may be lost: it leaves a group that has fallen apart, and joins the next one.
+
+A worker that loses its neighbours keeps its process and what it has learned. It breaks the connections of its group,
+so that nobody waits in them, asks for a new generation (`hetopt.trainer.elastic.meeting`), and goes on in a new process
+group from the newest state that any of them holds (`hetopt.trainer.elastic.handover`).
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hetopt.profiler.errors import HetoptError
+from hetopt.trainer.context import WorkerContext
+from hetopt.trainer.elastic.connections import break_all_but, open_sockets
+from hetopt.trainer.elastic.handover import Held, told
+from hetopt.trainer.elastic.living import spec_of_living
+from hetopt.trainer.elastic.meeting import meet_again, want
+from hetopt.trainer.elastic.membership import Generation, Member, Patience
+from hetopt.trainer.elastic.stores import TcpMeetingStore, connect
+from hetopt.trainer.elastic.watch import Watch
+from hetopt.trainer.events import EVENTS_FILE, EventLog
+from hetopt.trainer.exchange.peers import HungPeer, has_timed_out
+from hetopt.trainer.failure import is_peer_loss
+from hetopt.trainer.spec import RunSpec
+
+_PATIENCE = Patience()
+
+
+class Crew:
+    """One worker's side.
+
+    Args:
+        spec: of the run, with all of its workers.
+        place: this worker's number in it.
+        life: tells it from others that had its place before.
+        run_dir: of the run.
+        meeting: where the store is.
+        attempt: of torchrun to start the run, alike on all workers.
+        device: of this worker.
+        backend: chooses a process group's backend from ``machine/device`` of its workers.
+        machine: name of this one.
+        stop_requested: whether somebody asked the run to stop.
+        patience: with the others.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        place: int,
+        *,
+        life: str,
+        run_dir: Path,
+        meeting: str,
+        attempt: str,
+        device: torch.device,
+        backend: Callable[[list[str]], str],
+        machine: str,
+        stop_requested: Callable[[], bool],
+        patience: Patience = _PATIENCE,
+    ) -> None:
+        self._spec = spec
+        self._run_dir = run_dir
+        self._meeting = meeting
+        self._device = device
+        self._backend = backend
+        self._machine = machine
+        self._stop_requested = stop_requested
+        self._patience = patience
+        self._me = Member(place=place, life=life)
+        self._attempt = attempt
+        self._store = TcpMeetingStore(connect(meeting), attempt)
+        self._watching = TcpMeetingStore(connect(meeting), attempt)
+        self._watch: Watch | None = None
+        self._known = open_sockets()
+        self._events = EventLog(None)
+        self._lost_s: float | None = None
+        self.generation: Generation | None = None
+
+    def join(self, held: Held | None = None) -> WorkerContext:
+        """Become part of the next generation, as soon as there is one.
+
+        Args:
+            held: what this worker has of the training.
+
+        Raises:
+            RunFailed: too few workers are left.
+            Abandoned: the run was asked to stop, or is over.
+        """
+        if held is not None:
+            self._me = replace(self._me, version=held.version, share=held.share)
+        while True:
+            generation = self._meet()
+            try:
+                return self._open(generation)
+            except (RuntimeError, ValueError) as error:
+                if isinstance(error, HetoptError):
+                    raise
+                self.leave()
+
+    def survives(self, error: Exception) -> bool:
+        """Whether the error is the loss of others, after which this worker goes on."""
+        if isinstance(error, HungPeer) or has_timed_out(error):
+            return True
+        rang = self._watch is not None and self._watch.rang
+        return is_peer_loss(error) or (rang and isinstance(error, RuntimeError) and not isinstance(error, HetoptError))
+
+    def check(self) -> None:
+        """Between steps: a worker that is alone waits for nobody, and would not notice that others have come.
+
+        Raises:
+            RuntimeError: another generation is wanted.
+        """
+        if self._watch is not None and self._watch.rang:
+            raise RuntimeError("another generation of workers is wanted")
+
+    def leave(self) -> None:
+        """Let go of the present generation, and let everybody know that it is over."""
+        self._lost_s = self._lost_s or time.monotonic()
+        if self.generation is not None:
+            want(self._store, self.generation.number + 1)
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+        break_all_but(self._known)
+        if dist.is_initialized():
+            with suppress(RuntimeError):
+                dist.destroy_process_group()
+        self._events.close()
+
+    def agreed(self, held: Held | None, *, step: int) -> None:
+        """All workers of the generation have the same state now, and training goes on.
+
+        Args:
+            held: what they took over; None: the newest checkpoint, or nothing.
+            step: steps done.
+        """
+        assert self.generation is not None
+        if self.generation.number > 0:
+            took = {} if self._lost_s is None else {"recovery_s": round(time.monotonic() - self._lost_s, 3)}
+            self._events.write("workers_changed", step=step, **told(self.generation, held), **took)
+        self._lost_s = None
+
+    def finished(self) -> None:
+        """The run is over: nobody is to wait for its workers any more."""
+        self._store.set("finished", "1")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has finished, so that a worker that comes now comes too late."""
+        return self._store.get("finished") == "1"
+
+    def close(self) -> None:
+        """Leave for good."""
+        if self._watch is not None:
+            self._watch.stop()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self._events.close()
+
+    def _meet(self) -> Generation:
+        places = range(len(self._spec.workers))
+        pauses = meet_again(
+            self._store,
+            self._me,
+            places,
+            patience=self._patience,
+            clock=time.monotonic,
+            stop_wished=lambda: self._stop_requested() or self.is_over,
+        )
+        while True:
+            try:
+                time.sleep(next(pauses))
+            except StopIteration as reached:
+                generation: Generation = reached.value
+                return generation
+
+    def _open(self, generation: Generation) -> WorkerContext:
+        """The process group of a generation, and what this worker is in it."""
+        rank = generation.rank(self._me)
+        assert rank is not None
+        self.generation = generation
+        self._me = replace(self._me, joined=generation.number, beside=generation.places)
+        self._known = open_sockets()
+        self._watch = Watch(self._watching, generation.number, lambda: break_all_but(self._known))
+        workers = len(generation.members)
+        prefix = f"{self._attempt}group/{generation.number}"
+        store = dist.PrefixStore(prefix, connect(self._meeting))  # type: ignore[attr-defined]  # torch's gap
+        if workers > 1:
+            store.set(f"device/{rank}", f"{self._machine}/{self._device}")
+            dist.init_process_group(
+                self._backend([store.get(f"device/{other}").decode() for other in range(workers)]),
+                store=store,
+                rank=rank,
+                world_size=workers,
+                timeout=datetime.timedelta(seconds=self._spec.exchange_timeout_s),
+            )
+        shares = {one.place: one.share for one in generation.members if one.share}
+        self._events = EventLog(self._run_dir / EVENTS_FILE if rank == 0 else None)
+        return WorkerContext(
+            spec=spec_of_living(self._spec, generation.places, shares),
+            rank=rank,
+            world_size=workers,
+            device=self._device,
+            run_dir=self._run_dir,
+            events=self._events,
+            stop_requested=self._stop_requested,
+            store=store,
+        )

@@ -1,0 +1,31 @@
+"""The run as it is for the workers that are left: the same training, its global batch shared by fewer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hetopt.trainer.partition import largest_remainder
+from hetopt.trainer.spec import RunSpec
+
+
+def spec_of_living(spec: RunSpec, places: Sequence[int], shares: Mapping[int, int]) -> RunSpec:
+    """The spec of a generation.
+
+    The shares were balanced when they were last in use, so everyone takes over the same part of what the lost ones
+    leave; a worker that comes back begins with the share that it was planned with. The batch policy goes on from there.
+
+    Args:
+        spec: of the run, with all of its workers.
+        places: of the workers that are there, in rank order.
+        shares: last local batch sizes by place, as far as they are known.
+    """
+    if len(places) == len(spec.workers) and not shares:
+        return spec
+    weights = [float(shares.get(place, spec.workers[place].local_batch_size)) for place in places]
+    batch = spec.global_batch_size
+    local = largest_remainder(weights, batch, minimum=[1] * len(places), maximum=[None] * len(places))
+    workers = tuple(
+        spec.workers[place].model_copy(update={"local_batch_size": size})
+        for place, size in zip(places, local, strict=True)
+    )
+    return spec.model_copy(update={"workers": workers})

@@ -1,0 +1,44 @@
+"""Watches whether another generation is wanted, and then ends the waiting of the present one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from hetopt.trainer.elastic.meeting import MeetingStore, wanted
+
+EVERY_S = 0.25
+
+
+class Watch:
+    """A thread beside training; one look costs a message to the store and back.
+
+    Args:
+        store: a connection that nothing else uses.
+        number: of the present generation.
+        end_waiting: breaks the connections of the present generation; called until `stop`, for more may be opened.
+    """
+
+    def __init__(self, store: MeetingStore, number: int, end_waiting: Callable[[], object]) -> None:
+        self._store = store
+        self._number = number
+        self._end_waiting = end_waiting
+        self._over = threading.Event()
+        self.rang = False
+        self._thread = threading.Thread(target=self._look, name="watches-generations", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no longer."""
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(EVERY_S):
+            try:
+                self.rang = self.rang or wanted(self._store) > self._number
+            except (RuntimeError, ValueError):
+                # The store is gone, and with it the host that all of this depends on: it ends its workers itself.
+                return
+            if self.rang:
+                self._end_waiting()
