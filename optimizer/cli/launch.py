@@ -9,6 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from hetopt.optimizer.cli.exchange_options import Wish
+    from hetopt.optimizer.cli.sync_options import SyncWish
     from hetopt.optimizer.hosting import ThisMachine
     from hetopt.optimizer.launch_record import Launch, Place
     from hetopt.optimizer.plan import Plan
@@ -62,6 +63,29 @@ def launch(
         help="How payloads meet: 'auto', the cheapest on the network as it is, or all_reduce, all_gather, ar_topk, "
         "ar_topk_star, ar_topk_var, majority. Default: the plan's.",
     ),
+    sync: str | None = typer.Option(
+        None,
+        "--sync",
+        help="When workers put together what they learned: bsp (in every step), 'selsync(0.3)', "
+        "'selsync(auto,share=0.2)', 'local-sgd(8)', 'fedavg(1,0.25)' or 'ssp(4)'. Default: the plan's.",
+    ),
+    partition: str | None = typer.Option(
+        None,
+        "--partition",
+        help="Which samples a worker sees: global, shards, seldp, 'labels(1)' or 'dirichlet(0.5)'. "
+        "Default: the plan's.",
+    ),
+    inject: str | None = typer.Option(
+        None,
+        "--inject",
+        help="Samples that workers hand on: which part of them gives which part of its samples, such as 0.25,0.25.",
+    ),
+    stream: str | None = typer.Option(
+        None,
+        "--stream",
+        help="local, rehearsal: train on samples as they arrive, with batches that follow the rates: "
+        "'replay(uniform=38/24)', 'replay(40/80,buffer=truncation)' or 'redis(redis://HOST:6379/0,key=cam)'.",
+    ),
     steps: int | None = typer.Option(None, "--steps", help="Stop after so many steps instead of at the plan's end."),
     data: str | None = typer.Option(
         None, "--data", help="Data folder, when it is not where the profile found it. ec2: s3://BUCKET/PREFIX."
@@ -92,6 +116,13 @@ def launch(
     ),
     detach: bool = typer.Option(False, "--detach", help="ec2: return when the machines have been told to begin."),
     resume: str | None = typer.Option(None, "--resume", help="Go on with this run from its last checkpoint."),
+    restarts: int | None = typer.Option(
+        None,
+        "--restarts",
+        min=0,
+        help="local, rehearsal: how often a worker that is killed is replaced, while the others go on from memory; "
+        "after that, how often all start again from a checkpoint. Default: the plan's.",
+    ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Show what would run and stop there."),
     yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),
     json_: bool = typer.Option(False, "--json", help="Print the launch (with --dry-run) or the report as JSON."),
@@ -117,7 +148,16 @@ def launch(
     import sys
     import time
 
-    from hetopt.optimizer.cli import exchange_options, follow, launch_view, parse, render
+    from hetopt.optimizer.cli import (
+        exchange_options,
+        follow,
+        launch_needs,
+        launch_view,
+        parse,
+        render,
+        stream_options,
+        sync_options,
+    )
     from hetopt.optimizer.cli.run_record import launcher_for
     from hetopt.optimizer.launch_record import LAUNCH_FILE
     from hetopt.profiler.errors import BadInput
@@ -144,10 +184,20 @@ def launch(
     factors = parse.paces(pace)
     chosen_policy = parse.policy(policy)
     wish = exchange_options.parse_wish(compression, ratio_policy, collective)
+    sync_wish = sync_options.parse_wish(sync, partition, inject)
+    stream_wish = stream_options.parse_stream(stream)
+    if stream_wish is not None and place == "ec2":
+        raise BadInput("--stream is for --on local and --on rehearsal.", hint="leave it out, or use --on local")
+    if chosen_policy == "rate":
+        if stream_wish is None and resume is None:
+            raise BadInput("--policy rate follows streams, and there is none.", hint="add --stream")
+        chosen_policy = None  # what a stream implies
     if steps is not None and steps < 1:
         raise BadInput(f"--steps must be at least 1, not {steps}.", hint="for example --steps 500")
     folders = RunFolders(home=runs_home())
     if place == "ec2":
+        if restarts is not None:
+            raise BadInput("--restarts is for --on local and --on rehearsal.", hint="what is lost on ec2 is replaced")
         from hetopt.optimizer.cli import ec2_launch
         from hetopt.optimizer.probed import check_probed
 
@@ -160,7 +210,7 @@ def launch(
             instance_profile=instance_profile,
         )
         if resume is not None:
-            asked_for = (plan, policy, compression, ratio_policy, collective, steps, data)
+            asked_for = (plan, policy, compression, ratio_policy, collective, sync, partition, inject, steps, data)
             if any(option is not None for option in asked_for):
                 raise BadInput(
                     "--resume goes on with a run as it was: leave PLAN and all that would change it out.",
@@ -176,7 +226,7 @@ def launch(
                 partial=allow_partial,
             )
             return
-        made, wanted = _load(plan, steps, chosen_policy, wish)
+        made, wanted = _load(plan, steps, chosen_policy, wish, sync_wish)
         if not dry_run:
             check_probed(wanted, unprobed=unprobed)
         ec2_launch.run(
@@ -193,16 +243,22 @@ def launch(
         return
     launcher = launcher_for(place)
     if resume is not None:
-        changing = (plan, pace, hosts, schedule, policy, compression, ratio_policy, collective, steps, data)
-        if any(option is not None for option in changing):
+        asked_for = (plan, policy, compression, ratio_policy, collective, sync, partition, inject, steps, data)
+        if any(option is not None for option in (*asked_for, pace, hosts, schedule, stream)):
             raise BadInput(
                 "--resume goes on with a run as it was: leave PLAN, --pace and all that would change it out.",
                 hint=f"hetopt launch --on {place} --resume RUN",
             )
         folder, record = _to_resume(folders.find(resume), place, launcher)
     else:
-        record = _prepare(_load(plan, steps, chosen_policy, wish), place, factors, hosts, schedule, data)
+        record = _prepare(_load(plan, steps, chosen_policy, wish, sync_wish), place, factors, hosts, schedule, data)
+        if stream_wish is not None:
+            spec = stream_options.on_stream(stream_wish, record.spec, chosen_policy)
+            notes = (*record.notes, stream_options.remark(spec))
+            record = record.model_copy(update={"spec": spec, "notes": notes})
         folder = None
+    if restarts is not None:
+        record = record.model_copy(update={"spec": record.spec.model_copy(update={"max_restarts": restarts})})
     if dry_run:
         if json_:
             sys.stdout.write(record.to_json())
@@ -211,8 +267,8 @@ def launch(
         return
     if not json_:
         launch_view.show(record)
-    _need_torch()
-    _need_rights(place)
+    launch_needs.torch()
+    launch_needs.rights(place)
     if not yes and sys.stdin.isatty() and sys.stderr.isatty() and not typer.confirm("Start?", default=True, err=True):
         raise typer.Exit(0)
     if folder is None:
@@ -251,8 +307,11 @@ def _belongs(place: Place, given: dict[str, object]) -> None:
             raise BadInput(f"{option} is for --on {owner}.", hint=f"{instead}, or use --on {owner}")
 
 
-def _load(path: Path | None, steps: int | None, policy: BatchPolicy | None, wish: Wish) -> tuple[Plan, Plan]:
+def _load(
+    path: Path | None, steps: int | None, policy: BatchPolicy | None, wish: Wish, sync_wish: SyncWish
+) -> tuple[Plan, Plan]:
     """The plan as it was made, and as it is to be run now."""
+    from hetopt.optimizer.cli import sync_options
     from hetopt.optimizer.cli.exchange_options import decide
     from hetopt.optimizer.plan import Plan
     from hetopt.profiler.errors import BadInput
@@ -266,6 +325,9 @@ def _load(path: Path | None, steps: int | None, policy: BatchPolicy | None, wish
         wanted = wanted.adjusted(
             compression=told.compression, ratio_policy=told.ratio_policy, collective_policy=told.collective_policy
         )
+    if not sync_wish.is_empty or wanted.run.is_local:
+        run = sync_options.decide(sync_wish, wanted.run, exchange_was_asked=not wish.is_empty)
+        wanted = wanted.model_copy(update={"run": run})
     return plan, wanted
 
 
@@ -334,25 +396,3 @@ def _to_resume(folder: Path, place: Place, launcher: Launcher) -> tuple[Path, La
     if not (folder / "checkpoint" / "LATEST").exists():
         raise BadInput(f"{folder.name} has no checkpoint to go on from.", hint="start it anew from its plan")
     return folder, record
-
-
-def _need_torch() -> None:
-    import importlib.util
-
-    from hetopt.profiler.errors import BadInput
-
-    if importlib.util.find_spec("torch") is None:
-        raise BadInput("training needs torch, which is not installed.", hint="pip install 'hetopt[train]'")
-
-
-def _need_rights(place: Place) -> None:
-    """Refuse a rehearsal that could not build its network, before there is a run of it."""
-    from hetopt.profiler.errors import BadInput
-
-    if place != "rehearsal":
-        return
-    from hetopt.trainer.launch.namespaces import why_not
-
-    reason = why_not()
-    if reason is not None:
-        raise BadInput(f"no cluster can be rehearsed here: {reason}.", hint="use --on local")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hetopt.optimizer import words
 from hetopt.optimizer.cli import render
 from hetopt.optimizer.cli.exchange_options import spell_options
+from hetopt.optimizer.cli.sync_options import spell_partition, spell_sync
 from hetopt.optimizer.launch_record import Launch
 from hetopt.trainer.miniature import Miniature, MiniatureHost
 from hetopt.trainer.spec import Compression, RunSpec, WorkerSpec
@@ -16,7 +17,8 @@ def show(record: Launch) -> None:
     where = "on this machine" if spec.miniature is None else f"on {_hosts(len(spec.miniature.hosts))}, rehearsed here"
     render.line(
         f"{spec.task}, {_end(record)}, {where}: {len(spec.workers)} worker{'s' if len(spec.workers) > 1 else ''}, "
-        f"global batch {words.count(spec.global_batch_size)}, {_exchange(spec)}, batch policy {spec.batch_policy}",
+        f"global batch {words.count(spec.global_batch_size)}, {_exchange(spec)}, batch policy {spec.batch_policy}"
+        f"{_data(spec)}",
         style="bold",
     )
     if spec.miniature is None:
@@ -36,6 +38,8 @@ def show(record: Launch) -> None:
 def _exchange(spec: RunSpec) -> str:
     """What is sent, who decides how much, and how it travels."""
     asked = spec.compression
+    if spec.is_local:
+        return f"sync {spell_sync(spec.sync)}"
     told = ", ".join([words.compression(asked.name, asked.ratio), *spell_options(asked)])
     if spec.ratio_policy == "auto":
         told = "auto" if asked == Compression() else f"auto, from {told}"
@@ -44,6 +48,15 @@ def _exchange(spec: RunSpec) -> str:
     if spec.collective_policy == "cheapest":
         told += ", the cheapest collective"
     return f"compression {told}"
+
+
+def _data(spec: RunSpec) -> str:
+    """What of the data each worker sees, where that is not all of it."""
+    partition = "" if spec.partition.name == "global" else f", partition {spell_partition(spec.partition)}"
+    if spec.injection is None:
+        return partition
+    givers, samples = words.share(spec.injection.workers), words.share(spec.injection.samples)
+    return f"{partition}, {givers} of the workers hand on {samples} of their samples"
 
 
 def _hosts(number: int) -> str:

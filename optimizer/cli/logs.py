@@ -23,7 +23,7 @@ def logs(
     from hetopt.trainer.launch.runs import RunFolders, runs_home
 
     folder = RunFolders(home=runs_home()).find(run)
-    launcher = launcher_of(read_launch(folder))
+    launcher = launcher_of(read_launch(folder), folder)
     offsets: dict[str, int] = {}
     while True:
         over = launcher.poll(RunHandle(run_dir=folder)).state.is_over

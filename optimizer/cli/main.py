@@ -12,9 +12,11 @@ from hetopt.optimizer.cli import (
     catalog_refresh,
     disturb,
     doctor,
+    export,
     gc,
     launch,
     logs,
+    metrics,
     predict,
     profile,
     recommend,
@@ -72,6 +74,8 @@ app.command()(status.status)
 app.command()(logs.logs)
 app.command()(stop.stop)
 app.command()(report.report)
+app.command()(export.export)
+app.command()(metrics.metrics)
 app.command()(disturb.disturb)
 app.command()(adopt.adopt)
 app.command()(gc.gc)

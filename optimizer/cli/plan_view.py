@@ -5,6 +5,7 @@ from __future__ import annotations
 from hetopt.optimizer import words
 from hetopt.optimizer.cli import render
 from hetopt.optimizer.front_plot import front_lines
+from hetopt.optimizer.observed_losses import watched_in_words
 from hetopt.optimizer.plan import Candidate, Goal, Group, Plan, Range
 
 SHOWN_ALTERNATIVES = 8
@@ -98,10 +99,11 @@ def _range(figure: Range, say: words.Say) -> str:
 
 def _machine_row(group: Group) -> list[str]:
     band = f", {group.interruption_band} a month" if group.interruption_band else ""
+    seen = f", {watched_in_words(group.watched)}" if group.watched else ""
     low, high = min(group.local_batch_sizes), max(group.local_batch_sizes)
     return [
         f"{group.machines} × {group.instance_type}",
-        group.market + band,
+        group.market + band + seen,
         f"{group.price_usd_per_hour:.4f}",
         str(low) if low == high else f"{low}–{high}",
         group.evidence,

@@ -54,9 +54,18 @@ def profile(
     probe_budget: float | None = typer.Option(
         None, "--probe-budget", help="USD that exploring may cost, at the prices of the machines it stands for."
     ),
-    on: str = typer.Option("local", "--on", help="Where to explore: local or rehearsal."),
+    on: str = typer.Option("local", "--on", help="Where to explore: local, rehearsal or ec2, which rents."),
     hosts: str | None = typer.Option(
         None, "--hosts", help="rehearsal: the cluster to explore, such as 'speed=1,rate=100mbit x8'."
+    ),
+    types: str | None = typer.Option(None, "--types", help="ec2: the machine types to explore, with commas between."),
+    region: str = typer.Option("us-east-1", "--region", help="ec2: where to rent."),
+    ec2_data: str | None = typer.Option(
+        None, "--ec2-data", help="ec2: where the task's data is for rented machines: s3://BUCKET/PREFIX."
+    ),
+    yes: bool = typer.Option(False, "--yes", "-y", help="ec2: rent without asking."),
+    check: bool = typer.Option(
+        False, "--check", help="Only look whether the task can be trained on many workers, with a few samples."
     ),
     json_: bool = typer.Option(False, "--json", help="Print the profile as JSON."),
 ) -> None:
@@ -70,6 +79,11 @@ def profile(
     from hetopt.optimizer.cli.import_samples import import_samples, read_file
     from hetopt.profiler.errors import BadInput
 
+    if check:
+        from hetopt.optimizer.cli.task_check import check_task
+
+        check_task(task, data, json_=json_)
+        return
     if output is None and not json_:
         output = Path("profile.json")
     if from_samples is not None and task is None:
@@ -89,15 +103,22 @@ def profile(
         raise BadInput(f"--seed must not be negative, and is {seed}.", hint="for example --seed 1")
     _check_type(type_)
     budget_usd = parse.positive(probe_budget, "--probe-budget", "USD")
-    if explore != (budget_usd is not None) or (not explore and (on != "local" or hosts is not None)):
+    elsewhere_asked = on != "local" or hosts is not None or types is not None or ec2_data is not None
+    if explore != (budget_usd is not None) or (not explore and elsewhere_asked):
         raise BadInput(
-            "--explore, --probe-budget, --on and --hosts belong together.",
+            "--explore, --probe-budget, --on, --hosts and --types belong together.",
             hint="hetopt profile TASK --explore --probe-budget 0.10",
         )
     if explore:
         from hetopt.optimizer.cli.explore import check_place
 
-        check_place(on, hosts)
+        check_place(on, hosts, types)
+    if on == "ec2":
+        from hetopt.optimizer.cli import ec2_explore
+
+        assert budget_usd is not None
+        ec2_explore.check(task, data, ec2_data)
+        ec2_explore.ask(budget_usd, yes=yes)
     elsewhere = read_file(from_samples) if from_samples is not None else ()
     with render.progress(f"profiling {task}") as tell:
         tell("loading the task", None)
@@ -107,8 +128,16 @@ def profile(
             measured = measured.model_copy(update={"samples": elsewhere})
         if budget_usd is not None:
             from hetopt.optimizer.cli.explore import explore as explore_layouts
+            from hetopt.optimizer.cli.explore import place_here
 
-            measured = explore_layouts(measured, hosts=hosts, workers=workers, budget_usd=budget_usd, tell=tell)
+            if on == "ec2":
+                names = parse.names(types)
+                place = ec2_explore.place_on_ec2(
+                    measured, task=task, types=names, region=region, data=ec2_data, tell=tell
+                )
+            else:
+                place = place_here(measured, hosts=hosts, workers=workers, tell=tell)
+            measured = explore_layouts(measured, place, budget_usd=budget_usd, tell=tell)
     if output is not None:
         measured.save(output)
         render.note(f"wrote {output}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
+    from hetopt.optimizer.observed_losses import ObservedLosses
     from hetopt.optimizer.plan import Goal
     from hetopt.profiler.profile import Profile
 
@@ -67,11 +68,27 @@ def recommend(
         help="How the learning rate follows the batch size: none, linear, sqrt or adascale (by the measured gradient "
         "noise). Default: the task's.",
     ),
+    sync: str | None = typer.Option(
+        None,
+        "--sync",
+        help="When the workers of the plan put together what they learned, as of `hetopt launch`: 'selsync(0.3)', "
+        "'local-sgd(8)', ... The cluster is chosen and predicted as if gradients were summed in every step.",
+    ),
     catalog_dir: Path | None = typer.Option(None, "--catalog", help="Another catalogue folder than the bundled one."),
     rank: bool = typer.Option(
         False, "--rank", help="Only compare clusters, where no pilot says how many steps the target takes. No budget."
     ),
-    trials: int = typer.Option(400, "--trials", help="Trials of the study of mixes of three types; 0 leaves it out."),
+    trials: int = typer.Option(
+        400,
+        "--trials",
+        help="Trials of the study of mixes of three types, where they are too many to rule out; 0: none.",
+    ),
+    observed: str | None = typer.Option(
+        None,
+        "--observed",
+        metavar="FILE",
+        help="What was seen of spot pools: hours and losses. Default: what your launches have seen; none: nothing.",
+    ),
     seed: int = typer.Option(0, "--seed", help="Seed of the search: the same seed gives the same plan."),
     resume: Path | None = typer.Option(
         None, "--resume", metavar="FILE", help="Keep the study's trials in this file, and go on from those in it."
@@ -95,7 +112,7 @@ def recommend(
     import sys
 
     from hetopt.optimizer.catalog_choice import catalog_in_use
-    from hetopt.optimizer.cli import parse, plan_view, render
+    from hetopt.optimizer.cli import parse, plan_view, render, sync_options
     from hetopt.optimizer.quota import read_quotas
     from hetopt.optimizer.recommend import Options
     from hetopt.optimizer.recommend import recommend as find_plan
@@ -103,6 +120,7 @@ def recommend(
 
     parse.ready_to_write(output, force=force)
     parse.ready_to_write(report, force=force)
+    sync_wish = sync_options.parse_wish(sync, None, None)
     budget_usd = parse.positive(budget, "--budget", "USD")
     deadline_s = parse.duration_s(deadline, "--deadline")
     if budget_usd is None and deadline_s is None and not rank:
@@ -127,6 +145,7 @@ def recommend(
         confidence=confidence,
         trials=trials,
         journal=resume,
+        observed=_observed(observed),
         learning_rate_rule=parse.scaling_rule(lr_rule),
     )
     in_use = catalog_in_use(region, catalog_dir, today=datetime.datetime.now(datetime.UTC).date())
@@ -150,6 +169,7 @@ def recommend(
             now=datetime.datetime.now(datetime.UTC),
             tell=lambda text: tell(text, None),
         )
+    plan = sync_options.into_plan(sync_wish, plan)
     if report is not None:
         from hetopt.optimizer.plan_page import page
         from hetopt.profiler.artifact import write_atomically
@@ -185,6 +205,24 @@ def _profile(path: Path) -> Profile:
             "`hetopt profile TASK --from-samples FILE -o profile.json`",
         )
     return Profile.load(path)
+
+
+def _observed(named: str | None) -> ObservedLosses | None:
+    """The file that was named, or else the one that launches keep, if there is one."""
+    from hetopt.optimizer.cli import render
+    from hetopt.optimizer.observed_losses import ObservedLosses, observed_file
+
+    if named == "none":
+        return None
+    if named is not None:
+        return ObservedLosses.load(Path(named))
+    path = observed_file()
+    if not path.exists():
+        return None
+    found = ObservedLosses.load(path)
+    hours = sum(pool.instance_hours for pool in found.pools)
+    render.note(f"hazards of spot: the prior, moved by {hours:.0f} instance-hours in {path} (--observed none: not)")
+    return found
 
 
 def _goal(

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rich.console import Console
+from rich.live import Live as RichLive
 from rich.markup import escape
 from rich.padding import Padding
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +122,32 @@ class Live:
 
     def __call__(self, text: str, done: float | None) -> None:
         self.tell(text, done)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """What a live view shows: a title and plain lines, cut where the terminal ends."""
+
+    title: str
+    lines: Sequence[str]
+
+
+def drawn(picture: Picture) -> Text:
+    """The picture as rich shows it. Made of plain text: laying out a table takes several times as long."""
+    text = Text(picture.title, style="bold", no_wrap=True, overflow="ellipsis")
+    return text.append("\n" + "\n".join(picture.lines), style="not bold")
+
+
+@contextmanager
+def live_view() -> Iterator[Callable[[Picture], None]]:
+    """A part of the terminal that is drawn anew with each call; it stays as it was last. Never draws by itself."""
+    with RichLive(console=console(), auto_refresh=False, vertical_overflow="crop") as live:
+        yield lambda picture: live.update(drawn(picture), refresh=True)
+
+
+def is_terminal() -> bool:
+    """Whether stdout is one."""
+    return console().is_terminal
 
 
 @contextmanager

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from hetopt.optimizer.report import Compared, Report, Sent
+    from collections.abc import Sequence
+
+    from hetopt.optimizer.launch_record import Launch
+    from hetopt.optimizer.report import BroughtTogether, Compared, Report, Sent
+    from hetopt.trainer.events import Event
 
 SHOWN_WAYS = 3
 
@@ -16,7 +20,11 @@ SHOWN_WAYS = 3
 def report(
     run: str | None = typer.Argument(None, help="Run, or any unambiguous part of its name. Default: the newest."),
     output: Path | None = typer.Option(None, "--output", "-o", help="Also write the report to this JSON file."),
-    force: bool = typer.Option(False, "--force", help="Replace the output file if it exists."),
+    html: Path | None = typer.Option(None, "--html", help="Also write the run as a page that needs nothing else."),
+    learn: Path | None = typer.Option(
+        None, "--learn", help="Fold what the run measured into this profile; a new file begins with the plan's."
+    ),
+    force: bool = typer.Option(False, "--force", help="Replace the files that are written."),
     json_: bool = typer.Option(False, "--json", help="Print the report as JSON."),
 ) -> None:
     """Hold a run against its prediction: time, steps, cost, how the workers were balanced, and what they exchanged."""
@@ -30,7 +38,8 @@ def report(
     from hetopt.trainer.launch.base import RunHandle
     from hetopt.trainer.launch.runs import RunFolders, runs_home
 
-    ready_to_write(output, force=force)
+    for path in (output, html):
+        ready_to_write(path, force=force)
     folder = RunFolders(home=runs_home()).find(run)
     record = read_run(folder)
     if record.launch is None:
@@ -38,15 +47,36 @@ def report(
             f"{folder.name} has no launch record, so nothing was predicted for it.",
             hint="choose a run from `hetopt status --all`",
         )
-    state = launcher_of(record.launch).poll(RunHandle(run_dir=folder)).state
+    state = launcher_of(record.launch, folder).poll(RunHandle(run_dir=folder)).state
     made = make_report(record.launch, record.progress, record.timeline, state=state.value)
     if output is not None:
         made.save(output)
         render.note(f"wrote {output}")
+    if learn is not None:
+        _learn(learn, record.launch, record.events)
+    if html is not None:
+        from hetopt.optimizer.report_page.page import page
+        from hetopt.optimizer.report_page.series import series
+        from hetopt.profiler.artifact import write_atomically
+
+        write_atomically(html, page(made, record.launch, series(record.events)))
+        render.note(f"wrote {html}")
     if json_:
         sys.stdout.write(made.to_json())
     else:
         show(made)
+
+
+def _learn(path: Path, launch: Launch, events: Sequence[Event]) -> None:
+    """Bring a profile up to date with what a run measured."""
+    from hetopt.optimizer.cli import render
+    from hetopt.optimizer.learn import learn
+    from hetopt.profiler.profile import Profile
+
+    known = Profile.load(path) if path.exists() else launch.plan.profile
+    learned = learn(known, launch, events)
+    learned.profile.save(path)
+    render.note(f"{path} has learned {' and '.join(learned.news)}")
 
 
 def show(made: Report) -> None:
@@ -105,8 +135,24 @@ def _show_timeline(made: Report) -> None:
         render.line(line)
     for mark, sentence in timeline_view.explain(told):
         render.bullet(sentence, mark=mark)
-    if made.sent is not None:
+    if made.together is not None:
+        render.bullet(_together(made.together))
+    elif made.sent is not None:
         render.bullet(_sent(made.sent))
+
+
+def _together(told: BroughtTogether) -> str:
+    """How often workers were brought together, and how far apart they had come."""
+    from hetopt.optimizer import words
+
+    steps = told.synchronised + told.local
+    apart = ""
+    if told.divergence is not None:
+        apart = f"; they had come apart by {words.share(told.divergence)} of the parameters' norm"
+    return (
+        f"{told.policy}: workers came together in {words.count(told.synchronised)} of {words.count(steps)} steps "
+        f"({words.share(told.share)}), and sent {words.bytes_(told.sent_bytes)} each{apart}"
+    )
 
 
 def _sent(sent: Sent) -> str:

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hetopt.optimizer.launch_record import Launch, Place
     from hetopt.optimizer.progress import Progress
     from hetopt.optimizer.timeline import Timeline
+    from hetopt.trainer.events import Event
     from hetopt.trainer.launch.base import Launcher
 
 
@@ -20,6 +23,7 @@ class RunRecord:
     launch: Launch | None
     progress: Progress
     timeline: Timeline
+    events: Sequence[Event]
 
 
 def read_run(folder: Path) -> RunRecord:
@@ -38,6 +42,7 @@ def read_run(folder: Path) -> RunRecord:
         launch=launch,
         progress=follow(events, launch.started_s if launch else None),
         timeline=timeline(events, time_factor=launch.time_factor if launch else 1.0),
+        events=events,
     )
 
 
@@ -52,9 +57,12 @@ def read_launch(folder: Path) -> Launch | None:
     return Launch.load(folder / LAUNCH_FILE) if (folder / LAUNCH_FILE).exists() else None
 
 
-def launcher_of(launch: Launch | None) -> Launcher:
-    """Who can look after a run: the launcher of the place where it was started."""
-    return launcher_for("local" if launch is None else launch.on)
+def launcher_of(launch: Launch | None, folder: Path) -> Launcher:
+    """Who can look after a run: the launcher of the place where it was started. Rented probes have no record."""
+    from hetopt.optimizer.ec2.order import ORDER_FILE
+
+    unrecorded: Place = "ec2" if (folder / ORDER_FILE).exists() else "local"
+    return launcher_for(unrecorded if launch is None else launch.on)
 
 
 def launcher_for(place: Place) -> Launcher:

@@ -17,6 +17,7 @@ LATEST_HAPPENINGS = 5
 def status(
     run: str | None = typer.Argument(None, help="Run, or any unambiguous part of its name. Default: the newest."),
     all_: bool = typer.Option(False, "--all", "-a", help="A line for every run."),
+    watch: bool = typer.Option(False, "--watch", "-w", help="Go on showing it, until it is over or Ctrl-C."),
     json_: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Show how a run is: state, steps, metric, each worker's share and waiting, and what it costs so far."""
@@ -24,6 +25,14 @@ def status(
     from hetopt.trainer.launch.runs import RunFolders, runs_home
 
     runs = RunFolders(home=runs_home())
+    if watch:
+        from hetopt.optimizer.cli.watch import watch as watch_run
+        from hetopt.profiler.errors import BadInput
+
+        if all_ or json_:
+            raise BadInput("--watch shows one run to a person.", hint="leave --all and --json out")
+        watch_run(runs.find(run))
+        return
     folders = runs.all() if all_ else [runs.find(run)]
     # A list of runs is read from their folders: it needs no login, and answers at once.
     facts = [_facts(folder, ask=not all_) for folder in folders]
@@ -44,7 +53,7 @@ def _facts(folder: Path, *, ask: bool) -> dict[str, Any]:
     if started is not None and started.on == "ec2":
         state, rental = ec2_status.look(folder, ask=ask)
     else:
-        state, rental = launcher_of(started).poll(RunHandle(run_dir=folder)), None
+        state, rental = launcher_of(started, folder).poll(RunHandle(run_dir=folder)), None
     record = read_run(folder)
     launch, progress = record.launch, record.progress
     speeds = launch.speeds if launch else {}

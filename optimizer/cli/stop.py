@@ -19,7 +19,7 @@ def stop(
     from hetopt.trainer.launch.runs import RunFolders, runs_home
 
     folder = RunFolders(home=runs_home()).find(run)
-    launcher = launcher_of(read_launch(folder))
+    launcher = launcher_of(read_launch(folder), folder)
     handle = RunHandle(run_dir=folder)
     before = launcher.poll(handle).state
     if not before.is_over:

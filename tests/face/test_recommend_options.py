@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.face.conftest import RECORDED, Answer
+from hetopt.optimizer.catalog import BUNDLED
+from hetopt.optimizer.observed_losses import ObservedPool, keep
+from tests.face.conftest import RECORDED, Answer, start
 
 Hetopt = Callable[..., Answer]
 PROFILE = RECORDED / "resnet20-cifar10.json"
@@ -58,6 +64,32 @@ def test_what_contradicts_itself_is_refused(hetopt: Hetopt, options: list[str], 
     assert said in error
     assert "→" in error
     assert "Traceback" not in error
+
+
+def test_old_and_missing_prices_are_told(hetopt: Hetopt, tmp_path: Path) -> None:
+    folder = tmp_path / "aws"
+    shutil.copytree(BUNDLED, folder)
+    prices = folder / "regions" / "us-east-1.csv"
+    header, *rows = prices.read_text().splitlines()
+    asked = ("recommend", PROFILE, *QUICK, "--budget", 5, "--catalog", folder)
+
+    # Without a price a type is not offered; the plan makes do with the others.
+    some = [row if row.startswith("g5.xlarge,") else re.sub(r"^([^,]+,[^,]*),.*", r"\1,,,", row) for row in rows]
+    prices.write_text("\n".join([header, *some]) + "\n")
+    answer = hetopt(*asked, "--json")
+    assert answer.code == 0, answer.err
+    assert "days old" in answer.err
+    assert {group["instance_type"] for group in _groups(json.loads(answer.out))} == {"g5.xlarge"}
+
+    # Without any, nor without their column, nothing can be planned.
+    none = [re.sub(r"^([^,]+,[^,]*),.*", r"\1,,,", row) for row in rows]
+    column = [re.sub(r"^([^,]+,[^,]*),[^,]*", r"\1", row) for row in [header, *rows]]
+    for lines in ([header, *none], column):
+        prices.write_text("\n".join(lines) + "\n")
+        answer = hetopt(*asked)
+        assert answer.code == 2
+        assert "The catalogue has no prices for us-east-1" in " ".join(answer.err.split())
+        assert "Traceback" not in answer.err
 
 
 def test_filters_reach_the_plan(hetopt: Hetopt) -> None:
@@ -120,3 +152,53 @@ def test_a_report_and_a_journal_are_written(hetopt: Hetopt, tmp_path: Path) -> N
     answer = hetopt("recommend", PROFILE, *QUICK, "--budget", 2, "--resume", tmp_path / "text")
     assert answer.code == 2
     assert "Traceback" not in answer.err
+
+
+def test_what_launches_have_seen_is_believed_unless_told_otherwise(
+    hetopt: Hetopt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if a launch had watched every type for a day.
+    types = ("g5.xlarge", "g6.xlarge", "g4dn.xlarge")
+    asked = ("--budget", 2, "--types", ",".join(types))
+    pools = [ObservedPool(instance_type=name, region="us-east-1", instance_hours=24.0, losses=12) for name in types]
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
+    keep(tmp_path / "home" / "observed-losses.json", pools, until="2026-11-20T12:00:00+00:00")
+    own = _plan(hetopt, *asked)
+    assert all(group["watched"]["losses"] == 12 for group in _groups(own))
+    assert "12 losses in 24 instance-hours" in hetopt("recommend", PROFILE, *QUICK, *asked).out
+    prior = _plan(hetopt, *asked, "--observed", "none")
+    assert all(group["watched"] is None for group in _groups(prior))
+    (tmp_path / "seen.json").write_text("{}")
+    answer = hetopt("recommend", PROFILE, *asked, "--observed", tmp_path / "seen.json")
+    assert answer.code == 2
+    assert "seen.json" in answer.err
+    assert hetopt("recommend", PROFILE, *asked, "--observed", tmp_path / "nothing.json").code == 2
+
+
+def test_an_interrupted_search_keeps_its_best_and_goes_on(hetopt: Hetopt, tmp_path: Path) -> None:
+    """Ctrl-C in a terminal: the plan so far is written, and what was tried is in the journal."""
+    journal, plan = tmp_path / "search.journal", tmp_path / "plan.json"
+    asked = (PROFILE, "--budget", 2, "--epochs", 100, "--resume", journal)
+    process = start("recommend", *asked, "--trials", 1_000_000, "-o", plan)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "a study of mixes of three types" in line:
+            break
+    deadline = time.monotonic() + 60
+    while not (journal.exists() and journal.read_text().count("\n") > 500) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    kept = json.loads(plan.read_text())
+    assert "stopped early" in kept["searched"]
+    tried = int(re.findall(r"(\d+) trials", kept["searched"])[0])
+    assert tried >= 10
+    # As many trials as were done: nothing is tried again, and the answer is as good.
+    answer = hetopt("recommend", *asked, "--trials", tried // 2, "--json")
+    assert answer.code == 0, answer.err
+    again = json.loads(answer.out)
+    assert int(re.findall(r"(\d+) trials", again["searched"])[0]) >= tried // 2
+    assert "stopped early" not in again["searched"]
+    told, before = (found["chosen"]["prediction"]["total_s"]["value"] for found in (again, kept))
+    assert told <= before * 1.02

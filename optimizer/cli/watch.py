@@ -1,0 +1,217 @@
+"""`hetopt status --watch`: a run as it goes on, drawn every other second from what its log has gained since."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hetopt.optimizer.cli.render import Picture
+    from hetopt.optimizer.launch_record import Launch
+    from hetopt.optimizer.progress import Progress
+    from hetopt.optimizer.timeline import Happening
+
+EVERY_S = 2.0
+"""Drawing sixteen workers takes some ten milliseconds: less than a hundredth of a core."""
+
+RECENT_S = 60.0
+"""Of steps, whose pace tells when the run will be over."""
+
+LATEST_HAPPENINGS = 5
+BAR = 24
+
+
+@dataclass
+class Watched:
+    """What was read of a run so far.
+
+    Attributes:
+        progress: folded from all events.
+        recent: of the last minute: (when, steps, seconds a step).
+        latest: worker's figures of the newest steps.
+        happenings: the newest.
+    """
+
+    progress: Progress
+    recent: deque[tuple[float, int, float]] = field(default_factory=deque)
+    latest: dict[str, Any] = field(default_factory=dict)
+    happenings: deque[Happening] = field(default_factory=lambda: deque(maxlen=LATEST_HAPPENINGS))
+    offset: int = 0
+
+    def read(self, folder: Path, *, time_factor: float) -> None:
+        """Go on with what the log has gained."""
+        from hetopt.optimizer.progress import advance
+        from hetopt.optimizer.timeline import happening
+        from hetopt.trainer.events import EVENTS_FILE, parse_events
+        from hetopt.trainer.launch.logs import read_from
+
+        text, self.offset = read_from(folder / EVENTS_FILE, self.offset)
+        for event in parse_events(iter(text.splitlines(keepends=True))):
+            self.progress = advance(self.progress, event)
+            if event["event"] == "step":
+                self.latest = event
+                self.recent.append((float(event["time_s"]), event["steps"], event["step_time_s"]))
+            hosts = [worker.host for worker in self.progress.workers]
+            began_s = self.progress.training_started_s or float(event["time_s"])
+            found = happening(event, hosts, began_s=began_s, time_factor=time_factor)
+            if found is not None:
+                self.happenings.append(found)
+        while self.recent and self.recent[-1][0] - self.recent[0][0] > RECENT_S:
+            self.recent.popleft()
+
+    @property
+    def step_time_s(self) -> float | None:
+        """Of late."""
+        steps = sum(count for _, count, _ in self.recent)
+        return sum(count * time_s for _, count, time_s in self.recent) / steps if steps else None
+
+
+def watch(folder: Path, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Show a run until it is over. Where stdout is no terminal, each new state is one line."""
+    from hetopt.optimizer.cli import render
+    from hetopt.optimizer.cli.run_record import launcher_of, read_launch
+    from hetopt.optimizer.progress import Progress
+    from hetopt.trainer.launch.base import RunHandle
+
+    launch = read_launch(folder)
+    launcher = launcher_of(launch, folder)
+    watched = Watched(progress=Progress(started_s=launch.started_s if launch else None))
+    factor = launch.time_factor if launch else 1.0
+    if not render.is_terminal():
+        last = ""
+        while True:
+            status = launcher.poll(RunHandle(run_dir=folder))
+            watched.read(folder, time_factor=factor)
+            shown = picture(folder.name, status.state.value, watched, launch, now_s=time.time())
+            if shown.title != last:
+                last = shown.title
+                render.line(last)
+            if status.state.is_over:
+                return
+            sleep(EVERY_S)
+    with render.live_view() as show:
+        while True:
+            status = launcher.poll(RunHandle(run_dir=folder))
+            watched.read(folder, time_factor=factor)
+            state = status.state.value + (f" ({status.reason})" if status.reason else "")
+            show(picture(folder.name, state, watched, launch, now_s=time.time()))
+            if status.state.is_over:
+                return
+            sleep(EVERY_S)
+
+
+def picture(name: str, state: str, watched: Watched, launch: Launch | None, *, now_s: float) -> Picture:
+    """How the run is now, in words.
+
+    Args:
+        name: of the run.
+        state: of it.
+        watched: what was read.
+        launch: what was predicted; None: nothing was.
+        now_s: seconds since the epoch.
+    """
+    from hetopt.optimizer import words
+    from hetopt.optimizer.cli.render import Picture
+
+    progress = watched.progress
+    metrics = "  ".join(f"{metric} {value:.4g}" for metric, value in progress.metrics.items())
+    loss = f", loss {progress.loss:.4g}" if progress.loss is not None else ""
+    expected = launch.prediction.steps.value if launch is not None else None
+    title = f"{name}: {state}, step {words.count(progress.step)}, epoch {progress.epoch:.1f}{loss}  {metrics}".rstrip()
+    return Picture(
+        title=title,
+        lines=[
+            *([_bar(progress.step / expected, f"of about {words.count(expected)} steps")] if expected else []),
+            *_pace(watched, launch, expected),
+            *_money(progress, launch, state, now_s),
+            *_exchange(watched),
+            *_table(_workers(watched)),
+            *(f"  at {words.duration(max(0.0, one.time_s))} {one.sentence}" for one in reversed(watched.happenings)),
+        ],
+    )
+
+
+def _table(rows: list[list[str]]) -> list[str]:
+    """The workers' rows below a heading, numbers to the right."""
+    if not rows:
+        return []
+    whole = [["worker", "share", "computing", "waiting", "of a step: █ computing ░ waiting"], *rows]
+    widths = [max(len(row[column]) for row in whole) for column in range(4)]
+    first, *numbers = widths
+    return [
+        "  ".join(
+            [row[0].ljust(first), *(cell.rjust(width) for cell, width in zip(row[1:4], numbers, strict=True)), row[4]]
+        )
+        for row in whole
+    ]
+
+
+def _bar(share: float, text: str) -> str:
+    full = round(BAR * min(max(share, 0.0), 1.0))
+    return f"  {'█' * full}{'░' * (BAR - full)} {share:.0%} {text}"
+
+
+def _pace(watched: Watched, launch: Launch | None, expected: float | None) -> list[str]:
+    from hetopt.optimizer import words
+
+    now = watched.step_time_s
+    if now is None:
+        return []
+    said = f", predicted {words.duration(launch.prediction.step_time_s.value)}" if launch is not None else ""
+    left = ""
+    if expected is not None and watched.progress.finish_reason is None and expected > watched.progress.step:
+        left = f"; about {words.duration((expected - watched.progress.step) * now)} of stepping left"
+    return [f"  {words.duration(now)} a step{said}{left}"]
+
+
+def _money(progress: Progress, launch: Launch | None, state: str, now_s: float) -> list[str]:
+    from hetopt.optimizer import words
+
+    if launch is None or progress.started_s is None or progress.last_event_s is None:
+        return []
+    until_s = now_s if state.startswith("running") else progress.last_event_s
+    elapsed_s = max(0.0, until_s - progress.started_s)
+    spent = launch.hourly_usd * elapsed_s / 3600
+    budget = launch.plan.goal.budget_usd
+    of = f" of a budget of {words.usd(budget)}" if budget is not None else ""
+    rate = words.usd(launch.hourly_usd)
+    return [f"  {words.duration(elapsed_s)} since launch; {words.usd(spent)}{of} at the plan's {rate} an hour"]
+
+
+def _exchange(watched: Watched) -> list[str]:
+    from hetopt.optimizer import words
+
+    traffic, told = watched.progress.traffic, watched.latest.get("exchange")
+    if traffic is None or not told:
+        return []
+    share = words.share(traffic.sent_bytes / traffic.dense_bytes)
+    return [f"  gradients go as {traffic.way}: {words.bytes_(told['sent_bytes'])} a step, {share} of dense so far"]
+
+
+def _workers(watched: Watched) -> list[list[str]]:
+    from hetopt.optimizer import words
+
+    latest = watched.latest
+    if not latest:
+        return []
+    rows = []
+    longest = max(latest["step_time_s"], 1e-9)
+    for rank, share in enumerate(latest["local_batch_sizes"]):
+        compute_s, wait_s = latest["compute_s"][rank], latest["wait_s"][rank]
+        workers = watched.progress.workers
+        computing = round(BAR * min(compute_s / longest, 1.0))
+        waiting = min(round(BAR * wait_s / longest), BAR - computing)
+        rows.append(
+            [
+                workers[rank].host if rank < len(workers) else f"worker {rank}",
+                words.count(share),
+                words.duration(compute_s),
+                words.duration(wait_s),
+                "█" * computing + "░" * waiting,
+            ]
+        )
+    return rows

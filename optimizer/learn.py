@@ -1,0 +1,142 @@
+"""What a run teaches about its job: step times of rented clusters, and how many steps the target took.
+
+Both go back into the profile that it was planned from, in the form in which they would have been measured: steps as
+step samples, which the step model is then fitted to, and the way to the target as one more pilot.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from hetopt.optimizer import words
+from hetopt.optimizer.launch_record import Launch
+from hetopt.optimizer.step_model.profiled import RENTED
+from hetopt.profiler.errors import BadInput
+from hetopt.profiler.profile import Evaluation, Pilot, PilotCompression, Profile
+from hetopt.profiler.step_samples import Compression, Node, StepSample
+
+SAMPLES_OF_A_STRETCH = 5
+"""That one stretch of equal shares becomes: enough to show how steps scatter, and no more than that."""
+
+IDENTITY = "identity"
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """A profile that knows more; ``news`` says what, a sentence each."""
+
+    profile: Profile
+    news: tuple[str, ...]
+
+
+def learn(profile: Profile, launch: Launch, events: Sequence[Event]) -> Learned:
+    """Fold what a run measured into the profile of its job. The same run twice adds nothing.
+
+    Args:
+        profile: of the same job; usually the one it was planned from, or what an earlier run made of that.
+        launch: what was started.
+        events: the run's log.
+
+    Raises:
+        BadInput: the profile is of another job, or the run has nothing to teach.
+    """
+    job = launch.plan.profile.job
+    if (profile.job.task, profile.job.parameters) != (job.task, job.parameters):
+        raise BadInput(
+            f"The run trained {job.task} of {words.count(job.parameters)} parameters, and the profile is of "
+            f"{profile.job.task} of {words.count(profile.job.parameters)}.",
+            hint="name another file, or a new one",
+        )
+    samples = [sample for sample in _samples(launch, events) if sample not in profile.samples]
+    pilot = _pilot(profile, launch, events)
+    pilots = [pilot] if pilot is not None and pilot not in profile.pilots else []
+    if not samples and not pilots:
+        raise BadInput(
+            f"{launch.run_id} has nothing to teach that the profile does not know.",
+            hint="step times are learned from rented machines, and steps to the target from evaluations",
+        )
+    news = []
+    if samples:
+        cluster = words.cluster((node.workers, node.type) for node in samples[0].nodes)
+        news.append(f"{words.count(len(samples))} step times of {cluster}")
+    for one in pilots:
+        reached = one.steps_to_target
+        told = f"the target after {words.count(reached)} steps" if reached is not None else "the target not reached"
+        news.append(f"{told} of {words.count(one.global_batch_size)} samples")
+    changed = profile.model_copy(update={"samples": (*profile.samples, *samples), "pilots": (*profile.pilots, *pilots)})
+    return Learned(profile=Profile.model_validate(changed.model_dump()), news=tuple(news))
+
+
+def _samples(launch: Launch, events: Iterable[Event]) -> Iterator[StepSample]:
+    """Steps as they were measured; none of a miniature, of paced workers, or of machines nobody rents."""
+    spec = launch.spec
+    is_real = spec.miniature is None and all(worker.pace == 1 and worker.declared is None for worker in spec.workers)
+    if not is_real or not all(RENTED.fullmatch(worker.type) for worker in spec.workers):
+        return
+    hosts = {host: list(workers) for host, workers in groupby(spec.workers, key=lambda worker: worker.host)}
+    nodes = tuple(Node(type=workers[0].type, workers=len(workers)) for workers in hosts.values())
+    steps = [event for event in events if event["event"] == "step" and len(event["compute_s"]) == len(spec.workers)]
+    for _, stretch in groupby(steps, key=lambda event: (event["local_batch_sizes"], _way(event))):
+        # The first period of new shares is not yet itself: caches and allocators adapt.
+        rows = list(stretch)[1:]
+        for chunk in np.array_split(np.arange(len(rows)), min(SAMPLES_OF_A_STRETCH, len(rows))) if rows else ():
+            yield _sample([rows[index] for index in chunk], nodes)
+
+
+def _sample(rows: Sequence[Event], nodes: tuple[Node, ...]) -> StepSample:
+    weights = [event["steps"] for event in rows]
+    total = math.fsum(weights)
+    step_time_s = math.fsum(n * event["step_time_s"] for n, event in zip(weights, rows, strict=True)) / total
+    sync_s = math.fsum(n * event["sync_s"][0] for n, event in zip(weights, rows, strict=True)) / total
+    told = rows[0].get("exchange")
+    return StepSample(
+        nodes=nodes,
+        local_batch_size=tuple(rows[0]["local_batch_sizes"]),
+        compression=None
+        if told is None or told["compressor"] == IDENTITY
+        else Compression(name=told["compressor"], ratio=told["ratio"], collective=told["collective"]),
+        step_time_s=round(step_time_s, 7),
+        sync_time_s=round(min(sync_s, step_time_s), 7),
+    )
+
+
+def _way(event: Event) -> str:
+    return str((event.get("exchange") or {}).get("way", ""))
+
+
+def _pilot(profile: Profile, launch: Launch, events: Sequence[Event]) -> Pilot | None:
+    """The run as a pilot; none where it was resumed, never evaluated, or changed what it sent on the way."""
+    job, spec = profile.job, launch.spec
+    evaluated = [event for event in events if event["event"] == "evaluated" and job.target_metric in event["metrics"]]
+    resumed = any(event.get("resumed_step") for event in events if event["event"] == "run_started")
+    exchanges = [event["exchange"] for event in events if event["event"] == "step" and event.get("exchange")]
+    ways = {(exchange["compressor"], exchange["ratio"]) for exchange in exchanges}
+    if not evaluated or resumed or len(ways) > 1 or spec.learning_rate_rule != "fixed":
+        return None
+    name, ratio = next(iter(ways), (IDENTITY, 1.0))
+    gain = float(np.mean([exchange["gain"] for exchange in exchanges])) if exchanges else 1.0
+    if name != IDENTITY and gain <= 0:
+        return None
+
+    def reached(value: float) -> bool:
+        return value >= job.target_value if job.target_higher_is_better else value <= job.target_value
+
+    first = next((event["step"] for event in evaluated if reached(event["metrics"][job.target_metric])), None)
+    return Pilot(
+        global_batch_size=spec.global_batch_size,
+        learning_rate_scale=spec.learning_rate_scale,
+        seed=spec.seed,
+        evaluations=tuple(
+            Evaluation(step=event["step"], metric=event["metrics"][job.target_metric]) for event in evaluated
+        ),
+        steps_to_target=first,
+        compression=None if name == IDENTITY else PilotCompression(name=name, ratio=ratio, gain=min(1.0, gain)),
+    )

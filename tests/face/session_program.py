@@ -1,0 +1,186 @@
+"""One worker of a crew that trains the same little scripts as one machine: ``session_program.py RANK WORLD FOLDER``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from hetopt.trainer.session import Session, session
+from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
+
+SAMPLES, FEATURES, BATCH = 101, 6, 16
+"""A prime number of samples: the last batch of an epoch has five, and with three workers somebody gets one."""
+
+EPOCHS = 3
+
+
+class Points(Dataset[tuple[Tensor, Tensor]]):
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.inputs = torch.randn(SAMPLES, FEATURES, generator=generator)
+        self.targets = self.inputs.sum(dim=1, keepdim=True).tanh()
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[index], self.targets[index]
+
+
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        points = Points()
+        return (points[index] for index in range(SAMPLES))
+
+
+class Half(nn.Module):
+    """A part of it takes part in no step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(FEATURES, 1), nn.Linear(3, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.used(inputs)
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 1))
+
+
+def as_dictionary(samples: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    return {"x": torch.stack([x for x, _ in samples]), "y": torch.stack([y for _, y in samples])}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """What a person's script looks like."""
+
+    model: Callable[[], nn.Module] = network
+    data: Callable[[], Dataset[tuple[Tensor, Tensor]]] = Points
+    collate: Callable[[list[tuple[Tensor, Tensor]]], object] | None = None
+    readers: int = 0
+    groups: bool = False
+    clip: float | None = None
+    accumulate: int = 1
+    autocast: bool = False
+    own_backward: bool = False
+    drop_last: bool = False
+    wide_weight_decay: float = 0.0
+    shuffle: bool = True
+    loss_scale: float | None = None
+
+
+SCRIPTS = {
+    "plain": Script(),
+    "drop_last": Script(drop_last=True),
+    "groups": Script(groups=True, wide_weight_decay=0.1),
+    "clip": Script(clip=0.1),
+    "accumulate": Script(accumulate=3),
+    "autocast": Script(autocast=True),
+    "collate": Script(collate=as_dictionary),
+    "readers": Script(readers=1),
+    "stream": Script(data=Stream, shuffle=False),
+    "own_backward": Script(own_backward=True),
+    "scaled": Script(loss_scale=2.0**8),
+    "unused": Script(model=Half, wide_weight_decay=0.5),
+}
+
+
+def train(script: Script, wrap: Callable[..., Session] | None) -> tuple[list[float], Tensor]:
+    """The losses of the steps, over all workers, and the parameters at the end; ``wrap`` None: the script as it was."""
+    torch.manual_seed(0)
+    model = script.model()
+    parameters = list(model.parameters())
+    groups = [{"params": parameters[:2], "lr": 0.05}, {"params": parameters[2:]}] if script.groups else parameters
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=script.wide_weight_decay)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
+    loader = DataLoader(
+        script.data(),
+        batch_size=BATCH,
+        shuffle=script.shuffle,
+        collate_fn=script.collate,
+        num_workers=script.readers,
+        drop_last=script.drop_last,
+    )
+    losses = []
+    scaler = torch.amp.GradScaler("cpu", init_scale=script.loss_scale or 1.0, enabled=script.loss_scale is not None)
+    options = {"accumulate": script.accumulate, "scaler": scaler if script.loss_scale else None}
+    with nullcontext() if wrap is None else wrap(model, optimizer, **options) as run:
+        loader = loader if run is None else run.loader(loader)
+        for _ in range(EPOCHS):
+            for number, batch in enumerate(loader):
+                inputs, targets = (batch["x"], batch["y"]) if isinstance(batch, dict) else batch
+                if number % script.accumulate == 0:
+                    optimizer.zero_grad()
+                with torch.autocast("cpu", torch.bfloat16) if script.autocast else nullcontext():
+                    loss = nn.functional.mse_loss(model(inputs), targets)
+                scaled = scaler.scale(loss / script.accumulate)
+                if run is None or script.own_backward:
+                    scaled.backward()
+                else:
+                    run.backward(scaled)
+                if script.clip is not None:
+                    nn.utils.clip_grad_norm_(model.parameters(), script.clip)
+                if (number + 1) % script.accumulate == 0 or number + 1 == len(loader):
+                    scaler.step(optimizer)
+                    scaler.update()
+                losses.append(float(loss.detach()) if run is None else run.mean(loss.detach()))
+            schedule.step()
+    return losses, torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def unequal(world_size: int) -> RunSpec:
+    """Shares of 9, 4 and 3."""
+    workers = tuple(
+        WorkerSpec(host=f"h{rank}", type="local", local_batch_size=share)
+        for rank, share in enumerate((9, 4, 3)[:world_size])
+    )
+    return RunSpec(task="session", workers=workers, batch_policy="static", stop=StopRule(max_steps=1))
+
+
+def sharing(folder: Path, rank: int) -> tuple[int, ...]:
+    """Shares after some steps of which the last worker computes each sample four times as long."""
+    torch.manual_seed(0)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with session(model, optimizer, folder=folder) as run:
+        loader = run.loader(DataLoader(Points(), batch_size=48, shuffle=True))
+        for _ in range(45):
+            for inputs, targets in loader:
+                optimizer.zero_grad()
+                time.sleep(0.0002 * len(inputs) * (4 if rank == 2 else 1))
+                run.backward(nn.functional.mse_loss(model(inputs), targets))
+                optimizer.step()
+        return run.shares
+
+
+def main() -> None:
+    rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    store = dist.FileStore(str(folder / "store"), world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    spec = unequal(world_size)
+    results: dict[str, object] = {}
+    for name, script in SCRIPTS.items():
+        results[name] = train(script, lambda *a, **k: session(*a, spec=spec, **k))
+    for name in ("topk:0.1", "bf16", "powersgd"):
+        results[name] = train(Script(), lambda *a, n=name, **k: session(*a, compression=n, policy="static", **k))
+    # The first steps overflow on some workers, or all.
+    overflowing = Script(loss_scale=2.0**127)
+    results["overflow"] = train(overflowing, lambda *a, **k: session(*a, compression="topk:0.5", policy="static", **k))
+    results["shares"] = sharing(folder / "record", rank)
+    torch.save(results, folder / f"results-{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""What a run measured goes back into the profile, and the next recommendation is nearer to the truth."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetopt.optimizer.catalog import load_catalog
+from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
+from hetopt.optimizer.learn import learn
+from hetopt.optimizer.plan import Goal, Plan
+from hetopt.optimizer.recommend import Options, recommend
+from hetopt.profiler.errors import BadInput
+from hetopt.profiler.profile import Profile
+from hetopt.trainer.events import EVENTS_FILE, Event
+
+RECORDED = Path(__file__).resolve().parents[1] / "recorded"
+STEPS = 2000
+SLOWER = 2.2
+"""Than was predicted: about the spread of GPU types around a roofline."""
+
+
+def plan_from(profile: Profile, types: tuple[str, ...]) -> Plan:
+    goal = Goal(budget_usd=5.0, ends="epochs", amount=20.0)
+    options = Options(batch_size=256, max_workers=4, trials=20, only_types=types)
+    return recommend(profile, load_catalog(), goal, options, seed=0, now=datetime(2026, 11, 20, tzinfo=UTC))
+
+
+def launched(plan: Plan) -> Launch:
+    return Launch(
+        created="2026-11-20T00:00:00+00:00",
+        started_s=1000.0,
+        run_id="20261120-000000-digits-0002",
+        on="ec2",
+        plan=plan,
+        spec=plan.run,
+        prediction=plan.chosen.prediction,
+    )
+
+
+def log_of(launch: Launch, step_time_s: float) -> list[Event]:
+    """The log of a run whose steps take so long, give or take a percent."""
+    draw, now_s, spec = random.Random(0), 1300.0, launch.spec
+    shares = [worker.local_batch_size for worker in spec.workers]
+    said = launch.prediction
+    part = said.compute_s / (said.compute_s + said.communication_s)
+    workers = [
+        {"host": w.host, "type": w.type, "pace": 1, "local_batch_size": w.local_batch_size} for w in spec.workers
+    ]
+    started = {"task": spec.task, "workers": workers, "global_batch_size": spec.global_batch_size, "resumed_step": 0}
+    events: list[Event] = [
+        {"event": "run_started", "time_s": now_s, **started},
+        {"event": "training_started", "time_s": now_s, "step": 0},
+    ]
+    for step in range(20, STEPS + 1, 20):
+        took_s = step_time_s * draw.gauss(1, 0.01)
+        now_s += 20 * took_s
+        event = {
+            "event": "step", "time_s": now_s, "step": step, "steps": 20, "step_time_s": took_s,
+            "epoch": step * 256 / 1438, "samples_seen": step * 256, "local_batch_sizes": shares, "loss": 0.1,
+            "compute_s": [part * took_s] * len(shares), "wait_s": [0.0] * len(shares),
+            "sync_s": [(1 - part) * took_s] * len(shares),
+        }  # fmt: skip
+        events.append(event)
+        if step % 200 == 0:
+            metrics = {"accuracy": 1 - 0.2 * math.exp(-step / 300)}
+            told = {"step": step, "epoch": step * 256 / 1438, "metrics": metrics, "evaluation_s": 0.1}
+            events.append({"event": "evaluated", "time_s": now_s, **told})
+    return events
+
+
+@pytest.fixture(scope="module")
+def first() -> Plan:
+    return plan_from(Profile.load(RECORDED / "digits.json"), ("g4dn.*", "g5.*"))
+
+
+def test_the_next_recommendation_is_nearer_to_the_truth(first: Plan) -> None:
+    launch = launched(first)
+    truth_s = SLOWER * first.chosen.prediction.step_time_s.value
+    learned = learn(first.profile, launch, log_of(launch, truth_s)).profile
+    kind = first.chosen.groups[0].instance_type
+    again = plan_from(learned, (kind,))
+    before = plan_from(first.profile, (kind,))
+    same = [c for c in (again.chosen, *again.pareto) if c.groups == first.chosen.groups]
+    told = (same[0] if same else again.chosen).prediction.step_time_s
+    error, error_before = (
+        abs(math.log(prediction.value / truth_s)) for prediction in (told, before.chosen.prediction.step_time_s)
+    )
+    assert error < 0.25 * error_before
+    assert told.high / told.low < before.chosen.prediction.step_time_s.high / before.chosen.prediction.step_time_s.low
+
+
+def test_the_way_to_the_target_is_one_more_pilot(first: Plan) -> None:
+    launch = launched(first)
+    learned = learn(first.profile, launch, log_of(launch, 0.01))
+    pilot = learned.profile.pilots[-1]
+    assert len(learned.profile.pilots) == len(first.profile.pilots) + 1
+    assert (pilot.global_batch_size, pilot.steps_to_target) == (256, 800)
+    assert "the target after 800 steps of 256 samples" in learned.news
+
+
+def test_the_same_run_teaches_once(first: Plan) -> None:
+    launch = launched(first)
+    events = log_of(launch, 0.01)
+    once = learn(first.profile, launch, events).profile
+    with pytest.raises(BadInput, match="nothing to teach"):
+        learn(once, launch, events)
+
+
+def test_a_profile_of_another_job_is_refused(first: Plan) -> None:
+    launch = launched(first)
+    with pytest.raises(BadInput, match="trained digits"):
+        learn(Profile.load(RECORDED / "lstm-small.json"), launch, log_of(launch, 0.01))
+
+
+def test_paced_workers_teach_no_step_times(first: Plan) -> None:
+    workers = tuple(worker.model_copy(update={"pace": 2.0}) for worker in first.run.workers)
+    launch = launched(first).model_copy(update={"spec": first.run.model_copy(update={"workers": workers})})
+    learned = learn(first.profile, launch, log_of(launch, 0.01))
+    assert learned.profile.samples == first.profile.samples
+
+
+def test_the_command_begins_a_profile_and_goes_on_with_it(
+    first: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hetopt: Callable[..., Any]
+) -> None:
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
+    launch = launched(first).model_copy(update={"on": "local"})
+    folder = tmp_path / "runs" / launch.run_id
+    folder.mkdir(parents=True)
+    launch.save(folder / LAUNCH_FILE)
+    lines = [json.dumps(event) for event in log_of(launch, 0.01)]
+    (folder / EVENTS_FILE).write_text("\n".join([*lines, ""]), encoding="utf-8")
+    path = tmp_path / "learned.json"
+    answer = hetopt("report", "--learn", path)
+    assert answer.code == 0
+    assert "has learned 5 step times" in answer.err
+    assert len(Profile.load(path).samples) == 5
+    again = hetopt("report", "--learn", path)
+    assert (again.code, "nothing to teach" in again.err) == (2, True)

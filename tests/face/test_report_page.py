@@ -1,0 +1,240 @@
+"""The page of a run: honest in few points, the report's numbers, nothing from elsewhere, readable on a telephone."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
+from hetopt.optimizer.plan import Plan
+from hetopt.optimizer.progress import follow
+from hetopt.optimizer.report import make_report
+from hetopt.optimizer.report_page.envelope import envelope, stretches
+from hetopt.optimizer.report_page.page import page
+from hetopt.optimizer.report_page.series import series
+from hetopt.optimizer.timeline import timeline
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.events import EVENTS_FILE, Event, read_events
+
+from .test_report import _compressed, launch, plan, rehearsed
+
+__all__ = ["launch", "plan", "rehearsed"]
+
+FIGURE = re.compile(r'data-figure="(\w+)" data-value="([^"]+)"')
+
+
+def made(launch: Launch, events: list[Event]) -> str:
+    told = timeline(events, time_factor=launch.time_factor)
+    report = make_report(launch, follow(events, launch.started_s), told, state="finished")
+    return page(report, launch, series(events))
+
+
+@pytest.fixture(scope="module")
+def text(rehearsed: Launch) -> str:
+    return made(rehearsed, _compressed(rehearsed))
+
+
+@given(
+    st.lists(st.floats(0.001, 1e3), min_size=1, max_size=400),
+    st.lists(st.floats(-1e6, 1e6), min_size=400, max_size=400),
+    st.integers(1, 60),
+)
+def test_the_band_holds_every_value_and_the_extremes_stay(gaps: list[float], drawn: list[float], most: int) -> None:
+    end_s, values = np.cumsum(gaps), np.array(drawn[: len(gaps)])
+    over = stretches(end_s, most=most)
+    around = envelope(values, over)
+    assert len(over) <= most + 1
+    assert over.end_s[-1] == end_s[-1]
+    assert (np.diff(over.first) > 0).all()
+    assert around.low.min() == values.min()
+    assert around.high.max() == values.max()
+    stretch = np.searchsorted(over.first, np.arange(len(values)), side="right") - 1
+    assert (around.low[stretch] <= values).all()
+    assert (values <= around.high[stretch]).all()
+    assert ((around.low <= around.middle) & (around.middle <= around.high)).all()
+
+
+def test_a_short_series_is_drawn_as_it_is() -> None:
+    values = np.array([1.0, math.nan, 3.0])
+    assert envelope(values, stretches(np.array([1.0, 2.0, 3.0]))).middle is values
+
+
+def test_workers_that_come_late_are_not_known_before(rehearsed: Launch) -> None:
+    events = _compressed(rehearsed)
+    first = next(event for event in events if event["event"] == "step")
+    for name in ("local_batch_sizes", "compute_s", "wait_s", "sync_s"):
+        first[name] = first[name][:2]
+    run = series(events)
+    assert np.isnan(run.compute_s[0]).tolist() == [False, False, True, True]
+    whole = _compressed(rehearsed)
+    report = make_report(rehearsed, follow(whole, rehearsed.started_s), timeline(whole), state="finished")
+    assert not re.search(r"[ >:,]nan\b|NaN", page(report, rehearsed, run))
+
+
+class _Outside(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in ("link", "img", "iframe", "object", "embed", "base", "form"):
+            self.found.append(tag)
+        for name, value in attrs:
+            if name in ("src", "xlink:href") or "url(" in (value or "") or (name == "href" and value[:1] != "#"):
+                self.found.append(f"{tag} {name}")
+
+
+def test_the_page_needs_nothing_else(text: str) -> None:
+    seen = _Outside()
+    seen.feed(text)
+    assert seen.found == []
+    assert not re.search(r"https?:|@import|fetch\(|XMLHttpRequest|import\(", text)
+
+
+def test_what_a_person_wrote_is_no_markup(rehearsed: Launch) -> None:
+    events = _compressed(rehearsed)
+    evil = "</script><script>alert(1)</script>"
+    for event in events:
+        if event["event"] == "run_started":
+            event["workers"][0]["host"] = evil
+        if "exchange" in event:
+            event["exchange"]["way"] = evil
+        if event["event"] == "evaluated":
+            event["metrics"] = {evil: 1.0}
+    assert "alert(1)</script>" not in made(rehearsed, events).replace("&lt;/script&gt;", "")
+
+
+def test_the_page_says_what_the_report_says(rehearsed: Launch, text: str) -> None:
+    events = _compressed(rehearsed)
+    report = make_report(rehearsed, follow(events, rehearsed.started_s), timeline(events), state="finished")
+    found: dict[str, set[float]] = {}
+    for name, value in FIGURE.findall(text):
+        found.setdefault(name, set()).add(float(value))
+    for one in report.compared:
+        name = re.sub(r"[^a-z]+", "_", one.name)
+        assert found[f"{name}_measured"] == {one.measured}
+        assert found[f"{name}_predicted"] == {one.predicted}
+    assert all(sentence in text for sentence in report.verdict)
+    terms = rehearsed.plan.chosen.prediction.cost_terms
+    assert found["term_usd"] == {term.usd for term in terms}
+    assert all(f'id="event{number}"' in text for number in range(1, 1 + len(timeline(events).happenings)))
+
+
+def test_the_cursor_reads_what_was_logged(rehearsed: Launch, text: str) -> None:
+    data = json.loads(re.findall(r'id="data">(.*?)</script>', text, re.S)[0])
+    run = series(_compressed(rehearsed))
+    assert data["step"] == run.step.tolist()
+    assert data["series"]["loss"][1] == pytest.approx(run.loss.tolist(), rel=1e-4)
+    assert data["series"]["compute2"][1] == pytest.approx(run.compute_s[:, 2].tolist(), rel=1e-4)
+    assert data["ways"][data["way"][-1] - 1] == "topk 0.01 by all_gather"
+
+
+def long_run(steps: int, workers: int) -> list[str]:
+    """The lines of a log of so many steps, each with an event of its own."""
+    draw = random.Random(0)
+    hosts = [f"h{rank}" for rank in range(workers)]
+    spec = [{"host": host, "type": "g5.xlarge", "pace": 1, "local_batch_size": 64} for host in hosts]
+    told: dict[str, Any] = {"event": "run_started", "time_s": 1000.0, "task": "digits", "workers": spec}
+    lines = [
+        json.dumps({**told, "global_batch_size": 64 * workers}),
+        '{"event": "training_started", "time_s": 1005.0, "step": 0}',
+    ]
+    now_s, shares = 1005.0, [64] * workers
+    for step in range(1, steps + 1):
+        compute = [round(0.1 + 0.01 * draw.random(), 7) for _ in hosts]
+        step_time_s = round(max(compute) + 0.03, 7)
+        now_s += step_time_s
+        name = "topk 0.01 by all_gather" if step > steps / 3 else "identity by all_reduce"
+        exchange = {"way": name, "ratio": 0.01, "gain": 0.3, "sent_bytes": 7860, "dense_bytes": 393000}
+        event = {
+            "event": "step", "time_s": now_s, "step": step, "epoch": step / 100, "samples_seen": step, "steps": 1,
+            "local_batch_sizes": shares, "step_time_s": step_time_s, "compute_s": compute, "sync_s": [0.03] * workers,
+            "wait_s": [round(max(compute) - one, 7) for one in compute], "loss": 2 * math.exp(-3 * step / steps),
+            "exchange": {**exchange, "compress_s": 0.001, "sync_s": 0.008},
+        }  # fmt: skip
+        lines.append(json.dumps(event))
+    return lines
+
+
+def test_a_hundred_thousand_steps_of_sixteen_workers_fit_into_a_page(launch: Launch, tmp_path: Path) -> None:
+    """Every step has an event here; runs log one of up to twenty. Less work than the seconds that are promised: the
+    machine of a test may have other things to do, so processor time counts."""
+    path = tmp_path / "events.jsonl"
+    path.write_text("\n".join([*long_run(10_000, 16), ""]), encoding="utf-8")
+    begun_s = time.process_time()
+    text = made(launch, read_events(path))
+    assert 10 * (time.process_time() - begun_s) < 10  # of 100,000 steps
+    assert len(text.encode()) < 3_000_000
+    data = json.loads(re.findall(r'id="data">(.*?)</script>', text, re.S)[0])
+    assert data["step"][-1] == 10_000
+    assert len(data["step"]) <= 301
+
+
+@pytest.fixture
+def recorded(rehearsed: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with one run."""
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
+    folder = tmp_path / "runs" / rehearsed.run_id
+    folder.mkdir(parents=True)
+    rehearsed.save(folder / LAUNCH_FILE)
+    lines = [json.dumps(event) for event in _compressed(rehearsed)]
+    (folder / EVENTS_FILE).write_text("\n".join([*lines, ""]), encoding="utf-8")
+    return folder
+
+
+def test_the_command_writes_the_page(recorded: Path, tmp_path: Path, hetopt: Callable[..., Any]) -> None:
+    path = tmp_path / "run.html"
+    assert hetopt("report", "--html", path).code == 0
+    assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
+    again = hetopt("report", "--html", path)
+    assert again.code == 2
+    assert "exists already" in again.err
+    assert hetopt("report", "--html", path, "--force").code == 0
+
+
+def test_a_log_without_a_step_has_no_page() -> None:
+    with pytest.raises(BadInput, match="not logged a step"):
+        series([])
+
+
+def browse(chromium: str, path: Path, folder: Path, *arguments: str) -> str:
+    return subprocess.run(
+        [
+            *(chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"),
+            *(f"--user-data-dir={folder}", "--virtual-time-budget=2000", *arguments, f"file://{path}#at=0.5"),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    ).stdout
+
+
+def test_a_browser_draws_it_and_its_cursor_reads(text: str, tmp_path: Path, plan: Plan) -> None:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no chromium")
+    path = tmp_path / "run.html"
+    # A page that is wider than a telephone says so itself.
+    measure = "<script>document.body.dataset.wide=document.documentElement.scrollWidth>window.innerWidth;</script>"
+    path.write_text(text.replace("</body>", f"{measure}</body>"), encoding="utf-8")
+    shown = browse(chromium, path, tmp_path / "profile", "--window-size=500,900", "--dump-dom")
+    assert 'data-ready="yes"' in shown
+    assert 'data-wide="false"' in shown
+    assert "after the first step, step" in shown
+    outputs = re.findall(r'<output data-series="(\w+)">([^<]*)</output>', shown)
+    assert {"loss", "step_time", "compute0", "ratio", "sent"} <= {name for name, said in outputs if said}

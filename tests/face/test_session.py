@@ -1,0 +1,140 @@
+"""A script's own loop on three unequal workers computes what it computes on one machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from hetopt.profiler.errors import BadInput
+from hetopt.profiler.step_samples import parse_configuration
+from hetopt.trainer.events import read_events
+from hetopt.trainer.session import session
+from hetopt.trainer.session.batches import ShareTable, own_slice
+
+from .session_program import SCRIPTS, Points, Script, network, train
+
+WORKERS = 3
+
+Crew = tuple[Path, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def crew(tmp_path_factory: pytest.TempPathFactory) -> Crew:
+    """What each worker of the program came to, and the folder it wrote to."""
+    folder = tmp_path_factory.mktemp("session")
+    program = ("-m", "tests.face.session_program")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *program, str(rank), str(WORKERS), str(folder)],
+            cwd=Path(__file__).resolve().parents[2],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(WORKERS)
+    ]
+    said = [process.communicate(timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * WORKERS, "\n".join(said)
+    return folder, [torch.load(folder / f"results-{rank}.pt", weights_only=True) for rank in range(WORKERS)]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_three_unequal_workers_compute_what_one_machine_does(name: str, crew: Crew) -> None:
+    losses, parameters = train(SCRIPTS[name], None)
+    tolerance = 3e-2 if SCRIPTS[name].autocast else 2e-6
+    for told in crew[1]:
+        assert told[name][0] == pytest.approx(losses, rel=tolerance, abs=tolerance)
+        assert torch.allclose(told[name][1], parameters, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_worker_that_is_alone_changes_no_bit(name: str) -> None:
+    before, after = train(SCRIPTS[name], None), train(SCRIPTS[name], session)
+    assert after[0] == before[0]
+    assert torch.equal(after[1], before[1])
+
+
+@pytest.mark.parametrize("name", ["topk:0.1", "bf16", "powersgd", "overflow"])
+def test_compressed_gradients_keep_workers_alike_and_training(name: str, crew: Crew) -> None:
+    losses = crew[1][0][name][0]
+    assert sum(losses[-7:]) < 0.75 * sum(losses[:7])
+    assert all(torch.equal(told[name][1], crew[1][0][name][1]) for told in crew[1])
+
+
+def test_a_slow_worker_gets_a_smaller_share(crew: Crew) -> None:
+    shares = crew[1][0]["shares"]
+    assert sum(shares) == 48
+    assert all(told["shares"] == shares for told in crew[1])
+    assert shares[2] <= 9 < 16 <= min(shares[:2])
+
+
+def test_a_session_leaves_events_and_step_times_behind(crew: Crew) -> None:
+    folder = crew[0] / "record"
+    events = read_events(folder / "events.jsonl")
+    names = [event["event"] for event in events]
+    assert names[:2] == ["run_started", "training_started"]
+    assert {"step", "shares_changed", "session_finished"} <= set(names)
+    steps = [event for event in events if event["event"] == "step"]
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    assert steps[-1]["exchange"]["dense_bytes"] == 4 * sum(p.numel() for p in network().parameters())
+    lines = (folder / "steps.jsonl").read_text().splitlines()
+    assert len(lines) == len(steps)
+    assert parse_configuration(lines[0]).workers == WORKERS
+    assert json.loads(lines[0])["step_time_s"] > 0
+
+
+def test_every_sample_of_a_batch_is_somebodys() -> None:
+    table = ShareTable((9, 4, 3))
+    table.change((4, 6, 6), since=(0, 5))
+    for number in range(8):
+        for samples in (1, 2, 5, 16):
+            shares = table.of((0, number), samples)
+            cut = [own_slice(range(samples), shares, rank) for rank in range(3)]
+            assert sum(part.weight for part, _ in cut) == pytest.approx(1)
+            owned = [item for part, items in cut if part.samples for item in items]
+            assert owned == list(range(samples))
+            assert all(items for _, items in cut)
+    assert table.of((0, 4), 16) == (9, 4, 3)
+    assert table.of((0, 5), 16) == (4, 6, 6)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"compression": "topkk"}, "topkk"),
+        ({"compression": "topk:lots"}, "above 0"),
+        ({"accumulate": 0}, "accumulate"),
+        ({"synchronisation": "asp"}, "bsp"),
+        ({"spec": "no-such-file.json"}, "no-such-file.json"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(change: dict[str, Any], said: str) -> None:
+    model = network()
+    with pytest.raises(BadInput, match=said):
+        session(model, torch.optim.SGD(model.parameters(), lr=0.1), **change)
+
+
+def test_a_loss_that_is_no_scalar_is_refused() -> None:
+    model = network()
+    with session(model, torch.optim.SGD(model.parameters(), lr=0.1)) as run:
+        (batch,) = [next(iter(run.loader(DataLoader(Points(), batch_size=8))))]
+        with pytest.raises(BadInput, match="scalar"):
+            run.backward(model(batch[0]))
+
+
+def test_half_precision_parameters_are_refused() -> None:
+    model = nn.Linear(3, 3).bfloat16()
+    with pytest.raises(BadInput, match="weight is bfloat16"):
+        session(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_script_that_is_unlike_its_plan_has_its_own_result() -> None:
+    """Guards the comparison itself: another script gives other numbers."""
+    assert train(Script(clip=0.1), None)[0] != train(Script(), None)[0]

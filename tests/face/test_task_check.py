@@ -1,0 +1,191 @@
+"""`hetopt profile --check`: every mistake that a task file can hold is found, with its line, before anything runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetopt.trainer.check import check
+from hetopt.trainer.tasks import BUNDLED
+
+GOOD = """\
+import torch
+from torch import nn
+from torch.nn import functional
+from hetopt.trainer.data.fetch import TensorPairs
+from hetopt.trainer.task import Target, Task, TaskData
+
+def data(folder):
+    inputs = torch.randn(64, 5, generator=torch.Generator().manual_seed(0))
+    pairs = TensorPairs(inputs, inputs.sum(dim=1, keepdim=True))
+    return TaskData(train=pairs, evaluation=pairs)
+
+def model():
+    return nn.Linear(5, 1)
+
+def loss(model, batch):
+    return functional.mse_loss(model(batch[0]), batch[1])
+
+def optimizer(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+def evaluate(model, batch):
+    return {"square": (model(batch[0]) - batch[1]).square().sum()}
+
+def metrics(sums, samples):
+    return {"mse": sums["square"] / samples}
+
+task = Task(
+    name="mine", model=model, data=data, loss=loss, optimizer=optimizer, batch_size=8,
+    evaluate=evaluate, metrics=metrics, target=Target(metric="mse", value=0.1, higher_is_better=False),
+)
+"""
+
+STREAM = """\
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter([])
+    def __len__(self):
+        return 3
+"""
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "your-own-code.md"
+SMALLEST = re.findall(r"^```python\n(.*?)^```", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[0]
+"""As the documents have it."""
+
+
+def line_of(text: str, part: str) -> int:
+    """Where a part of a file is, from 1."""
+    return 1 + next(number for number, line in enumerate(text.splitlines()) if part in line)
+
+
+# What replaces what in the good file, the sentence that is expected, and the line that it names.
+MISTAKES: dict[str, tuple[str, str, str, str]] = {
+    "raises": ("return nn.Linear(5, 1)", "return nn.Linear(5)", "model raised TypeError", "return nn.Linear(5)"),
+    "no model": ("return nn.Linear(5, 1)", "return 5", "gives a int, not a torch.nn.Module", "def model"),
+    "no data": ("return TaskData(train=pairs, evaluation=pairs)", "return pairs", "not TaskData", "def data"),
+    "empty": ("train=pairs", "train=TensorPairs(inputs[:0], inputs[:0])", "has no samples", "return TaskData"),
+    "unknown length": ("train=pairs", "train=(x for x in pairs)", "not a map-style dataset", "return TaskData"),
+    "stream": ("def data(folder):", STREAM + "def data(folder):", "is a stream", "def __iter__"),
+    "sum": (".mse_loss(model(batch[0]), batch[1])", ".mse_loss(model(batch[0]), batch[1], reduction='sum')",
+            "is a sum over samples", "def loss"),
+    "no scalar": (".mse_loss(model(batch[0]), batch[1])", ".mse_loss(model(batch[0]), batch[1], reduction='none')",
+                  r"has shape \(4, 1\)", "def loss"),
+    "root of the sum": ("return functional.mse_loss(model(batch[0]), batch[1])",
+                        "return (model(batch[0]) - batch[1]).norm()", "is no mean over samples", "def loss"),
+    "no tensor": ("return functional.mse_loss", "return 0.5 or functional.mse_loss", "is a float", "def loss"),
+    "other loss": ("functional.mse_loss(model(batch[0]), batch[1])", "batch[1].mean()", "depend on the model",
+                   "def loss"),
+    "not finite": ("functional.mse_loss(model(batch[0]), batch[1])", "(model(batch[0]) * torch.inf).mean()",
+                   "loss of the first samples is", "def loss"),
+    "half": ("return nn.Linear(5, 1)", "return nn.Linear(5, 1).half()", "weight is float16", "def model"),
+    "frozen": ("return nn.Linear(5, 1)", "return nn.Linear(5, 1).requires_grad_(False)", "no parameters to train",
+               "def model"),
+    "no optimizer": ("return torch.optim.SGD(model.parameters(), lr=0.1)", "return 0.1", "gives a float",
+                     "def optimizer"),
+    "foreign": ("SGD(model.parameters(), lr=0.1)", "SGD(nn.Linear(5, 1).parameters(), lr=0.1)", "not the model's",
+                "def optimizer"),
+    "mean": (".square().sum()", ".square().mean()", "'square' of evaluate is no sum", "def evaluate"),
+    "no sums": ('return {"square": (model(batch[0]) - batch[1]).square().sum()}', "return 5",
+                "not a dictionary of sums", "def evaluate"),
+    "no metric": ('{"mse":', '{"rmse":', "'mse' is not among the task's metrics: rmse", "def metrics"),
+    "metric raises": ('sums["square"]', 'sums["squares"]', "metrics raised KeyError", 'sums["squares"]'),
+    "batch sizes": ("pairs = TensorPairs(inputs, inputs.sum(dim=1, keepdim=True))",
+                    "pairs = Ragged(inputs, inputs.sum(dim=1, keepdim=True))\n"
+                    "    Ragged.gather = lambda self, rows: (self.inputs[: 1 + len(rows) // 3], self.targets[:1])",
+                    "Batches of 1, n and 2n samples have 1, 2 and 3 rows", "def data"),
+}  # fmt: skip
+
+
+def written(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "mine.py"
+    path.write_text(text, encoding="utf-8")
+    return f"{path}:task"
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_found_with_its_line(name: str, tmp_path: Path) -> None:
+    before, after, said, line = MISTAKES[name]
+    assert before in GOOD
+    text = GOOD.replace(before, after)
+    if name == "stream":
+        text = text.replace("train=pairs", "train=Stream()")
+    if name == "batch sizes":
+        text = text.replace("def data(", "class Ragged(TensorPairs): pass\n\ndef data(")
+    found = [finding for finding in check(written(tmp_path, text), None) if finding.level == "error"]
+    assert len(found) == 1, found
+    assert re.search(said, found[0].text), found[0].text
+    assert found[0].where.endswith(f"mine.py:{line_of(text, line)}"), found[0].where
+    assert found[0].hint
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (
+            "return nn.Linear(5, 1)",
+            "net = nn.Linear(5, 1); net.extra = nn.Linear(2, 2); return net",
+            "does not use extra",
+        ),
+        ("SGD(model.parameters()", "SGD([model.weight]", "leaves bias as they are"),
+        ("batch_size=8", "batch_size=65", "larger than the training data"),
+        (
+            "return nn.Linear(5, 1)",
+            "net = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 1)); "
+            "net[1].weight = net[0].weight; return net",
+            "are one parameter",
+        ),
+    ],
+)
+def test_what_costs_something_is_a_warning(before: str, after: str, said: str, tmp_path: Path) -> None:
+    found = check(written(tmp_path, GOOD.replace(before, after)), None)
+    assert [finding.level for finding in found] == ["warning"], found
+    assert said in found[0].text
+    assert "mine.py:" in found[0].where
+
+
+@pytest.mark.parametrize("text", [GOOD, SMALLEST], ids=["whole", "smallest"])
+def test_nothing_is_found_where_nothing_is_wrong(text: str, tmp_path: Path) -> None:
+    assert check(written(tmp_path, text), None) == []
+
+
+def test_the_smallest_task_has_fewer_than_fifteen_lines() -> None:
+    assert len([line for line in SMALLEST.splitlines() if line]) < 15
+
+
+@pytest.mark.parametrize("name", ["digits"])
+def test_bundled_tasks_pass(name: str) -> None:
+    assert name in BUNDLED
+    assert check(name, None) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "attribute", "said"),
+    [
+        (GOOD + "1 / 0\n", "task", "mine.py, line 31, failed: ZeroDivisionError"),
+        (GOOD, "tusk", "no attribute 'tusk'"),
+        (GOOD, "GOOD", "no attribute"),
+        (GOOD + "mine = 5\n", "mine", "is of type int"),
+        (GOOD.replace("loss=loss", "loss=5"), "task", "loss that cannot be called"),
+    ],
+)
+def test_the_command_says_it_in_a_sentence(
+    text: str, attribute: str, said: str, tmp_path: Path, hetopt: Callable[..., Any]
+) -> None:
+    reference = written(tmp_path, text).replace(":task", f":{attribute}")
+    answer = hetopt("profile", "--check", reference, "--json")
+    assert answer.code == 2
+    assert said in json.loads(answer.out)[0]["text"]
+    assert "error:" in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_the_command_is_content_with_a_good_task(tmp_path: Path, hetopt: Callable[..., Any]) -> None:
+    answer = hetopt("profile", "--check", written(tmp_path, GOOD))
+    assert (answer.code, answer.err) == (0, "")
+    assert "can be trained on many workers" in " ".join(answer.out.split())

@@ -1,0 +1,331 @@
+"""What would go wrong with a task on many workers, found on this one before anything is measured or rented."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import IterableDataset
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.check_findings import Ended, Finding, NothingLeft, near, place, run
+from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, samples_in
+from hetopt.trainer.task import Task, TaskData
+from hetopt.trainer.tasks.load import load_task
+
+T = TypeVar("T")
+
+SAMPLES = 4
+"""In half of a trial batch."""
+
+MOST_NAMED = 3
+
+
+def check(reference: str, folder: Path | None) -> list[Finding]:
+    """Try all parts of a task on a few samples; nothing is written.
+
+    Args:
+        reference: names the task, as everywhere.
+        folder: of ``--data``.
+    """
+    findings: list[Finding] = []
+    try:
+        task = load_task(reference)
+    except BadInput as error:
+        return [Finding(level="error", text=error.message, hint=error.hint or "correct the task's file")]
+    try:
+        for finding in _look(task, folder):
+            findings.append(finding)
+    except Ended as found:
+        findings.append(found.finding)
+    except NothingLeft:
+        return findings
+    return findings
+
+
+def _look(task: Task, folder: Path | None) -> Iterator[Finding]:
+    torch.manual_seed(0)
+    data = _data(task, folder)
+    yield from _lengths(task, data)
+    batch, once, twice = _batches(task, data.train)
+    yield from _batch_sizes(task, batch, once, twice)
+    model = _model(task)
+    yield from _parameters(task, model)
+    yield from _loss(task, model, once, twice, data.train)
+    yield from _gradients(task, model, once)
+    yield from _optimizer(task, model)
+    yield from _evaluation(task, model, data.evaluation)
+
+
+def _data(task: Task, folder: Path | None) -> TaskData:
+    data = run(task.data, lambda: task.data(folder), "The task's data")
+    if not isinstance(data, TaskData):
+        raise Ended(
+            Finding(
+                level="error",
+                text=f"The task's data gives a {type(data).__name__}, not TaskData.",
+                hint="return TaskData(train=..., evaluation=...)",
+                where=place(task.data),
+            )
+        )
+    return data
+
+
+def _lengths(task: Task, data: TaskData) -> Iterator[Finding]:
+    """Lengths that are there, stay, and are enough for a batch."""
+    for role, dataset in (("training", data.train), ("evaluation", data.evaluation)):
+        where = place(type(dataset).__len__, task.data)
+        if isinstance(dataset, IterableDataset):
+            raise Ended(
+                Finding(
+                    level="error",
+                    text=f"The {role} data is a stream: how many samples an epoch has is unknown.",
+                    hint="give it by index, or train the loop of your own script with hetopt.trainer.session",
+                    where=place(type(dataset), task.data),
+                )
+            )
+        length = run(task.data, dataset.__len__, f"The length of the {role} data", where)
+        if length != len(dataset) or not isinstance(length, int):
+            yield Finding(
+                level="error",
+                text=f"The length of the {role} data changes while one looks at it.",
+                hint="return the same number of samples every time",
+                where=where,
+            )
+    if len(data.train) < task.batch_size:
+        yield Finding(
+            level="warning",
+            text=f"A batch of {task.batch_size} is larger than the training data, {len(data.train)} samples.",
+            hint="choose a smaller batch_size",
+            where=place(task.data),
+        )
+
+
+def _batches(task: Task, dataset: MapDataset) -> tuple[Batch, Batch, Batch]:
+    """One sample, a few, and the same few twice."""
+    few = list(range(min(SAMPLES, len(dataset))))
+    where = place(getattr(type(dataset), "gather", None), type(dataset).__getitem__, task.data)
+
+    def read(indices: list[int]) -> Batch:
+        return run(task.data, lambda: fetch(dataset, indices), "Reading training samples", where)
+
+    return read(few[:1]), read(few), read(few + few)
+
+
+def _batch_sizes(task: Task, batch: Batch, once: Batch, twice: Batch) -> Iterator[Finding]:
+    counts = [samples_in(one) for one in (batch, once, twice)]
+    expected = [1, (counts[2] or 0) // 2, counts[2]]
+    if counts[2] is None:
+        yield Finding(
+            level="error",
+            text="A batch of the training data holds no tensor, so its samples cannot be counted.",
+            hint="return tensors whose first dimension is the sample",
+            where=place(task.data),
+        )
+        raise NothingLeft
+    if counts != expected or counts[2] % 2:
+        yield Finding(
+            level="error",
+            text=f"Batches of 1, n and 2n samples have {counts[0]}, {counts[1]} and {counts[2]} rows.",
+            hint="one row a sample, in the first dimension: workers weight their gradients by them",
+            where=place(task.data),
+        )
+        raise NothingLeft
+
+
+def _model(task: Task) -> nn.Module:
+    model = run(task.model, task.model, "The task's model")
+    if not isinstance(model, nn.Module):
+        raise Ended(
+            Finding(
+                level="error",
+                text=f"The task's model gives a {type(model).__name__}, not a torch.nn.Module.",
+                hint="return the module itself",
+                where=place(task.model),
+            )
+        )
+    return model
+
+
+def _parameters(task: Task, model: nn.Module) -> Iterator[Finding]:
+    trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+    if not trained:
+        yield Finding(
+            level="error",
+            text="The model has no parameters to train.",
+            hint="check requires_grad",
+            where=place(task.model),
+        )
+        raise NothingLeft
+    for name, parameter in trained:
+        if parameter.dtype != torch.float32:
+            yield Finding(
+                level="error",
+                text=f"Parameter {name} is {str(parameter.dtype).removeprefix('torch.')}.",
+                hint="keep parameters float32; the run's precision chooses bf16 or fp16 for the computation",
+                where=place(task.model),
+            )
+            raise NothingLeft
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    shared = [both for both in names.values() if len(both) > 1]
+    if shared:
+        yield Finding(
+            level="warning",
+            text=f"{' and '.join(shared[0])} are one parameter: it is summed once, and counted once.",
+            hint="nothing to do if that is meant (tied embeddings)",
+            where=place(type(model).__init__, task.model),
+        )
+
+
+def _loss(task: Task, model: nn.Module, once: Batch, twice: Batch, dataset: MapDataset) -> Iterator[Finding]:
+    """A scalar, finite, of the model, and a mean over samples: of a batch twice over it is what it is of the batch."""
+    where = place(task.loss)
+    model.eval()  # without dropout, and BatchNorm by its running statistics
+    first = run(task.loss, lambda: task.loss(model, once), "The task's loss")
+    if not isinstance(first, Tensor) or first.dim():
+        said = f"has shape {tuple(first.shape)}" if isinstance(first, Tensor) else f"is a {type(first).__name__}"
+        yield Finding(level="error", text=f"The loss {said}; it must be a scalar tensor.", hint=_MEAN, where=where)
+        raise NothingLeft
+    if not first.requires_grad:
+        yield Finding(level="error", text="The loss does not depend on the model.", hint="check the loss", where=where)
+        raise NothingLeft
+    if not bool(torch.isfinite(first)):
+        yield Finding(
+            level="error",
+            text=f"The loss of the first samples is {float(first.detach())}.",
+            hint="check the data for values that are not finite, and the loss for logarithms of 0",
+            where=where,
+        )
+        raise NothingLeft
+    with torch.no_grad():
+        value, double = float(first), float(task.loss(model, twice))
+        again = float(task.loss(model, once))
+        count = min(SAMPLES, len(dataset))
+        alone = [float(task.loss(model, fetch(dataset, [index]))) for index in range(count)]
+    if not near(value, again):
+        yield Finding(
+            level="warning",
+            text="The loss draws random numbers even in eval mode, so whether it is a mean cannot be told.",
+            hint="draw from torch's generator only while model.training is true",
+            where=where,
+        )
+    elif not near(value, double):
+        kind = "is a sum over samples" if near(2 * value, double) else "is no mean over samples"
+        yield Finding(
+            level="error",
+            text=f"The loss {kind}: the same samples twice over give {double:.6g} instead of {value:.6g}.",
+            hint=_MEAN,
+            where=where,
+        )
+    elif not near(math.fsum(alone) / count, value):
+        yield Finding(
+            level="warning",
+            text=f"The loss of {count} samples is {value:.6g}, but {math.fsum(alone) / count:.6g} is the mean of their "
+            "losses: workers weight by samples, so gradients will depend a little on how a batch is split.",
+            hint="weight tokens or pixels alike within a sample, or give all samples the same number of them",
+            where=where,
+        )
+
+
+_MEAN = "return the mean over the samples of the batch: workers weight it by their shares"
+
+
+def _gradients(task: Task, model: nn.Module, once: Batch) -> Iterator[Finding]:
+    model.train()
+    model.zero_grad(set_to_none=True)
+    loss = run(task.loss, lambda: task.loss(model, once), "The task's loss in training mode")
+    run(task.loss, loss.backward, "The backward pass")
+    unused = [name for name, one in model.named_parameters() if one.requires_grad and one.grad is None]
+    if unused:
+        more = f" and {len(unused) - MOST_NAMED} more" if len(unused) > MOST_NAMED else ""
+        yield Finding(
+            level="warning",
+            text=f"The loss does not use {', '.join(unused[:MOST_NAMED])}{more}: gradients cannot travel while "
+            "backward still runs.",
+            hint="set requires_grad=False on parameters that are not trained",
+            where=place(type(model).forward, task.loss),
+        )
+    broken = [name for name, one in model.named_parameters() if one.grad is not None and not one.grad.isfinite().all()]
+    if broken:
+        yield Finding(
+            level="error",
+            text=f"The gradient of {broken[0]} is not finite.",
+            hint="check the loss for square roots and divisions at 0",
+            where=place(task.loss),
+        )
+
+
+def _optimizer(task: Task, model: nn.Module) -> Iterator[Finding]:
+    optimizer = run(task.optimizer, lambda: task.optimizer(model), "The task's optimizer")
+    if not isinstance(optimizer, Optimizer):
+        yield Finding(
+            level="error",
+            text=f"The task's optimizer gives a {type(optimizer).__name__}, not a torch.optim.Optimizer.",
+            hint="for example optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1)",
+            where=place(task.optimizer),
+        )
+        return
+    own = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    known = {id(one) for one in model.parameters()}
+    left = [name for name, one in model.named_parameters() if one.requires_grad and id(one) not in own]
+    if left:
+        yield Finding(
+            level="warning",
+            text=f"The optimizer leaves {', '.join(left[:MOST_NAMED])} as they are, yet their gradients are sent.",
+            hint="set requires_grad=False on them, or give them to the optimizer",
+            where=place(task.optimizer),
+        )
+    if own - known:
+        yield Finding(
+            level="error",
+            text="The optimizer has parameters that are not the model's.",
+            hint="build it from the model it is given: lambda model: SGD(model.parameters(), ...)",
+            where=place(task.optimizer),
+        )
+
+
+def _evaluation(task: Task, model: nn.Module, dataset: MapDataset) -> Iterator[Finding]:
+    """Sums, which double when the samples come twice; and metrics that the target is among."""
+    model.eval()
+    few = list(range(min(SAMPLES, len(dataset))))
+    # Those of a task without its own are its loss's.
+    where = place(task.evaluate, task.loss)
+
+    def sums(indices: list[int]) -> dict[str, float]:
+        batch = fetch(dataset, indices)
+        with torch.no_grad():
+            told = run(task.evaluate, lambda: task.evaluate(model, batch), "The task's evaluate", where)
+        if not isinstance(told, Mapping) or not told:
+            said = f"a {type(told).__name__}, not a dictionary of sums" if not isinstance(told, Mapping) else "no sums"
+            raise Ended(Finding(level="error", text=f"The task's evaluate gives {said}.", hint=_SUMS, where=where))
+        return {name: float(value) for name, value in told.items()}
+
+    once, twice = sums(few), sums(few + few)
+    wrong = [name for name, value in once.items() if not near(2 * value, twice[name])]
+    if wrong:
+        yield Finding(
+            level="error",
+            text=f"'{wrong[0]}' of evaluate is no sum over samples: the same samples twice over give "
+            f"{twice[wrong[0]]:.6g} instead of {2 * once[wrong[0]]:.6g}.",
+            hint=_SUMS,
+            where=where,
+        )
+    metrics = run(task.metrics, lambda: task.metrics(once, len(few)), "The task's metrics")
+    if not isinstance(metrics, dict) or task.target.metric not in metrics:
+        named = ", ".join(sorted(metrics)) if isinstance(metrics, dict) else "nothing"
+        yield Finding(
+            level="error",
+            text=f"The target metric '{task.target.metric}' is not among the task's metrics: {named}.",
+            hint="name one of them in Target(metric=...)",
+            where=place(task.metrics),
+        )
+
+
+_SUMS = "return sums over samples, as scalars: {'correct': ..., 'loss': ...}; the sums of all workers are added up"

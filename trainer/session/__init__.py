@@ -1,0 +1,5 @@
+"""Existing training loops on unequal workers: `session` wraps the model, the optimizer and the data of a script."""
+
+from hetopt.trainer.session.run import Session, session
+
+__all__ = ["Session", "session"]

@@ -1,0 +1,51 @@
+"""Where a session's worker is among the others, and how it meets them."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.rendezvous import rendezvous
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.agreement import Store
+
+
+def find_place(environment: Mapping[str, str]) -> tuple[int, int]:
+    """Rank and number of workers: of the process group that the script has, else of torchrun.
+
+    Raises:
+        BadInput: they are no numbers.
+    """
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    try:
+        return int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
+    except ValueError:
+        raise BadInput("RANK and WORLD_SIZE must be whole numbers.", hint="start the script with torchrun") from None
+
+
+def join(model: nn.Module, rank: int, world_size: int, timeout_s: float) -> tuple[Store | None, Callable[[], None]]:
+    """The store that the workers met through, and how to leave them. A group that the script made stays its own."""
+    if world_size == 1 or dist.is_initialized():
+        if world_size > 1 and "gloo" not in dist.get_backend_config():
+            raise BadInput(
+                f"The script's process group has only {dist.get_backend()}, and sessions also agree on the CPU.",
+                hint="use init_process_group('cpu:gloo,cuda:nccl'), or leave it to the session",
+            )
+        return None, lambda: None
+    cuda = any(parameter.is_cuda for parameter in model.parameters())
+    own_devices = cuda and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
+    store, _, _ = next(rendezvous("env://", rank, world_size))
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if own_devices else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=datetime.timedelta(seconds=timeout_s),
+    )
+    return store, dist.destroy_process_group

@@ -1,0 +1,143 @@
+"""What a session leaves behind for other commands: an event log, and step times to plan from."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.events import EVENTS_FILE, Event, EventLog
+from hetopt.trainer.session.plan import SessionPlan
+from hetopt.trainer.session.sharing import Told
+
+STEPS_FILE = "steps.jsonl"
+
+
+class SessionRecord:
+    """Written by rank 0 alone.
+
+    Args:
+        folder: where; None: nothing is written.
+        plan: of the session.
+        model: what is trained.
+        device: where.
+        world_size: workers.
+
+    Raises:
+        BadInput: the folder cannot be made.
+    """
+
+    def __init__(
+        self, folder: Path | None, *, plan: SessionPlan, model: nn.Module, device: torch.device, world_size: int
+    ) -> None:
+        self._plan = plan
+        self._device = "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
+        self._parameters = sum(parameter.numel() for parameter in model.parameters())
+        self._step = 0
+        self._steps: Path | None = None
+        self._has_begun = False
+        if folder is not None:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                self._steps = folder / STEPS_FILE
+                self._events = EventLog(folder / EVENTS_FILE)
+            except OSError as error:
+                raise BadInput(f"{folder} cannot be written: {error.strerror}.", hint="name another folder") from None
+        else:
+            self._events = EventLog(None)
+
+    def begin(self, shares: tuple[int, ...]) -> None:
+        """The first events."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        spec = self._plan.run_spec(shares)
+        self._events.write(
+            "run_started",
+            task=spec.task,
+            workers=[
+                {
+                    "host": worker.host,
+                    "type": worker.type,
+                    "pace": worker.pace,
+                    "local_batch_size": worker.local_batch_size,
+                    "device": self._device,
+                }
+                for worker in spec.workers
+            ],
+            global_batch_size=spec.global_batch_size,
+            parameters=self._parameters,
+            compression=spec.compression.model_dump(),
+            resumed_step=0,
+        )
+        self._events.write("training_started", step=0)
+
+    def tell(self, told: Told, plan: SessionPlan) -> None:
+        """What a period was like.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        self._step = told.step
+        if not math.isfinite(told.period.loss):
+            return
+        event = told.period.event(step=told.step, epoch=told.epoch, samples_seen=told.samples_seen)
+        self._events.write("step", **event, **_exchange(told, plan))
+        if told.reason is not None:
+            self._events.write(
+                "shares_changed",
+                step=told.step,
+                before=list(told.before),
+                after=list(told.after),
+                reason=told.reason,
+            )
+        if self._steps is not None:
+            with self._steps.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(_sample(told, plan), allow_nan=False) + "\n")
+
+    def end(self, digest: str) -> None:
+        """The last event."""
+        self._events.write("session_finished", step=self._step, parameters_sha256=digest)
+        self._events.close()
+
+
+def _exchange(told: Told, plan: SessionPlan) -> Event:
+    """The field of a ``step`` event that tells about exchanges; none where there were none."""
+    traffic = told.period.traffic
+    if len(traffic.rows) == 1 or not traffic.exchanges or not traffic.is_finite:
+        return {}
+    compression = plan.compression
+    return {
+        "exchange": {
+            "way": plan.way,
+            "compressor": compression.name,
+            "ratio": compression.ratio,
+            "collective": plan.way.rpartition(" by ")[2],
+            "gain": round(traffic.gain, 6),
+            "sent_bytes": traffic.sent_bytes,
+            "dense_bytes": told.dense_bytes,
+            "compress_s": round(traffic.compress_s, 7),
+            "sync_s": round(traffic.sync_s, 7),
+            "exchanges": traffic.exchanges,
+        }
+    }
+
+
+def _sample(told: Told, plan: SessionPlan) -> dict[str, object]:
+    """The period as a line that `hetopt profile --from-samples` reads: one machine a worker."""
+    period = told.period
+    compute_s = max(row.compute_s for row in period.rows)
+    compression = {"name": plan.compression.name, "ratio": plan.compression.ratio}
+    step_time_s = max(period.step_time_s, compute_s)
+    sync_s = min(row.exchange_s for row in period.rows)
+    return {
+        "nodes": [{"type": name, "workers": 1} for name in plan.types],
+        "local_batch_size": list(told.before),
+        "compression": compression,
+        "step_time_s": round(step_time_s, 7),
+        "sync_time_s": round(min(sync_s, step_time_s), 7),
+    }

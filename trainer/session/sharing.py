@@ -1,0 +1,138 @@
+"""How a session's batches are shared while it goes on: measured by each worker, gathered, and decided alike by all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from hetopt.trainer.agreement import gather_numbers
+from hetopt.trainer.control.choose import choose_policy
+from hetopt.trainer.session.batches import Part, ShareTable
+from hetopt.trainer.session.loaders import SlicedLoader
+from hetopt.trainer.session.plan import SessionPlan
+from hetopt.trainer.statistics import Period, PeriodLog
+from hetopt.trainer.step import StepTrace
+from hetopt.trainer.stopwatch import Stopwatch
+
+PERIOD_STEPS = 20
+"""Steps between looks at what the workers measured."""
+
+_NUMBERS_OF_A_PLACE = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What a period was like.
+
+    Attributes:
+        period: as gathered.
+        step: steps done.
+        epoch: completed.
+        samples_seen: by all workers.
+        before: shares of the period.
+        after: shares from now on.
+        reason: why they changed; None: they did not.
+        dense_bytes: of the gradient.
+    """
+
+    period: Period
+    step: int
+    epoch: int
+    samples_seen: int
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    reason: str | None
+    dense_bytes: int
+
+
+class Sharing:
+    """The same on every worker. Steps over incomplete batches, and over shares of before, are not judged.
+
+    Args:
+        plan: of the session.
+        table: of shares.
+        loader: whose batches they are; None: a single worker's, which shares nothing.
+        minimum: least share of a worker.
+        stopwatch: of the device.
+    """
+
+    def __init__(
+        self,
+        plan: SessionPlan,
+        table: ShareTable,
+        *,
+        loader: SlicedLoader | None,
+        minimum: int,
+        stopwatch: Stopwatch,
+    ) -> None:
+        self._policy = choose_policy(plan.run_spec(table.newest), minimum=minimum)
+        self._state: Any = self._policy.initial()
+        self._plan = plan
+        self._table = table
+        self._loader = loader
+        self._log = PeriodLog(stopwatch)
+        self._since = 0
+        self._step = 0
+        self._samples = 0
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Of a full batch."""
+        return self._table.newest
+
+    def resume(self) -> None:
+        """An epoch begins: what the script did since the last batch is no part of a step."""
+        self._log.resume()
+
+    def after(self, trace: StepTrace, part: Part, *, dense_bytes: int) -> Told | None:
+        """One more step; at the end of a period what it was like, with shares changed where that is worth it."""
+        self._step += 1
+        self._since += 1
+        self._samples += part.batch
+        if part.shares == self.shares:
+            self._log.add(trace)
+        else:
+            self._log.resume()
+        if self._since < PERIOD_STEPS:
+            return None
+        self._since = 0
+        if not self._log.unread:
+            return None
+        return self._close(dense_bytes)
+
+    def _close(self, dense_bytes: int) -> Told:
+        workers = len(self.shares)
+        traffic = self._log.traffic(way=self._plan.way, dense_bytes=dense_bytes)
+        row = self._log.close(pace_use=0.0, memory_bound=0, stop_wished=False, since_checkpoint_s=0.0)
+        place = (0, 0) if self._loader is None else self._loader.drawn
+        rows = gather_numbers([*map(float, place), *row.to_list(), *traffic.to_list()], workers)
+        before = self.shares
+        period = Period.of([one[_NUMBERS_OF_A_PLACE:] for one in rows], local_batch_sizes=before)
+        # No worker may have drawn a batch that it is to share in another way than the others.
+        epoch, number = max((int(one[0]), int(one[1])) for one in rows)
+        reason = None
+        if workers > 1:
+            self._state, decision = self._policy.decide(self._state, period.observation(max(0, epoch)))
+            reason = decision.reason
+            if decision.changed:
+                self._table.change(decision.local_batch_sizes, since=(epoch, number))
+            self._log.judged(changed=decision.changed)
+        self._log.resume()
+        return Told(
+            period=period,
+            step=self._step,
+            epoch=max(0, epoch),
+            samples_seen=self._samples,
+            before=before,
+            after=self.shares,
+            reason=reason,
+            dense_bytes=dense_bytes,
+        )
+
+
+def least_share(model: nn.Module, batch_size: int, workers: int) -> int:
+    """Samples that every worker needs: BatchNorm cannot normalise a single one."""
+    across_samples = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    return 2 if across_samples and batch_size >= 2 * workers else 1
