@@ -10,7 +10,10 @@ PINS := requirements/constraints.txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install -c $(PINS)
 BENCHMARKS := $(filter-out __init__ _%,$(basename $(notdir $(wildcard benchmarks/*.py))))
 # Those that have a form of a minute.
-SMOKED := balance command_line topk_selection
+SMOKED := balance command_line report_page search spot_replay topk_selection
+
+# Tests side by side; 0 runs them in one process, for a debugger.
+JOBS ?= 2
 
 DEMO ?= demo-run
 BUDGET ?= 2
@@ -19,7 +22,7 @@ EPOCHS ?= 100
 BATCH ?= 256
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test house check bench smoke pins clean
+.PHONY: help setup demo test house check bench smoke docs pins clean
 MAKEFLAGS += --no-print-directory
 
 help:
@@ -29,6 +32,7 @@ help:
 	@echo "make bench   every benchmark in its quick form"
 	@echo "make smoke   benchmarks in their shortest form, to see that they still run"
 	@echo "make setup   only make $(VENV), with the pinned versions (PYTHON=/path/to/python3 chooses the interpreter)"
+	@echo "make docs    the documentation as plain files: site/index.html"
 	@echo "make pins    write the versions in $(VENV) to $(PINS)"
 	@echo "make clean   remove what these targets made"
 
@@ -65,7 +69,7 @@ demo: $(READY)
 	    "HETOPT_HOME=$(DEMO) $(BIN)/hetopt report"
 
 test: $(READY)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 # Static tools do not follow the hook of an editable install: they see the packages through links.
 house: $(READY)
@@ -87,11 +91,17 @@ smoke: $(READY)
 	@set -e; for name in $(SMOKED); do \
 	    echo; echo "\$$ python -m benchmarks.$$name --smoke"; $(BIN)/python -m benchmarks.$$name --smoke; done
 
+# Pages that are made from the code are committed; this shows them as they are now.
+docs: $(READY)
+	$(BIN)/python docs/generated.py
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
 pins: $(READY)
 	$(BIN)/python requirements/freeze.py > $(PINS).new && mv $(PINS).new $(PINS)
 	@touch $(READY)
 
 clean:
-	rm -rf $(VENV) .house $(DEMO) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache \
+	rm -rf $(VENV) .house $(DEMO) build dist site *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache \
 	    .import_linter_cache
 	find $(PACKAGES) tests -name __pycache__ -prune -exec rm -rf {} +

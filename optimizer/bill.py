@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.optimizer.billing import Billing
+from hetopt.optimizer.billing import Billing, is_free
 from hetopt.optimizer.catalog import Price
 from hetopt.optimizer.plan import CostTerm
 
@@ -116,7 +116,7 @@ def billed_s(up_s: Numbers, billing: Billing, *, taken_back: bool | NDArray[np.b
         taken_back: whether the provider interrupted it; a machine that its owner stops is paid for.
     """
     up = np.asarray(up_s, dtype=np.float64)
-    free = np.asarray(taken_back) & (up < billing.spot_free_if_interrupted_within_s.value)
+    free = is_free(up, taken_back=np.asarray(taken_back), within_s=billing.spot_free_if_interrupted_within_s.value)
     return np.where(free | (up <= 0), 0.0, np.maximum(up, billing.minimum_billed_s.value))
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from hetopt.optimizer.bill import Rental, itemise
 from hetopt.optimizer.cost import planned_usage
 from hetopt.optimizer.forecast import Forecast, JobModel, shares_of
+from hetopt.optimizer.observed_losses import watched_in_words
 from hetopt.optimizer.plan import Assumed, Candidate, CostTerm, Group, Prediction, Range
 from hetopt.optimizer.search_space import Cluster, MachineOption, SearchSpace
 from hetopt.optimizer.steps_law import Z90
@@ -51,6 +54,7 @@ def _group(option: MachineOption, machines: int, local_batch_sizes: list[int], c
         price_source=price.source,
         price_is_estimate=price.is_estimate,
         interruption_band=band.label if band else None,
+        watched=option.watched,
         local_batch_sizes=tuple(local_batch_sizes),
         evidence=option.worker.evidence,
         assumed=Assumed(
@@ -106,6 +110,12 @@ def cost_terms(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forec
         ),
         job.rates.billing,
         volume=job.rates.volume,
-        hazard_basis="on average over the prior of the hazard (calm pools lose a machine in 2000 h, "
-        "scarce ones in 2 h)",
+        hazard_basis=_hazard_basis([space.options[index] for index, _ in cluster.machines]),
     )
+
+
+def _hazard_basis(options: Sequence[MachineOption]) -> str:
+    """What the expected interruptions rest on."""
+    prior = "the prior of the hazard (calm pools lose a machine in 2000 h, scarce ones in 2 h)"
+    seen = [f"{watched_in_words(option.watched)} of {option.name}" for option in options if option.watched is not None]
+    return f"on average over {prior}" + (f", moved by {' and '.join(seen)}" if seen else "")

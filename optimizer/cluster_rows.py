@@ -13,7 +13,6 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.optimizer.cost import CALM, SCARCE
 from hetopt.optimizer.forecast import PRICE_ESTIMATE_LOG_SD, ClusterTable
 from hetopt.optimizer.group_shares import Lines, earliest_finish, feasible, share, water_level
 from hetopt.optimizer.hazard import SHOCKS
@@ -105,6 +104,8 @@ class Columns:
     compress_factor: Array
     evaluation_s: Array
     scarce_chance: Array
+    calm_per_hour: Array
+    scarce_per_hour: Array
     bus_latency_s: Array
     bus_s_per_byte: Array
     link_latency_s: Array
@@ -156,6 +157,8 @@ class Columns:
             compress_factor=column([option.worker.compress_factor for option in options]),
             evaluation_s=column([option.evaluation_s for option in options]),
             scarce_chance=column([option.scarce_chance for option in options]),
+            calm_per_hour=column([option.calm_per_hour for option in options]),
+            scarce_per_hour=column([option.scarce_per_hour for option in options]),
             bus_latency_s=column([option.bus.latency_s for option in options]),
             bus_s_per_byte=column([1 / option.bus.bytes_per_s for option in options]),
             link_latency_s=np.array([[option.links[name].latency_s for option in options] for name in names]),
@@ -303,10 +306,10 @@ def _table(
     chance = np.where(present, columns.scarce_chance[option], 0.0)
     # Machines on demand are not taken back, and have no chance of it.
     # Machines of a pool go together, so that they stop a job less often than as many of different pools.
-    effective = np.where(chance > 0, SHOCKS.effective_machines(count), 0.0)
-    calm = effective.sum(axis=1) * CALM.mean_per_hour
+    effective = np.where(present, SHOCKS.effective_machines(count), 0.0)
+    calm = (effective * columns.calm_per_hour[option]).sum(axis=1)
     any_scarce = 1 - (1 - chance).prod(axis=1)
-    scarce = (effective * chance).sum(axis=1) * SCARCE.mean_per_hour
+    scarce = (effective * chance * columns.scarce_per_hour[option]).sum(axis=1)
     return ClusterTable(
         machines=machines.astype(np.float64),
         workers=workers.astype(np.float64),

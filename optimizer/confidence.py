@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from hetopt.optimizer.aims import Limits
 from hetopt.optimizer.forecast import PRICE_ESTIMATE_LOG_SD, JobModel
-from hetopt.optimizer.hazard import PoolBelief
 from hetopt.optimizer.possible_runs import Finalist, PossibleRuns, RentedPool, RunTerms, possible_runs
 from hetopt.optimizer.search import Found
 from hetopt.optimizer.search_space import MachineOption, SearchSpace
@@ -105,10 +104,10 @@ def _with(found: Found, row: int) -> NDArray[np.intp]:
 
 
 def _pool(option: MachineOption, machines: int) -> RentedPool:
-    price, band = option.offer.price, option.offer.band
+    price = option.offer.price
     return RentedPool(
         machines=machines,
         usd_per_hour=price.usd_per_hour,
         price_log_sd=PRICE_ESTIMATE_LOG_SD if price.is_estimate else 0.0,
-        belief=PoolBelief.prior(band.label if band else None) if price.market == "spot" else None,
+        belief=option.belief,
     )

@@ -17,7 +17,7 @@ from hetopt.optimizer.checkpointing import (
     interval_under_belief_s,
     restart_factor,
 )
-from hetopt.optimizer.hazard import CALM, SCARCE, SHOCKS, scarce_probability
+from hetopt.optimizer.hazard import CALM, SCARCE, SHOCKS, PoolBelief, scarce_probability
 
 __all__ = [
     "BOOT_S",
@@ -30,11 +30,11 @@ __all__ = [
     "Rates",
     "checkpoint_bytes",
     "checkpoint_time_s",
+    "cluster_hazard",
     "daly_interval_s",
     "interruptions",
     "planned_interval_s",
     "planned_usage",
-    "prior_hazard",
     "restart_factor",
     "scarce_probability",
 ]
@@ -169,18 +169,20 @@ def _distinct(*columns: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     return np.arange(rows), np.arange(rows)
 
 
-def prior_hazard(pools: Iterable[tuple[int, float]]) -> tuple[float, float, float]:
+def cluster_hazard(pools: Iterable[tuple[int, PoolBelief | None]]) -> tuple[float, float, float]:
     """Losses an hour of a cluster if all its pools are calm, the mean if some pool is scarce, and the chance of that.
 
     Args:
-        pools: machines of each pool, and the probability that it is scarce; 0 on demand.
+        pools: machines of each pool, and what is believed of its hazard; nothing on demand.
     """
     calm, scarce, all_calm = 0.0, 0.0, 1.0
-    for machines, chance in pools:
-        effective = float(SHOCKS.effective_machines(machines)) if chance > 0 else 0.0
-        calm += effective * CALM.mean_per_hour
-        scarce += effective * chance * SCARCE.mean_per_hour
-        all_calm *= 1 - chance
+    for machines, belief in pools:
+        if belief is None:
+            continue
+        effective = float(SHOCKS.effective_machines(machines))
+        calm += effective * belief.calm.mean_per_hour
+        scarce += effective * belief.scarce_chance * belief.scarce.mean_per_hour
+        all_calm *= 1 - belief.scarce_chance
     some = 1 - all_calm
     return calm, calm + (scarce / some if some > 0 else 0.0), some
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetopt.optimizer.hazard import SHOCKS, CommonShocks, PoolBelief
+from hetopt.optimizer.observed_losses import group_belief
 from hetopt.optimizer.plan import Group
 
 Array = NDArray[np.float64]
@@ -67,20 +68,21 @@ def spread_over(
 
 def in_words(groups: Sequence[Group]) -> str | None:
     """What mixing pools is worth to the machines of a plan, in a sentence; none for fewer than two spot machines."""
-    pools = [(group.machines, PoolBelief.prior(group.interruption_band)) for group in groups if group.market == "spot"]
+    pools = [(group.machines, belief) for group in groups if (belief := group_belief(group)) is not None]
     machines = sum(count for count, _ in pools)
     if machines < 2:
         return None
+    basis = "by what was seen" if any(group.watched for group in groups) else "by the prior"
     if len(pools) == 1:
         alone, half = spread_over(pools), machines // 2
         both = spread_over([(half, pools[0][1]), (machines - half, pools[0][1])])
         return (
-            f"All spot machines come from one pool, which by the prior has none {alone.standstill_share:.1%} of the "
+            f"All spot machines come from one pool, which {basis} has none {alone.standstill_share:.1%} of the "
             f"time; with a second type to fall back on, neither would have any {both.standstill_share:.1%} of the time."
         )
     worst = max(spread_over([pool]).standstill_share for pool in pools)
     return (
-        f"The spot machines come from {len(pools)} pools: by the prior one may have none {worst:.1%} of the time, "
+        f"The spot machines come from {len(pools)} pools: {basis} one may have none {worst:.1%} of the time, "
         f"all at once {spread_over(pools).standstill_share:.1%}."
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from hetopt.profiler.artifact import Artifact, Record
 from hetopt.profiler.profile import Profile
@@ -41,6 +41,15 @@ class Assumed(Record):
         return max(self.floor_s, self.fixed_s + self.per_sample_s * samples)
 
 
+class Watched(Record):
+    """What was seen of a spot pool before a plan was made: its machines' hours, and those that were taken back."""
+
+    instance_hours: PositiveFloat
+    losses: NonNegativeInt
+    lost_together: float = Field(default=1.0, ge=1, description="machines lost at a time")
+    until: str = Field(description="when the last of it was seen, ISO 8601")
+
+
 class Group(Record):
     """Machines of one type. Every worker has its own share, as equal shares may differ by one sample."""
 
@@ -54,6 +63,7 @@ class Group(Record):
     price_source: str
     price_is_estimate: bool
     interruption_band: str | None = Field(description="share of machines interrupted in a month, such as '<5%'")
+    watched: Watched | None = Field(default=None, description="what the belief of losses rests on beside the prior")
     local_batch_sizes: tuple[PositiveInt, ...] = Field(description="one for each worker of the group")
     evidence: Evidence = Field(description="where the group's step time comes from")
     assumed: Assumed | None = Field(default=None, description="absent in plans of versions that did not write it down")
@@ -164,7 +174,7 @@ class Insight(Record):
     """
 
     gap: NonNegativeFloat | None = Field(
-        description="no mix of two types is better than the choice by a larger part; absent where that was not shown"
+        description="no mix that was looked at is better than the choice by a larger part; absent where not shown"
     )
     chance: NonNegativeFloat | None = Field(description="of keeping budget and deadline; absent without either")
     confidence: NonNegativeFloat | None = Field(default=None, description="the chance that was asked for")

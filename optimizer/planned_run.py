@@ -8,11 +8,11 @@ from hetopt.optimizer.checkpointing import CHECKPOINT_INTERVAL_S
 from hetopt.optimizer.cost import (
     DETECTION_S,
     checkpoint_time_s,
+    cluster_hazard,
     planned_interval_s,
-    prior_hazard,
-    scarce_probability,
 )
 from hetopt.optimizer.fit import FittedModel
+from hetopt.optimizer.observed_losses import group_belief
 from hetopt.optimizer.plan import Candidate, Goal, ScalingRule
 from hetopt.profiler.profile import Profile
 from hetopt.trainer.control.learning_rate import adascale_gain, learning_rate_scale
@@ -88,9 +88,7 @@ def _stop(goal: Goal, chosen: Candidate) -> StopRule:
 
 def _checkpoint_interval_s(profile: Profile, chosen: Candidate) -> float:
     """The interval that the forecast was made with; machines that are never taken back save now and then, too."""
-    calm, scarce, chance = prior_hazard(
-        (group.machines, scarce_probability(group.market, group.interruption_band)) for group in chosen.groups
-    )
+    calm, scarce, chance = cluster_hazard((group.machines, group_belief(group)) for group in chosen.groups)
     if chance == 0:
         return CHECKPOINT_INTERVAL_S[1]
     interval = float(

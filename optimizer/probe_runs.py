@@ -64,7 +64,7 @@ def local_probes(profile: Profile, workers: int) -> tuple[ProbeRun, ...]:
             found.append(
                 ProbeRun(
                     configuration=Configuration(nodes=(Node(type=LOCAL, workers=count),), local_batch_size=size),
-                    spec=_spec(profile, specs),
+                    spec=probe_spec(profile, specs),
                 )
             )
     return tuple(found)
@@ -100,7 +100,7 @@ def rehearsed_probes(
                 nodes=tuple(Node(type=type_name(one), workers=one.host.workers) for one in first),
                 local_batch_size=shares,
             ),
-            spec=miniature_run(_spec(profile, _placeholders(shares)), hosts, shares, (), here, scale),
+            spec=miniature_run(probe_spec(profile, _placeholders(shares)), hosts, shares, (), here, scale),
         )
         for first, hosts, shares, here, _ in prepared
     )
@@ -141,7 +141,8 @@ def _placeholders(shares: Sequence[int]) -> tuple[WorkerSpec, ...]:
     return tuple(WorkerSpec(host=LOCAL, type=LOCAL, local_batch_size=samples) for samples in shares)
 
 
-def _spec(profile: Profile, workers: tuple[WorkerSpec, ...]) -> RunSpec:
+def probe_spec(profile: Profile, workers: tuple[WorkerSpec, ...]) -> RunSpec:
+    """A run that is long enough to measure a step of these workers, and no longer."""
     return RunSpec(
         task=profile.job.task,
         data_dir=profile.data_dir,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
+
+import numpy as np
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,26 @@ class Traffic:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Together:
+    """How often workers that train for themselves were brought together so far.
+
+    Attributes:
+        policy: by which.
+        synchronised, local: steps that averaged parameters, and that did not.
+        sent_bytes: by one worker.
+        divergence: sum over the averages of how far apart workers were, relative to the norm of the parameters.
+        told: averages that told how far.
+    """
+
+    policy: str
+    synchronised: int = 0
+    local: int = 0
+    sent_bytes: float = 0.0
+    divergence: float = 0.0
+    told: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Progress:
     """A run so far. Times in seconds; ``stepping_s`` leaves evaluations and checkpoints out."""
 
@@ -60,6 +83,7 @@ class Progress:
     share_changes: int = 0
     exchange_changes: int = 0
     traffic: Traffic | None = None
+    together: Together | None = None
     restarts: int = 0
     finish_reason: str | None = None
     training_s: float | None = None
@@ -85,9 +109,19 @@ class Progress:
 def follow(events: Iterable[Mapping[str, Any]], launched_s: float | None = None) -> Progress:
     """Fold the events of one run. ``launched_s`` is when the launcher was asked, where it is known."""
     progress = Progress(started_s=launched_s)
-    for event in events:
-        progress = advance(progress, event)
+    # Those of as many workers: others may come and go.
+    for workers, together in groupby(events, key=_workers_of_step):
+        if workers:
+            progress = _stepped(progress, list(together))
+        else:
+            for event in together:
+                progress = advance(progress, event)
     return progress
+
+
+def _workers_of_step(event: Mapping[str, Any]) -> int:
+    """0 for events that are no steps."""
+    return len(event["compute_s"]) if event["event"] == "step" else 0
 
 
 def advance(progress: Progress, event: Mapping[str, Any]) -> Progress:
@@ -118,7 +152,7 @@ def advance(progress: Progress, event: Mapping[str, Any]) -> Progress:
             first = progress.training_started_s
             return replace(progress, training_started_s=now if first is None else first, step=event["step"])
         case "step":
-            return _stepped(progress, event)
+            return _stepped(progress, [event])
         case "shares_changed":
             workers = tuple(
                 replace(worker, local_batch_size=share)
@@ -149,49 +183,76 @@ def advance(progress: Progress, event: Mapping[str, Any]) -> Progress:
     return progress
 
 
-def _stepped(progress: Progress, event: Mapping[str, Any]) -> Progress:
-    steps = event["steps"]
+def _stepped(progress: Progress, events: Sequence[Mapping[str, Any]]) -> Progress:
+    """The progress after successive ``step`` events: long logs hold little else, so their sums are taken at once."""
+    last = events[-1]
+    steps = np.array([event["steps"] for event in events], dtype=np.float64)
+    sums = {
+        name: (steps @ np.array([event[name] for event in events], dtype=np.float64)).tolist()
+        for name in ("compute_s", "wait_s", "sync_s")
+    }
     workers = tuple(
         replace(
             worker,
             local_batch_size=share,
-            compute_s=worker.compute_s + steps * compute,
-            wait_s=worker.wait_s + steps * wait,
-            sync_s=worker.sync_s + steps * sync,
+            compute_s=worker.compute_s + compute,
+            wait_s=worker.wait_s + wait,
+            sync_s=worker.sync_s + sync,
         )
         for worker, share, compute, wait, sync in zip(
             progress.workers,
-            event["local_batch_sizes"],
-            event["compute_s"],
-            event["wait_s"],
-            event["sync_s"],
+            last["local_batch_sizes"],
+            sums["compute_s"],
+            sums["wait_s"],
+            sums["sync_s"],
             strict=True,
         )
     )
     return replace(
         progress,
         workers=workers,
-        step=event["step"],
-        epoch=event["epoch"],
-        samples_seen=event["samples_seen"],
-        loss=event["loss"],
-        logged_steps=progress.logged_steps + steps,
-        stepping_s=progress.stepping_s + steps * event["step_time_s"],
-        traffic=_exchanged(progress.traffic, event),
+        last_event_s=float(last["time_s"]),
+        step=last["step"],
+        epoch=last["epoch"],
+        samples_seen=last["samples_seen"],
+        loss=last["loss"],
+        logged_steps=progress.logged_steps + sum(event["steps"] for event in events),
+        stepping_s=progress.stepping_s + sum(event["steps"] * event["step_time_s"] for event in events),
+        traffic=_exchanged(progress.traffic, events),
+        together=_brought_together(progress.together, events),
     )
 
 
-def _exchanged(before: Traffic | None, event: Mapping[str, Any]) -> Traffic | None:
-    """The traffic after a ``step`` event; a single worker has none, nor have the logs of older versions."""
-    told = event.get("exchange")
+def _brought_together(before: Together | None, events: Sequence[Mapping[str, Any]]) -> Together | None:
+    """The same after ``step`` events; None: gradients are exchanged in every step."""
+    found = before
+    for told in (event["sync"] for event in events if event.get("sync")):
+        found = found if found is not None else Together(policy=str(told["policy"]))
+        apart = told.get("divergence")
+        found = replace(
+            found,
+            synchronised=found.synchronised + told["synchronised"],
+            local=found.local + told["local"],
+            sent_bytes=found.sent_bytes + told["sent_bytes"],
+            divergence=found.divergence + (0.0 if apart is None else apart * told["synchronised"]),
+            told=found.told + (0 if apart is None else told["synchronised"]),
+        )
+    return found
+
+
+def _exchanged(before: Traffic | None, events: Sequence[Mapping[str, Any]]) -> Traffic | None:
+    """The traffic after ``step`` events; a single worker has none, nor have the logs of older versions."""
+    told = [(event["steps"], event["exchange"]) for event in events if event.get("exchange")]
     if not told:
         return before
-    way, steps = str(told["way"]), event["steps"]
     ways = dict(before.steps) if before is not None else {}
-    ways[way] = ways.get(way, 0) + steps
+    for steps, exchange in told:
+        way = str(exchange["way"])
+        ways[way] = ways.get(way, 0) + steps
     return Traffic(
-        way=way,
+        way=str(told[-1][1]["way"]),
         steps=ways,
-        sent_bytes=(before.sent_bytes if before is not None else 0.0) + steps * told["sent_bytes"],
-        dense_bytes=(before.dense_bytes if before is not None else 0.0) + steps * told["dense_bytes"],
+        sent_bytes=(before.sent_bytes if before is not None else 0.0) + sum(n * one["sent_bytes"] for n, one in told),
+        dense_bytes=(before.dense_bytes if before is not None else 0.0)
+        + sum(n * one["dense_bytes"] for n, one in told),
     )

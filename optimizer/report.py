@@ -71,6 +71,24 @@ class Sent(Record):
         return self.sent_bytes / self.dense_bytes
 
 
+class BroughtTogether(Record):
+    """How often workers that train for themselves averaged their parameters."""
+
+    policy: str
+    synchronised: int = Field(description="steps that ended in an average")
+    local: int = Field(description="steps that did not")
+    sent_bytes: NonNegativeFloat = Field(description="by one worker, votes included")
+    divergence: NonNegativeFloat | None = Field(
+        description="how far workers had come apart, in the mean over the averages: root of the mean squared distance "
+        "from the average over its norm; absent where nobody measured"
+    )
+
+    @property
+    def share(self) -> float:
+        """Of the steps that communicate."""
+        return self.synchronised / max(1, self.synchronised + self.local)
+
+
 class Report(Artifact):
     """A run, predicted against measured."""
 
@@ -89,6 +107,7 @@ class Report(Artifact):
     global_batch_size: int
     share_changes: int
     sent: Sent | None = Field(default=None, description="absent for a single worker, and for runs of older versions")
+    together: BroughtTogether | None = Field(default=None, description="absent where gradients are exchanged")
     hourly_usd: NonNegativeFloat = Field(description="what the plan's machines cost an hour")
     within_tolerance: bool | None = Field(description="run time within 10 % of its prediction; absent while running")
     verdict: tuple[str, ...] = Field(description="a sentence each: did the prediction hold, and where did it miss")
@@ -147,6 +166,7 @@ def make_report(launch: Launch, progress: Progress, told: Timeline, *, state: st
         global_batch_size=progress.global_batch_size,
         share_changes=progress.share_changes,
         sent=_sent(progress),
+        together=_together(progress),
         hourly_usd=launch.hourly_usd,
         within_tolerance=within if finished else None,
         verdict=_verdict(by_name, within, told.happenings, progress.exchange_changes)
@@ -198,6 +218,19 @@ def _sent(progress: Progress) -> Sent | None:
         dense_bytes=traffic.dense_bytes,
         ways=tuple(Way(way=way, steps=steps) for way, steps in traffic.steps.items()),
         changes=progress.exchange_changes,
+    )
+
+
+def _together(progress: Progress) -> BroughtTogether | None:
+    told = progress.together
+    if told is None:
+        return None
+    return BroughtTogether(
+        policy=told.policy,
+        synchronised=told.synchronised,
+        local=told.local,
+        sent_bytes=told.sent_bytes,
+        divergence=told.divergence / told.told if told.told else None,
     )
 
 

@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetopt.optimizer.catalog import Offer
-from hetopt.optimizer.cost import scarce_probability
 from hetopt.optimizer.fit import CompressorLine, FittedModel, LinkModel
+from hetopt.optimizer.hazard import PoolBelief
 from hetopt.optimizer.links import between_machines, inside_machine
+from hetopt.optimizer.observed_losses import ObservedLosses, pool_belief
+from hetopt.optimizer.plan import Watched
 from hetopt.optimizer.quota import Quotas
 from hetopt.optimizer.step_model.sampled import SampledMachine, SampledMachines
 from hetopt.optimizer.step_model.shape import Shape
@@ -41,7 +43,8 @@ class MachineOption:
         bus: one hop between the workers of the machine.
         relief: bandwidth of those links between three or more machines over that between two, for which they stand.
         evaluation_s: the whole evaluation set on one of its workers.
-        scarce_chance: prior probability that its pool runs dry.
+        belief: of its pool's hazard; absent on demand.
+        watched: what that rests on beside the prior; absent where nothing was seen of the pool.
     """
 
     offer: Offer
@@ -49,7 +52,8 @@ class MachineOption:
     links: Mapping[Collective, LinkModel]
     bus: LinkModel
     evaluation_s: float
-    scarce_chance: float
+    belief: PoolBelief | None = None
+    watched: Watched | None = None
     relief: float = 1.0
 
     @property
@@ -61,6 +65,21 @@ class MachineOption:
     def usd_per_hour(self) -> float:
         """Price of the machine."""
         return self.offer.price.usd_per_hour
+
+    @property
+    def scarce_chance(self) -> float:
+        """Probability that its pool runs dry; machines on demand are not taken back."""
+        return 0.0 if self.belief is None else self.belief.scarce_chance
+
+    @property
+    def calm_per_hour(self) -> float:
+        """Losses of a machine an hour, if its pool is not scarce."""
+        return 0.0 if self.belief is None else self.belief.calm.mean_per_hour
+
+    @property
+    def scarce_per_hour(self) -> float:
+        """The mean of them if it is."""
+        return 0.0 if self.belief is None else self.belief.scarce.mean_per_hour
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +163,20 @@ def machine_options(
     host: ReferenceHost,
     shape: Shape,
     sampled: SampledMachines | None = None,
+    observed: ObservedLosses | None = None,
+    zone: str | None = None,
 ) -> tuple[tuple[MachineOption, ...], Mapping[str, int]]:
-    """The offers whose speed can be predicted, and how many were left out for which reason."""
+    """The offers whose speed can be predicted, and how many were left out for which reason.
+
+    Args:
+        model: what the profile says.
+        offers: to choose from.
+        host: how the profiled machine was placed among the catalogue's.
+        shape: what steps have in common.
+        sampled: what step samples say of machines.
+        observed: what was seen of spot pools; absent: the prior alone is believed.
+        zone: where machines are wanted; absent: anywhere in the region, so that all its zones tell of them.
+    """
     known: dict[str, SampledMachine | None] = {}
     evaluation_s = model.profile.evaluation_s or 0.0
     found: list[MachineOption] = []
@@ -164,6 +195,9 @@ def machine_options(
             continue
         seen = known[instance.name]
         network = None if seen is None else seen.network
+        spot, watched = offer.price.market == "spot", None
+        if spot and observed is not None:
+            watched = observed.watched(instance.name, offer.price.region, zone=zone)
         found.append(
             MachineOption(
                 offer=offer,
@@ -175,7 +209,8 @@ def machine_options(
                 bus=(seen.bus if seen is not None else None) or inside_machine(instance),
                 relief=1.0 if network is None else shape.relief.value,
                 evaluation_s=evaluation_s * worker.evaluation_factor,
-                scarce_chance=scarce_probability(offer.price.market, offer.band.label if offer.band else None),
+                belief=pool_belief(offer.band.label if offer.band else None, watched) if spot else None,
+                watched=watched,
             )
         )
     return tuple(found), MappingProxyType(dict(excluded))
@@ -256,6 +291,8 @@ def _figures(option: MachineOption) -> list[float]:
         option.worker.compress_factor,
         option.evaluation_s,
         option.scarce_chance,
+        option.calm_per_hour,
+        option.scarce_per_hour,
         -option.relief,
         option.bus.latency_s,
         -option.bus.bytes_per_s,

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from hetopt.optimizer import words
@@ -17,7 +18,17 @@ MOST_MOMENTS = 400
 AT_ONCE_S = 0.5
 """Changes of conditions that follow each other so closely were asked for together."""
 
-Kind = Literal["condition_changed", "miniature_slowed", "shares_changed", "exchange_changed", "memory_bound_learned"]
+Kind = Literal[
+    "condition_changed",
+    "miniature_slowed",
+    "shares_changed",
+    "exchange_changed",
+    "memory_bound_learned",
+    "worker_lost",
+    "workers_changed",
+    "checkpoint_failed",
+    "checkpoint_skipped",
+]
 ROUTINE: tuple[Kind, ...] = ("shares_changed", "exchange_changed")
 """What happens as a matter of course, and often."""
 
@@ -93,7 +104,7 @@ def timeline(events: Iterable[Mapping[str, Any]], *, time_factor: float = 1.0, m
         most: moments to keep.
     """
     began_s: float | None = None
-    moments: list[Moment] = []
+    steps: list[Mapping[str, Any]] = []
     happenings: list[Happening] = []
     hosts: tuple[str, ...] = ()
     for event in events:
@@ -103,12 +114,12 @@ def timeline(events: Iterable[Mapping[str, Any]], *, time_factor: float = 1.0, m
             case "training_started":
                 began_s = float(event["time_s"]) if began_s is None else began_s
             case "step" if began_s is not None:
-                moments.append(_moment(event, began_s))
+                steps.append(event)
             case _:
                 found = happening(event, hosts, began_s=began_s or float(event["time_s"]), time_factor=time_factor)
                 if found is not None:
-                    happenings.append(found if found.step is not None else _placed(found, moments))
-    return Timeline(moments=tuple(_coarser(moments, most)), happenings=tuple(_joined(happenings)))
+                    happenings.append(found if found.step is not None else _placed(found, steps))
+    return Timeline(moments=tuple(_coarser(steps, most, began_s or 0.0)), happenings=tuple(_joined(happenings)))
 
 
 def happening(
@@ -134,6 +145,14 @@ def happening(
             rank = event["rank"]
             kind, where = "memory_bound_learned", (hosts[rank] if rank < len(hosts) else f"worker {rank}",)
             text = f"holds no more than {event['samples']} samples at a time"
+        case "worker_lost":
+            kind, where, text = "worker_lost", (str(event["host"]),), str(event["reason"])
+        case "workers_changed":
+            kind, text = "workers_changed", _who_trains(event)
+        case "checkpoint_failed":
+            kind, text = "checkpoint_failed", f"no checkpoint: {event['reason']}; tried again when the next is due"
+        case "checkpoint_skipped":
+            kind, text = "checkpoint_skipped", f"passed over a checkpoint: {event['reason']}"
         case "shares_changed":
             after = ", ".join(map(str, event["after"]))
             kind, text = "shares_changed", f"now {after} ({event['reason']})"
@@ -152,6 +171,16 @@ def happening(
     )
 
 
+def _who_trains(event: Mapping[str, Any]) -> str:
+    """What is told of another generation of workers."""
+    took = f" after {event['recovery_s']:.1f} s" if "recovery_s" in event else ""
+    parts = [
+        *([f"without worker {', '.join(map(str, event['lost']))}"] if event["lost"] else []),
+        *([f"with worker {', '.join(map(str, event['new']))} anew"] if event["new"] else []),
+    ]
+    return f"goes on from {event['from']}{took}{', ' if parts else ''}{' and '.join(parts)}"
+
+
 def _conditions(event: Mapping[str, Any], time_factor: float) -> str:
     if event.get("dies"):
         return "dead"
@@ -163,9 +192,9 @@ def _conditions(event: Mapping[str, Any], time_factor: float) -> str:
     return ", ".join(parts)
 
 
-def _placed(happening: Happening, moments: Sequence[Moment]) -> Happening:
+def _placed(happening: Happening, steps: Sequence[Mapping[str, Any]]) -> Happening:
     """With the step that the log had come to."""
-    return happening.model_copy(update={"step": moments[-1].step if moments else 0})
+    return happening.model_copy(update={"step": steps[-1]["step"] if steps else 0})
 
 
 def _joined(happenings: Iterable[Happening]) -> list[Happening]:
@@ -185,17 +214,34 @@ def _joined(happenings: Iterable[Happening]) -> list[Happening]:
     return joined
 
 
-def _moment(event: Mapping[str, Any], began_s: float) -> Moment:
-    end_s = float(event["time_s"]) - began_s
+def _coarser(events: Sequence[Mapping[str, Any]], most: int, began_s: float) -> list[Moment]:
+    """No more than ``most`` moments: as many ``step`` events as that takes become one."""
+    together = -(-len(events) // most)
+    return [_moment(events[start : start + together], began_s) for start in range(0, len(events), max(1, together))]
+
+
+def _moment(events: Sequence[Mapping[str, Any]], began_s: float) -> Moment:
+    first, last = events[0], events[-1]
+    begin_s = float(first["time_s"]) - began_s - first["steps"] * first["step_time_s"]
+    # Of as many workers as there were at the end: others may have come and gone.
+    alike = [event for event in events if len(event["compute_s"]) == len(last["compute_s"])]
+    counts = np.array([event["steps"] for event in alike], dtype=np.float64)
+
+    def mean(name: str) -> tuple[float, ...]:
+        if len(alike) == 1:
+            return tuple(last[name])
+        means = counts @ np.array([event[name] for event in alike], dtype=np.float64) / counts.sum()
+        return tuple(round(one, 7) for one in means.tolist())
+
     return Moment(
-        step=event["step"],
-        steps=event["steps"],
-        begin_s=round(max(0.0, end_s - event["steps"] * event["step_time_s"]), 3),
-        end_s=round(end_s, 3),
-        local_batch_sizes=tuple(event["local_batch_sizes"]),
-        compute_s=tuple(event["compute_s"]),
-        wait_s=tuple(event["wait_s"]),
-        exchange=exchanged(event),
+        step=last["step"],
+        steps=sum(event["steps"] for event in events),
+        begin_s=round(max(0.0, begin_s), 3),
+        end_s=round(float(last["time_s"]) - began_s, 3),
+        local_batch_sizes=tuple(last["local_batch_sizes"]),
+        compute_s=mean("compute_s"),
+        wait_s=mean("wait_s"),
+        exchange=_one_exchange(events),
     )
 
 
@@ -205,41 +251,18 @@ def exchanged(event: Mapping[str, Any]) -> Exchanged | None:
     return Exchanged(**{name: told[name] for name in Exchanged.model_fields}) if told else None
 
 
-def _coarser(moments: Sequence[Moment], most: int) -> list[Moment]:
-    """No more than ``most`` moments: as many neighbours as that takes become one."""
-    together = -(-len(moments) // most)
-    return [_one(moments[start : start + together]) for start in range(0, len(moments), max(1, together))]
-
-
-def _one(moments: Sequence[Moment]) -> Moment:
-    steps = sum(moment.steps for moment in moments)
-
-    def mean(times_s: Sequence[Sequence[float]]) -> tuple[float, ...]:
-        weighed = [[moment.steps * one for one in each] for moment, each in zip(moments, times_s, strict=True)]
-        return tuple(round(sum(column) / steps, 7) for column in zip(*weighed, strict=True))
-
-    return Moment(
-        step=moments[-1].step,
-        steps=steps,
-        begin_s=moments[0].begin_s,
-        end_s=moments[-1].end_s,
-        local_batch_sizes=moments[-1].local_batch_sizes,
-        compute_s=mean([moment.compute_s for moment in moments]),
-        wait_s=mean([moment.wait_s for moment in moments]),
-        exchange=_one_exchange(moments),
-    )
-
-
-def _one_exchange(moments: Sequence[Moment]) -> Exchanged | None:
-    """The exchanges of several moments: means over their steps, the last way."""
-    known = [(moment.steps, moment.exchange) for moment in moments if moment.exchange is not None]
+def _one_exchange(events: Sequence[Mapping[str, Any]]) -> Exchanged | None:
+    """The exchanges of several ``step`` events: means over their steps, the last way."""
+    known = [(event["steps"], event["exchange"]) for event in events if event.get("exchange")]
     if not known:
         return None
-    steps = sum(count for count, _ in known)
-
-    def mean(name: str) -> float:
-        return float(sum(count * getattr(one, name) for count, one in known) / steps)
-
     last = known[-1][1]
-    means = {name: mean(name) for name in Exchanged.model_fields if name != "way"}
-    return Exchanged(way=last.way, **{**means, "ratio": min(1.0, means["ratio"])})
+    if len(known) == 1:
+        return exchanged({"exchange": last})
+    steps = sum(count for count, _ in known)
+    means = {
+        name: float(sum(count * one[name] for count, one in known) / steps)
+        for name in Exchanged.model_fields
+        if name != "way"
+    }
+    return Exchanged(way=last["way"], **{**means, "ratio": min(1.0, means["ratio"])})

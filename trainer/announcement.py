@@ -9,9 +9,10 @@ from torch import nn
 
 from hetopt.trainer.agreement import gather_numbers, gather_texts
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.events import EventLog
+from hetopt.trainer.events import Event, EventLog
 from hetopt.trainer.exchange.network_state import NetworkState
 from hetopt.trainer.exchange.network_tracker import Timed
+from hetopt.trainer.spec import RunSpec
 from hetopt.trainer.step import trainable_parameters
 
 
@@ -48,8 +49,19 @@ def announce(context: WorkerContext, model: nn.Module, *, shares: Sequence[int],
         compression=spec.compression.model_dump(),
         ratio_policy=spec.ratio_policy,
         collective_policy=spec.collective_policy,
+        **_apart(spec),
         resumed_step=step,
     )
+
+
+def _apart(spec: RunSpec) -> Event:
+    """How workers train for themselves, and on what, where they do."""
+    told: Event = {"sync": spec.sync.model_dump()} if spec.is_local else {}
+    if spec.partition.name != "global":
+        told["partition"] = spec.partition.model_dump()
+    if spec.injection is not None:
+        told["injection"] = spec.injection.model_dump()
+    return told
 
 
 def tell_network(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from functools import partial
@@ -12,19 +13,26 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hetopt.profiler.errors import BadInput
+from hetopt.profiler.errors import BadInput, RunFailed
+from hetopt.trainer.agreement import gather_texts
 from hetopt.trainer.conditions import ConditionsReader
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.control.choose import choose_policy, micro_batch_size
+from hetopt.trainer.control.choose import choose_policy, first_shares, micro_batch_size
 from hetopt.trainer.control.policy import BatchPolicy
-from hetopt.trainer.data.cursor import SampleCursor
+from hetopt.trainer.data.cursor import Cursor, SampleCursor
 from hetopt.trainer.data.fetch import MapDataset
+from hetopt.trainer.data.labels import labels_of
 from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.data.partitioned_cursor import PartitionedCursor
+from hetopt.trainer.data.partitions import NEED_LABELS, Parts, make_parts
 from hetopt.trainer.data.prefetch import ProcessReadAhead, ReadAhead, ReadingWatch, ThreadReadAhead
+from hetopt.trainer.exchange.channel import Channel
+from hetopt.trainer.injector import Injector
 from hetopt.trainer.learning_rate import AdaptiveScale
 from hetopt.trainer.local_batch import BatchReader, SampleFeed, StartReadAhead
 from hetopt.trainer.pace import Pace, make_pace
 from hetopt.trainer.spec import RunSpec
+from hetopt.trainer.streaming import Streaming
 from hetopt.trainer.task import Task
 from hetopt.trainer.tasks.load import load_task
 
@@ -55,9 +63,19 @@ def make_controller(spec: RunSpec, model: nn.Module) -> BatchPolicy[Any]:
     return choose_policy(spec, minimum=2 if across_samples and enough else 1)
 
 
-def make_feed(context: WorkerContext, dataset: MapDataset) -> SampleFeed:
-    """This worker's training samples, from the start."""
+def make_streaming(context: WorkerContext, dataset: MapDataset) -> Streaming | None:
+    """This worker's stream, where the run has one; a replay of partitioned data gives each worker its own part."""
+    if context.spec.stream is None:
+        return None
+    parts = make_agreed_parts(context, dataset)
+    return Streaming(context, dataset, None if parts is None else partial(parts.order, context.rank))
+
+
+def make_feed(context: WorkerContext, dataset: MapDataset, streaming: Streaming | None = None) -> SampleFeed:
+    """This worker's training samples, from the start: those of the stream, where there is one."""
     spec = context.spec
+    if streaming is not None:
+        dataset = streaming.dataset
     reader = BatchReader(
         dataset=dataset,
         device=context.device,
@@ -65,7 +83,10 @@ def make_feed(context: WorkerContext, dataset: MapDataset) -> SampleFeed:
         max_samples=context.worker.max_local_batch_size,
         unit=micro_batch_size(spec),
     )
-    cursor = SampleCursor(len(dataset), spec.seed)
+    cursor = make_cursor(context, dataset) if streaming is None else streaming.cursor
+    injector = None
+    if spec.injection is not None and context.world_size > 1:
+        injector = Injector(spec.injection, seed=spec.seed, channel=Channel)
 
     def in_thread(parts: Iterator[MicroBatch]) -> ReadAhead:
         ahead = ThreadReadAhead(reader.read_for_later)
@@ -82,12 +103,46 @@ def make_feed(context: WorkerContext, dataset: MapDataset) -> SampleFeed:
         )
 
     read_ahead: StartReadAhead | None = in_processes if spec.loader_processes else in_thread
-    if spec.prefetch == "off" and not spec.loader_processes:
+    if streaming is not None or (spec.prefetch == "off" and not spec.loader_processes):
         read_ahead = None
     # A GPU computes by itself: whatever the host does meanwhile is gained.
     is_judged = spec.prefetch == "auto" and context.device.type == "cpu" and not spec.loader_processes
     watch = ReadingWatch() if is_judged else None
-    return SampleFeed(reader=reader, rank=context.rank, cursor=cursor, read_ahead=read_ahead, watch=watch)
+    return SampleFeed(
+        reader=reader, rank=context.rank, cursor=cursor, read_ahead=read_ahead, watch=watch, injector=injector
+    )
+
+
+def make_cursor(context: WorkerContext, dataset: MapDataset) -> Cursor:
+    """The beginning of the training samples: one order for all workers, or a part for each.
+
+    Raises:
+        BadInput: the data cannot be partitioned like that.
+        RunFailed: the workers see other labels, or arrive at other parts.
+    """
+    parts = make_agreed_parts(context, dataset)
+    if parts is None:
+        return SampleCursor(len(dataset), context.spec.seed)
+    return PartitionedCursor(parts, len(dataset), weights=first_shares(context.spec))
+
+
+def make_agreed_parts(context: WorkerContext, dataset: MapDataset) -> Parts | None:
+    """What each worker sees, alike on all of them; None: all see everything (see `make_cursor` for errors)."""
+    spec, size = context.spec, len(dataset)
+    if context.world_size == 1 or spec.partition.name == "global":
+        return None
+    weights = first_shares(spec)
+    labels = labels_of(dataset) if spec.partition.name in NEED_LABELS else None
+    parts = make_parts(spec.partition, size=size, weights=weights, seed=spec.seed, labels=labels)
+    assert parts is not None
+    digest = hashlib.sha256()
+    for worker in range(parts.workers):
+        digest.update(parts.order(worker, 0).tobytes())
+    if len(set(gather_texts(digest.hexdigest(), context.world_size))) > 1:
+        raise RunFailed(
+            "the workers divide the training data in different ways.", hint="give all workers the same data"
+        )
+    return parts
 
 
 def open_training_data(task: str, data_dir: str | None) -> MapDataset:

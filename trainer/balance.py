@@ -68,7 +68,9 @@ class Balance:
             BadInput: the state is damaged.
         """
         spec = self._spec
-        if policy != spec.batch_policy or len(shares) != len(spec.workers) or sum(shares) != spec.global_batch_size:
+        if policy != spec.batch_policy or len(shares) != len(spec.workers):
+            return
+        if policy != "rate" and sum(shares) != spec.global_batch_size:
             return
         if spec.batch_policy == "allocation" and any(share % (micro_batch_size(spec) or 1) for share in shares):
             return

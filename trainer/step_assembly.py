@@ -17,13 +17,13 @@ from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.exchange.buckets import BucketExchange
-from hetopt.trainer.exchange.calibration import Calibration, measure_network, time_compressors, time_narrow
+from hetopt.trainer.exchange.calibration import Calibration, measure_network, time_compressors, time_rounded
 from hetopt.trainer.exchange.channel import Channel
 from hetopt.trainer.exchange.composition import CORRECTION, METHODS, combine
 from hetopt.trainer.exchange.guarded import Guard
 from hetopt.trainer.exchange.hierarchical import HierarchicalExchange, HostGroups
 from hetopt.trainer.exchange.hosts import Hosts, exchange_as_one, measure_inside
-from hetopt.trainer.exchange.menu import IDENTITY, NARROW, SELECTOR, Menu, way_name
+from hetopt.trainer.exchange.menu import IDENTITY, NARROW, ROUNDED, SELECTOR, Menu, way_name
 from hetopt.trainer.exchange.momentum_correction import hand_over_momentum
 from hetopt.trainer.exchange.network_probe import NetworkProbe
 from hetopt.trainer.exchange.peers import meet
@@ -33,6 +33,7 @@ from hetopt.trainer.form import Form
 from hetopt.trainer.fused_step import FusedStep
 from hetopt.trainer.local_batch import SampleFeed
 from hetopt.trainer.local_gradient import DoesNotFit, LocalGradient, half_of
+from hetopt.trainer.local_step import LocalStep, NoExchange
 from hetopt.trainer.pace import Pace
 from hetopt.trainer.spec import Compression, RunSpec
 from hetopt.trainer.steering import Steering
@@ -94,10 +95,26 @@ class StepMaker:
         # What the workers do next depends on these: those that disagree would wait for each other for ever.
         if self.context.world_size > 1:
             meet(self._description, Channel())
-        buckets = self._may_bucket(self._uses_all())
-        form = self._steered(samples, buckets) if self._is_steered else self._settled(buckets)
+        if self.context.spec.is_local:
+            form = self._local()
+        else:
+            buckets = self._may_bucket(self._uses_all())
+            form = self._steered(samples, buckets) if self._is_steered else self._settled(buckets)
         self._fit(form.step.warm_up, samples)
         return form
+
+    def _local(self) -> Form:
+        """A step that exchanges nothing: every worker applies its own gradient."""
+        self._uses_all()
+        inner = FusedStep(
+            module=self.module,
+            reader=self.feed,
+            exchange=NoExchange(),
+            stopwatch=self.stopwatch,
+            pace=self.pace,
+            norms=self.context.spec.sync.name == "selsync",
+        )
+        return Form(step=LocalStep(inner), compression=self.compression, dense_bytes=self._gradient_bytes)
 
     def _settled(self, buckets: bool) -> Form:
         """A step whose exchange stays as it is."""
@@ -164,8 +181,11 @@ class StepMaker:
                 shapes=self._shapes,
                 seed=spec.seed,
             )
-            narrow_s = time_narrow(self._numel, network, memory=menu.memory, device=context.device)
-            menu = replace(menu, compress=compress, narrow_s=narrow_s, narrow_in_buckets=self._in_thread)
+            rounded_s = {
+                name: time_rounded(name, self._numel, network, memory=menu.memory, device=context.device)
+                for name in ROUNDED
+            }
+            menu = replace(menu, compress=compress, rounded_s=rounded_s, narrow_in_buckets=self._in_thread)
         measured_s += time.perf_counter() - begun_s
         steering = Steering(spec, menu, network)
         exchange = self._whole(steering.way.compression, groups)
@@ -263,7 +283,7 @@ class StepMaker:
     @property
     def _description(self) -> str:
         spec = self.context.spec
-        policies = f"ratio policy {spec.ratio_policy}, collective {spec.collective_policy}"
+        policies = f"ratio policy {spec.ratio_policy}, collective {spec.collective_policy}, {spec.sync.name}"
         asked = self.compression.model_dump_json(exclude={"name", "ratio"})
         return f"{way_name(self.compression)}, {policies} ({self._numel} elements, {spec.precision}) {asked}"
 

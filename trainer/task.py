@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias, get_args
 
@@ -15,7 +16,7 @@ from torch.optim import Optimizer
 from hetopt.profiler.errors import BadInput
 from hetopt.profiler.profile import LearningRateRule
 from hetopt.trainer.control.learning_rate import learning_rate_scale
-from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, to_device
+from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, samples_in, to_device
 
 OptimizerFactory: TypeAlias = Callable[[nn.Module], Optimizer]
 Schedule: TypeAlias = Callable[[float], float]
@@ -57,6 +58,24 @@ class Target:
         return value >= self.value if self.higher_is_better else value <= self.value
 
 
+NO_TARGET = Target(metric="loss", value=0.0, higher_is_better=False)
+"""Of a task that is trained for a time, not to a value."""
+
+
+def judged_by_loss(model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+    """Stands for the task's own loss, summed over samples, where nothing else judges it."""
+    raise NotImplementedError("a task replaces it")
+
+
+def mean_loss(sums: Mapping[str, float], samples: int) -> dict[str, float]:
+    """The metric of a task that is judged by its loss."""
+    return {"loss": sums["loss"] / samples}
+
+
+def _summed_loss(loss: Callable[[nn.Module, Batch], Tensor], model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+    return {"loss": loss(model, batch).double() * (samples_in(batch) or 0)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class TaskData:
     """What a task trains and is judged on. ``description`` says in one line what was found, for people."""
@@ -83,6 +102,9 @@ class Task:
     The trainer splits a global batch over workers in unequal shares that may change between steps, so the parts are
     written per batch and know nothing of workers.
 
+    Model, data, loss, optimizer and batch size have to be said. A task without ``evaluate`` and ``metrics`` is judged
+    by its mean loss.
+
     Attributes:
         name: what reports call it.
         model: builds the model, on the CPU; called with torch's generator seeded by the run, once on every worker.
@@ -94,7 +116,8 @@ class Task:
         evaluate: per-batch SUMS, scalars (for instance how many are correct, the summed loss), so that sums over any
             partition of the evaluation data add up to the same whole. Runs in eval mode without gradients.
         metrics: named metrics from the summed values and the number of samples.
-        target: which of those metrics has to reach what.
+        target: which of those metrics has to reach what; the usual one is never reached, so that such a task is
+            planned for epochs or steps.
         batch_size: samples of the global batch that the learning rate was tuned at.
         learning_rate_rule: how the learning rate follows the global batch size: in proportion ("linear", Goyal et
             al. 2017), by its square root ("sqrt", Krizhevsky 2014), or not at all ("none").
@@ -105,21 +128,23 @@ class Task:
             measurement says how many steps the target takes.
     """
 
-    name: str
+    name: str = "task"
     model: Callable[[], nn.Module]
     data: Callable[[Path | None], TaskData]
     loss: Callable[[nn.Module, Batch], Tensor]
     optimizer: OptimizerFactory
-    evaluate: Callable[[nn.Module, Batch], Mapping[str, Tensor]]
-    metrics: Callable[[Mapping[str, float], int], dict[str, float]]
-    target: Target
     batch_size: int
+    evaluate: Callable[[nn.Module, Batch], Mapping[str, Tensor]] = judged_by_loss
+    metrics: Callable[[Mapping[str, float], int], dict[str, float]] = mean_loss
+    target: Target = NO_TARGET
     learning_rate_rule: LearningRateRule = "sqrt"
     schedule: Schedule = constant
     evaluation_batch_size: int = 256
     usual_epochs: float | None = None
 
     def __post_init__(self) -> None:
+        if self.evaluate is judged_by_loss:
+            object.__setattr__(self, "evaluate", partial(_summed_loss, self.loss))
         if not self.name or ":" in self.name:
             raise BadInput(f"A task cannot be named '{self.name}'.", hint="Give it a non-empty name without a colon.")
         for part in ("model", "data", "loss", "optimizer", "evaluate", "metrics", "schedule"):

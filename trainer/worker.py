@@ -11,8 +11,9 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
@@ -20,13 +21,19 @@ from typing import TYPE_CHECKING, NoReturn
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.events import EVENTS_FILE, EventLog
 from hetopt.trainer.launch.guard import die_with_parent
-from hetopt.trainer.launch.host import HOST_PID_VARIABLE
+from hetopt.trainer.launch.host import HOST_PID_VARIABLE, MEETING_VARIABLE, died_of
 from hetopt.trainer.run_folder import STOP_FILE, read_spec
 from hetopt.trainer.spec import RunSpec
 
 if TYPE_CHECKING:
+    import torch
+
     from hetopt.trainer.agreement import Store
     from hetopt.trainer.context import WorkerContext
+
+
+_IMPORTED_BEFORE = ("hetopt.trainer.loop", "torch._dynamo")
+"""By the process that workers are forked from: what they need, and what DistributedDataParallel imports when used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,16 +127,46 @@ def main(arguments: list[str]) -> int:
     if host is not None:
         die_with_parent(int(host), signal.SIGKILL)
     run_dir = Path(arguments[0])
+    meeting = os.environ.get(MEETING_VARIABLE)
+    return _live(run_dir, None) if meeting is None else _keep_alive(run_dir, meeting)
 
+
+def _live(run_dir: Path, meeting: str | None) -> int:
+    """Work, and tell the run why if that ends early; the exit code."""
     # torch takes seconds to import: only after the guard stands.
     from hetopt.trainer.failure import FailureReport
 
     with FailureReport(run_dir, int(os.environ.get("RANK", "0"))) as report:
-        _work(run_dir, Place.of(os.environ))
+        _work(run_dir, Place.of(os.environ), meeting)
     return report.exit_code
 
 
-def _work(run_dir: Path, place: Place) -> None:
+def _keep_alive(run_dir: Path, meeting: str) -> int:
+    """Have the work done by a process that is replaced when it is killed, by one that has imported everything."""
+    for name in _IMPORTED_BEFORE:
+        import_module(name)
+    from hetopt.trainer.elastic.warden import keep
+
+    spec, place, warden = read_spec(run_dir), Place.of(os.environ), os.getpid()
+
+    def live() -> int:
+        die_with_parent(warden, signal.SIGKILL)
+        return _live(run_dir, meeting)
+
+    def tell(number: int, replacements: int) -> None:
+        with closing(EventLog(run_dir / EVENTS_FILE)) as events:
+            events.write(
+                "worker_lost",
+                worker=place.rank,
+                host=spec.workers[place.rank].host,
+                reason=died_of({place.rank: -number}, spec) or f"worker {place.rank} was ended",
+                replacements_left=replacements - 1,
+            )
+
+    return keep(live, replacements=spec.max_restarts, tell=tell)
+
+
+def _work(run_dir: Path, place: Place, meeting: str | None) -> None:
     import torch
 
     from hetopt.trainer.context import WorkerContext
@@ -148,6 +185,9 @@ def _work(run_dir: Path, place: Place) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     torch.manual_seed(spec.seed)
+    if meeting is not None:
+        _work_among_changing(run_dir, spec, place, device, stop_wish, meeting)
+        return
     with (
         closing(EventLog(run_dir / EVENTS_FILE if place.rank == 0 else None)) as events,
         _process_group(place, device, spec.exchange_timeout_s) as store,
@@ -166,6 +206,32 @@ def _work(run_dir: Path, place: Place) -> None:
             store=store,
         )
         _do(context)
+
+
+def _work_among_changing(
+    run_dir: Path, spec: RunSpec, place: Place, device: torch.device, stop_wish: StopWish, meeting: str
+) -> None:
+    """Train with whoever is there, from one generation of workers to the next."""
+    from hetopt.trainer.elastic.crew import Crew
+    from hetopt.trainer.elastic.meeting import Abandoned
+    from hetopt.trainer.loop import train
+
+    crew = Crew(
+        spec,
+        place.rank,
+        life=str(os.getpid()),
+        run_dir=run_dir,
+        meeting=meeting,
+        attempt=f"{os.environ.get('MASTER_PORT', '')}/",  # torchrun takes another one each time
+        device=device,
+        backend=choose_backend,
+        machine=os.uname().nodename,
+        stop_requested=stop_wish,
+    )
+    with closing(crew), suppress(Abandoned):
+        context = crew.join()
+        stop_wish.listen()
+        train(context, crew)
 
 
 def _do(context: WorkerContext) -> None:

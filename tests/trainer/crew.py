@@ -26,7 +26,7 @@ from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.events import EVENTS_FILE, EventLog
 from hetopt.trainer.exchange.buckets import BucketExchange
 from hetopt.trainer.exchange.exchange import make_exchange
-from hetopt.trainer.exchange.menu import Menu
+from hetopt.trainer.exchange.menu import ROUNDED, Menu
 from hetopt.trainer.exchange.switching import SwitchingExchange
 from hetopt.trainer.failure import FailureReport
 from hetopt.trainer.fused_step import FusedStep
@@ -149,7 +149,7 @@ def switch_ways(folder: Path, task_reference: str, rank: int, world_size: int) -
         numel=numel,
         workers=world_size,
         buckets=bucketed.buckets,
-        narrow_s=0.0,
+        rounded_s=dict.fromkeys(ROUNDED, 0.0),
         narrow_in_buckets=True,
     )
     exchange = SwitchingExchange(menu.dense.compression, numel)
@@ -181,9 +181,10 @@ def main() -> None:
     store = dist.FileStore(str(folder / "store"), world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     try:
-        save_gradients(folder, plan["task"], plan["splits"], rank)
-        gather_under_steps(folder, plan["task"], rank, world_size)
-        switch_ways(folder, plan["task"], rank, world_size)
+        if plan["splits"]:
+            save_gradients(folder, plan["task"], plan["splits"], rank)
+            gather_under_steps(folder, plan["task"], rank, world_size)
+            switch_ways(folder, plan["task"], rank, world_size)
         for entry in plan["scenarios"]:
             run_dir = folder / entry["name"]
             if rank == 0:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,41 @@ UNEVEN = {
     "batch_policy": "model",
     "control_period_steps": 5,
 }
+# Workers that train for themselves and average parameters now and then, on parts of the data, with samples handed on.
+SELSYNC = {"name": "selsync", "delta": 0.15, "window": 5, "max_local_steps": 20}
+SYNC_SCENARIOS: list[dict[str, Any]] = [
+    {"name": "selsync-0", "spec": toy_spec(sync={"name": "selsync", "delta": 0})},
+    {"name": "local-sgd-1", "spec": toy_spec(sync={"name": "local-sgd", "every_steps": 1})},
+    {"name": "ssp-0", "spec": toy_spec(sync={"name": "ssp", "staleness": 0})},
+    {"name": "selsync-never", "spec": toy_spec(sync={"name": "selsync", "delta": "never"}, **SHORT)},
+    {"name": "selsync-auto", "spec": toy_spec(sync={**SELSYNC, "delta": "auto", "synchronised_share": 0.25})},
+    {"name": "selsync", "spec": toy_spec(sync=SELSYNC)},
+    {"name": "selsync-resumed", "spec": toy_spec(sync=SELSYNC, **HALF)},
+    {"name": "selsync-resumed", "spec": toy_spec(sync=SELSYNC)},
+    {"name": "local-buffers", "spec": toy_spec("with_buffers", sync={"name": "local-sgd", "every_steps": 7})},
+    {
+        "name": "local-buffers-resumed",
+        "spec": toy_spec("with_buffers", sync={"name": "local-sgd", "every_steps": 7}, **HALF),
+    },
+    {"name": "local-buffers-resumed", "spec": toy_spec("with_buffers", sync={"name": "local-sgd", "every_steps": 7})},
+    {"name": "fedavg", "spec": toy_spec(sync={"name": "fedavg", "participants": 0.5, "every_epochs": 0.5})},
+    {"name": "momentum", "spec": toy_spec(sync={"name": "local-sgd", "every_steps": 5, "momentum": "average"})},
+    # Late updates and much momentum do not go together at the highest rate that dense training bears.
+    {"name": "ssp", "spec": toy_spec(sync={"name": "ssp", "staleness": 5}, learning_rate_scale=0.2)},
+    {"name": "ssp-resumed", "spec": toy_spec(sync={"name": "ssp", "staleness": 9}, learning_rate_scale=0.2, **HALF)},
+    {"name": "ssp-resumed", "spec": toy_spec(sync={"name": "ssp", "staleness": 9}, learning_rate_scale=0.2)},
+    {"name": "local-uneven", "spec": toy_spec(sync={"name": "local-sgd"}, stop={"max_steps": 64}, **UNEVEN)},
+    {"name": "refused", "spec": toy_spec(sync={"name": "local-sgd"}, compression=TOPK)},
+    {"name": "shards", "spec": toy_spec(partition={"name": "shards"}, **SHORT)},
+    {"name": "seldp", "spec": toy_spec(partition={"name": "seldp"}, **HALF)},
+    {"name": "seldp", "spec": toy_spec(partition={"name": "seldp"})},
+    {"name": "no-labels", "spec": toy_spec(partition={"name": "labels"})},
+    {
+        "name": "injection",
+        "spec": toy_spec(partition={"name": "shards"}, injection={"workers": 0.5, "samples": 0.5}, **SHORT),
+    },
+    {"name": "injection-local", "spec": toy_spec(injection={}, sync={"name": "local-sgd"}, prefetch="on", **SHORT)},
+]
 SCENARIOS: list[dict[str, Any]] = [
     {"name": "dense", "spec": toy_spec()},
     {"name": "dense-resumed", "spec": toy_spec(**HALF)},
@@ -108,9 +144,12 @@ SCENARIOS: list[dict[str, Any]] = [
         "spec": toy_spec("wide", **{**STEERED, **HALF}, ratio_policy="auto", learning_rate_scale=0.2),
     },
     {"name": "auto-twice", "spec": toy_spec("wide", **STEERED, ratio_policy="auto", learning_rate_scale=0.2)},
-    {"name": "cheapest", "spec": toy_spec("wide", **STEERED, compression=TOPK)},
-    {"name": "scan", "spec": toy_spec("wide", **STEERED, ratio_policy="scan")},
-    {"name": "gravac", "spec": toy_spec("wide", compression=THIN, ratio_policy="gravac", **SHORT)},
+    {"name": "cheapest", "spec": toy_spec("wide", **STEERED, compression=TOPK, learning_rate_scale=0.2)},
+    {"name": "scan", "spec": toy_spec("wide", **STEERED, ratio_policy="scan", learning_rate_scale=0.2)},
+    {
+        "name": "gravac",
+        "spec": toy_spec("wide", compression=THIN, ratio_policy="gravac", learning_rate_scale=0.2, **SHORT),
+    },
     *(
         {
             "name": f"{policy}{part}",
@@ -181,9 +220,11 @@ class Crew:
         return list(itertools.dropwhile(lambda part: part == list(range(len(part))), lines))
 
 
-def run_crew(folder: Path) -> Crew:
+def run_crew(
+    folder: Path, scenarios: Sequence[dict[str, Any]] = SCENARIOS, splits: Sequence[list[int]] = SPLITS
+) -> Crew:
     """Start the processes of `crew.py` and wait until they have trained everything."""
-    plan = {"task": f"{TOY}:wide", "splits": SPLITS, "scenarios": SCENARIOS}
+    plan = {"task": f"{TOY}:wide", "splits": splits, "scenarios": scenarios}
     (folder / "crew.json").write_text(json.dumps(plan))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "error"}
     script = str(Path(__file__).with_name("crew.py"))

@@ -75,12 +75,40 @@ def over(launcher: LocalLauncher, handle: RunHandle) -> RunStatus:
 
 
 def worker(run_dir: Path, rank: int) -> psutil.Process:
+    return worker_processes(run_dir, rank)[-1]
+
+
+def worker_processes(run_dir: Path, rank: int) -> list[psutil.Process]:
+    """The worker, and before it the warden that replaces it, where there is one."""
     workers = [process for process in processes_of(run_dir) if "hetopt.trainer.worker" in process.cmdline()]
-    return next(process for process in workers if process.environ()["RANK"] == str(rank))
+    own = [process for process in workers if process.environ()["RANK"] == str(rank)]
+    return sorted(own, key=lambda process: process.create_time())
 
 
 def kill_worker(run_dir: Path) -> None:
-    worker(run_dir, 1).kill()
+    """With its warden, as when a machine is lost."""
+    worker_processes(run_dir, 1)[0].kill()
+
+
+def test_a_killed_worker_is_replaced_and_the_others_go_on_from_memory(tmp_path: Path) -> None:
+    launcher = LocalLauncher()
+    wish = spec(stop={"max_steps": 1_000_000}, checkpoint_every_s=3600.0, control_period_steps=5, max_restarts=1)
+    handle = launcher.start(wish, tmp_path, {"TOY_SAMPLE_S": "0.001"})
+    try:
+        wait_for(lambda: has(tmp_path, "step"), tmp_path)
+        worker(tmp_path, 1).kill()
+        wait_for(lambda: len(has(tmp_path, "training_started")) == 2, tmp_path)
+        (lost,), (changed,) = has(tmp_path, "worker_lost"), has(tmp_path, "workers_changed")
+        assert lost["reason"].startswith("worker 1 on here was killed (SIGKILL)")
+        assert (changed["from"], changed["new"]) == ("memory", [1])
+        told = [event["step"] for event in has(tmp_path, "step") if event["time_s"] < changed["time_s"]]
+        assert has(tmp_path, "run_started")[1]["resumed_step"] >= max(told), "nothing that was told is done again"
+        wait_for(lambda: has(tmp_path, "step")[-1]["step"] > changed["step"], tmp_path)
+        assert launcher.poll(handle) == RunStatus(state=RunState.RUNNING)
+    finally:
+        launcher.stop(handle)
+    assert has(tmp_path, "training_finished", reason="stopped"), "all of them heard the wish to stop"
+    assert not processes_of(tmp_path)
 
 
 def test_a_killed_worker_is_restarted_from_the_checkpoint_and_a_second_kill_is_explained(tmp_path: Path) -> None:

@@ -250,6 +250,7 @@ def test_checkpoints_keep_two_and_name_the_newest(crew: Crew) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["LATEST", "step-100", "step-43"]
     assert (folder / "LATEST").read_text() == "step-100\n"
     assert sorted(path.name for path in (folder / "step-100").iterdir()) == [
+        "manifest.json",
         "rank-0.pt",
         "rank-1.pt",
         "rank-2.pt",

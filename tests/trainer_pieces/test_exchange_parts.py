@@ -18,7 +18,7 @@ from hetopt.trainer.exchange.coding import ElementCoding, NarrowValues, PackedIn
 from hetopt.trainer.exchange.lanes import Lanes
 from hetopt.trainer.exchange.levels import LARGEST_SUM, summed_bits, summed_code_bytes
 from hetopt.trainer.exchange.low_rank import ordered_sum, orthonormal, write_product
-from hetopt.trainer.exchange.parameter_average import average_parameters
+from hetopt.trainer.exchange.parameter_average import average_parameters, weights_by_samples
 from hetopt.trainer.exchange.random_k import RandomElements, RotatingElements, strata
 from hetopt.trainer.exchange.rounding import StochasticRounding, nearest
 from hetopt.trainer.exchange.threshold import ThresholdSearch, count_not_below, excess
@@ -236,24 +236,50 @@ def test_a_search_counts_what_it_would_take(numel, threshold, seed):
     )
 
 
-def averaged(parameters: list[torch.Tensor], samples: list[int]) -> list[torch.Tensor]:
+def averaged(parameters: list[torch.Tensor], samples: list[int], base: torch.Tensor | None = None):
+    """What each holds afterwards, and how far apart they were told to have been."""
     group = ThreadGroup(len(samples))
     held = [each.clone() for each in parameters]
+    weights = weights_by_samples(samples)
+    begun = torch.zeros_like(parameters[0]) if base is None else base
+
+    def average(rank: int) -> float:
+        own_base = begun.clone()
+        apart = average_parameters(held[rank], own_base, weights[rank], group.channel(rank))
+        assert torch.equal(own_base, held[rank])
+        return apart
+
     with ThreadPoolExecutor(len(samples)) as pool:
-        list(pool.map(lambda r: average_parameters(held[r], samples[r], group.channel(r)), range(len(samples))))
-    return held
+        apart = list(pool.map(average, range(len(samples))))
+    assert len(set(apart)) == 1
+    return held, apart[0]
 
 
 def test_parameters_are_averaged_by_samples():
     generator = torch.Generator().manual_seed(1)
     parameters, samples = [torch.randn(50, generator=generator) for _ in range(3)], [10, 0, 30]
-    results = averaged(parameters, samples)
+    results, apart = averaged(parameters, samples)
     assert all(torch.equal(result, results[0]) for result in results)
-    torch.testing.assert_close(results[0], 0.25 * parameters[0] + 0.75 * parameters[2])
+    mean = 0.25 * parameters[0] + 0.75 * parameters[2]
+    torch.testing.assert_close(results[0], mean)
+    squares = 0.25 * (parameters[0] - mean).square().sum() + 0.75 * (parameters[2] - mean).square().sum()
+    assert apart == pytest.approx(float(squares.sqrt() / mean.norm()), rel=1e-5)
+
+
+def test_workers_that_have_not_moved_keep_their_bits_and_small_moves_are_told_exactly():
+    base = 1e3 * torch.randn(1000, generator=torch.Generator().manual_seed(3))
+    results, apart = averaged([base, base.clone(), base.clone()], [1, 2, 3], base)
+    assert torch.equal(results[0], base)
+    assert apart == 0
+    moved = [base + 0.25, base - 0.25]
+    results, apart = averaged(moved, [1, 1], base)
+    torch.testing.assert_close(results[0], base)
+    assert apart == pytest.approx(float(0.25 * 1000**0.5 / base.norm()), rel=1e-3)
 
 
 def test_a_worker_without_samples_does_not_matter_even_if_it_has_gone_wrong():
-    results = averaged([torch.ones(5), torch.full((5,), math.nan)], [7, 0])
+    results, _ = averaged([torch.ones(5), torch.full((5,), math.nan)], [7, 0])
     assert results[1].eq(1).all()
+    assert weights_by_samples([3, 5, 1], participants=(0, 2)) == (0.75, 0.0, 0.25)
     with pytest.raises(ValueError, match="there were none"):
-        average_parameters(torch.ones(3), 0, Channel())
+        weights_by_samples([0, 4], participants=(0,))

@@ -8,6 +8,7 @@ Batch policies share the global batch; `choose.choose_policy` makes the one that
 - ``omnilearn``: the same each epoch, with a wide dead-band and bounds (`dynamic`).
 - ``allocation``: whole micro-batches in proportion to throughput, each epoch until the times agree (`allocation`).
 - ``model``: the exact solution for the lines ``a + c b`` that the workers' times follow (`model`, `worker_line`).
+- ``rate``: what each worker's stream brings in a set time; their sum changes (`stream_rate`).
 
 `learning_rate` holds the rules by which the learning rate follows the global batch.
 """

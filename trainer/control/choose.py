@@ -12,6 +12,7 @@ from hetopt.trainer.control.keep import KeepShares
 from hetopt.trainer.control.model import ModelShares
 from hetopt.trainer.control.policy import BatchPolicy
 from hetopt.trainer.control.proportional import ProportionalShares
+from hetopt.trainer.control.stream_rate import RateShares
 from hetopt.trainer.spec import RunSpec
 
 _MICRO_BATCHES_A_WORKER = 8
@@ -48,10 +49,14 @@ def choose_policy(spec: RunSpec, *, minimum: int) -> BatchPolicy[Any]:
             return AllocateMicroBatches(micro_batch_size=size)
         case "model":
             return ModelShares(minimum=minimum)
+        case "rate":
+            assert spec.stream is not None, "the spec checks it"
+            return RateShares(stream=spec.stream, minimum=minimum)
 
 
 def first_shares(spec: RunSpec) -> tuple[int, ...]:
-    """The shares of the first step, in rank order: equal (uniform), whole micro-batches (allocation) or the plan's.
+    """The shares of the first step, in rank order: equal (uniform), whole micro-batches (allocation), what streams of
+    known rates bring (rate), or the plan's.
 
     Raises:
         BadInput: there are fewer samples than workers, or the global batch is not made of micro-batches.
@@ -64,6 +69,8 @@ def first_shares(spec: RunSpec) -> tuple[int, ...]:
             return tuple(each + (rank < left) for rank in range(len(shares)))
         case "allocation":
             return whole_micro_batches(shares, _allocated_micro_batch_size(spec))
+        case "rate" if spec.stream is not None and spec.stream.rates:
+            return tuple(spec.stream.batch(rate) for rate in spec.stream.rates)
         case _:
             return shares
 

@@ -26,6 +26,7 @@ class BatchObservation:
             single step was seen.
         steps: how many steps the medians are over.
         epoch: epochs completed when the period ended.
+        rates_per_s: samples that arrive at each worker a second, -1 where that is not known; empty: they do not arrive.
 
     Raises:
         ValueError: the parts do not match, or a share or time is not positive and finite.
@@ -36,6 +37,7 @@ class BatchObservation:
     spread_s: tuple[float, ...]
     steps: int
     epoch: int
+    rates_per_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         workers = len(self.local_batch_sizes)
@@ -72,5 +74,8 @@ class BatchPolicy(Protocol, Generic[StateT]):
         ...
 
     def decide(self, state: StateT, observation: BatchObservation) -> tuple[StateT, BatchDecision]:
-        """The next state, and the shares to use from now on; they sum to what the observed shares sum to."""
+        """The next state, and the shares to use from now on.
+
+        They sum to what the observed shares sum to, but under the policy ``rate``.
+        """
         ...

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,13 +29,15 @@ class GlobalBatch:
     """One step's samples, in the order of the stream, and how many of them each rank takes.
 
     ``samples`` are dataset indices and may be a view that must not be written to. ``epoch`` and ``position`` are those
-    of the first sample: completed epochs, and samples drawn since the run began.
+    of the first sample: completed epochs, and samples drawn since the run began. ``epochs`` are those of each sample
+    where every worker counts its own; None: epochs follow from the position.
     """
 
     epoch: int
     position: int
     samples: Indices
     shares: tuple[int, ...]
+    epochs: Indices | None = None
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -53,6 +55,37 @@ class GlobalBatch:
     def slices(self) -> tuple[tuple[int, ...], ...]:
         """The samples of every rank."""
         return tuple(tuple(self.slice(rank).tolist()) for rank in range(len(self.shares)))
+
+
+class Cursor(Protocol):
+    """A place in the samples of a run, the same on every rank."""
+
+    @property
+    def dataset_size(self) -> int:
+        """Samples in one epoch."""
+        ...
+
+    @property
+    def position(self) -> int:
+        """Samples drawn since the run began, by all workers together."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """Completed epochs."""
+        ...
+
+    def take(self, shares: Sequence[int]) -> GlobalBatch:
+        """The next samples, ``shares[r]`` of them for rank r; moves the cursor behind them."""
+        ...
+
+    def state(self) -> dict[str, int]:
+        """Where the cursor stands, as plain JSON."""
+        ...
+
+    def at(self, state: Mapping[str, int]) -> Cursor:
+        """A cursor over the same data that continues exactly where ``state`` was taken."""
+        ...
 
 
 class SampleCursor:
@@ -105,6 +138,10 @@ class SampleCursor:
     def from_state(cls, state: Mapping[str, int]) -> SampleCursor:
         """A cursor that continues exactly where `state` was taken."""
         return cls(state["dataset_size"], state["seed"], position=state["position"])
+
+    def at(self, state: Mapping[str, int]) -> SampleCursor:
+        """A cursor that continues exactly where ``state`` was taken."""
+        return self.from_state(state)
 
     def _read(self, first: int, last: int) -> Indices:
         """Positions ``first`` to ``last`` of the stream, cut at the end of the epoch of ``first``."""

@@ -115,6 +115,14 @@ def _each(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
     return batch
 
 
+def samples_in(batch: object) -> int | None:
+    """How many samples a collated batch holds: the length of the first tensor in it; None: there is none."""
+    if isinstance(batch, Tensor):
+        return len(batch) if batch.dim() else None
+    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
+    return next((count for count in map(samples_in, parts) if count is not None), None)
+
+
 def inputs_and_targets(batch: Batch) -> tuple[Tensor, Tensor]:
     """Return the two tensors of a supervised batch.
 

@@ -6,15 +6,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hetopt.trainer.data.cursor import GlobalBatch, Indices, SampleCursor
+import numpy as np
+
+from hetopt.trainer.data.cursor import Cursor, GlobalBatch, Indices
+from hetopt.trainer.data.fetch import Batch
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MicroBatch:
-    """Samples that are computed together; all of one epoch where samples differ from epoch to epoch."""
+    """Samples that are computed together; all of one epoch where samples differ from epoch to epoch.
+
+    ``batch`` are the samples where they are here already, on the host; None: they have to be read.
+    """
 
     epoch: int
     indices: Sequence[int] | Indices
+    batch: Batch | None = None
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -41,7 +48,11 @@ class Cutting:
         indices = batch.slice(rank).copy()
         if self.epoch_size is None:
             return [MicroBatch(epoch=batch.epoch, indices=part) for part in self._cut(indices)]
-        pieces = _by_epoch(indices, batch.position + batch.offset(rank), self.epoch_size)
+        if batch.epochs is not None:
+            first = batch.offset(rank)
+            pieces = _by_own_epoch(indices, batch.epochs[first : first + len(indices)])
+        else:
+            pieces = _by_epoch(indices, batch.position + batch.offset(rank), self.epoch_size)
         return [MicroBatch(epoch=epoch, indices=part) for epoch, piece in pieces for part in self._cut(piece)]
 
     def _cut(self, indices: Indices) -> list[Indices]:
@@ -61,6 +72,12 @@ def _by_epoch(indices: Indices, position: int, epoch_size: int) -> list[tuple[in
     return pieces
 
 
+def _by_own_epoch(indices: Indices, epochs: Indices) -> list[tuple[int, Indices]]:
+    """Cut where the epoch changes."""
+    edges = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist(), len(indices)]
+    return [(int(epochs[first]), indices[first:last]) for first, last in pairwise(edges) if first < last]
+
+
 def _evenly(indices: Indices, max_samples: int | None) -> list[Indices]:
     if len(indices) == 0:
         return []
@@ -71,7 +88,7 @@ def _evenly(indices: Indices, max_samples: int | None) -> list[Indices]:
     return [indices[first:last] for first, last in pairwise(edges)]
 
 
-def upcoming(cursor: SampleCursor, shares: Sequence[int], cutting: Cutting, rank: int) -> Iterator[MicroBatch]:
+def upcoming(cursor: Cursor, shares: Sequence[int], cutting: Cutting, rank: int) -> Iterator[MicroBatch]:
     """The micro-batches of one rank in all steps to come, as long as shares stay; moves the cursor."""
     while shares[rank]:
         yield from cutting.parts(cursor.take(shares), rank)

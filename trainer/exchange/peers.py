@@ -25,6 +25,10 @@ _TIMED_OUT = ("Timed out waiting", "timeout caused pair closure", "Timed out aft
 _ROLL_CALL_S = 5.0
 
 
+class HungPeer(RunFailed):
+    """Another worker did not come to an exchange in time."""
+
+
 class LostPeer(RuntimeError):
     """Another worker ended in the middle of an exchange. Not this worker's failure: whoever saw it end knows why."""
 
@@ -75,10 +79,10 @@ def explain_loss(error: RuntimeError, peers: Peers, store: Store | None, world_s
         world_size: workers in the group.
     """
     said = str(error)
-    if any(words in said for words in _TIMED_OUT):
+    if has_timed_out(error):
         missing = roll_call(store, peers.rank, world_size) if store is not None else ()
         who = f"{workers(missing)} did not come" if missing else "the workers did not all come"
-        return RunFailed(
+        return HungPeer(
             f"{who} to the exchange of gradients in time.", hint="see that worker's log, and whether its machine is up"
         )
     found = _PEER.search(said)
@@ -87,6 +91,11 @@ def explain_loss(error: RuntimeError, peers: Peers, store: Store | None, world_s
     there = peers.at(found[1])
     who = workers(there) if len(there) == 1 else f"one of {workers(there)}" if there else "a worker"
     return LostPeer(f"{who} at {found[1]} left in the middle of an exchange: {said}")
+
+
+def has_timed_out(error: Exception) -> bool:
+    """Whether a collective waited for somebody in vain."""
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _TIMED_OUT)
 
 
 def roll_call(

@@ -21,7 +21,7 @@ while something is held back, everything is sent from then on, and as little as 
 
 **Runs of a fixed length** have no steps to make up for progress that was lost. There only options count that cost at
 most ``most_lost`` more steps by the law as it is known. An option for which the law would have to be milder, by no more
-than may well be, is used for a while to see: until that has cost a quarter of what may be lost.
+than may well be, is used for a while to see: until that has cost half of what may be lost.
 
 What a step of an option took beyond what was predicted of it, because of cores that workers share or whatever else no
 timing tells, is remembered for a while, and so is what it kept: otherwise it would be changed to and left again and
@@ -41,13 +41,13 @@ loses to it by no more than the least saving, the allowance and a trial, from wh
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from hetopt.profiler.inflation import CAUTIOUS_COEFFICIENT, backlog_after
+from hetopt.profiler.inflation import CAUTIOUS_COEFFICIENT
+from hetopt.trainer.control.ratio.auto_learning import is_dense, learned
 from hetopt.trainer.control.ratio.auto_state import LOOK_AGAIN_AFTER, AutoState, Excess, TooThin, Tried
 from hetopt.trainer.control.ratio.outlook import LAW_HOPE, Judged, Outlook, Weighed
 from hetopt.trainer.control.ratio.policy import DENSE, RatioDecision, RatioObservation, percent
-from hetopt.trainer.control.ratio.slowdown import Slowdown
 from hetopt.trainer.exchange.cost import TRAINER
 from hetopt.trainer.exchange.network_state import NetworkState
 from hetopt.trainer.exchange.planner import Option
@@ -67,8 +67,6 @@ LAW = "the law"
 ALARM_FACTOR = 2.5
 """An exchange that takes so many times as long as expected calls for a look before the period is over."""
 
-_WEIGHT = 0.5  # of the newest times
-_STEP_WEIGHT = 0.3  # of the newest time of a step of the same option
 _PART_FOR_ONE = 0.25  # of what is left, for a trial of more than one step
 _RETRIED_AFTER = 4  # periods, doubled with every trial
 _SCOUTED_AFTER = 10  # periods
@@ -76,8 +74,7 @@ _FORGOTTEN_BY_HALF = 30  # periods
 _LEARNT_AFTER = 15  # periods, in all of which something is new
 _LOOK_WHEN_SETTLED_EVERY = 3  # periods, for a look takes longer than the selection that is sent
 _LOOK_AT_GAIN_EVERY = 5  # periods of dense training, in which a gain curve costs a selection that nobody sends
-_DOUBTED_PART = 0.25  # of what may be lost, for options that may turn out to cost less
-_SETTLED_AFTER = 3  # steps of one ratio, until when its progress says less of it
+_DOUBTED_PART = 0.5  # of what may be lost, for options that may turn out to cost less
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +103,7 @@ class AutoRatio:
     most_lost: float = math.inf
 
     def __post_init__(self) -> None:
-        if not any(_is_dense(option) for option in self.options):
+        if not any(is_dense(option) for option in self.options):
             raise ValueError("a dense option (ratio 1, gain 1) has to be among the options")
         if len({option.key for option in self.options}) != len(self.options):
             raise ValueError("two options have the same compressor, collective and ratio")
@@ -126,7 +123,7 @@ class AutoRatio:
         looking = [option for option in self.options if option.gain is None]
         largest = max((option.ratio for option in looking), default=DENSE)
         starts = [option for option in looking if option.ratio == largest]
-        starts += [option for option in self.options if _is_dense(option)]
+        starts += [option for option in self.options if is_dense(option)]
         chosen = starts[-1]
         if network is not None:
             chosen = min(starts, key=lambda option: option.compress_s + option.exchange_s(network))
@@ -144,7 +141,7 @@ class AutoRatio:
         network = observation.network
         if used is None or network is None:
             raise ValueError(f"auto needs a network and one of its own options, not {observation.option!r}")
-        state = self._learned(state, used, observation, network)
+        state = learned(state, used, observation, network, prior=self.first_coefficient)
         outlook = self._outlook(state, network)
         now = outlook.judge(used, step_s=state.step_s)
         if now is None:
@@ -187,7 +184,7 @@ class AutoRatio:
         self, state: AutoState, used: Option, network: NetworkState, outlook: Outlook
     ) -> tuple[AutoState, RatioDecision]:
         """Everything is sent: training may be about to diverge."""
-        dense = next(option for option in self.options if _is_dense(option))
+        dense = next(option for option in self.options if is_dense(option))
         state = state.model_copy(update={"trial_after": None, "too_thin": _proved(state, used.ratio)})
         return state, RatioDecision(
             ratio=dense.ratio,
@@ -241,71 +238,6 @@ class AutoRatio:
             or not state.belief.points,
             alarm_s=_alarm_s(now.option, network, outlook),
         )
-
-    def _learned(
-        self, state: AutoState, used: Option, observation: RatioObservation, network: NetworkState
-    ) -> AutoState:
-        factors = dict(state.compress_factors)
-        if used.compress_s > 0 and observation.compress_s > 0:
-            fresh = observation.compress_s / used.compress_s
-            before = factors.get(used.compressor, fresh)
-            factors[used.compressor] = before + _WEIGHT * (fresh - before)
-        jumped = network.jumps != state.jumps
-        tried, excess = ({}, {}) if jumped else (state.tried, state.excess)
-        before_that = tried.get(used.key, Tried())
-        again = state.trial_after is not None or before_that.times == 0
-        tried = {**tried, used.key: Tried(times=before_that.times + again, period=state.periods + 1)}
-        compute_s, backward_s = observation.compute_s, observation.backward_s
-        if state.compute_s is not None:
-            compute_s = state.compute_s + _WEIGHT * (compute_s - state.compute_s)
-            backward_s = state.backward_s + _WEIGHT * (backward_s - state.backward_s)
-        step_s = observation.step_time_s
-        if state.option == used.key and not jumped:
-            step_s = state.step_s + _STEP_WEIGHT * (step_s - state.step_s)
-        is_same = state.belief.ratio == used.ratio and state.option is not None
-        same_ratio = observation.steps + (state.same_ratio if is_same else 0)
-        gain = used.gain if used.gain is not None else observation.gain
-        backlog = backlog_after(state.backlog, gain, observation.steps)
-        return state.model_copy(
-            update={
-                "option": used.key,
-                "step_s": step_s,
-                "belief": state.belief.seen(used, observation.gain, observation.gain_curve),
-                "slowdown": self._slowdown(state, used, observation, same_ratio, backlog),
-                "backlog": backlog,
-                "first_loss": observation.loss if state.first_loss is None else state.first_loss,
-                "least_loss": _least(state.least_loss, observation.loss),
-                "steps": observation.step,
-                "steps_left": observation.steps_left,
-                "same_ratio": same_ratio,
-                "since_curve": 0 if observation.gain_curve is not None else state.since_curve + observation.steps,
-                "compute_s": compute_s,
-                "backward_s": min(backward_s, compute_s),
-                "compress_factors": factors,
-                "tried": tried,
-                "excess": excess,
-                "dense_tried": state.dense_tried or _is_dense(used),
-                "jumps": network.jumps,
-                "periods": state.periods + 1,
-                "last_curve": state.last_curve if observation.gain_curve is None else state.periods + 1,
-            }
-        )
-
-    def _slowdown(
-        self, state: AutoState, used: Option, observation: RatioObservation, same_ratio: int, backlog: float
-    ) -> Slowdown:
-        """After a period; that everything makes the progress of everything is nothing new.
-
-        What was held back at another ratio comes out first, or builds up: until then a look says less of this one, and
-        what is held back for the first time is not late.
-        """
-        gain, progress = observation.gain, observation.progress
-        if progress is None or used.gain is not None or not 0 < gain < 1:
-            return state.slowdown
-        weight = min(1.0, same_ratio / _SETTLED_AFTER)
-        delivered = min(1.0, backlog * gain / (1 - gain))
-        progress = replace(progress, dense=progress.dense * delivered)
-        return state.slowdown.seen(gain, progress, prior=self.first_coefficient, weight=weight)
 
     def coefficient(self, state: AutoState) -> float:
         """Of the law of slowdown, as it is thought to be."""
@@ -384,7 +316,7 @@ class AutoRatio:
         dense = [
             other
             for other in others
-            if _is_dense(other.judged.option) and other.risk_s <= left_s and not state.dense_tried
+            if is_dense(other.judged.option) and other.risk_s <= left_s and not state.dense_tried
         ]
         if dense:
             return max(dense, key=lambda other: other.saving_s)
@@ -416,10 +348,6 @@ class AutoRatio:
         return max(1, min(self.trial_steps, int(affordable)))
 
 
-def _least(before: float | None, fresh: float | None) -> float | None:
-    return min((loss for loss in (before, fresh) if loss is not None), default=None)
-
-
 def _has_risen(state: AutoState, loss: float | None) -> bool:
     """Whether the loss of a period is far above the least there was; losses below zero are compared with none."""
     if loss is None or state.least_loss is None or state.first_loss is None or state.least_loss <= 0:
@@ -444,10 +372,6 @@ def _is_barred(state: AutoState, option: Option) -> bool:
 
 def _traffic_bytes(option: Option) -> float:
     return option.buckets * sum(operation.terms(TRAINER).traffic_bytes for operation in option.operations)
-
-
-def _is_dense(option: Option) -> bool:
-    return option.ratio >= DENSE and option.gain == 1
 
 
 def _alarm_s(option: Option, network: NetworkState, outlook: Outlook) -> float | None:

@@ -1,0 +1,55 @@
+"""What every rank concludes from the same numbers after a control period: shares, exchange and learning rate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hetopt.trainer.announcement import tell_network
+from hetopt.trainer.statistics import Period
+from hetopt.trainer.training import Training
+
+
+def conclude(training: Training, period: Period) -> None:
+    """What every rank concludes from the same numbers: shares, exchange and learning rate from now on."""
+    if training.adaptive_scale is not None and (moments := period.noise()) is not None:
+        training.adaptive_scale = training.adaptive_scale.after(moments)
+    _steer(training, period)
+    if not training.balance.is_due(period):
+        return
+    change = training.balance.judge(period, training.feed.cursor.epoch)
+    training.runner.log.judged(changed=change is not None)
+    if change is not None:
+        training.milestones = replace(
+            training.milestones, global_batch_size=sum(training.feed.drawn(training.balance.shares))
+        )
+        training.context.events.write("shares_changed", step=training.runner.step, **change)
+
+
+def _steer(training: Training, period: Period) -> None:
+    if training.steering is None or training.ended() is not None:
+        return
+    if training.steering.watch(period.traffic):
+        _measure_network(training)
+    rate = float(training.optimizer.param_groups[0]["lr"])
+    change = training.steering.judge(
+        period.traffic,
+        step=training.runner.step,
+        epoch=training.epoch,
+        learning_rate=rate,
+        steps_left=training.milestones.steps_left(training.runner.step, training.feed.position),
+        loss=period.loss,
+    )
+    if change is not None:
+        training.form.follow()
+        training.context.events.write("exchange_changed", step=training.runner.step, **change)
+
+
+def _measure_network(training: Training) -> None:
+    """Again, as it has jumped."""
+    assert training.steering is not None
+    assert training.form.probe is not None
+    timings = training.form.probe.measure()
+    training.steering.measured(timings)
+    network = training.steering.network
+    assert network is not None
+    tell_network(training.context.events, network, timings, step=training.runner.step)

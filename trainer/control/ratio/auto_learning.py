@@ -1,0 +1,107 @@
+"""What `auto` learns from a control period: times, gains, what late gradients cost, and what is held back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hetopt.profiler.inflation import backlog_after
+from hetopt.trainer.control.ratio.auto_state import AutoState, Tried
+from hetopt.trainer.control.ratio.policy import DENSE, RatioObservation
+from hetopt.trainer.control.ratio.slowdown import Slowdown
+from hetopt.trainer.exchange.network_state import NetworkState
+from hetopt.trainer.exchange.planner import Option
+
+_WEIGHT = 0.5  # of the newest times
+_STEP_WEIGHT = 0.3  # of the newest time of a step of the same option
+_SETTLED_AFTER = 3  # steps of one ratio, until when its progress says less of it
+
+
+def learned(
+    state: AutoState, used: Option, observation: RatioObservation, network: NetworkState, *, prior: float
+) -> AutoState:
+    """The state after a period.
+
+    Args:
+        state: before.
+        used: in the period.
+        observation: of it.
+        network: as tracked, the period included.
+        prior: of the coefficient of the law of slowdown.
+    """
+    factors = dict(state.compress_factors)
+    if used.compress_s > 0 and observation.compress_s > 0:
+        fresh = observation.compress_s / used.compress_s
+        before = factors.get(used.compressor, fresh)
+        factors[used.compressor] = before + _WEIGHT * (fresh - before)
+    jumped = network.jumps != state.jumps
+    tried, excess = ({}, {}) if jumped else (state.tried, state.excess)
+    before_that = tried.get(used.key, Tried())
+    again = state.trial_after is not None or before_that.times == 0
+    tried = {**tried, used.key: Tried(times=before_that.times + again, period=state.periods + 1)}
+    compute_s, backward_s = observation.compute_s, observation.backward_s
+    if state.compute_s is not None:
+        compute_s = state.compute_s + _WEIGHT * (compute_s - state.compute_s)
+        backward_s = state.backward_s + _WEIGHT * (backward_s - state.backward_s)
+    step_s = observation.step_time_s
+    if state.option == used.key and not jumped:
+        step_s = state.step_s + _STEP_WEIGHT * (step_s - state.step_s)
+    is_same = state.belief.ratio == used.ratio and state.option is not None
+    same_ratio = observation.steps + (state.same_ratio if is_same else 0)
+    gain = used.gain if used.gain is not None else observation.gain
+    backlog = backlog_after(state.backlog, gain, observation.steps)
+    return state.model_copy(
+        update={
+            "option": used.key,
+            "step_s": step_s,
+            "belief": state.belief.seen(used, observation.gain, observation.gain_curve),
+            "slowdown": _slowdown(state, used, observation, same_ratio=same_ratio, backlog=backlog, prior=prior),
+            "backlog": backlog,
+            "first_loss": observation.loss if state.first_loss is None else state.first_loss,
+            "least_loss": _least(state.least_loss, observation.loss),
+            "steps": observation.step,
+            "steps_left": observation.steps_left,
+            "same_ratio": same_ratio,
+            "since_curve": 0 if observation.gain_curve is not None else state.since_curve + observation.steps,
+            "compute_s": compute_s,
+            "backward_s": min(backward_s, compute_s),
+            "compress_factors": factors,
+            "tried": tried,
+            "excess": excess,
+            "dense_tried": state.dense_tried or is_dense(used),
+            "jumps": network.jumps,
+            "periods": state.periods + 1,
+            "last_curve": state.last_curve if observation.gain_curve is None else state.periods + 1,
+        }
+    )
+
+
+def _slowdown(
+    state: AutoState,
+    used: Option,
+    observation: RatioObservation,
+    *,
+    same_ratio: int,
+    backlog: float,
+    prior: float,
+) -> Slowdown:
+    """After a period; that everything makes the progress of everything is nothing new.
+
+    What was held back at another ratio comes out first, or builds up: until then a look says less of this one, and
+    what is held back for the first time is not late.
+    """
+    gain, progress = observation.gain, observation.progress
+    if progress is None or used.gain is not None or not 0 < gain < 1:
+        return state.slowdown
+    weight = min(1.0, same_ratio / _SETTLED_AFTER)
+    delivered = min(1.0, backlog * gain / (1 - gain))
+    progress = replace(progress, dense=progress.dense * delivered)
+    return state.slowdown.seen(gain, progress, prior=prior, weight=weight)
+
+
+def _least(before: float | None, fresh: float | None) -> float | None:
+    return min((loss for loss in (before, fresh) if loss is not None), default=None)
+
+
+def is_dense(option: Option) -> bool:
+    """Whether it sends everything, and loses nothing to speak of."""
+    return option.ratio >= DENSE and option.gain == 1

@@ -1,0 +1,217 @@
+"""All that a worker trains with, made for one group of workers; and the state in which another group takes it over."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.assembly import (
+    make_adaptive_scale,
+    make_controller,
+    make_feed,
+    make_streaming,
+    make_worker_pace,
+)
+from hetopt.trainer.balance import Balance
+from hetopt.trainer.checkpoints.saver import CheckpointSaver
+from hetopt.trainer.checkpoints.state import RankState, SharedState, run_digest
+from hetopt.trainer.context import WorkerContext
+from hetopt.trainer.evaluation import average_buffers
+from hetopt.trainer.learning_rate import LearningRate
+from hetopt.trainer.milestones import Milestones
+from hetopt.trainer.period_runner import PeriodRunner
+from hetopt.trainer.precision import Autocast, LossScale
+from hetopt.trainer.step import LossModule
+from hetopt.trainer.step_assembly import StepMaker, own_momentum
+from hetopt.trainer.stopwatch import make_stopwatch
+from hetopt.trainer.sync_assembly import make_synchroniser, samples_drawn
+from hetopt.trainer.task import Task, TaskData
+
+
+class Training:
+    """One worker's part of a training run; everything but generators and what is held back is alike on all ranks.
+
+    Args:
+        context: this worker.
+        task: to train.
+        data: of the task.
+        model: that begins like those of all other workers.
+        saver: of checkpoints, whose progress each control row tells.
+
+    Attributes:
+        milestones: when things are due; they change when the samples of a step do.
+        balance: the shares.
+        streaming: where samples come in by themselves; None: they do not.
+        feed: of training samples.
+        optimizer: applies gradients.
+        form: how a step is done.
+        steering: what decides how gradients travel; None: that stays as it is.
+        sync: where workers train for themselves; None: gradients are summed in every step.
+        runner: does the steps of a control period.
+        adaptive_scale: of the learning rate; None: it does not follow the noise.
+        memory_bounds: samples that fit, by rank; 0: all.
+        earlier_s: trained by earlier attempts, seconds.
+        begun_s: when this attempt began to train, on the worker's clock.
+        target_reached: at the last evaluation.
+    """
+
+    def __init__(
+        self, context: WorkerContext, task: Task, data: TaskData, model: nn.Module, saver: CheckpointSaver
+    ) -> None:
+        spec = context.spec
+        self.context = context
+        self.task = task
+        self.data = data
+        self.model = model
+        self.milestones = Milestones(
+            stop=spec.stop,
+            dataset_size=len(data.train),
+            global_batch_size=samples_drawn(spec),
+            evaluate_every_epochs=spec.evaluate_every_epochs,
+            control_period_steps=spec.control_period_steps,
+        )
+        self.balance = Balance(spec, make_controller(spec, model), self.milestones)
+        self.streaming = make_streaming(context, data.train)
+        self.feed = make_feed(context, data.train, self.streaming)
+        pace = make_worker_pace(context)
+        stopwatch = make_stopwatch(context.device)
+        self.optimizer: Optimizer = task.optimizer(model)
+        self.form = StepMaker(
+            context=context,
+            task=task,
+            module=LossModule(model, task.loss, Autocast(device_type=context.device.type, precision=spec.precision)),
+            compression=own_momentum(spec, self.optimizer),
+            feed=self.feed,
+            stopwatch=stopwatch,
+            pace=pace,
+        ).make(self.balance.shares[context.rank])
+        self.steering = self.form.steering
+        self.sync = make_synchroniser(context, model, self.optimizer, stopwatch=stopwatch, dataset_size=len(data.train))
+        self.runner = PeriodRunner(
+            context=context,
+            form=self.form,
+            feed=self.feed,
+            optimizer=self.optimizer,
+            learning_rate=LearningRate.of(task, self.optimizer),
+            pace=pace,
+            stopwatch=stopwatch,
+            synchroniser=self.sync,
+            checkpoint_part=lambda: saver.progress,
+            flow=None if self.streaming is None else self.streaming.flow,
+        )
+        self.adaptive_scale = make_adaptive_scale(spec, task)
+        self.memory_bounds = (0,) * context.world_size
+        self.earlier_s = 0.0  # trained by earlier attempts
+        self.begun_s = context.clock()
+        self.target_reached = False
+        # Workers may draw (dropout) from here on, each its own sequence.
+        torch.manual_seed(spec.seed + 7919 * (context.rank + 1))
+
+    def take_over(self, shared: SharedState, own: RankState, source: str) -> None:
+        """Go on from a state.
+
+        Raises:
+            BadInput: it does not fit the task, its data or the exchange.
+        """
+        context = self.context
+        if shared.cursor["dataset_size"] != len(self.data.train):
+            raise BadInput(
+                f"The run began with {shared.cursor['dataset_size']} training samples; "
+                f"now there are {len(self.data.train)}.",
+                hint="give the run the data that it started with",
+            )
+        try:
+            self.model.load_state_dict(dict(shared.model))
+            self.optimizer.load_state_dict(dict(shared.optimizer))
+        except (RuntimeError, ValueError, KeyError):
+            raise BadInput(
+                f"{source[0].upper()}{source[1:]} does not fit the task's model or optimizer.",
+                hint="give the run the task that it started with, or start over in another folder",
+            ) from None
+        own.restore_generators(context.device)
+        self.form.step.memory.load_state(own.memory)
+        self.feed.continue_from(self.feed.cursor.at(shared.cursor))
+        if self.sync is not None:
+            self.sync.resume(own.local or {})
+        self.runner.loss_scale = LossScale.from_dict(shared.loss_scale) if shared.loss_scale is not None else None
+        if self.adaptive_scale is not None and shared.learning_rate is not None:
+            self.adaptive_scale = self.adaptive_scale.resumed(shared.learning_rate)
+        self.form.resume(shared.steering)
+        self.balance.resume(policy=shared.policy, shares=shared.shares, state=shared.controller)
+        if len(shared.memory_bounds) == context.world_size:
+            self.memory_bounds = shared.memory_bounds
+            self.feed.recall_bound(shared.memory_bounds[context.rank])
+        self.runner.step = shared.step
+        self.earlier_s = shared.training_s
+        self.target_reached = shared.target_reached
+
+    def shared_state(self) -> SharedState:
+        """What all workers share now; its tensors are those that training changes."""
+        return SharedState(
+            digest=run_digest(self.context.spec),
+            step=self.runner.step,
+            training_s=self.training_s,
+            shares=self.balance.shares,
+            model=self.model.state_dict(),
+            optimizer=self.optimizer.state_dict(),
+            cursor=self.feed.cursor.state(),
+            policy=self.context.spec.batch_policy,
+            controller=self.balance.state(),
+            steering=None if self.steering is None else self.steering.state(),
+            loss_scale=None if self.runner.loss_scale is None else self.runner.loss_scale.to_dict(),
+            learning_rate=None if self.adaptive_scale is None else self.adaptive_scale.state(),
+            memory_bounds=self.memory_bounds,
+            target_reached=self.target_reached,
+        )
+
+    def own_state(self) -> RankState:
+        """What this worker has beside that."""
+        return RankState.now(
+            self.form.step.memory.state(),
+            self.context.device,
+            local=None if self.sync is None else self.sync.state(),
+        )
+
+    def one_model(self) -> AbstractContextManager[None]:
+        """Inside, all workers' models are the same, running statistics included; where they train for themselves, the
+        average of all."""
+        if self.sync is not None:
+            return self.sync.averaged()
+        shares = self.balance.shares
+        weight = shares[self.context.rank] / sum(shares)
+        average_buffers(self.model, weight, self.context.world_size)
+        return nullcontext()
+
+    def ended(self) -> str | None:
+        """Why the run is over; None: it is not."""
+        if self.context.spec.stop.target and self.target_reached:
+            return "target"
+        return self.milestones.ended_by(self.runner.step, self.feed.position)
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the data completed, with fractions."""
+        return self.runner.epoch
+
+    @property
+    def learning_rate_scale(self) -> float:
+        """Of the next step, over the task's own rate."""
+        if self.adaptive_scale is not None:
+            return self.adaptive_scale.value
+        scale = self.context.spec.learning_rate_scale
+        return scale if self.streaming is None else scale * self.streaming.learning_rate_scale(self.balance.shares)
+
+    @property
+    def training_s(self) -> float:
+        """Seconds of training by all attempts, evaluations and checkpoints included, start-up not."""
+        return self.earlier_s + self.context.clock() - self.begun_s
+
+    def close(self) -> None:
+        """Let go of threads and processes."""
+        self.feed.close()
+        if self.streaming is not None:
+            self.streaming.close()
