@@ -50,7 +50,7 @@ def study_mixes(
     space = columns.space
     asked = [] if asked is None else asked
     slots = range(min(MAX_TYPES, len(shortlist)))
-    with _quiet():
+    with _quiet(), _interruptible():
         study = _study(journal, _question(space, limits, shortlist, seed), seed)
         done = len(study.trials)
         if not done:
@@ -79,6 +79,17 @@ def study_mixes(
                     trial_.set_constraint("limits", float(limits.risk(told)[0]) - 1.0)
                     study.tell(trial_, [float(told.total_s[0]), float(told.cost_usd[0])])
     return asked
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """An interrupt that comes while the journal's lock is let go shows as what letting go of it then runs into."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
+        raise
 
 
 def _ask(study: optuna.Study, space: SearchSpace, shortlist: int, slots: range) -> optuna.Trial:

@@ -25,12 +25,6 @@ settings.register_profile("hetopt", deadline=None, max_examples=50)
 settings.register_profile("slow", deadline=None, max_examples=200)
 settings.load_profile("hetopt")
 
-# Where tests run side by side (`pytest -n 2 --dist loadgroup`), what shares costly fixtures stays together, and so does
-# what builds networks or measures time on them: each of these groups runs one test after the other.
-TESTS = Path(__file__).resolve().parent
-REHEARSING = ("rehearsal", "ec2/test_box.py", "face/test_rehearsal.py", "trainer_pieces/test_link_bytes.py")
-COSTLY_TOGETHER = ("ec2", "packaging", "trainer/streams")
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", action="store_true", help="rewrite golden and recorded files instead of comparing")
@@ -40,18 +34,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--slow"):
         settings.load_profile("slow")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item.path.relative_to(TESTS).as_posix())))
-
-
-def _group(file: str) -> str:
-    """Of tests that run in one process, one after the other: those of a file, but for the groups above."""
-    if file.startswith(REHEARSING):
-        return "rehearsal"
-    return next((folder for folder in COSTLY_TOGETHER if file.startswith(folder)), file)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -141,6 +141,6 @@ def test_every_artifact_has_a_schema() -> None:
 
     known = {json.loads(text)["properties"].get("kind", {}).get("const") for text in schemas().values()}
     # What only hetopt's own parts on one machine or in one bucket exchange is no file for others.
-    internal = {"seen", "order", "observed-losses", "manifest"}
+    internal = {"seen", "order", "observed-losses", "manifest", "checkpoint"}
     kinds = {one.KIND for one in Artifact.__subclasses__() if one.__module__.startswith("hetopt")}
     assert {kind for kind in kinds if kind not in internal} <= known

@@ -49,7 +49,7 @@ def test_a_worker_that_hangs_is_named_by_roll_call_and_disagreement_is_no_hang(t
         assert said["disagreement"].startswith("Worker 1 would exchange gradients by topk 0.01 by all_gather")
         assert "the others by identity by all_reduce" in said["disagreement"]
         assert said["disagreement_s"] < program.TIMEOUT_S
-        assert said["kind"] == "RunFailed"
+        assert said["kind"] == "HungPeer"
         assert said["loss"] == "worker 1 did not come to the exchange of gradients in time."
         assert not said["peer_loss"]
 
