@@ -46,7 +46,7 @@ def counting() -> Task:
         name="counting",
         model=Counts,
         data=_data,
-        loss=_loss,  # type: ignore[arg-type]
+        loss=_loss,  # type: ignore[arg-type]  # its own model and batches
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=1.0),
         evaluate=lambda model, batch: {"zero": torch.zeros(())},
         metrics=lambda sums, count: {"zero": 0.0},

@@ -24,7 +24,7 @@ from hetopt.trainer.exchange.planner import KEPT
 from hetopt.trainer.exchange.wire import operations
 from hetopt.trainer.spec import Compression, RunSpec
 
-LOSSLESS = (IDENTITY, "fp16", "bf16", "int8")
+LOSSLESS = frozenset(name for name, kept in KEPT.items() if kept > 0.999)
 """As far as convergence can tell."""
 
 RANDOM = ("randomk", "global_randomk_maxnorm", "global_randomk_two_scale")

@@ -65,15 +65,16 @@ def _look(task: Task, folder: Path | None) -> Iterator[Finding]:
 def _data(task: Task, folder: Path | None) -> TaskData:
     data = run(task.data, lambda: task.data(folder), "The task's data")
     if not isinstance(data, TaskData):
-        raise Ended(
-            Finding(
-                level="error",
-                text=f"The task's data gives a {type(data).__name__}, not TaskData.",
-                hint="return TaskData(train=..., evaluation=...)",
-                where=place(task.data),
-            )
+        raise _another_type(
+            "data", data, wanted="TaskData", hint="return TaskData(train=..., evaluation=...)", where=place(task.data)
         )
     return data
+
+
+def _another_type(part: str, made: object, *, wanted: str, hint: str, where: str) -> Ended:
+    """A part of the task that gives something else than it should."""
+    text = f"The task's {part} gives a {type(made).__name__}, not {wanted}."
+    return Ended(Finding(level="error", text=text, hint=hint, where=where))
 
 
 def _lengths(task: Task, data: TaskData) -> Iterator[Finding]:
@@ -141,13 +142,8 @@ def _batch_sizes(task: Task, batch: Batch, once: Batch, twice: Batch) -> Iterato
 def _model(task: Task) -> nn.Module:
     model = run(task.model, task.model, "The task's model")
     if not isinstance(model, nn.Module):
-        raise Ended(
-            Finding(
-                level="error",
-                text=f"The task's model gives a {type(model).__name__}, not a torch.nn.Module.",
-                hint="return the module itself",
-                where=place(task.model),
-            )
+        raise _another_type(
+            "model", model, wanted="a torch.nn.Module", hint="return the module itself", where=place(task.model)
         )
     return model
 

@@ -220,7 +220,7 @@ def test_sixty_four_machines_are_asked_for_within_seconds(
     assert len([one for one in leftovers(cloud) if one.kind == "instance"]) == 64
     began = time.process_time()
     assert hetopt("status").code == 0
-    assert time.process_time() - began < 2.0, "half of it where nothing else uses the core"
+    assert time.process_time() - began < 1.0
     cloud(Request(step="x", service="sts", operation="get_caller_identity", parameters={}, purpose=REGION))
 
 

@@ -33,10 +33,6 @@ def lease(run_dir: Path) -> Iterator[int]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BadInput(f"a run is alive in {run_dir}.", hint="stop it first, or name another folder") from None
-        try:
-            yield descriptor
-        except BaseException:
-            (run_dir / LEASE_FILE).unlink(missing_ok=True)  # nothing was started
-            raise
+        yield descriptor
     finally:
         os.close(descriptor)

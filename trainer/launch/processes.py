@@ -66,10 +66,13 @@ class ProcessLauncher(ABC):
 
     @abstractmethod
     def _program(self, spec: RunSpec, run_dir: Path) -> Program:
-        """The process for this run, after whatever it needs is made ready in the folder.
+        """The process for this run, after whatever it needs is made ready in the folder."""
+
+    def _check(self, spec: RunSpec) -> None:  # noqa: B027  # most runs can be done
+        """Refuse a run before anything of it is in its folder.
 
         Raises:
-            BadInput: the run cannot be done here.
+            BadInput: it cannot be done here.
         """
 
     def start(self, spec: RunSpec, run_dir: Path, environment: Mapping[str, str]) -> RunHandle:
@@ -86,6 +89,7 @@ class ProcessLauncher(ABC):
         run_dir = run_dir.resolve()
         if _find_process(run_dir) is not None:
             raise BadInput(f"a run is alive in {run_dir}.", hint="stop it first, or name another folder")
+        self._check(spec)
         with lease(run_dir) as held:
             return self._start(spec, run_dir, environment, held)
 

@@ -22,7 +22,7 @@ from hetopt.trainer.spec import RunSpec
 class RehearsalLauncher(ProcessLauncher):
     """Starts, watches and stops rehearsals. The run's process is their conductor."""
 
-    def _program(self, spec: RunSpec, run_dir: Path) -> Program:
+    def _check(self, spec: RunSpec) -> None:
         if spec.miniature is None:
             raise BadInput("the run describes no cluster to rehearse.", hint="use --on local")
         check_size(len(spec.miniature.hosts))
@@ -33,6 +33,8 @@ class RehearsalLauncher(ProcessLauncher):
             raise BadInput(f"no cluster can be rehearsed here: {reason}.", hint="use --on local")
         quotas = [host.cpu_cores for host in spec.miniature.hosts if host.cpu_cores is not None]
         check_quotas(quotas, len(os.sched_getaffinity(0)))
+
+    def _program(self, spec: RunSpec, run_dir: Path) -> Program:
         (run_dir / CHANGES_FILE).unlink(missing_ok=True)  # wishes of an earlier attempt
         if not (run_dir / EVENTS_FILE).exists():
             (run_dir / CONDITIONS_FILE).unlink(missing_ok=True)
