@@ -14,6 +14,7 @@ import hashlib
 import heapq
 import random
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
@@ -29,8 +30,8 @@ _CHECKPOINT_STEPS = 10
 _TIMEOUT_S = 5.0
 _PATIENCE = Patience(start_s=120.0, regroup_s=3.0, give_up_s=30.0)
 
-FaultKind = Literal["kill", "leave", "freeze", "partition", "slow", "tear", "full", "kill-all"]
-KINDS: tuple[FaultKind, ...] = ("kill", "leave", "freeze", "partition", "slow", "tear", "full", "kill-all")
+FaultKind = Literal["kill", "leave", "freeze", "partition", "slow", "tear", "full", "kill-all", "store"]
+KINDS: tuple[FaultKind, ...] = ("kill", "leave", "freeze", "partition", "slow", "tear", "full", "kill-all", "store")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,22 +133,49 @@ class _Operation:
     complete_s: float | None = None
 
 
+class _StoreLost(Exception):
+    """The host of the store is gone; there is another, which is empty."""
+
+
 class _Store:
     """In memory; whoever is cut off waits."""
 
-    def __init__(self) -> None:
-        self.values: dict[str, str] = {}
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.lost = False
+        self._values: dict[str, str] = {}
 
     def get(self, key: str) -> str:
-        return self.values.get(key, "")
+        return self._here().get(key, "")
 
     def set(self, key: str, value: str) -> None:
-        self.values[key] = value
+        self._here()[key] = value
 
     def compare_set(self, key: str, expected: str, value: str) -> str:
-        if self.values.get(key, "") == expected:
-            self.values[key] = value
-        return self.values.get(key, "")
+        if self.get(key) == expected:
+            self.set(key, value)
+        return self.get(key)
+
+    def _here(self) -> dict[str, str]:
+        if self.lost:
+            raise _StoreLost
+        return self._values
+
+
+class _Known:
+    """What whoever ends machines tells of them, in half of the runs: those that left are dead, and away for a time."""
+
+    def __init__(self, is_told: bool) -> None:
+        self._is_told = is_told
+        self.dead: set[tuple[int, str]] = set()
+        self.away: set[int] = set()
+        self.all_leave = False
+
+    def is_away(self, place: int) -> bool:
+        return self._is_told and place in self.away
+
+    def is_dead(self, place: int, life: str) -> bool:
+        return self._is_told and (place, life) in self.dead
 
 
 class Simulation:
@@ -166,10 +194,11 @@ class Simulation:
         self._order = 0
         self._processes: dict[int, _Process] = {}
         self._lives = 0
-        self._store = _Store()
-        self._operations: dict[tuple[int, str], _Operation] = {}
+        self._store = _Store(0)
+        self._operations: dict[tuple[int, int, str], _Operation] = {}
         self._slow: dict[int, float] = {}
         self._full_until_s = 0.0
+        self._known = _Known(self._draw.random() < 0.5)
         self._disk: list[State] = []
         self._frontier = 0
         self.result = Result()
@@ -210,7 +239,7 @@ class Simulation:
         heapq.heappush(self._queue, (at_s, self._order, what))
 
     def _launch(self) -> None:
-        self._store, self._operations = _Store(), {}
+        self._store = _Store(self._store.number + 1)
         for place in range(self._schedule.workers):
             self._start(place, self._draw.uniform(0.0, 1.0))
 
@@ -259,6 +288,9 @@ class Simulation:
         match fault.kind:
             case "kill" | "leave" if process is not None and not self.result.final:
                 self._gone(process)
+                if fault.kind == "leave":
+                    self._known.dead.add((process.place, process.life))
+                    self._known.away.add(process.place)
                 self._start(fault.place, fault.lasts_s if fault.kind == "leave" else self._draw.uniform(0.05, 0.5))
             case "freeze" if process is not None:
                 process.frozen_until_s = until_s
@@ -273,31 +305,41 @@ class Simulation:
                 self._full_until_s = until_s
             case "kill-all":
                 self._kill_all()
+            case "store":
+                self._store.lost = True
+                self._store = _Store(self._store.number + 1)
 
     # A worker.
 
     def _live(self, place: int, life: str) -> Generator[float, None, None]:
         me, held = Member(place=place, life=life), (Version(), State())
-        store = self._store
+        self._known.away.discard(place)
         while not self.result.final:
-            generation = yield from meet_again(
-                store,
-                me,
-                range(self._schedule.workers),
-                patience=_PATIENCE,
-                clock=lambda: self._now_s,
-                stop_wished=lambda: bool(self.result.final),
-            )
-            self.result.generations = max(self.result.generations, generation.number + 1)
-            me = replace(me, joined=generation.number, beside=generation.places)
+            store = self._store
             try:
-                held = yield from self._hand_over(generation, me, held)
+                generation = yield from meet_again(
+                    store,
+                    me,
+                    range(self._schedule.workers),
+                    patience=_PATIENCE,
+                    clock=lambda: self._now_s,
+                    stop_wished=lambda: bool(self.result.final),
+                    presence=self._known,
+                )
+            except _StoreLost:
+                yield self._draw.uniform(0.0, _WATCH_S)
+                continue
+            self.result.generations = max(self.result.generations, generation.number + 1)
+            me = replace(me, joined=generation.number, beside=generation.places, lives=generation.lives)
+            try:
+                held = yield from self._hand_over(store, generation, me, held)
                 me = replace(me, share=self._shares(generation)[place])
                 while held[1].step < self._schedule.steps:
-                    held = yield from self._step(generation, me, held)
+                    held = yield from self._step(store, generation, me, held)
             except Broken:
                 me = replace(me, version=held[0])
-                want(store, generation.number + 1)
+                with suppress(_StoreLost):
+                    want(store, generation.number + 1)
                 yield self._draw.uniform(0.0, 0.2)
                 continue
             self.result.final.append(held[1])
@@ -309,9 +351,9 @@ class Simulation:
         return {place: one.local_batch_size for place, one in zip(generation.places, workers, strict=True)}
 
     def _hand_over(
-        self, generation: Generation, me: Member, held: tuple[Version, State]
+        self, store: _Store, generation: Generation, me: Member, held: tuple[Version, State]
     ) -> Generator[float, None, tuple[Version, State]]:
-        brought = yield from self._collective(generation, me, "hand-over", held)
+        brought = yield from self._collective(store, generation, me, "hand-over", held)
         states = cast("Mapping[int, tuple[Version, State]]", brought)
         newest = max(states.values(), key=lambda one: one[0])
         if newest[0].is_held:
@@ -325,13 +367,13 @@ class Simulation:
         return Version(agreed=generation.number, step=state.step), state
 
     def _step(
-        self, generation: Generation, me: Member, held: tuple[Version, State]
+        self, store: _Store, generation: Generation, me: Member, held: tuple[Version, State]
     ) -> Generator[float, None, tuple[Version, State]]:
         state, shares = held[1], self._shares(generation)
         yield 0.02 * self._draw.uniform(0.5, 1.5) * self._slow.get(me.place, 1.0) * shares[me.place]
         first = state.position + sum(shares[place] for place in generation.places if place < me.place)
         own = list(range(first, first + shares[me.place]))
-        brought = yield from self._collective(generation, me, f"step {state.step}", own)
+        brought = yield from self._collective(store, generation, me, f"step {state.step}", own)
         samples = [sample for place in sorted(brought) for sample in brought[place]]  # type: ignore[attr-defined]
         assert samples == list(range(state.position, state.position + BATCH)), "samples were lost or repeated"
         state = state.after(samples)
@@ -342,28 +384,28 @@ class Simulation:
         return replace(held[0], step=state.step), state
 
     def _collective(
-        self, generation: Generation, me: Member, name: str, value: object
+        self, store: _Store, generation: Generation, me: Member, name: str, value: object
     ) -> Generator[float, None, Mapping[int, object]]:
         """What all members brought, once they all have; each learns of it a little later than the next.
 
         Raises:
             Broken: a member is gone, another generation is wanted, or time is up. Others may have seen it complete.
         """
-        operation = self._operations.setdefault((generation.number, name), _Operation())
+        operation = self._operations.setdefault((store.number, generation.number, name), _Operation())
         operation.brought[me.place] = value
         begun_s = self._now_s
         while True:
             if len(operation.brought) == len(generation.members):
                 yield self._draw.uniform(0.0, 0.01)  # in which it may be broken after all
-                if not self._is_broken(generation, me):
+                if not self._is_broken(store, generation, me):
                     return operation.brought
-            if self._is_broken(generation, me) or self._now_s - begun_s > _TIMEOUT_S:
+            if self._is_broken(store, generation, me) or self._now_s - begun_s > _TIMEOUT_S:
                 yield self._draw.uniform(0.0, _WATCH_S)
                 raise Broken
             yield 0.01
 
-    def _is_broken(self, generation: Generation, me: Member) -> bool:
-        if wanted(self._store) > generation.number:
+    def _is_broken(self, store: _Store, generation: Generation, me: Member) -> bool:
+        if store.lost or wanted(store) > generation.number:
             return True
         present = {(process.place, process.life) for process in self._processes.values()}
         return any((one.place, one.life) not in present for one in generation.members if one.place != me.place)

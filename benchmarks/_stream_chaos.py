@@ -23,12 +23,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from benchmarks._counting_task import EXTRA, SAMPLES, samples
+from benchmarks._in_process import train_here
 from benchmarks._redis_server import DURABLE, RedisServer
-from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.stream.writer import StreamWriter
-from hetopt.trainer.events import EVENTS_FILE, EventLog, read_events
+from hetopt.trainer.events import EVENTS_FILE, read_events
 from hetopt.trainer.failure import FailureReport
-from hetopt.trainer.loop import train
 from hetopt.trainer.run_folder import MODEL_FILE, STOP_FILE
 from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.stream import Stream
@@ -134,17 +133,7 @@ def _work(spec: RunSpec, run_dir: Path, rank: int, attempt: int) -> None:
     store = FileStore(str(run_dir / f"store-{attempt}"), WORKERS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=WORKERS)
     with FailureReport(run_dir, rank) as report:
-        train(
-            WorkerContext(
-                spec=spec,
-                rank=rank,
-                world_size=WORKERS,
-                device=torch.device("cpu"),
-                run_dir=run_dir,
-                events=EventLog(run_dir / EVENTS_FILE if rank == 0 else None),
-                stop_requested=(run_dir / STOP_FILE).exists,
-            )
-        )
+        train_here(spec, run_dir, rank=rank, world_size=WORKERS, stop_requested=(run_dir / STOP_FILE).exists)
     os._exit(report.exit_code)
 
 

@@ -14,10 +14,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.events import EVENTS_FILE, EventLog
+from benchmarks._in_process import train_here
 from hetopt.trainer.failure import FailureReport
-from hetopt.trainer.loop import train
 from hetopt.trainer.run_folder import read_spec
 
 RUNS_FILE = "runs.json"
@@ -50,17 +48,7 @@ def _work(folder: Path, runs: list[str], rank: int, workers: int) -> int:
             print(f"  {name}", file=sys.stderr, flush=True)
         dist.barrier()
         with FailureReport(run_dir, rank) as report:
-            train(
-                WorkerContext(
-                    spec=read_spec(run_dir),
-                    rank=rank,
-                    world_size=workers,
-                    device=torch.device("cpu"),
-                    run_dir=run_dir,
-                    events=EventLog(run_dir / EVENTS_FILE if rank == 0 else None),
-                    stop_requested=lambda: False,
-                )
-            )
+            train_here(read_spec(run_dir), run_dir, rank=rank, world_size=workers)
         if report.exit_code:
             return report.exit_code
     dist.barrier()

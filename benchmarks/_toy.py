@@ -58,6 +58,11 @@ def broad_digits() -> Task:
     )
 
 
+def noise() -> Task:
+    """The smallest network on random images: nothing is read, and nothing imported that reads."""
+    return _random_images("noise", small_network, shape=(1, 8, 8))
+
+
 def resnet() -> Task:
     """ResNet-20 (1.1 MB of gradient) on images of CIFAR's shape."""
     return _random_images("resnet20-random", lambda: cifar_resnet20(CLASSES))
@@ -73,10 +78,10 @@ def wide() -> Task:
     )
 
 
-def _random_images(name: str, model: Callable[[], nn.Module]) -> Task:
+def _random_images(name: str, model: Callable[[], nn.Module], shape: tuple[int, ...] = (3, 32, 32)) -> Task:
     def data(folder: Path | None) -> TaskData:
         generator = torch.Generator().manual_seed(0)
-        images = torch.randn(512, 3, 32, 32, generator=generator)
+        images = torch.randn(512, *shape, generator=generator)
         labels = torch.randint(CLASSES, (512,), generator=generator)
         return TaskData(train=TensorPairs(images, labels), evaluation=TensorPairs(images[:16], labels[:16]))
 

@@ -8,6 +8,8 @@
 - **recovery**: of 4 workers under `hetopt launch`'s host, a worker is killed; time to the next completed step, beside
   that of torchrun restarting the same script from its newest checkpoint, in the same run and in turns.
 - **steady**: the same calm run with all of this and without, in turns; difference of the median step time.
+- **soak** (``--soak SECONDS``, and nothing else): faults without a pause; memory, files, threads and namespaces of what
+  lives through all of them.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ from typing import Any
 import psutil
 
 from benchmarks._faulty_runs import OUTCOME_FILE, RUNS_FILE
-from benchmarks._outcome import Results, options, publish, quartiles
+from benchmarks._outcome import Options, Results, parser, publish, quartiles
 from benchmarks._simulated_run import check
+from benchmarks._soak import soak
 from hetopt.trainer.events import EVENTS_FILE, Event, read_events
 from hetopt.trainer.launch.base import RunHandle
 from hetopt.trainer.launch.local import LocalLauncher
@@ -251,6 +254,24 @@ def steady(results: Results, folder: Path, rounds: int) -> None:
     results.goal("steady_cost", cost, at_most=0.01)
 
 
+def soaked(results: Results, folder: Path, seconds: float) -> None:
+    """Faults without a pause."""
+    folder.mkdir()
+    wish = RunSpec.model_validate(spec(3, 10**7, max_restarts=10**6, checkpoint_every_s=2.0))
+    came = soak(wish, folder, _ENVIRONMENT, seconds)
+    growth = came.growth
+    print(
+        f"soak       {came.faults} faults in {seconds:.0f} s, {came.steps} steps; from the first third to the last: "
+        f"memory {growth['memory']:+.1%}, files {growth['files']:+.0f}, threads {growth['threads']:+.0f}, "
+        f"namespaces {growth['namespaces']:+.0f}"
+    )
+    results.figures["soak_faults"] = came.faults
+    results.figures["soak_steps"] = came.steps
+    results.goal("soak_memory_growth", growth["memory"], at_most=0.02)
+    for name in ("files", "threads", "namespaces"):
+        results.goal(f"soak_{name}_more", growth[name], at_most=0)
+
+
 def _step_time_s(events: list[Event]) -> float:
     """Of the whole run without its evaluations: what stands between steps counts."""
     steps = [event for event in events if event["event"] == "step"]
@@ -260,9 +281,17 @@ def _step_time_s(events: list[Event]) -> float:
 
 
 def main() -> None:
-    """Do all parts."""
-    asked = options(__doc__)
+    """Do all parts, or soak."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--soak", type=float, metavar="SECONDS", help="disturb one run for so long instead")
+    read = arguments.parse_args()
+    asked = Options(quick=read.quick or read.smoke, json_file=read.json, smoke=read.smoke)
     results = Results()
+    if read.soak is not None:
+        with tempfile.TemporaryDirectory(prefix="hetopt-chaos-") as temporary:
+            soaked(results, Path(temporary) / "soak", read.soak)
+        publish(results.outcome("chaos_soak", quick=asked.quick), asked.json_file)
+        return
     amounts = (40, 3, 1, 1) if asked.smoke else (300, 12, 3, 3) if asked.quick else (10_000, 200, 15, 9)
     simulated(results, amounts[0])
     with tempfile.TemporaryDirectory(prefix="hetopt-chaos-") as temporary:

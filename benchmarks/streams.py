@@ -25,19 +25,18 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from benchmarks._in_process import train_here
 from benchmarks._outcome import Results, parser, publish
 from benchmarks._redis_server import DURABLE, MISSING, PROGRAM, RedisServer
 from benchmarks._stream_crew import RUNS_FILE
 from benchmarks._stream_task import small_digits
-from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.control.stream_rate import draw_rates, scaled
 from hetopt.trainer.data.stream.broker import connect
 from hetopt.trainer.data.stream.clock import VirtualClock
 from hetopt.trainer.data.stream.replay import Replay
 from hetopt.trainer.data.stream.wire import read_header, unpack
 from hetopt.trainer.data.stream.writer import StreamWriter
-from hetopt.trainer.events import EVENTS_FILE, EventLog, read_events
-from hetopt.trainer.loop import train
+from hetopt.trainer.events import EVENTS_FILE, read_events
 from hetopt.trainer.run_folder import write_spec
 from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.stream import Stream
@@ -88,14 +87,15 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="hetopt-streams-"))
     try:
         if asked.part in (None, "scadles"):
-            compare(folder / "scadles", RATES[:1] if smoke else RATES, 1 if quick else 3, results)
+            # The last have the fewest seconds between two batches.
+            compare(folder / "scadles", RATES[-1:] if smoke else RATES, 1 if quick else 3, results)
         if asked.part in (None, "buffers"):
             buffers(RATES[:1] if smoke else RATES, results)
         if asked.part in (None, "redis", "kills") and PROGRAM is None:
             print(f"without Redis: {MISSING}", file=sys.stderr)
         else:
             if asked.part in (None, "redis"):
-                throughput(folder / "redis", 20_000 if smoke else 100_000, 1 if quick else 3, results)
+                throughput(folder / "redis", 8_192 if smoke else 100_000, 1 if quick else 3, results)
             if asked.part in (None, "kills"):
                 kills(folder / "kills", 1 if smoke else 5 if quick else 50, results)
     finally:
@@ -274,21 +274,9 @@ def _trained_per_s(run_dir: Path, url: str, key: str, count: int) -> float:
         checkpoint_every_s=1.0,
     )
     torch.set_num_threads(1)
-    events = EventLog(run_dir / EVENTS_FILE)
-    train(
-        WorkerContext(
-            spec=spec,
-            rank=0,
-            world_size=1,
-            device=torch.device("cpu"),
-            run_dir=run_dir,
-            events=events,
-            stop_requested=lambda: False,
-        )
-    )
-    events.close()
-    (begun,) = (event for event in read_events(run_dir / EVENTS_FILE) if event["event"] == "training_started")
-    last = [event for event in read_events(run_dir / EVENTS_FILE) if event["event"] == "step"][-1]
+    events = train_here(spec, run_dir)
+    (begun,) = (event for event in events if event["event"] == "training_started")
+    last = [event for event in events if event["event"] == "step"][-1]
     return float(last["samples_seen"] / (last["time_s"] - begun["time_s"]))
 
 

@@ -30,6 +30,7 @@ def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, found: F
         global_batch_size=space.batch_sizes[cluster.batch],
         compression=exchange.compression,
         collective=exchange.collective,
+        sync=exchange.sync,
         prediction=_prediction(space, job, cluster, found, row),
     )
 

@@ -119,6 +119,9 @@ class Columns:
     messages: Array
     traffic_bytes: Array
     compress_s: Array
+    stretch: Array
+    stretch_log_sd: Array
+    share_log_sd: Array
     fewest: tuple[Array, Array, Array]
     largest: tuple[Array, Array, Array]
     batches: Integers
@@ -172,6 +175,9 @@ class Columns:
             messages=wire[0],
             traffic_bytes=wire[1],
             compress_s=wire[2],
+            stretch=per_workers("stretch"),
+            stretch_log_sd=per_workers("stretch_log_sd"),
+            share_log_sd=column([exchange.share_log_sd for exchange in exchanges]),
             fewest=(fewest[0], fewest[1], fewest[2]),
             largest=(largest[0], largest[1], largest[2]),
             batches=np.array(space.batch_sizes, dtype=np.intp),
@@ -315,6 +321,9 @@ def _table(
         workers=workers.astype(np.float64),
         batch=columns.batches[rows.batch].astype(np.float64),
         gain=columns.gain[exchange],
+        stretch=columns.stretch[exchange, workers],
+        stretch_log_sd=columns.stretch_log_sd[exchange, workers],
+        share_log_sd=columns.share_log_sd[exchange],
         compute_s=compute_s,
         mean_compute_s=compute_s,
         compress_s=compress * worst(columns.compress_factor[option]),

@@ -11,6 +11,8 @@ import numpy as np
 from hetopt.optimizer import mixing, words
 from hetopt.optimizer.catalog import Catalog
 from hetopt.optimizer.fit import FittedModel
+from hetopt.optimizer.local_penalty import steps_in_words
+from hetopt.optimizer.local_steps import communication
 from hetopt.optimizer.observed_losses import watched_in_words
 from hetopt.optimizer.plan import Candidate, Insight
 from hetopt.optimizer.search import NEAR, Found, Limits, choose
@@ -22,6 +24,11 @@ MORE = 1.25
 """How much a limit is loosened to see what that would buy."""
 
 WORTH_SAYING = 0.02
+
+WORTH_AVERAGING = 0.3
+"""Part of a step that communication must take for averages of parameters to be worth a try."""
+
+USUAL_SYNC = "selsync(auto)"
 
 PROFILING_SHARE = 0.05
 """What profiling should cost at most of the job that it is for."""
@@ -36,6 +43,8 @@ def explain(
     limits: Limits,
     catalog: Catalog,
     seen: Insight,
+    *,
+    to_target: bool,
 ) -> tuple[str, ...]:
     """The sentences of a plan, most important first.
 
@@ -48,6 +57,7 @@ def explain(
         limits: budget and deadline.
         catalog: for prices on demand.
         seen: how sure the choice is, and what it depends on.
+        to_target: whether the run ends at a target.
     """
     return (
         _why(found, chosen, limits, seen),
@@ -60,6 +70,7 @@ def explain(
         *_scarce(found, chosen),
         *_mixing(chosen),
         *_evidence(model, host, chosen),
+        *_local(model, chosen, to_target=to_target),
         *_changes(found, chosen, candidate, limits),
         _profiling(model.profile, chosen),
     )
@@ -190,7 +201,7 @@ def _on_demand(chosen: Candidate, catalog: Catalog) -> Iterator[str]:
 def _time(chosen: Candidate) -> str:
     told = chosen.prediction
     step = told.step_time_s.value
-    compression = words.compression(chosen.compression.name, chosen.compression.ratio)
+    compression = words.exchange(chosen.compression, chosen.sync)
     parts = (
         f"Of a step of {duration(step)}, {told.compute_s / step:.0%} is computing (workers wait "
         f"{told.waiting_s / step:.0%} on average for the slowest) and {told.communication_s / step:.0%} communication "
@@ -267,6 +278,33 @@ def _evidence(model: FittedModel, host: ReferenceHost, chosen: Candidate) -> Ite
             f"Sending {sent} retains {gain:.0%} of its energy, as measured in the pilots. A target should take about "
             f"{more:.0%} more steps with it ({basis}); training measures that, and sends more where it costs too much."
         )
+
+
+def _local(model: FittedModel, chosen: Candidate, *, to_target: bool) -> Iterator[str]:
+    """What averaging parameters now and then does here, or that it might be worth measuring."""
+    told, job = chosen.prediction, model.profile.job
+    workers = sum(len(group.local_batch_sizes) for group in chosen.groups)
+    gate = model.convergence.local
+    if workers == 1:
+        return
+    if not chosen.sync.is_local:
+        exposed = told.communication_s / told.step_time_s.value
+        if exposed > WORTH_AVERAGING and not gate.pilots:
+            yield (
+                f"Averaging parameters now and then instead would save most of the {exposed:.0%} that steps spend on "
+                f"communication; what that costs in steps was not measured: profile with --sync '{USUAL_SYNC}'."
+            )
+        return
+    sync, measured = chosen.sync, gate.measured_share(chosen.sync)
+    often = communication(
+        sync, dataset_size=job.dataset_size, global_batch_size=chosen.global_batch_size, measured=measured
+    )
+    yield f"{often.note} {steps_in_words(gate.penalty(sync), often.share, workers, counts=to_target)}"
+    objection = gate.objection(sync, often.share)
+    if objection is not None:
+        yield f"It was asked for: {objection}."
+    elif workers > gate.most_workers(sync, often.share):
+        yield f"It was asked for: no pilot had even a quarter of these {workers} workers."
 
 
 def _profiling(profile: Profile, chosen: Candidate) -> str:

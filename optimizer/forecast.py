@@ -56,14 +56,18 @@ class ClusterTable:
     """Clusters as columns of equal length: what each brings to the forecast. Units as in the field names.
 
     ``latency_s`` and ``traffic_s`` are the messages and the bytes of an exchange, ``traffic_bytes`` over one link;
-    ``under_backward`` is 1 where it runs beside the backward pass, as far as it can, and 0 where it waits for the whole
-    gradient.
+    ``stretch`` is steps over those of summing gradients in every step, ``share_log_sd`` how well it is known how often
+    workers communicate; ``under_backward`` is 1 where the exchange runs beside the backward pass, as far as it can, and
+    0 where it waits for the whole gradient.
     """
 
     machines: Array
     workers: Array
     batch: Array
     gain: Array
+    stretch: Array
+    stretch_log_sd: Array
+    share_log_sd: Array
     compute_s: Array
     mean_compute_s: Array
     compress_s: Array
@@ -131,8 +135,8 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
     Relative errors of step time, steps and interruptions are independent, so their log variances add.
     """
     step = steps_of(table, job)
-    steps = job.steps.steps(table.batch, table.gain)
-    steps_log_sd = job.steps.log_sd(table.batch, table.gain)
+    steps = job.steps.steps(table.batch, table.gain) * table.stretch
+    steps_log_sd = np.hypot(job.steps.log_sd(table.batch, table.gain), table.stretch_log_sd)
     work = steps * step.time_s + evaluations(steps, table.batch, job.evaluate_every_samples) * table.evaluation_s
     work_log_sd = np.hypot(step.log_sd, steps_log_sd)
 
@@ -227,10 +231,9 @@ def steps_of(table: ClusterTable, job: JobModel) -> StepColumns:
     both = together(compute, exchange, forward=forward, power=overlap.power, last=last)
     step = both.time_s + table.compress_s
 
+    network_log_sd = np.hypot(job.network_log_sd, table.share_log_sd)
     # A link that is hidden has no derivative, and would still show if it were much slower than it is taken to be.
-    slow = together(
-        compute, exchange * np.exp(Z90 * job.network_log_sd), forward=forward, power=overlap.power, last=last
-    )
+    slow = together(compute, exchange * np.exp(Z90 * network_log_sd), forward=forward, power=overlap.power, last=last)
     shown = np.log((slow.time_s + table.compress_s) / step) / Z90
     growth_sd = np.where(alone, shape.host_growth.sd, shape.network_growth.sd)
     # Compression runs on the workers and shares their error.
@@ -238,7 +241,7 @@ def steps_of(table: ClusterTable, job: JobModel) -> StepColumns:
     parts = (
         device_share * table.compute_log_sd,
         both.by_compute / step * (1 - 1 / late) * shape.straggling.sd,
-        np.maximum(both.by_exchange / step * job.network_log_sd, shown),
+        np.maximum(both.by_exchange / step * network_log_sd, shown),
         both.by_exchange / step * table.traffic_s * (grown - 1) / np.maximum(exchange, 1e-300) * growth_sd,
         both.by_forward / step * shape.forward.sd,
         both.by_power / step * shape.power.sd,

@@ -12,6 +12,13 @@ from hetopt.optimizer.plan import Candidate, Plan
 WIDTH, HEIGHT = 720, 320
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 16, 42
 
+DURATIONS_S = (
+    *(1, 2, 5, 10, 20, 30),
+    *(60 * minutes for minutes in (1, 2, 3, 4, 5, 7, 10, 15, 20, 30, 45)),
+    *(3600 * hours for hours in (1, 1.5, 2, 3, 4, 6, 8, 12, 24, 48, 96, 168, 336, 720)),
+)
+"""Times that a person takes for round."""
+
 Place = tuple[float, float]
 
 
@@ -30,7 +37,7 @@ def front_svg(plan: Plan) -> str:
         )
 
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="time and cost of the plans on the front">']
-    for value in times.ticks():
+    for value in times.ticks(DURATIONS_S):
         x, _ = at((value, costs.low))
         parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="var(--line)"/>')
         parts.append(
@@ -99,10 +106,18 @@ class _Axis:
         inside = min(max(value, self.low), self.high)
         return math.log(inside / self.low) / math.log(self.high / self.low)
 
-    def ticks(self, count: int = 5) -> list[float]:
-        """Round figures at about even distances."""
+    def ticks(self, round_values: Sequence[float] | None = None, count: int = 5) -> list[float]:
+        """Round figures at about even distances.
+
+        Args:
+            round_values: what is round; absent: figures of one digit.
+            count: how many at most.
+        """
         wanted = [self.low * (self.high / self.low) ** ((k + 0.5) / count) for k in range(count)]
-        rounded = {float(f"{value:.1g}") for value in wanted}
+        if round_values is None:
+            rounded = {float(f"{value:.1g}") for value in wanted}
+        else:
+            rounded = {min(round_values, key=lambda one: abs(math.log(one / value))) for value in wanted}
         return sorted(value for value in rounded if self.low <= value <= self.high)
 
 

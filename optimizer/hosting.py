@@ -151,6 +151,8 @@ def predict_run(
     step: Breakdown,
     *,
     gain: float,
+    stretch: float,
+    stretch_log_sd: float,
     step_log_sd: float,
     evaluation_s: float,
     startup_s: float,
@@ -162,13 +164,16 @@ def predict_run(
         plan: for its goal and its global batch.
         step: where the time of one step goes.
         gain: retained gradient energy of what is sent.
+        stretch: steps to a target over those of summing gradients in every step.
+        stretch_log_sd: spread of its log.
         step_log_sd: standard deviation of the log of (true / predicted) step time.
         evaluation_s: one evaluation by all workers.
         startup_s: from the request to the first step.
     """
     every, batch = plan.run.evaluate_every_epochs, plan.chosen.global_batch_size
     goal = steps_model(model, plan.goal, every)
-    steps, steps_log_sd = float(goal.steps(batch, gain)), float(goal.log_sd(batch, gain))
+    steps, steps_log_sd = stretch * float(goal.steps(batch, gain)), float(goal.log_sd(batch, gain))
+    steps_log_sd = math.hypot(steps_log_sd, stretch_log_sd)
     count = float(evaluations(steps, batch, every * plan.profile.job.dataset_size))
     training_s = steps * step.step_time_s + count * evaluation_s
     training = spread(training_s, math.hypot(step_log_sd, steps_log_sd))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from hetopt.optimizer import words
 from hetopt.optimizer.fit import CompressorLine, FittedModel, LinkModel
 from hetopt.optimizer.links import MEASURED_LINK_LOG_SD
+from hetopt.optimizer.local_penalty import steps_in_words
 from hetopt.optimizer.local_steps import communication, exposed_s, spread
 from hetopt.optimizer.step_time import NO_OVERLAP, Overlap, step_time
 from hetopt.profiler.inflation import LEAST_GAIN, step_inflation
@@ -127,6 +128,8 @@ class Foreseen:
         gain: retained gradient energy.
         log_sd: standard deviation of the log of (true / foreseen) time.
         notes: what was assumed, a sentence each.
+        stretch: steps to a target over those of summing gradients in every step.
+        stretch_log_sd: spread of its log.
     """
 
     compression: Compression
@@ -136,6 +139,8 @@ class Foreseen:
     gain: float
     log_sd: float
     notes: tuple[str, ...]
+    stretch: float = 1.0
+    stretch_log_sd: float = 0.0
 
 
 def foresee(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool) -> Foreseen:
@@ -152,7 +157,7 @@ def foresee(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool
     """
 
     if run.is_local:
-        return _foresee_local(run, meeting, compute_s=compute_s)
+        return _foresee_local(run, meeting, compute_s=compute_s, to_target=to_target)
 
     def time_per_progress_s(compression: Compression) -> float:
         step = step_time(
@@ -177,14 +182,16 @@ def foresee(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool
     )
 
 
-def _foresee_local(run: RunSpec, meeting: Meeting, *, compute_s: float) -> Foreseen:
+def _foresee_local(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool) -> Foreseen:
     """Of workers that train for themselves: the mean over steps that bring them together and steps that do not."""
-    whole = Compression()
+    whole, gate = Compression(), meeting.model.convergence.local
     told = communication(
         run.sync,
         dataset_size=meeting.model.profile.job.dataset_size,
         global_batch_size=run.global_batch_size,
+        measured=gate.measured_share(run.sync),
     )
+    penalty, counts = gate.penalty(run.sync), to_target and run.sync.name != "ssp" and told.share > 0
     exchange_s = exposed_s(run.sync, told, exchange_s=meeting.exchange_s(whole), compute_s=compute_s)
     return Foreseen(
         compression=whole,
@@ -193,7 +200,9 @@ def _foresee_local(run: RunSpec, meeting: Meeting, *, compute_s: float) -> Fores
         overlap=NO_OVERLAP,
         gain=1.0,
         log_sd=spread(told, MEASURED_LINK_LOG_SD),
-        notes=(told.note,),
+        notes=(told.note, steps_in_words(penalty, told.share, meeting.workers, counts=counts)),
+        stretch=float(penalty.inflation(told.share, meeting.workers)) if counts else 1.0,
+        stretch_log_sd=float(penalty.log_sd(told.share, meeting.workers)) if counts else 0.0,
     )
 
 

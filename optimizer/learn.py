@@ -18,8 +18,9 @@ from hetopt.optimizer import words
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.step_model.profiled import RENTED
 from hetopt.profiler.errors import BadInput
-from hetopt.profiler.profile import Evaluation, Pilot, PilotCompression, Profile
+from hetopt.profiler.profile import Evaluation, Pilot, PilotCompression, PilotSync, Profile
 from hetopt.profiler.step_samples import Compression, Node, StepSample
+from hetopt.trainer.sync_text import spell_sync
 
 SAMPLES_OF_A_STRETCH = 5
 """That one stretch of equal shares becomes: enough to show how steps scatter, and no more than that."""
@@ -81,6 +82,7 @@ def _samples(launch: Launch, events: Iterable[Event]) -> Iterator[StepSample]:
     is_real = spec.miniature is None and all(worker.pace == 1 and worker.declared is None for worker in spec.workers)
     if not is_real or not all(RENTED.fullmatch(worker.type) for worker in spec.workers):
         return
+    sync = spell_sync(spec.sync) if spec.is_local else None
     hosts = {host: list(workers) for host, workers in groupby(spec.workers, key=lambda worker: worker.host)}
     nodes = tuple(Node(type=workers[0].type, workers=len(workers)) for workers in hosts.values())
     steps = [event for event in events if event["event"] == "step" and len(event["compute_s"]) == len(spec.workers)]
@@ -88,10 +90,10 @@ def _samples(launch: Launch, events: Iterable[Event]) -> Iterator[StepSample]:
         # The first period of new shares is not yet itself: caches and allocators adapt.
         rows = list(stretch)[1:]
         for chunk in np.array_split(np.arange(len(rows)), min(SAMPLES_OF_A_STRETCH, len(rows))) if rows else ():
-            yield _sample([rows[index] for index in chunk], nodes)
+            yield _sample([rows[index] for index in chunk], nodes, sync)
 
 
-def _sample(rows: Sequence[Event], nodes: tuple[Node, ...]) -> StepSample:
+def _sample(rows: Sequence[Event], nodes: tuple[Node, ...], sync: str | None) -> StepSample:
     weights = [event["steps"] for event in rows]
     total = math.fsum(weights)
     step_time_s = math.fsum(n * event["step_time_s"] for n, event in zip(weights, rows, strict=True)) / total
@@ -103,6 +105,7 @@ def _sample(rows: Sequence[Event], nodes: tuple[Node, ...]) -> StepSample:
         compression=None
         if told is None or told["compressor"] == IDENTITY
         else Compression(name=told["compressor"], ratio=told["ratio"], collective=told["collective"]),
+        sync=sync,
         step_time_s=round(step_time_s, 7),
         sync_time_s=round(min(sync_s, step_time_s), 7),
     )
@@ -119,6 +122,10 @@ def _pilot(profile: Profile, launch: Launch, events: Sequence[Event]) -> Pilot |
     resumed = any(event.get("resumed_step") for event in events if event["event"] == "run_started")
     exchanges = [event["exchange"] for event in events if event["event"] == "step" and event.get("exchange")]
     ways = {(exchange["compressor"], exchange["ratio"]) for exchange in exchanges}
+    synced = [event["sync"] for event in events if event["event"] == "step" and event.get("sync")]
+    averages = sum(told.get("synchronised", 0) for told in synced)
+    if spec.is_local and (spec.sync.name == "ssp" or not averages or spec.partition.name != "global"):
+        return None
     if not evaluated or resumed or len(ways) > 1 or spec.learning_rate_rule != "fixed":
         return None
     name, ratio = next(iter(ways), (IDENTITY, 1.0))
@@ -139,4 +146,11 @@ def _pilot(profile: Profile, launch: Launch, events: Sequence[Event]) -> Pilot |
         ),
         steps_to_target=first,
         compression=None if name == IDENTITY else PilotCompression(name=name, ratio=ratio, gain=min(1.0, gain)),
+        sync=PilotSync(
+            policy=spell_sync(spec.sync),
+            workers=len(spec.workers),
+            share=averages / (averages + sum(told["local"] for told in synced)),
+        )
+        if spec.is_local
+        else None,
     )

@@ -138,6 +138,8 @@ def _prediction(
         plan,
         step,
         gain=exchange.gain,
+        stretch=exchange.stretch,
+        stretch_log_sd=exchange.stretch_log_sd,
         step_log_sd=step_log_sd,
         evaluation_s=evaluation_s,
         startup_s=plan.profile.startup_s or STARTUP_S,

@@ -20,6 +20,9 @@ PUBLISHED_SHARE = 0.15
 PUBLISHED_LOG_SD = 0.7
 """Those values lie within a factor of three to either side."""
 
+MEASURED_LOG_SD = 0.3
+"""More workers vote more often, and gradients change less as training goes on."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Communication:
@@ -36,13 +39,16 @@ class Communication:
     note: str
 
 
-def communication(sync: Synchronisation, *, dataset_size: int, global_batch_size: int) -> Communication:
+def communication(
+    sync: Synchronisation, *, dataset_size: int, global_batch_size: int, measured: float | None = None
+) -> Communication:
     """What a policy promises, before it has run.
 
     Args:
         sync: the policy; not ``bsp``.
         dataset_size: samples of an epoch.
         global_batch_size: samples of a step.
+        measured: share of the steps that synchronised in an earlier run with it.
     """
     match sync.name:
         case "local-sgd":
@@ -56,6 +62,8 @@ def communication(sync: Synchronisation, *, dataset_size: int, global_batch_size
             share, log_sd, known = 0.0, 0.0, "as it is told to"
         case "selsync" if sync.delta == 0:
             share, log_sd, known = 1.0, 0.0, "as it is told to"
+        case "selsync" if measured is not None:
+            share, log_sd, known = measured, MEASURED_LOG_SD, "as in a pilot"
         case "selsync":
             share, log_sd, known = PUBLISHED_SHARE, PUBLISHED_LOG_SD, "as was published of others, within a factor of 3"
         case _:
@@ -69,8 +77,7 @@ def communication(sync: Synchronisation, *, dataset_size: int, global_batch_size
     return Communication(
         share=share,
         log_sd=log_sd,
-        note=f"Parameters are averaged in {share:.3g} of the steps, {known} ({sync.name}); the number of steps is "
-        "taken to be that of training with a sum of gradients in every step.",
+        note=f"Parameters are averaged in {share:.3g} of the steps, {known} ({sync.name}).",
     )
 
 

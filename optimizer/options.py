@@ -19,6 +19,7 @@ from hetopt.optimizer.quota import Bucket
 from hetopt.optimizer.search import STUDY_TRIALS, Effort, Limits
 from hetopt.optimizer.search_space import MAX_TYPES
 from hetopt.profiler.errors import BadInput
+from hetopt.trainer.synchronisation import Synchronisation
 
 MAX_WORKERS = 256
 """A ring over more workers is dominated by latency, and the models were never held against one."""
@@ -49,6 +50,7 @@ class Options:
         journal: where the study is kept; absent: nowhere.
         observed: what was seen of spot pools, which moves the prior of their hazard; absent: the prior alone.
         learning_rate_rule: how the learning rate follows the batch size; absent: as the task has it.
+        sync: how workers put together what they learn, measured or not; absent: the best of what was measured.
     """
 
     market: AnyMarket = "spot"
@@ -73,6 +75,7 @@ class Options:
     journal: Path | None = None
     observed: ObservedLosses | None = None
     learning_rate_rule: ScalingRule | None = None
+    sync: Synchronisation | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be searched."""

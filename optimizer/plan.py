@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from hetopt.profiler.artifact import Artifact, Record
 from hetopt.profiler.profile import Profile
 from hetopt.trainer.spec import BatchPolicy, Compression, RatioPolicyName, RunSpec, StopRule
+from hetopt.trainer.synchronisation import Synchronisation
 
 Market = Literal["spot", "on-demand"]
 Evidence = Literal["measured", "interpolated", "extrapolated"]
@@ -120,6 +121,7 @@ class Candidate(Record):
     global_batch_size: PositiveInt
     compression: Compression
     collective: str
+    sync: Synchronisation = Field(default=Synchronisation(), description="when workers put together what they learned")
     prediction: Prediction
 
     @model_validator(mode="after")

@@ -32,6 +32,9 @@ table { border-collapse: collapse; width: 100%; } td, th { text-align: left; pad
 .chosen { font-weight: 600; color: var(--mark); } li { margin: .3rem 0; } svg { width: 100%; height: auto; }
 svg text { fill: var(--soft); font: 12px system-ui, sans-serif; } .bar { display: flex; height: 1.4rem; }
 .bar i { display: block; min-width: 1px; } .wide { overflow-x: auto; }
+@media (max-width: 40rem) { body { padding: 0 .6rem; } .n { white-space: normal; } .key { gap: .7rem 1.6rem; }
+  table { font-size: .82rem; } td, th { padding-right: .45rem; overflow-wrap: break-word; }
+  .front { overflow-x: auto; } .front svg { min-width: 32rem; } }
 """
 _COLOURS = ("a", "b", "c", "d", "e")
 
@@ -50,7 +53,7 @@ def page(plan: Plan) -> str:
         *_sure(plan.insight),
         "</div>",
         "<h2>Plans that no other beats in both time and cost</h2>",
-        front_svg(plan),
+        f'<div class="front">{front_svg(plan)}</div>',
         _front_table(plan),
         "<h2>Where the money goes</h2>",
         cost_terms(plan.chosen),
@@ -141,7 +144,7 @@ def _front_table(plan: Plan) -> str:
                 figure("front_cost_usd", other.prediction.cost_usd.value, words.usd),
                 f'<span class="chosen">{name} (this plan)</span>' if other == plan.chosen else name,
                 words.count(other.global_batch_size),
-                escape(words.compression(other.compression.name, other.compression.ratio)),
+                escape(words.exchange(other.compression, other.sync)),
             ]
         )
     return table(["time", "cost", "machines", "batch", "compression"], rows, numbers=frozenset({0, 1, 3}))

@@ -56,6 +56,7 @@ def run_spec(
         compression=chosen.compression,
         ratio_policy="auto" if compresses else "fixed",
         collective_policy="cheapest" if compresses else "fixed",
+        sync=chosen.sync,
         slowdown_coefficient=round(model.convergence.penalty.cautious_coefficient, 2),
         learning_rate_scale=_learning_rate_scale(model, rule, chosen.global_batch_size),
         learning_rate_rule="adascale" if rule == "adascale" else "fixed",

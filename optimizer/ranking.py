@@ -7,7 +7,7 @@ by time and by dollars for the same progress; neither has a unit, so no budget a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -75,7 +75,7 @@ def compare(profile: Profile, catalog: Catalog, options: Options, *, count: int 
     steps = relative_steps(model.convergence, profile.job.batch_size)
     shape, sampled = learned_shape(model), sampled_machines(profile, catalog.instance_types)
     host = reference_host(model, catalog.instance_types.values())
-    space = space_of(model, shape, sampled, catalog, Goal(ends="target"), options, host)
+    space = space_of(model, shape, sampled, catalog, Goal(ends="target"), replace(options, sync=None), host)
     job = JobModel(
         steps=steps,
         evaluate_every_samples=1e18,

@@ -32,12 +32,21 @@ from hetopt.optimizer.forecast import JobModel
 from hetopt.optimizer.infeasible import nothing_fits
 from hetopt.optimizer.insight import insight
 from hetopt.optimizer.links import network_log_sd
+from hetopt.optimizer.local_options import asked_option, is_planned, measured_options
 from hetopt.optimizer.offer_filter import narrow
 from hetopt.optimizer.options import Options
 from hetopt.optimizer.plan import Candidate, Goal, Plan
 from hetopt.optimizer.planned_run import run_spec
 from hetopt.optimizer.search import Found, search
-from hetopt.optimizer.search_space import SearchSpace, batch_ladder, drop_dominated, exchange_options, machine_options
+from hetopt.optimizer.search_space import (
+    ExchangeOption,
+    SearchSpace,
+    batch_ladder,
+    drop_dominated,
+    exchange_options,
+    local_exchange,
+    machine_options,
+)
 from hetopt.optimizer.step_model.profiled import learned_shape, sampled_machines
 from hetopt.optimizer.step_model.sampled import SampledMachines
 from hetopt.optimizer.step_model.shape import Shape
@@ -111,7 +120,9 @@ def recommend(
         goal=goal,
         chosen=chosen,
         pareto=tuple(candidate(int(row)) for row in found.front),
-        explanation=explain(model, host, found, chosen, candidate, limits, catalog, seen),
+        explanation=explain(
+            model, host, found, chosen, candidate, limits, catalog, seen, to_target=goal.ends == "target"
+        ),
         searched=_searched(space, found),
         insight=seen,
         run=run_spec(
@@ -235,11 +246,7 @@ def space_of(
     return SearchSpace(
         options=kept,
         batch_sizes=batches,
-        exchanges=exchange_options(
-            model,
-            minimum_gain=options.minimum_gain or minimum_gain(model.convergence, to_target=to_target),
-            max_workers=options.max_workers,
-        ),
+        exchanges=_exchanges(model, options, to_target=to_target),
         max_machines=min(options.max_machines or options.max_workers, options.max_workers),
         max_workers=options.max_workers,
         max_hourly_usd=options.max_hourly_usd,
@@ -247,6 +254,24 @@ def space_of(
         offered=len(offered),
         usable=len(usable),
         excluded=excluded,
+    )
+
+
+def _exchanges(model: FittedModel, options: Options, *, to_target: bool) -> tuple[ExchangeOption, ...]:
+    """Gradients compressed or not, and what pilots say of workers that train for themselves; or what was asked for."""
+    job, gate, asked = model.profile.job, model.convergence.local, options.sync
+    size, batch = job.dataset_size, options.batch_size or job.batch_size
+    if asked is not None and is_planned(asked):
+        option = asked_option(
+            asked, gate, to_target=to_target, dataset_size=size, batch=batch, max_workers=options.max_workers
+        )
+        return (local_exchange(option, job.parameters, options.max_workers),)
+    local = measured_options(gate, to_target=to_target, dataset_size=size, batch=batch) if asked is None else ()
+    return exchange_options(
+        model,
+        minimum_gain=options.minimum_gain or minimum_gain(model.convergence, to_target=to_target),
+        max_workers=options.max_workers,
+        local=tuple(local),
     )
 
 

@@ -316,6 +316,8 @@ def _predict(
         plan,
         step,
         gain=exchange.gain,
+        stretch=exchange.stretch,
+        stretch_log_sd=exchange.stretch_log_sd,
         step_log_sd=math.hypot(compute_share * paced_log_sd, (1 - compute_share) * exchange.log_sd),
         evaluation_s=evaluation_s,
         startup_s=_startup_s(profile.startup_s, len(hosts), here),

@@ -15,6 +15,7 @@ from hetopt.optimizer.catalog import Offer
 from hetopt.optimizer.fit import CompressorLine, FittedModel, LinkModel
 from hetopt.optimizer.hazard import PoolBelief
 from hetopt.optimizer.links import between_machines, inside_machine
+from hetopt.optimizer.local_options import LocalOption
 from hetopt.optimizer.observed_losses import ObservedLosses, pool_belief
 from hetopt.optimizer.plan import Watched
 from hetopt.optimizer.quota import Quotas
@@ -25,6 +26,7 @@ from hetopt.optimizer.transfer import ReferenceHost, Unusable, WorkerModel, work
 from hetopt.trainer.exchange.under_backward import UNDER_BACKWARD
 from hetopt.trainer.exchange.wire import WIRE_FORMATS, Collective, wire_format
 from hetopt.trainer.spec import Compression
+from hetopt.trainer.synchronisation import Synchronisation
 
 MAX_TYPES = 3
 """Instance types in one cluster. More are allowed by the trainer, but hardly ever pay and are hard to get together."""
@@ -32,6 +34,9 @@ MAX_TYPES = 3
 BATCH_STEPS_PER_OCTAVE = 2
 
 DENSE_COUNTS = 32
+
+NEVER_BYTES = 1e21
+"""Over one link in one step: more than anyone would wait for; finite, so that arithmetic stays so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +89,15 @@ class MachineOption:
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeOption:
-    """One way to exchange gradients, priced for every number of workers.
+    """One way to bring together what workers learn, priced for every number of them.
 
     Attributes:
         gain: retained gradient energy, 1 when nothing is held back.
+        sync: whether gradients are summed in every step, or parameters averaged after some; what is sent is then the
+            mean over all steps.
+        stretch, stretch_log_sd: steps over those of summing gradients in every step, and the spread of its log, indexed
+            by the number of workers.
+        share_log_sd: spread of the log of how often workers communicate.
         messages, traffic_bytes: of the collective, indexed by the number of workers (see `step_time.collective_terms`).
         compress_s: compression and decompression on the reference device, indexed by the number of workers.
     """
@@ -98,11 +108,15 @@ class ExchangeOption:
     messages: NDArray[np.float64]
     traffic_bytes: NDArray[np.float64]
     compress_s: NDArray[np.float64]
+    stretch: NDArray[np.float64]
+    stretch_log_sd: NDArray[np.float64]
+    share_log_sd: float = 0.0
+    sync: Synchronisation = field(default_factory=Synchronisation)
 
     @property
     def under_backward(self) -> bool:
-        """Whether it runs beside the backward pass."""
-        return self.compression.name in UNDER_BACKWARD
+        """Whether it runs beside the backward pass; averages of parameters are made after the step."""
+        return self.compression.name in UNDER_BACKWARD and not self.sync.is_local
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,10 +315,13 @@ def _figures(option: MachineOption) -> list[float]:
     ]
 
 
-def exchange_options(model: FittedModel, *, minimum_gain: float, max_workers: int) -> tuple[ExchangeOption, ...]:
+def exchange_options(
+    model: FittedModel, *, minimum_gain: float, max_workers: int, local: Sequence[LocalOption] = ()
+) -> tuple[ExchangeOption, ...]:
     """Dense exchange, and each measured ratio of each measured compressor that retains at least ``minimum_gain``.
 
-    Only ratios whose gain was measured are offered, and none that a pilot has shown to miss the target.
+    Only ratios whose gain was measured are offered, and none that a pilot has shown to miss the target; besides, the
+    given ways to average parameters now and then.
     """
     parameters, gate = model.profile.job.parameters, model.convergence.gate
     found = [_exchange(Compression(), 1.0, None, parameters, max_workers)]
@@ -317,7 +334,25 @@ def exchange_options(model: FittedModel, *, minimum_gain: float, max_workers: in
             if point.ratio < 1 and gain >= minimum_gain and not refused:
                 compression = Compression(name=name, ratio=point.ratio)
                 found.append(_exchange(compression, gain, line, parameters, max_workers))
+    found += [local_exchange(option, parameters, max_workers) for option in local]
     return tuple(found)
+
+
+def local_exchange(option: LocalOption, parameters: int, max_workers: int) -> ExchangeOption:
+    """What averaging all parameters comes to in the mean over steps; nothing for which no pilot speaks."""
+    whole = _exchange(Compression(), 1.0, None, parameters, max_workers)
+    workers = np.arange(max_workers + 1)
+    counted = np.maximum(workers, 1).astype(np.float64)
+    share = option.told.share
+    return replace(
+        whole,
+        sync=option.sync,
+        messages=share * whole.messages,
+        traffic_bytes=np.where(workers > option.most_workers, NEVER_BYTES, share * whole.traffic_bytes),
+        stretch=option.stretch(counted),
+        stretch_log_sd=option.stretch_log_sd(counted),
+        share_log_sd=option.told.log_sd,
+    )
 
 
 def _exchange(
@@ -335,6 +370,8 @@ def _exchange(
         messages=np.array([0.0, *(messages for messages, _ in terms)]),
         traffic_bytes=np.array([0.0, *(traffic for _, traffic in terms)]),
         compress_s=np.array(compress),
+        stretch=np.ones(max_workers + 1),
+        stretch_log_sd=np.zeros(max_workers + 1),
     )
 
 

@@ -19,7 +19,7 @@ from optuna.storages.journal import JournalFileBackend
 from hetopt.optimizer.aims import Limits
 from hetopt.optimizer.cluster_rows import ClusterRows, Columns, tabulate_rows
 from hetopt.optimizer.forecast import Forecast, JobModel, forecast
-from hetopt.optimizer.search_space import MAX_TYPES, Cluster, SearchSpace
+from hetopt.optimizer.search_space import MAX_TYPES, Cluster, ExchangeOption, SearchSpace
 from hetopt.profiler.errors import BadInput
 
 POPULATION = 40
@@ -146,9 +146,13 @@ def _question(space: SearchSpace, limits: Limits, shortlist: Sequence[int], seed
     options = [
         (space.options[o].name, space.options[o].offer.price.market, space.options[o].usd_per_hour) for o in shortlist
     ]
-    asked = [options, space.batch_sizes, [str(e.compression) for e in space.exchanges], space.max_machines,
+    asked = [options, space.batch_sizes, [_way(e) for e in space.exchanges], space.max_machines,
              space.max_workers, repr(limits), seed]  # fmt: skip
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+
+
+def _way(exchange: ExchangeOption) -> str:
+    return str(exchange.compression) + (f" {exchange.sync}" if exchange.sync.is_local else "")
 
 
 @contextlib.contextmanager

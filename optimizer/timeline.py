@@ -28,6 +28,8 @@ Kind = Literal[
     "workers_changed",
     "checkpoint_failed",
     "checkpoint_skipped",
+    "supervisor_acted",
+    "supervisor_measured",
 ]
 ROUTINE: tuple[Kind, ...] = ("shares_changed", "exchange_changed")
 """What happens as a matter of course, and often."""
@@ -153,6 +155,10 @@ def happening(
             kind, text = "checkpoint_failed", f"no checkpoint: {event['reason']}; tried again when the next is due"
         case "checkpoint_skipped":
             kind, text = "checkpoint_skipped", f"passed over a checkpoint: {event['reason']}"
+        case "supervisor_acted":
+            kind, where, text = "supervisor_acted", (str(event["host"]),), f"dropped: {event['reason']}"
+        case "supervisor_measured":
+            kind, text = "supervisor_measured", _gained(event)
         case "shares_changed":
             after = ", ".join(map(str, event["after"]))
             kind, text = "shares_changed", f"now {after} ({event['reason']})"
@@ -181,9 +187,21 @@ def _who_trains(event: Mapping[str, Any]) -> str:
     return f"goes on from {event['from']}{took}{', ' if parts else ''}{' and '.join(parts)}"
 
 
+def _gained(event: Mapping[str, Any]) -> str:
+    """What came of what the supervisor did."""
+    before, expected, measured = (
+        words.duration(event[f"step_time_{which}_s"]) for which in ("before", "expected", "measured")
+    )
+    return f"a step takes {measured} without {event['name']}; {expected} was expected, {before} before"
+
+
 def _conditions(event: Mapping[str, Any], time_factor: float) -> str:
     if event.get("dies"):
         return "dead"
+    if event.get("returns"):
+        return "there again"
+    if event.get("notice"):
+        return "has notice"
     speed, rate = event.get("speed"), event.get("rate_bits_per_s")
     parts = [
         *([f"speed {speed:g}"] if speed is not None else []),

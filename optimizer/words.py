@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from hetopt.trainer.spec import Compression
+from hetopt.trainer.sync_text import spell_sync
+from hetopt.trainer.synchronisation import Synchronisation
+
 Say = Callable[[float], str]
 """From a number in SI units or dollars to words."""
 
@@ -44,6 +48,19 @@ def percent(share: float) -> str:
     return f"{share * 100:+.1f} %"
 
 
+_ENDINGS = {
+    "target": ", its target reached",
+    "epochs": ", all its epochs done",
+    "steps": ", all its steps done",
+    "stopped": "",
+}
+
+
+def ending(reason: str | None) -> str:
+    """Why a run was over, to stand behind its state."""
+    return _ENDINGS.get(reason, f", ended by {reason}") if reason else ""
+
+
 def count(number: float) -> str:
     """'1,437' or '12.5'."""
     return f"{number:,.0f}" if number >= 100 or float(number).is_integer() else f"{number:.1f}"
@@ -57,6 +74,11 @@ def compression(name: str, ratio: float) -> str:
         return name
     factor = 1 / ratio
     return f"{name} {ratio * 100:.4g} % ({f'{factor:.0f}' if factor >= 100 else f'{factor:.3g}'}x)"
+
+
+def exchange(way: Compression, sync: Synchronisation) -> str:
+    """What brings together what workers learn: a compression of gradients, or how else."""
+    return spell_sync(sync) if sync.is_local else compression(way.name, way.ratio)
 
 
 def share(part: float) -> str:

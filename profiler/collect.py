@@ -25,6 +25,7 @@ from hetopt.profiler.measurement import (
     Measurement,
     NoiseMeasured,
     PilotEvaluation,
+    PilotFinished,
     PilotStarted,
     SweepEnded,
     SweepPoint,
@@ -43,6 +44,7 @@ from hetopt.profiler.profile import (
     Link,
     NoiseSample,
     Pilot,
+    PilotSync,
     Profile,
     StepTime,
 )
@@ -96,7 +98,7 @@ def collect(
         links=_links(_all(events, LinkPoint)),
         noise=_noise(_all(events, NoiseMeasured)),
         gain=_gain(_all(events, GainMeasured), schedule.gain_ratios),
-        pilots=_pilots(_all(events, PilotStarted), _all(events, PilotEvaluation), job),
+        pilots=_pilots(_all(events, PilotStarted), _all(events, PilotEvaluation), _all(events, PilotFinished), job),
         evaluation_s=next((cost.evaluation_s for cost in _all(events, EvaluationCost)), None),
         startup_s=max(0.0, begun - started_at_s),
         profiling_s=max(0.0, ended - started_at_s),
@@ -219,10 +221,15 @@ def _gain(measured: Sequence[GainMeasured], ratios: Sequence[float]) -> tuple[Ga
     )
 
 
-def _pilots(started: Sequence[PilotStarted], evaluated: Sequence[PilotEvaluation], job: Job) -> tuple[Pilot, ...]:
+def _pilots(
+    started: Sequence[PilotStarted], evaluated: Sequence[PilotEvaluation], finished: Sequence[PilotFinished], job: Job
+) -> tuple[Pilot, ...]:
     """Pilots that were evaluated at least once after they began; others say nothing about convergence."""
-    pilots = []
+    pilots, ends = [], {end.pilot: end for end in finished}
     for start in started:
+        end = ends.get(start.pilot)
+        if start.sync is not None and (end is None or not end.synchronised):
+            continue  # its workers never met
         evaluations = tuple(
             Evaluation(step=one.step, metric=one.metric) for one in evaluated if one.pilot == start.pilot
         )
@@ -236,6 +243,11 @@ def _pilots(started: Sequence[PilotStarted], evaluated: Sequence[PilotEvaluation
                 evaluations=evaluations,
                 steps_to_target=steps_to_target(
                     evaluations, target=job.target_value, higher_is_better=job.target_higher_is_better
+                ),
+                sync=None
+                if start.sync is None or end is None
+                else PilotSync(
+                    policy=start.sync, workers=start.workers, share=min(1.0, (end.synchronised or 0) / max(1, end.step))
                 ),
             )
         )

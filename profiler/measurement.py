@@ -108,6 +108,8 @@ class PilotStarted(Measurement):
     global_batch_size: PositiveInt
     learning_rate_scale: PositiveFloat
     seed: int
+    sync: str | None = Field(default=None, description="as written; absent: gradients are summed in every step")
+    workers: PositiveInt = 1
 
 
 class NoiseMeasured(Measurement):
@@ -153,3 +155,4 @@ class PilotFinished(Measurement):
     pilot: NonNegativeInt
     step: NonNegativeInt
     reason: Literal["target", "time", "epochs", "diverged"]
+    synchronised: NonNegativeInt | None = Field(default=None, description="steps that ended in an average")

@@ -147,6 +147,14 @@ class PilotCompression(Record):
     gain: float = Field(gt=0, le=1, description="retained gradient energy, mean over the run")
 
 
+class PilotSync(Record):
+    """How the workers of a pilot put together what they learned, where they did not sum gradients in every step."""
+
+    policy: str = Field(description="as `--sync` reads it, such as 'local-sgd(8)'")
+    workers: int = Field(ge=2)
+    share: float = Field(gt=0, le=1, description="of the steps that ended in an average of parameters")
+
+
 class Pilot(Record):
     """A short training run towards the target at one global batch size: a prior log of convergence."""
 
@@ -156,6 +164,7 @@ class Pilot(Record):
     evaluations: tuple[Evaluation, ...] = Field(min_length=1)
     steps_to_target: PositiveFloat | None = Field(description="absent when the pilot ended before the target")
     compression: PilotCompression | None = Field(default=None, description="absent where everything was sent")
+    sync: PilotSync | None = Field(default=None, description="absent where gradients were summed in every step")
 
 
 class Profile(Artifact):

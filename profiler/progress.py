@@ -50,7 +50,8 @@ def progress(events: Sequence[Event], schedule: ProbeSchedule) -> Progress:
                 text = f"{str(event.get('collective')).replace('_', '-')} of {_whole(event, 'payload_bytes'):,} bytes"
                 done = max(done, SWEEP_SHARE + 0.05)
             case m.PilotStarted.EVENT:
-                text = f"pilot at batch {event.get('global_batch_size')}"
+                under = f", {event['sync']}" if event.get("sync") else ""
+                text = f"pilot at batch {event.get('global_batch_size')}{under}"
                 done = max(done, 1 - PILOT_SHARE)
             case m.PilotEvaluation.EVENT:
                 batch = schedule.pilots[_whole(event, "pilot")].global_batch_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
@@ -68,6 +69,9 @@ class PilotProbe(Record):
         default=10, description="steps between samples of noise and gain, which are taken in the first pilot only"
     )
     repeat: NonNegativeInt = Field(default=0, description="added to the schedule's seed, to see the spread over seeds")
+    sync: str | None = Field(
+        default=None, description="such as 'local-sgd(8)'; absent: gradients are summed in every step"
+    )
 
 
 class ProbeSchedule(Record):
@@ -99,13 +103,14 @@ def make_schedule(
     dataset_size: int,
     time_budget_s: float,
     accelerators: int = 0,
+    syncs: Sequence[str] = (),
 ) -> ProbeSchedule:
     """What to measure on one host in about ``time_budget_s`` seconds, start-up not included.
 
     Step times are swept twice: one worker with the whole host to itself, then all workers at once with the processors
     shared out, because workers on one host slow each other down. Pilots run at the task's batch size, at four times and
-    twice that (two distant sizes are what a curve of steps against batch size needs most), then again with other seeds,
-    as far as the time goes.
+    twice that (two distant sizes are what a curve of steps against batch size needs most), under each other sync that
+    is asked for at the task's batch size, then all of it again with other seeds, as far as the time goes.
 
     Args:
         seed: of weights, sample order and the probe's own choices.
@@ -115,6 +120,7 @@ def make_schedule(
         dataset_size: samples in one epoch.
         time_budget_s: the whole probe, in seconds. A slow task still gets a few steps at the two smallest batch sizes.
         accelerators: GPUs of the host; with any, a worker alone has one GPU and its part of the processors.
+        syncs: ways to synchronise whose cost in steps is to be measured, as `PilotProbe.sync`.
     """
     if min(workers, logical_cpus, batch_size, dataset_size) < 1 or accelerators < 0 or not time_budget_s > 0:
         raise ValueError("a schedule needs workers, processors, samples and time")
@@ -138,6 +144,7 @@ def make_schedule(
         batches or {min(max(batch_size, workers), dataset_size)}, key=lambda size: (size != batch_size, -size)
     )
     steps_an_epoch = max(1, dataset_size // batch_size)
+    kinds: list[tuple[int, str | None]] = [*((size, None) for size in order), *((order[0], sync) for sync in syncs)]
     pilots = tuple(
         PilotProbe(
             global_batch_size=size,
@@ -146,9 +153,10 @@ def make_schedule(
             max_epochs=MAX_PILOT_EPOCHS,
             sample_every_steps=min(10, max(1, steps_an_epoch // 4)),
             repeat=repeat,
+            sync=sync,
         )
         for repeat in range(PILOT_REPEATS)
-        for index, size in enumerate(order)
+        for index, (size, sync) in enumerate(kinds)
     )
     return ProbeSchedule(
         seed=seed,

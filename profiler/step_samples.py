@@ -58,6 +58,7 @@ class Configuration(_Line):
     nodes: tuple[Node, ...] = Field(min_length=1)
     local_batch_size: PositiveInt | tuple[PositiveInt, ...]
     compression: Compression | None = None
+    sync: str | None = Field(default=None, description="such as 'local-sgd(8)'; absent: gradients in every step")
 
     @model_validator(mode="after")
     def _one_batch_a_worker(self) -> Self:
@@ -159,7 +160,7 @@ def condense(samples: list[StepSample], most: int) -> list[StepSample]:
         return samples
     alike: dict[tuple[object, ...], list[StepSample]] = {}
     for sample in samples:
-        alike.setdefault((sample.layout, sample.batch_sizes, sample.compression), []).append(sample)
+        alike.setdefault((sample.layout, sample.batch_sizes, sample.compression, sample.sync), []).append(sample)
     # The lower median is one of the samples, so that its synchronization belongs to its step.
     middles = [
         next(s for s in group if s.step_time_s == middle)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from hetopt.trainer.announcement import tell_network
 from hetopt.trainer.statistics import Period
 from hetopt.trainer.training import Training
+from hetopt.trainer.twins import try_twins
 
 
 def conclude(training: Training, period: Period) -> None:
@@ -42,6 +43,20 @@ def _steer(training: Training, period: Period) -> None:
     if change is not None:
         training.form.follow()
         training.context.events.write("exchange_changed", step=training.runner.step, **change)
+    _try_twins(training)
+
+
+def _try_twins(training: Training) -> None:
+    """Where it is worth knowing whether thin exchanges would hold training back."""
+    assert training.steering is not None
+    context, ratio = training.context, training.steering.try_ratio
+    if ratio is None:
+        return
+    begun_s = context.clock()
+    verdict = try_twins(training, ratio)
+    training.steering.heard(verdict)
+    took_s = round(context.clock() - begun_s, 6)
+    context.events.write("twins_tried", step=training.runner.step, ratio=ratio, says=verdict.says, took_s=took_s)
 
 
 def _measure_network(training: Training) -> None:

@@ -63,35 +63,45 @@ class Form:
 
     def event(self, traffic: GroupTraffic) -> Event:
         """The field of a ``step`` event that tells about its exchanges; none where there were none."""
-        if len(traffic.rows) == 1 or not traffic.exchanges or not traffic.is_finite:
-            return {}
-        if self.steering is None:
-            name, ratio, collective = (
-                self.compression.name,
-                self.compression.ratio,
-                settled_collective(self.compression),
-            )
-        else:
-            option = self.steering.way.option
-            name, ratio, collective = option.compressor, option.ratio, option.collective
-        progress = traffic.progress
-        looked: Event = {}
-        if progress is not None and progress.dense > 0:
-            looked["progress"] = round(progress.achieved / progress.dense, 4)
-        if self.steering is not None and self.steering.slowdown_coefficient is not None:
-            looked["slowdown_coefficient"] = round(self.steering.slowdown_coefficient, 4)
-        return {
-            "exchange": {
-                "way": self.way,
-                "compressor": name,
-                "ratio": ratio,
-                "collective": collective,
-                "gain": round(traffic.gain, 6),
-                "sent_bytes": traffic.sent_bytes,
-                "dense_bytes": self.dense_bytes,
-                "compress_s": round(traffic.compress_s, 7),
-                "sync_s": round(traffic.sync_s, 7),
-                "exchanges": traffic.exchanges,
-                **looked,
-            }
+        return exchange_event(
+            traffic, compression=self.compression, steering=self.steering, dense_bytes=self.dense_bytes
+        )
+
+
+def exchange_event(
+    traffic: GroupTraffic, *, compression: Compression, steering: Steering | None, dense_bytes: int
+) -> Event:
+    """What the exchanges of a period were like; nothing where there were none.
+
+    Args:
+        traffic: of all workers.
+        compression: of the run.
+        steering: None: what is exchanged stays as it is.
+        dense_bytes: of the gradient.
+    """
+    if len(traffic.rows) == 1 or not traffic.exchanges or not traffic.is_finite:
+        return {}
+    if steering is None:
+        way, name, ratio = way_name(compression), compression.name, compression.ratio
+        collective = settled_collective(compression)
+    else:
+        option = steering.way.option
+        way, name, ratio, collective = option.key, option.compressor, option.ratio, option.collective
+    looked: Event = {}
+    if steering is not None and steering.slowdown_coefficient is not None:
+        looked["slowdown_coefficient"] = round(steering.slowdown_coefficient, 4)
+    return {
+        "exchange": {
+            "way": way,
+            "compressor": name,
+            "ratio": ratio,
+            "collective": collective,
+            "gain": round(traffic.gain, 6),
+            "sent_bytes": traffic.sent_bytes,
+            "dense_bytes": dense_bytes,
+            "compress_s": round(traffic.compress_s, 7),
+            "sync_s": round(traffic.sync_s, 7),
+            "exchanges": traffic.exchanges,
+            **looked,
         }
+    }

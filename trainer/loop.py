@@ -8,6 +8,7 @@ last step of the period is computed: it tells about the steps before that one, a
 from __future__ import annotations
 
 import gc
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,28 +32,47 @@ from hetopt.trainer.elastic.handover import Held, alike_part, hand_over
 from hetopt.trainer.elastic.membership import Version
 from hetopt.trainer.evaluation import evaluate
 from hetopt.trainer.run_folder import MODEL_FILE
+from hetopt.trainer.spec import RunSpec
 from hetopt.trainer.statistics import Period
 from hetopt.trainer.task import Task, TaskData
 from hetopt.trainer.tasks.load import load_task
 from hetopt.trainer.training import Training
 
 
-def train(context: WorkerContext, crew: Crew | None = None) -> None:
+@dataclass(frozen=True)
+class Material:
+    """What a worker can have before it is one of a group: those that wait for it need not wait for this."""
+
+    task: Task
+    data: TaskData
+
+    @classmethod
+    def load(cls, spec: RunSpec) -> Material:
+        """The task of a run and its data.
+
+        Raises:
+            BadInput: they cannot be used.
+        """
+        torch.manual_seed(spec.seed)
+        task = load_task(spec.task)
+        return cls(task, task.data(Path(spec.data_dir) if spec.data_dir is not None else None))
+
+
+def train(context: WorkerContext, crew: Crew | None = None, material: Material | None = None) -> None:
     """Train the task of the spec until its stop rule, its target or somebody's wish ends it; resumes a checkpoint.
 
     Args:
         context: this worker.
         crew: finds the others again when some of them are lost; None: then the run has failed.
+        material: what was loaded before; None: it is loaded now.
 
     Raises:
         BadInput: the task, its data or the checkpoint cannot be used.
         RunFailed: the loss or a metric is no longer finite, the replicas differ, or the disk refuses.
     """
-    torch.manual_seed(context.spec.seed)
-    task = load_task(context.spec.task)
-    data = task.data(Path(context.spec.data_dir) if context.spec.data_dir is not None else None)
+    material = material or Material.load(context.spec)
     held: Held | None = None
-    while (lost := _attempt(context, task, data, crew, held)) is not None:
+    while (lost := _attempt(context, material.task, material.data, crew, held)) is not None:
         assert crew is not None
         gc.collect()  # what the broken group trained with, before the next one is given as much memory
         held = lost.held
@@ -61,9 +81,8 @@ def train(context: WorkerContext, crew: Crew | None = None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Lost:
-    """What the loss of others leaves: by what it showed, and what this worker has of the training."""
+    """What the loss of others leaves: what this worker has of the training."""
 
-    reason: str
     held: Held | None
 
 
@@ -80,8 +99,8 @@ def _attempt(context: WorkerContext, task: Task, data: TaskData, crew: Crew | No
     except Exception as error:
         if crew is None or not crew.survives(error):
             raise
-        crew.leave()  # at once: others may still wait for this worker
-        return _Lost(reason=str(error), held=(run.held() if run is not None else None) or held)
+        crew.leave(str(error))  # at once: others may still wait for this worker
+        return _Lost(held=(run.held() if run is not None else None) or held)
     finally:
         if run is not None:
             run.close()
@@ -238,7 +257,7 @@ class _Run:
             learning_rate_scale=self._training.learning_rate_scale,
             # Steps on a stream differ in size: none of them is told about in another period than its own.
             all_meet=context.world_size == 1 or self._streaming is not None or self._all_meet_after(steps),
-            checkpoint_s=self._checkpoint_s,
+            checkpoint_s=-math.inf if self._crew is not None and self._crew.all_leave else self._checkpoint_s,
         )
         begun_s = clock()
         period = self._tell(gathering.wait())

@@ -39,7 +39,8 @@ class MiniatureHost(Record):
 class Change(Record):
     """Something that happens to a host, or to every host ('*'), while the run goes on.
 
-    It happens ``at_s`` seconds after training began, or as soon as ``at_step`` is seen; with neither, at once.
+    It happens ``at_s`` seconds after training began, or as soon as ``at_step`` is seen; with neither, at once. A host
+    that has died may return; one that has notice will die soon.
     """
 
     host: str
@@ -48,13 +49,18 @@ class Change(Record):
     speed: PositiveFloat | None = None
     rate_bits_per_s: PositiveFloat | None = None
     dies: bool = False
+    returns: bool = False
+    notice: bool = False
 
     @model_validator(mode="after")
     def _is_one_change(self) -> Self:
         if self.at_s is not None and self.at_step is not None:
             raise ValueError("a change happens at a time or at a step, not both")
-        if self.speed is None and self.rate_bits_per_s is None and not self.dies:
+        fates = self.dies + self.returns + self.notice
+        if self.speed is None and self.rate_bits_per_s is None and not fates:
             raise ValueError("a change needs a speed, a rate or a death")
+        if fates > 1:
+            raise ValueError("a host dies, returns or has notice: one at a time")
         return self
 
 

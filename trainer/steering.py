@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from hetopt.trainer.control.ratio.auto import AutoRatio
 from hetopt.trainer.control.ratio.auto_state import AutoState
 from hetopt.trainer.control.ratio.choose import choose_ratio_policy
 from hetopt.trainer.control.ratio.policy import RatioDecision, RatioObservation, RatioPolicy
+from hetopt.trainer.control.ratio.twin_trial import Verdict
 from hetopt.trainer.events import Event
 from hetopt.trainer.exchange.composition import why_not_controlled
 from hetopt.trainer.exchange.menu import LOOK_AT, Menu, Way
@@ -54,12 +54,13 @@ class Steering:
         spec: of the run; it steers its exchange.
         menu: what there is to choose from.
         network: as measured at the start; None: nothing here asks for it.
+        tries_twins: whether somebody acts on `try_ratio`.
 
     Raises:
         BadInput: the ratio policy cannot steer the compressor.
     """
 
-    def __init__(self, spec: RunSpec, menu: Menu, network: NetworkState | None) -> None:
+    def __init__(self, spec: RunSpec, menu: Menu, network: NetworkState | None, *, tries_twins: bool = False) -> None:
         self._name = spec.ratio_policy
         self._menu = menu
         self._watch = (
@@ -78,11 +79,14 @@ class Steering:
             ratio=spec.compression.ratio,
             options=weighed,
             coefficient=spec.slowdown_coefficient,
-            most_lost=math.inf if spec.stop.target else MOST_LOST,
+            most_lost=MOST_LOST,
+            # Samples have to be drawn ahead, and gradients must not need scaling.
+            tries_twins=tries_twins and spec.stream is None and spec.injection is None and spec.precision != "fp16",
         )
         self._state: Record = self._policy.initial()
         self._planner = Planner() if network is not None else None
         self._plan = PlanState()
+        self._verdict: Verdict | None = None
         self._decision = self._first(spec)
         self.way = self._way_of(self._decision, compute_s=0.0)
 
@@ -117,6 +121,15 @@ class Steering:
         """A time of exchange that calls for a look before the period is over."""
         return self._decision.alarm_s
 
+    @property
+    def try_ratio(self) -> float | None:
+        """What twins should be trained for before the next step; None: nothing."""
+        return self._decision.try_ratio if self._verdict is None else None
+
+    def heard(self, verdict: Verdict) -> None:
+        """What they have shown; the same on all ranks."""
+        self._verdict = verdict
+
     def period_steps(self, steps: int) -> int:
         """Steps until the next look, where the run would look after so many."""
         wished = self._decision.look_after_steps
@@ -149,9 +162,13 @@ class Steering:
 
     @property
     def slowdown_coefficient(self) -> float | None:
-        """What late gradients are thought to cost (`hetopt.trainer.control.ratio.slowdown`); None: nobody asks."""
+        """What late gradients are thought to cost (`hetopt.profiler.inflation`); None: nobody asks."""
         policy, state = self._policy, self._state
-        return policy.coefficient(state) if isinstance(policy, AutoRatio) and isinstance(state, AutoState) else None
+        return (
+            policy.slowdown_coefficient(state)
+            if isinstance(policy, AutoRatio) and isinstance(state, AutoState)
+            else None
+        )
 
     @property
     def network(self) -> NetworkState | None:
@@ -197,14 +214,15 @@ class Steering:
             energy=traffic.energy,
             gradient_norm=traffic.gradient_norm,
             gain_curve=traffic.gain_curve(self.looks),
-            progress=traffic.progress,
             backward_s=backward_s,
             network=self.network,
             option=before.option.key,
             learning_rate=learning_rate,
             steps_left=steps_left,
             loss=loss,
+            verdict=self._verdict,
         )
+        self._verdict = None
         self._state, self._decision = self._policy.decide(self._state, observation)
         self.way = self._way_of(self._decision, compute_s=compute_s)
         if self.way.option.key == before.option.key:

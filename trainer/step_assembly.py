@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.agreement import gather_numbers
@@ -17,14 +16,13 @@ from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.exchange.buckets import BucketExchange
-from hetopt.trainer.exchange.calibration import Calibration, measure_network, time_compressors, time_rounded
+from hetopt.trainer.exchange.calibration import Calibration, measure_network, timed_menu
 from hetopt.trainer.exchange.channel import Channel
-from hetopt.trainer.exchange.composition import CORRECTION, METHODS, combine
+from hetopt.trainer.exchange.composition import METHODS, combine
 from hetopt.trainer.exchange.guarded import Guard
 from hetopt.trainer.exchange.hierarchical import HierarchicalExchange, HostGroups
 from hetopt.trainer.exchange.hosts import Hosts, exchange_as_one, measure_inside
-from hetopt.trainer.exchange.menu import IDENTITY, NARROW, ROUNDED, SELECTOR, Menu, way_name
-from hetopt.trainer.exchange.momentum_correction import hand_over_momentum
+from hetopt.trainer.exchange.menu import IDENTITY, NARROW, SELECTOR, Menu, way_name
 from hetopt.trainer.exchange.network_probe import NetworkProbe
 from hetopt.trainer.exchange.peers import meet
 from hetopt.trainer.exchange.switching import SwitchingExchange
@@ -35,7 +33,7 @@ from hetopt.trainer.local_batch import SampleFeed
 from hetopt.trainer.local_gradient import DoesNotFit, LocalGradient, half_of
 from hetopt.trainer.local_step import LocalStep, NoExchange
 from hetopt.trainer.pace import Pace
-from hetopt.trainer.spec import Compression, RunSpec
+from hetopt.trainer.spec import Compression
 from hetopt.trainer.steering import Steering
 from hetopt.trainer.step import LossModule, trainable_parameters
 from hetopt.trainer.stopwatch import Stopwatch
@@ -44,19 +42,6 @@ from hetopt.trainer.task import Task
 
 USUAL_RATIO = 0.01
 """That hosts are imagined to exchange at by a run which has not decided yet."""
-
-
-def own_momentum(spec: RunSpec, optimizer: Optimizer) -> Compression:
-    """The compression of a run; where the workers keep the momentum, it is taken out of the optimizer.
-
-    Raises:
-        BadInput: it cannot be, or things do not go together.
-    """
-    asked = spec.compression
-    if combine(asked.name, memory=asked.memory, collective=asked.collective).memory != CORRECTION:
-        return asked
-    momentum = hand_over_momentum(optimizer)
-    return asked if asked.momentum is not None else asked.model_copy(update={"momentum": momentum})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,22 +157,10 @@ class StepMaker:
         )
         begun_s = time.perf_counter()
         if network is not None and spec.ratio_policy in ("auto", "scan"):
-            compress = time_compressors(
-                menu.families,
-                self._numel,
-                network,
-                memory=menu.memory,
-                device=context.device,
-                shapes=self._shapes,
-                seed=spec.seed,
-            )
-            rounded_s = {
-                name: time_rounded(name, self._numel, network, memory=menu.memory, device=context.device)
-                for name in ROUNDED
-            }
-            menu = replace(menu, compress=compress, rounded_s=rounded_s, narrow_in_buckets=self._in_thread)
+            menu = timed_menu(menu, network, device=context.device, seed=spec.seed)
+            menu = replace(menu, narrow_in_buckets=self._in_thread)
         measured_s += time.perf_counter() - begun_s
-        steering = Steering(spec, menu, network)
+        steering = Steering(spec, menu, network, tries_twins=True)
         exchange = self._whole(steering.way.compression, groups)
         fused = FusedStep(
             module=self.module,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from hetopt.profiler.errors import BadInput
-from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.control.choose import first_shares
 from hetopt.trainer.control.sync.choose import choose_sync_policy, why_not_local
 from hetopt.trainer.data.injection import drawn_samples
@@ -21,14 +22,31 @@ from hetopt.trainer.synchroniser import Synchroniser
 
 
 def make_synchroniser(
-    context: WorkerContext, model: nn.Module, optimizer: Optimizer, *, stopwatch: Stopwatch, dataset_size: int
+    spec: RunSpec,
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    rank: int,
+    device: torch.device,
+    clock: Callable[[], float],
+    stopwatch: Stopwatch,
+    dataset_size: int,
 ) -> Synchroniser | None:
     """As the run's ``sync`` says; None: gradients are summed in every step, and models never differ.
+
+    Args:
+        spec: of the run.
+        model: this worker's; now the same on all of them.
+        optimizer: whose momentum is this worker's own.
+        rank: this worker's.
+        device: where the model is.
+        clock: seconds.
+        stopwatch: of the device.
+        dataset_size: samples of an epoch.
 
     Raises:
         BadInput: the run wants something besides that needs gradients to be exchanged.
     """
-    spec = context.spec
     if not spec.is_local:
         return None
     reason = why_not_local(spec)
@@ -36,11 +54,11 @@ def make_synchroniser(
         raise BadInput(reason, hint="use sync bsp, or leave the other out")
     if spec.sync.name == "ssp":
         return StaleSync(
-            staleness=spec.sync.staleness, model=model, optimizer=optimizer, rank=context.rank, stopwatch=stopwatch
+            staleness=spec.sync.staleness, model=model, optimizer=optimizer, rank=rank, stopwatch=stopwatch
         )
     policy = choose_sync_policy(
         spec.sync,
-        workers=context.world_size,
+        workers=len(spec.workers),
         seed=spec.seed,
         dataset_size=dataset_size,
         global_batch_size=samples_drawn(spec),
@@ -51,7 +69,7 @@ def make_synchroniser(
         policy=policy,
         model=model,
         optimizer=optimizer,
-        channel=partial(Channel, clock=context.clock, on=context.device),
+        channel=partial(Channel, clock=clock, on=device),
         stopwatch=stopwatch,
     )
 

@@ -51,7 +51,8 @@ class Synchronisation(_Named):
         votes: of whom it takes how many.
         quorum: ``votes = quantile``: the part of the workers that has to vote for it.
         max_local_steps: ``selsync``: no more steps in a row without a synchronisation; absent: any number.
-        window: ``selsync``: first steps, each of which synchronises while the mean of the norm settles.
+        window: ``selsync`` with a fixed delta: first steps, each of which synchronises while the mean of the norm
+            settles. Under ``auto`` averages become rarer from the first step on.
         smoothing: ``selsync``: weight of the newest squared norm in that moving mean.
         vote_lag: steps between a vote and the synchronisation that it asks for. 1: votes travel while the next step is
             computed; 0: every step waits for them, as published.
@@ -65,7 +66,7 @@ class Synchronisation(_Named):
     every_epochs: PositiveFloat = 0.25
     staleness: NonNegativeInt = 4
     delta: NonNegativeFloat | Literal["auto", "never"] = 0.3
-    synchronised_share: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    synchronised_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
     votes: Votes = "any"
     quorum: float = Field(default=0.25, gt=0, le=1)
     max_local_steps: PositiveInt | None = None

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields, replace
 
 from hetopt.trainer.control.ratio.gain_curve import GainCurve
-from hetopt.trainer.exchange.progress import Progress
 from hetopt.trainer.exchange.stats import ExchangeStats
 from hetopt.trainer.step import StepTrace
 from hetopt.trainer.stopwatch import Stopwatch
@@ -27,7 +26,6 @@ class Traffic:
         sent_bytes: mean of what the worker contributed.
         energy, kept_energy: means, of gradient and residual; 0 where nothing is held back.
         gradient_energy: mean, of the gradient alone; 0 where nobody asks.
-        achieved, dense_progress: of `Progress` when gains were looked at; 0: they were not, or it could not be told.
         probe_s: of the sum before the period that tells of the network; 0: there was none, or this worker had no part.
         look_energy: of gradient and residual when gains were looked at; 0: they were not.
         look_energies: what the largest elements would have kept, one for each ratio that runs look at.
@@ -41,8 +39,6 @@ class Traffic:
     energy: float = 0.0
     kept_energy: float = 0.0
     gradient_energy: float = 0.0
-    achieved: float = 0.0
-    dense_progress: float = 0.0
     probe_s: float = 0.0
     look_energy: float = 0.0
     look_energies: tuple[float, ...] = ()
@@ -87,8 +83,6 @@ def traffic_of(
     found = Traffic(probe_s=probe_s, look_energies=(0.0,) * looks)
     if looked is not None and looked.energy is not None:
         found = replace(found, look_energy=looked.energy, look_energies=looked.look_energies)
-    if looked is not None and looked.progress is not None:
-        found = replace(found, achieved=looked.progress.achieved, dense_progress=looked.progress.dense)
     if not own:
         return found
     seconds = stopwatch.seconds
@@ -180,12 +174,6 @@ class GroupTraffic:
     def is_finite(self) -> bool:
         """Whether no number is NaN or infinite."""
         return all(math.isfinite(number) for row in self.rows for number in row.to_list())
-
-    @property
-    def progress(self) -> Progress | None:
-        """Of all workers; None: nobody looked, or it could not be told."""
-        achieved, dense = sum(row.achieved for row in self.rows), sum(row.dense_progress for row in self.rows)
-        return Progress(achieved=achieved, dense=dense) if achieved or dense else None
 
     def gain_curve(self, ratios: Sequence[float]) -> GainCurve | None:
         """At the ratios that runs look at; None: nobody looked."""

@@ -21,12 +21,13 @@ from hetopt.trainer.checkpoints.saver import CheckpointSaver
 from hetopt.trainer.checkpoints.state import RankState, SharedState, run_digest
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.evaluation import average_buffers
+from hetopt.trainer.exchange.momentum_correction import own_momentum
 from hetopt.trainer.learning_rate import LearningRate
 from hetopt.trainer.milestones import Milestones
 from hetopt.trainer.period_runner import PeriodRunner
 from hetopt.trainer.precision import Autocast, LossScale
 from hetopt.trainer.step import LossModule
-from hetopt.trainer.step_assembly import StepMaker, own_momentum
+from hetopt.trainer.step_assembly import StepMaker
 from hetopt.trainer.stopwatch import make_stopwatch
 from hetopt.trainer.sync_assembly import make_synchroniser, samples_drawn
 from hetopt.trainer.task import Task, TaskData
@@ -47,6 +48,7 @@ class Training:
         balance: the shares.
         streaming: where samples come in by themselves; None: they do not.
         feed: of training samples.
+        pace: how fast this worker may be.
         optimizer: applies gradients.
         form: how a step is done.
         steering: what decides how gradients travel; None: that stays as it is.
@@ -77,27 +79,36 @@ class Training:
         self.balance = Balance(spec, make_controller(spec, model), self.milestones)
         self.streaming = make_streaming(context, data.train)
         self.feed = make_feed(context, data.train, self.streaming)
-        pace = make_worker_pace(context)
+        self.pace = make_worker_pace(context)
         stopwatch = make_stopwatch(context.device)
         self.optimizer: Optimizer = task.optimizer(model)
         self.form = StepMaker(
             context=context,
             task=task,
             module=LossModule(model, task.loss, Autocast(device_type=context.device.type, precision=spec.precision)),
-            compression=own_momentum(spec, self.optimizer),
+            compression=own_momentum(spec.compression, self.optimizer),
             feed=self.feed,
             stopwatch=stopwatch,
-            pace=pace,
+            pace=self.pace,
         ).make(self.balance.shares[context.rank])
         self.steering = self.form.steering
-        self.sync = make_synchroniser(context, model, self.optimizer, stopwatch=stopwatch, dataset_size=len(data.train))
+        self.sync = make_synchroniser(
+            spec,
+            model,
+            self.optimizer,
+            rank=context.rank,
+            device=context.device,
+            clock=context.clock,
+            stopwatch=stopwatch,
+            dataset_size=len(data.train),
+        )
         self.runner = PeriodRunner(
             context=context,
             form=self.form,
             feed=self.feed,
             optimizer=self.optimizer,
             learning_rate=LearningRate.of(task, self.optimizer),
-            pace=pace,
+            pace=self.pace,
             stopwatch=stopwatch,
             synchroniser=self.sync,
             checkpoint_part=lambda: saver.progress,

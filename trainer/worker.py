@@ -22,6 +22,8 @@ from hetopt.profiler.errors import BadInput
 from hetopt.trainer.events import EVENTS_FILE, EventLog
 from hetopt.trainer.launch.guard import die_with_parent
 from hetopt.trainer.launch.host import HOST_PID_VARIABLE, MEETING_VARIABLE, died_of
+from hetopt.trainer.launch.nodes import first_rank, host_names
+from hetopt.trainer.presence import KnownPresence, life_of
 from hetopt.trainer.run_folder import STOP_FILE, read_spec
 from hetopt.trainer.spec import RunSpec
 
@@ -143,27 +145,43 @@ def _live(run_dir: Path, meeting: str | None) -> int:
 
 def _keep_alive(run_dir: Path, meeting: str) -> int:
     """Have the work done by a process that is replaced when it is killed, by one that has imported everything."""
-    for name in _IMPORTED_BEFORE:
-        import_module(name)
+    import_everything()
     from hetopt.trainer.elastic.warden import keep
 
-    spec, place, warden = read_spec(run_dir), Place.of(os.environ), os.getpid()
+    spec, place = read_spec(run_dir), Place.of(os.environ)
+    work = WardedWork(run_dir, meeting, os.getpid())
+    return keep({place.rank: work}, replacements=spec.max_restarts, tell=lambda *lost: tell_lost(run_dir, spec, *lost))
 
-    def live() -> int:
-        die_with_parent(warden, signal.SIGKILL)
-        return _live(run_dir, meeting)
 
-    def tell(number: int, replacements: int) -> None:
-        with closing(EventLog(run_dir / EVENTS_FILE)) as events:
-            events.write(
-                "worker_lost",
-                worker=place.rank,
-                host=spec.workers[place.rank].host,
-                reason=died_of({place.rank: -number}, spec) or f"worker {place.rank} was ended",
-                replacements_left=replacements - 1,
-            )
+def import_everything() -> None:
+    """What a fork of this process needs to be a worker at once."""
+    for name in _IMPORTED_BEFORE:
+        import_module(name)
 
-    return keep(live, replacements=spec.max_restarts, tell=tell)
+
+@dataclass(frozen=True)
+class WardedWork:
+    """A worker's life in a fork of its warden; the exit code."""
+
+    run_dir: Path
+    meeting: str
+    warden: int
+
+    def __call__(self) -> int:
+        die_with_parent(self.warden, signal.SIGKILL)
+        return _live(self.run_dir, self.meeting)
+
+
+def tell_lost(run_dir: Path, spec: RunSpec, place: int, number: int, replacements: int) -> None:
+    """Write that a signal has killed a worker, which may be replaced so many times more."""
+    with closing(EventLog(run_dir / EVENTS_FILE)) as events:
+        events.write(
+            "worker_lost",
+            worker=place,
+            host=spec.workers[place].host,
+            reason=died_of({place: -number}, spec) or f"worker {place} was ended",
+            replacements_left=replacements - 1,
+        )
 
 
 def _work(run_dir: Path, place: Place, meeting: str | None) -> None:
@@ -214,24 +232,30 @@ def _work_among_changing(
     """Train with whoever is there, from one generation of workers to the next."""
     from hetopt.trainer.elastic.crew import Crew
     from hetopt.trainer.elastic.meeting import Abandoned
-    from hetopt.trainer.loop import train
+    from hetopt.trainer.loop import Material, train
 
+    material = Material.load(spec)
+    places = [first_rank(spec, host) for host in host_names(spec)]
+    meetings = dict(zip(places, meeting.split(","), strict=False))  # one for all of them, or one a host
     crew = Crew(
         spec,
         place.rank,
-        life=str(os.getpid()),
+        life=life_of(os.environ, os.getpid()),
         run_dir=run_dir,
-        meeting=meeting,
-        attempt=f"{os.environ.get('MASTER_PORT', '')}/",  # torchrun takes another one each time
+        meetings=meetings,
+        # Where all workers start again together nobody is to find what the last ones left; torchrun takes another port
+        # each time. Hosts that start for themselves have nothing else in common than what is there.
+        attempt=f"{os.environ.get('MASTER_PORT', '')}/" if len(meetings) == 1 else "",
         device=device,
         backend=choose_backend,
         machine=os.uname().nodename,
         stop_requested=stop_wish,
+        presence=KnownPresence(run_dir, [worker.host for worker in spec.workers]),
     )
     with closing(crew), suppress(Abandoned):
         context = crew.join()
         stop_wish.listen()
-        train(context, crew)
+        train(context, crew, material)
 
 
 def _do(context: WorkerContext) -> None:

@@ -6,31 +6,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from pydantic import ValidationError
-
 from hetopt.profiler.errors import BadInput
+from hetopt.trainer.compression_text import IDENTITY, parse_compression
 from hetopt.trainer.control.ratio.choose import CONTROLLERS, choose_ratio_policy
 from hetopt.trainer.exchange.checked import checked
-from hetopt.trainer.exchange.composition import AUTO, COLLECTIVES, METHODS, known, why_not_controlled
+from hetopt.trainer.exchange.composition import AUTO, COLLECTIVES, known, why_not_controlled
 from hetopt.trainer.spec import Compression, RatioPolicyName, RunSpec
 
-DENSE = "dense"
-"""What people call sending everything; the compressor's own name is `IDENTITY`."""
-
-IDENTITY = "identity"
-
-USUAL_RATIO = 0.01
-"""Where a compressor that sends a part is named without saying how much: 100x, in the middle of the published range."""
-
-FIELDS = tuple(field for field in Compression.model_fields if field != "name")
-"""What can be said of a compressor, behind commas."""
-
-_EXAMPLE = "for example --compression topk:0.01, topk:100x, powersgd,rank=2 or auto"
-_NAMES = {AUTO: "", DENSE: "", **METHODS}
 _WEIGHS_WAYS = ("auto", "scan")
 
 
@@ -121,60 +106,6 @@ def decide(wish: Wish, run: RunSpec) -> Decided:
     return Decided(compression=compression, ratio_policy=policy, collective_policy=collective_policy)
 
 
-def parse_compression(text: str) -> Compression:
-    """``NAME[:RATIO][,key=value...]``; keys are the fields of `Compression`, a ratio may be written as ``100x``.
-
-    Raises:
-        BadInput: an unknown name or key (the nearest is named), or a value that cannot be.
-    """
-    head, *rest = (part.strip() for part in text.split(","))
-    name, colon, amount = (part.strip() for part in head.partition(":"))
-    name = known(name, _NAMES, "compressor")
-    if name == AUTO:
-        raise BadInput("auto takes no ratio and no options.", hint="--compression auto, or name a compressor")
-    values = {"ratio": amount} if colon else {}
-    for part in rest:
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        known(key, dict.fromkeys(FIELDS), "option of a compression")
-        if not equals or not value:
-            raise BadInput(f"--compression {text!r} does not say what {key} is.", hint=f"write {key}=VALUE")
-        if key in values:
-            raise BadInput(f"--compression {text!r} says twice what {key} is.", hint="say it once")
-        values[key] = value
-    name = IDENTITY if name == DENSE else name
-    if METHODS[name].by_ratio:
-        values.setdefault("ratio", repr(USUAL_RATIO))
-    fractions = {key: _fraction(value) for key, value in values.items() if key in ("ratio", "floor_ratio")}
-    try:
-        return Compression.model_validate({"name": name, **values, **fractions})
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = str(first["loc"][0])
-        reason = first["msg"][:1].lower() + first["msg"][1:]
-        raise BadInput(f"--compression: {key} cannot be {values[key]!r}: {reason}.", hint=_EXAMPLE) from None
-
-
-def spell(compression: Compression) -> str:
-    """The compression as `parse_compression` reads it."""
-    amount = f":{compression.ratio!r}" if METHODS[compression.name].by_ratio else ""
-    return ",".join([f"{compression.name}{amount}", *spell_options(compression)])
-
-
-def spell_options(compression: Compression) -> list[str]:
-    """What is said of it beyond name and ratio, as ``key=value``."""
-    fields = Compression.model_fields
-    said = ((key, getattr(compression, key)) for key in FIELDS if key != "ratio")
-    return [f"{key}={value}" for key, value in said if value != fields[key].default]
-
-
 def parse_ratio_policy(text: str | None) -> RatioPolicyName | None:
     """The name of a ratio policy."""
     return None if text is None else cast(RatioPolicyName, known(text.strip(), CONTROLLERS, "ratio policy"))
-
-
-def _fraction(text: str) -> str:
-    """A fraction, or how many times less is sent, as a decimal number."""
-    factor = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*x", text)
-    if factor is None:
-        return text
-    return repr(1 / float(factor[1])) if float(factor[1]) > 0 else "inf"

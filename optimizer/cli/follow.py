@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hetopt.optimizer.cli.render import Live
     from hetopt.optimizer.launch_record import Launch
-    from hetopt.optimizer.supervisor.standing import Promise
     from hetopt.trainer.launch.base import Launcher, RunHandle
 
 POLL_S = 0.2
@@ -41,8 +40,7 @@ def keep_up(launcher: Launcher, handle: RunHandle, record: Launch, live: Live) -
 
     from hetopt.optimizer import words
     from hetopt.optimizer.progress import Progress, advance
-    from hetopt.optimizer.supervisor.decide import Supervisor
-    from hetopt.optimizer.supervisor.standing import Standing
+    from hetopt.optimizer.supervisor.acting import Supervision
     from hetopt.optimizer.timeline import happening
     from hetopt.trainer.events import EVENTS_FILE, parse_events
     from hetopt.trainer.launch.logs import read_from
@@ -50,13 +48,13 @@ def keep_up(launcher: Launcher, handle: RunHandle, record: Launch, live: Live) -
     progress, offset = Progress(started_s=record.started_s), 0
     expected = max(record.prediction.steps.value, 1.0)
     hosts = [worker.host for worker in record.spec.workers]
-    standing, looked_s = Standing(), time.monotonic()
-    supervisor = Supervisor(promise=_promise(record))
+    supervision, looked_s = Supervision.of(record, handle.run_dir), time.monotonic()
     while True:
         over = launcher.poll(handle).state.is_over
         text, offset = read_from(handle.run_dir / EVENTS_FILE, offset)
         for event in parse_events(iter(text.splitlines(keepends=True))):
-            progress, standing = advance(progress, event), standing.after(event)
+            progress = advance(progress, event)
+            supervision.take_in(event)
             passed = happening(event, hosts, time_factor=record.time_factor)
             # The report draws what is routine.
             if passed is not None and not passed.is_routine:
@@ -72,25 +70,10 @@ def keep_up(launcher: Launcher, handle: RunHandle, record: Launch, live: Live) -
             return
         if time.monotonic() - looked_s >= LOOK_S:
             looked_s = time.monotonic()
-            # What a place of one's own costs is not for a program to change: it tells, and the person decides.
-            supervisor, decision = supervisor.look(standing, 0.0)
-            if decision.acts:
-                live.note(f"step {words.count(progress.step)}: {decision.reason}; `hetopt report` shows by what")
+            told = supervision.look()
+            if told is not None:
+                live.note(f"step {words.count(progress.step)}: {told}")
         time.sleep(POLL_S)
-
-
-def _promise(record: Launch) -> Promise:
-    """What was predicted for the place where the run is."""
-    from hetopt.optimizer.supervisor.standing import Promise
-
-    told = record.prediction
-    return Promise(
-        step_time_s=told.step_time_s.value,
-        step_time_low_s=told.step_time_s.low,
-        step_time_high_s=told.step_time_s.high,
-        steps=told.steps.value,
-        usd_per_hour=record.hourly_usd,
-    )
 
 
 def finish(launcher: Launcher, folder: Path, *, as_json: bool) -> None:

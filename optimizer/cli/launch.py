@@ -37,13 +37,14 @@ def launch(
     schedule: Path | None = typer.Option(
         None,
         "--schedule",
-        help="rehearsal: what happens on the way, a change a line: '30s h2 speed=0.25 rate=10mbit', 'step 40 h3 dies'.",
+        help="rehearsal: what happens on the way, a change a line: '30s h2 speed=0.25 rate=10mbit', 'step 40 h3 dies'; "
+        "with --restarts also '26s h3 notice' and '90s h3 returns'.",
     ),
     policy: str | None = typer.Option(
         None,
         "--policy",
-        help="How the batch is shared: uniform, static, proportional, dynamic, omnilearn, allocation or model. "
-        "Default: the plan's.",
+        help="How the batch is shared: uniform, static, proportional, dynamic, omnilearn, allocation, "
+        "model, or rate with --stream. Default: the plan's.",
     ),
     compression: str | None = typer.Option(
         None,
@@ -121,7 +122,8 @@ def launch(
         "--restarts",
         min=0,
         help="local, rehearsal: how often a worker that is killed is replaced, while the others go on from memory; "
-        "after that, how often all start again from a checkpoint. Default: the plan's.",
+        "after that, how often all start again from a checkpoint. In a rehearsal hosts may die then, and return. "
+        "Default: the plan's.",
     ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Show what would run and stop there."),
     yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),

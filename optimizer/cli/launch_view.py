@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from hetopt.optimizer import words
 from hetopt.optimizer.cli import render
-from hetopt.optimizer.cli.exchange_options import spell_options
-from hetopt.optimizer.cli.sync_options import spell_partition, spell_sync
 from hetopt.optimizer.launch_record import Launch
+from hetopt.trainer.compression_text import spell_options
 from hetopt.trainer.miniature import Miniature, MiniatureHost
 from hetopt.trainer.spec import Compression, RunSpec, WorkerSpec
+from hetopt.trainer.sync_text import spell_partition, spell_sync
 
 
 def show(record: Launch) -> None:

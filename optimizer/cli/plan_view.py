@@ -20,8 +20,8 @@ def show(plan: Plan) -> None:
             "cluster": words.cluster((group.machines, group.instance_type) for group in chosen.groups),
             "time": f"{_range(said.total_s, words.duration)}, of which start-up {words.duration(said.startup_s)}",
             "cost": _range(said.cost_usd, words.usd),
-            "batch": f"{words.count(chosen.global_batch_size)} samples a step, compression "
-            f"{words.compression(chosen.compression.name, chosen.compression.ratio)}, "
+            "batch": f"{words.count(chosen.global_batch_size)} samples a step, "
+            f"{'sync' if chosen.sync.is_local else 'compression'} {words.exchange(chosen.compression, chosen.sync)}, "
             f"{chosen.collective.replace('_', '-')}",
             "step": f"{words.duration(said.step_time_s.value)}: computing {words.duration(said.compute_s)}, "
             f"communicating {words.duration(said.communication_s)}; workers wait {words.duration(said.waiting_s)}",
@@ -128,7 +128,7 @@ def _show_alternatives(plan: Plan) -> None:
                 words.cluster((group.machines, group.instance_type) for group in other.groups)
                 + ("  ← chosen" if other == plan.chosen else ""),
                 words.count(other.global_batch_size),
-                words.compression(other.compression.name, other.compression.ratio),
+                words.exchange(other.compression, other.sync),
             ]
             for other in _some(plan.pareto, plan.chosen)
         ],

@@ -64,6 +64,12 @@ def profile(
         None, "--ec2-data", help="ec2: where the task's data is for rented machines: s3://BUCKET/PREFIX."
     ),
     yes: bool = typer.Option(False, "--yes", "-y", help="ec2: rent without asking."),
+    sync: list[str] = typer.Option(
+        [],
+        "--sync",
+        help="Also measure how many steps the target takes when workers average parameters now and then: "
+        "'selsync(auto)', 'local-sgd(8)'. May be repeated.",
+    ),
     check: bool = typer.Option(
         False, "--check", help="Only look whether the task can be trained on many workers, with a few samples."
     ),
@@ -102,6 +108,7 @@ def profile(
     if seed < 0:
         raise BadInput(f"--seed must not be negative, and is {seed}.", hint="for example --seed 1")
     _check_type(type_)
+    syncs = tuple(_measurable(text) for text in sync)
     budget_usd = parse.positive(probe_budget, "--probe-budget", "USD")
     elsewhere_asked = on != "local" or hosts is not None or types is not None or ec2_data is not None
     if explore != (budget_usd is not None) or (not explore and elsewhere_asked):
@@ -122,7 +129,9 @@ def profile(
     elsewhere = read_file(from_samples) if from_samples is not None else ()
     with render.progress(f"profiling {task}") as tell:
         tell("loading the task", None)
-        spec, schedule = _prepare(task, data, workers=workers, time_budget_s=time_budget, seed=seed, device_type=type_)
+        spec, schedule = _prepare(
+            task, data, workers=workers, time_budget_s=time_budget, seed=seed, device_type=type_, syncs=syncs
+        )
         measured = _measure(spec, schedule, device_type=type_, tell=tell)
         if elsewhere:
             measured = measured.model_copy(update={"samples": elsewhere})
@@ -157,6 +166,19 @@ def _check_type(name: str) -> None:
         load_catalog().instance_type(name)
 
 
+def _measurable(text: str) -> str:
+    """A way to average parameters, as a pilot is told."""
+    from hetopt.profiler.errors import BadInput
+    from hetopt.trainer.sync_text import parse_sync, spell_sync
+
+    wanted = parse_sync(text)
+    if wanted.name in ("bsp", "ssp") or wanted.delta == "never":
+        raise BadInput(
+            f"pilots measure averages of parameters, and {text} makes none.", hint="for example --sync 'selsync(auto)'"
+        )
+    return spell_sync(wanted)
+
+
 def _prepare(
     reference: str,
     data: Path | None,
@@ -165,6 +187,7 @@ def _prepare(
     time_budget_s: float,
     seed: int,
     device_type: str,
+    syncs: tuple[str, ...],
 ) -> tuple[RunSpec, ProbeSchedule]:
     """Look at the task and its data before any process is started, and write the schedule for them."""
     import importlib.util
@@ -193,6 +216,8 @@ def _prepare(
             hint="leave it out" + (": each worker has a GPU to itself" if accelerators else ""),
         )
     count = workers if workers is not None else min(most, accelerators or min(2, logical_cpus))
+    if syncs and count == 1:
+        raise BadInput("--sync compares workers that train for themselves, and there is one.", hint="add --workers 2")
     schedule = make_schedule(
         seed=seed,
         workers=count,
@@ -201,6 +226,7 @@ def _prepare(
         dataset_size=dataset_size,
         time_budget_s=time_budget_s,
         accelerators=accelerators,
+        syncs=syncs,
     )
     spec = RunSpec(
         task=reference,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hetopt.optimizer import words
 from hetopt.optimizer.cli import render
 from hetopt.profiler.noise import Moments, noise_scale
-from hetopt.profiler.profile import Device, Profile, StepTime
+from hetopt.profiler.profile import Device, Pilot, Profile, StepTime
 from hetopt.profiler.throughput import Timing, summarize
 
 
@@ -72,16 +72,17 @@ def _training(profile: Profile) -> list[str]:
     job = profile.job
     goal = f"{job.target_metric} {job.target_value:g}"
     sentences = []
-    for size in dict.fromkeys(pilot.global_batch_size for pilot in profile.pilots):
-        alike = [pilot for pilot in profile.pilots if pilot.global_batch_size == size]
+    kinds: dict[str, list[Pilot]] = {}
+    for pilot in profile.pilots:
+        under = f" under {pilot.sync.policy} of {pilot.sync.workers} workers" if pilot.sync is not None else ""
+        kinds.setdefault(f"at batch {pilot.global_batch_size}{under}", []).append(pilot)
+    for kind, alike in kinds.items():
         reached = [words.count(round(pilot.steps_to_target)) for pilot in alike if pilot.steps_to_target is not None]
         if reached:
-            sentences.append(f"at batch {size}, {goal} after {', '.join(reached)} steps")
+            sentences.append(f"{kind}, {goal} after {', '.join(reached)} steps")
         else:
             last = alike[-1].evaluations[-1]
-            sentences.append(
-                f"at batch {size}, {goal} not reached: {last.metric:.4g} after {words.count(last.step)} steps"
-            )
+            sentences.append(f"{kind}, {goal} not reached: {last.metric:.4g} after {words.count(last.step)} steps")
     if not profile.pilots:
         sentences.append(f"no pilot came far enough to say how many steps {goal} takes")
     if profile.noise:

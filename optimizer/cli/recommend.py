@@ -71,8 +71,8 @@ def recommend(
     sync: str | None = typer.Option(
         None,
         "--sync",
-        help="When the workers of the plan put together what they learned, as of `hetopt launch`: 'selsync(0.3)', "
-        "'local-sgd(8)', ... The cluster is chosen and predicted as if gradients were summed in every step.",
+        help="When the workers of the plan put together what they learned, as of `hetopt launch`: 'selsync(auto)', "
+        "'local-sgd(8)', bsp, ... Default: the best of bsp and what the profile measured (`hetopt profile --sync`).",
     ),
     catalog_dir: Path | None = typer.Option(None, "--catalog", help="Another catalogue folder than the bundled one."),
     rank: bool = typer.Option(
@@ -147,6 +147,7 @@ def recommend(
         journal=resume,
         observed=_observed(observed),
         learning_rate_rule=parse.scaling_rule(lr_rule),
+        sync=sync_wish.sync,
     )
     in_use = catalog_in_use(region, catalog_dir, today=datetime.datetime.now(datetime.UTC).date())
     if in_use.note:

@@ -86,8 +86,8 @@ def show(made: Report) -> None:
     from hetopt.optimizer.cli.status import worker_table
 
     workers = {"local": "local workers", "rehearsal": "rehearsed workers"}.get(made.on, f"workers on {made.on}")
-    ending = f", ended by {made.finish_reason}" if made.finish_reason else ""
-    render.line(f"{made.run_id}: {made.task} on {len(made.workers)} {workers}, {made.state}{ending}", style="bold")
+    state = f"{made.state}{words.ending(made.finish_reason)}"
+    render.line(f"{made.run_id}: {made.task} on {len(made.workers)} {workers}, {state}", style="bold")
     if made.metrics:
         render.line("  " + "  ".join(f"{name} {value:.4g}" for name, value in made.metrics.items()))
     render.heading("Predicted and measured, here")

@@ -197,7 +197,8 @@ def figure(title: str, legend: str, body: str, *, note: str = "", rows: bool = F
 
 def ticks(axes: Axes, count: int = 5) -> str:
     """The axis of time, once for all charts above it."""
-    inside = "".join(f"<span>{words.duration(axes.duration_s * k / (count - 1))}</span>" for k in range(count))
+    said = ["0", *(words.duration(axes.duration_s * k / (count - 1)) for k in range(1, count))]
+    inside = "".join(f"<span>{one}</span>" for one in said)
     return f'<div class="ticks">{inside}</div>'
 
 

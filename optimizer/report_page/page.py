@@ -16,7 +16,16 @@ from hetopt.optimizer.plan_page import cost_terms, table
 from hetopt.optimizer.report import Compared, Report
 from hetopt.optimizer.report_page.chart import Axes, ticks
 from hetopt.optimizer.report_page.envelope import Stretches, stretches
-from hetopt.optimizer.report_page.run_charts import Known, anatomy, evaluations, exchange, loss, step_time
+from hetopt.optimizer.report_page.run_charts import (
+    Known,
+    anatomy,
+    averages,
+    evaluations,
+    exchange,
+    loss,
+    step_time,
+    way_words,
+)
 from hetopt.optimizer.report_page.series import RunSeries
 from hetopt.optimizer.report_page.style import SCRIPT, STYLE
 from hetopt.optimizer.timeline import Happening
@@ -24,8 +33,11 @@ from hetopt.optimizer.timeline import Happening
 MOST_MARKS = 60
 """Happenings with a mark of their own; of what is routine only the first and last are kept beyond that."""
 
-WIDEST_RATIO = 4.0
-"""Of measured to predicted that is drawn; beyond it the mark stays at the edge."""
+WIDEST_RATIOS = (1.25, 1.5, 2.0, 4.0)
+"""Of measured to predicted that are drawn: the first with room for all; beyond the last a mark stays at the edge."""
+
+LEAST_GAP = 0.045
+"""Between the numbers of two happenings on the axis of time, as a part of it; what is nearer is a dot."""
 
 
 def page(report: Report, launch: Launch, run: RunSeries) -> str:
@@ -47,11 +59,11 @@ def page(report: Report, launch: Launch, run: RunSeries) -> str:
         step_time(run, over, axes, known, report),
         anatomy(run, over, axes, known, report),
         *exchange(run, over, axes, known),
+        *averages(run, over, axes, known),
         ticks(axes),
     ]
-    ending = f", ended by {report.finish_reason}" if report.finish_reason else ""
     body = [
-        f"<h1>{escape(report.task)}: {escape(report.state)}{escape(ending)}</h1>",
+        f"<h1>{escape(report.task)}: {escape(report.state)}{escape(words.ending(report.finish_reason))}</h1>",
         f'<p class="soft">{escape(report.run_id)}, {len(report.workers)} workers on {escape(report.on)}, '
         f"planned by hetopt {escape(launch.plan.hetopt_version)}, {escape(launch.created[:10])}.</p>",
         *_summary(report),
@@ -93,10 +105,11 @@ def _summary(report: Report) -> Iterable[str]:
 
 def _compared(figures: Sequence[Compared]) -> str:
     """Each with its interval: 1 is the prediction, on a logarithmic scale."""
+    widest = _widest(figures)
 
     def place(ratio: float) -> float:
-        clipped = min(max(ratio, 1 / WIDEST_RATIO), WIDEST_RATIO)
-        return 50 + 50 * math.log(clipped) / math.log(WIDEST_RATIO)
+        clipped = min(max(ratio, 1 / widest), widest)
+        return 50 + 50 * math.log(clipped) / math.log(widest)
 
     rows = []
     for one in figures:
@@ -121,9 +134,17 @@ def _compared(figures: Sequence[Compared]) -> str:
         )
     columns = [
         *("", "predicted", "90 % interval", "measured", "difference"),
-        f'<span class="small">1/{WIDEST_RATIO:g} … as predicted … {WIDEST_RATIO:g} times</span>',
+        f'<span class="small scale">{1 / widest:.2g} … as predicted … {widest:g} times</span>',
     ]
     return table(columns, rows, numbers=frozenset({1, 2, 3, 4}))
+
+
+def _widest(figures: Sequence[Compared]) -> float:
+    """The scale that has room for all of them."""
+    drawn = [one for one in figures if one.predicted > 0 and one.measured > 0]
+    ratios = [max(value, 1e-12) / one.predicted for one in drawn for value in (one.low, one.measured, one.high)]
+    most = max((max(ratio, 1 / ratio) for ratio in ratios), default=1.0)
+    return next((widest for widest in WIDEST_RATIOS if most <= widest), WIDEST_RATIOS[-1])
 
 
 def _figure(one: Compared, which: str) -> str:
@@ -142,12 +163,16 @@ def _marks(happenings: Sequence[Happening]) -> list[Happening]:
 
 
 def _strip(marks: Sequence[Happening], axes: Axes) -> str:
-    drawn = "".join(
-        f'<a href="#event{number}" style="left:{axes.x(one.time_s) / 10:.2f}%" title="{escape(one.sentence)}">'
-        f"{number}</a>"
-        for number, one in enumerate(marks, start=1)
-    )
-    return f'<div class="marks">{drawn}</div>' if drawn else ""
+    drawn, last = [], -1.0
+    for number, one in enumerate(marks, start=1):
+        at = axes.x(one.time_s) / 1000
+        has_room = at - last >= LEAST_GAP
+        last = at if has_room else last
+        kind, said = ("", str(number)) if has_room else (' class="dot"', "")
+        drawn.append(
+            f'<a href="#event{number}"{kind} style="left:{100 * at:.2f}%" title="{escape(one.sentence)}">{said}</a>'
+        )
+    return f'<div class="marks">{"".join(drawn)}</div>' if drawn else ""
 
 
 def _told(marks: Sequence[Happening], happenings: Sequence[Happening]) -> Iterable[str]:
@@ -188,7 +213,7 @@ def _data(run: RunSeries, over: Stretches, known: Known) -> str:
     data = {
         "end_s": [round(float(time_s), 3) for time_s in over.end_s],
         "step": run.step[last].tolist(),
-        "ways": ways,
+        "ways": [way_words(way) for way in ways],
         "way": [ways.index(run.ways[row]) + 1 if run.ways[row] else 0 for row in last],
         "series": known,
     }

@@ -134,18 +134,19 @@ def exchange(run: RunSeries, over: Stretches, axes: Axes, known: Known) -> Itera
     _know(known, "ratio", "share", ratio.middle)
     _know(known, "gain", "share", gain.middle)
     yield figure("How gradients travel", "", _ways(run))
-    yield line_chart(
-        "Elements sent, and energy kept",
-        [
-            Line(key="ratio", label="elements sent", envelope=ratio, colour="a"),
-            Line(key="gain", label="energy kept", envelope=gain, colour="d"),
-        ],
-        axes,
-        say=words.share,
-        note="parts of the gradient, logarithmic",
-        logarithmic=True,
-        height=100,
-    )
+    if not all(np.all((values == 1) | np.isnan(values)) for values in (run.ratio, run.gain)):
+        yield line_chart(
+            "Elements sent, and energy kept",
+            [
+                Line(key="ratio", label="elements sent", envelope=ratio, colour="a"),
+                Line(key="gain", label="energy kept", envelope=gain, colour="d"),
+            ],
+            axes,
+            say=words.share,
+            note="parts of the gradient, logarithmic",
+            logarithmic=True,
+            height=100,
+        )
     last = np.append(over.first[1:], len(run.steps)) - 1
     sent = np.cumsum(np.nan_to_num(run.sent_bytes) * run.steps)[last]
     dense = np.cumsum(np.nan_to_num(run.dense_bytes) * run.steps)[last]
@@ -157,6 +158,47 @@ def exchange(run: RunSeries, over: Stretches, axes: Axes, known: Known) -> Itera
             Line(key="sent", label="sent", envelope=_plain(sent), colour="a"),
             Line(key="dense", label="everything in fp32", envelope=_plain(dense), colour="b"),
         ],
+        axes,
+        say=words.bytes_,
+        note="all steps so far",
+        from_zero=True,
+        height=100,
+    )
+
+
+def averages(run: RunSeries, over: Stretches, axes: Axes, known: Known) -> Iterable[str]:
+    """When models that workers trained for themselves became one; nothing where gradients were summed."""
+    if not np.isfinite(run.averaged).any():
+        return
+    part = envelope(run.averaged, over)
+    _know(known, "averaged", "share", part.middle)
+    yield line_chart(
+        "Steps that end in an average",
+        [Line(key="averaged", label="part of the steps", envelope=part, colour="a")],
+        axes,
+        say=words.share,
+        note="of the workers' models",
+        from_zero=True,
+        height=80,
+    )
+    if np.isfinite(run.divergence).any():
+        apart = envelope(_held(run.divergence), over)
+        _know(known, "divergence", "share", apart.middle)
+        yield line_chart(
+            "How far workers had come apart",
+            [Line(key="divergence", label="at an average", envelope=apart, colour="d")],
+            axes,
+            say=words.share,
+            note="relative to the model's norm",
+            from_zero=True,
+            height=80,
+        )
+    last = np.append(over.first[1:], len(run.steps)) - 1
+    sent = np.cumsum(np.nan_to_num(run.averages_bytes) * run.steps)[last]
+    _know(known, "sent", "bytes", sent)
+    yield line_chart(
+        "Bytes sent by one worker",
+        [Line(key="sent", label="sent", envelope=_plain(sent), colour="a")],
         axes,
         say=words.bytes_,
         note="all steps so far",
@@ -179,10 +221,23 @@ def _ways(run: RunSeries) -> str:
         pieces = sorted(totals.items(), key=lambda piece: -piece[1])
     drawn = "".join(
         f'<i class="{f"k{kinds[way] % _KINDS}" if way else "none"}" style="flex:{max(length, 1e-9):.6g}" '
-        f'title="{escape(way or "not exchanged")}, {words.duration(max(length, 0.0))}">{escape(way)}</i>'
+        f'title="{escape(way_words(way) or "not exchanged")}, {words.duration(max(length, 0.0))}">'
+        f"{escape(way_words(way))}</i>"
         for way, length in pieces
     )
     return f'<div class="ways">{drawn}</div>'
+
+
+def way_words(way: str) -> str:
+    """A way to exchange as people call it: what compresses nothing is dense."""
+    name, _, rest = way.partition(" ")
+    return f"dense {rest}".strip() if name == "identity" else way
+
+
+def _held(values: Column) -> Column:
+    """Each value until the next that is known."""
+    rows = np.maximum.accumulate(np.where(np.isfinite(values), np.arange(len(values)), 0))
+    return np.asarray(values[rows], dtype=np.float64)
 
 
 def _plain(values: Column) -> Envelope:

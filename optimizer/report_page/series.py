@@ -42,6 +42,9 @@ class RunSeries:
         gain: [rows], part of the gradient's energy that this kept.
         sent_bytes: [rows], by one worker in a step.
         dense_bytes: [rows], where everything is sent in fp32.
+        averaged: [rows], part of the steps that ended in an average of models that workers trained for themselves.
+        divergence: [rows], how far those had come apart by then, relative to their norm.
+        averages_bytes: [rows], that one worker sent for them in a step.
         ways: of each row; empty: nothing was exchanged.
         evaluations: in order.
     """
@@ -60,6 +63,9 @@ class RunSeries:
     gain: Column
     sent_bytes: Column
     dense_bytes: Column
+    averaged: Column
+    divergence: Column
+    averages_bytes: Column
     ways: tuple[str, ...]
     evaluations: tuple[Evaluation, ...]
 
@@ -93,6 +99,14 @@ def series(events: Iterable[Mapping[str, Any]]) -> RunSeries:
         raise BadInput("The run has not logged a step yet.", hint="look at it with `hetopt status`")
     exchanges = [row.get("exchange") or {} for row in rows]
 
+    brought = [row.get("sync") or {} for row in rows]
+
+    def together(name: str) -> Column:
+        """Of models: means over steps."""
+        counts = [one.get("synchronised", 0) + one.get("local", 0) for one in brought]
+        told = [one.get(name, np.nan) / max(1, count) for one, count in zip(brought, counts, strict=True)]
+        return np.array(told, dtype=np.float64)
+
     def column(name: str) -> Column:
         return np.array([row[name] for row in rows], dtype=np.float64)
 
@@ -114,6 +128,9 @@ def series(events: Iterable[Mapping[str, Any]]) -> RunSeries:
         gain=exchanged("gain"),
         sent_bytes=exchanged("sent_bytes"),
         dense_bytes=exchanged("dense_bytes"),
+        averaged=together("synchronised"),
+        divergence=np.array([one.get("divergence", np.nan) for one in brought], dtype=np.float64),
+        averages_bytes=together("sent_bytes"),
         ways=tuple(str(exchange.get("way", "")) for exchange in exchanges),
         evaluations=tuple(evaluations),
     )

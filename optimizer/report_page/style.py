@@ -29,7 +29,8 @@ figure.rows { display: block; } figure > figcaption { align-content: start; } .w
 .marks { position: relative; height: 1.5rem; } .marks a, ol.told b { display: inline-block; min-width: 1.2rem;
   text-align: center; font: 600 .7rem/1.2rem system-ui, sans-serif; color: var(--paper); background: var(--ink);
   border-radius: .6rem; padding: 0 .25rem; text-decoration: none; } .marks a { position: absolute;
-  transform: translateX(-50%); } ol.told { list-style: none; padding: 0; }
+  transform: translateX(-50%); } .marks a.dot { min-width: .35rem; width: .35rem; height: .35rem; padding: 0;
+  top: .45rem; background: var(--soft); } ol.told { list-style: none; padding: 0; }
 .ways { display: flex; height: 1.5rem; } .ways i { border-right: 1px solid var(--paper); overflow: hidden;
   font: .75rem/1.5rem system-ui, sans-serif; white-space: nowrap; padding-left: .2rem; color: #fff; min-width: 0; }
 .ways i.k0 { background: #00527f; } .ways i.k1 { background: #8a4a00; } .ways i.k2 { background: #00664a; }
@@ -42,7 +43,7 @@ figure.rows { display: block; } figure > figcaption { align-content: start; } .w
   border-bottom: 1px solid var(--line); font-variant-numeric: tabular-nums; }
 @media (max-width: 40rem) { figure, .worker { grid-template-columns: minmax(0, 1fr); }
   .marks, .ticks { margin-left: 0; } body { padding: 0 .6rem; }
-  table { font-size: .85rem; } td, th { padding-right: .5rem; } }
+  .interval, .scale { display: none; } }
 """
 
 SCRIPT = """

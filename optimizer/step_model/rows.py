@@ -9,11 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hetopt.optimizer.local_options import PLANNED, is_planned
+from hetopt.optimizer.local_steps import communication
 from hetopt.optimizer.step_time import expected_maximum
+from hetopt.profiler.errors import BadInput
 from hetopt.profiler.step_samples import Compression, Configuration
 from hetopt.trainer.exchange import composition
+from hetopt.trainer.exchange.composition import why_not_synchronised
 from hetopt.trainer.exchange.under_backward import UNDER_BACKWARD
 from hetopt.trainer.exchange.wire import operations
+from hetopt.trainer.sync_text import parse_sync
+from hetopt.trainer.synchronisation import Synchronisation
 
 Array = NDArray[np.float64]
 Index = NDArray[np.intp]
@@ -43,12 +49,18 @@ class Exchange:
     overlapped: bool
 
 
-def exchange_of(workers: int, compression: Compression | None) -> Exchange:
+def exchange_of(workers: int, compression: Compression | None, sync: str | None = None) -> Exchange:
     """The exchange of a step; a single worker has none, and compresses nothing.
 
+    Args:
+        workers: that exchange.
+        compression: of gradients; absent: none.
+        sync: as of ``--sync``; workers that average parameters now and then exchange as much in the mean of all steps.
+
     Raises:
-        BadInput: an unknown compressor, or one that does not go with the collective.
+        BadInput: an unknown compressor, one that does not go with the collective, or a sync whose mean is not known.
     """
+    share = _communicating_share(compression, sync)
     name = "identity" if compression is None else compression.name
     if workers == 1:
         composition.known(name, composition.METHODS, "compressor")
@@ -62,11 +74,27 @@ def exchange_of(workers: int, compression: Compression | None) -> Exchange:
     )
     terms = [part.terms() for part in parts]
     return Exchange(
-        messages=sum(term.messages for term in terms),
-        traffic=sum(term.traffic_bytes for term in terms) / (4 * NOMINAL_ELEMENTS),
+        messages=share * sum(term.messages for term in terms),
+        traffic=share * sum(term.traffic_bytes for term in terms) / (4 * NOMINAL_ELEMENTS),
         compressor=None if name == "identity" else name,
-        overlapped=name in UNDER_BACKWARD,
+        overlapped=name in UNDER_BACKWARD and share == 1,
     )
+
+
+def _communicating_share(compression: Compression | None, sync: str | None) -> float:
+    """Part of the steps that exchange anything."""
+    wanted = Synchronisation() if sync is None else parse_sync(sync, option="sync")
+    if not wanted.is_local:
+        return 1.0
+    reason = why_not_synchronised("identity" if compression is None else compression.name, "parameters")
+    if reason is not None:
+        raise BadInput(reason, hint="leave sync or compression out")
+    if not is_planned(wanted):
+        raise BadInput(
+            f"A step's time under {sync} does not follow from its configuration alone.",
+            hint=f"sync can be {' or '.join(PLANNED)}",
+        )
+    return communication(wanted, dataset_size=1, global_batch_size=1).share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +104,12 @@ class Layout:
     Attributes:
         machines: type and workers of each node, in no order.
         exchange: compressor, ratio and collective.
+        sync: as of ``--sync``; None: gradients are summed in every step.
     """
 
     machines: tuple[tuple[str, int], ...]
     exchange: tuple[str, float, str] | None
+    sync: str | None = None
 
     @property
     def coordinates(self) -> tuple[float, float, float]:
@@ -145,12 +175,12 @@ def make_rows(configurations: Sequence[Configuration], types: Sequence[str] = ()
     layouts: dict[Layout, int] = {}
     compressors: dict[str, int] = {}
     points: dict[tuple[int, int], int] = {}
-    exchanges: dict[tuple[int, Compression | None], Exchange] = {}
+    exchanges: dict[tuple[int, Compression | None, str | None], Exchange] = {}
     layout_of, exchange_rows, starts = [], [], []
     groups: list[tuple[int, int, int, int, int]] = []
     for row, configuration in enumerate(configurations):
         compression = configuration.compression
-        key = (configuration.workers, compression)
+        key = (configuration.workers, compression, configuration.sync)
         if key not in exchanges:
             exchanges[key] = exchange_of(*key)
         exchange = exchanges[key]
@@ -160,6 +190,7 @@ def make_rows(configurations: Sequence[Configuration], types: Sequence[str] = ()
         layout = Layout(
             machines=configuration.layout,
             exchange=None if compression is None else (compression.name, compression.ratio, compression.collective),
+            sync=configuration.sync,
         )
         layout_of.append(layouts.setdefault(layout, len(layouts)))
         starts.append(len(groups))

@@ -75,6 +75,7 @@ class Decision:
     expected_step_time_s: float | None = None
     expected_saving_s: float = 0.0
     expected_saving_usd: float = 0.0
+    usd_per_hour: float | None = None
 
     @property
     def acts(self) -> bool:
@@ -144,7 +145,18 @@ class Supervisor:
     def _done(self, decision: Decision, standing: Standing) -> Supervisor:
         before_s = standing.step_time_s or self.promise.step_time_s
         watched = (decision, before_s, standing.steps_seen) if decision.expected_step_time_s is not None else self.last
-        return replace(self, called_for=("", 0), acted_s=standing.now_s, last=watched)
+        promise, then_s, usd_per_hour = self.promise, decision.expected_step_time_s, decision.usd_per_hour
+        if decision.action == "drop" and then_s is not None and usd_per_hour is not None:
+            # What is promised from now on is what the others will do, as certainly as it was of all.
+            factor = then_s / promise.step_time_s
+            promise = replace(
+                promise,
+                step_time_s=then_s,
+                step_time_low_s=factor * promise.step_time_low_s,
+                step_time_high_s=factor * promise.step_time_high_s,
+                usd_per_hour=usd_per_hour,
+            )
+        return replace(self, promise=promise, called_for=("", 0), acted_s=standing.now_s, last=watched)
 
     def _urgent(self, standing: Standing, spent_usd: float, alternatives: Sequence[Alternative]) -> Decision | None:
         promise, reserve_s = self.promise, self.hysteresis.reserve_s
@@ -185,10 +197,11 @@ class Supervisor:
             return Decision(
                 action=better.action,
                 name=better.name,
-                reason=f"{better.name} saves {saving_s:.0f} s and ${saving_usd:.2f} of what is left",
+                reason=_reason(better, saving_s, saving_usd),
                 expected_step_time_s=better.step_time_s,
                 expected_saving_s=saving_s,
                 expected_saving_usd=saving_usd,
+                usd_per_hour=better.usd_per_hour,
             )
         if promise.step_time_low_s <= now_s <= promise.step_time_high_s:
             return Decision(action="keep", reason="as predicted")
@@ -226,3 +239,10 @@ class Supervisor:
 
     def _steps_left(self, standing: Standing) -> float:
         return max(0.0, self.promise.steps - standing.step)
+
+
+def _reason(better: Alternative, saving_s: float, saving_usd: float) -> str:
+    name = f"going on without {better.name}" if better.action == "drop" else better.name
+    if saving_s < 0:
+        return f"{name} saves ${saving_usd:.2f} of what is left, and takes {-saving_s:.0f} s longer"
+    return f"{name} saves {saving_s:.0f} s and ${saving_usd:.2f} of what is left"

@@ -45,6 +45,8 @@ class Standing:
         began_s: when training first began, seconds since the epoch.
         now_s: of the newest event.
         workers: that train.
+        hosts: of each of them.
+        shares: of each of them in the last control period, samples.
         losses: workers lost so far.
     """
 
@@ -56,6 +58,8 @@ class Standing:
     began_s: float | None = None
     now_s: float = 0.0
     workers: int = 0
+    hosts: tuple[str, ...] = ()
+    shares: tuple[int, ...] = ()
     losses: int = 0
 
     @property
@@ -73,7 +77,9 @@ class Standing:
         match event["event"]:
             case "run_started":
                 # Other workers, other times: what was measured before says nothing of them.
-                return replace(one, workers=len(event["workers"]), step_time_s=None, compute_s=(), sync_s=0.0)
+                hosts = tuple(str(worker.get("host", "")) for worker in event["workers"])
+                now = replace(one, workers=len(hosts), hosts=hosts, shares=())
+                return replace(now, step_time_s=None, compute_s=(), sync_s=0.0)
             case "training_started":
                 return replace(one, began_s=one.now_s if one.began_s is None else one.began_s, step=event["step"])
             case "worker_lost":
@@ -84,10 +90,12 @@ class Standing:
                 return replace(
                     one,
                     step=event["step"],
+                    shares=tuple(event.get("local_batch_sizes", ())),
                     steps_seen=one.steps_seen + event["steps"],
                     step_time_s=_mean(one.step_time_s, event["step_time_s"]),
                     compute_s=_means(one.compute_s, event["compute_s"]),
-                    sync_s=_mean(one.sync_s if one.step_time_s is not None else None, event["sync_s"][0]),
+                    # Of the worker that waited least: the others' contains their waiting for it.
+                    sync_s=_mean(one.sync_s if one.step_time_s is not None else None, min(event["sync_s"])),
                 )
         return one
 

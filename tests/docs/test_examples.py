@@ -13,6 +13,7 @@ from hetopt.profiler.profile import Profile
 from hetopt.trainer.data.fetch import fetch
 from hetopt.trainer.task import add_sums, evaluation_sums
 from hetopt.trainer.tasks.load import load_task
+from tests.face.test_predict import lines, measured
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MOST_EPOCHS = 30
@@ -47,11 +48,13 @@ def test_the_example_is_judged_alike_however_it_is_split() -> None:
 
 
 def test_the_example_can_be_profiled(tmp_path: Path) -> None:
-    """By the command that its docstring gives, in little time."""
+    """By the command that its docstring gives, in little time; with step times of somebody else's beside it."""
     output = tmp_path / "diabetes.json"
+    (tmp_path / "steps.jsonl").write_text(lines(measured()), encoding="utf-8")
     result = subprocess.run(
         [
             *(sys.executable, "-m", "hetopt.optimizer.cli.main", "profile", f"{EXAMPLES / 'diabetes.py'}:task"),
+            *("--from-samples", str(tmp_path / "steps.jsonl")),
             *("--workers", "1", "--time-budget", "5", "-o", str(output)),
         ],
         capture_output=True,
@@ -59,4 +62,6 @@ def test_the_example_can_be_profiled(tmp_path: Path) -> None:
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    assert Profile.load(output).job.dataset_size == 360
+    profile = Profile.load(output)
+    assert profile.job.dataset_size == 360
+    assert len(profile.samples) == 15

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import pkgutil
 import re
-import shlex
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 
 import hetopt.optimizer as optimizer
 import hetopt.profiler as profiler
 import hetopt.trainer as trainer
-from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.profiler.errors import HetoptError
 from hetopt.trainer.control.ratio.choose import CONTROLLERS
-from hetopt.trainer.events import EVENTS_FILE
 from hetopt.trainer.exchange.composition import COLLECTIVES, METHODS
 from hetopt.trainer.spec import BatchPolicy
-from hetopt.trainer.synchronisation import SyncName
-from tests.face.conftest import RECORDED, hetopt
-from tests.face.test_report import _disturbed, launch, plan, rehearsed
-from tests.face.test_task_check import SMALLEST
+from hetopt.trainer.synchronisation import PartitionName, SyncName
+from tests.face.conftest import hetopt
+from tests.face.test_report import launch, plan, rehearsed
 
 __all__ = ["hetopt", "launch", "plan", "rehearsed"]
 
@@ -47,13 +40,14 @@ def generated() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["commands.md", "measured.md", "your-own-code.md"])
+@pytest.mark.parametrize("name", ["commands.md", "measured.md", "your-own-code.md", "../README.md"])
 def test_a_made_page_is_as_the_code_makes_it(name: str, recording: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    text = generated().pages()[DOCS / name]
+    page = (DOCS / name).resolve()
+    text = generated().pages()[page]
     if recording:
-        (DOCS / name).write_text(text, encoding="utf-8")
-    assert (DOCS / name).read_text(encoding="utf-8") == text, "write it again with `make docs` or --record"
+        page.write_text(text, encoding="utf-8")
+    assert page.read_text(encoding="utf-8") == text, "write it again with `make docs` or --record"
 
 
 def classes(root: type[HetoptError]) -> set[type[HetoptError]]:
@@ -79,8 +73,8 @@ def test_every_error_is_in_the_table() -> None:
 def test_every_method_is_in_the_tables() -> None:
     text = (DOCS / "methods.md").read_text(encoding="utf-8")
     rows = "\n".join(line.partition("|")[2].partition("|")[0] for line in text.splitlines() if line.startswith("|"))
-    groups = (METHODS, CONTROLLERS, COLLECTIVES, get_args(BatchPolicy), get_args(SyncName))
-    missing = {name for names in groups for name in names if f"`{name}`" not in rows}
+    groups = (METHODS, CONTROLLERS, COLLECTIVES, *map(get_args, (BatchPolicy, SyncName, PartitionName)))
+    missing = {name for names in groups for name in names if not re.search(rf"`{name}[`(]", rows)}
     assert missing == set()
 
 
@@ -96,46 +90,3 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert [address for address in fetched if "canonical" not in address] == []
     assert not (tmp_path / "site" / "generated.py").exists()
     assert (tmp_path / "site" / "schemas" / "plan.schema.json").exists()
-
-
-def of_page(name: str) -> list[str]:
-    blocks = CONSOLE.findall((DOCS / name).read_text(encoding="utf-8"))
-    return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
-
-
-def test_the_commands_of_watching_run(
-    rehearsed: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hetopt: Callable[..., Any]
-) -> None:
-    """One after the other, as a reader would; but for the one that waits for Ctrl-C."""
-    monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "home" / "runs" / rehearsed.run_id
-    (folder / "log").mkdir(parents=True)
-    (folder / "log" / "host.log").write_text("started\n", encoding="utf-8")
-    rehearsed.save(folder / LAUNCH_FILE)
-    lines = [json.dumps(event) for event in _disturbed(rehearsed)]
-    (folder / EVENTS_FILE).write_text("\n".join([*lines, ""]), encoding="utf-8")
-    shutil.copy(RECORDED / "digits.json", tmp_path / "profile.json")
-    commands = [command for command in of_page("watching.md") if "--listen" not in command]
-    assert len(commands) >= 8
-    for command in commands:
-        program, *arguments = shlex.split(command)
-        assert program == "hetopt"
-        answer = hetopt(*arguments)
-        assert answer.code == 0, f"{command}: {answer.err}"
-    written = {path.name for path in tmp_path.iterdir()}
-    assert {"run.html", "report.json", "board", "plan.json"} <= written
-
-
-def test_the_commands_about_files_and_checks_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hetopt: Callable[..., Any]
-) -> None:
-    (tmp_path / "mine.py").write_text(SMALLEST, encoding="utf-8")
-    (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
-    monkeypatch.chdir(tmp_path)
-    commands = [*of_page("files.md"), *(line for line in of_page("your-own-code.md") if "--check" in line)]
-    assert len(commands) == 4
-    for command in commands:
-        answer = hetopt(*shlex.split(command)[1:])
-        assert answer.code == 0, f"{command}: {answer.err}"
-    assert len(list((tmp_path / "schemas").iterdir())) == 7

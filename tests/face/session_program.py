@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hetopt.trainer.session import Session, session
-from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
+from hetopt.trainer.spec import Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.trainer.sync_text import parse_sync
 
 SAMPLES, FEATURES, BATCH = 101, 6, 16
 """A prime number of samples: the last batch of an epoch has five, and with three workers somebody gets one."""
@@ -148,6 +149,28 @@ def unequal(world_size: int) -> RunSpec:
     return RunSpec(task="session", workers=workers, batch_policy="static", stop=StopRule(max_steps=1))
 
 
+EXCHANGES = ("topk:3x,memory=error_feedback", "bf16", "powersgd,rank=1", "topk:0.1", "dgc:0.1")
+"""What gradients are sent by, as `hetopt launch` has it."""
+
+ALONE = ("local-sgd(4)", "local-sgd(4,momentum=average)", "selsync(auto,share=0.3,window=3)", "fedavg(0.5,1)", "ssp(2)")
+"""Of workers that train for themselves."""
+
+
+def decided(folder: Path, epochs: int, **options: object) -> Tensor:
+    """Parameters after some epochs of six steps in which the exchange was decided on the way."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(FEATURES, 2_000), nn.Tanh(), nn.Linear(2_000, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with session(model, optimizer, folder=folder, **options) as run:
+        loader = run.loader(DataLoader(Points(), batch_size=BATCH, shuffle=True, drop_last=True))
+        for _ in range(epochs):
+            for inputs, targets in loader:
+                optimizer.zero_grad()
+                run.backward(nn.functional.mse_loss(model(inputs), targets))
+                optimizer.step()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
 def sharing(folder: Path, rank: int) -> tuple[int, ...]:
     """Shares after some steps of which the last worker computes each sample four times as long."""
     torch.manual_seed(0)
@@ -155,10 +178,10 @@ def sharing(folder: Path, rank: int) -> tuple[int, ...]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with session(model, optimizer, folder=folder) as run:
         loader = run.loader(DataLoader(Points(), batch_size=48, shuffle=True))
-        for _ in range(45):
+        for _ in range(24):
             for inputs, targets in loader:
                 optimizer.zero_grad()
-                time.sleep(0.0002 * len(inputs) * (4 if rank == 2 else 1))
+                time.sleep(0.0006 * len(inputs) * (4 if rank == 2 else 1))
                 run.backward(nn.functional.mse_loss(model(inputs), targets))
                 optimizer.step()
         return run.shares
@@ -172,8 +195,19 @@ def main() -> None:
     results: dict[str, object] = {}
     for name, script in SCRIPTS.items():
         results[name] = train(script, lambda *a, **k: session(*a, spec=spec, **k))
-    for name in ("topk:0.1", "bf16", "powersgd"):
+    for name in EXCHANGES:
         results[name] = train(Script(), lambda *a, n=name, **k: session(*a, compression=n, policy="static", **k))
+    for name in ("local-sgd(1)", "selsync(0,vote_lag=0)"):
+        shares = unequal(world_size).model_copy(update={"sync": parse_sync(name)})
+        results[name] = train(Script(drop_last=True), lambda *a, s=shares, **k: session(*a, spec=s, **k))
+    for name in ALONE:
+        results[name] = train(Script(), lambda *a, n=name, **k: session(*a, sync=n, policy="static", **k))
+    skipping = Script(loss_scale=2.0**127, own_backward=True, accumulate=2)
+    results["skipped alone"] = train(skipping, lambda *a, **k: session(*a, sync="local-sgd(3)", **k))
+    results["auto"] = decided(folder / "auto", 3, compression="auto", policy="static", steps=18)
+    warming = {"compression": Compression(name="topk", ratio=0.01), "ratio_policy": "warm_up"}
+    steered = spec.model_copy(update={**warming, "collective_policy": "cheapest"})
+    results["warm_up"] = decided(folder / "warm_up", 8, spec=steered)
     # The first steps overflow on some workers, or all.
     overflowing = Script(loss_scale=2.0**127)
     results["overflow"] = train(overflowing, lambda *a, **k: session(*a, compression="topk:0.5", policy="static", **k))

@@ -6,15 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.cli.exchange_options import (
-    USUAL_RATIO,
-    Decided,
-    decide,
-    parse_compression,
-    parse_wish,
-    spell,
-)
+from hetopt.optimizer.cli.exchange_options import Decided, decide, parse_wish
 from hetopt.profiler.errors import BadInput
+from hetopt.trainer.compression_text import USUAL_RATIO, parse_compression, spell
 from hetopt.trainer.control.ratio.choose import CONTROLLERS
 from hetopt.trainer.exchange.composition import (
     CODINGS,

@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 
 from hetopt.optimizer.catalog import load_catalog
+from hetopt.optimizer.convergence import fit_convergence
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.learn import learn
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommend import Options, recommend
 from hetopt.profiler.errors import BadInput
-from hetopt.profiler.profile import Profile
+from hetopt.profiler.profile import PilotSync, Profile
 from hetopt.trainer.events import EVENTS_FILE, Event
+from hetopt.trainer.sync_text import parse_sync
 
 RECORDED = Path(__file__).resolve().parents[1] / "recorded"
 STEPS = 2000
@@ -125,6 +127,29 @@ def test_paced_workers_teach_no_step_times(first: Plan) -> None:
     launch = launched(first).model_copy(update={"spec": first.run.model_copy(update={"workers": workers})})
     learned = learn(first.profile, launch, log_of(launch, 0.01))
     assert learned.profile.samples == first.profile.samples
+
+
+def test_a_run_whose_workers_averaged_is_a_pilot_of_that_and_none_of_dense_training(first: Plan) -> None:
+    plan = plan_from(Profile.load(RECORDED / "digits.json"), ("c7a.*",))
+    workers = (plan.run.workers[0],) * 2
+    for text, synchronised in (("local-sgd(4)", 5), ("local-sgd(4)", 0)):
+        sync = parse_sync(text)
+        launch = launched(plan).model_copy(
+            update={"spec": plan.run.model_copy(update={"workers": workers, "sync": sync})}
+        )
+        told = {"sync": {"policy": sync.name, "synchronised": synchronised, "local": 20 - synchronised}}
+        events = [event | (told if event["event"] == "step" else {}) for event in log_of(launch, 0.01)]
+        learned = learn(plan.profile, launch, events).profile
+        if not synchronised:
+            assert learned.pilots == plan.profile.pilots
+            continue
+        pilot = learned.pilots[-1]
+        assert pilot.sync == PilotSync(policy="local-sgd(4)", workers=2, share=0.25)
+        assert pilot.steps_to_target == 800
+        assert learned.samples[-1].sync == "local-sgd(4)"
+        before, after = (fit_convergence(profile) for profile in (plan.profile, learned))
+        assert after.minimum_steps == before.minimum_steps
+        assert after.local.objection(sync, 0.25) is None
 
 
 def test_the_command_begins_a_profile_and_goes_on_with_it(

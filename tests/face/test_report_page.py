@@ -30,7 +30,7 @@ from hetopt.optimizer.timeline import timeline
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.events import EVENTS_FILE, Event, read_events
 
-from .test_report import _compressed, launch, plan, rehearsed
+from .test_report import _compressed, _events, launch, plan, rehearsed
 
 __all__ = ["launch", "plan", "rehearsed"]
 
@@ -96,6 +96,20 @@ class _Outside(HTMLParser):
         for name, value in attrs:
             if name in ("src", "xlink:href") or "url(" in (value or "") or (name == "href" and value[:1] != "#"):
                 self.found.append(f"{tag} {name}")
+
+
+def test_workers_that_train_for_themselves_are_seen_to_come_together(launch: Launch) -> None:
+    events = _events(launch)
+    step = next(event for event in events if event["event"] == "step")
+    assert "end in an average" not in made(launch, events)
+    told = {"synchronised": 3, "local": 9, "sent_bytes": 120, "divergence": 0.02}
+    first = {**step, "step": 12, "steps": 12, "time_s": step["time_s"] - 1, "sync": told}
+    last = {**step, "sync": {**told, "synchronised": 0, "local": 10, "sent_bytes": 0}}
+    text = made(launch, [one for event in events for one in ((first, last) if event is step else (event,))])
+    data = json.loads(re.findall(r'id="data">(.*?)</script>', text, re.S)[0])
+    assert data["series"]["averaged"] == ["share", [0.25, 0.0]]
+    assert data["series"]["sent"][1][0] == 120
+    assert "How far workers had come apart" in text
 
 
 def test_the_page_needs_nothing_else(text: str) -> None:

@@ -18,8 +18,9 @@ from hetopt.profiler.step_samples import parse_configuration
 from hetopt.trainer.events import read_events
 from hetopt.trainer.session import session
 from hetopt.trainer.session.batches import ShareTable, own_slice
+from hetopt.trainer.session.sharing import PERIOD_STEPS
 
-from .session_program import SCRIPTS, Points, Script, network, train
+from .session_program import ALONE, EXCHANGES, SCRIPTS, Points, Script, network, train
 
 WORKERS = 3
 
@@ -61,11 +62,40 @@ def test_a_worker_that_is_alone_changes_no_bit(name: str) -> None:
     assert torch.equal(after[1], before[1])
 
 
-@pytest.mark.parametrize("name", ["topk:0.1", "bf16", "powersgd", "overflow"])
-def test_compressed_gradients_keep_workers_alike_and_training(name: str, crew: Crew) -> None:
+@pytest.mark.parametrize("name", [*EXCHANGES, *ALONE, "overflow", "skipped alone"])
+def test_whatever_is_sent_workers_end_alike_and_have_learned(name: str, crew: Crew) -> None:
     losses = crew[1][0][name][0]
     assert sum(losses[-7:]) < 0.75 * sum(losses[:7])
     assert all(torch.equal(told[name][1], crew[1][0][name][1]) for told in crew[1])
+
+
+@pytest.mark.parametrize("name", ["local-sgd(1)", "selsync(0,vote_lag=0)"])
+def test_an_average_after_every_step_is_a_sum_of_gradients(name: str, crew: Crew) -> None:
+    """To rounding, for an optimizer that is linear in the gradient, whatever the shares."""
+    losses, parameters = train(Script(drop_last=True), None)
+    for told in crew[1]:
+        assert told[name][0] == pytest.approx(losses, rel=1e-5, abs=1e-5)
+        assert torch.allclose(told[name][1], parameters, rtol=1e-5, atol=1e-5)
+
+
+def test_workers_that_train_for_themselves_do_not_do_the_same(crew: Crew) -> None:
+    """Guards the comparison above: fewer averages give another model."""
+    assert not torch.allclose(crew[1][0]["local-sgd(4)"][1], crew[1][0]["local-sgd(1)"][1], rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["auto", "warm_up"])
+def test_what_is_sent_is_decided_alike_on_the_way(name: str, crew: Crew) -> None:
+    assert all(torch.equal(told[name], crew[1][0][name]) for told in crew[1])
+    events = read_events(crew[0] / name / "events.jsonl")
+    steps = [event for event in events if event["event"] == "step"]
+    if name == "auto":
+        assert steps[0]["steps"] < PERIOD_STEPS, "the first look is early"
+        return
+    ratios = [event["exchange"]["ratio"] for event in steps]
+    changes = [event for event in events if event["event"] == "exchange_changed"]
+    assert ratios == sorted(ratios, reverse=True)
+    assert ratios[0] > ratios[-1] == 0.01
+    assert [change["after"] for change in changes][-1] == steps[-1]["exchange"]["way"]
 
 
 def test_a_slow_worker_gets_a_smaller_share(crew: Crew) -> None:
@@ -109,9 +139,11 @@ def test_every_sample_of_a_batch_is_somebodys() -> None:
     ("change", "said"),
     [
         ({"compression": "topkk"}, "topkk"),
-        ({"compression": "topk:lots"}, "above 0"),
+        ({"compression": "topk:lots"}, "compression: ratio cannot be 'lots'"),
         ({"accumulate": 0}, "accumulate"),
-        ({"synchronisation": "asp"}, "bsp"),
+        ({"sync": "asp"}, "no synchronisation called 'asp'"),
+        ({"sync": "local-sgd(0)"}, "sync: every_steps cannot be"),
+        ({"compression": "auto:0.1"}, "no ratio"),
         ({"spec": "no-such-file.json"}, "no-such-file.json"),
     ],
 )

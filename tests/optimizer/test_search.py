@@ -19,6 +19,9 @@ from hetopt.optimizer.cluster_rows import Boxes, ClusterRows, Columns, tabulate_
 from hetopt.optimizer.cost import Rates
 from hetopt.optimizer.fit import FittedModel, fit
 from hetopt.optimizer.forecast import ClusterTable, Forecast, JobModel, forecast
+from hetopt.optimizer.local_options import LocalOption
+from hetopt.optimizer.local_penalty import LocalPenalty
+from hetopt.optimizer.local_steps import Communication
 from hetopt.optimizer.mixes import GAP, search_mixes
 from hetopt.optimizer.pareto import MANY, knee, pareto_front, thin
 from hetopt.optimizer.plan import Goal
@@ -28,16 +31,19 @@ from hetopt.optimizer.recommend import steps_model
 from hetopt.optimizer.search import NEAR, Effort, Limits, choose, search
 from hetopt.optimizer.search_space import (
     Cluster,
+    ExchangeOption,
     MachineOption,
     SearchSpace,
     batch_ladder,
     drop_dominated,
     exchange_options,
+    local_exchange,
     machine_options,
 )
 from hetopt.optimizer.step_model.profiled import learned_shape
 from hetopt.optimizer.study import study_mixes
 from hetopt.optimizer.transfer import reference_host
+from hetopt.trainer.synchronisation import Synchronisation
 
 from .profiles import make_profile
 from .scalar_table import tabulate
@@ -83,6 +89,19 @@ def _space(model: FittedModel, options: tuple[MachineOption, ...], machines: int
     )
 
 
+def _with_local(model: FittedModel, space: SearchSpace) -> tuple[ExchangeOption, ...]:
+    """Two that compress, and averages of parameters in an eighth of the steps, for at most 24 workers."""
+    local = LocalOption(
+        sync=Synchronisation(name="selsync", delta=0.3),
+        told=Communication(share=1 / 8, log_sd=0.3, note=""),
+        penalty=LocalPenalty(coefficient=0.3, coefficient_sd=0.2),
+        most_workers=24,
+        counts_steps=True,
+    )
+    numel, most = model.profile.job.parameters, len(space.exchanges[0].messages) - 1
+    return (*space.exchanges[:2], local_exchange(local, numel, most))
+
+
 @pytest.fixture(scope="module")
 def space(model: FittedModel, options: tuple[MachineOption, ...]) -> SearchSpace:
     return _space(model, tuple(option for option in options if option.name in TYPES))
@@ -90,8 +109,9 @@ def space(model: FittedModel, options: tuple[MachineOption, ...]) -> SearchSpace
 
 @pytest.fixture(scope="module")
 def wide(model: FittedModel, options: tuple[MachineOption, ...]) -> SearchSpace:
-    """Options of every kind: fast and slow, cheap and dear, of one worker and of eight."""
-    return replace(_space(model, options[::23], machines=16), max_workers=128)
+    """Options of every kind: fast and slow, cheap and dear, of one worker and of eight; exchanges of both kinds."""
+    few = _space(model, options[::23], machines=16)
+    return replace(few, max_workers=128, exchanges=_with_local(model, few))
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +130,9 @@ def everything(space: SearchSpace, job: JobModel) -> Forecast:
     return forecast(table, job)
 
 
-def test_columns_equal_one_cluster_at_a_time(space: SearchSpace) -> None:
+def test_columns_equal_one_cluster_at_a_time(model: FittedModel, space: SearchSpace) -> None:
     """The vectorised table and the one that is written out price alike, column for column."""
+    space = replace(space, exchanges=_with_local(model, space))
     columns = Columns.of(space)
     counts = itertools.product(range(3), repeat=len(TYPES))
     clusters = [Cluster.of(enumerate(count), b, e) for count in counts if sum(count) for b in (0, 3) for e in range(3)]

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.optimizer.supervisor.decide import Alternative, Decision, Hysteresis, Supervisor
+from hetopt.optimizer.supervisor.dropping import LONGER, without_each_host
 from hetopt.optimizer.supervisor.standing import Promise, Standing
 
 PROMISE = Promise(step_time_s=1.0, step_time_low_s=0.9, step_time_high_s=1.1, steps=10_000, usd_per_hour=3.6)
@@ -108,12 +109,66 @@ def test_the_deadline_is_saved_at_the_last_moment_that_leaves_a_changeover_more(
     assert (late.action, late.name) == ("on-demand", "on demand")
 
 
+HOSTS = ("h0", "h1", "h2", "h3")
+PRICES = dict.fromkeys(HOSTS, 0.9)
+
+
+def slowed(times_s: tuple[float, ...], shares: tuple[int, ...] = (24, 24, 24, 24), sync_s: float = 0.0) -> Standing:
+    return Standing(
+        step=1000,
+        steps_seen=1000,
+        step_time_s=max(times_s) + sync_s,
+        compute_s=times_s,
+        sync_s=sync_s,
+        began_s=0.0,
+        now_s=1000.0,
+        workers=4,
+        hosts=HOSTS,
+        shares=shares,
+    )
+
+
+def test_a_host_that_costs_more_than_it_brings_is_dropped_and_what_follows_is_promised_anew() -> None:
+    at = slowed((1.0, 1.0, 1.0, 10.0))
+    (found,) = without_each_host(at, PROMISE, PRICES)
+    assert (found.name, found.action) == ("h3", "drop")
+    assert found.step_time_s == pytest.approx(4 / 3)
+    assert found.usd_per_hour == pytest.approx(2.7)
+    supervisor = Supervisor(promise=PROMISE, hysteresis=Hysteresis(looks=1))
+    supervisor, decision = supervisor.look(at, 0.0, [found])
+    assert (decision.action, decision.name) == ("drop", "h3")
+    assert decision.reason.startswith("going on without h3 saves")
+    assert supervisor.promise.usd_per_hour == pytest.approx(2.7)
+    assert supervisor.promise.step_time_high_s == pytest.approx(1.1 * 4 / 3)
+
+
+def test_a_balanced_slow_host_is_dropped_for_its_price_alone() -> None:
+    """Its share is small already, so the others hardly notice; it is still paid in full."""
+    supervisor = Supervisor(promise=PROMISE, hysteresis=Hysteresis(looks=1))
+    at = slowed((1.24, 1.24, 1.24, 1.24), shares=(31, 31, 31, 3))
+    _, decision = supervisor.look(at, 0.0, without_each_host(at, PROMISE, PRICES))
+    assert (decision.action, decision.name) == ("drop", "h3")
+    assert decision.expected_saving_s < 0 < decision.expected_saving_usd
+    assert "takes" in decision.reason
+    assert "longer" in decision.reason
+
+
+@given(st.lists(st.floats(0.1, 20.0), min_size=4, max_size=4), st.floats(0.0, 5.0))
+def test_nobody_is_dropped_to_shrink_the_cluster(times_s: list[float], sync_s: float) -> None:
+    at = slowed(tuple(times_s), sync_s=sync_s)
+    assert at.step_time_s is not None
+    found = without_each_host(at, PROMISE, PRICES)
+    assert all(one.step_time_s <= LONGER * at.step_time_s for one in found)
+    assert at.step_time_s > PROMISE.step_time_high_s or not found, "as predicted is left alone"
+    assert not without_each_host(slowed((5.0,) * 4), PROMISE, PRICES), "equals stay"
+
+
 def test_standing_follows_the_log() -> None:
     def step(at_s: float, number: int, step_time_s: float) -> dict[str, Any]:
         times = {"step_time_s": step_time_s, "compute_s": [0.1, 0.2], "sync_s": [0.05, 0.05]}
         return {"event": "step", "time_s": at_s, "step": number, "steps": 10, **times}
 
-    started = {"event": "run_started", "time_s": 0.0, "workers": [{}, {}]}
+    started = {"event": "run_started", "time_s": 0.0, "workers": [{"host": "h0"}, {"host": "h1"}]}
     events = [
         started,
         {"event": "training_started", "time_s": 1.0, "step": 0},

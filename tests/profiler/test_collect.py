@@ -57,6 +57,22 @@ def test_a_whole_log_gives_a_whole_profile(events: list[Event], schedule: ProbeS
     assert Profile.from_json(profile.to_json(), origin="memory") == profile
 
 
+def test_a_pilot_that_averaged_parameters_says_how(events: list[Event], schedule: ProbeSchedule) -> None:
+    first = next(place for place, event in enumerate(events) if event["event"] == "pilot_finished")
+    begun = next(of_kind(events, "pilot_started"))
+    begun |= {"sync": "local-sgd(4)", "workers": 2}
+
+    def pilots(synchronised: int | None) -> list[tuple[str, int, float]]:
+        ended = {**events[first], "synchronised": synchronised}
+        made = profile_of([*events[:first], ended, *events[first + 1 :]], schedule).pilots
+        return [(one.sync.policy, one.sync.workers, one.sync.share) for one in made if one.sync is not None]
+
+    steps = events[first]["step"]
+    assert isinstance(steps, int)
+    assert pilots(steps // 4) == [("local-sgd(4)", 2, pytest.approx(1 / 4, rel=0.1))]
+    assert pilots(None) == [], "its workers never met"
+
+
 def test_events_of_other_kinds_are_passed_over(events: list[Event], schedule: ProbeSchedule) -> None:
     stranger: Event = {"event": "step", "time_s": 0.0, "loss": 1.0}
     assert profile_of([*events[:1], stranger, *events[1:]], schedule) == profile_of(events, schedule)
@@ -196,6 +212,20 @@ class TestSchedule:
             assert 1 <= pilot.global_batch_size <= dataset_size
             assert pilot.time_limit_s < time_budget_s
         assert (made.network is not None) == (workers > 1)
+
+    def test_another_sync_is_piloted_beside_each_round_at_the_tasks_batch(self) -> None:
+        made = make_schedule(
+            seed=1,
+            workers=2,
+            logical_cpus=2,
+            batch_size=64,
+            dataset_size=1000,
+            time_budget_s=40,
+            syncs=("local-sgd(8)",),
+        )
+        others = [(pilot.global_batch_size, pilot.repeat) for pilot in made.pilots if pilot.sync == "local-sgd(8)"]
+        assert others == [(64, 0), (64, 1), (64, 2)]
+        assert made.pilots[0].sync is None
 
     def test_pilots_begin_with_the_tasks_own_batch_and_a_distant_one(self) -> None:
         made = make_schedule(seed=0, workers=2, logical_cpus=2, batch_size=64, dataset_size=1_438, time_budget_s=40.0)

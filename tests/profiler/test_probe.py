@@ -48,6 +48,7 @@ SCHEDULE = ProbeSchedule(
     pilots=(
         PilotProbe(global_batch_size=16, time_limit_s=20.0, max_epochs=30, sample_every_steps=10),
         PilotProbe(global_batch_size=64, time_limit_s=20.0, max_epochs=30, repeat=1),
+        PilotProbe(global_batch_size=16, time_limit_s=20.0, max_epochs=30, sync="local-sgd(4)"),
     ),
     gain_ratios=(0.01, 0.1, 0.5, 1.0),
     time_limit_s=60.0,
@@ -99,7 +100,7 @@ def test_everything_on_the_schedule_was_measured(probed: tuple[list[Event], Prof
         assert device.matmul_flops_per_s is not None
         assert device.copy_bytes_per_s is not None
     assert {link.collective for link in profile.links} == {"all_reduce", "all_gather", "broadcast"}
-    assert len(profile.pilots) == 2
+    assert len(profile.pilots) == 3
     assert profile.noise
     assert [point.ratio for point in profile.gain] == [0.01, 0.1, 0.5, 1.0]
 
@@ -154,11 +155,11 @@ def test_noise_and_gain_are_possible(probed: tuple[list[Event], Profile]) -> Non
 
 
 def test_pilots_learn_and_reach_the_target(probed: tuple[list[Event], Profile]) -> None:
-    small, large = probed[1].pilots
+    small, large, averaged = probed[1].pilots
     assert (small.global_batch_size, large.global_batch_size) == (16, 64)
     assert (small.seed, large.seed) == (3, 4)
     assert large.learning_rate_scale == pytest.approx(2)  # the square root rule
-    for pilot in (small, large):
+    for pilot in (small, large, averaged):
         assert pilot.steps_to_target is not None
         assert pilot.evaluations[-1].metric >= 0.85
         assert pilot.evaluations[0].metric < 0.85

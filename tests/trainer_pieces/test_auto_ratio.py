@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from hetopt.profiler.inflation import COEFFICIENT, MOST_LOST
+from hetopt.profiler.inflation import CAUTIOUS_COEFFICIENT, MOST_LOST, distance
 from hetopt.trainer.control.ratio.auto import AutoRatio
 from hetopt.trainer.control.ratio.auto_state import AutoState
 from hetopt.trainer.control.ratio.policy import RatioDecision
@@ -41,8 +41,7 @@ def any_run(seed, **known):
         "compress": {"topk": rng.uniform(0.5, 2)},
     }
     virtual = VirtualRun(workers=workers, links=[link], seed=seed, **{**settings, **known})
-    policy = AutoRatio(options=found, least_gain=0.05)
-    return virtual, policy
+    return virtual, AutoRatio(options=found, coefficient=virtual.turning)
 
 
 def allowed_s(policy, virtual, first):
@@ -107,7 +106,6 @@ def test_what_no_model_foresees_is_remembered(seed):
     """Each way takes longer than the network and the timings say, by up to half of a step, each by something else."""
     rng = random.Random(200 + seed)
     virtual, policy = any_run(2000 + seed)
-    policy = replace(policy, first_coefficient=COEFFICIENT)
     virtual.unforeseen_s = {
         option.key: rng.uniform(0, 0.5) * virtual.compute_s for option in policy.options if rng.random() < 0.7
     }
@@ -142,7 +140,7 @@ def test_it_follows_the_network(name, links, numel, workers, compute_s, seed):
         kept=0.12,
         turning=0.3,
     )
-    policy = AutoRatio(options=options(numel, workers), least_gain=0.05)
+    policy = AutoRatio(options=options(numel, workers), coefficient=virtual.turning)
     marks, take = [(0.0, 0.0)], virtual.take
 
     def marked(option):
@@ -200,6 +198,39 @@ def test_a_run_of_fixed_length_learns_nearly_as_much_as_dense_training(seed):
     assert virtual.elapsed_s <= 1.05 * best_s * virtual.progress + price_s
 
 
+@pytest.mark.parametrize(("turning", "says"), [(0.01, "harmless"), (2.0, "harmful")])
+@pytest.mark.parametrize("seed", range(6))
+def test_twins_say_whether_thin_exchanges_may_be_used(seed, turning, says):
+    """On slow links, where they would save most of the time, they are asked once, and obeyed."""
+    steps = 400
+    virtual, policy = any_run(seed, turning=turning, kept=0.1, noise=0.02)
+    virtual.compute_s = 0.05 * fixed_s(alone(virtual), policy.options[0], progress=1)
+    policy = replace(policy, coefficient=CAUTIOUS_COEFFICIENT, most_lost=MOST_LOST, tries_twins=True)
+    virtual.last_step = steps
+    used, state = run(policy, virtual, until_step=steps)
+    assert state.verdict is not None
+    assert state.verdict.says == says
+    by_key = {option.key: option for option in policy.options}
+    late = {by_key[key].ratio for step, key in used if step > steps / 4}
+    if says == "harmless":
+        assert state.trials == 1
+        assert max(late) < 1
+        assert min(late) >= state.verdict.ratio
+    else:
+        thinnest = min(virtual.settled(by_key[key]) for step, key in used if step > steps / 4)
+        assert state.trials <= 3, "each time after four times as many steps"
+        assert 1 + CAUTIOUS_COEFFICIENT * distance(thinnest) <= 1 + 2 * MOST_LOST
+
+
+def test_twins_are_not_trained_where_little_can_be_saved():
+    virtual, policy = any_run(0, noise=0.0)
+    virtual.compute_s = 50 * fixed_s(alone(virtual), policy.options[0], progress=1)
+    policy = replace(policy, coefficient=CAUTIOUS_COEFFICIENT, most_lost=MOST_LOST, tries_twins=True)
+    virtual.last_step = 400
+    _, state = run(policy, virtual, until_step=400)
+    assert state.trials == 0
+
+
 def test_all_ranks_decide_alike_and_a_restart_changes_nothing():
     virtual, policy = any_run(3)
     for before, observation, after, decision in periods(virtual, policy, 60):
@@ -224,7 +255,7 @@ def test_on_a_steady_network_it_settles():
 def test_options_below_the_floor_are_never_settled_on():
     """Slow links would be worth any loss; half of the gradient's energy has to be kept."""
     virtual, policy = any_run(1, kept=0.2, settling=0.05, noise=0.0, compute_s=1e-6)
-    policy = AutoRatio(options=policy.options, least_gain=0.5)
+    policy = replace(policy, least_gain=0.5)
     used = [row[1].option for row in periods(virtual, policy, 80)]
     by_key = {option.key: option for option in policy.options}
     assert virtual.settled(by_key[used[-1]]) >= 0.5
@@ -234,7 +265,7 @@ def test_options_below_the_floor_are_never_settled_on():
 
 def test_what_falls_below_the_floor_is_left_at_once():
     virtual, policy = any_run(1, kept=0.1, settling=0.0, noise=0.0)
-    policy = AutoRatio(options=policy.options, least_gain=0.6)
+    policy = replace(policy, least_gain=0.6)
     *_, (_, _, state, decision) = periods(virtual, policy, 30)
     by_key = {option.key: option for option in policy.options}
     assert by_key[decision.option].ratio < 1
@@ -253,7 +284,7 @@ def test_what_falls_below_the_floor_is_left_at_once():
 def test_a_ratio_that_proves_too_thin_is_not_used_again_and_again(seed):
     """Once the residual has built up it keeps less than the floor; the curve, read elsewhere, always promises more."""
     virtual, policy = any_run(seed, kept=0.35, settling=0.2, turning=0.15, noise=0.03, compute_s=1e-3)
-    policy = AutoRatio(options=policy.options, least_gain=0.3)
+    policy = replace(policy, least_gain=0.3)
     changes = [row[3] for row in periods(virtual, policy, 100) if row[3].changed]
     assert any("must be kept" in change.reason for change in changes)
     assert len(changes) <= 12

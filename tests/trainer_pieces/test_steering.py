@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hetopt.profiler.errors import BadInput
+from hetopt.trainer.control.ratio.twin_trial import Verdict
 from hetopt.trainer.exchange.cost import TRAINER, LinkSpeed, Operation, pipelined_s, time_s
 from hetopt.trainer.exchange.menu import Menu
 from hetopt.trainer.exchange.network_tracker import Timed, measured
@@ -57,7 +58,7 @@ def traffic(steering: Steering, link: LinkSpeed, *, gain=lambda ratio: ratio**0.
     one = Traffic(
         exchanges=steps,
         compute_s=COMPUTE_S,
-        compress_s=0.001 if option.gain is None else 0.0,
+        compress_s=0.004 if option.gain is None else 0.0,
         sync_s=sync_s,
         sent_bytes=steering.way.sent_bytes,
         energy=1.0,
@@ -69,13 +70,18 @@ def traffic(steering: Steering, link: LinkSpeed, *, gain=lambda ratio: ratio**0.
     return GroupTraffic(rows=(one,) * WORKERS)
 
 
-def drive(steering: Steering, link: LinkSpeed, periods: int, step: int = 0) -> tuple[int, list]:
+def drive(
+    steering: Steering, link: LinkSpeed, periods: int, step: int = 0, *, says: str = "harmless"
+) -> tuple[int, list]:
     changes = []
     for _ in range(periods):
         seen = traffic(steering, link, steps=steering.period_steps(10))
         step += seen.exchanges
         steering.watch(seen)
         change = steering.judge(seen, step=step, epoch=step / 50, learning_rate=0.1)
+        if steering.try_ratio is not None:
+            steering.heard(Verdict(ratio=steering.try_ratio, says=says))
+            assert steering.try_ratio is None, "it is asked once"
         if change is not None:
             changes.append(change)
     return step, changes
@@ -83,9 +89,15 @@ def drive(steering: Steering, link: LinkSpeed, periods: int, step: int = 0) -> t
 
 def test_auto_compresses_where_links_are_slow_and_sends_everything_where_they_are_not() -> None:
     run = spec(ratio_policy="auto", collective_policy="cheapest")
-    slow = Steering(run, menu(run, buckets=4), network(SLOW))
+    slow = Steering(run, menu(run, buckets=4), network(SLOW), tries_twins=True)
     drive(slow, SLOW, 30)
     assert slow.way.option.ratio < 0.1
+    careful = Steering(run, menu(run, buckets=4), network(SLOW), tries_twins=True)
+    drive(careful, SLOW, 30, says="harmful")
+    assert careful.way.option.ratio == 1
+    unasked = Steering(run, menu(run, buckets=4), network(SLOW))
+    drive(unasked, SLOW, 30)
+    assert unasked.way.option.ratio == 1
     fast = Steering(run, menu(run, buckets=4), network(FAST))
     drive(fast, FAST, 30)
     assert fast.way == fast._menu.dense
@@ -93,13 +105,13 @@ def test_auto_compresses_where_links_are_slow_and_sends_everything_where_they_ar
 
 def test_auto_follows_a_network_that_changes() -> None:
     run = spec(ratio_policy="auto", collective_policy="cheapest")
-    steering = Steering(run, menu(run, buckets=4), network(FAST))
+    steering = Steering(run, menu(run, buckets=4), network(FAST), tries_twins=True)
     step, _ = drive(steering, FAST, 20)
     assert steering.way.in_buckets
     step, changes = drive(steering, SLOW, 20, step)
     assert steering.way.option.ratio < 0.1
     assert all(change["reason"] for change in changes)
-    drive(steering, FAST, 30, step)
+    drive(steering, FAST, 120, step)
     assert steering.way.in_buckets
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -95,6 +96,32 @@ def test_auto_finds_the_delta_of_a_wished_share_whatever_the_scale(scale, share,
     late = sum(step > 100 for step in found) / 500
     assert late == pytest.approx(share, abs=0.06)
     assert state.log_delta is not None
+
+
+@given(share=st.floats(0.05, 0.5), seed=st.integers(0, 100), bursts=st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_autos_averages_become_rarer_and_are_then_neither_bursts_nor_droughts(share, seed, bursts):
+    draws = random.Random(seed)
+    sync = Synchronisation(name="selsync", delta="auto", synchronised_share=share)
+
+    def changes(step: int) -> tuple[float, ...]:
+        loud = step % 100 < 20
+        return tuple((100.0 if bursts and loud else 1.0) * draws.random() for _ in range(WORKERS))
+
+    found, _ = run(sync, changes, steps=400)
+    at = [0, *found]
+    gaps = [(later, later - before) for before, later in itertools.pairwise(at)]
+    growing = [(step, gap) for step, gap in gaps if 1 + step / 2 < 1 / share]
+    assert all(gap <= 2 + step / 2 for step, gap in growing)
+    assert [gap for _, gap in growing] == sorted(gap for _, gap in growing)
+    settled = [gap for step, gap in gaps if step - gap > 4 / share]
+    assert settled
+    assert all(0.5 / share <= gap <= 2 / share + 1 for gap in settled)
+
+
+def test_auto_averages_even_where_nothing_ever_changes():
+    found, _ = run(Synchronisation(name="selsync", delta="auto"), lambda step: (0.0,) * WORKERS, steps=200)
+    assert 200 - max(found) <= 20
 
 
 @given(norms=st.lists(st.floats(0, 1e6), min_size=1, max_size=50), smoothing=st.floats(0.01, 1))

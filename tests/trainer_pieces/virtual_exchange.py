@@ -11,14 +11,14 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hetopt.profiler.inflation import distance
+from hetopt.profiler.inflation import MOST_LOST, distance
 from hetopt.trainer.control.ratio.gain_curve import GainCurve
 from hetopt.trainer.control.ratio.policy import RatioObservation
+from hetopt.trainer.control.ratio.twin_trial import PART, Verdict
 from hetopt.trainer.exchange.cost import TRAINER, LinkSpeed, Operation
 from hetopt.trainer.exchange.network_tracker import Timed, measured
 from hetopt.trainer.exchange.network_watch import NetworkWatch
 from hetopt.trainer.exchange.planner import make_option
-from hetopt.trainer.exchange.progress import Progress
 
 PRIMITIVES = ("all_reduce", "all_gather", "broadcast")
 RATIOS = (0.001, 0.0033, 0.01, 0.033, 0.1)
@@ -153,9 +153,16 @@ class VirtualRun:
         self.step += 1
         return (*times, gain)
 
+    def tried(self, ratio):
+        """What twins show: whether this ratio costs more steps than may be lost."""
+        self.elapsed_s += 2 * 10 * self.compute_s / PART
+        harmless = self.slowdown(self.gain(ratio, ratio)) <= 1 + MOST_LOST
+        return Verdict(ratio=ratio, says="harmless" if harmless else "harmful")
+
     def period(self, option, decision, tracked, steps, *, progress=math.inf, until_step=math.inf):
         """A control period: what was observed, the network as tracked after it."""
         steps = decision.look_after_steps or steps
+        verdict = None if decision.try_ratio is None else self.tried(decision.try_ratio)
         probe_s = None
         if probe_bytes := tracked.probe_bytes(option.operations):
             probe_s = self.timed("all_reduce", probe_bytes).time_s
@@ -179,11 +186,8 @@ class VirtualRun:
         )
         if tracked.wants_measurement:
             tracked = self.measured_again(tracked)
-        curve = progress = None
+        curve = None
         if decision.measure_gain:
-            dense = self.around(2.5, 5 * self.noise)
-            achieved = dense * min(1.0, self.delivered) / self.slowdown(rows[-1][3])
-            progress = Progress(achieved=self.around(achieved), dense=dense)
             kept = [self.gain(ratio, self.residual_of) for ratio in RATIOS]
             energies = [1.0 + 0.1 * rank for rank in range(self.workers)]
             curve = GainCurve(
@@ -204,10 +208,10 @@ class VirtualRun:
             energy=(1.0,) * self.workers,
             gradient_norm=1.0,
             gain_curve=curve,
-            progress=progress,
             network=tracked.network,
             option=option.key,
             steps_left=None if self.last_step is None else max(1, self.last_step - self.step),
+            verdict=verdict,
         )
         return observation, tracked
 

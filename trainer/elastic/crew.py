@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +17,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hetopt.profiler.errors import HetoptError
+from hetopt.profiler.errors import HetoptError, RunFailed
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.elastic.connections import break_all_but, open_sockets
 from hetopt.trainer.elastic.handover import Held, told
 from hetopt.trainer.elastic.living import spec_of_living
-from hetopt.trainer.elastic.meeting import meet_again, want
-from hetopt.trainer.elastic.membership import Generation, Member, Patience
-from hetopt.trainer.elastic.stores import TcpMeetingStore, connect
+from hetopt.trainer.elastic.meeting import LOOK_S, Abandoned, meet_again, want
+from hetopt.trainer.elastic.membership import Generation, Member, NothingKnown, Patience, Presence
+from hetopt.trainer.elastic.stores import TcpMeetingStore, connect, where_to_meet
 from hetopt.trainer.elastic.watch import Watch
 from hetopt.trainer.events import EVENTS_FILE, EventLog
 from hetopt.trainer.exchange.peers import HungPeer, has_timed_out
@@ -32,6 +32,9 @@ from hetopt.trainer.failure import is_peer_loss
 from hetopt.trainer.spec import RunSpec
 
 _PATIENCE = Patience()
+_NOTHING_KNOWN = NothingKnown()
+_LOOK_ELSEWHERE_S = 1.0
+_REASON_LETTERS = 200
 
 
 class Crew:
@@ -42,13 +45,14 @@ class Crew:
         place: this worker's number in it.
         life: tells it from others that had its place before.
         run_dir: of the run.
-        meeting: where the store is.
+        meetings: where stores are, in the order in which they are to be used, by a worker's place on the same host.
         attempt: of torchrun to start the run, alike on all workers.
         device: of this worker.
         backend: chooses a process group's backend from ``machine/device`` of its workers.
         machine: name of this one.
         stop_requested: whether somebody asked the run to stop.
         patience: with the others.
+        presence: what is known of them.
     """
 
     def __init__(
@@ -58,30 +62,34 @@ class Crew:
         *,
         life: str,
         run_dir: Path,
-        meeting: str,
+        meetings: Mapping[int, str],
         attempt: str,
         device: torch.device,
         backend: Callable[[list[str]], str],
         machine: str,
         stop_requested: Callable[[], bool],
         patience: Patience = _PATIENCE,
+        presence: Presence = _NOTHING_KNOWN,
     ) -> None:
         self._spec = spec
         self._run_dir = run_dir
-        self._meeting = meeting
+        self._meetings = dict(meetings)
         self._device = device
         self._backend = backend
         self._machine = machine
         self._stop_requested = stop_requested
         self._patience = patience
+        self._presence = presence
         self._me = Member(place=place, life=life)
         self._attempt = attempt
-        self._store = TcpMeetingStore(connect(meeting), attempt)
-        self._watching = TcpMeetingStore(connect(meeting), attempt)
+        self._meeting = ""
+        self._store: TcpMeetingStore | None = None
+        self._watching: TcpMeetingStore | None = None
         self._watch: Watch | None = None
         self._known = open_sockets()
         self._events = EventLog(None)
         self._lost_s: float | None = None
+        self._reason = ""
         self.generation: Generation | None = None
 
     def join(self, held: Held | None = None) -> WorkerContext:
@@ -103,7 +111,7 @@ class Crew:
             except (RuntimeError, ValueError) as error:
                 if isinstance(error, HetoptError):
                     raise
-                self.leave()
+                self.leave(str(error))
 
     def survives(self, error: Exception) -> bool:
         """Whether the error is the loss of others, after which this worker goes on."""
@@ -121,11 +129,22 @@ class Crew:
         if self._watch is not None and self._watch.rang:
             raise RuntimeError("another generation of workers is wanted")
 
-    def leave(self) -> None:
-        """Let go of the present generation, and let everybody know that it is over."""
+    @property
+    def all_leave(self) -> bool:
+        """Whether what the workers hold will soon be lost with all of their hosts: a checkpoint is due."""
+        return self._presence.all_leave
+
+    def leave(self, reason: str) -> None:
+        """Let go of the present generation, and let everybody know that it is over.
+
+        Args:
+            reason: by what its end showed here; the first one counts until training goes on.
+        """
         self._lost_s = self._lost_s or time.monotonic()
-        if self.generation is not None:
-            want(self._store, self.generation.number + 1)
+        self._reason = self._reason or reason.partition("\n")[0][:_REASON_LETTERS]
+        if self.generation is not None and self._store is not None:
+            with suppress(RuntimeError):  # its host is gone: the others notice by themselves
+                want(self._store, self.generation.number + 1)
         if self._watch is not None:
             self._watch.stop()
             self._watch = None
@@ -144,18 +163,22 @@ class Crew:
         """
         assert self.generation is not None
         if self.generation.number > 0:
-            took = {} if self._lost_s is None else {"recovery_s": round(time.monotonic() - self._lost_s, 3)}
-            self._events.write("workers_changed", step=step, **told(self.generation, held), **took)
-        self._lost_s = None
+            seen: dict[str, object] = {}
+            if self._lost_s is not None:
+                seen = {"recovery_s": round(time.monotonic() - self._lost_s, 3), "reason": self._reason}
+            self._events.write("workers_changed", step=step, **told(self.generation, held), **seen)
+        self._lost_s, self._reason = None, ""
 
     def finished(self) -> None:
         """The run is over: nobody is to wait for its workers any more."""
-        self._store.set("finished", "1")
+        if self._store is not None:
+            with suppress(RuntimeError):  # likewise
+                self._store.set("finished", "1")
 
     @property
     def is_over(self) -> bool:
         """Whether the run has finished, so that a worker that comes now comes too late."""
-        return self._store.get("finished") == "1"
+        return self._store is not None and self._store.get("finished") == "1"
 
     def close(self) -> None:
         """Leave for good."""
@@ -166,29 +189,70 @@ class Crew:
         self._events.close()
 
     def _meet(self) -> Generation:
-        places = range(len(self._spec.workers))
+        begun_s = time.monotonic()
+        while True:
+            try:
+                if self._finds_store() and (generation := self._meet_there()) is not None:
+                    return generation
+            except RuntimeError as error:
+                if isinstance(error, Abandoned):
+                    raise
+                self._store, self._meeting = None, ""  # lost while it was used
+            if self._stop_requested():
+                raise Abandoned
+            if self._store is None and time.monotonic() - begun_s > self._patience.give_up_s:
+                raise RunFailed(
+                    "no host can be reached on which workers meet.", hint="launch the run again: it resumes"
+                )
+            time.sleep(LOOK_S)
+
+    def _finds_store(self) -> bool:
+        """Whether there is one; the connections are to the best of them from then on."""
+        meeting = self._where_to_meet()
+        if meeting is not None and meeting != self._meeting:
+            self._store = TcpMeetingStore(connect(meeting), self._attempt)
+            self._watching = TcpMeetingStore(connect(meeting), self._attempt)
+            self._meeting = meeting
+        return self._store is not None
+
+    def _where_to_meet(self) -> str | None:
+        if len(self._meetings) == 1:
+            return self._meetings[0]
+        there = [meeting for place, meeting in self._meetings.items() if not self._presence.is_away(place)]
+        return where_to_meet(there, self._attempt)
+
+    def _meet_there(self) -> Generation | None:
+        """The next generation of this store; None: the others are elsewhere."""
+        assert self._store is not None
         pauses = meet_again(
             self._store,
             self._me,
-            places,
+            range(len(self._spec.workers)),
             patience=self._patience,
             clock=time.monotonic,
             stop_wished=lambda: self._stop_requested() or self.is_over,
+            presence=self._presence,
         )
+        looked_s = time.monotonic()
         while True:
             try:
                 time.sleep(next(pauses))
             except StopIteration as reached:
                 generation: Generation = reached.value
                 return generation
+            if len(self._meetings) > 1 and time.monotonic() - looked_s > _LOOK_ELSEWHERE_S:
+                looked_s = time.monotonic()
+                if self._where_to_meet() != self._meeting:
+                    return None
 
     def _open(self, generation: Generation) -> WorkerContext:
         """The process group of a generation, and what this worker is in it."""
         rank = generation.rank(self._me)
         assert rank is not None
         self.generation = generation
-        self._me = replace(self._me, joined=generation.number, beside=generation.places)
+        self._me = replace(self._me, joined=generation.number, beside=generation.places, lives=generation.lives)
         self._known = open_sockets()
+        assert self._watching is not None
         self._watch = Watch(self._watching, generation.number, lambda: break_all_but(self._known))
         workers = len(generation.members)
         prefix = f"{self._attempt}group/{generation.number}"

@@ -12,7 +12,8 @@ def spec_of_living(spec: RunSpec, places: Sequence[int], shares: Mapping[int, in
     """The spec of a generation.
 
     The shares were balanced when they were last in use, so everyone takes over the same part of what the lost ones
-    leave; a worker that comes back begins with the share that it was planned with. The batch policy goes on from there.
+    leave. A worker that comes back was planned with a share beside those of the others: it begins with as much more
+    than that as they have more than theirs. The batch policy goes on from there.
 
     Args:
         spec: of the run, with all of its workers.
@@ -21,7 +22,10 @@ def spec_of_living(spec: RunSpec, places: Sequence[int], shares: Mapping[int, in
     """
     if len(places) == len(spec.workers) and not shares:
         return spec
-    weights = [float(shares.get(place, spec.workers[place].local_batch_size)) for place in places]
+    planned = {place: spec.workers[place].local_batch_size for place in places}
+    known = {place: share for place, share in shares.items() if place in planned}
+    growth = sum(known.values()) / sum(planned[place] for place in known) if known else 1.0
+    weights = [float(known.get(place, growth * planned[place])) for place in places]
     batch = spec.global_batch_size
     local = largest_remainder(weights, batch, minimum=[1] * len(places), maximum=[None] * len(places))
     workers = tuple(

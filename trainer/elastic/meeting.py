@@ -3,6 +3,7 @@
     generation          number of the newest generation that anybody wants
     G/member/PLACE      who has registered for generation G
     G/closed            the generation, once it has begun; only the first who writes it counts
+    closed              number of the newest one that has
     G/here/PLACE        who has seen that it has: a generation whose members do not all come is passed over
 
 The protocol is a generator of pauses, so that the same code runs in real time and in a simulation.
@@ -14,7 +15,15 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Protocol
 
 from hetopt.profiler.errors import RunFailed
-from hetopt.trainer.elastic.membership import Generation, Member, Patience, is_hopeless, may_close
+from hetopt.trainer.elastic.membership import (
+    Generation,
+    Member,
+    NothingKnown,
+    Patience,
+    Presence,
+    is_hopeless,
+    may_close,
+)
 
 LOOK_S = 0.05
 
@@ -44,6 +53,11 @@ def wanted(store: MeetingStore) -> int:
     return int(store.get("generation") or -1)
 
 
+def begun(store: MeetingStore) -> int:
+    """The newest generation that has begun in this store; -1: none."""
+    return int(store.get("closed") or -1)
+
+
 def want(store: MeetingStore, number: int) -> None:
     """Let everybody know that this generation is wanted, or a newer one."""
     while (present := store.get("generation")) == "" or int(present) < number:
@@ -58,6 +72,7 @@ def meet_again(
     patience: Patience,
     clock: Callable[[], float],
     stop_wished: Callable[[], bool] = lambda: False,
+    presence: Presence = NothingKnown(),  # noqa: B008  # it has no state
 ) -> Generator[float, None, Generation]:
     """Register until part of a new generation; yields seconds to wait before it goes on.
 
@@ -68,6 +83,7 @@ def meet_again(
         patience: with the others.
         clock: seconds.
         stop_wished: whether nobody is to wait any longer.
+        presence: what is known of the others.
 
     Raises:
         RunFailed: too many of the others do not come.
@@ -90,9 +106,10 @@ def meet_again(
                 number -= 1
                 break
             registered = _registered(store, number, places)
-            if may_close(registered, places, clock() - registered_s, patience):
+            if may_close(registered, places, clock() - registered_s, patience, presence):
                 members = tuple(registered[place] for place in sorted(registered))
                 store.compare_set(f"{number}/closed", "", Generation(number=number, members=members).to_json())
+                store.set("closed", str(max(begun(store), number)))
                 continue
             if stop_wished():
                 raise Abandoned

@@ -4,7 +4,7 @@ A *generation* is a group of workers that train together. A worker that is lost 
 for the next one, and so does whoever comes back or is started in place of a lost one. The next generation begins when
 all workers of the run have registered, or those that have waited long enough and are entitled to go on without the
 rest: more than half of the generation that was last, or exactly half of it with its first worker. So two groups that
-cannot see each other never both go on.
+cannot see each other never both go on. Who is known to be dead is no part of any group: it does not count.
 
 Any history of generations is one line of training: what is newest is told by the generation that last agreed on a
 state, then by the steps done since.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Self
+from typing import Protocol, Self
 
 NO_GENERATION = -1
 
@@ -49,6 +49,7 @@ class Member:
         life: tells it from others that had its place before.
         joined: the generation that it was last part of.
         beside: places of all workers of that generation, itself included.
+        lives: of the same.
         version: of the state that it holds.
         share: its last local batch size, samples; 0: it has just started.
     """
@@ -58,6 +59,7 @@ class Member:
     share: int = 0
     joined: int = NO_GENERATION
     beside: tuple[int, ...] = ()
+    lives: tuple[str, ...] = ()
     version: Version = Version()
 
     def to_json(self) -> str:
@@ -68,7 +70,8 @@ class Member:
     def of_json(cls, text: str) -> Self:
         """What `to_json` wrote."""
         data = json.loads(text)
-        return cls(**{**data, "beside": tuple(data["beside"]), "version": Version(**data["version"])})
+        beside, lives = tuple(data["beside"]), tuple(data["lives"])
+        return cls(**{**data, "beside": beside, "lives": lives, "version": Version(**data["version"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +85,11 @@ class Generation:
     def places(self) -> tuple[int, ...]:
         """Of its workers, in rank order."""
         return tuple(member.place for member in self.members)
+
+    @property
+    def lives(self) -> tuple[str, ...]:
+        """Of its workers, in rank order."""
+        return tuple(member.life for member in self.members)
 
     def rank(self, member: Member) -> int | None:
         """The rank of a worker in it; None: it is not part of it."""
@@ -121,7 +129,47 @@ class Patience:
     give_up_s: float = 60.0
 
 
-def may_close(registered: Mapping[int, Member], places: Sequence[int], waited_s: float, patience: Patience) -> bool:
+class Presence(Protocol):
+    """What is known for certain of workers, by whoever starts and ends their hosts."""
+
+    def is_away(self, place: int) -> bool:
+        """Whether there is no host that a worker could come from."""
+        ...
+
+    def is_dead(self, place: int, life: str) -> bool:
+        """Whether a worker has ended; false: it has not, or nobody knows."""
+        ...
+
+    @property
+    def all_leave(self) -> bool:
+        """Whether all hosts will soon be taken away."""
+        ...
+
+
+class NothingKnown:
+    """The presence where nobody says anything: a worker that does not come may be cut off."""
+
+    def is_away(self, place: int) -> bool:
+        """See `Presence`."""
+        return False
+
+    def is_dead(self, place: int, life: str) -> bool:
+        """See `Presence`."""
+        return False
+
+    @property
+    def all_leave(self) -> bool:
+        """See `Presence`."""
+        return False
+
+
+def may_close(
+    registered: Mapping[int, Member],
+    places: Sequence[int],
+    waited_s: float,
+    patience: Patience,
+    presence: Presence = NothingKnown(),  # noqa: B008  # it has no state
+) -> bool:
     """Whether those who have registered are to begin without waiting any longer.
 
     Args:
@@ -129,20 +177,46 @@ def may_close(registered: Mapping[int, Member], places: Sequence[int], waited_s:
         places: of all workers of the run.
         waited_s: since whoever asks registered.
         patience: how long to wait.
+        presence: what is known of those who have not.
     """
-    if set(places) <= set(registered):
+    electorate = _electorate(registered, presence)
+    if electorate is None:
+        # Nobody has trained yet: everyone is needed who has a host.
+        return all(place in registered or presence.is_away(place) for place in places)
+    if set(electorate) <= set(registered):
         return True
-    return waited_s >= patience.regroup_s and entitled(registered)
+    return waited_s >= patience.regroup_s and entitled(registered, presence)
 
 
-def entitled(registered: Mapping[int, Member]) -> bool:
-    """Whether those who have registered are enough of the last generation to go on without the rest."""
+def entitled(registered: Mapping[int, Member], presence: Presence = NothingKnown()) -> bool:  # noqa: B008  # likewise
+    """Whether those who have registered are enough of the last generation to go on without the rest.
+
+    Two groups that both are would be more than all who live, whatever each knows of the dead: the larger number of dead
+    that one knows of is at most the number that there are.
+    """
+    electorate = _electorate(registered, presence)
+    if electorate is None:
+        return False
+    last = max(member.joined for member in registered.values())
+    present = {member.place for member in registered.values() if member.joined == last}
+    return 2 * len(present) > len(electorate) or (2 * len(present) == len(electorate) and min(electorate) in present)
+
+
+def _electorate(registered: Mapping[int, Member], presence: Presence) -> list[int] | None:
+    """Places of the last generation's workers that may be alive; None: nobody here was part of one.
+
+    A place that somebody else has registered for was given to it because the worker that had it before is dead.
+    """
     last = max((member.joined for member in registered.values()), default=NO_GENERATION)
     if last == NO_GENERATION:
-        return False
-    present = {member.place for member in registered.values() if member.joined == last}
-    before = next(member.beside for member in registered.values() if member.joined == last)
-    return 2 * len(present) > len(before) or (2 * len(present) == len(before) and min(before) in present)
+        return None
+    one = next(member for member in registered.values() if member.joined == last)
+    lives = one.lives or ("",) * len(one.beside)
+    return [
+        place
+        for place, life in zip(one.beside, lives, strict=True)
+        if not (life and (presence.is_dead(place, life) or (place in registered and registered[place].life != life)))
+    ]
 
 
 def is_hopeless(registered: Mapping[int, Member], waited_s: float, patience: Patience) -> bool:

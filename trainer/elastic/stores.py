@@ -1,19 +1,30 @@
-"""Connections to the store that workers meet over; the process that hosts them opens it, and outlives any of them."""
+"""Connections to the store that workers meet over, wherever it is.
+
+The process that hosts workers opens it, and outlives any of them. Where hosts may be lost, each has one, and all meet
+in the first that can be reached; once a generation has begun in one, whoever comes later looks for the others there.
+"""
 
 from __future__ import annotations
 
 import datetime
+import selectors
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from hetopt.profiler.errors import BadInput
+from hetopt.trainer.elastic.meeting import begun
 from hetopt.trainer.launch.host import MEETING_VARIABLE
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
 _PATIENCE = datetime.timedelta(seconds=30)
+_REACHED_WITHIN_S = 0.5
 
 
 def connect(meeting: str) -> TCPStore:
@@ -23,11 +34,55 @@ def connect(meeting: str) -> TCPStore:
         BadInput: that is no address.
         DistNetworkError: nobody is there.
     """
+    address, port = _parsed(meeting)
+    store: TCPStore = dist.TCPStore(address, port, is_master=False, timeout=_PATIENCE)  # type: ignore[attr-defined]  # torch's gap
+    return store
+
+
+def _parsed(meeting: str) -> tuple[str, int]:
     address, _, port = meeting.rpartition(":")
     if not address or not port.isdigit():
         raise BadInput(f"{MEETING_VARIABLE}={meeting!r} is no address.", hint="give ADDRESS:PORT")
-    store: TCPStore = dist.TCPStore(address, int(port), is_master=False, timeout=_PATIENCE)  # type: ignore[attr-defined]  # torch's gap
-    return store
+    return address, int(port)
+
+
+def reachable(meetings: Sequence[str], within_s: float = _REACHED_WITHIN_S) -> list[str]:
+    """Those of the addresses where somebody listens, in their order.
+
+    Raises:
+        BadInput: one is no address.
+    """
+    found: set[str] = set()
+    with ExitStack() as open_until_then, selectors.DefaultSelector() as selector:
+        waiting = 0
+        for meeting in meetings:
+            attempt = open_until_then.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            attempt.setblocking(False)
+            attempt.connect_ex(_parsed(meeting))
+            selector.register(attempt, selectors.EVENT_WRITE, meeting)
+            waiting += 1
+        deadline_s = time.monotonic() + within_s
+        while waiting and (left_s := deadline_s - time.monotonic()) > 0:
+            for key, _ in selector.select(left_s):
+                attempt = key.fileobj  # type: ignore[assignment]  # as it was registered
+                selector.unregister(attempt)
+                waiting -= 1
+                if attempt.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+                    found.add(key.data)
+    return [meeting for meeting in meetings if meeting in found]
+
+
+def where_to_meet(meetings: Sequence[str], attempt: str) -> str | None:
+    """Where the others are: of the stores that can be reached the one with the newest generation, or else the first.
+
+    Raises:
+        RuntimeError: a store was lost while it was asked.
+    """
+    there = reachable(meetings)
+    if len(there) < 2:
+        return there[0] if there else None
+    newest = [begun(TcpMeetingStore(connect(meeting), attempt)) for meeting in there]
+    return there[newest.index(max(newest))]
 
 
 class TcpMeetingStore:

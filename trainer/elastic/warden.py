@@ -1,4 +1,4 @@
-"""Keeps a worker alive: a process with everything imported that becomes a new worker when the old one is killed.
+"""Keeps workers alive: a process with everything imported that becomes a new worker when one of them is killed.
 
 Importing torch takes seconds, and a fork of a process that has imported it milliseconds. The warden has no thread and
 no process group, so that a fork of it is a fresh worker.
@@ -8,55 +8,71 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
-Ended = Callable[[int, int], None]
-"""Told of a worker's end by a signal: its number, and how many times a worker may still be replaced."""
+Ended = Callable[[int, int, int], None]
+"""Told of a worker's end: its place, the signal that ended it, and how many times it may still be replaced."""
 
 
-def keep(work: Callable[[], int], *, replacements: int, tell: Ended) -> int:
-    """Have a worker do its work, and another one in its place whenever a signal kills it.
+def keep(works: Mapping[int, Callable[[], int]], *, replacements: int, tell: Ended) -> int:
+    """Have workers do their work, and another one in the place of any that a signal kills.
 
-    Returns its exit code. When a signal kills it once too often this process ends by the same signal, so that whoever
-    watches sees why.
+    Returns the exit code of the first that failed, or 0, once all have ended. When a signal kills one once too often
+    this process ends by the same signal, so that whoever watches sees why.
 
     Args:
-        work: in a process of its own; gives its exit code.
-        replacements: of killed workers, at most.
+        works: by place; each is done in a process of its own, and gives its exit code.
+        replacements: of each worker that is killed, at most.
         tell: hears of each.
     """
-    while True:
-        child = os.fork()
-        if child == 0:
-            _leave(work)
-        code = _await(child)
-        if code >= 0:
-            return code
-        if _asked_to_end or replacements == 0:
-            _end_by(-code)
-        tell(-code, replacements)
-        replacements -= 1
-
-
-_asked_to_end: list[int] = []
-
-
-def _await(child: int) -> int:
-    """The exit code of the worker, negative for a signal; what asks this process to end is handed on to it."""
+    left = dict.fromkeys(works, replacements)
+    asked_to_end: list[int] = []
+    children: dict[int, int] = {}
 
     def hand_on(number: int, frame: FrameType | None) -> None:
-        _asked_to_end.append(number)
-        os.kill(child, number)
+        asked_to_end.append(number)
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.kill(child, number)
+
+    def start(place: int) -> None:
+        child = _fork(works[place])
+        children[child] = place
+        if asked_to_end:
+            os.kill(child, asked_to_end[-1])
 
     before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    failed = 0
     try:
-        _, status = os.waitpid(child, 0)
+        for place in works:
+            start(place)
+        while children:
+            child, status = os.wait()
+            if child not in children:
+                continue  # not a worker
+            place, code = children.pop(child), os.waitstatus_to_exitcode(status)
+            if code >= 0:
+                failed = failed or code
+                continue
+            if asked_to_end or left[place] == 0:
+                _end_by(-code)
+            tell(place, -code, left[place])
+            left[place] -= 1
+            start(place)
+        return failed
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return os.waitstatus_to_exitcode(status)
+
+
+def _fork(work: Callable[[], int]) -> int:
+    child = os.fork()
+    if child == 0:
+        _leave(work)
+    return child
 
 
 def _leave(work: Callable[[], int]) -> NoReturn:

@@ -38,7 +38,6 @@ class Watch:
             try:
                 self.rang = self.rang or wanted(self._store) > self._number
             except (RuntimeError, ValueError):
-                # The store is gone, and with it the host that all of this depends on: it ends its workers itself.
-                return
+                self.rang = True  # the store is gone, and with it its host: whoever is left meets elsewhere
             if self.rang:
                 self._end_waiting()

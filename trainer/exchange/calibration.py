@@ -12,7 +12,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,7 @@ from torch import Tensor
 from hetopt.trainer.exchange.channel import Channel
 from hetopt.trainer.exchange.cost import Operation, Primitive, Scope
 from hetopt.trainer.exchange.exchange import make_exchange
-from hetopt.trainer.exchange.menu import CompressTime, Family
+from hetopt.trainer.exchange.menu import ROUNDED, CompressTime, Family, Menu
 from hetopt.trainer.exchange.network_state import NetworkState
 from hetopt.trainer.exchange.network_tracker import Timed, measured
 from hetopt.trainer.exchange.network_watch import REPEATED_BELOW_S, TIMED_EACH
@@ -224,6 +224,22 @@ def _times_s(channel: Channel, primitive: Primitive, run: Callable[[], None], re
         return [first_s]
     count = min(repeats.most, max(repeats.least, int(REPEATED_S / (PAUSE_S + first_s))))
     return agreed_s([once_s() for _ in range(count)])
+
+
+def timed_menu(menu: Menu, network: NetworkState, *, device: torch.device, seed: int) -> Menu:
+    """The menu, with what a worker does itself in each of its ways.
+
+    Args:
+        menu: of the run.
+        network: of its workers.
+        device: where gradients lie.
+        seed: of all randomness.
+    """
+    compress = time_compressors(
+        menu.families, menu.numel, network, memory=menu.memory, device=device, shapes=menu.shapes, seed=seed
+    )
+    rounded_s = {name: time_rounded(name, menu.numel, network, memory=menu.memory, device=device) for name in ROUNDED}
+    return replace(menu, compress=compress, rounded_s=rounded_s)
 
 
 def time_compressors(

@@ -13,9 +13,8 @@ from hetopt.trainer.exchange.aggregation import Aggregation
 from hetopt.trainer.exchange.channel import Channel
 from hetopt.trainer.exchange.energy import energy
 from hetopt.trainer.exchange.gain import kept_energies
-from hetopt.trainer.exchange.memory import ALIKE, ErrorFeedback, Memory, MemoryState, NoMemory, check_state
+from hetopt.trainer.exchange.memory import ALIKE, Memory, MemoryState, NoMemory, check_state
 from hetopt.trainer.exchange.payload import Payload
-from hetopt.trainer.exchange.progress_probe import ProgressProbe
 from hetopt.trainer.exchange.stats import ExchangeStats
 from hetopt.trainer.exchange.wire import kept_elements
 
@@ -60,18 +59,15 @@ class Exchange:
             return ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)
         channel = Channel(self._group, clock=self._clock, on=flat.device)
         begun = channel.now()
-        probe = self._probe(flat) if look_at and channel.workers > 1 else None
         prepared = self._memory.prepare(flat)
         holds_back = not isinstance(self._memory, NoMemory)
         there = energy(prepared) if holds_back or look_at else None
         looked, looking_s = _look(prepared, look_at, channel)
         sent = self._aggregation.run(prepared, flat, channel, self._carried.step)
         kept = sent.kept_energy(prepared) if holds_back else there
-        progress = None if probe is None else probe.after(flat, sent)
         self._memory.commit(prepared, sent)
         self._carried.step += 1
         sync_s = sum(message.time_s for message in channel.messages)
-        looking_s += 0.0 if probe is None else probe.took_s
         return ExchangeStats(
             sent_bytes=sum(message.payload_bytes for message in channel.messages),
             compress_s=channel.now() - begun - sync_s - looking_s,
@@ -80,15 +76,7 @@ class Exchange:
             energy=there,
             kept_energy=kept,
             look_energies=looked,
-            progress=progress,
         )
-
-    def _probe(self, gradient: Tensor) -> ProgressProbe | None:
-        """Where something is held back and nothing added, such as momentum; its message is no part of the exchange."""
-        if not isinstance(self._memory, ErrorFeedback):
-            return None
-        channel = Channel(self._group, clock=self._clock, on=gradient.device)
-        return ProgressProbe(gradient, channel, seed=self._carried.step)
 
 
 def _look(prepared: Tensor, ratios: Sequence[float], channel: Channel) -> tuple[tuple[float, ...], float]:

@@ -22,11 +22,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hetopt.profiler.errors import BadInput
-from hetopt.trainer.exchange.composition import CORRECTION, why_not_optimised
+from hetopt.trainer.exchange.composition import CORRECTION, combine, why_not_optimised
 from hetopt.trainer.exchange.energy import energy
 from hetopt.trainer.exchange.group import group_size
 from hetopt.trainer.exchange.memory import MemoryState, check_state
 from hetopt.trainer.exchange.payload import Payload, SparsePayload
+from hetopt.trainer.spec import Compression
 
 DEFAULT_MOMENTUM = 0.9
 
@@ -115,3 +116,15 @@ def hand_over_momentum(optimizer: Optimizer) -> float:
     for group in optimizer.param_groups:
         group["momentum"] = 0.0
     return found.pop()
+
+
+def own_momentum(asked: Compression, optimizer: Optimizer) -> Compression:
+    """The compression of a run; where the workers keep the momentum, it is taken out of the optimizer.
+
+    Raises:
+        BadInput: it cannot be, or things do not go together.
+    """
+    if combine(asked.name, memory=asked.memory, collective=asked.collective).memory != CORRECTION:
+        return asked
+    momentum = hand_over_momentum(optimizer)
+    return asked if asked.momentum is not None else asked.model_copy(update={"momentum": momentum})

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from hetopt.trainer.exchange.channel import Message
 from hetopt.trainer.exchange.memory import Memory
-from hetopt.trainer.exchange.progress import Progress
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +24,6 @@ class ExchangeStats:
         energy: sum of squares of gradient and residual; None where nothing can be held back.
         kept_energy: the part of it that what was sent takes away; of a selection, the energy of what was sent.
         look_energies: what the largest elements would have kept, at the ratios that were asked for.
-        progress: this worker's part of what the exchange achieved; None where nobody looked, or it cannot be told.
     """
 
     sent_bytes: int
@@ -35,7 +33,6 @@ class ExchangeStats:
     energy: float | None = None
     kept_energy: float | None = None
     look_energies: tuple[float, ...] = ()
-    progress: Progress | None = None
 
     @property
     def inside_s(self) -> float:

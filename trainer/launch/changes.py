@@ -49,6 +49,12 @@ def check_change(spec: RunSpec, change: Change) -> None:
             f"the rehearsal has no host called {change.host!r}.",
             hint=f"its hosts are {', '.join(hosts)}, or '*' for all",
         )
+    if (change.returns or change.notice) and not comes_and_goes(spec):
+        what = "return" if change.returns else "be given notice"
+        raise BadInput(
+            f"a host cannot {what}: this run ends with the first that dies.",
+            hint="rehearse on several hosts with --restarts",
+        )
     if change.speed is None:
         return
     declared = {worker.host for worker in spec.workers if worker.declared is not None}
@@ -58,6 +64,11 @@ def check_change(spec: RunSpec, change: Change) -> None:
                 f"the speed of {name} cannot change: its workers compute as fast as they can.",
                 hint="rehearse with declared times or with cpu=",
             )
+
+
+def comes_and_goes(spec: RunSpec) -> bool:
+    """Whether the run goes on when one of its hosts dies."""
+    return spec.is_elastic and spec.miniature is not None and len(spec.miniature.hosts) > 1
 
 
 def parse_requests(lines: Iterable[str]) -> Iterator[Change]:

@@ -3,6 +3,9 @@
 ``python -m hetopt.trainer.launch.conductor RUN_DIR [PARENT_PID]``. Everything that happens to the cluster happens here,
 in one loop: scheduled changes, changes that other processes ask for, hosts that die, and slowing the miniature down
 where the real computation does not fit into the declared time. Each is an event in the run's log.
+
+The death of a host ends the run, unless its workers go on without those that they lose: then each host starts for
+itself, may return, and this process, which knows who is dead, tells them (`hetopt.trainer.presence`).
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from pathlib import Path
 from hetopt.profiler.errors import BadInput, HetoptError
 from hetopt.trainer.conditions import ConditionsReader, write_conditions
 from hetopt.trainer.events import EVENTS_FILE, EventLog, parse_events, read_events
-from hetopt.trainer.launch.changes import CHANGES_FILE, parse_requests
+from hetopt.trainer.launch.changes import CHANGES_FILE, comes_and_goes, parse_requests
 from hetopt.trainer.launch.guard import StopSignal, die_with_parent
 from hetopt.trainer.launch.logs import LOG_FOLDER, read_from
 from hetopt.trainer.launch.namespaces import LINK, MiniatureNetwork
@@ -28,6 +31,7 @@ from hetopt.trainer.launch.progress import Progress
 from hetopt.trainer.launch.schedule import CONDITION_CHANGED, HostNow, split, still_to_come
 from hetopt.trainer.launch.slowdown import FitWatch
 from hetopt.trainer.miniature import Change, Conditions, Miniature
+from hetopt.trainer.presence import INCARNATION_VARIABLE, PRESENCE_FILE, HostThere, write_presence
 from hetopt.trainer.run_folder import read_spec
 from hetopt.trainer.spec import RunSpec
 
@@ -83,16 +87,22 @@ class Conductor:
         self._agents: dict[int, subprocess.Popen[bytes]] = {}
         self._codes: dict[int, int] = {}
         self._failed_s: float | None = None
+        self._comes_and_goes = comes_and_goes(spec)
+        self._incarnations = [0] * len(self._hosts)
+        self._farewells: list[tuple[float, int]] = []
+        self._training_on = [worker.host for worker in spec.workers]
 
     def conduct(self) -> int:
         """Start the hosts and stay until the last has ended; the exit code is hetopt's."""
         try:
             self._announce_conditions()
             self._network.set_rates(self._rates(range(len(self._hosts))))
+            (self._run_dir / PRESENCE_FILE).unlink(missing_ok=True)  # of an earlier launch
+            self._announce_presence()
             for place in range(len(self._hosts)):
                 if self._stop_signal() is None:
                     self._agents[place] = self._start(place)
-            while self._agents and self._stop_signal() is None:
+            while (self._agents or self._awaits_return) and self._stop_signal() is None:
                 self._look()
                 self._sleep(_LOOK_S)
             return self._conclude()
@@ -102,20 +112,26 @@ class Conductor:
 
     def _start(self, place: int) -> subprocess.Popen[bytes]:
         name = self._hosts[place].name
-        node = Node(
-            host=name,
-            address=self._network.address(place),
-            meeting=f"{self._network.address(0)}:{MEETING_PORT}",
-        )
+        if self._comes_and_goes:
+            addresses = [self._network.address(other) for other in range(len(self._hosts))]
+            meeting = ",".join(f"{address}:{MEETING_PORT + 1}" for address in addresses)
+        else:
+            meeting = f"{self._network.address(0)}:{MEETING_PORT}"
+        node = Node(host=name, address=self._network.address(place), meeting=meeting)
         folder = self._run_dir / LOG_FOLDER / name
         folder.mkdir(parents=True, exist_ok=True)
-        program = [sys.executable, "-m", "hetopt.trainer.launch.host", str(self._run_dir), str(os.getpid())]
+        module = "hetopt.trainer.lone_host" if self._comes_and_goes else "hetopt.trainer.launch.host"
+        program = [sys.executable, "-m", module, str(self._run_dir), str(os.getpid())]
         with (folder / "host.log").open("ab") as output:
             return self._network.popen(
                 place,
                 [*program, *node.to_arguments()],
                 # Whatever device the caller prefers, a host in the box has one.
-                env={**os.environ, "GLOO_SOCKET_IFNAME": LINK},
+                env={
+                    **os.environ,
+                    "GLOO_SOCKET_IFNAME": LINK,
+                    INCARNATION_VARIABLE: str(self._incarnations[place]),
+                },
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -129,6 +145,10 @@ class Conductor:
             due, self._pending = split(self._pending, self._progress.moment(now_s))
             for change in due:
                 self._apply(change)
+        while self._farewells and self._farewells[0][0] <= now_s:
+            _, place = self._farewells.pop(0)
+            if not self._hosts[place].alive:
+                self._network.take_down(place)
         if self._failed_s is not None and now_s - self._failed_s > _SURVIVORS_S:
             self._end_agents()
 
@@ -138,16 +158,21 @@ class Conductor:
             if code is not None:
                 del self._agents[place]
                 self._codes[place] = code
-                if code != 0 and self._failed_s is None:
+                if self._comes_and_goes and not self._progress.is_done:
+                    self._announce_presence()
+                elif (code != 0 or self._comes_and_goes) and self._failed_s is None:
+                    # In a run that goes on without some, those that have only just come need not begin.
                     self._failed_s = self._clock()
 
     def _read(self, now_s: float) -> None:
         text, self._events_read = read_from(self._run_dir / EVENTS_FILE, self._events_read)
         for event in parse_events(iter(text.splitlines(keepends=True))):
             self._progress.add(event)
-            worker = self._fit.look(event, now_s)
-            if worker is not None:
-                self._slow_down(worker)
+            if event["event"] == "run_started":
+                self._training_on = [worker["host"] for worker in event["workers"]]
+            rank = self._fit.look(event, now_s)
+            if rank is not None:
+                self._slow_down(rank)
         text, self._requests_read = read_from(self._run_dir / CHANGES_FILE, self._requests_read)
         self._pending += parse_requests(text.splitlines())
 
@@ -155,7 +180,7 @@ class Conductor:
         """Do a change to every host that it is for, and tell."""
         before = self._hosts
         self._hosts = [host.after(change) for host in before]
-        changed = [place for place, host in enumerate(before) if host.alive and host.after(change) != host]
+        changed = [place for place, host in enumerate(before) if host.after(change) != host]
         for place in changed:
             host = self._hosts[place]
             self._log.write(
@@ -164,11 +189,16 @@ class Conductor:
                 speed=host.speed,
                 rate_bits_per_s=host.rate_bits_per_s,
                 dies=not host.alive,
+                **({"returns": True} if change.returns else {"notice": True} if change.notice else {}),
                 step=self._progress.step,
             )
         dying = [place for place in changed if not self._hosts[place].alive]
         if dying:
             self._kill(dying, change)
+        if change.notice:
+            self._announce_presence()
+        if change.returns:
+            self._take_back(changed)
         living = [place for place in changed if self._hosts[place].alive]
         if change.speed is not None and living:
             self._announce_conditions()
@@ -187,21 +217,54 @@ class Conductor:
     def _kill(self, places: Sequence[int], change: Change) -> None:
         names = ", ".join(self._hosts[place].name for place in places)
         hosts = f"host{'s' if len(places) > 1 else ''} {names}"
-        self._log.write("run_failed", reason=f"{hosts} died at step {self._progress.step}, as {_wish(change)}")
+        if not self._comes_and_goes:
+            self._log.write("run_failed", reason=f"{hosts} died at step {self._progress.step}, as {_wish(change)}")
         for place in places:
             self._network.kill(place)
+        if self._comes_and_goes:
+            for place in places:
+                self._agents.pop(place, None)
+            self._announce_presence()
+            # Others may die at the same moment: nobody waits here.
+            self._farewells += [(self._clock() + _FAREWELL_S, place) for place in places]
+            return
         self._sleep(_FAREWELL_S)
         for place in places:
             self._network.take_down(place)
 
-    def _slow_down(self, worker: int) -> None:
+    def _take_back(self, places: Sequence[int]) -> None:
+        """Start hosts again."""
+        for place in places:
+            self._incarnations[place] += 1
+            self._network.bring_up(place)
+            self._codes.pop(place, None)
+            self._agents[place] = self._start(place)
+        self._announce_presence()
+
+    @property
+    def _awaits_return(self) -> bool:
+        """Whether nobody is left, but somebody will be."""
+        anybody = any(host.alive for host in self._hosts)
+        return not anybody and not self._progress.is_done and any(change.returns for change in self._pending)
+
+    def _announce_presence(self) -> None:
+        if not self._comes_and_goes:
+            return
+        there = {
+            host.name: HostThere(incarnation=self._incarnations[place], leaving=host.leaving)
+            for place, host in enumerate(self._hosts)
+            if host.alive and place not in self._codes
+        }
+        write_presence(self._run_dir, there)
+
+    def _slow_down(self, rank: int) -> None:
         factor = self._fit.slowdown
-        host = self._spec.workers[worker].host
+        host = self._training_on[rank]
         self._log.write(
             "miniature_slowed",
             factor=factor,
             step=self._progress.step,
-            reason=f"the computation of worker {worker} on {host} does not fit into its declared time on this machine, "
+            reason=f"the computation of worker {rank} on {host} does not fit into its declared time on this machine, "
             f"so everything takes {factor:g} times as long as planned",
         )
         self._announce_conditions()
@@ -227,7 +290,11 @@ class Conductor:
         if number is not None:
             return 128 + number
         self._read(self._clock())
-        code = exit_code(list(self._codes.values()), host_died=not all(host.alive for host in self._hosts))
+        codes = list(self._codes.values())
+        if self._comes_and_goes:
+            code = 0 if self._progress.is_done and 0 in codes else exit_code(codes, host_died=0 not in codes)
+        else:
+            code = exit_code(codes, host_died=not all(host.alive for host in self._hosts))
         if code != 0 and failure_reason(self._progress.turns) is None and not self._progress.is_done:
             reason = last_log_line(self._run_dir) or "the hosts ended without saying why"
             self._log.write("run_failed", reason=reason)

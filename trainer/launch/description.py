@@ -1,7 +1,8 @@
 """How people write down a rehearsed cluster and what happens to it, and how it is told back to them.
 
 Hosts: ``speed=1,rate=100mbit x2; speed=0.25,rate=25mbit,workers=2``. Changes, one a line in a schedule:
-``30s h2 speed=0.25 rate=10mbit``, ``step 500 * rate=10mbit``, ``step 40 h3 dies``.
+``30s h2 speed=0.25 rate=10mbit``, ``step 500 * rate=10mbit``, ``step 40 h3 dies``, ``70s h3 returns``,
+``50s h2 notice``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from hetopt.trainer.miniature import EVERY_HOST, Change, MiniatureHost
 
 _HOSTS_EXAMPLE = "for example 'speed=1,rate=100mbit x2; speed=0.25,rate=25mbit'"
 _CHANGE_EXAMPLE = "for example '30s h2 speed=0.25 rate=10mbit' or 'step 40 h3 dies'"
+_FATES = ("dies", "returns", "notice")
 _VALUE_EXAMPLE = "write speed=0.25 or rate=25mbit"
 _RATE_UNITS = {"": 1.0, "bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _FASTEST = 1e12
@@ -114,8 +116,7 @@ def describe_change(change: Change) -> str:
         words.append(f"speed={change.speed:.6g}")
     if change.rate_bits_per_s is not None:
         words.append(f"rate={format_rate(change.rate_bits_per_s)}")
-    if change.dies:
-        words.append("dies")
+    words += [fate for fate in _FATES if getattr(change, fate)]
     return " ".join(words)
 
 
@@ -152,13 +153,14 @@ def _change(where: str, words: list[str], hosts: Collection[str]) -> Change:
         raise BadInput(f"{where} names the host {host!r}; there is {_listed(hosts)}.", hint=_CHANGE_EXAMPLE)
     if not said:
         raise BadInput(f"{where} does not say what happens to {host}.", hint=_CHANGE_EXAMPLE)
-    if said == ["dies"]:
-        return Change(host=host, at_s=at_s, at_step=at_step, dies=True)
+    if len(said) == 1 and said[0] in _FATES:
+        return Change(host=host, at_s=at_s, at_step=at_step, **{said[0]: True})
     values = _pairs(where, [part for word in said for part in word.split(",") if part])
     speed, rate = values.pop("speed", None), values.pop("rate", None)
     if values:
         raise BadInput(
-            f"{where}: {next(iter(values))!r} cannot change.", hint="change speed= or rate=, or write 'dies'"
+            f"{where}: {next(iter(values))!r} cannot change.",
+            hint="change speed= or rate=, or write 'dies', 'returns' or 'notice'",
         )
     return Change(
         host=host,

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 HOST_PID_VARIABLE = "HETOPT_HOST_PID"
 MEETING_VARIABLE = "HETOPT_MEETING"
-"""Where workers meet that can go on when others are lost, ``address:port``; in their environment."""
+"""Where workers meet that can go on when others are lost; in their environment. ``address:port``, of every host with
+commas between them where each stands alone."""
 _MEETING_PATIENCE = datetime.timedelta(seconds=30)
 _SHUTDOWN_TIMEOUT_S = 10
 _SAME_EVENT_S = 5

@@ -134,6 +134,10 @@ class MiniatureNetwork:
         """Cut a host's link."""
         iproute.run("ip", ["link", "set", "dev", _port(place), "down"], namespace=_switch(self.id))
 
+    def bring_up(self, place: int) -> None:
+        """Give a host its link back."""
+        iproute.run("ip", ["link", "set", "dev", _port(place), "up"], namespace=_switch(self.id))
+
     def popen(
         self,
         place: int,

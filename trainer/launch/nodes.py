@@ -19,12 +19,18 @@ class Node:
     Attributes:
         host: its name in the spec.
         address: its own address, by which the others reach it; nodes are ranked by it, as text.
-        meeting: where all meet, ``address:port`` of the first host.
+        meeting: where all meet, ``address:port`` of the first host; of every host, with commas between them, where each
+            stands alone.
     """
 
     host: str
     address: str
     meeting: str
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether it comes and goes without the others, and only its workers know of them."""
+        return "," in self.meeting
 
     @property
     def opens_meeting(self) -> bool:

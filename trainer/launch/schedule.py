@@ -19,6 +19,7 @@ class HostNow:
     speed: float
     rate_bits_per_s: float | None
     alive: bool = True
+    leaving: bool = False
 
     @classmethod
     def as_described(cls, host: MiniatureHost) -> HostNow:
@@ -26,14 +27,17 @@ class HostNow:
         return cls(name=host.name, speed=host.speed, rate_bits_per_s=host.rate_bits_per_s)
 
     def after(self, change: Change) -> HostNow:
-        """The host after a change that names it, or all; the dead do not change."""
-        if not self.alive or change.host not in (self.name, EVERY_HOST):
+        """The host after a change that names it, or all; to the dead nothing happens but that they return."""
+        if change.host not in (self.name, EVERY_HOST):
             return self
+        if not self.alive:
+            return replace(self, alive=True) if change.returns else self
         return replace(
             self,
             speed=self.speed if change.speed is None else change.speed,
             rate_bits_per_s=self.rate_bits_per_s if change.rate_bits_per_s is None else change.rate_bits_per_s,
             alive=not change.dies,
+            leaving=(self.leaving or change.notice) and not change.dies,
         )
 
 

@@ -29,13 +29,15 @@ class FitWatch:
     _use: deque[Sequence[float]] = field(default_factory=lambda: deque(maxlen=_PERIODS))
 
     def look(self, event: Event, now_s: float) -> int | None:
-        """Take in one event; the worker whose computation does not fit is returned, after `slowdown` was raised."""
+        """Take in one event; the rank whose computation does not fit is returned, after `slowdown` was raised."""
         use = event.get("pace_use")
         if event["event"] != "step" or not use:
             return None
         # A step more than the period has: what was measured may lag behind by one.
         if event["time_s"] - (event["steps"] + 1) * event["step_time_s"] < self.since_s:
             return None
+        if self._use and len(self._use[-1]) != len(use):
+            self._use.clear()  # others train
         self._use.append(use)
         if len(self._use) < _PERIODS:
             return None

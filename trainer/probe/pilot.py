@@ -1,8 +1,12 @@
-"""Pilot runs: dense training towards the target, evaluated like a real run; the first also samples noise and gain."""
+"""Pilot runs: training towards the target, evaluated like a real run; the first also samples noise and gain.
+
+They sum gradients in every step, but for those that are there to see what another sync costs.
+"""
 
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -27,9 +31,11 @@ from hetopt.trainer.partition import largest_remainder
 from hetopt.trainer.precision import Autocast
 from hetopt.trainer.probe.crew import Crew
 from hetopt.trainer.probe.gradient import HeldExchange, ResidualGains
+from hetopt.trainer.probe.local_pilot import LocalPilot
 from hetopt.trainer.spec import Compression
 from hetopt.trainer.step import LossModule, trainable_parameters
 from hetopt.trainer.stopwatch import make_stopwatch
+from hetopt.trainer.sync_text import parse_sync
 from hetopt.trainer.task import Task
 
 FEWEST_STEPS = 4
@@ -93,8 +99,9 @@ class PilotRun:
             make_exchange(Compression(), elements, device=context.device), elements, context.device
         )
         autocast = Autocast(device_type=context.device.type, precision=context.spec.precision)
+        loss = LossModule(self._model, task.loss, autocast)
         self._step = FusedStep(
-            module=LossModule(self._model, task.loss, autocast),
+            module=loss,
             reader=ground.reader,
             exchange=self._held,
             stopwatch=make_stopwatch(context.device),
@@ -105,6 +112,16 @@ class PilotRun:
         self._shares = largest_remainder(
             [1.0] * workers, pilot.global_batch_size, minimum=[0] * workers, maximum=[None] * workers
         )
+        self._local: LocalPilot | None = None
+        if pilot.sync is not None:
+            self._local = LocalPilot(
+                ground.crew,
+                parse_sync(pilot.sync),
+                loss=loss,
+                optimizer=self._optimizer,
+                reader=ground.reader,
+                shares=self._shares,
+            )
         self._gains: ResidualGains | None = None
         if index == 0:
             self._gains = ResidualGains(
@@ -125,6 +142,8 @@ class PilotRun:
                 global_batch_size=pilot.global_batch_size,
                 learning_rate_scale=self._scale,
                 seed=self._seed,
+                sync=pilot.sync,
+                workers=crew.context.world_size,
             )
         )
         fewest_steps = FEWEST_STEPS if index == 0 else 1
@@ -154,11 +173,14 @@ class PilotRun:
                 ending = "epochs"
             if ending is None and late:
                 ending = "time"
-        crew.record(PilotFinished(pilot=index, step=step, reason=ending))
+        synchronised = None if self._local is None else self._local.synchronised()
+        crew.record(PilotFinished(pilot=index, step=step, reason=ending, synchronised=synchronised))
 
     def _plain_step(self, batch: GlobalBatch) -> bool:
-        """One dense step; False when the loss of any worker is not finite (then nothing is learnt)."""
+        """One step; False when the loss of any worker is not finite (then nothing is learnt)."""
         context = self._ground.crew.context
+        if self._local is not None:
+            return self._local.step(self._ground.reader.cut(batch, context.rank))
         trace = self._step.run(self._ground.reader.cut(batch, context.rank), len(batch), None)
         return self._apply(float(trace.loss_sum))
 
@@ -222,16 +244,18 @@ class PilotRun:
     def _evaluate(self, step: int, epoch: float) -> Ending | None:
         """Judge the model; how that ends the pilot, if it does."""
         ground, context = self._ground, self._ground.crew.context
-        average_buffers(self._model, 1 / context.world_size, context.world_size)
+        if self._local is None:
+            average_buffers(self._model, 1 / context.world_size, context.world_size)
         try:
-            metrics = evaluate(
-                ground.task,
-                self._model,
-                ground.evaluation,
-                shares=[1.0] * context.world_size,
-                rank=context.rank,
-                device=context.device,
-            )
+            with nullcontext() if self._local is None else self._local.averaged():
+                metrics = evaluate(
+                    ground.task,
+                    self._model,
+                    ground.evaluation,
+                    shares=[1.0] * context.world_size,
+                    rank=context.rank,
+                    device=context.device,
+                )
         except RunFailed:  # a metric that is not finite, the same on all ranks
             return "diverged"
         reached = ground.task.target.reached(metrics)

@@ -12,12 +12,12 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from hetopt.profiler.errors import BadInput, RunFailed
-from hetopt.trainer.agreement import Store, gather_numbers
-from hetopt.trainer.exchange.exchange import make_exchange
+from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.exchange.stats import ExchangeStats
-from hetopt.trainer.spec import Compression
+from hetopt.trainer.session.exchange import SessionExchange
 
 MOST_NAMED = 3
 
@@ -37,31 +37,17 @@ class GradientSum:
     be used by some workers alone.
 
     Args:
-        named: the optimizer's parameters.
-        compression: of the sum.
+        named: the optimizer's parameters, as `check_parameters` wants them.
+        exchange: sums them.
         world_size: workers.
-        seed: of all randomness in the compression, the same on every worker.
-        store: that the group met through.
-
-    Raises:
-        BadInput: there is nothing to train, parameters are not fp32 or on several devices, or things do not go
-            together.
     """
 
     def __init__(
-        self,
-        named: Sequence[tuple[str, nn.Parameter]],
-        *,
-        compression: Compression,
-        world_size: int,
-        seed: int = 0,
-        store: Store | None = None,
+        self, named: Sequence[tuple[str, nn.Parameter]], exchange: SessionExchange, *, world_size: int
     ) -> None:
-        _check(named)
         self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
         self._world_size = world_size
-        self._is_dense = compression.name == "identity"
         sizes = [parameter.numel() for parameter in self._parameters]
         device = self._parameters[0].device
         self._flat = torch.zeros(sum(sizes), device=device)
@@ -71,24 +57,7 @@ class GradientSum:
         ]
         self._waiting: Tensor | None = None
         self._unused: frozenset[int] | None = None
-        self._exchange = make_exchange(
-            compression,
-            self._flat.numel(),
-            device=device,
-            shapes=[tuple(parameter.shape) for parameter in self._parameters],
-            seed=seed,
-            store=store,
-        )
-
-    @property
-    def device(self) -> torch.device:
-        """Where the parameters are."""
-        return self._flat.device
-
-    @property
-    def dense_bytes(self) -> int:
-        """Of the whole gradient in fp32."""
-        return self._flat.nbytes
+        self._exchange = exchange
 
     @property
     def is_waiting(self) -> bool:
@@ -107,13 +76,17 @@ class GradientSum:
             if parameter.grad is not None:
                 parameter.grad = None
 
-    def sum(self, weight: float, scaler: Scaler | None) -> ExchangeStats:
+    def sum(self, weight: float, scaler: Scaler | None, *, look: bool = False) -> ExchangeStats | None:
         """Sum what was put aside, and what is in ``.grad`` times ``weight``, over all workers.
 
         Args:
             weight: of what backward left in ``.grad``; 0 where all of it was put aside.
             scaler: whose factor the gradients have. What compression holds back is kept without it, and a gradient
                 that is not finite on some worker becomes infinite on all, so that all of them skip the step.
+            look: whether what compression would keep is read.
+
+        Returns:
+            What the exchange took; None: there was none, as the gradient is not finite.
         """
         self._gather(weight)
         if self._waiting is not None:
@@ -121,24 +94,25 @@ class GradientSum:
             self._waiting = None
         if self._unused is None:
             self._unused = self._find_unused()
-        if scaler is None or self._is_dense:
-            stats = self._exchange.run(self._flat)
+        stats: ExchangeStats | None
+        if scaler is None or self._exchange.is_dense:
+            stats = self._exchange.run(self._flat, look=look)
         else:
-            stats = self._sum_unscaled(scaler.get_scale())
+            stats = self._sum_unscaled(scaler.get_scale(), look=look)
         for index, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
             if index not in self._unused:
                 parameter.grad = view
         return stats
 
-    def _sum_unscaled(self, scale: float) -> ExchangeStats:
+    def _sum_unscaled(self, scale: float, *, look: bool) -> ExchangeStats | None:
         self._flat.mul_(1 / scale)
         finite = torch.isfinite(self._flat).all().to("cpu", torch.float32)
         if self._world_size > 1:
             dist.all_reduce(finite, op=dist.ReduceOp.MIN)
         if not bool(finite):
             self._flat.fill_(torch.inf)
-            return ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)
-        stats = self._exchange.run(self._flat)
+            return None
+        stats = self._exchange.run(self._flat, look=look)
         self._flat.mul_(scale)
         return stats
 
@@ -174,7 +148,23 @@ class GradientSum:
             )
 
 
-def _check(named: Sequence[tuple[str, nn.Parameter]]) -> None:
+def named_parameters(model: nn.Module, optimizer: Optimizer) -> list[tuple[str, nn.Parameter]]:
+    """The optimizer's parameters by their names in the model, in the order of its groups."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    listed = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return [
+        (names.get(id(parameter), f"number {index} of the optimizer"), parameter)
+        for index, parameter in enumerate(listed)
+        if parameter.requires_grad
+    ]
+
+
+def check_parameters(named: Sequence[tuple[str, nn.Parameter]]) -> torch.device:
+    """Refuse what cannot be trained by several workers; where the parameters are.
+
+    Raises:
+        BadInput: there are none, or they are not fp32, or on several devices.
+    """
     if not named:
         raise BadInput("The optimizer has no parameters to train.", hint="check requires_grad")
     for name, parameter in named:
@@ -188,3 +178,4 @@ def _check(named: Sequence[tuple[str, nn.Parameter]]) -> None:
                 f"Parameter {name} is on {parameter.device}, others are on {named[0][1].device}.",
                 hint="move the whole model to one device before the session begins",
             )
+    return named[0][1].device

@@ -9,10 +9,17 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from hetopt.profiler.errors import BadInput
+from hetopt.trainer.compression_text import parse_compression
 from hetopt.trainer.exchange.checked import checked
+from hetopt.trainer.exchange.composition import AUTO
 from hetopt.trainer.exchange.menu import way_name
 from hetopt.trainer.partition import largest_remainder
 from hetopt.trainer.spec import BatchPolicy, Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.trainer.sync_text import parse_sync, spell_sync
+from hetopt.trainer.synchronisation import Synchronisation
+
+TASK = "session"
+"""What logs call it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,21 +27,23 @@ class SessionPlan:
     """What all workers know alike.
 
     Attributes:
-        weights: of the workers' shares, in rank order.
-        types: of their machines.
-        compression: of gradients.
-        policy: of shares.
+        spec: the run that the session is like. Its workers' batches weigh their shares; what a script does itself (its
+            data, its end, its learning rate) does not count.
     """
 
-    weights: tuple[float, ...]
-    types: tuple[str, ...]
-    compression: Compression
-    policy: BatchPolicy
+    spec: RunSpec
 
     @property
-    def way(self) -> str:
-        """Name of how gradients travel."""
-        return way_name(self.compression)
+    def types(self) -> tuple[str, ...]:
+        """Of the workers' machines."""
+        return tuple(worker.type for worker in self.spec.workers)
+
+    @property
+    def description(self) -> str:
+        """What all workers have to do alike."""
+        spec = self.spec
+        policies = f"ratio policy {spec.ratio_policy}, collective {spec.collective_policy}, shares {spec.batch_policy}"
+        return f"{way_name(spec.compression)}, {policies}, sync {spell_sync(spec.sync)}"
 
     def shares(self, batch_size: int, *, minimum: int = 1) -> tuple[int, ...]:
         """Of a full batch, at first.
@@ -46,32 +55,42 @@ class SessionPlan:
         Raises:
             BadInput: there are fewer samples than workers.
         """
-        workers = len(self.weights)
+        workers = len(self.spec.workers)
         if batch_size < workers:
             raise BadInput(
                 f"A batch of {batch_size} is too small for {workers} workers, which take at least one sample each.",
                 hint="use fewer workers or a larger batch",
             )
         least = min(minimum, batch_size // workers)
-        return largest_remainder(self.weights, batch_size, minimum=[least] * workers, maximum=[None] * workers)
+        weights = [worker.local_batch_size for worker in self.spec.workers]
+        return largest_remainder(weights, batch_size, minimum=[least] * workers, maximum=[None] * workers)
 
     def run_spec(self, shares: tuple[int, ...]) -> RunSpec:
         """The session as a run: what policies are chosen by and logs begin with."""
         host = socket.gethostname()
         return RunSpec(
-            task="session",
+            task=TASK,
             workers=tuple(
                 WorkerSpec(host=f"{host}-{rank}", type=type_, local_batch_size=share)
                 for rank, (type_, share) in enumerate(zip(self.types, shares, strict=True))
             ),
-            compression=self.compression,
-            batch_policy=self.policy,
+            compression=self.spec.compression,
+            ratio_policy=self.spec.ratio_policy,
+            collective_policy=self.spec.collective_policy,
+            slowdown_coefficient=self.spec.slowdown_coefficient,
+            sync=self.spec.sync,
+            batch_policy=self.spec.batch_policy,
             stop=StopRule(max_steps=1),
         )
 
 
 def make_plan(
-    world_size: int, *, compression: Compression | str, policy: BatchPolicy, spec: RunSpec | Path | str | None
+    world_size: int,
+    *,
+    compression: Compression | str,
+    policy: BatchPolicy,
+    sync: Synchronisation | str,
+    spec: RunSpec | Path | str | None,
 ) -> SessionPlan:
     """From what a script says, or the spec that it was given, which then counts.
 
@@ -79,11 +98,18 @@ def make_plan(
         BadInput: it cannot be read, or is for another number of workers.
     """
     if spec is None:
+        auto = compression == AUTO
         return SessionPlan(
-            weights=(1.0,) * world_size,
-            types=("local",) * world_size,
-            compression=parse_compression(compression),
-            policy=policy,
+            spec=RunSpec(
+                task=TASK,
+                workers=(WorkerSpec(host="", type="local", local_batch_size=1),) * world_size,
+                compression=Compression() if auto else _compression(compression),
+                ratio_policy="auto" if auto else "fixed",
+                collective_policy="cheapest" if auto else "fixed",
+                sync=parse_sync(sync, option="sync") if isinstance(sync, str) else sync,
+                batch_policy=policy,
+                stop=StopRule(max_steps=1),
+            )
         )
     told = spec if isinstance(spec, RunSpec) else _read(Path(spec))
     if len(told.workers) != world_size:
@@ -91,30 +117,13 @@ def make_plan(
             f"The run is planned for {len(told.workers)} workers, but {world_size} were started.",
             hint=f"start torchrun with {len(told.workers)} processes in all",
         )
-    return SessionPlan(
-        weights=tuple(float(worker.local_batch_size) for worker in told.workers),
-        types=tuple(worker.type for worker in told.workers),
-        compression=told.compression,
-        policy=told.batch_policy,
-    )
+    return SessionPlan(spec=told)
 
 
-def parse_compression(said: Compression | str) -> Compression:
-    """The record, or ``name`` or ``name:ratio`` as one.
-
-    Raises:
-        BadInput: there is no such compression, or the ratio is none.
-    """
-    if isinstance(said, str):
-        name, _, ratio = said.partition(":")
-        try:
-            said = Compression(name=name, ratio=float(ratio)) if ratio else Compression(name=name)
-        except (ValidationError, ValueError):
-            raise BadInput(
-                f"The ratio of '{said}' must be a number above 0 and not above 1.", hint="for example 'topk:0.01'"
-            ) from None
-    checked(said)
-    return said
+def _compression(said: Compression | str) -> Compression:
+    compression = parse_compression(said, option="compression") if isinstance(said, str) else said
+    checked(compression)
+    return compression
 
 
 def _read(path: Path) -> RunSpec:

@@ -72,12 +72,19 @@ class SessionRecord:
             global_batch_size=spec.global_batch_size,
             parameters=self._parameters,
             compression=spec.compression.model_dump(),
+            ratio_policy=spec.ratio_policy,
+            collective_policy=spec.collective_policy,
+            **({"sync": spec.sync.model_dump()} if spec.is_local else {}),
             resumed_step=0,
         )
         self._events.write("training_started", step=0)
 
-    def tell(self, told: Told, plan: SessionPlan) -> None:
+    def tell(self, told: Told, together: Event) -> None:
         """What a period was like.
+
+        Args:
+            told: of the period.
+            together: what brought the models of workers together that train for themselves; empty where none do.
 
         Raises:
             OSError: the disk refuses.
@@ -86,7 +93,7 @@ class SessionRecord:
         if not math.isfinite(told.period.loss):
             return
         event = told.period.event(step=told.step, epoch=told.epoch, samples_seen=told.samples_seen)
-        self._events.write("step", **event, **_exchange(told, plan))
+        self._events.write("step", **event, **told.exchange, **together)
         if told.reason is not None:
             self._events.write(
                 "shares_changed",
@@ -95,9 +102,12 @@ class SessionRecord:
                 after=list(told.after),
                 reason=told.reason,
             )
-        if self._steps is not None:
+        if told.exchange_changed is not None:
+            self._events.write("exchange_changed", step=told.step, **told.exchange_changed)
+        # Steps that exchange nothing would teach that exchanges take no time.
+        if self._steps is not None and not together:
             with self._steps.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(_sample(told, plan), allow_nan=False) + "\n")
+                stream.write(json.dumps(_sample(told, self._plan), allow_nan=False) + "\n")
 
     def end(self, digest: str) -> None:
         """The last event."""
@@ -105,39 +115,16 @@ class SessionRecord:
         self._events.close()
 
 
-def _exchange(told: Told, plan: SessionPlan) -> Event:
-    """The field of a ``step`` event that tells about exchanges; none where there were none."""
-    traffic = told.period.traffic
-    if len(traffic.rows) == 1 or not traffic.exchanges or not traffic.is_finite:
-        return {}
-    compression = plan.compression
-    return {
-        "exchange": {
-            "way": plan.way,
-            "compressor": compression.name,
-            "ratio": compression.ratio,
-            "collective": plan.way.rpartition(" by ")[2],
-            "gain": round(traffic.gain, 6),
-            "sent_bytes": traffic.sent_bytes,
-            "dense_bytes": told.dense_bytes,
-            "compress_s": round(traffic.compress_s, 7),
-            "sync_s": round(traffic.sync_s, 7),
-            "exchanges": traffic.exchanges,
-        }
-    }
-
-
 def _sample(told: Told, plan: SessionPlan) -> dict[str, object]:
     """The period as a line that `hetopt profile --from-samples` reads: one machine a worker."""
     period = told.period
     compute_s = max(row.compute_s for row in period.rows)
-    compression = {"name": plan.compression.name, "ratio": plan.compression.ratio}
     step_time_s = max(period.step_time_s, compute_s)
     sync_s = min(row.exchange_s for row in period.rows)
     return {
         "nodes": [{"type": name, "workers": 1} for name in plan.types],
         "local_batch_size": list(told.before),
-        "compression": compression,
+        "compression": {"name": told.compression.name, "ratio": told.compression.ratio},
         "step_time_s": round(step_time_s, 7),
         "sync_time_s": round(min(sync_s, step_time_s), 7),
     }

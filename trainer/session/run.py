@@ -1,4 +1,4 @@
-"""`session`: a script's own training loop on several unequal workers.
+"""A script's own training loop on several unequal workers.
 
     with session(model, optimizer) as run:
         loader = run.loader(loader)
@@ -15,11 +15,12 @@ the number of steps stay right whatever the cluster is.
 
 from __future__ import annotations
 
-import os
+import math
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -33,15 +34,15 @@ from hetopt.trainer.checkpoints.fingerprint import parameters_sha256
 from hetopt.trainer.evaluation import average_buffers
 from hetopt.trainer.exchange.stats import ExchangeStats
 from hetopt.trainer.session.batches import Part, ShareTable, full_batch
-from hetopt.trainer.session.gradient import GradientSum, Scaler
-from hetopt.trainer.session.joining import find_place, join
+from hetopt.trainer.session.exchange import SessionExchange
+from hetopt.trainer.session.gradient import GradientSum, Scaler, check_parameters, named_parameters
 from hetopt.trainer.session.loaders import OwnLoader, SlicedLoader
-from hetopt.trainer.session.plan import SessionPlan, make_plan
+from hetopt.trainer.session.local import LocalTraining, gradient_energy, make_local
+from hetopt.trainer.session.plan import SessionPlan
 from hetopt.trainer.session.record import SessionRecord
 from hetopt.trainer.session.sharing import Sharing, least_share
-from hetopt.trainer.spec import BatchPolicy, Compression, RunSpec
 from hetopt.trainer.step import StepTrace
-from hetopt.trainer.stopwatch import make_stopwatch
+from hetopt.trainer.stopwatch import Mark, make_stopwatch
 
 LoaderT = TypeVar("LoaderT", bound=Iterable[Any])
 
@@ -67,6 +68,7 @@ class Session:
         world_size: int,
         store: Store | None,
         accumulate: int,
+        steps: int | None,
         scaler: Scaler | None,
         folder: Path | None,
         leave: Callable[[], None],
@@ -74,25 +76,34 @@ class Session:
         self.rank = rank
         self.world_size = world_size
         self._model = model
+        self._optimizer = optimizer
         self._accumulate = accumulate
         self._scaler = scaler
         self._plan = plan
         self._leave = leave
-        # Alone and uncompressed there is nothing to do, and the script's own numbers stay what they were.
-        self._is_alone = world_size == 1 and plan.compression.name == "identity"
-        self._sum = GradientSum(
-            _named(model, optimizer), compression=plan.compression, world_size=world_size, store=store
-        )
-        self.device = self._sum.device
+        self._named = named_parameters(model, optimizer)
+        self.device = check_parameters(self._named)
+        self._trains_alone = plan.spec.is_local
+        self._local: LocalTraining | None = None  # from the loader on
+        self._exchange: SessionExchange | None = None
+        self._sum: GradientSum | None = None
+        # One worker that sends everything has nothing to do, and the script's own numbers stay what they were.
+        if not self._trains_alone and (world_size > 1 or plan.spec.compression.name != "identity"):
+            shapes = [tuple(parameter.shape) for _, parameter in self._named]
+            self._exchange = SessionExchange(plan.spec, shapes, device=self.device, store=store, steps=steps)
+            self._sum = GradientSum(self._named, self._exchange, world_size=world_size)
         self._stopwatch = make_stopwatch(self.device)
         self._record = SessionRecord(
             folder if rank == 0 else None, plan=plan, model=model, device=self.device, world_size=world_size
         )
         self._sharing: Sharing | None = None
         self._part: Part | None = None
+        self._taken = (0,) * world_size  # samples of the step under way, of each worker
         self._begun = self._stopwatch.mark()
+        self._computed: Mark | None = None
+        self._energy: float | None = None
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        self._backwards = 0
+        self._backwards = self._batches = 0
         self._is_summed = False
         self._is_open = True
         self._hook = optimizer.register_step_pre_hook(self._before_step)
@@ -134,14 +145,25 @@ class Session:
         sliced = SlicedLoader(
             loader, self.rank, table, asked=self._ask, begun=self._begin_part, ended=self._end_epoch, run=self
         )
-        self._sharing = Sharing(self._plan, table, loader=sliced, minimum=minimum, stopwatch=self._stopwatch)
+        if self._trains_alone and self._local is None:
+            self._local = make_local(
+                self._plan.run_spec(table.newest),
+                loader,
+                self._model,
+                self._optimizer,
+                rank=self.rank,
+                device=self.device,
+                stopwatch=self._stopwatch,
+            )
+        self._sharing = self._share(table, sliced, minimum)
         self._record.begin(self._sharing.shares)
         return sliced  # type: ignore[return-value]  # as a loader
 
     def backward(self, loss: Tensor) -> None:
         """``loss.backward()``, and then the gradients of all workers in ``.grad``: clip them or step as in the script.
 
-        With ``accumulate=k`` gradients are exchanged at every k-th call; until then they are put aside.
+        With ``accumulate=k`` gradients are exchanged at every k-th call; until then they are put aside. Workers that
+        train for themselves (``sync``) keep their own.
 
         Args:
             loss: mean over the samples of this worker's part, a scalar; scaled where a GradScaler is used.
@@ -154,11 +176,13 @@ class Session:
                 f"The loss has shape {tuple(loss.shape)}; it must be a scalar.",
                 hint="return the mean over the samples of the batch",
             )
+        if self._trains_alone and self._weight == 0:
+            loss = 0 * loss  # of samples that are another worker's
         loss.backward()  # type: ignore[no-untyped-call]  # torch's gap
         self._backwards += 1
         self._note_loss(loss)
         if self._backwards < self._accumulate:
-            if not self._is_alone:
+            if self._sum is not None:
                 self._sum.put_aside(self._weight)
             return
         self.sync()
@@ -167,12 +191,23 @@ class Session:
         """Sum the gradients of all workers now; for loops that call ``loss.backward()`` themselves, before clipping."""
         self._backwards = 0
         self._is_summed = True
-        if self._is_alone:
-            self._tell(self._stopwatch.mark(), None)
-            return
-        computed = self._stopwatch.mark()
-        stats = self._sum.sum(self._weight, self._scaler)
-        self._tell(computed, stats)
+        self._computed = self._stopwatch.mark()
+        if self._trains_alone:
+            if self._plan.spec.sync.name == "selsync":
+                scale = 1.0 if self._scaler is None else self._scaler.get_scale()
+                self._energy = gradient_energy([parameter for _, parameter in self._named], scale)
+        elif self._sum is None:
+            self._tell(self._trace(None))
+        else:
+            look = self._sharing is not None and self._sharing.ends_period
+            self._tell(self._trace(self._sum.sum(self._weight, self._scaler, look=look)))
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """The model is the average of all workers' inside, to evaluate or save it in the middle of an epoch.
+
+        All workers must enter together. Between epochs it is so anyway, and without ``sync`` always.
+        """
+        return nullcontext() if self._local is None else self._local.averaged()
 
     def mean(self, value: Tensor | float, samples: int | None = None) -> float:
         """The mean of a figure over all workers, weighted by samples; for logging.
@@ -196,6 +231,9 @@ class Session:
         self._is_open = False
         self._hook.remove()
         try:
+            if self._local is not None:
+                self._end_local_step()
+                self._local.end()
             digests = gather_texts(parameters_sha256(self._model), self.world_size)
             if len(set(digests)) > 1:
                 raise RunFailed(
@@ -233,15 +271,30 @@ class Session:
     def _share_alone(self, loader: DataLoader[Any]) -> None:
         """A worker that is alone takes all of every batch."""
         if self._sharing is None and loader.batch_size is not None:
-            table = ShareTable((loader.batch_size,))
-            self._sharing = Sharing(self._plan, table, loader=None, minimum=1, stopwatch=self._stopwatch)
+            self._sharing = self._share(ShareTable((loader.batch_size,)), None, 1)
             self._record.begin(self._sharing.shares)
 
+    def _share(self, table: ShareTable, loader: SlicedLoader | None, minimum: int) -> Sharing:
+        return Sharing(
+            self._plan,
+            table,
+            loader=loader,
+            exchange=self._exchange,
+            learning_rate=lambda: float(self._optimizer.param_groups[0]["lr"]),
+            minimum=minimum,
+            stopwatch=self._stopwatch,
+        )
+
     def _ask(self, is_first: bool) -> None:
-        """The script waits for a batch: computing one begins with reading it."""
+        """The script waits for a batch: the step before is over, and computing one begins with reading it."""
+        if self._local is not None:
+            if is_first or self._batches >= self._accumulate:
+                self._end_local_step()
+            if is_first:
+                self._local.resume()
         if is_first and self._sharing is not None:
             self._sharing.resume()
-        if self._backwards == 0:
+        if not any(self._taken):
             self._begun = self._stopwatch.mark()
 
     def _begin_batch(self, samples: int) -> None:
@@ -250,9 +303,15 @@ class Session:
     def _begin_part(self, part: Part) -> None:
         self._part = part
         self._is_summed = False
+        self._batches += 1
+        self._taken = tuple(before + now for before, now in zip(self._taken, part.shares, strict=True))
 
     def _end_epoch(self) -> None:
         """Running statistics of BatchNorm come from each worker's own samples: now of all."""
+        if self._local is not None:
+            self._end_local_step()
+            self._local.pause()
+            return
         shares = self.shares
         average_buffers(self._model, shares[self.rank] / sum(shares), self.world_size)
 
@@ -277,94 +336,41 @@ class Session:
 
     def _before_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> None:
         """Whatever the script did not exchange by now would be lost to the others."""
-        if not self._is_summed or self._sum.is_waiting:
+        if not self._is_summed or (self._sum is not None and self._sum.is_waiting):
             self.sync()
-        if not self._is_alone:
+        if self._sum is not None:
             self._sum.check_unused()
 
-    def _tell(self, computed: Any, stats: ExchangeStats | None) -> None:
-        """One more step: every so many the workers tell each other what they were like, and share anew."""
-        sharing, part = self._sharing, self._part
-        if sharing is None or part is None:
+    def _end_local_step(self) -> None:
+        """A step of workers that train for themselves is over; counted alike on all of them."""
+        if self._local is None or not any(self._taken):
             return
-        trace = StepTrace(
+        self._backwards = 0
+        self._tell(self._local.after(self._trace(None), self._taken))
+
+    def _trace(self, stats: ExchangeStats | None) -> StepTrace:
+        """Of the step that was computed."""
+        now = self._stopwatch.mark()
+        return StepTrace(
             loss_sum=self._loss_sum,
             begun=self._begun,
-            computed=computed,
-            summed=self._stopwatch.mark(),
+            computed=now if self._computed is None else self._computed,
+            summed=now,
             micro_batches=self._accumulate,
-            way=self._plan.way,
+            way="" if stats is None or self._exchange is None else self._exchange.way,
             exchange=stats,
+            # A gradient that a GradScaler did not apply was not finite.
+            gradient_energy=math.inf if self._energy is None and self._local is not None else self._energy,
         )
+
+    def _tell(self, trace: StepTrace) -> None:
+        """One more step: every so many the workers tell each other what they were like, and share anew."""
+        sharing, part, samples = self._sharing, self._part, sum(self._taken)
+        self._computed = self._energy = None
+        self._taken, self._batches = (0,) * self.world_size, 0
+        if sharing is None or part is None:
+            return
         self._loss_sum = torch.zeros_like(self._loss_sum)
-        told = sharing.after(trace, part, dense_bytes=self._sum.dense_bytes)
+        told = sharing.after(trace, part, samples=samples)
         if told is not None:
-            self._record.tell(told, self._plan)
-
-
-def session(
-    model: nn.Module,
-    optimizer: Optimizer,
-    *,
-    compression: Compression | str = "identity",
-    accumulate: int = 1,
-    scaler: Scaler | None = None,
-    policy: BatchPolicy = "model",
-    synchronisation: Literal["bsp"] = "bsp",
-    spec: RunSpec | Path | str | None = None,
-    folder: Path | str | None = None,
-    timeout_s: float = 300.0,
-) -> Session:
-    """Join the other workers of a script that torchrun started; alone, change nothing.
-
-    Args:
-        model: on its device, before it is trained; other workers take rank 0's parameters.
-        optimizer: of any kind, with any parameter groups.
-        compression: of the gradient: a name, ``name:ratio`` such as ``"topk:0.01"``, or the record.
-        accumulate: backward passes of a step.
-        scaler: the GradScaler of the script, where gradients are compressed; else it needs nothing.
-        policy: how batches are shared while training goes on (see `hetopt.trainer.control.choose`).
-        synchronisation: ``bsp``: all workers sum their gradients at every step.
-        spec: what `hetopt export` wrote for this run (its shares, compression and policy then count); absent: the
-            file that the variable HETOPT_SPEC names, or equal shares.
-        folder: for the event log, which `hetopt status` reads, and step times for `hetopt profile --from-samples`.
-        timeout_s: a worker that is later than this is lost.
-
-    Raises:
-        BadInput: something cannot be used, or does not fit the number of workers.
-    """
-    if accumulate < 1:
-        raise BadInput(f"accumulate must be 1 or more, not {accumulate}.", hint="leave it out where every batch steps")
-    if synchronisation != "bsp":
-        raise BadInput(
-            f"A session synchronises by 'bsp' alone, not {synchronisation!r}.",
-            hint="write the loop as a Task to train with another synchronisation",
-        )
-    rank, world_size = find_place(os.environ)
-    plan = make_plan(
-        world_size, compression=compression, policy=policy, spec=spec or os.environ.get("HETOPT_SPEC") or None
-    )
-    store, leave = join(model, rank, world_size, timeout_s)
-    return Session(
-        model,
-        optimizer,
-        plan=plan,
-        rank=rank,
-        world_size=world_size,
-        store=store,
-        accumulate=accumulate,
-        scaler=scaler,
-        folder=None if folder is None else Path(folder),
-        leave=leave,
-    )
-
-
-def _named(model: nn.Module, optimizer: Optimizer) -> list[tuple[str, nn.Parameter]]:
-    """The optimizer's parameters by their names in the model, in the order of its groups."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    listed = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return [
-        (names.get(id(parameter), f"number {index} of the optimizer"), parameter)
-        for index, parameter in enumerate(listed)
-        if parameter.requires_grad
-    ]
+            self._record.tell(told, {} if self._local is None else self._local.event())

@@ -1,7 +1,8 @@
-"""How a session's batches are shared while it goes on: measured by each worker, gathered, and decided alike by all."""
+"""A session's periods: what each worker measured is gathered, and shares and exchange are decided alike by all."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +10,12 @@ from torch import nn
 
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.control.choose import choose_policy
+from hetopt.trainer.events import Event
 from hetopt.trainer.session.batches import Part, ShareTable
+from hetopt.trainer.session.exchange import SessionExchange
 from hetopt.trainer.session.loaders import SlicedLoader
 from hetopt.trainer.session.plan import SessionPlan
+from hetopt.trainer.spec import Compression
 from hetopt.trainer.statistics import Period, PeriodLog
 from hetopt.trainer.step import StepTrace
 from hetopt.trainer.stopwatch import Stopwatch
@@ -20,6 +24,9 @@ PERIOD_STEPS = 20
 """Steps between looks at what the workers measured."""
 
 _NUMBERS_OF_A_PLACE = 2
+
+_NO_WAY = "none"
+"""Of steps in which no gradients are exchanged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +41,9 @@ class Told:
         before: shares of the period.
         after: shares from now on.
         reason: why they changed; None: they did not.
-        dense_bytes: of the gradient.
+        compression: of the period's gradients.
+        exchange: field of the ``step`` event that tells how they travelled.
+        exchange_changed: how that is changed from now on; None: it is not.
     """
 
     period: Period
@@ -44,7 +53,9 @@ class Told:
     before: tuple[int, ...]
     after: tuple[int, ...]
     reason: str | None
-    dense_bytes: int
+    compression: Compression
+    exchange: Event
+    exchange_changed: Event | None
 
 
 class Sharing:
@@ -54,6 +65,8 @@ class Sharing:
         plan: of the session.
         table: of shares.
         loader: whose batches they are; None: a single worker's, which shares nothing.
+        exchange: of gradients; None: there is none.
+        learning_rate: tells that of the first parameter group.
         minimum: least share of a worker.
         stopwatch: of the device.
     """
@@ -64,6 +77,8 @@ class Sharing:
         table: ShareTable,
         *,
         loader: SlicedLoader | None,
+        exchange: SessionExchange | None,
+        learning_rate: Callable[[], float],
         minimum: int,
         stopwatch: Stopwatch,
     ) -> None:
@@ -72,6 +87,10 @@ class Sharing:
         self._plan = plan
         self._table = table
         self._loader = loader
+        self._exchange = exchange
+        self._learning_rate = learning_rate
+        self._period_steps = PERIOD_STEPS if exchange is None else exchange.period_steps(PERIOD_STEPS)
+        self._probe_s = 0.0
         self._log = PeriodLog(stopwatch)
         self._since = 0
         self._step = 0
@@ -86,25 +105,41 @@ class Sharing:
         """An epoch begins: what the script did since the last batch is no part of a step."""
         self._log.resume()
 
-    def after(self, trace: StepTrace, part: Part, *, dense_bytes: int) -> Told | None:
-        """One more step; at the end of a period what it was like, with shares changed where that is worth it."""
+    @property
+    def ends_period(self) -> bool:
+        """Whether the next step is the last of its period."""
+        return self._since + 1 >= self._period_steps
+
+    def after(self, trace: StepTrace, part: Part, *, samples: int) -> Told | None:
+        """One more step; at the end of a period what it was like, with shares changed where that is worth it.
+
+        Args:
+            trace: of the step.
+            part: of its last batch.
+            samples: of the step, of all workers.
+        """
         self._step += 1
         self._since += 1
-        self._samples += part.batch
+        self._samples += samples
         if part.shares == self.shares:
             self._log.add(trace)
         else:
             self._log.resume()
-        if self._since < PERIOD_STEPS:
+        if self._since < self._period_steps:
             return None
         self._since = 0
         if not self._log.unread:
             return None
-        return self._close(dense_bytes)
+        return self._close()
 
-    def _close(self, dense_bytes: int) -> Told:
-        workers = len(self.shares)
-        traffic = self._log.traffic(way=self._plan.way, dense_bytes=dense_bytes)
+    def _close(self) -> Told:
+        workers, exchange = len(self.shares), self._exchange
+        traffic = self._log.traffic(
+            way=_NO_WAY if exchange is None else exchange.way,
+            dense_bytes=0 if exchange is None else exchange.dense_bytes,
+            looks=0 if exchange is None else exchange.looks,
+            probe_s=self._probe_s,
+        )
         row = self._log.close(pace_use=0.0, memory_bound=0, stop_wished=False, since_checkpoint_s=0.0)
         place = (0, 0) if self._loader is None else self._loader.drawn
         rows = gather_numbers([*map(float, place), *row.to_list(), *traffic.to_list()], workers)
@@ -119,6 +154,9 @@ class Sharing:
             if decision.changed:
                 self._table.change(decision.local_batch_sizes, since=(epoch, number))
             self._log.judged(changed=decision.changed)
+        compression = Compression() if exchange is None else exchange.compression
+        told = {} if exchange is None else exchange.event(period.traffic)
+        changed = self._steer(period, epoch + number / self._batches if self._batches else float(epoch))
         self._log.resume()
         return Told(
             period=period,
@@ -128,8 +166,30 @@ class Sharing:
             before=before,
             after=self.shares,
             reason=reason,
-            dense_bytes=dense_bytes,
+            compression=compression,
+            exchange=told,
+            exchange_changed=changed,
         )
+
+    def _steer(self, period: Period, epoch: float) -> Event | None:
+        """Decide how gradients travel in the next period, and how long that is; how it changed."""
+        exchange = self._exchange
+        if exchange is None:
+            return None
+        changed = exchange.judge(
+            period.traffic, step=self._step, epoch=epoch, learning_rate=self._learning_rate(), loss=period.loss
+        )
+        self._period_steps = exchange.period_steps(PERIOD_STEPS)
+        self._probe_s = exchange.probe_s()
+        return changed
+
+    @property
+    def _batches(self) -> int | None:
+        """Of an epoch; None: a stream's are not known."""
+        try:
+            return None if self._loader is None else len(self._loader)
+        except TypeError:
+            return None
 
 
 def least_share(model: nn.Module, batch_size: int, workers: int) -> int:

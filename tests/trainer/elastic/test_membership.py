@@ -17,6 +17,7 @@ from hetopt.trainer.elastic.membership import (
     NO_GENERATION,
     Generation,
     Member,
+    NothingKnown,
     Patience,
     Version,
     entitled,
@@ -84,6 +85,51 @@ def test_a_run_starts_with_everyone_and_goes_on_with_those_that_are_left() -> No
     assert may_close(left, range(3), 3.0, PATIENCE)
 
 
+class Known(NothingKnown):
+    """Of these places, that their workers are dead and their hosts away."""
+
+    def __init__(self, dead: set[int]) -> None:
+        self._dead = dead
+
+    def is_away(self, place: int) -> bool:
+        return place in self._dead
+
+    def is_dead(self, place: int, life: str) -> bool:
+        return place in self._dead and life == "a"
+
+
+def alive(places: Sequence[int], of: Sequence[int]) -> dict[int, Member]:
+    return {
+        place: Member(place=place, life="a", joined=0, beside=tuple(of), lives=("a",) * len(of)) for place in places
+    }
+
+
+@given(st.sets(st.integers(0, 9), min_size=1), st.data())
+def test_who_is_known_to_be_dead_does_not_count_and_still_two_parts_never_both_go_on(
+    of: set[int], data: st.DataObject
+) -> None:
+    dead = data.draw(st.sets(st.sampled_from(sorted(of)), max_size=len(of) - 1))
+    living = of - dead
+    part = data.draw(st.sets(st.sampled_from(sorted(living))))
+    halves = [half for half in (part, living - part) if half]
+    known = [data.draw(st.sets(st.sampled_from(sorted(dead)))) if dead else set[int]() for _ in halves]
+    both = [entitled(alive(sorted(half), sorted(of)), Known(told)) for half, told in zip(halves, known, strict=True)]
+    assert sum(both) <= 1
+    everything = [entitled(alive(sorted(half), sorted(of)), Known(dead)) for half in halves]
+    assert sum(everything) == 1, "whoever knows all of the dead goes on, however many they are"
+
+
+def test_nobody_waits_for_those_that_are_dead_or_replaced() -> None:
+    left = alive([2], range(3))
+    assert not may_close(left, range(3), 99.0, PATIENCE)
+    assert may_close(left, range(3), 0.0, PATIENCE, Known({0, 1}))
+    replaced = {**left, 0: Member(place=0, life="b"), 1: Member(place=1, life="b")}
+    assert may_close(replaced, range(3), 0.0, PATIENCE)
+    fresh = {place: Member(place=place, life="b") for place in (0, 2)}
+    assert not may_close(fresh, range(3), 99.0, PATIENCE)
+    assert may_close(fresh, range(3), 0.0, PATIENCE, Known({1})), "a run begins with those that have a host"
+
+
 @given(
     st.lists(
         st.builds(
@@ -92,6 +138,7 @@ def test_a_run_starts_with_everyone_and_goes_on_with_those_that_are_left() -> No
             life=st.text(max_size=5),
             joined=st.integers(-1, 9),
             beside=st.lists(st.integers(0, 9)).map(tuple),
+            lives=st.lists(st.text(max_size=5)).map(tuple),
             version=st.builds(Version, agreed=st.integers(-1, 9), step=st.integers(0), decisions=st.integers(0)),
         ),
         min_size=1,
@@ -141,7 +188,8 @@ def test_workers_meet_lose_one_and_take_it_back() -> None:
     second = together(store, left, 3, clock)
     assert all(generation.places == (0, 2) and generation.number == 1 for generation in second.values())
     assert PATIENCE.regroup_s <= clock.now_s - begun_s < PATIENCE.regroup_s + 1
-    again = [*(Member(place=place, life="a", joined=1, beside=(0, 2)) for place in (0, 2)), Member(place=1, life="b")]
+    # Whoever comes back asks for the generation, and so is the first to register.
+    again = [Member(place=1, life="b"), *(Member(place=place, life="a", joined=1, beside=(0, 2)) for place in (0, 2))]
     begun_s = clock.now_s
     third = together(store, again, 3, clock)
     assert all(generation.places == (0, 1, 2) and generation.number == 2 for generation in third.values())
@@ -188,3 +236,16 @@ def test_the_batch_stays_whoever_is_left(sizes: list[int], data: st.DataObject) 
     assert [worker.host for worker in living.workers] == [spec.workers[place].host for place in places]
     assert min(worker.local_batch_size for worker in living.workers) >= 1
     assert spec_of_living(spec, range(len(sizes)), {}) == spec
+
+
+@given(st.lists(st.integers(1, 12).map(lambda size: 4 * size), min_size=2, max_size=6), st.data())
+def test_who_comes_back_gets_the_part_of_the_batch_that_it_was_planned_with(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    """The shares of the others have grown meanwhile; what they were planned with has not."""
+    spec = RunSpec.model_validate_json(json.dumps(toy_spec(shares=tuple(sizes))))
+    everybody = range(len(sizes))
+    left = sorted(data.draw(st.sets(st.sampled_from(everybody), min_size=1)))
+    shares = dict(zip(left, (one.local_batch_size for one in spec_of_living(spec, left, {}).workers), strict=True))
+    again = [one.local_batch_size for one in spec_of_living(spec, everybody, shares).workers]
+    assert all(abs(one - planned) <= 1 + planned / 4 for one, planned in zip(again, sizes, strict=True))

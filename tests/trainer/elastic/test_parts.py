@@ -8,15 +8,26 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.profiler.errors import RunFailed
 from hetopt.trainer.elastic.connections import break_all_but, open_sockets
 from hetopt.trainer.elastic.packing import pack, unpack
+from hetopt.trainer.elastic.stores import TcpMeetingStore, connect, reachable, where_to_meet
+from hetopt.trainer.presence import (
+    INCARNATION_VARIABLE,
+    PRESENCE_FILE,
+    HostThere,
+    KnownPresence,
+    life_of,
+    write_presence,
+)
 
 PLAIN = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=8)
 NESTED = st.recursive(
@@ -103,6 +114,46 @@ def test_only_newer_connections_break_and_listeners_stay() -> None:
             one.close()
 
 
+def open_store() -> tuple[object, str]:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    return store, f"127.0.0.1:{store.port}"
+
+
+def test_workers_meet_where_a_generation_has_begun_and_else_in_the_first_store_that_is_there() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        closed = f"127.0.0.1:{nobody.getsockname()[1]}"
+        first, at_first = open_store()
+        second, at_second = open_store()
+        meetings = [closed, at_first, at_second]
+        assert reachable(meetings) == [at_first, at_second]
+        assert where_to_meet(meetings, "") == at_first
+        TcpMeetingStore(connect(at_second)).set("closed", "3")
+        assert where_to_meet(meetings, "") == at_second
+        assert where_to_meet(meetings, "another attempt/") == at_first
+        del second
+        assert where_to_meet(meetings, "") == at_first
+        assert where_to_meet([closed], "") is None
+        del first
+
+
+def test_presence_tells_who_is_dead_and_nothing_without_a_file(tmp_path: Path) -> None:
+    presence = KnownPresence(tmp_path, ["a", "a", "b"])
+    assert [presence.is_away(0), presence.is_dead(0, "0.17"), presence.all_leave] == [False] * 3
+    write_presence(tmp_path, {"a": HostThere(incarnation=2, leaving=True), "b": HostThere()})
+    assert [presence.is_dead(1, life) for life in ("1.17", "2.17")] == [True, False]
+    assert not presence.all_leave
+    write_presence(tmp_path, {"a": HostThere(incarnation=2, leaving=True)})
+    assert (presence.is_away(0), presence.is_away(2), presence.is_dead(2, "0.9")) == (False, True, True)
+    assert presence.all_leave
+    (tmp_path / PRESENCE_FILE).write_text("{")
+    assert presence.is_away(2), "what was known stays"
+    write_presence(tmp_path, {})
+    assert presence.is_away(0)
+    assert not presence.all_leave, "nobody is left to write a checkpoint"
+    assert life_of({INCARNATION_VARIABLE: "2"}, 17) == "2.17"
+
+
 WARDEN = """
 import os, signal, sys
 from pathlib import Path
@@ -118,7 +169,8 @@ def work():
         print("waits", flush=True)
         signal.pause()
     return 3
-sys.exit(keep(work, replacements=2, tell=lambda number, left: print(number, left, flush=True)))
+works = {1: lambda: 0, 4: work} if sys.argv[3] == "two" else {4: work}
+sys.exit(keep(works, replacements=2, tell=lambda *lost: print(*lost, flush=True)))
 """
 
 
@@ -129,8 +181,14 @@ def warden(folder: object, dies: int, then: str = "end") -> subprocess.Popen[str
 
 def test_a_killed_worker_is_replaced_and_its_successor_ends_as_it_likes(tmp_path: object) -> None:
     with warden(tmp_path, dies=3) as process:
-        assert process.communicate(timeout=60)[0].split() == ["9", "2", "9", "1"]
+        assert process.communicate(timeout=60)[0].splitlines() == ["4 9 2", "4 9 1"]
     assert process.returncode == 3
+
+
+def test_one_of_two_workers_is_replaced_and_the_other_left_alone(tmp_path: object) -> None:
+    with warden(tmp_path, dies=2, then="two") as process:
+        assert process.communicate(timeout=60)[0].splitlines() == ["4 9 2"]
+    assert process.returncode == 3, "of the one that failed"
 
 
 def test_the_warden_ends_by_the_signal_that_came_once_too_often(tmp_path: object) -> None:

@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
+from benchmarks._in_process import train_here
 from benchmarks._redis_server import MISSING, PROGRAM
-from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.events import EVENTS_FILE, EventLog, read_events
-from hetopt.trainer.loop import train
 from hetopt.trainer.spec import RunSpec
 
 HOUSE = Path(__file__).resolve().parents[3]
@@ -31,20 +28,7 @@ def trained(run_dir: Path, **fields: Any) -> list[dict[str, Any]]:
             **fields,
         }
     )
-    events = EventLog(run_dir / EVENTS_FILE)
-    train(
-        WorkerContext(
-            spec=spec,
-            rank=0,
-            world_size=1,
-            device=torch.device("cpu"),
-            run_dir=run_dir,
-            events=events,
-            stop_requested=lambda: False,
-        )
-    )
-    events.close()
-    return read_events(run_dir / EVENTS_FILE)
+    return train_here(spec, run_dir)
 
 
 def test_batches_learning_rate_and_time_follow_the_stream(tmp_path: Path) -> None:

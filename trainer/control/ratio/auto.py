@@ -2,10 +2,14 @@
 
 Every option (compressor, collective, ratio; dense among them) is judged by J, the time of one dense step's progress
 (`hetopt.trainer.control.ratio.outlook`): the step time from the measured computation, the measured cost of compressing
-and the tracked network, times the slowdown of training (`hetopt.trainer.control.ratio.slowdown`), whose one number is
-learned from measured progress, at the gain that is measured or read off the curve
-(`hetopt.trainer.control.ratio.gain_belief`). Published searches try candidates one window after the other; here one
-look prices all, and only what promises most is ever tried.
+and the tracked network, times the slowdown of training (`hetopt.profiler.inflation`) at the gain that is measured or
+read off the curve (`hetopt.trainer.control.ratio.gain_belief`). Published searches try candidates one window after the
+other; here one look prices all, and only what promises most is ever tried.
+
+**What thin exchanges cost** differs between tasks by more than any gain tells. So where they would save more than it
+takes to find out, twins are trained for some steps (`hetopt.trainer.control.ratio.twin_trial`). If the thin one keeps
+up, little more than lateness counts from then on, down to the ratio that was tried. Until then, and if it falls behind,
+the law stands as it is, and only options count that by it cost at most ``most_lost`` more steps.
 
 **When to change.** The saving must exceed ``least_saving`` of J, and its own uncertainty: errors of the network that
 both options share cancel. A saving that is not sure yet is tried out if the price of finding out is affordable; so is,
@@ -18,10 +22,6 @@ doubles with every time: what a curve promises of a ratio that is not in use is 
 
 Error feedback bears smaller learning rates than dense training does. So where the loss rises far above the least it was
 while something is held back, everything is sent from then on, and as little as was sent then is not used for a while.
-
-**Runs of a fixed length** have no steps to make up for progress that was lost. There only options count that cost at
-most ``most_lost`` more steps by the law as it is known. An option for which the law would have to be milder, by no more
-than may well be, is used for a while to see: until that has cost half of what may be lost.
 
 What a step of an option took beyond what was predicted of it, because of cores that workers share or whatever else no
 timing tells, is remembered for a while, and so is what it kept: otherwise it would be changed to and left again and
@@ -41,13 +41,14 @@ loses to it by no more than the least saving, the allowance and a trial, from wh
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetopt.profiler.inflation import CAUTIOUS_COEFFICIENT
 from hetopt.trainer.control.ratio.auto_learning import is_dense, learned
-from hetopt.trainer.control.ratio.auto_state import LOOK_AGAIN_AFTER, AutoState, Excess, TooThin, Tried
-from hetopt.trainer.control.ratio.outlook import LAW_HOPE, Judged, Outlook, Weighed
+from hetopt.trainer.control.ratio.auto_state import LOOK_AGAIN_AFTER, AutoState, Excess, TooThin
+from hetopt.trainer.control.ratio.outlook import Judged, Outlook, Weighed
 from hetopt.trainer.control.ratio.policy import DENSE, RatioDecision, RatioObservation, percent
+from hetopt.trainer.control.ratio.twin_trial import most_cost_s
 from hetopt.trainer.exchange.cost import TRAINER
 from hetopt.trainer.exchange.network_state import NetworkState
 from hetopt.trainer.exchange.planner import Option
@@ -61,8 +62,8 @@ SCOUTED = 4.0
 RISEN, RISEN_OF_FIRST = 1.5, 0.05
 """Times the least loss of a period, and part of the first loss above it, that call for sending everything."""
 
-LAW = "the law"
-"""Stands among the options that were tried for what was tried to learn what late gradients cost."""
+HARMLESS_COEFFICIENT = 0.02
+"""Of the law of slowdown for tasks that thin exchanges do not hold back: of two that take as long, what keeps more."""
 
 ALARM_FACTOR = 2.5
 """An exchange that takes so many times as long as expected calls for a look before the period is over."""
@@ -74,7 +75,7 @@ _FORGOTTEN_BY_HALF = 30  # periods
 _LEARNT_AFTER = 15  # periods, in all of which something is new
 _LOOK_WHEN_SETTLED_EVERY = 3  # periods, for a look takes longer than the selection that is sent
 _LOOK_AT_GAIN_EVERY = 5  # periods of dense training, in which a gain curve costs a selection that nobody sends
-_DOUBTED_PART = 0.5  # of what may be lost, for options that may turn out to cost less
+_TRIED_AGAIN_AT, _TRIED_LATER_BY = 50, 4  # steps, for twins that did not keep up, and how many times as many then
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,31 +84,33 @@ class AutoRatio:
 
     Args:
         options: what there is to choose from; dense exchange among them.
-        first_coefficient: of the law of slowdown, before it was seen at work.
-        least_gain: options that keep less are never used, whatever they promise.
+        coefficient: of the law of slowdown, as far as it is known.
+        least_gain: options that keep less are not used, unless a trial says that they may be.
         least_saving: part of J that is worth a change.
         trial_steps: length of the first period after a change, and of the run.
         exploration: part of the run's time that trials may cost.
         most_lost: more steps than dense training that are borne; infinite: only time counts.
+        tries_twins: whether trials can be made; if not, the law stands.
 
     Raises:
         ValueError: no dense option, two options of one key, or an impossible number.
     """
 
     options: tuple[Option, ...]
-    first_coefficient: float = CAUTIOUS_COEFFICIENT
+    coefficient: float = CAUTIOUS_COEFFICIENT
     least_gain: float = 0.05
     least_saving: float = 0.02
     trial_steps: int = 5
     exploration: float = 0.01
     most_lost: float = math.inf
+    tries_twins: bool = False
 
     def __post_init__(self) -> None:
         if not any(is_dense(option) for option in self.options):
             raise ValueError("a dense option (ratio 1, gain 1) has to be among the options")
         if len({option.key for option in self.options}) != len(self.options):
             raise ValueError("two options have the same compressor, collective and ratio")
-        if not (0 <= self.first_coefficient < math.inf and 0 < self.least_gain <= 1 and 0 <= self.least_saving < 1):
+        if not (0 <= self.coefficient < math.inf and 0 < self.least_gain <= 1 and 0 <= self.least_saving < 1):
             raise ValueError("least_gain and least_saving are parts of 1, and the coefficient is not negative")
         if not self.most_lost > 0:
             raise ValueError(f"what may be lost is above zero, not {self.most_lost}")
@@ -141,7 +144,7 @@ class AutoRatio:
         network = observation.network
         if used is None or network is None:
             raise ValueError(f"auto needs a network and one of its own options, not {observation.option!r}")
-        state = learned(state, used, observation, network, prior=self.first_coefficient)
+        state = learned(state, used, observation, network)
         outlook = self._outlook(state, network)
         now = outlook.judge(used, step_s=state.step_s)
         if now is None:
@@ -151,30 +154,27 @@ class AutoRatio:
         kept = 1.0 if expected is None else now.gain / expected
         excess = Excess(step_s=now.step_s - outlook.predicted_s(used), kept=kept, period=state.periods)
         state = state.model_copy(update={"excess": {**state.excess, used.key: excess}})
-        if not self._keeps_enough(now, outlook):
-            lost = observation.steps * (1 - 1 / outlook.steps_per_progress(now.gain))
-            state = state.model_copy(update={"doubted_steps": state.doubted_steps + max(0.0, lost)})
         if used.gain is None and _has_risen(state, observation.loss):
             return self._safe(state, used, network, outlook)
+        worth_trying = self._worth_trying(state, outlook)
+        if worth_trying is not None:
+            waiting = self._keep(state, now, network, outlook)
+            return state, replace(waiting, try_ratio=worth_trying, look_after_steps=1)
         chosen = self._choice(state, now, outlook)
         if chosen is None:
             return state, self._keep(state, now, network, outlook)
         # Leaving what keeps too little is no trial: it costs what it costs.
-        trial_after = used.key if self._keeps_enough(now, outlook) else None
-        of_law = chosen.saving_s + chosen.hope_s < self.least_saving * now.per_progress_s
-        look = of_law or state.since_curve >= LOOK_AGAIN_AFTER or not state.belief.points
-        if of_law:
-            times = state.tried.get(LAW, Tried()).times + 1
-            state = state.model_copy(update={"tried": {**state.tried, LAW: Tried(times=times, period=state.periods)}})
+        trial_after = used.key if self._keeps_enough(state, now, outlook) else None
+        look = state.since_curve >= LOOK_AGAIN_AFTER or not state.belief.points
         state = state.model_copy(
             update={"trial_after": trial_after, "last_curve": state.periods if look else state.last_curve}
         )
-        if now.gain < self.least_gain:
+        if used.gain is None and not self._keeps_enough(state, now, outlook):
             state = state.model_copy(update={"too_thin": _proved(state, used.ratio)})
         return state, RatioDecision(
             ratio=chosen.judged.option.ratio,
             option=chosen.judged.option.key,
-            reason=self._reason(now, chosen, outlook),
+            reason=self._reason(state, now, chosen, outlook),
             measure_gain=look,
             look_after_steps=self._trial_length(state, now, chosen),
             alarm_s=_alarm_s(chosen.judged.option, network, outlook),
@@ -193,11 +193,13 @@ class AutoRatio:
             alarm_s=_alarm_s(dense, network, outlook),
         )
 
-    def _keeps_enough(self, judged: Judged, outlook: Outlook) -> bool:
-        """Whether so much is learned as it has to be."""
-        return judged.gain >= self.least_gain and outlook.steps_per_progress(judged.gain) <= 1 + self.most_lost
+    def _keeps_enough(self, state: AutoState, judged: Judged, outlook: Outlook) -> bool:
+        """Whether so much is learned as it has to be; lateness alone is weighed, not forbidden."""
+        if state.is_harmless(judged.option.ratio):
+            return True
+        return judged.gain >= self.least_gain and outlook.slowdown(judged.gain) <= 1 + self.most_lost
 
-    def _reason(self, now: Judged, chosen: Weighed, outlook: Outlook) -> str:
+    def _reason(self, state: AutoState, now: Judged, chosen: Weighed, outlook: Outlook) -> str:
         other, saving = chosen.judged, chosen.saving_s / now.per_progress_s
         told = (
             f"{other.option.key} instead of {now.option.key}: {percent(other.option.ratio)} sent, about "
@@ -205,22 +207,38 @@ class AutoRatio:
         )
         if now.gain < self.least_gain:
             return f"{told}; {now.gain:.0%} is less than the {self.least_gain:.0%} that must be kept"
-        if not self._keeps_enough(now, outlook):
-            return f"{told}; before, too little was learned in a step, and the run has no more of them"
+        if not self._keeps_enough(state, now, outlook):
+            return f"{told}; less would be learned in a step than may be lost"
         if saving < self.least_saving:
             return f"{told}; tried out, it may be better than it looks"
         return f"{told}: {saving:.0%} less time to the target"
 
-    def _may_be_better(self, state: AutoState, now: Judged, outlook: Outlook) -> bool:
-        """Whether an option that costs too much by the law is worth a further look."""
-        if now.gain < self.least_gain or state.steps_left is None or math.isinf(self.most_lost):
-            return False
-        allowed = _DOUBTED_PART * self.most_lost * (state.steps + state.steps_left)
-        next_ = self.trial_steps * (1 - 1 / outlook.steps_per_progress(now.gain))
-        return self._keeps_enough(now, outlook.milder(1.0)) and state.doubted_steps + next_ <= allowed
+    def _worth_trying(self, state: AutoState, outlook: Outlook) -> float | None:
+        """The ratio of what would be best if late gradients did no harm, where that would pay for finding out.
+
+        Whatever is thought of its gain: what is best where nothing is held back to speak of does no harm for certain.
+        """
+        due = _TRIED_AGAIN_AT * _TRIED_LATER_BY ** (state.trials - 1) if state.trials else 0
+        known = state.verdict is not None and state.verdict.says == "harmless"
+        if known or not self.tries_twins or state.steps < due:
+            return None
+        unslowed = outlook.unslowed()
+        found = [unslowed.judge(option) for option in self.options if not _is_barred(state, option)]
+        best = min(
+            (judged for judged in found if judged is not None and judged.gain >= self.least_gain),
+            key=lambda judged: judged.per_progress_s,
+        )
+        if best.option.gain is not None:
+            return None
+        certain = [outlook.judge(option) for option in self.options if option.gain is not None]
+        safe_s = min(judged.per_progress_s for judged in certain if judged is not None)
+        saving_s = safe_s - best.per_progress_s
+        if saving_s < self.least_saving * safe_s or saving_s * outlook.steps_left < most_cost_s(outlook.compute_s):
+            return None
+        return best.option.ratio
 
     def _keep(self, state: AutoState, now: Judged, network: NetworkState, outlook: Outlook) -> RatioDecision:
-        if not self._keeps_enough(now, outlook):
+        if not self._keeps_enough(state, now, outlook):
             return RatioDecision(
                 ratio=now.option.ratio,
                 option=now.option.key,
@@ -239,9 +257,15 @@ class AutoRatio:
             alarm_s=_alarm_s(now.option, network, outlook),
         )
 
-    def coefficient(self, state: AutoState) -> float:
-        """Of the law of slowdown, as it is thought to be."""
-        return state.slowdown.coefficient(self.first_coefficient)
+    def slowdown_coefficient(self, state: AutoState) -> float:
+        """Of the law of slowdown, as it stands after trials."""
+        match state.verdict and state.verdict.says:
+            case "harmless":
+                return min(self.coefficient, HARMLESS_COEFFICIENT)
+            case "harmful":
+                return max(self.coefficient, CAUTIOUS_COEFFICIENT)
+            case _:
+                return self.coefficient
 
     def _booked(self, state: AutoState, now: Judged, outlook: Outlook, observation: RatioObservation) -> AutoState:
         """The account after this period: a trial costs what it took beyond what its progress takes without it."""
@@ -258,8 +282,7 @@ class AutoRatio:
         return Outlook(
             network=network,
             belief=state.belief,
-            coefficient=self.coefficient(state),
-            coefficient_sd=state.slowdown.coefficient_sd(self.first_coefficient),
+            coefficient=self.slowdown_coefficient(state),
             compute_s=state.compute_s or 0.0,
             backward_s=state.backward_s,
             compress_factors=state.compress_factors,
@@ -275,12 +298,9 @@ class AutoRatio:
         others = [
             outlook.weigh(now, j)
             for j in judged
-            if j is not None and j.gain >= self.least_gain and not _is_barred(state, j.option)
+            if j is not None and self._keeps_enough(state, j, outlook) and not _is_barred(state, j.option)
         ]
-        known, others = others, [other for other in others if self._keeps_enough(other.judged, outlook)]
-        if not self._keeps_enough(now, outlook):
-            if self._may_be_better(state, now, outlook):
-                return None
+        if not self._keeps_enough(state, now, outlook):
             return max(others, key=lambda other: other.saving_s)
         needed_s, left_s = self.least_saving * now.per_progress_s, self._left_s(state, now)
         better = [
@@ -301,17 +321,6 @@ class AutoRatio:
         ]
         if hopeful:
             return max(hopeful, key=lambda other: other.saving_s + other.hope_s)
-        if self._may_hope(state, LAW):
-            mildest = outlook.milder(LAW_HOPE)
-            hopeful = [
-                other
-                for other in known
-                if other.risk_s <= left_s
-                and other.saving_s + other.law_hope_s >= needed_s
-                and self._keeps_enough(other.judged, mildest)
-            ]
-        if hopeful:
-            return max(hopeful, key=lambda other: other.saving_s + other.law_hope_s)
         # Whatever is thought of it, dense training is tried once: never to lose to it is a promise.
         dense = [
             other
@@ -367,6 +376,9 @@ def _is_barred(state: AutoState, option: Option) -> bool:
     """Whether as much or more has proved to be too little, not long ago: no estimate of a gain is better than that."""
     if option.gain is not None:
         return False
+    verdict = state.verdict
+    if verdict is not None and verdict.says == "harmless" and option.ratio < verdict.ratio:
+        return True
     return any(option.ratio <= one.ratio and state.periods < one.until for one in state.too_thin)
 
 

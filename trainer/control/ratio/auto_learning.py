@@ -1,24 +1,18 @@
-"""What `auto` learns from a control period: times, gains, what late gradients cost, and what is held back."""
+"""What `auto` learns from a control period: times, gains, and what is held back."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from hetopt.profiler.inflation import backlog_after
 from hetopt.trainer.control.ratio.auto_state import AutoState, Tried
 from hetopt.trainer.control.ratio.policy import DENSE, RatioObservation
-from hetopt.trainer.control.ratio.slowdown import Slowdown
 from hetopt.trainer.exchange.network_state import NetworkState
 from hetopt.trainer.exchange.planner import Option
 
 _WEIGHT = 0.5  # of the newest times
 _STEP_WEIGHT = 0.3  # of the newest time of a step of the same option
-_SETTLED_AFTER = 3  # steps of one ratio, until when its progress says less of it
 
 
-def learned(
-    state: AutoState, used: Option, observation: RatioObservation, network: NetworkState, *, prior: float
-) -> AutoState:
+def learned(state: AutoState, used: Option, observation: RatioObservation, network: NetworkState) -> AutoState:
     """The state after a period.
 
     Args:
@@ -26,7 +20,6 @@ def learned(
         used: in the period.
         observation: of it.
         network: as tracked, the period included.
-        prior: of the coefficient of the law of slowdown.
     """
     factors = dict(state.compress_factors)
     if used.compress_s > 0 and observation.compress_s > 0:
@@ -45,22 +38,22 @@ def learned(
     step_s = observation.step_time_s
     if state.option == used.key and not jumped:
         step_s = state.step_s + _STEP_WEIGHT * (step_s - state.step_s)
-    is_same = state.belief.ratio == used.ratio and state.option is not None
-    same_ratio = observation.steps + (state.same_ratio if is_same else 0)
     gain = used.gain if used.gain is not None else observation.gain
     backlog = backlog_after(state.backlog, gain, observation.steps)
+    verdict = observation.verdict
     return state.model_copy(
         update={
             "option": used.key,
             "step_s": step_s,
             "belief": state.belief.seen(used, observation.gain, observation.gain_curve),
-            "slowdown": _slowdown(state, used, observation, same_ratio=same_ratio, backlog=backlog, prior=prior),
+            "verdict": verdict or state.verdict,
+            "trials": state.trials + (verdict is not None),
+            "too_thin": () if verdict is not None and verdict.says == "harmless" else state.too_thin,
             "backlog": backlog,
             "first_loss": observation.loss if state.first_loss is None else state.first_loss,
             "least_loss": _least(state.least_loss, observation.loss),
             "steps": observation.step,
             "steps_left": observation.steps_left,
-            "same_ratio": same_ratio,
             "since_curve": 0 if observation.gain_curve is not None else state.since_curve + observation.steps,
             "compute_s": compute_s,
             "backward_s": min(backward_s, compute_s),
@@ -73,29 +66,6 @@ def learned(
             "last_curve": state.last_curve if observation.gain_curve is None else state.periods + 1,
         }
     )
-
-
-def _slowdown(
-    state: AutoState,
-    used: Option,
-    observation: RatioObservation,
-    *,
-    same_ratio: int,
-    backlog: float,
-    prior: float,
-) -> Slowdown:
-    """After a period; that everything makes the progress of everything is nothing new.
-
-    What was held back at another ratio comes out first, or builds up: until then a look says less of this one, and
-    what is held back for the first time is not late.
-    """
-    gain, progress = observation.gain, observation.progress
-    if progress is None or used.gain is not None or not 0 < gain < 1:
-        return state.slowdown
-    weight = min(1.0, same_ratio / _SETTLED_AFTER)
-    delivered = min(1.0, backlog * gain / (1 - gain))
-    progress = replace(progress, dense=progress.dense * delivered)
-    return state.slowdown.seen(gain, progress, prior=prior, weight=weight)
 
 
 def _least(before: float | None, fresh: float | None) -> float | None:

@@ -6,7 +6,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from hetopt.profiler.artifact import Record
 from hetopt.trainer.control.ratio.gain_belief import GainBelief
-from hetopt.trainer.control.ratio.slowdown import Slowdown
+from hetopt.trainer.control.ratio.twin_trial import Verdict
 
 LOOK_AGAIN_AFTER = 20
 """Steps between gain curves: looking may take as long as a step."""
@@ -33,7 +33,7 @@ class Excess(Record):
 
 
 class TooThin(Record):
-    """A ratio that kept less than the floor when it was in use."""
+    """A ratio that kept too little when it was in use."""
 
     ratio: PositiveFloat
     times: NonNegativeInt = 1
@@ -45,7 +45,6 @@ class AutoState(Record):
 
     Attributes:
         belief: about gains.
-        slowdown: about what they cost.
         option, step_s: what is in use, and the time of its step, smoothed.
         compute_s, backward_s: smoothed.
         compress_factors: measured over expected time to compress, by compressor.
@@ -58,16 +57,15 @@ class AutoState(Record):
         periods: since the start.
         last_curve: the last of them in which a gain curve was seen, or was to be.
         since_curve: steps since one was seen.
-        same_ratio: steps since another ratio was in use.
         too_thin: ratios that proved to keep too little.
         first_loss, least_loss: of a period, the first and the least so far; absent before the first.
         backlog: steps' worth of gradient that is held back (`hetopt.profiler.inflation.backlog_after`).
         steps, steps_left: of the run, done and to do, as far as that is known.
-        doubted_steps: that were lost, in dense steps, by options that cost too much by the law.
+        verdict: of the last trial of twins; absent before it.
+        trials: of twins so far.
     """
 
     belief: GainBelief = GainBelief()
-    slowdown: Slowdown = Slowdown()
     option: str | None = None
     step_s: NonNegativeFloat = 0.0
     compute_s: NonNegativeFloat | None = None
@@ -83,11 +81,15 @@ class AutoState(Record):
     periods: NonNegativeInt = 0
     last_curve: NonNegativeInt = 0
     since_curve: NonNegativeInt = LOOK_AGAIN_AFTER
-    same_ratio: NonNegativeInt = 0
     too_thin: tuple[TooThin, ...] = ()
     first_loss: float | None = None
     least_loss: float | None = None
     backlog: NonNegativeFloat = 0.0
     steps: NonNegativeInt = 0
     steps_left: PositiveFloat | None = None
-    doubted_steps: NonNegativeFloat = 0.0
+    verdict: Verdict | None = None
+    trials: NonNegativeInt = 0
+
+    def is_harmless(self, ratio: float) -> bool:
+        """Whether a trial has shown that so much may be sent, however little of the gradient that keeps."""
+        return self.verdict is not None and self.verdict.says == "harmless" and ratio >= self.verdict.ratio

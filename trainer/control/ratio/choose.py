@@ -40,6 +40,7 @@ def choose_ratio_policy(
     options: Sequence[Option] = (),
     coefficient: float = CAUTIOUS_COEFFICIENT,
     most_lost: float = math.inf,
+    tries_twins: bool = False,
 ) -> RatioPolicy[Any]:
     """The policy of that name with its published settings. What its state is made of, `RatioPolicy.initial` tells.
 
@@ -47,8 +48,9 @@ def choose_ratio_policy(
         name: of the policy.
         ratio: that the run was asked for; the strongest that the policy uses. ``auto`` and ``scan`` go by the options.
         options: what ``auto`` and ``scan`` may choose from; ``auto`` needs a dense one among them.
-        coefficient: of the law of slowdown, as ``auto`` has it in mind at first.
+        coefficient: of the law of slowdown, as ``auto`` has it in mind.
         most_lost: more steps than dense training that ``auto`` may cost.
+        tries_twins: whether ``auto`` may ask for trials.
 
     Raises:
         BadInput: there is no such policy, or the ratio leaves it nothing to decide.
@@ -72,4 +74,6 @@ def choose_ratio_policy(
         case "scan":
             return ScanRatio(options=tuple(options))
         case _:
-            return AutoRatio(options=tuple(options), first_coefficient=coefficient, most_lost=most_lost)
+            return AutoRatio(
+                options=tuple(options), coefficient=coefficient, most_lost=most_lost, tries_twins=tries_twins
+            )

@@ -4,7 +4,7 @@
 
 Until a gain has settled, less is delivered than is new. So a thin exchange pays only where the run is long enough to
 outlive that, and near its end what was held back is worth sending. Errors of the network that two options share cancel
-in the difference of their J, and those of the law of slowdown in part; errors of gains do not.
+in the difference of their J; errors of gains do not.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ from hetopt.profiler.inflation import backlog_after, distance
 from hetopt.trainer.control.ratio.gain_belief import GainBelief
 from hetopt.trainer.exchange.network_state import NetworkState
 from hetopt.trainer.exchange.planner import COMPRESS_SD, Option
-
-LAW_HOPE = 2.0
-"""Standard errors that the law of slowdown may be hoped to be wrong by: it begins at the cautious end."""
 
 NETWORK_HOPE = 2.0
 """Standard errors of the network that an option may be hoped to be better by than it looks; of all else, one."""
@@ -41,31 +38,22 @@ class Judged:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weighed:
-    """An option against the present one: what J would fall by, and how sure that is.
-
-    ``law_sd_s`` is what the law of slowdown leaves open, of this option and of all that hold back as much.
-    """
+    """An option against the present one: what J would fall by, and how sure that is."""
 
     judged: Judged
     saving_s: float
     network_sd_s: float
-    law_sd_s: float
     other_sd_s: float
 
     @property
     def sd_s(self) -> float:
         """Standard deviation of the saving."""
-        return math.hypot(self.network_sd_s, self.law_sd_s, self.other_sd_s)
+        return math.hypot(self.network_sd_s, self.other_sd_s)
 
     @property
     def hope_s(self) -> float:
-        """By how much it may be better than it looks, the law being right."""
+        """By how much it may be better than it looks."""
         return math.hypot(NETWORK_HOPE * self.network_sd_s, self.other_sd_s)
-
-    @property
-    def law_hope_s(self) -> float:
-        """The same, if the law is wrong as well."""
-        return math.hypot(self.hope_s, LAW_HOPE * self.law_sd_s)
 
     @property
     def risk_s(self) -> float:
@@ -80,7 +68,7 @@ class Outlook:
     Attributes:
         network: as tracked.
         belief: about gains.
-        coefficient, coefficient_sd: of the law of slowdown.
+        coefficient: of the law of slowdown (`hetopt.profiler.inflation`).
         compute_s, backward_s: of a step on the slowest worker, and the part of it that makes gradients.
         compress_factors: measured over expected time to compress, by compressor.
         excess_s: how much longer than predicted a step took of options that were in use.
@@ -92,7 +80,6 @@ class Outlook:
     network: NetworkState
     belief: GainBelief
     coefficient: float
-    coefficient_sd: float
     compute_s: float
     backward_s: float
     compress_factors: Mapping[str, float]
@@ -149,23 +136,16 @@ class Outlook:
         )
         rest_s = [slower[side] * COMPRESS_SD * self._compress_s(judged.option) for side, judged in sides]
         rest_s += [judged.step_s * self._steps_sd(judged) for judged in (now, other)]
-        # The law is wrong about both by the same coefficient.
-        longer_s = now.step_s * self._by_law(now.gain) - other.step_s * self._by_law(other.gain)
         return Weighed(
             judged=other,
             saving_s=now.per_progress_s - other.per_progress_s,
             network_sd_s=network.sd_s,
-            law_sd_s=abs(longer_s) * self.coefficient_sd,
             other_sd_s=math.hypot(*rest_s),
         )
 
-    def milder(self, errors: float) -> Outlook:
-        """The same if the law is wrong by so many standard errors, to the better."""
-        return replace(self, coefficient=max(0.0, self.coefficient - errors * self.coefficient_sd))
-
-    def _by_law(self, gain: float) -> float:
-        """Steps for a step's progress that each unit of the coefficient adds."""
-        return float((self.steps_per_progress(gain) / self.slowdown(gain)) ** 2 * distance(gain))
+    def unslowed(self) -> Outlook:
+        """The same if late gradients cost nothing but their lateness."""
+        return replace(self, coefficient=0.0)
 
     def _steps_sd(self, judged: Judged) -> float:
         """What an error of the gain makes of the steps, which is most where all is kept."""

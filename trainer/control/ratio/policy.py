@@ -12,8 +12,8 @@ from typing import Generic, Protocol, TypeVar
 
 from hetopt.profiler.artifact import Record
 from hetopt.trainer.control.ratio.gain_curve import GainCurve
+from hetopt.trainer.control.ratio.twin_trial import Verdict
 from hetopt.trainer.exchange.network_state import NetworkState
-from hetopt.trainer.exchange.progress import Progress
 
 StateT = TypeVar("StateT", bound=Record)
 
@@ -40,12 +40,12 @@ class RatioObservation:
             period. Equal where everything is sent.
         gradient_norm: of the gradient without residuals, root of the mean square over workers and steps.
         gain_curve: absent in periods in which no step looked.
-        progress: over all workers; absent in such periods too, and where it cannot be told.
         network: as tracked, this period included; absent where nothing tracks it.
         option: `Option.key` of the exchange that was in use; absent where nothing plans.
         learning_rate: of the first parameter group; absent where nobody asks.
         steps_left: until the run ends by its own rules; absent where that is not known.
         loss: mean over the samples of the period; absent where nobody asks.
+        verdict: of a trial that was made since the last decision; absent: none was.
 
     Raises:
         ValueError: the parts do not match, or a number is impossible or not finite.
@@ -64,13 +64,13 @@ class RatioObservation:
     energy: tuple[float, ...]
     gradient_norm: float
     gain_curve: GainCurve | None = None
-    progress: Progress | None = None
     backward_s: float = 0.0
     network: NetworkState | None = None
     option: str | None = None
     learning_rate: float | None = None
     steps_left: int | None = None
     loss: float | None = None
+    verdict: Verdict | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= self.step or not 0 <= self.epoch < math.inf:
@@ -129,6 +129,7 @@ class RatioDecision:
         measure_gain: the last step of the next period yields a gain curve, even a dense one.
         look_after_steps: end the next period after so many steps; absent: the run's control period.
         alarm_s: end it as soon as two exchanges in a row take longer, and let its times be theirs; absent: never.
+        try_ratio: before anything else is exchanged, twins are to tell whether this ratio holds training back.
     """
 
     ratio: float
@@ -137,6 +138,7 @@ class RatioDecision:
     measure_gain: bool = False
     look_after_steps: int | None = None
     alarm_s: float | None = None
+    try_ratio: float | None = None
 
     @property
     def changed(self) -> bool:

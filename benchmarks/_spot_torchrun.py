@@ -1,0 +1,99 @@
+"""The peer in `spot_rehearsal`: torchrun on hosts that come and go, and a script that loads its last snapshot.
+
+torchrun's elastic rendezvous, with as many hosts as there are. What it waits for is set to the miniature's time: its
+defaults (a last call of 30 s, three heartbeats of 5 s) would be minutes there. The store of the rendezvous is on a host
+that is never lost and that nobody pays for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks._spot_nodes import Move
+from hetopt.trainer.events import EVENTS_FILE, Event, read_events
+from hetopt.trainer.launch.local import QUIET_TORCH
+from hetopt.trainer.launch.namespaces import LINK, MiniatureNetwork
+from hetopt.trainer.launch.nodes import MEETING_PORT
+from hetopt.trainer.miniature import MiniatureHost
+from hetopt.trainer.run_folder import write_spec
+from hetopt.trainer.spec import RunSpec
+
+_LOOK_S = 0.02
+_START_S = 120.0
+_STORE = f"""
+import signal
+import torch.distributed as dist
+store = dist.TCPStore("0.0.0.0", {MEETING_PORT}, is_master=True, wait_for_workers=False)
+signal.pause()
+"""
+
+
+def run_under_torchrun(
+    folder: Path, spec: RunSpec, moves: Sequence[Move], *, lasts_s: float, snapshot_every_s: float
+) -> list[Event]:
+    """The event log of a run on the hosts of the spec's miniature, which meet their fates and are then all ended.
+
+    Args:
+        folder: of the run; it exists.
+        spec: of what is trained.
+        moves: of hosts, from the moment on at which training begins.
+        lasts_s: from that moment on.
+        snapshot_every_s: between two snapshots.
+    """
+    assert spec.miniature is not None
+    hosts, events = spec.miniature.hosts, folder / EVENTS_FILE
+    write_spec(folder, spec)
+    with MiniatureNetwork.create([*hosts, MiniatureHost(name="store")], owner=str(folder)) as network:
+        network.popen(len(hosts), [sys.executable, "-c", _STORE], env=dict(os.environ))
+        for place in range(len(hosts)):
+            _start(network, folder, place, len(hosts), snapshot_every_s)
+        began_s = _when_training_begins(events)
+        for move in sorted(moves, key=lambda move: move.at_s):
+            if move.at_s >= lasts_s:
+                break
+            time.sleep(max(0.0, began_s + move.at_s - time.time()))
+            if move.fate == "dies":
+                network.kill(move.host)
+                network.take_down(move.host)
+            elif move.fate == "returns":
+                network.bring_up(move.host)
+                _start(network, folder, move.host, len(hosts), snapshot_every_s)
+        time.sleep(max(0.0, began_s + lasts_s - time.time()))
+    return read_events(events)
+
+
+def _when_training_begins(events: Path) -> float:
+    deadline_s = time.monotonic() + _START_S
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(StopIteration):
+            return float(next(one["time_s"] for one in read_events(events) if one["event"] == "training_started"))
+        time.sleep(_LOOK_S)
+    raise RuntimeError("the run under torchrun did not begin; its output is in the log files beside its events")
+
+
+def _start(network: MiniatureNetwork, folder: Path, place: int, hosts: int, snapshot_every_s: float) -> None:
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run"),
+        *(f"--nnodes=1:{hosts}", "--nproc-per-node=1", "--max-restarts=1000", "--rdzv-id=spot"),
+        *("--rdzv-backend=c10d", f"--rdzv-endpoint={network.address(hosts)}:{MEETING_PORT}"),
+        "--rdzv-conf=is_host=0,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2",
+        *(f"--local-addr={network.address(place)}", "--monitor-interval=0.1"),
+        *("--module", "benchmarks._spot_script", str(folder), str(snapshot_every_s)),
+    ]
+    environment = {
+        **os.environ,
+        **QUIET_TORCH,
+        "GLOO_SOCKET_IFNAME": LINK,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).resolve().parents[1]),
+        # As hetopt does it: the store of the rendezvous would hand dead addresses to workers that start again.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
+    with (folder / f"torchrun-{place}.log").open("ab") as log:
+        network.popen(place, command, env=environment, stdout=log, stderr=subprocess.STDOUT)

@@ -1,0 +1,216 @@
+"""Training on recorded spot clusters, rehearsed: what is trained for what is paid, beside one who knows the recording.
+
+The part of each recording in which most nodes come and go is replayed in namespaces, as fast as `COMPRESSION` says:
+hosts are killed, and those that return start from nothing. **hetopt** trains under its own launcher, with notice before
+a host dies and without; the peer is torchrun's elastic agent with a script that saves snapshots at a fixed interval.
+
+Goodput is samples that are in the model at the end for each second of a host that was paid. The **oracle** knows the
+recording: it trains on every host that has started, at the pace of the quicker side in calm times, and pays for no
+change, no lost step and no checkpoint. A host has started when torch could be imported on it, by a process that does
+nothing else, in calm times: nobody trains before. Those seconds are not compressed, and weigh as the minutes in which a
+machine boots. Beside that stands the share of what hosts without any start would train.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from benchmarks._outcome import Outcome, Results, parser, publish
+from benchmarks._rehearsal import need_namespaces
+from benchmarks._spot_nodes import Move, NodeTrace, best_samples, moves_of, read_node_traces
+from benchmarks._spot_torchrun import run_under_torchrun
+from hetopt.profiler.errors import RunFailed
+from hetopt.trainer.events import EVENTS_FILE, Event, read_events
+from hetopt.trainer.launch.rehearsal import RehearsalLauncher
+from hetopt.trainer.spec import RunSpec
+
+COMPRESSION = 30.0
+SMOKE_COMPRESSION, SMOKE_HOSTS = 150.0, 2
+HOSTS = 4
+"""Real workers at most: a larger cluster is rehearsed in groups of nodes."""
+CHECKPOINT_EVERY_S = 600.0
+"""Of the recording's time, on both sides."""
+BATCH, FIXED_S, PER_SAMPLE_S = 96, 0.02, 0.002
+OF_ORACLE = 0.9
+DATA = Path(os.environ.get("HETOPT_SHARED_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
+TASK = f"{Path(__file__).with_name('_toy.py')}:noise"
+_START_S = 120.0
+
+
+def spec(hosts: int, moves: Iterable[Move], checkpoint_every_s: float) -> RunSpec:
+    """The same small job for all sides, with the computation of each host declared."""
+    names = [f"h{place}" for place in range(hosts)]
+    declared = {"fixed_s": FIXED_S, "per_sample_s": PER_SAMPLE_S}
+    workers = [
+        {"host": name, "type": "spot", "local_batch_size": BATCH // hosts, "declared": declared} for name in names
+    ]
+    changes = [{"host": names[move.host], "at_s": move.at_s, move.fate: True} for move in moves]
+    return RunSpec.model_validate_json(
+        json.dumps(
+            {
+                "task": TASK,
+                "workers": workers,
+                "batch_policy": "static",
+                "stop": {"max_steps": 10**6},
+                "evaluate_every_epochs": 1e5,
+                "max_restarts": 1000,
+                "checkpoint_every_s": checkpoint_every_s,
+                "control_period_steps": 5,
+                "exchange_timeout_s": 30.0,
+                "miniature": {"hosts": [{"name": name} for name in names], "changes": changes},
+            }
+        )
+    )
+
+
+def run_hetopt(folder: Path, wish: RunSpec, *, lasts_s: float) -> list[Event]:
+    """The event log of a run under the product's own launcher, which is ended so long after training began.
+
+    Raises:
+        RunFailed: it ended by itself.
+    """
+    launcher = RehearsalLauncher(grace_s=1.0)
+    handle = launcher.start(wish, folder, {})
+    try:
+        deadline_s = time.monotonic() + _START_S
+        until_s = None
+        while until_s is None or time.time() < until_s:
+            status = launcher.poll(handle)
+            if status.state.is_over or time.monotonic() > deadline_s:
+                raise RunFailed(status.reason or f"the run is {status.state.value}, and does not begin")
+            if until_s is None:
+                began = [
+                    one["time_s"] for one in read_events(folder / EVENTS_FILE) if one["event"] == "training_started"
+                ]
+                until_s = began[0] + lasts_s if began else None
+                deadline_s += lasts_s
+            time.sleep(0.1)
+    finally:
+        launcher.stop(handle)
+    return read_events(folder / EVENTS_FILE)
+
+
+def samples_in(events: Sequence[Event], lasts_s: float) -> float:
+    """Samples that are in the model so long after training began; what was lost and done again counts once."""
+    until_s = next(event["time_s"] for event in events if event["event"] == "training_started") + lasts_s
+    told = [event for event in events if event["event"] == "step" and event["time_s"] <= until_s]
+    return float(told[-1]["step"] * BATCH) if told else 0.0
+
+
+def time_of_import(rounds: int = 3) -> float:
+    """Median time in which a process that does nothing else has imported torch."""
+    times = []
+    for _ in range(rounds):
+        began_s = time.perf_counter()
+        subprocess.run([sys.executable, "-c", "import torch"], check=True)
+        times.append(time.perf_counter() - began_s)
+    return statistics.median(times)
+
+
+def calm_rates(sides: Iterable[Sequence[Event]], hosts: int) -> dict[int, float]:
+    """Samples a second of so many hosts, on the quicker side; as declared where no side has trained with so many."""
+    rates = {}
+    for count in range(1, hosts + 1):
+        medians = []
+        for events in sides:
+            times = [
+                event["step_time_s"]
+                for before, event in pairwise([event for event in events if event["event"] == "step"])
+                if len(before["local_batch_sizes"]) == len(event["local_batch_sizes"]) == count
+            ]
+            medians += [statistics.median(times)] if len(times) >= 5 else []
+        rates[count] = BATCH / min(medians, default=FIXED_S + PER_SAMPLE_S * BATCH / count)
+    return rates
+
+
+def rehearse(
+    results: Results,
+    folder: Path,
+    trace: NodeTrace,
+    *,
+    compression: float,
+    start_s: float,
+    number: int,
+    sides: Sequence[str],
+) -> None:
+    """Replay one recording on every side."""
+    lasts_s = len(trace.running) * trace.gap_s / compression
+    every_s = CHECKPOINT_EVERY_S / compression
+    logs: dict[str, list[Event]] = {}
+    for side in sides:
+        moves = moves_of(trace, compression=compression, seed=number, notice=side == "notice")
+        run_dir = folder / f"{number}-{side}"
+        run_dir.mkdir()
+        print(f"  {trace.name}: {side}, {len(moves)} changes in {lasts_s:.0f} s", file=sys.stderr)
+        wish = spec(trace.nodes, () if side == "torchrun" else moves, every_s)
+        if side == "torchrun":
+            logs[side] = run_under_torchrun(run_dir, wish, moves, lasts_s=lasts_s, snapshot_every_s=every_s)
+        else:
+            logs[side] = run_hetopt(run_dir, wish, lasts_s=lasts_s)
+    moves = moves_of(trace, compression=compression, seed=number, notice=False)
+    rates = calm_rates(logs.values(), trace.nodes)
+    best = best_samples(moves, trace.nodes, lasts_s, rates, start_s=start_s)
+    without_start = best_samples(moves, trace.nodes, lasts_s, rates)
+    paid_s = trace.paid_node_s() / compression
+    shares = {side: samples_in(events, lasts_s) / best for side, events in logs.items()}
+    for side, events in logs.items():
+        changed = [event for event in events if event["event"] == "workers_changed" and "recovery_s" in event]
+        took = f"{statistics.median(event['recovery_s'] for event in changed):.2f} s each" if changed else ""
+        print(
+            f"{trace.name:<28}{side:<10}{shares[side] * best / paid_s:>8.1f} samples a paid second"
+            f"{shares[side]:>8.1%} of the oracle, {shares[side] * best / without_start:.1%} of one without starts   "
+            f"{len(changed):>3} changes of workers {took}"
+        )
+        more = {
+            f"{side}_of_oracle_without_starts_{number}": round(shares[side] * best / without_start, 4),
+            f"{side}_samples_a_paid_second_{number}": round(shares[side] * best / paid_s, 1),
+        }
+        if side == "torchrun":
+            results.baselines.update({f"{side}_of_oracle_{number}": round(shares[side], 4), **more})
+        else:
+            results.goal(f"{side}_of_oracle_{number}", shares[side], at_least=OF_ORACLE)
+            results.figures.update(more)
+
+
+def main() -> None:
+    """Replay every recording, or one."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--recording", type=int, metavar="N", help="only this one, beginning with 0")
+    read = arguments.parse_args()
+    need_namespaces(or_skip=read.smoke)
+    traces = list(enumerate(read_node_traces(DATA / "spot-traces")))
+    quick = read.quick or read.smoke
+    if not traces:
+        print(f"no spot traces under {DATA}; set HETOPT_SHARED_DATA to the folder that holds them", file=sys.stderr)
+        publish(Outcome(benchmark="spot_rehearsal", quick=quick, figures={}), read.json)
+        return
+    if read.recording is not None:
+        traces = [one for one in traces if one[0] == read.recording]
+    compression = SMOKE_COMPRESSION if read.smoke else COMPRESSION
+    samples = 3 if read.smoke else 12 if quick else 24
+    sides = ["sudden"] if read.smoke else ["sudden", "notice", "torchrun"]
+    results, start_s = Results(), 0.0 if read.smoke else time_of_import()
+    results.figures["start_s"] = round(start_s, 2)
+    results.figures["compression"] = compression
+    with tempfile.TemporaryDirectory(prefix="hetopt-spot-") as temporary:
+        for number, trace in traces[:1] if quick else traces:
+            part = trace.grouped(SMOKE_HOSTS if read.smoke else HOSTS).busiest(samples)
+            results.figures[f"nodes_{number}"] = trace.nodes
+            rehearse(
+                results, Path(temporary), part, compression=compression, start_s=start_s, number=number, sides=sides
+            )
+    only = None if read.recording is None else f"recording {read.recording}"
+    publish(results.outcome("spot_rehearsal", quick=quick), read.json, part=only)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Every command of the documents is typed, in a folder as a reader would have it by then.
+
+What would train for minutes stops at its `--dry-run`. Where that will not do, the test that does it is named below.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import tomllib
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import newcomer
+from hetopt.optimizer.catalog import load_catalog
+from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
+from hetopt.optimizer.plan import Goal
+from hetopt.optimizer.recommend import Options, recommend
+from hetopt.profiler.profile import Profile
+from hetopt.trainer.events import EVENTS_FILE
+from hetopt.trainer.launch.namespaces import why_not
+from tests.docs.test_readme import DOCUMENTS, REPOSITORY, commands
+from tests.face.conftest import RECORDED, hetopt
+from tests.face.test_report import _disturbed, launch, plan, rehearsed
+from tests.face.test_task_check import SMALLEST
+
+__all__ = ["hetopt", "launch", "plan", "rehearsed"]
+
+FILE = re.compile(r"^```text\n(# (\w+\.txt).*?)^```", re.MULTILINE | re.DOTALL)
+"""A file that a page shows, by the name in its first line."""
+
+SET_UP = ("python3 -m venv .venv", ". .venv/bin/activate")
+
+DONE_ELSEWHERE = {
+    r"profile \S+ (--from-samples \S+ )?-o": "tests/docs/test_examples.py::test_the_example_can_be_profiled",
+    r"profile \S+ --explore .*--on ec2": "tests/ec2/test_probing.py::test_a_probe_is_rented",
+    r"profile \S+ --explore": "tests/profiler/test_command.py::test_exploring",
+    r"metrics --listen": "tests/face/test_metrics.py::test_the_endpoint_answers",
+    r"launch \S+ --dry-run": "tests/ec2/test_command.py::test_a_dry_run_prints_every_call",
+    r"doctor": "tests/ec2/test_setup.py::test_the_commands",
+    r"setup": "tests/ec2/test_setup.py::test_the_commands",
+    r"disturb": "tests/face/test_rehearsal.py::test_a_rehearsal_is_disturbed",
+}
+"""What measures for long, waits for Ctrl-C, or needs a cloud or a run that goes on."""
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Profile, plan and files of a reader's own."""
+    folder = tmp_path_factory.mktemp("reader")
+    shutil.copy(RECORDED / "digits.json", folder / "profile.json")
+    # Long and large enough for several machines, of a kind that can be rehearsed here.
+    goal = Goal(budget_usd=50.0, ends="epochs", amount=2000.0)
+    options = Options(batch_size=2048, only_types=("c7i.large",), max_machines=4)
+    profile, moment = Profile.load(folder / "profile.json"), datetime.now(UTC)
+    recommend(profile, load_catalog(), goal, options, seed=0, now=moment).save(folder / "plan.json")
+    (folder / "mine.py").write_text(SMALLEST, encoding="utf-8")
+    for page in DOCUMENTS:
+        for text, name in FILE.findall(page.read_text(encoding="utf-8")):
+            (folder / name).write_text(text, encoding="utf-8")
+    (folder / "examples").symlink_to(REPOSITORY / "examples")
+    return folder
+
+
+@pytest.fixture
+def here(written: Path, tmp_path: Path, rehearsed: Launch, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy to type in, with one run that is over."""
+    shutil.copytree(written, tmp_path / "here", symlinks=True)
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
+    run = tmp_path / "home" / "runs" / rehearsed.run_id
+    (run / "log").mkdir(parents=True)
+    (run / "log" / "host.log").write_text("started\n", encoding="utf-8")
+    rehearsed.save(run / LAUNCH_FILE)
+    lines = [json.dumps(event) for event in _disturbed(rehearsed)]
+    (run / EVENTS_FILE).write_text("\n".join([*lines, ""]), encoding="utf-8")
+    return tmp_path / "here"
+
+
+def typed() -> list[str]:
+    """Commands of hetopt that can be typed here."""
+    own = [command.removeprefix("hetopt ") for command in commands() if command.startswith("hetopt ")]
+    return [one for one in own if "--check" in one or not any(re.match(pattern, one) for pattern in DONE_ELSEWHERE)]
+
+
+@pytest.mark.parametrize("command", typed())
+def test_a_command_does_what_it_says(command: str, here: Path, hetopt: Callable[..., Any]) -> None:
+    words = shlex.split(command)
+    if words[0] == "launch":
+        words = [word for word in words if word != "--yes"] + ["--dry-run"] * ("--dry-run" not in words)
+        if "rehearsal" in words and (reason := why_not()):
+            pytest.skip(reason)
+    output = Path(words[words.index("-o") + 1]) if "-o" in words else None
+    if output is not None:
+        output.unlink(missing_ok=True)
+    answer = hetopt(*words)
+    assert answer.code == 0, answer.err
+    assert answer.out or answer.err
+    if output is not None:
+        assert json.loads(output.read_text(encoding="utf-8"))["kind"] in ("plan", "report")
+    if "--json" in words:
+        json.loads(answer.out)
+    for option in ("--html", "--report", "--torchrun", "--skypilot", "--schemas", "--tensorboard"):
+        if option in words:
+            assert (here / words[words.index(option) + 1]).exists()
+
+
+@pytest.mark.parametrize("command", [one for one in commands() if not one.startswith(("hetopt ", "make "))])
+def test_a_command_of_setting_up_is_known(command: str) -> None:
+    if not command.startswith("pip install "):
+        assert command in SET_UP
+        return
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (package,) = shlex.split(command)[2:]
+    name, _, extras = package.rstrip("]").partition("[")
+    assert name in (".", project["name"])
+    assert set(extras.split(",")) - {""} <= set(project["optional-dependencies"])
+
+
+def test_the_first_ten_minutes_go_from_nothing_to_a_report() -> None:
+    """What `python -m benchmarks.newcomer` types and times."""
+    named = [newcomer.name_of(command) for command in newcomer.commands()]
+    assert named[:3] == ["environment_s", "environment_s", "install_s"]
+    assert named[3:] == ["profile_digits_s", "recommend_s", "launch_s", "report_s", "report_html_s"]
+
+
+def test_what_is_not_typed_here_is_done_by_the_test_that_is_named() -> None:
+    own = [command.removeprefix("hetopt ") for command in commands() if command.startswith("hetopt ")]
+    for pattern, test in DONE_ELSEWHERE.items():
+        assert any(re.match(pattern, one) for one in own), f"nobody is told to type {pattern}"
+        file, _, name = test.partition("::")
+        text = (REPOSITORY / file).read_text(encoding="utf-8")
+        assert f"def {name}" in text

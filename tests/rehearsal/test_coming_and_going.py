@@ -1,0 +1,133 @@
+"""A rehearsed cluster whose hosts die and return while the run goes on, and one of which is dropped."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetopt.optimizer.supervisor.acting import Supervision
+from hetopt.optimizer.supervisor.decide import Hysteresis, Supervisor
+from hetopt.optimizer.supervisor.standing import Promise
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.events import EVENTS_FILE, Event, read_events
+from hetopt.trainer.launch.base import RunState
+from hetopt.trainer.launch.changes import ask_for_change, check_change
+from hetopt.trainer.launch.description import parse_change, parse_changes
+from hetopt.trainer.launch.rehearsal import RehearsalLauncher
+from hetopt.trainer.miniature import Change
+from hetopt.trainer.spec import RunSpec
+
+TASK = f"{Path(__file__).resolve().parents[2] / 'benchmarks' / '_toy.py'}:noise"
+NAMES = ["h0", "h1", "h2"]
+
+
+def spec(schedule: str, **changes: Any) -> RunSpec:
+    worker = {"type": "spot", "local_batch_size": 32, "declared": {"fixed_s": 0.01, "per_sample_s": 0.0005}}
+    usual = {
+        "task": TASK,
+        "workers": [{"host": name, **worker} for name in NAMES],
+        "stop": {"max_steps": 10**6},
+        "batch_policy": "static",
+        "evaluate_every_epochs": 1e5,
+        "max_restarts": 5,
+        "checkpoint_every_s": 2.0,
+        "control_period_steps": 5,
+        "exchange_timeout_s": 60.0,
+        "miniature": {
+            "hosts": [{"name": name} for name in NAMES],
+            "changes": [json.loads(change.model_dump_json()) for change in parse_changes(schedule, NAMES)],
+        },
+    }
+    return RunSpec.model_validate_json(json.dumps({**usual, **changes}))
+
+
+@pytest.fixture(scope="module")
+def events(_possible: None, tmp_path_factory: pytest.TempPathFactory) -> list[Event]:
+    """The log of one run: its first host dies and returns, another becomes slow, all die and one returns."""
+    run_dir = tmp_path_factory.mktemp("coming-and-going")
+    promise = Promise(step_time_s=0.03, step_time_low_s=0.02, step_time_high_s=0.05, steps=10**6, usd_per_hour=3.0)
+    supervision = Supervision(
+        run_dir=run_dir,
+        usd_per_hour=dict.fromkeys(NAMES, 1.0),
+        may_drop=True,
+        supervisor=Supervisor(promise=promise, hysteresis=Hysteresis(looks=2, rest_s=0.0)),
+    )
+
+    def all_die_and_one_returns() -> None:
+        began_s = told(read_events(run_dir / EVENTS_FILE), "training_started")[0]["time_s"]
+        ask_for_change(run_dir, Change(host="h1", at_s=time.time() - began_s + 1.0, returns=True))
+        ask_for_change(run_dir, parse_change("* dies", NAMES))
+
+    ask: list[Callable[[], None]] = [
+        lambda: ask_for_change(run_dir, parse_change("h2 speed=0.1", NAMES)),
+        all_die_and_one_returns,
+    ]
+    launcher = RehearsalLauncher(grace_s=10.0)
+    handle = launcher.start(spec("step 20 h0 dies\nstep 21 h0 returns"), run_dir, {})
+    try:
+        deadline_s, read = time.monotonic() + 150, 0
+        while True:
+            log = read_events(run_dir / EVENTS_FILE)
+            for event in log[read:]:
+                supervision.take_in(event)
+            if len(log) > read:
+                read = len(log)
+                supervision.look()
+            if len(ask) == 2 and any(0 in event["new"] for event in told(log, "workers_changed")):
+                ask.pop(0)()
+            if len(ask) == 1 and told(log, "supervisor_measured"):
+                ask.pop(0)()
+            if not ask and log[-1]["event"] == "step" and len(log[-1]["local_batch_sizes"]) == 1:
+                break
+            assert time.monotonic() < deadline_s, log[-5:]
+            assert not launcher.poll(handle).state.is_over, launcher.poll(handle).reason
+            time.sleep(0.05)
+    finally:
+        launcher.stop(handle)
+    assert launcher.poll(handle).state is RunState.STOPPED
+    return read_events(run_dir / EVENTS_FILE)
+
+
+def told(events: list[Event], kind: str) -> list[Event]:
+    return [event for event in events if event["event"] == kind]
+
+
+def test_the_first_host_dies_and_returns(events: list[Event]) -> None:
+    """It holds the store in which the others meet; they meet in another."""
+    lost, back = told(events, "workers_changed")[:2]
+    assert (lost["workers"], lost["lost"], lost["from"]) == ([1, 2], [0], "memory")
+    assert (back["workers"], back["new"], back["from"]) == ([0, 1, 2], [0], "memory")
+    assert "left in the middle of an exchange" in lost["reason"]
+    steps = [event for event in told(events, "step") if event["time_s"] < back["time_s"]]
+    assert [event["step"] for event in steps] == sorted(event["step"] for event in steps), "nothing is done again"
+    assert all(sum(event["local_batch_sizes"]) == 96 for event in told(events, "step"))
+
+
+def test_a_host_that_has_become_ten_times_slower_is_dropped_and_the_gain_is_measured(events: list[Event]) -> None:
+    (acted,) = told(events, "supervisor_acted")
+    (measured,) = told(events, "supervisor_measured")
+    without = next(event for event in told(events, "workers_changed") if event["time_s"] > acted["time_s"])
+    assert (acted["host"], without["lost"]) == ("h2", [2])
+    assert acted["expected_saving_usd"] > 0
+    assert measured["step_time_measured_s"] < 0.5 * measured["step_time_before_s"]
+    assert measured["step_time_expected_s"] == acted["step_time_expected_s"]
+
+
+def test_when_nobody_is_left_who_returns_begins_with_the_newest_checkpoint(events: list[Event]) -> None:
+    last = told(events, "run_started")[-1]
+    assert [worker["host"] for worker in last["workers"]] == ["h1"]
+    saved = [event["step"] for event in told(events, "checkpoint_saved") if event["time_s"] < last["time_s"]]
+    assert last["resumed_step"] == max(saved)
+
+
+def test_a_run_that_cannot_do_without_a_host_takes_none_back() -> None:
+    alone = spec("", max_restarts=0)
+    for change in ("h1 returns", "h1 notice"):
+        with pytest.raises(BadInput, match="ends with the first that dies"):
+            check_change(alone, parse_change(change, NAMES))
+        check_change(spec(""), parse_change(change, NAMES))

@@ -1,0 +1,72 @@
+"""Training twins changes nothing of the training itself, and tells apart what holds a task back."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from hetopt.trainer.assembly import build_model
+from hetopt.trainer.checkpoints.saver import CheckpointSaver
+from hetopt.trainer.context import WorkerContext
+from hetopt.trainer.events import EventLog
+from hetopt.trainer.spec import Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.trainer.tasks.load import load_task
+from hetopt.trainer.training import Training
+from hetopt.trainer.twins import try_twins
+
+
+@pytest.fixture
+def training(tmp_path):
+    """A few steps into the bundled digits, by one worker alone."""
+    spec = RunSpec(
+        task="digits",
+        workers=(WorkerSpec(host="h0", type="t", local_batch_size=64),),
+        stop=StopRule(max_steps=50),
+        compression=Compression(),
+    )
+    context = WorkerContext(
+        spec=spec,
+        rank=0,
+        world_size=1,
+        device=torch.device("cpu"),
+        run_dir=tmp_path,
+        events=EventLog(None),
+        stop_requested=lambda: False,
+    )
+    task = load_task("digits")
+    saver = CheckpointSaver(tmp_path, rank=0, world_size=1, events=context.events, clock=context.clock, host="h0")
+    made = Training(context, task, task.data(None), build_model(task, context.device, spec.seed), saver)
+    made.runner.run(3, shares=(64,), learning_rate_scale=1.0, all_meet=True, checkpoint_s=0.0).wait()
+    yield made
+    made.close()
+
+
+def everything(training):
+    shared, own = training.shared_state(), training.own_state()
+    return copy.deepcopy(
+        {
+            "model": dict(shared.model),
+            "optimizer": dict(shared.optimizer),
+            "cursor": dict(shared.cursor),
+            "memory": own.memory,
+            "random": own.cpu_generator,
+            "step": shared.step,
+        }
+    )
+
+
+def test_it_changes_nothing(training):
+    before = everything(training)
+    try_twins(training, 0.01)
+    torch.testing.assert_close(everything(training), before, rtol=0, atol=0)
+
+
+def test_all_of_the_gradient_is_harmless_and_one_element_is_not(training):
+    assert try_twins(training, 1.0).says == "harmless"
+    assert try_twins(training, 1e-9).says == "harmful"
+
+
+def test_the_same_trial_says_the_same(training):
+    assert try_twins(training, 0.02) == try_twins(training, 0.02)

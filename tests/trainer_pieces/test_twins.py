@@ -1,0 +1,95 @@
+"""Twins: what a trial says of their losses, and that training them changes nothing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.profiler.inflation import MOST_LOST
+from hetopt.trainer.control.ratio.twin_trial import CHUNK_STEPS, HARMFUL, LEAST_DROP, MOST_STEPS, TwinTrial
+
+CHUNKS = MOST_STEPS // CHUNK_STEPS
+
+
+def said(whole, thin, samples=(8,)):
+    """What a trial says of these losses by chunk, and after how many."""
+    trial = TwinTrial(ratio=0.001)
+    for chunk, pair in enumerate(zip(whole, thin, strict=True), start=1):
+        verdict = trial.after([[*pair, size] for size in samples])
+        if verdict is not None:
+            return verdict.says, chunk
+    return None, CHUNKS
+
+
+def falling(drop):
+    return [10.0 - drop * chunk for chunk in range(CHUNKS)]
+
+
+def test_a_twin_that_keeps_up_is_harmless_as_soon_as_something_was_learned():
+    whole = falling(1.0)
+    assert said(whole, whole) == ("harmless", 2)
+    slowly = falling(0.2)
+    assert said(slowly, slowly) == ("harmless", 1 + math.ceil(LEAST_DROP * 10 / 0.2 - 1e-9))
+
+
+def test_a_twin_that_stays_where_it_was_is_harmful():
+    assert said(falling(1.0), [10.0] * CHUNKS) == ("harmful", 2)
+
+
+def test_a_twin_that_drifts_away_before_anything_was_learned_is_harmful():
+    flat = [2.3] * CHUNKS
+    away = [2.3 + 0.05 * chunk for chunk in range(CHUNKS)]
+    assert said(flat, away) == ("harmful", 2)
+
+
+def test_where_nothing_is_learned_nothing_can_be_said():
+    flat = [2.3] * CHUNKS
+    assert said(flat, flat) == ("undecided", CHUNKS)
+
+
+@pytest.mark.parametrize("behind", [math.nan, math.inf])
+def test_what_is_not_a_number_is_harmful(behind):
+    assert said(falling(1.0), [10.0, behind, behind] + [9.0] * (CHUNKS - 3)) == ("harmful", 2)
+
+
+def test_a_worker_without_memory_for_two_more_models_says_no():
+    trial = TwinTrial(ratio=0.01)
+    rows = [[5.0, 5.0, 8.0], [math.nan, math.nan, 8.0]]
+    assert trial.after(rows) is None
+    verdict = trial.after(rows)
+    assert verdict is not None
+    assert verdict.says == "harmful"
+
+
+@given(
+    drops=st.lists(st.floats(-0.2, 1.0), min_size=CHUNKS, max_size=CHUNKS),
+    lags=st.lists(st.floats(-1.0, 1.0), min_size=CHUNKS, max_size=CHUNKS),
+    scale=st.floats(0.1, 100),
+)
+def test_units_of_the_loss_do_not_matter_and_it_always_ends(drops, lags, scale):
+    whole = [10.0 - sum(drops[:chunk]) for chunk in range(CHUNKS)]
+    thin = [one + lag for one, lag in zip(whole, lags, strict=True)]
+    said_of = said(whole, thin)
+    assert said_of[0] in ("harmless", "harmful", "undecided")
+    scaled = said([scale * one for one in whole], [scale * one for one in thin])
+    near = min(
+        abs((t - w) - part * max(whole[0] - w, LEAST_DROP * 10))
+        for w, t in zip(whole, thin, strict=True)
+        for part in (MOST_LOST, HARMFUL)
+    )
+    if near > 1e-6 and min(abs(whole[0] - w - LEAST_DROP * 10) for w in whole) > 1e-6:
+        assert scaled == said_of
+
+
+@given(losses=st.lists(st.tuples(st.floats(1, 9), st.floats(1, 9)), min_size=3, max_size=3))
+def test_workers_count_by_their_samples(losses):
+    """A worker of 30 samples is three of 10 with its losses."""
+    one, many = TwinTrial(ratio=0.01), TwinTrial(ratio=0.01)
+    for whole, thin in losses:
+        one.after([[whole, thin, 30.0], [5.0, 5.0, 10.0]])
+        many.after([[whole, thin, 10.0]] * 3 + [[5.0, 5.0, 10.0]])
+    assert one.whole == pytest.approx(many.whole)
+    assert one.thin == pytest.approx(many.thin)

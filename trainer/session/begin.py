@@ -1,0 +1,102 @@
+"""`session`: the one call by which a script joins the other workers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from torch import nn
+from torch.optim import Optimizer
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.control.sync.choose import why_not_local
+from hetopt.trainer.exchange.channel import Channel
+from hetopt.trainer.exchange.momentum_correction import own_momentum
+from hetopt.trainer.exchange.peers import meet
+from hetopt.trainer.session.gradient import Scaler
+from hetopt.trainer.session.joining import find_place, join
+from hetopt.trainer.session.plan import SessionPlan, make_plan
+from hetopt.trainer.session.run import Session
+from hetopt.trainer.spec import BatchPolicy, Compression, RunSpec
+from hetopt.trainer.synchronisation import Synchronisation
+
+
+def session(
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    compression: Compression | str = "identity",
+    accumulate: int = 1,
+    steps: int | None = None,
+    scaler: Scaler | None = None,
+    policy: BatchPolicy = "model",
+    sync: Synchronisation | str = "bsp",
+    spec: RunSpec | Path | str | None = None,
+    folder: Path | str | None = None,
+    timeout_s: float = 300.0,
+) -> Session:
+    """Join the other workers of a script that torchrun started; alone, change nothing.
+
+    Args:
+        model: on its device, before it is trained; other workers take rank 0's parameters.
+        optimizer: of any kind, with any parameter groups.
+        compression: of the gradient, as `hetopt launch --compression` has it (``"topk:0.01"``, ``"powersgd,rank=2"``),
+            or the record; ``"auto"``: whatever promises the least time, decided while training goes on.
+        accumulate: backward passes of a step.
+        steps: that the script will do, if it knows: near the end ``auto`` holds nothing back.
+        scaler: the GradScaler of the script, where gradients are compressed; else it needs nothing.
+        policy: how batches are shared while training goes on (see `hetopt.trainer.control.choose`).
+        sync: when workers put together what they have learned, as `hetopt launch --sync` has it
+            (``"local-sgd(8)"``, ``"selsync(auto)"``), or the record; ``bsp``: all sum their gradients at every step.
+            Otherwise each steps by its own gradient, and the model is the average of all between epochs and at the end.
+        spec: what `hetopt export` wrote for this run (its shares, compression, policies and sync then count); absent:
+            the file that the variable HETOPT_SPEC names, or equal shares.
+        folder: for an event log, and step times for `hetopt profile --from-samples`.
+        timeout_s: a worker that is later than this is lost.
+
+    Raises:
+        BadInput: something cannot be used, or does not fit the number of workers.
+    """
+    if accumulate < 1:
+        raise BadInput(f"accumulate must be 1 or more, not {accumulate}.", hint="leave it out where every batch steps")
+    if steps is not None and steps < 1:
+        raise BadInput(f"steps must be 1 or more, not {steps}.", hint="leave it out where nobody knows")
+    rank, world_size = find_place(os.environ)
+    plan = make_plan(
+        world_size,
+        compression=compression,
+        policy=policy,
+        sync=sync,
+        spec=spec or os.environ.get("HETOPT_SPEC") or None,
+    )
+    plan = fitting(plan, optimizer)
+    store, leave = join(model, rank, world_size, timeout_s)
+    if world_size > 1:
+        # What the workers do next depends on these: those that disagree would wait for each other for ever.
+        meet(f"{plan.description}, {accumulate} backward passes a step", Channel())
+    return Session(
+        model,
+        optimizer,
+        plan=plan,
+        rank=rank,
+        world_size=world_size,
+        store=store,
+        accumulate=accumulate,
+        steps=steps,
+        scaler=scaler,
+        folder=None if folder is None else Path(folder),
+        leave=leave,
+    )
+
+
+def fitting(plan: SessionPlan, optimizer: Optimizer) -> SessionPlan:
+    """The plan, where the script's optimizer and its parts go together; momentum that the workers keep is taken over.
+
+    Raises:
+        BadInput: they do not.
+    """
+    spec = plan.spec
+    reason = why_not_local(spec) if spec.is_local else None
+    if reason is not None:
+        raise BadInput(reason, hint="leave out sync, or the other")
+    return SessionPlan(spec=spec.model_copy(update={"compression": own_momentum(spec.compression, optimizer)}))

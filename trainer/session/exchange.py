@@ -1,0 +1,160 @@
+"""How a session's gradients travel: always the same way, or decided anew between periods, the same on every worker."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hetopt.trainer.agreement import Store
+from hetopt.trainer.control.ratio.twin_trial import Verdict
+from hetopt.trainer.events import Event
+from hetopt.trainer.exchange.calibration import measure_network, timed_menu
+from hetopt.trainer.exchange.composition import METHODS
+from hetopt.trainer.exchange.menu import Menu, way_name
+from hetopt.trainer.exchange.network_probe import NetworkProbe
+from hetopt.trainer.exchange.stats import ExchangeStats
+from hetopt.trainer.exchange.switching import SwitchingExchange
+from hetopt.trainer.exchange.wire import VALUE_BYTES
+from hetopt.trainer.form import exchange_event
+from hetopt.trainer.spec import Compression, RunSpec
+from hetopt.trainer.steering import Steering
+from hetopt.trainer.traffic import GroupTraffic
+
+WEIGHS_WAYS = ("auto", "scan")
+
+
+class SessionExchange:
+    """Sums whole gradients, after backward. Where anything is left to decide, the network is measured first.
+
+    Args:
+        spec: of the session: compression, who decides how much is sent, and how it travels.
+        shapes: of the parameters, in the order in which they lie in the gradient.
+        device: where they are.
+        store: that the workers met through.
+        steps: of the whole session; None: nobody knows.
+
+    Raises:
+        BadInput: things do not go together.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        shapes: Sequence[tuple[int, ...]],
+        *,
+        device: torch.device,
+        store: Store | None,
+        steps: int | None,
+    ) -> None:
+        self._spec = spec
+        self._steps = steps
+        numel = sum(math.prod(shape) for shape in shapes)
+        self.dense_bytes = VALUE_BYTES * numel
+        self._steering: Steering | None = None
+        self._probe: NetworkProbe | None = None
+        first = spec.compression
+        if spec.steers_exchange and (spec.ratio_policy != "fixed" or METHODS[first.name].by_ratio):
+            self._steering = self._steered(list(shapes), numel, device)
+            first = self._steering.way.compression
+        self._exchange = SwitchingExchange(
+            first, numel, device=device, shapes=list(shapes), seed=spec.seed, store=store
+        )
+
+    def _steered(self, shapes: list[tuple[int, ...]], numel: int, device: torch.device) -> Steering:
+        spec = self._spec
+        menu = Menu(
+            asked=spec.compression,
+            chooses_collective=spec.collective_policy == "cheapest",
+            numel=numel,
+            workers=len(spec.workers),
+            shapes=shapes,
+        )
+        weighs = spec.ratio_policy in WEIGHS_WAYS
+        if not weighs and spec.collective_policy != "cheapest":
+            return Steering(spec, menu, None)
+        network = measure_network(self.dense_bytes, device=device).network
+        self._probe = NetworkProbe(self.dense_bytes, device=device, groups=None)
+        if weighs:
+            menu = timed_menu(menu, network, device=device, seed=spec.seed)
+        return Steering(spec, menu, network)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether everything is summed as it is, always."""
+        return self._steering is None and self._spec.compression.name == "identity"
+
+    @property
+    def compression(self) -> Compression:
+        """In use now."""
+        return self._spec.compression if self._steering is None else self._steering.way.compression
+
+    @property
+    def way(self) -> str:
+        """Name of the present way to exchange."""
+        return way_name(self._spec.compression) if self._steering is None else self._steering.way.option.key
+
+    @property
+    def looks(self) -> int:
+        """Ratios at which gains are read when somebody looks."""
+        return 0 if self._steering is None else len(self._steering.looks)
+
+    def run(self, flat: Tensor, *, look: bool) -> ExchangeStats:
+        """Replace the weighted gradient by the sum over all workers, in place.
+
+        Args:
+            flat: [elements] fp32.
+            look: whether this is the step of a period in which gains are read.
+        """
+        return self._exchange.run(flat, self._steering.look_at if look and self._steering is not None else ())
+
+    def period_steps(self, steps: int) -> int:
+        """Steps until the next decision, where there would be one after so many."""
+        return steps if self._steering is None else self._steering.period_steps(steps)
+
+    def probe_s(self) -> float:
+        """Seconds of a small sum that tells of the network; 0: nobody asks. All workers at the same time."""
+        if self._probe is None or self._steering is None or not self._steering.probe_bytes:
+            return 0.0
+        return self._probe.sum_s(self._steering.probe_bytes)
+
+    def event(self, traffic: GroupTraffic) -> Event:
+        """The field of a ``step`` event that tells about a period's exchanges."""
+        return exchange_event(
+            traffic, compression=self._spec.compression, steering=self._steering, dense_bytes=self.dense_bytes
+        )
+
+    def judge(
+        self, traffic: GroupTraffic, *, step: int, epoch: float, learning_rate: float, loss: float
+    ) -> Event | None:
+        """Decide how to exchange from now on; what changed, if anything did.
+
+        Args:
+            traffic: of the period, of all workers.
+            step: steps done.
+            epoch: passes over the data completed, with fractions.
+            learning_rate: of the first parameter group.
+            loss: mean of the period.
+        """
+        if self._steering is None:
+            return None
+        if self._steering.watch(traffic):
+            assert self._probe is not None
+            self._steering.measured(self._probe.measure())
+        changed = self._steering.judge(
+            traffic,
+            step=step,
+            epoch=epoch,
+            learning_rate=learning_rate,
+            steps_left=None if self._steps is None else max(1, self._steps - step),
+            loss=loss,
+        )
+        ratio = self._steering.try_ratio
+        if ratio is not None:
+            # Nobody can train twins of a script's loop, so it counts as not known whether thin exchanges do harm.
+            self._steering.heard(Verdict(ratio=ratio, says="undecided"))
+        if changed is not None:
+            self._exchange.use(self._steering.way.compression)
+        return changed

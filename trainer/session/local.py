@@ -1,0 +1,123 @@
+"""Workers of a session that train for themselves, and put together what they have learned now and then.
+
+A step is counted by the batches that a script was given, not by what its optimizer did: a GradScaler may skip an update
+on one worker alone, and the others must not wait for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, IterableDataset
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.events import Event
+from hetopt.trainer.exchange.energy import energy
+from hetopt.trainer.model_vector import ModelVector
+from hetopt.trainer.spec import RunSpec
+from hetopt.trainer.step import StepTrace
+from hetopt.trainer.stopwatch import Stopwatch
+from hetopt.trainer.sync_assembly import make_synchroniser
+from hetopt.trainer.synchroniser import Synchroniser
+
+
+class LocalTraining:
+    """One worker's end. Between epochs, and after the session, the model is the average of all workers'.
+
+    Args:
+        synchroniser: averages.
+        model: this worker's.
+    """
+
+    def __init__(self, synchroniser: Synchroniser, model: nn.Module) -> None:
+        self._synchroniser = synchroniser
+        self._vector = ModelVector(model)
+        self._between = ExitStack()
+        self._step = 0
+
+    def after(self, trace: StepTrace, samples: Sequence[int]) -> StepTrace:
+        """One more step is over, on all workers (see `Synchroniser.after`)."""
+        self._step += 1
+        return self._synchroniser.after(self._step, trace, samples)
+
+    def pause(self) -> None:
+        """An epoch is over: until `resume` the model is the average."""
+        self._between.enter_context(self._synchroniser.averaged())
+
+    def resume(self) -> None:
+        """Training goes on from this worker's own model."""
+        self._between.close()
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The model is the average inside."""
+        with self._synchroniser.averaged():
+            yield
+
+    def end(self) -> None:
+        """The model is the average from here on."""
+        with self._synchroniser.averaged():
+            average = self._vector.read()
+        self.resume()
+        self._vector.write(average)
+
+    def event(self) -> Event:
+        """What to write of the steps that were not told of yet."""
+        return self._synchroniser.event(self._step)
+
+
+def gradient_energy(parameters: Sequence[nn.Parameter], scale: float) -> float:
+    """Squared norm of what backward left in ``.grad``, without the factor of a loss scale."""
+    with torch.no_grad():
+        found = [energy(one.grad.detach().reshape(-1).float()) for one in parameters if one.grad is not None]
+    return sum(found) / scale**2
+
+
+def make_local(
+    spec: RunSpec,
+    loader: DataLoader[Any],
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    rank: int,
+    device: torch.device,
+    stopwatch: Stopwatch,
+) -> LocalTraining:
+    """Who brings the workers' models together.
+
+    Args:
+        spec: of the session, whose workers train for themselves.
+        loader: the script's.
+        model: this worker's; now the same on all of them.
+        optimizer: of the script.
+        rank: this worker's.
+        device: where the model is.
+        stopwatch: of the device.
+
+    Raises:
+        BadInput: rounds are counted in epochs, and nobody knows how long those are.
+    """
+    is_stream = isinstance(loader.dataset, IterableDataset)
+    if is_stream and spec.sync.name == "fedavg":
+        raise BadInput(
+            "The rounds of fedavg are counted in passes over the data, and a stream does not say how long one is.",
+            hint="use sync='local-sgd(8)', which counts steps",
+        )
+    synchroniser = make_synchroniser(
+        spec,
+        model,
+        optimizer,
+        rank=rank,
+        device=device,
+        clock=time.perf_counter,
+        stopwatch=stopwatch,
+        dataset_size=1 if is_stream else len(loader.dataset),  # type: ignore[arg-type]  # no stream
+    )
+    assert synchroniser is not None
+    return LocalTraining(synchroniser, model)
