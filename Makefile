@@ -10,7 +10,7 @@ PINS := requirements/constraints.txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install -c $(PINS)
 BENCHMARKS := $(filter-out __init__ _%,$(basename $(notdir $(wildcard benchmarks/*.py))))
 # Those that have a form of a minute.
-SMOKED := balance chaos command_line report_page search spot_rehearsal spot_replay streams sync topk_selection
+SMOKED := balance chaos command_line exchange report_page search spot_rehearsal spot_replay streams sync time_to_target topk_selection
 
 # Tests side by side; 0 runs them in one process, for a debugger.
 JOBS ?= 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -85,11 +85,13 @@ class Runs:
     Attributes:
         model: that is trained.
         quick: for less long.
+        only: of the others, those that take part; none: all.
         step_s: declared time of a step's computation; None: as fast as the machine goes.
     """
 
     model: Model
     quick: bool
+    only: tuple[str, ...] = ()
     step_s: float | None = None
 
     @property
@@ -100,7 +102,8 @@ class Runs:
     @property
     def others(self) -> dict[str, Contender]:
         """That take part."""
-        return {name: each for name, each in OTHERS.items() if each.is_quick or not self.quick}
+        taking_part = {name: each for name, each in OTHERS.items() if each.is_quick or not self.quick}
+        return {name: taking_part[name] for name in self.only or taking_part}
 
     def side(self, name: str, contender: Contender, *, steps: int | None = None) -> Side:
         """A whole run, or so many steps to be timed."""
@@ -161,14 +164,14 @@ MODELS: Mapping[str, Model] = MappingProxyType(
     {
         "resnet": Model(
             job=_images("resnet", "cifar10", 128, IMAGE_EPOCHS),
-            quick_epochs=1,
+            quick_epochs=2,
             evaluations=4,
             margin=0.02,
             speed_up=4.32,
         ),
         "vgg": Model(
             job=_images("vgg", "cifar10", 128, IMAGE_EPOCHS),
-            quick_epochs=0.5,
+            quick_epochs=1,
             evaluations=4,
             margin=0.02,
             speed_up=1.95,
@@ -184,7 +187,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
                 points=1.0,
                 learning_rate_scale=0.25,
             ),
-            quick_epochs=0.5,
+            quick_epochs=1,
             evaluations=4,
             margin=10.0,
             speed_up=6.67,
@@ -200,3 +203,6 @@ DIGITS = Model(
     speed_up=None,
 )
 """Stands for a model whose data is not here."""
+
+SMOKE = replace(DIGITS, quick_epochs=0.5, evaluations=2)
+"""As little of it as shows that everything still runs."""

@@ -27,6 +27,8 @@ PHASES = (1e9, 1e8, 2.5e7, 1e9)
 FIXED = (
     Compression(),
     Compression(name="bf16"),
+    Compression(name="int4"),
+    Compression(name="int8"),
     Compression(name="topk", ratio=0.01, coding="packed_bf16"),
     Compression(name="topk", ratio=0.1, collective="ar_topk_star", coding="packed_bf16"),
     Compression(name="topk", ratio=0.001, coding="packed_bf16"),

@@ -94,9 +94,8 @@ def _growth(kept: list[tuple[float, Kept]], seconds: float) -> dict[str, float]:
     last = [one for at_s, one in kept if at_s >= 2 * seconds / 3]
 
     def grown(name: str) -> float:
-        return statistics.median(getattr(one, name) for one in last) - statistics.median(
-            getattr(one, name) for one in first
-        )
+        then, now = (statistics.median(float(getattr(one, name)) for one in part) for part in (first, last))
+        return now - then
 
     memory_bytes = statistics.median(one.memory_bytes for one in first)
     return {

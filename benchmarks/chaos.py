@@ -68,10 +68,10 @@ def spec(workers: int, steps: int, **changes: object) -> dict[str, Any]:
     }
 
 
-def schedule(seed: int) -> tuple[int, list[dict[str, object]]]:
+def schedule(seed: int, most_workers: int = 4) -> tuple[int, list[dict[str, object]]]:
     """The number of workers and the faults of a seed."""
     draw = random.Random(seed)
-    workers, faults = draw.randint(2, 4), []
+    workers, faults = draw.randint(2, most_workers), []
     for _ in range(draw.randint(1, 3)):
         kind = draw.choice(KINDS)
         at = draw.randint(5, STEPS - 15)
@@ -115,10 +115,11 @@ def run_faulty(folder: Path, runs: list[dict[str, Any]]) -> None:
     subprocess.run(command, cwd=_REPOSITORY, check=True)
 
 
-def real(results: Results, folder: Path, runs: int) -> None:
+def real(results: Results, folder: Path, runs: int, most_workers: int = 4) -> None:
     """Seeded schedules on real runs."""
-    calm = [{"name": f"calm-{workers}", "spec": spec(workers, STEPS), "faults": []} for workers in (2, 3, 4)]
-    schedules = [schedule(seed) for seed in range(runs)]
+    schedules = [schedule(seed, most_workers) for seed in range(runs)]
+    sizes = sorted({workers for workers, _ in schedules})
+    calm = [{"name": f"calm-{workers}", "spec": spec(workers, STEPS), "faults": []} for workers in sizes]
     disturbed = [
         {"name": f"seed-{seed}", "spec": spec(workers, STEPS), "faults": faults}
         for seed, (workers, faults) in enumerate(schedules)
@@ -292,11 +293,11 @@ def main() -> None:
             soaked(results, Path(temporary) / "soak", read.soak)
         publish(results.outcome("chaos_soak", quick=asked.quick), asked.json_file)
         return
-    amounts = (40, 3, 1, 1) if asked.smoke else (300, 12, 3, 3) if asked.quick else (10_000, 200, 15, 9)
+    amounts = (40, 1, 1, 1) if asked.smoke else (300, 12, 3, 3) if asked.quick else (10_000, 200, 15, 9)
     simulated(results, amounts[0])
     with tempfile.TemporaryDirectory(prefix="hetopt-chaos-") as temporary:
         folder = Path(temporary)
-        real(results, folder / "real", amounts[1])
+        real(results, folder / "real", amounts[1], most_workers=2 if asked.smoke else 4)
         if not asked.smoke:
             recovery(results, folder / "recovery", amounts[2])
             steady(results, folder / "steady", amounts[3])

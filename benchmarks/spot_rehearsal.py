@@ -65,7 +65,7 @@ def spec(hosts: int, moves: Iterable[Move], checkpoint_every_s: float) -> RunSpe
                 "max_restarts": 1000,
                 "checkpoint_every_s": checkpoint_every_s,
                 "control_period_steps": 5,
-                "exchange_timeout_s": 30.0,
+                "exchange_timeout_s": 10.0,
                 "miniature": {"hosts": [{"name": name} for name in names], "changes": changes},
             }
         )

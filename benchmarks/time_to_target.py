@@ -20,6 +20,7 @@ from benchmarks._contenders import (
     MODELS,
     OWN,
     PLAIN,
+    SMOKE,
     STATIC,
     WORKERS,
     Contender,
@@ -34,7 +35,7 @@ from benchmarks._rehearsal import Log, Side, need_namespaces, rehearse, step_tim
 HEADROOM = 1.3
 """Declared over measured computation: two cores are enough for four workers then, and for what they do besides."""
 
-RATES, QUICK_RATES = (0.1, 1.0, 5.0, 20.0), (1.0, 20.0)
+RATES, QUICK_RATES, SMOKE_RATES = (0.1, 1.0, 5.0, 20.0), (1.0, 20.0), (5.0,)
 """Time of a dense exchange over that of a step's computation; the last is called communication-bound."""
 
 SEARCHED_AT = 5.0
@@ -103,19 +104,22 @@ class Comparison:
         return 8 * RING * self.trajectories[PLAIN].dense_bytes / (rate * self.runs.step_s)
 
 
-def measure(model: Model, *, quick: bool) -> Comparison:
+def measure(runs: Runs, rates: Sequence[float]) -> Comparison:
     """Train, time steps, and put both together.
+
+    Args:
+        runs: of what.
+        rates: columns.
 
     Raises:
         RunFailed: a run failed.
     """
-    runs = Runs(model=model, quick=quick)
     fast = {name: each for name, each in runs.others.items() if not each.weighs_throughput}
     note(f"training {len(fast)} sides on unlimited links")
     logs = train(runs, fast, None)
     comparison = Comparison(
         runs=replace(runs, step_s=HEADROOM * computation_s(logs[STATIC])),
-        rates=QUICK_RATES if quick else RATES,
+        rates=rates,
         trajectories={name: as_trajectory(runs, fast[name], log) for name, log in logs.items()},
         cells={},
         own_share={},
@@ -125,7 +129,7 @@ def measure(model: Model, *, quick: bool) -> Comparison:
     for rate in comparison.rates:
         note(f"timing steps, and training {AUTO}, at {rate:g}x")
         fill(comparison, rate)
-    if not quick:
+    if not runs.quick:
         confirm(comparison)
     return comparison
 
@@ -293,8 +297,12 @@ def main() -> None:
     shared = parser(__doc__)
     shared.add_argument("--model", choices=sorted(MODELS), default="resnet", help="whose sibling is trained")
     asked = shared.parse_args()
-    need_namespaces()
-    comparison = measure(chosen(asked.model, quick=asked.quick), quick=asked.quick)
+    need_namespaces(or_skip=asked.smoke)
+    if asked.smoke:
+        comparison = measure(Runs(model=SMOKE, quick=True, only=(PLAIN, STATIC)), SMOKE_RATES)
+    else:
+        runs = Runs(model=chosen(asked.model, quick=asked.quick), quick=asked.quick)
+        comparison = measure(runs, QUICK_RATES if asked.quick else RATES)
     show(comparison)
     publish(outcome(comparison), asked.json)
 

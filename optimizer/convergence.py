@@ -14,17 +14,16 @@ from hetopt.optimizer.averaged_law import KAPPA, AveragedLaw
 from hetopt.optimizer.compression_penalty import (
     OPEN_GATE,
     UNFITTED,
-    CompressedPilot,
     CompressionPenalty,
     QualityGate,
     fit_penalty,
 )
 from hetopt.optimizer.law_choice import choose
-from hetopt.optimizer.local_penalty import CLOSED_GATE, LocalGate, LocalPilot
+from hetopt.optimizer.local_penalty import CLOSED_GATE, LocalGate
+from hetopt.optimizer.pilots import compressed_pilot, is_dense, local_pilot
 from hetopt.optimizer.steps_law import MCCANDLISH, SCAVENGER, PriorRun, StepsCurve, StepsLaw
 from hetopt.profiler.errors import BadInput
 from hetopt.profiler.profile import LearningRateRule, NoiseSample, Pilot, Profile
-from hetopt.trainer.sync_text import parse_sync
 
 Array = NDArray[np.float64]
 
@@ -231,7 +230,7 @@ def fit_convergence(profile: Profile) -> Convergence:
     runs = [
         PriorRun(global_batch_size=pilot.global_batch_size, steps_to_target=pilot.steps_to_target)
         for pilot in profile.pilots
-        if pilot.steps_to_target is not None and _is_dense(pilot)
+        if pilot.steps_to_target is not None and is_dense(pilot)
     ]
     sizes = tuple(sorted({int(run.global_batch_size) for run in runs}))
     if not sizes or (len(sizes) == 1 and noise is None):
@@ -256,9 +255,9 @@ def fit_convergence(profile: Profile) -> Convergence:
         minimum_samples = minimum_steps * critical
         basis = f"a pilot that reached the target at batch size {sizes[0]} and the measured noise scale"
     rule = profile.job.learning_rate_rule
-    compressed = [_compressed(pilot, choice.curve) for pilot in profile.pilots if pilot.compression is not None]
+    compressed = [compressed_pilot(pilot, choice.curve) for pilot in profile.pilots if pilot.compression is not None]
     penalty = fit_penalty(compressed)
-    local = [_local(pilot, choice.curve) for pilot in profile.pilots if pilot.sync is not None]
+    local = [local_pilot(pilot, choice.curve) for pilot in profile.pilots if pilot.sync is not None]
     return Convergence(
         minimum_steps=minimum_steps,
         minimum_samples=minimum_samples,
@@ -272,51 +271,6 @@ def fit_convergence(profile: Profile) -> Convergence:
         gate=QualityGate(pilots=tuple(compressed), penalty=penalty),
         local=LocalGate(pilots=tuple(local)),
     )
-
-
-def _is_dense(pilot: Pilot) -> bool:
-    """Whether it summed whole gradients in every step."""
-    return pilot.compression is None and pilot.sync is None
-
-
-def _compressed(pilot: Pilot, curve: StepsCurve) -> CompressedPilot:
-    """A pilot that was compressed, beside what dense training needs at its batch size."""
-    assert pilot.compression is not None
-    return CompressedPilot(
-        scheme=pilot.compression.name,
-        ratio=pilot.compression.ratio,
-        gain=pilot.compression.gain,
-        dense_steps=float(curve.steps(pilot.global_batch_size)),
-        steps_trained=_steps_trained(pilot),
-        steps_to_target=pilot.steps_to_target,
-    )
-
-
-def _local(pilot: Pilot, curve: StepsCurve) -> LocalPilot:
-    """A pilot whose workers trained for themselves, beside what dense training needs at its batch size.
-
-    The share is what its policy aims at, where it aims at one: how it begins is no part of that.
-    """
-    assert pilot.sync is not None
-    sync = parse_sync(pilot.sync.policy)
-    share = pilot.sync.share
-    if sync.name == "local-sgd":
-        share = 1 / sync.every_steps
-    elif sync.name == "selsync" and sync.delta == "auto":
-        share = sync.synchronised_share
-    return LocalPilot(
-        sync=sync,
-        share=share,
-        workers=pilot.sync.workers,
-        dense_steps=float(curve.steps(pilot.global_batch_size)),
-        steps_trained=_steps_trained(pilot),
-        steps_to_target=pilot.steps_to_target,
-    )
-
-
-def _steps_trained(pilot: Pilot) -> float:
-    trained = max((float(evaluation.step) for evaluation in pilot.evaluations), default=1.0)
-    return max(1.0, trained, pilot.steps_to_target or 0.0)
 
 
 def fit_steps(global_batch_sizes: Sequence[float], steps: Sequence[float]) -> tuple[float, float]:
@@ -411,6 +365,6 @@ def _mean_steps(pilots: Sequence[Pilot], global_batch_size: int) -> float:
     logs = [
         math.log(pilot.steps_to_target)
         for pilot in pilots
-        if pilot.global_batch_size == global_batch_size and pilot.steps_to_target is not None and _is_dense(pilot)
+        if pilot.global_batch_size == global_batch_size and pilot.steps_to_target is not None and is_dense(pilot)
     ]
     return math.exp(sum(logs) / len(logs))

@@ -97,10 +97,10 @@ def _attempt(context: WorkerContext, task: Task, data: TaskData, crew: Crew | No
         run.go()
         return None
     except Exception as error:
-        if crew is None or not crew.survives(error):
-            raise
-        crew.leave(str(error))  # at once: others may still wait for this worker
-        return _Lost(held=(run.held() if run is not None else None) or held)
+        if crew is not None and crew.survives(error):
+            crew.leave(str(error))  # at once: others may still wait for this worker
+            return _Lost(held=(run.held() if run is not None else None) or held)
+        raise
     finally:
         if run is not None:
             run.close()

@@ -10,7 +10,8 @@ from hetopt.optimizer.supervisor.standing import Promise, Standing
 CHANGEOVER_S = 5.0
 """Until the others train again: measured from one to two seconds on a busy machine, and the step that is lost."""
 LONGER = 1.1
-"""A step may take so much longer without the host: it is dropped for what it costs, not to shrink the cluster."""
+"""A step may take so much longer without the host than with all in balance: it is dropped for what it costs, not to
+shrink the cluster."""
 
 
 def without_each_host(standing: Standing, promise: Promise, usd_per_hour: Mapping[str, float]) -> list[Alternative]:
@@ -31,13 +32,15 @@ def without_each_host(standing: Standing, promise: Promise, usd_per_hour: Mappin
     if not len(hosts) == len(standing.shares) == len(standing.compute_s):
         return []
     speeds = [share / time_s for share, time_s in zip(standing.shares, standing.compute_s, strict=True)]
+    # As quick as all of them would be in balance: what that brings is no merit of a host that is missing.
+    balanced_s = min(now_s, sum(standing.shares) / sum(speeds) + standing.sync_s)
     found = []
     for host in dict.fromkeys(hosts):
         others = sum(speed for speed, where in zip(speeds, hosts, strict=True) if where != host)
         if not others:
             continue
         step_time_s = sum(standing.shares) / others + standing.sync_s
-        if step_time_s <= LONGER * now_s:
+        if step_time_s <= LONGER * balanced_s:
             found.append(
                 Alternative(
                     action="drop",

@@ -102,7 +102,7 @@ def test_workers_that_train_for_themselves_are_seen_to_come_together(launch: Lau
     events = _events(launch)
     step = next(event for event in events if event["event"] == "step")
     assert "end in an average" not in made(launch, events)
-    told = {"synchronised": 3, "local": 9, "sent_bytes": 120, "divergence": 0.02}
+    told = {"policy": "local-sgd", "synchronised": 3, "local": 9, "sent_bytes": 120, "divergence": 0.02}
     first = {**step, "step": 12, "steps": 12, "time_s": step["time_s"] - 1, "sync": told}
     last = {**step, "sync": {**told, "synchronised": 0, "local": 10, "sent_bytes": 0}}
     text = made(launch, [one for event in events for one in ((first, last) if event is step else (event,))])
@@ -185,13 +185,15 @@ def long_run(steps: int, workers: int) -> list[str]:
 
 
 def test_a_hundred_thousand_steps_of_sixteen_workers_fit_into_a_page(launch: Launch, tmp_path: Path) -> None:
-    """Every step has an event here; runs log one of up to twenty. Less work than the seconds that are promised: the
-    machine of a test may have other things to do, so processor time counts."""
+    """Every step has an event here; runs log one of up to twenty. Seconds are for `benchmarks.report_page`: how quick a
+    test's machine is shows in reading the log with nothing else."""
     path = tmp_path / "events.jsonl"
     path.write_text("\n".join([*long_run(10_000, 16), ""]), encoding="utf-8")
     begun_s = time.process_time()
+    assert [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    read_s = time.process_time() - begun_s
     text = made(launch, read_events(path))
-    assert 10 * (time.process_time() - begun_s) < 10  # of 100,000 steps
+    assert time.process_time() - begun_s - read_s < 5 * read_s
     assert len(text.encode()) < 3_000_000
     data = json.loads(re.findall(r'id="data">(.*?)</script>', text, re.S)[0])
     assert data["step"][-1] == 10_000

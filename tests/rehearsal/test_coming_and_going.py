@@ -37,7 +37,7 @@ def spec(schedule: str, **changes: Any) -> RunSpec:
         "max_restarts": 5,
         "checkpoint_every_s": 2.0,
         "control_period_steps": 5,
-        "exchange_timeout_s": 60.0,
+        "exchange_timeout_s": 8.0,
         "miniature": {
             "hosts": [{"name": name} for name in NAMES],
             "changes": [json.loads(change.model_dump_json()) for change in parse_changes(schedule, NAMES)],
