@@ -23,6 +23,7 @@ Kind = Literal[
     "miniature_slowed",
     "shares_changed",
     "exchange_changed",
+    "twins_tried",
     "memory_bound_learned",
     "worker_lost",
     "workers_changed",
@@ -162,6 +163,8 @@ def happening(
         case "shares_changed":
             after = ", ".join(map(str, event["after"]))
             kind, text = "shares_changed", f"now {after} ({event['reason']})"
+        case "twins_tried":
+            kind, text = "twins_tried", _tried(event)
         case "exchange_changed":
             # Who weighs whole ways names them in the reason; who decides on a ratio does not.
             way, reason = str(event["after"]), str(event["reason"])
@@ -185,6 +188,17 @@ def _who_trains(event: Mapping[str, Any]) -> str:
         *([f"with worker {', '.join(map(str, event['new']))} anew"] if event["new"] else []),
     ]
     return f"goes on from {event['from']}{took}{', ' if parts else ''}{' and '.join(parts)}"
+
+
+def _tried(event: Mapping[str, Any]) -> str:
+    """What training twins has shown."""
+    shown = {
+        "harmless": "learns as fast as all of it: sent where that saves time",
+        "harmful": "falls behind: what is sent keeps nearly everything",
+    }
+    found = shown.get(event["says"], "cannot be judged yet, for little is learned: tried again later")
+    took, part = words.duration(event["took_s"]), words.share(event["ratio"])
+    return f"twins, trained for {took}: {part} of the gradient {found}"
 
 
 def _gained(event: Mapping[str, Any]) -> str:

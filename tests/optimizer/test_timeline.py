@@ -198,3 +198,16 @@ def test_a_changed_exchange_names_its_way_once(reason: str, text: str) -> None:
     assert told.step == 7
     assert told.is_routine
     assert follow([*started("h0"), {**event, "reason": reason}]).exchange_changes == 1
+
+
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [("harmless", "learns as fast"), ("harmful", "falls behind"), ("undecided", "cannot be judged yet")],
+)
+def test_what_twins_have_shown_is_told(says, told):
+    event = {"event": "twins_tried", "time_s": 3.0, "step": 5, "ratio": 0.001, "says": says, "took_s": 2.5}
+    found = happening(event, ["h0"], began_s=1.0)
+    assert (found.kind, found.step, found.time_s) == ("twins_tried", 5, 2.0)
+    assert "0.1 % of the gradient" in found.text
+    assert "2.5 s" in found.text
+    assert told in found.text

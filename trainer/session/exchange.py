@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from hetopt.trainer.agreement import Store
-from hetopt.trainer.control.ratio.twin_trial import Verdict
 from hetopt.trainer.events import Event
 from hetopt.trainer.exchange.calibration import measure_network, timed_menu
 from hetopt.trainer.exchange.composition import METHODS
@@ -151,10 +150,6 @@ class SessionExchange:
             steps_left=None if self._steps is None else max(1, self._steps - step),
             loss=loss,
         )
-        ratio = self._steering.try_ratio
-        if ratio is not None:
-            # Nobody can train twins of a script's loop, so it counts as not known whether thin exchanges do harm.
-            self._steering.heard(Verdict(ratio=ratio, says="undecided"))
         if changed is not None:
             self._exchange.use(self._steering.way.compression)
         return changed
