@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -28,6 +29,10 @@ from hetopt.trainer.traffic import GroupTraffic
 
 BACKWARD = 2 / 3
 """Part of a step's computation that makes gradients: backward computes two products for each one forwards."""
+
+
+LOOKED_STEPS = 3
+"""Of a period that looks at gains while gradients travel in buckets, at least."""
 
 
 class SteeringState(Record):
@@ -133,7 +138,11 @@ class Steering:
     def period_steps(self, steps: int) -> int:
         """Steps until the next look, where the run would look after so many."""
         wished = self._decision.look_after_steps
-        return steps if wished is None else max(1, min(steps, wished))
+        if wished is None:
+            return steps
+        # Steps that look exchange after backward: no time of one in buckets. The row may travel under one step more.
+        least = LOOKED_STEPS if self._decision.measure_gain and self.way.in_buckets else 1
+        return max(1, min(steps, max(least, wished)))
 
     def watch(self, traffic: GroupTraffic) -> bool:
         """Let the network's state follow what a period's exchanges took; whether it should be measured again."""
@@ -196,6 +205,8 @@ class Steering:
             loss: mean over the samples of the period; absent: nobody asks.
         """
         if not _tells(traffic):
+            # Nothing but a look, perhaps: not again, or nothing would ever be told of this way.
+            self._decision = replace(self._decision, measure_gain=False)
             return None
         before = self.way
         compute_s = traffic.compute_s

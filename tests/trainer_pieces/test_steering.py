@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hetopt.profiler.errors import BadInput
@@ -10,7 +12,7 @@ from hetopt.trainer.exchange.cost import TRAINER, LinkSpeed, Operation, pipeline
 from hetopt.trainer.exchange.menu import Menu
 from hetopt.trainer.exchange.network_tracker import Timed, measured
 from hetopt.trainer.spec import Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.trainer.steering import BACKWARD, Steering, whole_exchange_s
+from hetopt.trainer.steering import BACKWARD, LOOKED_STEPS, Steering, whole_exchange_s
 from hetopt.trainer.traffic import GroupTraffic, Traffic
 
 WORKERS = 4
@@ -179,3 +181,19 @@ def test_a_hidden_exchange_is_told_from_what_shows_of_it(buckets: int, slower: f
     assert whole_exchange_s(exposed_s, backward_s, buckets) == pytest.approx(exchange_s)
     hidden_s = pipelined_s(backward_s, backward_s / 2, buckets) - backward_s
     assert whole_exchange_s(hidden_s, backward_s, buckets) is None
+
+
+def test_a_way_in_buckets_is_timed_although_gains_are_looked_at() -> None:
+    """The step that looks exchanges after backward: a period of nothing else would tell nothing, again and again."""
+    run = spec(ratio_policy="auto", collective_policy="cheapest")
+    steering = Steering(run, menu(run, buckets=4), network(FAST))
+    steering._decision = replace(steering._decision, measure_gain=True, look_after_steps=1)
+    steering.way = steering._menu.dense
+    assert steering.way.in_buckets
+    assert steering.period_steps(10) == LOOKED_STEPS
+    assert steering.period_steps(1) == 1, "a run ends where it ends"
+    assert steering.look_at
+    untold = GroupTraffic(rows=(Traffic(look_energies=(0.0,) * len(steering.looks)),) * WORKERS)
+    assert steering.judge(untold, step=1, epoch=0.1, learning_rate=0.1) is None
+    assert not steering.look_at
+    assert steering.period_steps(10) == 1
