@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hetopt.trainer.exchange.cost import TRAINER, LinkSpeed, Operation, dense, gathered, hierarchical, shared_index
 from hetopt.trainer.exchange.network_state import NetworkState
-from hetopt.trainer.exchange.network_tracker import Timed, measured, observe
+from hetopt.trainer.exchange.network_tracker import Timed, measured, measured_again, observe
 
 WORKERS = 4
 PRIMITIVES = ("all_reduce", "all_gather", "broadcast")
@@ -249,3 +249,26 @@ def test_impossible_observations_are_refused(wrong):
     state = Truth(LinkSpeed(latency_s=1e-3, bytes_per_s=1e8)).measured()
     with pytest.raises(ValueError, match="an observation is"):
         observe(state, DENSE, wrong)
+
+
+@pytest.mark.parametrize("rate", [4e5, 1.8e6, 1e7])
+@pytest.mark.parametrize("burst_bytes", [4_096, 16_384])
+def test_the_first_bytes_through_a_limited_link_do_not_pass_for_its_speed(rate, burst_bytes):
+    """A token bucket lets some kilobytes through at once: what is measured anew goes by what took longest,
+    whatever was thought before.
+    """
+    latency_s = 3e-4
+    truth = Truth(LinkSpeed(latency_s=latency_s, bytes_per_s=rate))
+
+    def sum_s(size):
+        operation = Operation(primitive="all_reduce", payload_bytes=size, members=WORKERS)
+        held_s = truth.time_s([operation])
+        at_once = operation.terms(TRAINER).traffic_bytes <= burst_bytes
+        return operation, 6 * latency_s if at_once else held_s
+
+    large, _ = sum_s(8 << 20)
+    for before in (rate / 20, rate, 20 * rate):
+        state = Truth(LinkSpeed(latency_s=latency_s, bytes_per_s=before)).measured()
+        timings = [Timed(operation=o, time_s=time_s) for o, time_s in map(sum_s, (256, 2048, 65_536))]
+        again = measured_again(state, timings)
+        assert 0.65 < again.estimate((1.0, [large])).time_s / truth.time_s([large]) < 1.1

@@ -44,6 +44,9 @@ DOUBTED_SD = 0.7
 LEAST_ERROR = 0.01
 """Relative error of a median of exchanges that no number of them undercuts."""
 
+_ALIKE = 1e-6  # of the product of both
+_LEAST_FACTOR = 0.01
+
 TIMING_ERROR = 0.05
 """Relative error of one timing at the start that no agreement between them undercuts: training is not a timing."""
 
@@ -88,20 +91,42 @@ def measured(samples: Sequence[Timed], *, algorithms: Algorithms = TRAINER) -> N
 
 
 def measured_again(state: NetworkState, samples: Sequence[Timed], *, algorithms: Algorithms = TRAINER) -> NetworkState:
-    """The network after a jump, from a few timings between machines: the link as they say, all else as it was."""
+    """The network after a jump, from a few timings between machines: the link as they say, all else as it was.
+
+    Latency and time of a byte are fitted by least squares with variances in proportion to the times. So the largest
+    counts for most: a limited link lets the first bytes through at once (the burst of a token bucket), and small sums
+    alone would pass it for a quicker one.
+    """
     link = state.links["network"]
+    rows = [state.parts([(1.0, [sample.operation])], algorithms).rows["network"] for sample in samples]
+    alpha, beta = _scales([(row[ALPHA] * link.values[ALPHA], row[BETA] * link.values[BETA]) for row in rows], samples)
+    link = link.moved({ALPHA: (alpha, ANYWHERE_SD), BETA: (beta, ANYWHERE_SD)})
     state = state.model_copy(
-        update={
-            "links": {**state.links, "network": link.moved({ALPHA: (1.0, ANYWHERE_SD), BETA: (1.0, ANYWHERE_SD)})},
-            "slower": 0.0,
-            "faster": 0.0,
-            "since_jump": 0,
-        }
+        update={"links": {**state.links, "network": link}, "slower": 0.0, "faster": 0.0, "since_jump": 0}
     )
-    for sample in sorted(samples, key=lambda sample: sample.operation.payload_bytes):
+    # How sure that is. The largest come first: what surprises later counts for less.
+    for sample in sorted(samples, key=lambda sample: sample.operation.payload_bytes, reverse=True):
         parts = state.parts([(1.0, [sample.operation])], algorithms)
         state = state.model_copy(update={"links": {**state.links, **_updated(parts, sample.time_s, TIMING_ERROR**2)}})
     return state
+
+
+def _scales(parts_s: Sequence[tuple[float, float]], samples: Sequence[Timed]) -> tuple[float, float]:
+    """Factors on both parts of the times that explain the samples; neither below zero."""
+    times = [sample.time_s for sample in samples]
+    aa, ab, bb = (
+        sum(part[i] * part[j] / time_s for part, time_s in zip(parts_s, times, strict=True))
+        for i, j in ((0, 0), (0, 1), (1, 1))
+    )
+    a, b = (sum(part[i] for part in parts_s) for i in (0, 1))
+    determinant = aa * bb - ab * ab
+    if determinant <= _ALIKE * aa * bb:  # one size of message cannot tell them apart
+        scale = (a + b) / (aa + 2 * ab + bb)
+        return scale, scale
+    x, y = (a * bb - b * ab) / determinant, (aa * b - ab * a) / determinant
+    if x <= 0:
+        return _LEAST_FACTOR, b / bb
+    return (x, y) if y > 0 else (a / aa, _LEAST_FACTOR)
 
 
 def observe(
