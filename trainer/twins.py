@@ -12,7 +12,6 @@ from torch import Tensor
 
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.control.ratio.twin_trial import CHUNK_STEPS, PART, TwinTrial, Verdict
-from hetopt.trainer.data.cursor import Cursor
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.exchange.memory import ErrorFeedback
 from hetopt.trainer.exchange.stats import ExchangeStats
@@ -42,31 +41,21 @@ def try_twins(training: Training, ratio: float) -> Verdict:
     context, feed = training.context, training.feed
     samples = [max(LEAST_SAMPLES, share // PART) for share in training.balance.shares]
     cursor = feed.cursor.at(feed.cursor.state())
+    reader = BatchReader(
+        dataset=training.data.train, device=context.device, seed=context.spec.seed, max_samples=feed.max_samples
+    )
     trial = TwinTrial(ratio=ratio)
     verdict: Verdict | None = None
     with torch.random.fork_rng(devices=[context.device] if context.device.type == "cuda" else []):
         twins: tuple[_Twin, ...] = ()
         with suppress(torch.OutOfMemoryError):
-            twins = (_Twin(training, None), _Twin(training, ratio))
+            twins = (_Twin(training, reader, None), _Twin(training, reader, ratio))
         while verdict is None:
-            steps = [_parts(training, cursor, samples) for _ in range(CHUNK_STEPS)]
+            steps = [reader.cutting.parts(cursor.take(samples), context.rank) for _ in range(CHUNK_STEPS)]
             losses = [_loss(twin, steps, seed=context.spec.seed + cursor.position) for twin in twins]
             row = [*(losses or [math.nan, math.nan]), float(samples[context.rank])]
             verdict = trial.after(gather_numbers(row, context.world_size))
     return verdict
-
-
-def _parts(training: Training, cursor: Cursor, samples: Sequence[int]) -> list[MicroBatch]:
-    return _reader(training).cutting.parts(cursor.take(samples), training.context.rank)
-
-
-def _reader(training: Training) -> BatchReader:
-    return BatchReader(
-        dataset=training.data.train,
-        device=training.context.device,
-        seed=training.context.spec.seed,
-        max_samples=training.feed.max_samples,
-    )
 
 
 def _loss(twin: _Twin, steps: Sequence[Sequence[MicroBatch]], *, seed: int) -> float:
@@ -82,10 +71,11 @@ class _Twin:
 
     Args:
         training: that is under way.
+        reader: of its samples.
         ratio: of the gradient's elements that are learned from in a step, the others later; None: all at once.
     """
 
-    def __init__(self, training: Training, ratio: float | None) -> None:
+    def __init__(self, training: Training, reader: BatchReader, ratio: float | None) -> None:
         context, task = training.context, training.task
         model = task.model().to(context.device)
         model.load_state_dict(training.model.state_dict())
@@ -97,7 +87,7 @@ class _Twin:
         elements = sum(parameter.numel() for parameter in trainable_parameters(model))
         self._step = FusedStep(
             module=LossModule(model, task.loss, autocast),
-            reader=_reader(training),
+            reader=reader,
             exchange=_Alone(ratio or 1.0, elements, context.device),
             stopwatch=make_stopwatch(context.device),
             pace=training.pace,

@@ -147,23 +147,7 @@ def exchange(run: RunSeries, over: Stretches, axes: Axes, known: Known) -> Itera
             logarithmic=True,
             height=100,
         )
-    last = np.append(over.first[1:], len(run.steps)) - 1
-    sent = np.cumsum(np.nan_to_num(run.sent_bytes) * run.steps)[last]
-    dense = np.cumsum(np.nan_to_num(run.dense_bytes) * run.steps)[last]
-    _know(known, "sent", "bytes", sent)
-    _know(known, "dense", "bytes", dense)
-    yield line_chart(
-        "Bytes sent by one worker",
-        [
-            Line(key="sent", label="sent", envelope=_plain(sent), colour="a"),
-            Line(key="dense", label="everything in fp32", envelope=_plain(dense), colour="b"),
-        ],
-        axes,
-        say=words.bytes_,
-        note="all steps so far",
-        from_zero=True,
-        height=100,
-    )
+    yield _bytes_sent(run, over, axes, known, sent=run.sent_bytes, dense=run.dense_bytes)
 
 
 def averages(run: RunSeries, over: Stretches, axes: Axes, known: Known) -> Iterable[str]:
@@ -193,17 +177,22 @@ def averages(run: RunSeries, over: Stretches, axes: Axes, known: Known) -> Itera
             from_zero=True,
             height=80,
         )
+    yield _bytes_sent(run, over, axes, known, sent=run.averages_bytes)
+
+
+def _bytes_sent(
+    run: RunSeries, over: Stretches, axes: Axes, known: Known, *, sent: Column, dense: Column | None = None
+) -> str:
+    """What one worker has sent so far, from bytes of a step, and what it would have if all were sent in fp32."""
     last = np.append(over.first[1:], len(run.steps)) - 1
-    sent = np.cumsum(np.nan_to_num(run.averages_bytes) * run.steps)[last]
-    _know(known, "sent", "bytes", sent)
-    yield line_chart(
-        "Bytes sent by one worker",
-        [Line(key="sent", label="sent", envelope=_plain(sent), colour="a")],
-        axes,
-        say=words.bytes_,
-        note="all steps so far",
-        from_zero=True,
-        height=100,
+    lines = []
+    for key, label, bytes_, colour in (("sent", "sent", sent, "a"), ("dense", "everything in fp32", dense, "b")):
+        if bytes_ is not None:
+            so_far = np.cumsum(np.nan_to_num(bytes_) * run.steps)[last]
+            _know(known, key, "bytes", so_far)
+            lines.append(Line(key=key, label=label, envelope=_plain(so_far), colour=colour))
+    return line_chart(
+        "Bytes sent by one worker", lines, axes, say=words.bytes_, note="all steps so far", from_zero=True, height=100
     )
 
 

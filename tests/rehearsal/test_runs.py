@@ -178,7 +178,7 @@ def test_workers_of_a_host_send_as_one_where_links_are_slow(box: None, tmp_path:
     wait_for(lambda: launcher.poll(handle).state.is_over, tmp_path)
     status = launcher.poll(handle)
     assert status.state == RunState.FINISHED, status  # which replicas that differ would have prevented
-    measured, *_ = events(tmp_path, "network_measured")
+    [measured] = events(tmp_path, "network_measured")
     assert measured["by_hosts"]
     exchanges = [event["exchange"] for event in events(tmp_path, "step") if "exchange" in event]
     assert exchanges

@@ -195,7 +195,7 @@ class AutoRatio:
 
     def _keeps_enough(self, state: AutoState, judged: Judged, outlook: Outlook) -> bool:
         """Whether so much is learned as it has to be; lateness alone is weighed, not forbidden."""
-        if state.is_harmless(judged.option.ratio):
+        if judged.option.ratio >= state.harmless_from:
             return True
         return judged.gain >= self.least_gain and outlook.slowdown(judged.gain) <= 1 + self.most_lost
 
@@ -219,8 +219,7 @@ class AutoRatio:
         Whatever is thought of its gain: what is best where nothing is held back to speak of does no harm for certain.
         """
         due = _TRIED_AGAIN_AT * _TRIED_LATER_BY ** (state.trials - 1) if state.trials else 0
-        known = state.verdict is not None and state.verdict.says == "harmless"
-        if known or not self.tries_twins or state.steps < due:
+        if not math.isinf(state.harmless_from) or not self.tries_twins or state.steps < due:
             return None
         unslowed = outlook.unslowed()
         found = [unslowed.judge(option) for option in self.options if not _is_barred(state, option)]
@@ -376,8 +375,7 @@ def _is_barred(state: AutoState, option: Option) -> bool:
     """Whether as much or more has proved to be too little, not long ago: no estimate of a gain is better than that."""
     if option.gain is not None:
         return False
-    verdict = state.verdict
-    if verdict is not None and verdict.says == "harmless" and option.ratio < verdict.ratio:
+    if option.ratio < state.harmless_from < math.inf:
         return True
     return any(option.ratio <= one.ratio and state.periods < one.until for one in state.too_thin)
 

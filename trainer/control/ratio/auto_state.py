@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from hetopt.profiler.artifact import Record
@@ -90,6 +92,8 @@ class AutoState(Record):
     verdict: Verdict | None = None
     trials: NonNegativeInt = 0
 
-    def is_harmless(self, ratio: float) -> bool:
-        """Whether a trial has shown that so much may be sent, however little of the gradient that keeps."""
-        return self.verdict is not None and self.verdict.says == "harmless" and ratio >= self.verdict.ratio
+    @property
+    def harmless_from(self) -> float:
+        """The ratio that may be sent, and all above, however little of the gradient that keeps; infinite: no trial has
+        shown so."""
+        return self.verdict.ratio if self.verdict is not None and self.verdict.says == "harmless" else math.inf
