@@ -10,6 +10,7 @@ import base64
 import json
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from hetopt.optimizer.ec2 import tags
@@ -327,10 +328,16 @@ def placement_call(order: Order, body: bytes) -> Request:
     )
 
 
-def lease_call(order: Order, end_s: float, stop_training_s: float) -> Request:
-    """Tell the machines until when they may live; they never outlive what they were last told."""
+def lease_call(order: Order, end_s: float, stop_training_s: float, *, over: str | None = None) -> Request:
+    """Tell the machines until when they may live; they never outlive what they were last told.
+
+    Args:
+        over: tag of the lease that this one follows. Where another was written meanwhile, such as the wish that the run
+            ends, from another terminal, that one stays and this one is refused. None: whatever is there is replaced.
+    """
     told = {"end_s": round(end_s, 1), "stop_training_s": round(stop_training_s, 1)}
-    return _lease(order, "lease", told, "until when the budget lets them live")
+    request = _lease(order, "lease", told, "until when the budget lets them live")
+    return request if over is None else replace(request, parameters={**request.parameters, "IfMatch": over})
 
 
 def stop_call(order: Order, end_s: float) -> Request:

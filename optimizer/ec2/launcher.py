@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hetopt.optimizer.ec2 import calls
 from hetopt.optimizer.ec2.budget import Guard
+from hetopt.optimizer.ec2.errors import ApiRefused
 from hetopt.optimizer.ec2.ledger import LEDGER_FILE, read_ledger, recorded_ids
 from hetopt.optimizer.ec2.order import ORDER_FILE, Order
 from hetopt.optimizer.ec2.recovery import Recovery, latest_checkpoint
@@ -199,10 +200,20 @@ class Ec2Launcher:
             )
             seen = recovery.step(order, watcher, seen)
         if seen.lease_end_s is None or end_s > seen.lease_end_s + _LEASE_GROWS_S:
-            watcher.edge(calls.lease_call(order, end_s, guard.stop_training_s(end_s)))
-            seen = seen.model_copy(update={"lease_end_s": end_s})
-            watcher.save(seen)
+            return self._grant(order, watcher, seen, end_s, guard.stop_training_s(end_s))
         return seen
+
+    def _grant(self, order: Order, watcher: Watcher, seen: Seen, end_s: float, stop_training_s: float) -> Seen:
+        """Let the machines live longer, unless somebody else has said something else meanwhile."""
+        try:
+            answer = watcher.edge(calls.lease_call(order, end_s, stop_training_s, over=seen.lease_tag))
+        except ApiRefused as refused:
+            if refused.code == "PreconditionFailed":
+                return seen  # the next look reads what it was
+            raise
+        granted = seen.model_copy(update={"lease_end_s": end_s, "lease_tag": answer["ETag"]})
+        watcher.save(granted)
+        return granted
 
     def _has_failed(self, order: Order, run_dir: Path, now_s: float) -> bool:
         """Whether the run failed by itself: no machine went with it, nor in the minutes that a notice gives."""

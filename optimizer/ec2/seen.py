@@ -61,6 +61,7 @@ class Seen(Artifact):
     generation: NonNegativeInt = Field(default=0, description="how often machines were replaced")
     machines: tuple[SeenMachine, ...] = ()
     lease_end_s: NonNegativeFloat | None = Field(default=None, description="until when the machines may live")
+    lease_tag: str | None = Field(default=None, description="which version of the lease in the bucket that was")
     stop_wished_s: NonNegativeFloat | None = None
     stop_reason: str | None = None
     absent: tuple[WorkerSpec, ...] = Field(

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from hetopt.optimizer.ec2 import calls
+from hetopt.optimizer.ec2.errors import ApiRefused
 from hetopt.optimizer.ec2.order import Order, Zone
 from hetopt.optimizer.ec2.placement import Seat
 from hetopt.optimizer.ec2.request import Answer, Edge, Request
 from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen, SeenMachine, ending_of
 from hetopt.profiler.artifact import write_atomically
 from hetopt.trainer.events import EVENTS_FILE
+from hetopt.trainer.launch.ec2.protocol import LEASE_OBJECT, Lease
 from hetopt.trainer.launch.logs import LOG_FOLDER
 
 _ENDED_AT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
@@ -97,10 +99,11 @@ class Watcher:
             objects = self._list(f"{self.order.prefix}/state/")
             beats = {Path(one["Key"]).stem: one["LastModified"].timestamp() for one in objects}
             machines = self._machines(before, beats) if before.alive else before.machines
+            heard = self._hear(before) if before.alive else before
             # Events last: a run whose machines have ended has written all of them.
             self._fetch_events()
             self._fetch_logs()
-            seen = before.model_copy(update={"time_s": self.clock(), "machines": machines})
+            seen = heard.model_copy(update={"time_s": self.clock(), "machines": machines})
             self.save(seen)
             return seen
 
@@ -109,6 +112,22 @@ class Watcher:
         found = {one["InstanceId"]: one for group in answer["Reservations"] for one in group["Instances"]}
         now_s = self.clock()
         return tuple(_updated(machine, found.get(machine.id), beats, now_s) for machine in before.machines)
+
+    def _hear(self, before: Seen) -> Seen:
+        """What the lease in the bucket says: another terminal, on another machine, may have wished that the run ends."""
+        try:
+            answer = self.edge(calls.get_object(self.order, f"{self.order.prefix}/{LEASE_OBJECT}"))
+        except ApiRefused as refused:
+            if refused.code == "NoSuchKey":
+                return before
+            raise
+        lease = Lease.of_json(answer["Body"])
+        if lease is None:
+            return before
+        heard: dict[str, object] = {"lease_tag": answer["ETag"], "lease_end_s": lease.end_s}
+        if lease.wishes_end and before.stop_wished_s is None:
+            heard |= {"stop_wished_s": self.clock(), "stop_reason": "stopped from another terminal"}
+        return before.model_copy(update=heard)
 
     def _fetch_events(self) -> None:
         """Append what is new; each object is named by the place in the log where it begins."""

@@ -27,7 +27,7 @@ from hetopt.optimizer.plan import Plan
 from hetopt.profiler.errors import CloudRefused
 from hetopt.trainer.events import EVENTS_FILE
 from hetopt.trainer.launch.base import RunHandle, RunState
-from hetopt.trainer.launch.ec2.protocol import Lease, placement_of
+from hetopt.trainer.launch.ec2.protocol import LEASE_OBJECT, Lease, placement_of
 from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
 from tests.ec2.conftest import REGION, Patience, Recording, leftovers
 
@@ -165,6 +165,37 @@ def test_the_lease_grows_while_less_is_spent_than_feared_and_ends_before_the_bud
     assert stopped_s is not None
     assert "budget" in str(launcher.poll(handle).reason)
     assert most > 0.9 * order.budget_usd, "nor is it stopped much too early"
+
+
+def test_a_wish_to_end_from_another_machine_stands_whatever_the_follower_does(
+    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience
+) -> None:
+    """Only the bucket tells the follower: it neither grants more time over it nor replaces machines that have ended."""
+    order = Order.load(run_dir / ORDER_FILE)
+    order = order.model_copy(update={"lifetime_s": 1800.0})
+    order.save(run_dir / ORDER_FILE)
+    patience.now_s = time.time()
+    handle = launcher.start(plan.run, run_dir, {})
+    put(cloud, order, f"events/{0:015d}.jsonl", event("run_started") + event("training_started", step=0))
+    launcher.poll(handle)
+    before = Seen.load(run_dir / SEEN_FILE)
+    assert before.lease_tag is not None
+    cloud(calls.stop_call(order, before.lease_end_s or 0.0))
+    with pytest.raises(ApiRefused, match="somebody else holds this run"):
+        cloud(calls.lease_call(order, time.time() + 9000, time.time() + 8000, over=before.lease_tag))
+    end_machines(cloud, [before.machines[0].id])
+    patience.now_s += 600
+    assert launcher.poll(handle).state is not RunState.FAILED
+    seen = Seen.load(run_dir / SEEN_FILE)
+    assert seen.stop_wished_s is not None
+    assert len(seen.machines) == len(before.machines), "nothing is rented for a run that is to end"
+    lease = Lease.of_json(cloud(calls.get_object(order, f"{order.prefix}/{LEASE_OBJECT}"))["Body"])
+    assert lease is not None
+    assert lease.wishes_end
+    end_machines(cloud, [machine.id for machine in before.machines])
+    patience.now_s += 60
+    assert launcher.poll(handle).state is RunState.STOPPED
+    assert leftovers(cloud) == []
 
 
 def test_nothing_rented_is_nothing_to_stop(launcher: Ec2Launcher, tmp_path: Path) -> None:

@@ -43,6 +43,11 @@ class Lease:
     end_s: float
     stop_training_s: float
 
+    @property
+    def wishes_end(self) -> bool:
+        """Whether somebody wants the run to end, whatever its budget."""
+        return self.stop_training_s == 0.0
+
     @classmethod
     def of_json(cls, data: bytes) -> Lease | None:
         """The lease that was written; None where it is something else, so that the one before holds."""
