@@ -209,6 +209,7 @@ def test_no_boto3(monkeypatch: pytest.MonkeyPatch, hetopt: Hetopt, plan_file: Pa
     refused(hetopt("launch", plan_file, "--dry-run"), 2, "needs boto3.*hetopt\\[aws\\]")
 
 
+@pytest.mark.timed
 def test_sixty_four_machines_are_asked_for_within_seconds(
     cloud: BotoEdge, hetopt: Hetopt, home: Path, profile: Profile, catalog: Catalog, tmp_path: Path
 ) -> None:

@@ -74,7 +74,8 @@ def test_auto_measures_the_network_and_tells_what_it_did(hetopt: Hetopt, home: P
     run, events = launched(home, plan, "--compression", "auto")
     [begun] = [event for event in events if event["event"] == "run_started"]
     assert (begun["ratio_policy"], begun["collective_policy"]) == ("auto", "cheapest")
-    [measured] = [event for event in events if event["event"] == "network_measured"]
+    # A busy machine measures again.
+    measured, *_ = [event for event in events if event["event"] == "network_measured"]
     assert measured["bytes_per_s"] > 0
     exchanges = [event["exchange"] for event in events if event["event"] == "step" and "exchange" in event]
     assert exchanges

@@ -20,6 +20,7 @@ from tests.face.conftest import RECORDED, Answer, start
 Hetopt = Callable[..., Answer]
 
 HOSTS = "speed=1,rate=200mbit; speed=0.5,rate=100mbit"
+pytestmark = pytest.mark.timeout(300)  # whole rehearsals, which take as long as the machine lets them
 ON_TWO_HOSTS = ("--on", "rehearsal", "--hosts", HOSTS, "--yes")
 
 
@@ -76,16 +77,16 @@ def is_step(event: Event) -> bool:
 def rehearsed(home: Path, plan: Path) -> tuple[Path, str, str]:
     """A whole rehearsal in which a host slows down: its folder, and what launch printed."""
     schedule = home / "schedule.txt"
-    schedule.write_text("step 30 h1 speed=0.25,rate=50mbit  # a neighbour wakes up\n")
-    process = start("launch", plan, *ON_TWO_HOSTS, "--steps", 120, "--schedule", schedule)
-    out, err = process.communicate(timeout=170)
+    schedule.write_text("step 20 h1 speed=0.25,rate=50mbit  # a neighbour wakes up\n")
+    process = start("launch", plan, *ON_TWO_HOSTS, "--steps", 60, "--schedule", schedule)
+    out, err = process.communicate(timeout=280)
     assert process.returncode == 0, err
     return sorted((home / "runs").iterdir())[-1], out, err
 
 
 def test_what_will_run_is_shown_before(rehearsed: tuple[Path, str, str]) -> None:
     out = " ".join(rehearsed[1].split())
-    for said in ("on 2 hosts, rehearsed here", "200 Mbit/s", "100 Mbit/s", "1 change is scheduled", "120 steps"):
+    for said in ("on 2 hosts, rehearsed here", "200 Mbit/s", "100 Mbit/s", "1 change is scheduled", "60 steps"):
         assert said in out
     assert "Nothing is rented" in out
 
@@ -94,19 +95,19 @@ def test_it_trains_and_follows_the_schedule(rehearsed: tuple[Path, str, str]) ->
     run, out, err = rehearsed
     events = read_events(run / "events.jsonl")
     assert events[-1]["event"] == "training_finished"
-    assert events[-1]["step"] == 120
+    assert events[-1]["step"] == 60
     changed = [event for event in events if event["event"] == "condition_changed"]
     assert [(event["host"], event["speed"], event["rate_bits_per_s"]) for event in changed] == [("h1", 0.25, 5e7)]
-    assert changed[0]["step"] >= 30
+    assert changed[0]["step"] >= 20
     assert "h1: speed 0.25, link 50 Mbit/s" in err, "it is told while it happens"
-    assert "finished after 120 steps" in out
+    assert "finished after 60 steps" in out
 
 
 def test_report_and_status_tell_what_happened(hetopt: Hetopt, rehearsed: tuple[Path, str, str]) -> None:
     run = rehearsed[0].name
     report = json.loads(hetopt("report", run, "--json").out)
     assert report["on"] == "rehearsal"
-    assert sum(moment["steps"] for moment in report["timeline"]) == 120
+    assert sum(moment["steps"] for moment in report["timeline"]) == 60
     assert "condition_changed" in [one["kind"] for one in report["happenings"]]
     assert [worker["speed"] for worker in report["workers"]] == [1, 0.5]
     shown = hetopt("report", run).out

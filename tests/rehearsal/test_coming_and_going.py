@@ -109,10 +109,10 @@ def test_the_first_host_dies_and_returns(events: list[Event]) -> None:
 
 
 def test_a_host_that_has_become_ten_times_slower_is_dropped_and_the_gain_is_measured(events: list[Event]) -> None:
-    (acted,) = told(events, "supervisor_acted")
-    (measured,) = told(events, "supervisor_measured")
+    acted = next(event for event in told(events, "supervisor_acted") if event["host"] == "h2")
+    measured = next(event for event in told(events, "supervisor_measured") if event["time_s"] > acted["time_s"])
     without = next(event for event in told(events, "workers_changed") if event["time_s"] > acted["time_s"])
-    assert (acted["host"], without["lost"]) == ("h2", [2])
+    assert without["lost"] == [2]
     assert acted["expected_saving_usd"] > 0
     assert measured["step_time_measured_s"] < 0.5 * measured["step_time_before_s"]
     assert measured["step_time_expected_s"] == acted["step_time_expected_s"]

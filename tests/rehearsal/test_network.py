@@ -62,6 +62,7 @@ def wait_for(what: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("mbit", [5, 50, 500])
 def test_a_link_carries_what_was_said_in_both_directions(box: None, mbit: int) -> None:
     size = round(mbit * 1e6 / 8 * 0.5)
@@ -86,6 +87,7 @@ def test_a_link_carries_what_was_said_in_both_directions(box: None, mbit: int) -
             assert best < most
 
 
+@pytest.mark.timed
 def test_the_slower_end_limits_a_transfer_whichever_way_it_goes(box: None) -> None:
     fast, slow = MiniatureHost(name="fast"), MiniatureHost(name="slow", rate_bits_per_s=20e6)
     with MiniatureNetwork.create([fast, slow], owner="a test") as network:
@@ -95,6 +97,7 @@ def test_the_slower_end_limits_a_transfer_whichever_way_it_goes(box: None) -> No
             assert send(network, there, back, 1_000_000).wait_s() == pytest.approx(0.4 * HEADERS, rel=0.1)
 
 
+@pytest.mark.timed
 def test_a_rate_changes_while_traffic_flows(box: None) -> None:
     with MiniatureNetwork.create(hosts(2, 20e6), owner="a test") as network:
         receive(network, 1)
@@ -111,6 +114,7 @@ def test_a_rate_changes_while_traffic_flows(box: None) -> None:
         network.set_rates({0: None, 1: 1e9})
 
 
+@pytest.mark.timed
 def test_a_link_that_becomes_slower_is_not_stuck(box: None) -> None:
     """What a fast link has queued may not fit into a slow one's bucket at all, and would stay in everybody's way."""
     with MiniatureNetwork.create(hosts(2, 1e9), owner="a test") as network:
@@ -275,6 +279,7 @@ def test_latency_can_be_shaped_or_not(box: None) -> None:
     assert can_shape_latency() in (True, False)
 
 
+@pytest.mark.timed
 def test_a_host_gets_the_cores_that_it_was_given(box: None) -> None:
     try:
         check_quotas([0.1], 1)

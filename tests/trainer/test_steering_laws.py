@@ -98,7 +98,7 @@ def test_events_tell_what_was_sent(crew: Crew) -> None:
             assert {event["sent_bytes"] for event in events} == {events[0]["dense_bytes"]}
         else:
             assert all(event["sent_bytes"] < event["dense_bytes"] for event in events)
-    [network] = crew.events("cheapest", "network_measured")
+    network, *_ = crew.events("cheapest", "network_measured")  # a busy machine measures again
     assert network["bytes_per_s"] > 0
     assert {timing["collective"] for timing in network["timings"]} == {"all_reduce", "all_gather", "broadcast"}
     assert not crew.events("wide", "network_measured")

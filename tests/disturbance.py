@@ -1,0 +1,33 @@
+"""Whether this machine was ours while something was timed: a virtual machine's cores may be given to others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+_STAT = Path("/proc/stat")
+_IDLE, _WAITING, _STOLEN, _OWN_FIELDS = 3, 4, 7, 8
+
+MOST_STOLEN = 0.02
+"""Share of the time asked for that may go to others while a rate or a time is measured to a few percent."""
+
+
+@dataclass(frozen=True)
+class CoreTime:
+    """Time of all cores since the machine started, in ticks: what was asked of them, and what others got of it."""
+
+    wanted: int = 0
+    stolen: int = 0
+
+    @classmethod
+    def now(cls) -> CoreTime:
+        """Zeros where the system does not tell."""
+        try:
+            ticks = [int(field) for field in _STAT.read_text().split("\n", 1)[0].split()[1 : 1 + _OWN_FIELDS]]
+        except OSError:
+            return cls()
+        return cls(wanted=sum(ticks) - ticks[_IDLE] - ticks[_WAITING], stolen=ticks[_STOLEN])
+
+    def stolen_since(self, begun: CoreTime) -> float:
+        """The share of what was asked for since then that others got."""
+        return (self.stolen - begun.stolen) / max(1, self.wanted - begun.wanted)
