@@ -332,6 +332,9 @@ def lease_call(order: Order, end_s: float, stop_training_s: float, *, over: str 
     """Tell the machines until when they may live; they never outlive what they were last told.
 
     Args:
+        order: of the run.
+        end_s: until when they live, seconds since the epoch.
+        stop_training_s: until when they train.
         over: tag of the lease that this one follows. Where another was written meanwhile, such as the wish that the run
             ends, from another terminal, that one stays and this one is refused. None: whatever is there is replaced.
     """

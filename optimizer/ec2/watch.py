@@ -114,7 +114,7 @@ class Watcher:
         return tuple(_updated(machine, found.get(machine.id), beats, now_s) for machine in before.machines)
 
     def _hear(self, before: Seen) -> Seen:
-        """What the lease in the bucket says: another terminal, on another machine, may have wished that the run ends."""
+        """What the lease in the bucket says: a terminal on another machine may have wished that the run ends."""
         try:
             answer = self.edge(calls.get_object(self.order, f"{self.order.prefix}/{LEASE_OBJECT}"))
         except ApiRefused as refused:
