@@ -18,6 +18,9 @@ from tests.disturbance import MOST_STOLEN, CoreTime
 REPOSITORY = Path(__file__).resolve().parent.parent
 DATA_VARIABLE = "HETOPT_SHARED_DATA"
 
+# Files that take minutes. They go first: where tests run side by side, none is left for the end, alone.
+LONGEST = ("test_box.py", "test_faults.py", "test_local_launcher.py", "test_runs.py", "test_rehearsal.py")
+
 # Set before any test imports numpy or torch: their thread pools read it once. Worker processes inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -46,6 +49,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
 @pytest.hookimpl(wrapper=True)
