@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks._fault_schedule import Schedule
 from benchmarks._faulty_runs import OUTCOME_FILE, RUNS_FILE
-from benchmarks._simulated_run import Schedule, Simulation, check, undisturbed
+from benchmarks._hashed_training import undisturbed
+from benchmarks._simulated_run import Simulation, check
 from hetopt.trainer.events import Event, read_events
 
 from ..scenarios import toy_spec
