@@ -122,7 +122,7 @@ def hetopt(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
         env={**os.environ, **nowhere, **environment},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=300,
         check=False,
     )
 

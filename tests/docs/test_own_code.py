@@ -88,7 +88,7 @@ def test_the_converted_script_computes_what_it_did() -> None:
         start("after.py"),
         *(start("after.py", RANK=str(rank), LOCAL_RANK=str(rank), **meeting) for rank in range(2)),
     ]
-    told = [process.communicate(timeout=150) for process in running]
+    told = [process.communicate(timeout=300) for process in running]
     assert [process.returncode for process in running] == [0, 0, 0, 0], [err for _, err in told]
     before, alone, *together = (out for out, _ in told)
     losses = [float(loss) for loss in LOSS.findall(before)]

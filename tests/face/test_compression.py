@@ -38,7 +38,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def plan(home: Path) -> Path:
     path = home / "plan.json"
     process = start("recommend", RECORDED / "digits.json", "--budget", 2, "--epochs", 100, "-o", path)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     return path
 
@@ -47,7 +47,7 @@ def launched(home: Path, plan: Path, *options: str) -> tuple[str, list[Event]]:
     """The run of two unequal workers with these options, and its log."""
     known = set((home / "runs").glob("*"))
     process = start("launch", plan, "--on", "local", "--pace", "1,2", "--steps", STEPS, "--yes", *options)
-    _, err = process.communicate(timeout=150)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     [run] = set((home / "runs").glob("*")) - known
     return run.name, list(read_events(run / "events.jsonl"))

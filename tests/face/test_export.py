@@ -107,7 +107,7 @@ def test_a_script_gets_the_plans_shares(mixed: Plan, tmp_path: Path, hetopt: Cal
         )
         for number in range(2)
     ]
-    told = [machine.communicate(timeout=150) for machine in machines]
+    told = [machine.communicate(timeout=300) for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], [err for _, err in told]
     lines = sorted(line for out, _ in told for line in out.splitlines() if line.startswith("worker"))
     shares = (16, 8, 8)

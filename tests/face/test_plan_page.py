@@ -95,7 +95,7 @@ def test_a_browser_shows_the_numbers_of_the_json(plan: Plan, tmp_path: Path) -> 
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=300,
     ).stdout
     told = json.loads(plan.to_json())
     found = _figures(shown)

@@ -236,7 +236,7 @@ def browse(chromium: str, path: Path, folder: Path, *arguments: str) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=300,
     ).stdout
 
 

@@ -41,7 +41,7 @@ def crew(tmp_path_factory: pytest.TempPathFactory) -> Crew:
         )
         for rank in range(WORKERS)
     ]
-    said = [process.communicate(timeout=120)[1] for process in processes]
+    said = [process.communicate(timeout=300)[1] for process in processes]
     assert [process.returncode for process in processes] == [0] * WORKERS, "\n".join(said)
     return folder, [torch.load(folder / f"results-{rank}.pt", weights_only=True) for rank in range(WORKERS)]
 

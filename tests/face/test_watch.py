@@ -111,7 +111,7 @@ def test_in_a_terminal_it_ends_with_the_run(recorded: Path, tmp_path: Path) -> N
         if not part:
             break
         said += part
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=300) == 0
     os.close(ours)
     text = said.decode()
     assert "finished" in text

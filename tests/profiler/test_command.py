@@ -91,7 +91,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         env={**os.environ, "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert result.returncode == 0, result.stderr
@@ -134,7 +134,7 @@ def test_an_interruption_leaves_no_process_and_no_file(tmp_path: Path, moment: s
             break
     family = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert process.returncode != 0, said
     _, alive = psutil.wait_procs(family, timeout=10)
     assert alive == []

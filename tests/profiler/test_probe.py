@@ -63,7 +63,7 @@ def spec_of(schedule: ProbeSchedule) -> RunSpec:
 def finish(launcher: LocalLauncher, spec: RunSpec, folder: Path, until: Callable[[list[Event]], bool]) -> list[Event]:
     """Start a run and wait until it is over, or until its events are what is waited for."""
     handle = launcher.start(spec, folder, {})
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 250
     try:
         while time.monotonic() < deadline:
             over = launcher.poll(handle).state.is_over

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hetopt.trainer.launch.namespaces import MiniatureNetwork
 
 PORT = 5000
-PATIENCE_S = 30
+PATIENCE_S = 200
 
 RECEIVE = """
 import socket

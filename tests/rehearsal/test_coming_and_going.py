@@ -70,7 +70,7 @@ def events(_possible: None, tmp_path_factory: pytest.TempPathFactory) -> list[Ev
     launcher = RehearsalLauncher(grace_s=10.0)
     handle = launcher.start(spec("step 20 h0 dies\nstep 21 h0 returns"), run_dir, {})
     try:
-        deadline_s, read = time.monotonic() + 150, 0
+        deadline_s, read = time.monotonic() + 300, 0
         while True:
             log = read_events(run_dir / EVENTS_FILE)
             for event in log[read:]:

@@ -28,7 +28,7 @@ from hetopt.trainer.miniature import DeclaredTime, Miniature
 from hetopt.trainer.spec import Compression, RunSpec, StopRule, WorkerSpec
 
 TOY = Path(__file__).resolve().parent.parent / "trainer" / "toy_task.py"
-PATIENCE_S = 90
+PATIENCE_S = 200
 START = """
 import sys, time
 from pathlib import Path

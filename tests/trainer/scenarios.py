@@ -239,7 +239,7 @@ def run_crew(
         for rank in range(WORLD_SIZE)
     ]
     try:
-        outputs = [process.communicate(timeout=240)[0] for process in processes]
+        outputs = [process.communicate(timeout=400)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -22,7 +22,7 @@ from hetopt.trainer.spec import RunSpec
 
 from .scenarios import toy_spec
 
-PATIENCE_S = 60
+PATIENCE_S = 200
 START = """
 import sys, time
 from pathlib import Path

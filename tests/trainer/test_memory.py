@@ -138,7 +138,7 @@ def runs(folder: Path) -> dict[str, list[Event]]:
         for rank in range(memory_program.WORLD_SIZE)
     ]
     try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
+        outputs = [process.communicate(timeout=300)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

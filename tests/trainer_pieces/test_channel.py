@@ -23,7 +23,7 @@ def results(tmp_path_factory):
         for rank in range(program.WORKERS)
     ]
     try:
-        assert [worker.wait(timeout=120) for worker in workers] == [0] * program.WORKERS
+        assert [worker.wait(timeout=300) for worker in workers] == [0] * program.WORKERS
     finally:
         for worker in workers:
             worker.kill()

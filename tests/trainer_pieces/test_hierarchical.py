@@ -33,7 +33,7 @@ def outcome(folder, way):
         for rank in WORKERS
     ]
     try:
-        assert [worker.wait(timeout=150) for worker in workers] == [0] * program.WORKERS
+        assert [worker.wait(timeout=300) for worker in workers] == [0] * program.WORKERS
     finally:
         for worker in workers:
             worker.kill()

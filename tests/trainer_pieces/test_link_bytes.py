@@ -51,7 +51,7 @@ def counted(tmp_path_factory):
             )
             for rank in range(WORKERS)
         ]
-        assert [worker.wait(timeout=120) for worker in workers] == [0] * WORKERS
+        assert [worker.wait(timeout=300) for worker in workers] == [0] * WORKERS
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(WORKERS)]
 
 

@@ -24,7 +24,7 @@ def outcome(world_size, folder, way):
         for rank in range(world_size)
     ]
     try:
-        codes = [worker.wait(timeout=60) for worker in started]
+        codes = [worker.wait(timeout=300) for worker in started]
     finally:
         for worker in started:
             worker.kill()

@@ -31,7 +31,7 @@ def run_group(world_size: int, folder: Path, devices: list[str]) -> Results:
         for rank in range(world_size)
     ]
     try:
-        assert [worker.wait(timeout=120) for worker in workers] == [0] * world_size
+        assert [worker.wait(timeout=300) for worker in workers] == [0] * world_size
     finally:
         for worker in workers:
             worker.kill()

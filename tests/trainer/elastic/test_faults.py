@@ -79,7 +79,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / RUNS_FILE).write_text(json.dumps(entries))
     command = [sys.executable, "-m", "benchmarks._faulty_runs", str(folder)]
     done = subprocess.run(
-        command, cwd=REPOSITORY, env=os.environ, capture_output=True, text=True, timeout=170, check=False
+        command, cwd=REPOSITORY, env=os.environ, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     return folder

@@ -69,7 +69,7 @@ def test_kills_of_workers_and_broker_lose_nothing_and_train_nothing_twice(tmp_pa
         cwd=HOUSE,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
