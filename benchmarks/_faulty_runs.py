@@ -33,6 +33,7 @@ RUNS_FILE, OUTCOME_FILE = "runs.json", "outcome.json"
 FaultKind = Literal["kill", "freeze", "notice", "tear", "leave", "return", "kill-all"]
 _LOOK_S = 0.02
 _FROZEN_S = 1.0
+_PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +191,8 @@ class FaultyRun:
                     self._start(place, meeting)
                 self._away.clear()
             case "tear" | "kill-all":
+                if fault.kind == "tear":
+                    self._wait_for_two_checkpoints()
                 for warden in self._wardens.values():
                     _end(warden)
                 self._wardens.clear()
@@ -197,14 +200,25 @@ class FaultyRun:
                     tear(self._run_dir / CHECKPOINT_FOLDER, fault.byte)
                 raise _Again
 
+    def _wait_for_two_checkpoints(self) -> None:
+        """A disk may be slow; the run goes on meanwhile."""
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while len(complete(self._run_dir / CHECKPOINT_FOLDER)) < 2 and time.monotonic() < deadline_s:
+            time.sleep(_LOOK_S)
+
 
 class _Again(Exception):
     """All workers are gone, and the run is to be started again."""
 
 
+def complete(folder: Path) -> list[Path]:
+    """Checkpoints of which all is there."""
+    return [path for path in folder.glob("step-*") if (path / MANIFEST_FILE).exists()]
+
+
 def tear(folder: Path, byte: float) -> None:
     """Cut the largest file of the newest checkpoint short."""
-    steps = [path for path in folder.glob("step-*") if (path / MANIFEST_FILE).exists()]
+    steps = complete(folder)
     if len(steps) < 2:
         return  # without another one the run would be refused, as it should be
     newest = max(steps, key=lambda path: int(path.name.removeprefix("step-")))

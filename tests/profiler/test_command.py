@@ -86,7 +86,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """One real profile, written by the command, and what it printed."""
     folder = tmp_path_factory.mktemp("command")
     result = subprocess.run(
-        [sys.executable, "-c", COMMAND, TASK, "-o", "p.json", "--time-budget", "5", "--seed", "7"],
+        [sys.executable, "-c", COMMAND, TASK, "-o", "p.json", "--time-budget", "8", "--seed", "7"],
         cwd=folder,
         env={**os.environ, "TMPDIR": str(folder)},
         capture_output=True,

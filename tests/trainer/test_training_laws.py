@@ -137,12 +137,12 @@ def test_memory_that_runs_out_later_changes_nothing_but_rounding(crew: Crew, lat
 
 @pytest.mark.parametrize("name", ["declared", "wide-declared"])
 def test_workers_take_as_long_as_they_are_declared_to(crew: Crew, name: str) -> None:
-    """To the precision of a machine that others use, too: never less, and a step of the median hardly more."""
+    """To the precision of a machine that others use, too: never less, and the shortest step not much more."""
     declared_s = (0.018, 0.009, 0.016)
     steps = [event for event in crew.events(name, "step") if event["step"] > 1]
     for rank, expected_s in enumerate(declared_s):
         least_s = min(event["compute_s"][rank] for event in steps)
-        assert 0.94 * expected_s < least_s < expected_s + 0.004
+        assert 0.94 * expected_s < least_s < expected_s + 0.008
     uses = [event["pace_use"] for event in steps if "pace_use" in event]
     assert uses
     assert all(len(use) == WORLD_SIZE and min(use) > 0 for use in uses)

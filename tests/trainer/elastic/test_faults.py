@@ -61,7 +61,12 @@ RUNS: list[dict[str, Any]] = [
         "spec": run_spec(shares=(5, 7)),
         "faults": [{"at_step": 10, "kind": "leave", "place": 1}, {"at_step": 20, "kind": "return"}],
     },
-    {"name": "torn", "spec": run_spec(), "faults": [{"at_step": 30, "kind": "tear", "byte": 0.4}]},
+    {
+        "name": "torn",
+        "spec": run_spec(),
+        "faults": [{"at_step": 25, "kind": "tear", "byte": 0.4}],
+        "environment": {"TOY_SAMPLE_S": "0.006"},  # so that two checkpoints are there before it ends
+    },
     {
         "name": "topk",
         "spec": run_spec(compression={"name": "topk", "ratio": 0.1}),
@@ -75,7 +80,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the runs left behind; one process starts all of them."""
     folder = tmp_path_factory.mktemp("faulty")
     slow = {"TOY_SAMPLE_S": "0.002", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    entries = [{**run, "environment": {**slow, "TOY_RECORD": str(folder / f"{run['name']}.samples")}} for run in RUNS]
+    entries = [
+        {
+            **run,
+            "environment": {**slow, **run.get("environment", {}), "TOY_RECORD": str(folder / f"{run['name']}.samples")},
+        }
+        for run in RUNS
+    ]
     (folder / RUNS_FILE).write_text(json.dumps(entries))
     command = [sys.executable, "-m", "benchmarks._faulty_runs", str(folder)]
     done = subprocess.run(
@@ -125,6 +136,6 @@ def test_the_others_share_the_batch_of_one_that_leaves(folder: Path, name: str, 
 
 
 def test_a_torn_checkpoint_is_named(folder: Path) -> None:
-    (skipped,) = events(folder, "torn", "checkpoint_skipped")
+    skipped, *_ = events(folder, "torn", "checkpoint_skipped")
     assert "bytes instead of" in skipped["reason"]
     assert events(folder, "torn", "run_started")[-1]["resumed_step"] < skipped["step"]
