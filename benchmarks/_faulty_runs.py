@@ -190,15 +190,19 @@ class FaultyRun:
                 for place in sorted(self._away):
                     self._start(place, meeting)
                 self._away.clear()
-            case "tear" | "kill-all":
-                if fault.kind == "tear":
-                    self._wait_for_two_checkpoints()
-                for warden in self._wardens.values():
-                    _end(warden)
-                self._wardens.clear()
-                if fault.kind == "tear":
-                    tear(self._run_dir / CHECKPOINT_FOLDER, fault.byte)
+            case "tear":
+                self._wait_for_two_checkpoints()
+                self._end_all()
+                tear(self._run_dir / CHECKPOINT_FOLDER, fault.byte)
                 raise _Again
+            case "kill-all":
+                self._end_all()
+                raise _Again
+
+    def _end_all(self) -> None:
+        for warden in self._wardens.values():
+            _end(warden)
+        self._wardens.clear()
 
     def _wait_for_two_checkpoints(self) -> None:
         """A disk may be slow; the run goes on meanwhile."""

@@ -14,11 +14,11 @@ from hetopt.optimizer.ec2.order import ORDER_FILE, Order
 from hetopt.optimizer.ec2.placement import Machine, Seat
 from hetopt.optimizer.ec2.request import Edge, Request
 from hetopt.optimizer.ec2.seen import Seen
-from hetopt.optimizer.ec2.watch import Watcher
+from hetopt.optimizer.ec2.watch import Watcher, read_lease
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.plan import Plan
 from hetopt.profiler.errors import BadInput
-from hetopt.trainer.launch.ec2.protocol import LEASE_OBJECT, PLACEMENT_OBJECT, Lease
+from hetopt.trainer.launch.ec2.protocol import PLACEMENT_OBJECT
 from hetopt.trainer.run_folder import write_spec
 from hetopt.trainer.spec import RunSpec
 
@@ -107,10 +107,5 @@ def _seen(
 
 
 def _lease_end_s(edge: Edge, order: Order) -> float:
-    try:
-        lease = Lease.of_json(edge(calls.get_object(order, f"{order.prefix}/{LEASE_OBJECT}"))["Body"])
-    except ApiRefused as refused:
-        if refused.code not in ("NoSuchKey", "404"):
-            raise
-        lease = None
-    return lease.end_s if lease is not None else order.created_s + order.lifetime_s
+    found = read_lease(edge, order)
+    return found[0].end_s if found is not None else order.created_s + order.lifetime_s

@@ -115,16 +115,11 @@ class Watcher:
 
     def _hear(self, before: Seen) -> Seen:
         """What the lease in the bucket says: a terminal on another machine may have wished that the run ends."""
-        try:
-            answer = self.edge(calls.get_object(self.order, f"{self.order.prefix}/{LEASE_OBJECT}"))
-        except ApiRefused as refused:
-            if refused.code == "NoSuchKey":
-                return before
-            raise
-        lease = Lease.of_json(answer["Body"])
-        if lease is None:
+        found = read_lease(self.edge, self.order)
+        if found is None:
             return before
-        heard: dict[str, object] = {"lease_tag": answer["ETag"], "lease_end_s": lease.end_s}
+        lease, tag = found
+        heard: dict[str, object] = {"lease_tag": tag, "lease_end_s": lease.end_s}
         if lease.wishes_end and before.stop_wished_s is None:
             heard |= {"stop_wished_s": self.clock(), "stop_reason": "stopped from another terminal"}
         return before.model_copy(update=heard)
@@ -181,6 +176,22 @@ class Watcher:
                 yield False
                 return
             yield True
+
+
+def read_lease(edge: Edge, order: Order) -> tuple[Lease, str] | None:
+    """The lease in the bucket and the tag of its version; None where there is none that can be read.
+
+    Raises:
+        CloudRefused: the cloud does not answer.
+    """
+    try:
+        answer = edge(calls.get_object(order, f"{order.prefix}/{LEASE_OBJECT}"))
+    except ApiRefused as refused:
+        if refused.code in ("NoSuchKey", "404"):
+            return None
+        raise
+    lease = Lease.of_json(answer["Body"])
+    return None if lease is None else (lease, str(answer["ETag"]))
 
 
 def _updated(machine: SeenMachine, now: Answer | None, beats: Mapping[str, float], now_s: float) -> SeenMachine:

@@ -16,6 +16,7 @@ import torch
 
 from hetopt.trainer.events import Event, read_events
 from hetopt.trainer.spec import RunSpec
+from tests.disturbance import CoreTime
 
 TOY = Path(__file__).with_name("toy_task.py")
 WORLD_SIZE = 3
@@ -228,6 +229,7 @@ def run_crew(
     (folder / "crew.json").write_text(json.dumps(plan))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "error"}
     script = str(Path(__file__).with_name("crew.py"))
+    begun = CoreTime.now()
     processes = [
         subprocess.Popen(
             [sys.executable, script, str(rank), str(WORLD_SIZE), str(folder)],
@@ -245,4 +247,5 @@ def run_crew(
             process.kill()
     for process, output in zip(processes, outputs, strict=True):
         assert process.returncode == 0, output
+    (folder / "stolen").write_text(str(CoreTime.now().stolen_since(begun)))
     return Crew(folder)
