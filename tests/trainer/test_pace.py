@@ -141,6 +141,7 @@ def test_what_a_worker_has_decides_its_pace(tmp_path: Path) -> None:
     assert pace_of(pace=2).waits
 
 
+@pytest.mark.timed
 def test_a_precise_wait_is_never_short_and_hardly_long() -> None:
     late = []
     for _ in range(30):
