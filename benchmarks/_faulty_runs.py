@@ -160,7 +160,7 @@ class FaultyRun:
 
     def _look(self) -> None:
         text, self._read = read_from(self._run_dir / EVENTS_FILE, self._read)
-        for event in parse_events(iter(text.splitlines(keepends=True))):
+        for event in parse_events(text.splitlines(keepends=True)):
             if event["event"] == "step":
                 self._step = event["step"]
             if event["event"] in ("training_finished", "run_failed"):

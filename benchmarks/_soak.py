@@ -126,7 +126,7 @@ class _Log:
         now_s, deadline_s = time.time(), time.monotonic() + _TRAINS_AGAIN_S
         while time.monotonic() < deadline_s and not is_over():
             text, self._read = read_from(self._path, self._read)
-            for event in parse_events(iter(text.splitlines(keepends=True))):
+            for event in parse_events(text.splitlines(keepends=True)):
                 if event["event"] == "step":
                     self.step = event["step"]
                     if event["time_s"] - event["steps"] * event["step_time_s"] > now_s:

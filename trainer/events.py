@@ -6,9 +6,11 @@ does not know, and a last line that is still being written.
 
 from __future__ import annotations
 
+import gc
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -41,10 +43,10 @@ class EventLog:
             self._stream = None
 
 
-def parse_events(lines: Iterator[str]) -> Iterator[Event]:
+def parse_events(lines: Iterable[str | bytes]) -> Iterator[Event]:
     """The events of a log; an unfinished last line and lines that are no event are passed over."""
     for line in lines:
-        if not line.endswith("\n"):
+        if line[-1:] not in ("\n", b"\n"):
             return
         try:
             record = from_json(line)  # twice as fast as json.loads: logs of long runs have a hundred megabytes
@@ -57,7 +59,19 @@ def parse_events(lines: Iterator[str]) -> Iterator[Event]:
 def read_events(path: Path) -> list[Event]:
     """All events written to ``path`` so far; none when the file does not exist yet."""
     try:
-        with path.open(encoding="utf-8") as stream:
-            return list(parse_events(iter(stream)))
+        with path.open("rb") as stream, _nothing_collected():
+            return list(parse_events(stream))
     except FileNotFoundError:
         return []
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Of a million objects that all stay, looking for cycles time and again takes as long as reading them."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()

@@ -52,7 +52,7 @@ def keep_up(launcher: Launcher, handle: RunHandle, record: Launch, live: Live) -
     while True:
         over = launcher.poll(handle).state.is_over
         text, offset = read_from(handle.run_dir / EVENTS_FILE, offset)
-        for event in parse_events(iter(text.splitlines(keepends=True))):
+        for event in parse_events(text.splitlines(keepends=True)):
             progress = advance(progress, event)
             supervision.take_in(event)
             passed = happening(event, hosts, time_factor=record.time_factor)

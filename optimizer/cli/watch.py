@@ -50,7 +50,7 @@ class Watched:
         from hetopt.trainer.launch.logs import read_from
 
         text, self.offset = read_from(folder / EVENTS_FILE, self.offset)
-        for event in parse_events(iter(text.splitlines(keepends=True))):
+        for event in parse_events(text.splitlines(keepends=True)):
             self.progress = advance(self.progress, event)
             if event["event"] == "step":
                 self.latest = event

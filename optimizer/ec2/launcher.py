@@ -144,7 +144,7 @@ class Ec2Launcher:
         """How the run is, by what is in its folder."""
         if not seen.machines:
             return RunStatus(state=RunState.FAILED, reason="its machines were never granted")
-        events = list(parse_events(iter(read_tail(run_dir / EVENTS_FILE).splitlines(keepends=True))))
+        events = list(parse_events(read_tail(run_dir / EVENTS_FILE).splitlines(keepends=True)))
         status = judge(
             events,
             alive=bool(seen.alive),
@@ -217,7 +217,7 @@ class Ec2Launcher:
 
     def _has_failed(self, order: Order, run_dir: Path, now_s: float) -> bool:
         """Whether the run failed by itself: no machine went with it, nor in the minutes that a notice gives."""
-        events = list(parse_events(iter(read_tail(run_dir / EVENTS_FILE).splitlines(keepends=True))))
+        events = list(parse_events(read_tail(run_dir / EVENTS_FILE).splitlines(keepends=True)))
         since_s = events[-1]["time_s"] if events else now_s
         # A failure before the run was resumed is what it was resumed from.
         in_this_life = since_s >= order.created_s
@@ -225,13 +225,13 @@ class Ec2Launcher:
 
     def _is_finished(self, run_dir: Path) -> bool:
         """Whether machines end because there is nothing left to do."""
-        events = list(parse_events(iter(read_tail(run_dir / EVENTS_FILE).splitlines(keepends=True))))
+        events = list(parse_events(read_tail(run_dir / EVENTS_FILE).splitlines(keepends=True)))
         last = events[-1] if events else {}
         return last.get("event") in ("training_finished", "probe_finished") and last.get("reason") != "stopped"
 
     def _stopped_s(self, run_dir: Path) -> float | None:
         """When the run last stopped with a checkpoint; None while it goes on."""
-        events = list(parse_events(iter(read_tail(run_dir / EVENTS_FILE).splitlines(keepends=True))))
+        events = list(parse_events(read_tail(run_dir / EVENTS_FILE).splitlines(keepends=True)))
         last = events[-1] if events else {}
         return float(last["time_s"]) if last.get("event") == "training_finished" else None
 

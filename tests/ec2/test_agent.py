@@ -78,7 +78,7 @@ def spec_of(steps: int) -> RunSpec:
 
 def events_of(objects: S3Objects) -> list[str]:
     text = b"".join(objects.get(name) or b"" for name in objects.names("events/")).decode()
-    return [event["event"] for event in parse_events(iter(text.splitlines(keepends=True)))]
+    return [event["event"] for event in parse_events(text.splitlines(keepends=True))]
 
 
 def test_a_machine_trains_and_what_it_made_is_in_the_bucket(

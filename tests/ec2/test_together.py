@@ -111,7 +111,7 @@ def test_a_machine_that_vanishes_is_replaced_and_training_goes_on(cloud: BotoEdg
                 if agent.poll() is None:
                     kill(id_)
     text = b"".join(objects.get(name) or b"" for name in objects.names("events/")).decode()
-    events = list(parse_events(iter(text.splitlines(keepends=True))))
+    events = list(parse_events(text.splitlines(keepends=True)))
     begun = [event for event in events if event["event"] == "training_started"]
     assert [event["step"] for event in begun] == [0, step], "all went on from the one checkpoint"
     assert events[-1]["event"] == "training_finished"

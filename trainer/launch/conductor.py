@@ -166,7 +166,7 @@ class Conductor:
 
     def _read(self, now_s: float) -> None:
         text, self._events_read = read_from(self._run_dir / EVENTS_FILE, self._events_read)
-        for event in parse_events(iter(text.splitlines(keepends=True))):
+        for event in parse_events(text.splitlines(keepends=True)):
             self._progress.add(event)
             if event["event"] == "run_started":
                 self._training_on = [worker["host"] for worker in event["workers"]]

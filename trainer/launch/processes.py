@@ -172,7 +172,7 @@ def run_status(run_dir: Path) -> RunStatus:
     """How the run in a folder is now, whoever started it."""
     # Alive is asked first: a run that ends in between has then written its last event before it is read.
     alive = _find_process(run_dir) is not None
-    events = list(parse_events(iter(read_tail(run_dir / EVENTS_FILE).splitlines(keepends=True))))
+    events = list(parse_events(read_tail(run_dir / EVENTS_FILE).splitlines(keepends=True)))
     return judge(
         events,
         alive=alive,
