@@ -26,8 +26,8 @@ from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.events import EVENTS_FILE, EventLog
 from hetopt.trainer.failure import FailureReport
 from hetopt.trainer.loop import train
-from hetopt.trainer.pace import make_pace
 from hetopt.trainer.run_folder import read_spec
+from hetopt.trainer.steps.pace import make_pace
 
 RUNS_FILE = "runs.json"
 EXCHANGES = "exchanges"

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from benchmarks._outcome import quartiles
 from hetopt.optimizer.fit import fit
-from hetopt.optimizer.hosting import division
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
-from hetopt.optimizer.report import TOLERANCE, Report
+from hetopt.optimizer.places.hosting import division
+from hetopt.optimizer.reports.report import TOLERANCE, Report
 
 PACES = ("1,1", "1,2", "1,3")
 GOAL = ("--budget", "2", "--epochs", "100", "--batch-size", "256")

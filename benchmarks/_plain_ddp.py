@@ -20,8 +20,8 @@ from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.fetch import Batch, fetch, set_epoch
 from hetopt.trainer.evaluation import average_buffers, evaluate
 from hetopt.trainer.events import EventLog
-from hetopt.trainer.pace import Pace
 from hetopt.trainer.spec import RunSpec
+from hetopt.trainer.steps.pace import Pace
 from hetopt.trainer.task import Task, TaskData
 from hetopt.trainer.tasks.load import load_task
 

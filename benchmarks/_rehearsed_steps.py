@@ -20,12 +20,12 @@ import numpy as np
 
 from benchmarks._demo import run
 from benchmarks._rehearsal import launch, need_namespaces, step_time_s
-from hetopt.optimizer.catalog import load_catalog
-from hetopt.optimizer.hosting import ThisMachine
-from hetopt.optimizer.options import Options
+from hetopt.optimizer.market.catalog import load_catalog
+from hetopt.optimizer.places.hosting import ThisMachine
+from hetopt.optimizer.places.rehearsal import Rehearsal, rehearse
 from hetopt.optimizer.plan import Goal, Plan
-from hetopt.optimizer.recommend import recommend
-from hetopt.optimizer.rehearsal import Rehearsal, rehearse
+from hetopt.optimizer.recommendation.options import Options
+from hetopt.optimizer.recommendation.recommend import recommend
 from hetopt.profiler.profile import Profile
 from hetopt.trainer.launch.description import parse_hosts
 from hetopt.trainer.spec import Compression

@@ -20,9 +20,9 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from benchmarks._search_spaces import Question
-from hetopt.optimizer.cluster_rows import ClusterRows, Columns, tabulate_rows
-from hetopt.optimizer.forecast import forecast
-from hetopt.optimizer.search_space import MAX_TYPES, Cluster
+from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows
+from hetopt.optimizer.search.forecast import forecast
+from hetopt.optimizer.search.search_space import MAX_TYPES, Cluster
 
 Contender = Callable[["Trials", int], None]
 

@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass, replace
 
 from benchmarks._search_spaces import whole
-from hetopt.optimizer.aims import Limits
-from hetopt.optimizer.search import Effort, search
+from hetopt.optimizer.search.aims import Limits
+from hetopt.optimizer.search.search import Effort, search
 
 
 @dataclass(frozen=True, kw_only=True)

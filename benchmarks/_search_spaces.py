@@ -11,18 +11,18 @@ from pathlib import Path
 
 import numpy as np
 
-from hetopt.optimizer.aims import Limits
-from hetopt.optimizer.billing import load_billing
-from hetopt.optimizer.catalog import load_catalog
-from hetopt.optimizer.cluster_rows import ClusterRows, Columns, tabulate_rows
-from hetopt.optimizer.cost import Rates
+from hetopt.optimizer.costs.billing import load_billing
+from hetopt.optimizer.costs.cost import Rates
 from hetopt.optimizer.fit import fit
-from hetopt.optimizer.forecast import Forecast, JobModel, forecast
+from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal
-from hetopt.optimizer.recommend import Options, job_of, space_of
-from hetopt.optimizer.search_space import MAX_TYPES, Cluster, SearchSpace
+from hetopt.optimizer.recommendation.recommend import Options, job_of, space_of
+from hetopt.optimizer.search.aims import Limits
+from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows
+from hetopt.optimizer.search.forecast import Forecast, JobModel, forecast
+from hetopt.optimizer.search.search_space import MAX_TYPES, Cluster, SearchSpace
 from hetopt.optimizer.step_model.profiled import learned_shape, sampled_machines
-from hetopt.optimizer.transfer import reference_host
+from hetopt.optimizer.step_model.transfer import reference_host
 from hetopt.profiler.profile import Profile
 
 RECORDED = Path(__file__).parent.parent / "tests" / "recorded"

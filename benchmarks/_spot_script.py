@@ -23,8 +23,8 @@ from hetopt.trainer.conditions import ConditionsReader
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.fetch import fetch
 from hetopt.trainer.events import EVENTS_FILE, EventLog
-from hetopt.trainer.pace import make_pace
 from hetopt.trainer.run_folder import read_spec
+from hetopt.trainer.steps.pace import make_pace
 from hetopt.trainer.tasks.load import load_task
 
 SNAPSHOT = "snapshot.pt"

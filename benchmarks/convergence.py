@@ -25,10 +25,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks._outcome import Bound, Outcome, options, publish
-from hetopt.optimizer.averaged_law import AveragedLaw
-from hetopt.optimizer.convergence import default_laws
-from hetopt.optimizer.law_choice import choose
-from hetopt.optimizer.steps_law import MCCANDLISH, SCAVENGER, Z90, PriorRun, StepsLaw
+from hetopt.optimizer.steps_to_target.averaged_law import AveragedLaw
+from hetopt.optimizer.steps_to_target.convergence import default_laws
+from hetopt.optimizer.steps_to_target.law_choice import choose
+from hetopt.optimizer.steps_to_target.steps_law import MCCANDLISH, SCAVENGER, Z90, PriorRun, StepsLaw
 from hetopt.profiler.noise import progress_weighted_noise_scale
 from hetopt.profiler.pilot import found_at, steps_to_target
 from hetopt.profiler.profile import Evaluation

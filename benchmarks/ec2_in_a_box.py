@@ -19,8 +19,8 @@ from benchmarks._outcome import Results, options, publish
 from benchmarks._rehearsal import need_namespaces
 from benchmarks.box.box import Box
 from benchmarks.box.story import Act, Played, Stage, meeting_host, timeline, trained
-from hetopt.optimizer.catalog import load_catalog
 from hetopt.optimizer.ec2.seen import Seen
+from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Plan
 from hetopt.profiler.profile import Profile
 

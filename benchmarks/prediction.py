@@ -24,7 +24,7 @@ from benchmarks._outcome import Bound, Outcome, parser, publish
 from benchmarks._probe_search import probe_search
 from benchmarks._rehearsed_steps import rehearsed_steps
 from benchmarks._step_traces import FOLDERS, PROTOCOLS, Samples, Score, Task, read, score, score_hetopt, tasks, traces
-from hetopt.optimizer.report import TOLERANCE
+from hetopt.optimizer.reports.report import TOLERANCE
 from hetopt.optimizer.step_model.model import StepTimeModel
 from hetopt.optimizer.step_model.observed import observe
 from hetopt.optimizer.step_model.peers import Ernest, Goodput, Scavenger, columns

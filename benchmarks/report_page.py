@@ -20,17 +20,17 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks._outcome import Results, options, publish, quartiles
-from hetopt.optimizer.catalog import load_catalog
 from hetopt.optimizer.cli import render
 from hetopt.optimizer.cli.watch import EVERY_S, Watched, picture
 from hetopt.optimizer.launch_record import Launch
+from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal
-from hetopt.optimizer.progress import Progress, follow
-from hetopt.optimizer.recommend import Options, recommend
-from hetopt.optimizer.report import make_report
-from hetopt.optimizer.report_page.page import page
-from hetopt.optimizer.report_page.series import series
-from hetopt.optimizer.timeline import timeline
+from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.reports.progress import Progress, follow
+from hetopt.optimizer.reports.report import make_report
+from hetopt.optimizer.reports.report_page.page import page
+from hetopt.optimizer.reports.report_page.series import series
+from hetopt.optimizer.reports.timeline import timeline
 from hetopt.profiler.profile import Profile
 from hetopt.trainer.events import EVENTS_FILE, read_events
 

@@ -19,8 +19,8 @@ from benchmarks._outcome import Bound, Outcome, options, publish
 from benchmarks._search_contenders import CONTENDERS, run
 from benchmarks._search_growth import Growth, measure
 from benchmarks._search_spaces import EPOCHS, Question, best_score, everything, small
-from hetopt.optimizer.search import Effort, search
-from hetopt.optimizer.search_space import MAX_TYPES
+from hetopt.optimizer.search.search import Effort, search
+from hetopt.optimizer.search.search_space import MAX_TYPES
 
 SPACES = 200
 LOOSE = (3.0, 30.0)

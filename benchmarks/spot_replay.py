@@ -20,10 +20,10 @@ import numpy as np
 
 from benchmarks._outcome import Bound, Outcome, options, publish
 from benchmarks._spot_pools import Pool, dispersion_elsewhere, read_pools
-from hetopt.optimizer.capacity import Capacity, Seen
-from hetopt.optimizer.deadline_policies import Assignment, DeadlinePolicy, SwitchWhenLate, UniformProgress
-from hetopt.optimizer.expected_cost import ExpectedCost
-from hetopt.optimizer.policy_runs import CostPromise, PolicyRuns, run_policy
+from hetopt.optimizer.costs.capacity import Capacity, Seen
+from hetopt.optimizer.costs.deadline_policies import Assignment, DeadlinePolicy, SwitchWhenLate, UniformProgress
+from hetopt.optimizer.costs.expected_cost import ExpectedCost
+from hetopt.optimizer.costs.policy_runs import CostPromise, PolicyRuns, run_policy
 
 CHANGEOVER_S = 360.0
 WORK_H = (4.0, 10.0)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hetopt.optimizer.instance_type import InstanceType
+from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.step_model.model import StepTimeModel
 from hetopt.optimizer.step_model.observed import observe
 from hetopt.optimizer.step_model.tiers import kinship

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.optimizer.convergence import Convergence, fit_convergence
+from hetopt.optimizer.steps_to_target.convergence import Convergence, fit_convergence
 from hetopt.profiler.errors import BadInput
 from hetopt.profiler.memory import MemoryLine, fit_memory
 from hetopt.profiler.profile import CompressorCost, Device, GainPoint, Link, Profile

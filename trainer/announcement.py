@@ -13,7 +13,7 @@ from hetopt.trainer.events import Event, EventLog
 from hetopt.trainer.exchange.network_state import NetworkState
 from hetopt.trainer.exchange.network_tracker import Timed
 from hetopt.trainer.spec import RunSpec
-from hetopt.trainer.step import trainable_parameters
+from hetopt.trainer.steps.step import trainable_parameters
 
 
 def announce(context: WorkerContext, model: nn.Module, *, shares: Sequence[int], step: int) -> None:

@@ -28,10 +28,10 @@ from hetopt.trainer.data.partitions import NEED_LABELS, Parts, make_parts
 from hetopt.trainer.data.prefetch import ProcessReadAhead, ReadAhead, ReadingWatch, ThreadReadAhead
 from hetopt.trainer.exchange.channel import Channel
 from hetopt.trainer.injector import Injector
-from hetopt.trainer.learning_rate import AdaptiveScale
-from hetopt.trainer.local_batch import BatchReader, SampleFeed, StartReadAhead
-from hetopt.trainer.pace import Pace, make_pace
 from hetopt.trainer.spec import RunSpec
+from hetopt.trainer.steps.learning_rate import AdaptiveScale
+from hetopt.trainer.steps.local_batch import BatchReader, SampleFeed, StartReadAhead
+from hetopt.trainer.steps.pace import Pace, make_pace
 from hetopt.trainer.streaming import Streaming
 from hetopt.trainer.task import Task
 from hetopt.trainer.tasks.load import load_task

@@ -13,16 +13,16 @@ from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.alarm import IN_A_ROW, Alarm
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.stream.source import Flow
-from hetopt.trainer.form import Form
-from hetopt.trainer.learning_rate import LearningRate
-from hetopt.trainer.local_batch import SampleFeed
-from hetopt.trainer.local_gradient import DoesNotFit, half_of
-from hetopt.trainer.pace import Pace
-from hetopt.trainer.precision import LossScale, initial_loss_scale
 from hetopt.trainer.statistics import PeriodLog
-from hetopt.trainer.step import StepTrace
-from hetopt.trainer.stopwatch import Stopwatch
-from hetopt.trainer.synchroniser import Synchroniser
+from hetopt.trainer.steps.form import Form
+from hetopt.trainer.steps.learning_rate import LearningRate
+from hetopt.trainer.steps.local_batch import SampleFeed
+from hetopt.trainer.steps.local_gradient import DoesNotFit, half_of
+from hetopt.trainer.steps.pace import Pace
+from hetopt.trainer.steps.precision import LossScale, initial_loss_scale
+from hetopt.trainer.steps.step import StepTrace
+from hetopt.trainer.steps.stopwatch import Stopwatch
+from hetopt.trainer.sync.synchroniser import Synchroniser
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,9 +14,9 @@ from hetopt.profiler.noise import Moments, pooled_noise
 from hetopt.trainer.control.policy import BatchObservation
 from hetopt.trainer.data.stream.source import Flow
 from hetopt.trainer.events import Event
-from hetopt.trainer.step import StepTrace
-from hetopt.trainer.stopwatch import Mark, Stopwatch
-from hetopt.trainer.traffic import GroupTraffic, Traffic, traffic_of
+from hetopt.trainer.steps.step import StepTrace
+from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
+from hetopt.trainer.steps.traffic import GroupTraffic, Traffic, traffic_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,14 +22,14 @@ from hetopt.trainer.checkpoints.state import RankState, SharedState, run_digest
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.evaluation import average_buffers
 from hetopt.trainer.exchange.momentum_correction import own_momentum
-from hetopt.trainer.learning_rate import LearningRate
 from hetopt.trainer.milestones import Milestones
 from hetopt.trainer.period_runner import PeriodRunner
-from hetopt.trainer.precision import Autocast, LossScale
-from hetopt.trainer.step import LossModule
-from hetopt.trainer.step_assembly import StepMaker
-from hetopt.trainer.stopwatch import make_stopwatch
-from hetopt.trainer.sync_assembly import make_synchroniser, samples_drawn
+from hetopt.trainer.steps.learning_rate import LearningRate
+from hetopt.trainer.steps.precision import Autocast, LossScale
+from hetopt.trainer.steps.step import LossModule
+from hetopt.trainer.steps.step_assembly import StepMaker
+from hetopt.trainer.steps.stopwatch import make_stopwatch
+from hetopt.trainer.sync.sync_assembly import make_synchroniser, samples_drawn
 from hetopt.trainer.task import Task, TaskData
 
 

@@ -16,13 +16,13 @@ from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.exchange.memory import ErrorFeedback
 from hetopt.trainer.exchange.stats import ExchangeStats
 from hetopt.trainer.exchange.topk import TopKCompressor
-from hetopt.trainer.fused_step import FusedStep
-from hetopt.trainer.learning_rate import LearningRate
-from hetopt.trainer.local_batch import BatchReader
-from hetopt.trainer.local_gradient import DoesNotFit
-from hetopt.trainer.precision import Autocast
-from hetopt.trainer.step import LossModule, trainable_parameters
-from hetopt.trainer.stopwatch import make_stopwatch
+from hetopt.trainer.steps.fused_step import FusedStep
+from hetopt.trainer.steps.learning_rate import LearningRate
+from hetopt.trainer.steps.local_batch import BatchReader
+from hetopt.trainer.steps.local_gradient import DoesNotFit
+from hetopt.trainer.steps.precision import Autocast
+from hetopt.trainer.steps.step import LossModule, trainable_parameters
+from hetopt.trainer.steps.stopwatch import make_stopwatch
 from hetopt.trainer.training import Training
 
 LEAST_SAMPLES = 2

@@ -19,7 +19,7 @@ from typing import Any, Self
 from benchmarks.box import programs
 from benchmarks.box.machine import Instance, Machine
 from benchmarks.box.sockets import Relay
-from hetopt.optimizer.catalog import Catalog
+from hetopt.optimizer.market.catalog import Catalog
 from hetopt.profiler.errors import RunFailed
 from hetopt.trainer.launch import iproute
 from hetopt.trainer.launch.namespaces import PREFIX, MiniatureNetwork

@@ -96,10 +96,10 @@ def list_(
     """
     import datetime
 
-    from hetopt.optimizer import catalog_filter
-    from hetopt.optimizer.catalog import no_prices
-    from hetopt.optimizer.catalog_choice import catalog_in_use
     from hetopt.optimizer.cli import catalog_view, parse, render
+    from hetopt.optimizer.market import catalog_filter
+    from hetopt.optimizer.market.catalog import no_prices
+    from hetopt.optimizer.market.catalog_choice import catalog_in_use
 
     loaded = catalog_in_use(region, catalog, today=datetime.datetime.now(datetime.UTC).date()).catalog
     listings = list(loaded.listings.values())
@@ -141,8 +141,8 @@ def show(
     """Show all that is known of an instance type: facts, prices with date and source, every region, caveats."""
     import datetime
 
-    from hetopt.optimizer.catalog_choice import catalog_in_use
     from hetopt.optimizer.cli import catalog_view, render
+    from hetopt.optimizer.market.catalog_choice import catalog_in_use
 
     loaded = catalog_in_use(region, catalog, today=datetime.datetime.now(datetime.UTC).date()).catalog
     listing = loaded.listing(instance_type)

@@ -25,20 +25,20 @@ def refresh(
     """
     import datetime
 
-    from hetopt.optimizer.catalog import BUNDLED
-    from hetopt.optimizer.catalog_choice import catalog_in_use, catalogs_home
-    from hetopt.optimizer.catalog_folder import write_catalog
-    from hetopt.optimizer.catalog_refresh import refreshed
     from hetopt.optimizer.cli import render
+    from hetopt.optimizer.market.catalog import BUNDLED
+    from hetopt.optimizer.market.catalog_choice import catalog_in_use, catalogs_home
+    from hetopt.optimizer.market.catalog_folder import write_catalog
+    from hetopt.optimizer.market.catalog_refresh import refreshed
     from hetopt.profiler.errors import BadInput, CloudRefused
 
     try:
-        from hetopt.optimizer import pricing
+        from hetopt.optimizer.market import pricing
     except ModuleNotFoundError as error:
         if error.name not in ("boto3", "botocore"):
             raise
         raise BadInput("Asking AWS needs boto3, which is not installed.", hint="pip install 'hetopt[aws]'") from None
-    from hetopt.optimizer.answer_store import AnswerStore
+    from hetopt.optimizer.market.answer_store import AnswerStore
 
     now = datetime.datetime.now(datetime.UTC)
     pricing.check_region(region)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hetopt.optimizer.catalog import Catalog, InterruptionBand, Listing, Price
 from hetopt.optimizer.cli import render
-from hetopt.optimizer.instance_type import Accelerator, InstanceType
+from hetopt.optimizer.market.catalog import Catalog, InterruptionBand, Listing, Price
+from hetopt.optimizer.market.instance_type import Accelerator, InstanceType
 
 UNKNOWN = "unknown"
 

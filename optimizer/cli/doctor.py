@@ -46,11 +46,11 @@ def _checks(path: Path | None, region: str | None, bucket: str | None, instance_
     import time
     from random import Random
 
-    from hetopt.optimizer.catalog import load_catalog
     from hetopt.optimizer.ec2 import doctor
     from hetopt.optimizer.ec2.edge import BotoEdge
     from hetopt.optimizer.ec2.ordering import PROFILE_NAME, region_of, roles_of
     from hetopt.optimizer.ec2.retry import Retrying
+    from hetopt.optimizer.market.catalog import load_catalog
     from hetopt.optimizer.plan import Plan
     from hetopt.profiler.errors import BadInput
 

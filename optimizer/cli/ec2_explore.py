@@ -10,11 +10,11 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hetopt.optimizer.catalog import Catalog
     from hetopt.optimizer.cli.explore import Place
     from hetopt.optimizer.cli.render import Live
     from hetopt.optimizer.exploring import Measured
-    from hetopt.optimizer.probe_runs import ProbeRun
+    from hetopt.optimizer.market.catalog import Catalog
+    from hetopt.optimizer.places.probe_runs import ProbeRun
     from hetopt.profiler.profile import Profile
     from hetopt.profiler.step_samples import Configuration
 
@@ -81,15 +81,15 @@ def place_on_ec2(
     import time
     from importlib.metadata import version
 
-    from hetopt.optimizer.billing import load_billing
-    from hetopt.optimizer.catalog import load_catalog
     from hetopt.optimizer.cli.explore import Place
+    from hetopt.optimizer.costs.billing import load_billing
     from hetopt.optimizer.ec2 import probing
     from hetopt.optimizer.ec2.bundle import make_bundle
     from hetopt.optimizer.ec2.launcher import Ec2Launcher
     from hetopt.optimizer.ec2.ordering import Wishes
     from hetopt.optimizer.ec2.session import connect
     from hetopt.optimizer.exploring import Measured
+    from hetopt.optimizer.market.catalog import load_catalog
     from hetopt.profiler.errors import BudgetStop, CloudRefused, RunFailed
     from hetopt.trainer.launch.runs import runs_home
 

@@ -97,14 +97,14 @@ def run(
     import datetime
     import sys
 
-    from hetopt.optimizer.billing import load_billing
-    from hetopt.optimizer.catalog import load_catalog
     from hetopt.optimizer.cli import ec2_view, render
+    from hetopt.optimizer.costs.billing import load_billing
     from hetopt.optimizer.ec2 import calls, ordering
     from hetopt.optimizer.ec2.bundle import make_bundle
     from hetopt.optimizer.ec2.launcher import BUNDLE_FILE, PLAN_OBJECT
     from hetopt.optimizer.ec2.order import ORDER_FILE
     from hetopt.optimizer.ec2.session import connect
+    from hetopt.optimizer.market.catalog import load_catalog
     from hetopt.trainer.launch.runs import RunFolders, runs_home
 
     region = ordering.region_of(wanted)
@@ -164,13 +164,13 @@ def resume(
     import datetime
     from dataclasses import replace
 
-    from hetopt.optimizer.billing import load_billing
-    from hetopt.optimizer.catalog import load_catalog
     from hetopt.optimizer.cli import ec2_view, render
+    from hetopt.optimizer.costs.billing import load_billing
     from hetopt.optimizer.ec2 import ordering
     from hetopt.optimizer.ec2.order import ORDER_FILE, Order
     from hetopt.optimizer.ec2.session import connect
     from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
+    from hetopt.optimizer.market.catalog import load_catalog
 
     record = Launch.load(folder / LAUNCH_FILE)
     seen = _ended(folder, record)

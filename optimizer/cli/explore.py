@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hetopt.optimizer.cli.render import Live
     from hetopt.optimizer.exploring import Measured
-    from hetopt.optimizer.probe_runs import ProbeRun
+    from hetopt.optimizer.places.probe_runs import ProbeRun
     from hetopt.profiler.profile import Profile
     from hetopt.profiler.step_samples import Configuration, StepSample
     from hetopt.trainer.launch.base import Launcher
@@ -46,8 +46,8 @@ def explore(measured: Profile, place: Place, *, budget_usd: float, tell: Live) -
     import time
 
     from hetopt.optimizer import words
-    from hetopt.optimizer.catalog import load_catalog
     from hetopt.optimizer.exploring import Exploration, Stopped
+    from hetopt.optimizer.market.catalog import load_catalog
 
     by_layout: dict[object, list[ProbeRun]] = {}
     for probe in place.probes:
@@ -135,8 +135,8 @@ def place_here(measured: Profile, *, hosts: str | None, workers: int | None, tel
     import time
 
     from hetopt.optimizer.fit import fit
-    from hetopt.optimizer.hosting import ThisMachine
-    from hetopt.optimizer.probe_runs import PROBE_STEPS, STARTUP_S, local_probes, rehearsed_probes
+    from hetopt.optimizer.places.hosting import ThisMachine
+    from hetopt.optimizer.places.probe_runs import PROBE_STEPS, STARTUP_S, local_probes, rehearsed_probes
 
     processors = len(os.sched_getaffinity(0))
     launcher: Launcher
@@ -169,7 +169,7 @@ def place_here(measured: Profile, *, hosts: str | None, workers: int | None, tel
 
 def _usd_per_hour(measured: Profile) -> float:
     """Of one machine: its type's price on demand, or a stand-in."""
-    from hetopt.optimizer.catalog import load_catalog
+    from hetopt.optimizer.market.catalog import load_catalog
     from hetopt.profiler.profile import LOCAL
 
     name = measured.devices[0].type
@@ -184,7 +184,7 @@ def _run(launcher: Launcher, probe: ProbeRun, tell: Live) -> StepSample:
     import tempfile
     import time
 
-    from hetopt.optimizer.probe_runs import read_sample
+    from hetopt.optimizer.places.probe_runs import read_sample
     from hetopt.profiler.errors import RunFailed
     from hetopt.trainer.events import EVENTS_FILE, read_events
     from hetopt.trainer.launch.base import RunHandle, RunState

@@ -32,9 +32,9 @@ def export(
 
 def _texts(plan: Path | None, torchrun: Path | None, skypilot: Path | None, schemas: Path | None) -> dict[Path, str]:
     """What to write where; everything is made before anything is written."""
-    from hetopt.optimizer.exports import SCRIPT_FILE, SPEC_FILE, skypilot_task, torchrun_script
     from hetopt.optimizer.plan import Plan
-    from hetopt.optimizer.schemas import schemas as all_schemas
+    from hetopt.optimizer.reports.exports import SCRIPT_FILE, SPEC_FILE, skypilot_task, torchrun_script
+    from hetopt.optimizer.reports.schemas import schemas as all_schemas
 
     texts: dict[Path, str] = {}
     if plan is not None:

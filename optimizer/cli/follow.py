@@ -39,9 +39,9 @@ def keep_up(launcher: Launcher, handle: RunHandle, record: Launch, live: Live) -
     import time
 
     from hetopt.optimizer import words
-    from hetopt.optimizer.progress import Progress, advance
+    from hetopt.optimizer.reports.progress import Progress, advance
+    from hetopt.optimizer.reports.timeline import happening
     from hetopt.optimizer.supervisor.acting import Supervision
-    from hetopt.optimizer.timeline import happening
     from hetopt.trainer.events import EVENTS_FILE, parse_events
     from hetopt.trainer.launch.logs import read_from
 
@@ -87,7 +87,7 @@ def finish(launcher: Launcher, folder: Path, *, as_json: bool) -> None:
     from hetopt.optimizer import words
     from hetopt.optimizer.cli import render
     from hetopt.optimizer.cli.run_record import read_run
-    from hetopt.optimizer.report import make_report
+    from hetopt.optimizer.reports.report import make_report
     from hetopt.profiler.errors import RunFailed
     from hetopt.trainer.launch.base import RunHandle, RunState
 

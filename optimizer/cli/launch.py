@@ -10,8 +10,8 @@ import typer
 if TYPE_CHECKING:
     from hetopt.optimizer.cli.exchange_options import Wish
     from hetopt.optimizer.cli.sync_options import SyncWish
-    from hetopt.optimizer.hosting import ThisMachine
     from hetopt.optimizer.launch_record import Launch, Place
+    from hetopt.optimizer.places.hosting import ThisMachine
     from hetopt.optimizer.plan import Plan
     from hetopt.trainer.launch.base import Launcher
     from hetopt.trainer.spec import BatchPolicy
@@ -347,13 +347,13 @@ def _prepare(
     made, wanted = plans
     match place:
         case "local":
-            from hetopt.optimizer.local import predict_on_local
+            from hetopt.optimizer.places.local import predict_on_local
 
             here = predict_on_local(wanted, factors)
             spec, prediction, notes = here.run, here.prediction, here.notes
         case "rehearsal":
             from hetopt.optimizer.cli.parse import text_of
-            from hetopt.optimizer.rehearsal import rehearse
+            from hetopt.optimizer.places.rehearsal import rehearse
             from hetopt.trainer.launch.description import parse_changes, parse_hosts
 
             described = None if hosts is None else parse_hosts(hosts)
@@ -375,7 +375,7 @@ def _this_machine() -> ThisMachine:
     import os
     import platform
 
-    from hetopt.optimizer.hosting import ThisMachine
+    from hetopt.optimizer.places.hosting import ThisMachine
 
     system = f"{platform.system()} {platform.release()}"
     return ThisMachine(processors=len(os.sched_getaffinity(0)), operating_system=system)

@@ -43,16 +43,16 @@ def metrics(
 
 
 def _text(folder: Path) -> str:
-    from hetopt.optimizer.prometheus import exposition
-    from hetopt.optimizer.scalars import scalars
+    from hetopt.optimizer.reports.prometheus import exposition
+    from hetopt.optimizer.reports.scalars import scalars
     from hetopt.trainer.events import EVENTS_FILE, read_events
 
     return exposition(scalars(read_events(folder / EVENTS_FILE)), run=folder.name)
 
 
 def _write(folder: Path, into: Path) -> None:
-    from hetopt.optimizer.scalars import scalars
-    from hetopt.optimizer.tensorboard import event_file
+    from hetopt.optimizer.reports.scalars import scalars
+    from hetopt.optimizer.reports.tensorboard import event_file
     from hetopt.profiler.errors import BadInput
     from hetopt.trainer.events import EVENTS_FILE, read_events
 
@@ -77,7 +77,7 @@ def serve(folder: Path, listen: str) -> ThreadingHTTPServer:
     """
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-    from hetopt.optimizer.prometheus import CONTENT_TYPE
+    from hetopt.optimizer.reports.prometheus import CONTENT_TYPE
     from hetopt.profiler.errors import BadInput
 
     class Answer(BaseHTTPRequestHandler):

@@ -11,8 +11,8 @@ from typing import cast, get_args
 
 import typer
 
-from hetopt.optimizer.catalog_filter import AnyMarket
-from hetopt.optimizer.instance_type import Architecture
+from hetopt.optimizer.market.catalog_filter import AnyMarket
+from hetopt.optimizer.market.instance_type import Architecture
 from hetopt.optimizer.plan import Objective, ScalingRule
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.spec import BatchPolicy

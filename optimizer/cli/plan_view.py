@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hetopt.optimizer import words
 from hetopt.optimizer.cli import render
-from hetopt.optimizer.front_plot import front_lines
-from hetopt.optimizer.observed_losses import watched_in_words
+from hetopt.optimizer.costs.observed_losses import watched_in_words
 from hetopt.optimizer.plan import Candidate, Goal, Group, Plan, Range
+from hetopt.optimizer.reports.front_plot import front_lines
 
 SHOWN_ALTERNATIVES = 8
 

@@ -11,8 +11,8 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from hetopt.optimizer.catalog import Catalog, Market
     from hetopt.optimizer.cli.lines import Query
+    from hetopt.optimizer.market.catalog import Catalog, Market
     from hetopt.optimizer.step_model.choice import PeerModel
     from hetopt.optimizer.step_model.model import StepTime, StepTimeModel
     from hetopt.optimizer.step_model.observed import Observed
@@ -57,8 +57,8 @@ def predict(
     import sys
     from functools import partial
 
-    from hetopt.optimizer.catalog import load_catalog
     from hetopt.optimizer.cli import lines
+    from hetopt.optimizer.market.catalog import load_catalog
     from hetopt.optimizer.step_model.model import StepTimeModel
     from hetopt.profiler.errors import BadInput
 

@@ -161,7 +161,7 @@ def _check_type(name: str) -> None:
     from hetopt.profiler.profile import LOCAL
 
     if name != LOCAL:
-        from hetopt.optimizer.catalog import load_catalog
+        from hetopt.optimizer.market.catalog import load_catalog
 
         load_catalog().instance_type(name)
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from hetopt.optimizer import words
 from hetopt.optimizer.cli import render
-from hetopt.optimizer.ranking import Ranking
+from hetopt.optimizer.recommendation.ranking import Ranking
 
 
 def show(ranking: Ranking, *, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from hetopt.optimizer.observed_losses import ObservedLosses
+    from hetopt.optimizer.costs.observed_losses import ObservedLosses
     from hetopt.optimizer.plan import Goal
     from hetopt.profiler.profile import Profile
 
@@ -111,11 +111,11 @@ def recommend(
     import datetime
     import sys
 
-    from hetopt.optimizer.catalog_choice import catalog_in_use
     from hetopt.optimizer.cli import parse, plan_view, render, sync_options
-    from hetopt.optimizer.quota import read_quotas
-    from hetopt.optimizer.recommend import Options
-    from hetopt.optimizer.recommend import recommend as find_plan
+    from hetopt.optimizer.market.catalog_choice import catalog_in_use
+    from hetopt.optimizer.market.quota import read_quotas
+    from hetopt.optimizer.recommendation.recommend import Options
+    from hetopt.optimizer.recommendation.recommend import recommend as find_plan
     from hetopt.profiler.errors import BadInput
 
     parse.ready_to_write(output, force=force)
@@ -154,7 +154,7 @@ def recommend(
         render.note(in_use.note)
     if rank:
         from hetopt.optimizer.cli.ranking_view import show
-        from hetopt.optimizer.ranking import compare
+        from hetopt.optimizer.recommendation.ranking import compare
 
         show(compare(measured, in_use.catalog, options), as_json=json_)
         return
@@ -172,7 +172,7 @@ def recommend(
         )
     plan = sync_options.into_plan(sync_wish, plan)
     if report is not None:
-        from hetopt.optimizer.plan_page import page
+        from hetopt.optimizer.reports.plan_page import page
         from hetopt.profiler.artifact import write_atomically
 
         write_atomically(report, page(plan))
@@ -211,7 +211,7 @@ def _profile(path: Path) -> Profile:
 def _observed(named: str | None) -> ObservedLosses | None:
     """The file that was named, or else the one that launches keep, if there is one."""
     from hetopt.optimizer.cli import render
-    from hetopt.optimizer.observed_losses import ObservedLosses, observed_file
+    from hetopt.optimizer.costs.observed_losses import ObservedLosses, observed_file
 
     if named == "none":
         return None

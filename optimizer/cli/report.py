@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hetopt.optimizer.launch_record import Launch
-    from hetopt.optimizer.report import BroughtTogether, Compared, Report, Sent
+    from hetopt.optimizer.reports.report import BroughtTogether, Compared, Report, Sent
     from hetopt.trainer.events import Event
 
 SHOWN_WAYS = 3
@@ -33,7 +33,7 @@ def report(
     from hetopt.optimizer.cli import render
     from hetopt.optimizer.cli.parse import ready_to_write
     from hetopt.optimizer.cli.run_record import launcher_of, read_run
-    from hetopt.optimizer.report import make_report
+    from hetopt.optimizer.reports.report import make_report
     from hetopt.profiler.errors import BadInput
     from hetopt.trainer.launch.base import RunHandle
     from hetopt.trainer.launch.runs import RunFolders, runs_home
@@ -55,8 +55,8 @@ def report(
     if learn is not None:
         _learn(learn, record.launch, record.events)
     if html is not None:
-        from hetopt.optimizer.report_page.page import page
-        from hetopt.optimizer.report_page.series import series
+        from hetopt.optimizer.reports.report_page.page import page
+        from hetopt.optimizer.reports.report_page.series import series
         from hetopt.profiler.artifact import write_atomically
 
         write_atomically(html, page(made, record.launch, series(record.events)))
@@ -70,7 +70,7 @@ def report(
 def _learn(path: Path, launch: Launch, events: Sequence[Event]) -> None:
     """Bring a profile up to date with what a run measured."""
     from hetopt.optimizer.cli import render
-    from hetopt.optimizer.learn import learn
+    from hetopt.optimizer.reports.learn import learn
     from hetopt.profiler.profile import Profile
 
     known = Profile.load(path) if path.exists() else launch.plan.profile
@@ -125,7 +125,7 @@ def show(made: Report) -> None:
 def _show_timeline(made: Report) -> None:
     """How shares, computing, waiting and the exchange went over the run."""
     from hetopt.optimizer.cli import render, timeline_view
-    from hetopt.optimizer.timeline import Timeline
+    from hetopt.optimizer.reports.timeline import Timeline
 
     told = Timeline(moments=made.timeline, happenings=made.happenings)
     lines = timeline_view.draw(told, [worker.host for worker in made.workers], render.width())

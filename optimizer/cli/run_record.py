@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hetopt.optimizer.launch_record import Launch, Place
-    from hetopt.optimizer.progress import Progress
-    from hetopt.optimizer.timeline import Timeline
+    from hetopt.optimizer.reports.progress import Progress
+    from hetopt.optimizer.reports.timeline import Timeline
     from hetopt.trainer.events import Event
     from hetopt.trainer.launch.base import Launcher
 
@@ -32,8 +32,8 @@ def read_run(folder: Path) -> RunRecord:
     Raises:
         BadInput: the launch record cannot be read.
     """
-    from hetopt.optimizer.progress import follow
-    from hetopt.optimizer.timeline import timeline
+    from hetopt.optimizer.reports.progress import follow
+    from hetopt.optimizer.reports.timeline import timeline
     from hetopt.trainer.events import EVENTS_FILE, read_events
 
     launch = read_launch(folder)

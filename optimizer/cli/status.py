@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from hetopt.optimizer.progress import Progress
+    from hetopt.optimizer.reports.progress import Progress
     from hetopt.trainer.miniature import Conditions
 
 LATEST_HAPPENINGS = 5
@@ -193,7 +193,7 @@ def _show_conditions(fact: dict[str, Any]) -> None:
     """How the rehearsed cluster differs from what was launched."""
     from hetopt.optimizer import words
     from hetopt.optimizer.cli import render
-    from hetopt.optimizer.timeline import ROUTINE
+    from hetopt.optimizer.reports.timeline import ROUTINE
 
     slowdown = fact["conditions"]["slowdown"]
     if slowdown > 1:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetopt.optimizer.local_steps import communication
 from hetopt.optimizer.plan import Plan
+from hetopt.optimizer.step_model.local_steps import communication
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.control.sync.choose import why_not_local
 from hetopt.trainer.spec import Compression, RunSpec

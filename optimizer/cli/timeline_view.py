@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from hetopt.optimizer import words
-from hetopt.optimizer.timeline import Exchanged, Happening, Kind, Moment, Timeline
+from hetopt.optimizer.reports.timeline import Exchanged, Happening, Kind, Moment, Timeline
 
 COLUMNS = 60
 FEWEST_COLUMNS = 16

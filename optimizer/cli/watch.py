@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hetopt.optimizer.cli.render import Picture
     from hetopt.optimizer.launch_record import Launch
-    from hetopt.optimizer.progress import Progress
-    from hetopt.optimizer.timeline import Happening
+    from hetopt.optimizer.reports.progress import Progress
+    from hetopt.optimizer.reports.timeline import Happening
 
 EVERY_S = 2.0
 """Drawing sixteen workers takes some ten milliseconds: less than a hundredth of a core."""
@@ -44,8 +44,8 @@ class Watched:
 
     def read(self, folder: Path, *, time_factor: float) -> None:
         """Go on with what the log has gained."""
-        from hetopt.optimizer.progress import advance
-        from hetopt.optimizer.timeline import happening
+        from hetopt.optimizer.reports.progress import advance
+        from hetopt.optimizer.reports.timeline import happening
         from hetopt.trainer.events import EVENTS_FILE, parse_events
         from hetopt.trainer.launch.logs import read_from
 
@@ -74,7 +74,7 @@ def watch(folder: Path, *, sleep: Callable[[float], None] = time.sleep) -> None:
     """Show a run until it is over. Where stdout is no terminal, each new state is one line."""
     from hetopt.optimizer.cli import render
     from hetopt.optimizer.cli.run_record import launcher_of, read_launch
-    from hetopt.optimizer.progress import Progress
+    from hetopt.optimizer.reports.progress import Progress
     from hetopt.trainer.launch.base import RunHandle
 
     launch = read_launch(folder)

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hetopt.optimizer.catalog import Catalog
 from hetopt.optimizer.ec2.images import IMAGES
 from hetopt.optimizer.ec2.order import BootImage, Rate, Role, Zone
 from hetopt.optimizer.ec2.request import Answer, Edge, Request
+from hetopt.optimizer.market.catalog import Catalog
 from hetopt.profiler.errors import BadInput, CloudRefused
 
 PRODUCT = "Linux/UNIX"

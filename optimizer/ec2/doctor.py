@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hetopt.optimizer.catalog import Catalog
 from hetopt.optimizer.ec2 import account
 from hetopt.optimizer.ec2.errors import ApiRefused
 from hetopt.optimizer.ec2.order import Role
 from hetopt.optimizer.ec2.quotas import Quota, quota_of
 from hetopt.optimizer.ec2.request import Edge, Request
+from hetopt.optimizer.market.catalog import Catalog
 from hetopt.profiler.errors import CloudRefused
 
 LARGEST_SKEW_S = 240.0

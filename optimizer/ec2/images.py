@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetopt.optimizer.instance_type import InstanceType
+from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.profiler.errors import BadInput
 
 ImageKind = str

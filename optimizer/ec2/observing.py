@@ -6,9 +6,9 @@ import datetime
 from collections import defaultdict
 from pathlib import Path
 
+from hetopt.optimizer.costs.observed_losses import ObservedPool, keep, observed_file
 from hetopt.optimizer.ec2.order import Order
 from hetopt.optimizer.ec2.seen import Seen, SeenMachine
-from hetopt.optimizer.observed_losses import ObservedPool, keep, observed_file
 
 TOGETHER_S = 300.0
 """Machines of a pool that go within so long of each other go together."""

@@ -6,15 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hetopt.optimizer.bill import Volume
-from hetopt.optimizer.billing import Billing
-from hetopt.optimizer.catalog import Catalog
-from hetopt.optimizer.cost import CHECKPOINT_COPIES, checkpoint_time_s
+from hetopt.optimizer.costs.bill import Volume
+from hetopt.optimizer.costs.billing import Billing
+from hetopt.optimizer.costs.cost import CHECKPOINT_COPIES, checkpoint_time_s
 from hetopt.optimizer.ec2 import account
 from hetopt.optimizer.ec2.budget import lifetime_s
 from hetopt.optimizer.ec2.images import image_kind
 from hetopt.optimizer.ec2.order import Order, Role, worst_usd_per_hour
 from hetopt.optimizer.ec2.request import Edge
+from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
 from hetopt.profiler.errors import BadInput, BudgetStop
 from hetopt.trainer.launch.ec2.protocol import HEARTBEAT_S, READ_EVERY_S, READ_OFTEN

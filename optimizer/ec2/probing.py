@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetopt.optimizer.billing import Billing
-from hetopt.optimizer.catalog import Catalog
+from hetopt.optimizer.costs.billing import Billing
 from hetopt.optimizer.ec2 import ordering
 from hetopt.optimizer.ec2.bundle import Bundle
 from hetopt.optimizer.ec2.images import image_kind
@@ -19,7 +18,8 @@ from hetopt.optimizer.ec2.launcher import BUNDLE_FILE, Ec2Launcher
 from hetopt.optimizer.ec2.order import ORDER_FILE, Role
 from hetopt.optimizer.ec2.request import Edge
 from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
-from hetopt.optimizer.probe_runs import PROBE_STEPS, ProbeRun, probe_spec, read_sample
+from hetopt.optimizer.market.catalog import Catalog
+from hetopt.optimizer.places.probe_runs import PROBE_STEPS, ProbeRun, probe_spec, read_sample
 from hetopt.profiler.errors import BadInput, RunFailed
 from hetopt.profiler.profile import Profile
 from hetopt.profiler.step_samples import Configuration, Node, StepSample

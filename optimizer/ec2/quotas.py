@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from hetopt.optimizer.catalog import Market
-from hetopt.optimizer.quota import family_of
+from hetopt.optimizer.market.catalog import Market
+from hetopt.optimizer.market.quota import family_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ _FAMILIES: Mapping[str, tuple[Quota, Quota]] = MappingProxyType(
         ),
     }
 )
-"""On the spot market and on demand, by the family of `hetopt.optimizer.quota`; all others count as standard here."""
+"""On the spot market and on demand, by the family of `hetopt.optimizer.market.quota`; all others count as standard."""
 
 _STANDARD = (
     Quota(code="L-34B43A08", name="All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests", default=5),

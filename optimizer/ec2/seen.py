@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
-from hetopt.optimizer.billing import is_free
+from hetopt.optimizer.costs.billing import is_free
 from hetopt.optimizer.ec2.budget import Stay, spent_usd
 from hetopt.profiler.artifact import Artifact, Record
 from hetopt.trainer.spec import WorkerSpec

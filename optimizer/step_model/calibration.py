@@ -16,7 +16,7 @@ import numpy as np
 
 from hetopt.optimizer.step_model.posterior import Posterior
 from hetopt.optimizer.step_model.rows import Array, Index
-from hetopt.optimizer.steps_law import Z90
+from hetopt.optimizer.steps_to_target.steps_law import Z90
 
 TRUST = 60.0
 """Layouts that the assumed quantile is worth against the measured one."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetopt.optimizer.instance_type import InstanceType
+from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.plan import Evidence
 from hetopt.optimizer.step_model.calibration import half_width
 from hetopt.optimizer.step_model.observed import Observed

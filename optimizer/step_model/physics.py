@@ -4,9 +4,9 @@
     T   = beta traffic (1 + growth log2(n / 2)) + alpha messages                  one exchange
     tau = f C + ((1-f)^p C^p + T^p)^(1/p) + compression,     C = max_i C_i        one step
 
-The last line is `hetopt.optimizer.step_time`'s: ``f`` is the part of the computation that must be over before the
-exchange can begin (the forward pass, mostly), ``p`` how well the rest hides it. Samples do not say how large the last
-bucket is, so its share g is nothing here, and part of p.
+The last line is `hetopt.optimizer.step_model.step_time`'s: ``f`` is the part of the computation that must be over
+before the exchange can begin (the forward pass, mostly), ``p`` how well the rest hides it. Samples do not say how large
+the last bucket is, so its share g is nothing here, and part of p.
 The ring moves ``traffic = 2 (n-1)/n`` of the gradient in ``2 (n-1)`` messages (Patarasuk and Yuan 2009); other
 collectives bring their own terms (`hetopt.trainer.exchange.cost`). ``beta`` is seconds a dense gradient over one link.
 
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetopt.optimizer.step_model.rows import Array, Index, Rows
-from hetopt.optimizer.step_time import growth, together
+from hetopt.optimizer.step_model.step_time import growth, together
 
 SHARED = (
     "contention",

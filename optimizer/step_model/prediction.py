@@ -13,7 +13,7 @@ from hetopt.optimizer.step_model.physics import SHARED, Coordinates, Kinds, Step
 from hetopt.optimizer.step_model.posterior import Posterior
 from hetopt.optimizer.step_model.rows import Array, Rows, make_rows
 from hetopt.optimizer.step_model.tiers import Kinship
-from hetopt.optimizer.steps_law import Z90
+from hetopt.optimizer.steps_to_target.steps_law import Z90
 from hetopt.profiler.step_samples import Configuration
 
 

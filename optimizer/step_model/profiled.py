@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from hetopt.optimizer.fit import FittedDevice, FittedModel
-from hetopt.optimizer.instance_type import InstanceType
+from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.step_model.observed import Observed, observe
 from hetopt.optimizer.step_model.posterior import fit
 from hetopt.optimizer.step_model.priors import PRIORS, Normal

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.optimizer.local_options import PLANNED, is_planned
-from hetopt.optimizer.local_steps import communication
-from hetopt.optimizer.step_time import expected_maximum
+from hetopt.optimizer.step_model.local_options import PLANNED, is_planned
+from hetopt.optimizer.step_model.local_steps import communication
+from hetopt.optimizer.step_model.step_time import expected_maximum
 from hetopt.profiler.errors import BadInput
 from hetopt.profiler.step_samples import Compression, Configuration
 from hetopt.trainer.exchange import composition

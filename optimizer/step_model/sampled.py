@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hetopt.optimizer.fit import LinkModel
-from hetopt.optimizer.instance_type import InstanceType
+from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.plan import Evidence
 from hetopt.optimizer.step_model.physics import SHARED
 from hetopt.optimizer.step_model.posterior import Posterior

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hetopt.optimizer.step_model.physics import FARTHEST_RATIO, SHARED
 from hetopt.optimizer.step_model.posterior import Posterior
-from hetopt.optimizer.step_time import NO_OVERLAP, Overlap
+from hetopt.optimizer.step_model.step_time import NO_OVERLAP, Overlap
 from hetopt.trainer.exchange.under_backward import UNDER_BACKWARD, last_bucket_share
 
 

@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hetopt.optimizer.instance_type import Accelerator, InstanceType
+from hetopt.optimizer.market.instance_type import Accelerator, InstanceType
 from hetopt.optimizer.plan import Evidence
-from hetopt.optimizer.transfer import (
+from hetopt.optimizer.step_model.transfer import (
     CROSS_FAMILY_LOG_SD,
     OTHER_ACCELERATOR_LOG_SD,
     SAME_ACCELERATOR_LOG_SD,

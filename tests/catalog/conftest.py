@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.optimizer.catalog import BUNDLED, Catalog, load_catalog
+from hetopt.optimizer.market.catalog import BUNDLED, Catalog, load_catalog
 
 FEW = ("c7i.xlarge", "g5.xlarge", "g6f.large", "p4d.24xlarge", "p4de.24xlarge", "g7.2xlarge", "trn1.32xlarge")
 

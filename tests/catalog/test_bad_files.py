@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.optimizer.billing import load_billing
-from hetopt.optimizer.catalog import AcceleratorModel, Catalog, InterruptionBand, load_catalog
+from hetopt.optimizer.costs.billing import load_billing
+from hetopt.optimizer.market.catalog import AcceleratorModel, Catalog, InterruptionBand, load_catalog
 from hetopt.profiler.errors import BadInput
 
 Edited = Callable[[str, str, str], Path]

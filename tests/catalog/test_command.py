@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from hetopt.optimizer.catalog import load_catalog
 from hetopt.optimizer.cli.catalog import app
+from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.profiler.errors import BadInput
 
 Golden = Callable[[str, str], None]
@@ -183,8 +183,11 @@ def test_prices_in_several_regions_are_compared(small: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("hetopt.optimizer.catalog", {"numpy", "torch", "pydantic", "optuna", "rich", "typer", "boto3"}),
-        ("hetopt.optimizer.cli.catalog", {"numpy", "torch", "pydantic", "optuna", "boto3", "hetopt.optimizer.catalog"}),
+        ("hetopt.optimizer.market.catalog", {"numpy", "torch", "pydantic", "optuna", "rich", "typer", "boto3"}),
+        (
+            "hetopt.optimizer.cli.catalog",
+            {"numpy", "torch", "pydantic", "optuna", "boto3", "hetopt.optimizer.market.catalog"},
+        ),
     ],
 )
 def test_importing_brings_nothing_heavy(module: str, absent: set[str]) -> None:

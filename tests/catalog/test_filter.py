@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.optimizer.catalog import Catalog, Listing, load_catalog
-from hetopt.optimizer.catalog_filter import AnyMarket, Criteria, price_in, quantities, select, sort, why_none
 from hetopt.optimizer.cli.catalog import ArchitectureOption, MarketOption, SortOption
-from hetopt.optimizer.instance_type import Architecture
+from hetopt.optimizer.market.catalog import Catalog, Listing, load_catalog
+from hetopt.optimizer.market.catalog_filter import AnyMarket, Criteria, price_in, quantities, select, sort, why_none
+from hetopt.optimizer.market.instance_type import Architecture
 from hetopt.profiler.errors import BadInput
 
 CATALOG = load_catalog()

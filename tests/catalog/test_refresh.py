@@ -19,12 +19,12 @@ import boto3
 import pytest
 from botocore.stub import ANY, Stubber
 
-from hetopt.optimizer import pricing
-from hetopt.optimizer.answer_store import AnswerStore
-from hetopt.optimizer.catalog import BUNDLED, load_catalog
-from hetopt.optimizer.catalog_folder import write_catalog
-from hetopt.optimizer.catalog_refresh import refreshed
-from hetopt.optimizer.zone_prices import ZonePrice, read_zone_prices
+from hetopt.optimizer.market import pricing
+from hetopt.optimizer.market.answer_store import AnswerStore
+from hetopt.optimizer.market.catalog import BUNDLED, load_catalog
+from hetopt.optimizer.market.catalog_folder import write_catalog
+from hetopt.optimizer.market.catalog_refresh import refreshed
+from hetopt.optimizer.market.zone_prices import ZonePrice, read_zone_prices
 from hetopt.profiler.errors import CloudRefused
 
 NOW = datetime.datetime(2026, 11, 20, 12, tzinfo=datetime.UTC)

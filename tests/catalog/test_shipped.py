@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hetopt.catalogs.build import build
-from hetopt.optimizer.billing import load_billing
-from hetopt.optimizer.catalog import BUNDLED, Catalog, load_catalog, offers
+from hetopt.optimizer.costs.billing import load_billing
+from hetopt.optimizer.market.catalog import BUNDLED, Catalog, load_catalog, offers
 from hetopt.profiler.errors import BadInput
 
 SNAPSHOT = datetime.date(2026, 7, 20)

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from benchmarks import newcomer
-from hetopt.optimizer.catalog import load_catalog
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
+from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal
-from hetopt.optimizer.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, recommend
 from hetopt.profiler.profile import Profile
 from hetopt.trainer.events import EVENTS_FILE
 from hetopt.trainer.launch.namespaces import why_not

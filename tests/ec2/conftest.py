@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from hetopt.optimizer.billing import Billing, load_billing
-from hetopt.optimizer.catalog import Catalog, load_catalog
+from hetopt.optimizer.costs.billing import Billing, load_billing
 from hetopt.optimizer.ec2.bundle import Bundle, make_bundle
 from hetopt.optimizer.ec2.edge import BotoEdge
 from hetopt.optimizer.ec2.ledger import LEDGER_FILE, Ledger, LedgerEdge
@@ -27,6 +26,7 @@ from hetopt.optimizer.ec2.ordering import Wishes, make_order
 from hetopt.optimizer.ec2.removal import Found, Remover
 from hetopt.optimizer.ec2.request import Answer, Edge, Request
 from hetopt.optimizer.ec2.retry import Retrying
+from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.plan import Candidate, Group, Plan, Prediction, Range
 from hetopt.profiler.profile import Profile
 from hetopt.trainer.spec import Compression, RunSpec, StopRule, WorkerSpec
@@ -164,7 +164,7 @@ def plan_of(
     profile: Profile, catalog: Catalog, groups: tuple[tuple[str, int, Any], ...], budget_usd: float | None = 5.0
 ) -> Plan:
     """A plan of these groups: recommended plans for so small a job have one machine."""
-    from hetopt.optimizer.catalog import offers
+    from hetopt.optimizer.market.catalog import offers
     from hetopt.optimizer.plan import Goal
 
     figures = {(offer.instance_type.name, offer.price.market): offer.price for offer in offers(catalog)}

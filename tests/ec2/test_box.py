@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks.box.box import Box
 from benchmarks.box.story import Act, Stage, meeting_host, timeline, trained
-from hetopt.optimizer.catalog import Catalog
 from hetopt.optimizer.ec2.launcher import Ec2Launcher
 from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
+from hetopt.optimizer.market.catalog import Catalog
 from hetopt.profiler.profile import Profile
 from hetopt.trainer.events import EVENTS_FILE, read_events
 from hetopt.trainer.launch.base import RunHandle, RunState

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.optimizer.catalog import Catalog
 from hetopt.optimizer.ec2 import calls
 from hetopt.optimizer.ec2.edge import BotoEdge
 from hetopt.optimizer.ec2.ledger import LEDGER_FILE, read_ledger
@@ -18,6 +17,7 @@ from hetopt.optimizer.ec2.order import ORDER_FILE, Order
 from hetopt.optimizer.ec2.request import Request
 from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
+from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
 from hetopt.profiler.profile import Profile
 from tests.ec2.conftest import REGION, leftovers, plan_of

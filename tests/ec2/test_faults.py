@@ -19,14 +19,14 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.optimizer.billing import Billing
-from hetopt.optimizer.catalog import Catalog
+from hetopt.optimizer.costs.billing import Billing
 from hetopt.optimizer.ec2.bundle import Bundle
 from hetopt.optimizer.ec2.edge import BotoEdge
 from hetopt.optimizer.ec2.errors import meaning_of
 from hetopt.optimizer.ec2.order import ORDER_FILE, Order
 from hetopt.optimizer.ec2.ordering import Wishes, make_order
 from hetopt.optimizer.ec2.request import Edge
+from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
 from hetopt.profiler.errors import HetoptError
 from hetopt.profiler.profile import Profile

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.optimizer.billing import Billing
-from hetopt.optimizer.catalog import Catalog
+from hetopt.optimizer.costs.billing import Billing
 from hetopt.optimizer.ec2 import calls
 from hetopt.optimizer.ec2.bundle import Bundle
 from hetopt.optimizer.ec2.edge import BotoEdge
@@ -19,7 +18,8 @@ from hetopt.optimizer.ec2.ordering import Wishes
 from hetopt.optimizer.ec2.probing import BOOT_S, Prober, probe_price_usd, rented_probes, roles_for
 from hetopt.optimizer.ec2.request import Request
 from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
-from hetopt.optimizer.probe_runs import PROBE_STEPS
+from hetopt.optimizer.market.catalog import Catalog
+from hetopt.optimizer.places.probe_runs import PROBE_STEPS
 from hetopt.profiler.errors import BadInput, BudgetStop, RunFailed
 from hetopt.profiler.profile import Profile
 from tests.ec2.conftest import Patience, leftovers

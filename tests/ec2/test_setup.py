@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.optimizer.catalog import Catalog
 from hetopt.optimizer.ec2 import calls, permissions
 from hetopt.optimizer.ec2.bucket import bucket_calls
 from hetopt.optimizer.ec2.bundle import Bundle
@@ -18,6 +17,7 @@ from hetopt.optimizer.ec2.errors import ApiRefused
 from hetopt.optimizer.ec2.order import Order
 from hetopt.optimizer.ec2.removal import Remover
 from hetopt.optimizer.ec2.request import Answer, Request
+from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, Recording
 from tests.ec2.test_renting import rent

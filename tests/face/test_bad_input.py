@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.optimizer.catalog import load_catalog
-from hetopt.optimizer.hosting import ThisMachine
-from hetopt.optimizer.local import predict_on_local
+from hetopt.optimizer.market.catalog import load_catalog
+from hetopt.optimizer.places.hosting import ThisMachine
+from hetopt.optimizer.places.local import predict_on_local
+from hetopt.optimizer.places.rehearsal import rehearse
 from hetopt.optimizer.plan import Goal, Plan
-from hetopt.optimizer.recommend import Options, recommend
-from hetopt.optimizer.rehearsal import rehearse
+from hetopt.optimizer.recommendation.recommend import Options, recommend
 from hetopt.profiler.profile import Profile
 from hetopt.trainer.launch.description import parse_hosts
 from hetopt.trainer.run_folder import write_spec

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from torch.distributed.run import parse_args
 
-from hetopt.optimizer.exports import skypilot_task, torchrun_script
 from hetopt.optimizer.plan import Group, Plan
-from hetopt.optimizer.schemas import schemas
+from hetopt.optimizer.reports.exports import skypilot_task, torchrun_script
+from hetopt.optimizer.reports.schemas import schemas
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.spec import RunSpec, WorkerSpec
 

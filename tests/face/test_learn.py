@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from hetopt.optimizer.catalog import load_catalog
-from hetopt.optimizer.convergence import fit_convergence
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
-from hetopt.optimizer.learn import learn
+from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
-from hetopt.optimizer.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.reports.learn import learn
+from hetopt.optimizer.steps_to_target.convergence import fit_convergence
 from hetopt.profiler.errors import BadInput
 from hetopt.profiler.profile import PilotSync, Profile
 from hetopt.trainer.events import EVENTS_FILE, Event

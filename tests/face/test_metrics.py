@@ -14,9 +14,9 @@ import pytest
 
 from hetopt.optimizer.cli.metrics import serve
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
-from hetopt.optimizer.prometheus import exposition
-from hetopt.optimizer.scalars import HELP, scalars
-from hetopt.optimizer.tensorboard import _crc32c, _masked, event_file, tag
+from hetopt.optimizer.reports.prometheus import exposition
+from hetopt.optimizer.reports.scalars import HELP, scalars
+from hetopt.optimizer.reports.tensorboard import _crc32c, _masked, event_file, tag
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.events import EVENTS_FILE
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from hetopt.optimizer import words
-from hetopt.optimizer.catalog import load_catalog
-from hetopt.optimizer.front_plot import front_lines
+from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
-from hetopt.optimizer.plan_page import page
-from hetopt.optimizer.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.reports.front_plot import front_lines
+from hetopt.optimizer.reports.plan_page import page
 from hetopt.profiler.profile import Profile
 
 RECORDED = Path(__file__).parent.parent / "recorded" / "resnet20-cifar10.json"

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from hetopt.optimizer.catalog import BUNDLED
-from hetopt.optimizer.observed_losses import ObservedPool, keep
+from hetopt.optimizer.costs.observed_losses import ObservedPool, keep
+from hetopt.optimizer.market.catalog import BUNDLED
 from tests.face.conftest import RECORDED, Answer, start
 
 Hetopt = Callable[..., Answer]

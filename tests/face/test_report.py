@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.optimizer.catalog import load_catalog
 from hetopt.optimizer.cli import launch_view, plan_view
 from hetopt.optimizer.cli import report as report_command
 from hetopt.optimizer.cli.exchange_options import decide, parse_wish
-from hetopt.optimizer.hosting import ThisMachine
 from hetopt.optimizer.launch_record import Launch
-from hetopt.optimizer.local import predict_on_local
+from hetopt.optimizer.market.catalog import load_catalog
+from hetopt.optimizer.places.hosting import ThisMachine
+from hetopt.optimizer.places.local import predict_on_local
+from hetopt.optimizer.places.rehearsal import rehearse
 from hetopt.optimizer.plan import Goal, Plan
-from hetopt.optimizer.progress import follow
-from hetopt.optimizer.recommend import Options, recommend
-from hetopt.optimizer.rehearsal import rehearse
-from hetopt.optimizer.report import Report, make_report
-from hetopt.optimizer.timeline import timeline
+from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.reports.progress import follow
+from hetopt.optimizer.reports.report import Report, make_report
+from hetopt.optimizer.reports.timeline import timeline
 from hetopt.profiler.errors import BadInput
 from hetopt.profiler.profile import Profile
 from hetopt.trainer.events import Event

@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.plan import Plan
-from hetopt.optimizer.progress import follow
-from hetopt.optimizer.report import make_report
-from hetopt.optimizer.report_page.envelope import envelope, stretches
-from hetopt.optimizer.report_page.page import page
-from hetopt.optimizer.report_page.series import series
-from hetopt.optimizer.timeline import timeline
+from hetopt.optimizer.reports.progress import follow
+from hetopt.optimizer.reports.report import make_report
+from hetopt.optimizer.reports.report_page.envelope import envelope, stretches
+from hetopt.optimizer.reports.report_page.page import page
+from hetopt.optimizer.reports.report_page.series import series
+from hetopt.optimizer.reports.timeline import timeline
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.events import EVENTS_FILE, Event, read_events
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hetopt.optimizer.cli.sync_options import decide, into_plan, parse_wish
-from hetopt.optimizer.local_steps import communication, exposed_s
 from hetopt.optimizer.plan import Plan
+from hetopt.optimizer.step_model.local_steps import communication, exposed_s
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.spec import Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.sync_text import spell_partition, spell_sync

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hetopt.optimizer.cli import timeline_view
 from hetopt.optimizer.cli.timeline_view import BLOCKS
-from hetopt.optimizer.timeline import Exchanged, Happening, Moment, Timeline
+from hetopt.optimizer.reports.timeline import Exchanged, Happening, Moment, Timeline
 
 
 def moment(

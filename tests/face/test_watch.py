@@ -19,7 +19,7 @@ from rich.console import Console
 from hetopt.optimizer.cli import render
 from hetopt.optimizer.cli.watch import EVERY_S, Watched, picture
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
-from hetopt.optimizer.progress import Progress
+from hetopt.optimizer.reports.progress import Progress
 from hetopt.trainer.events import EVENTS_FILE
 
 from .test_report import _compressed, launch, plan, rehearsed

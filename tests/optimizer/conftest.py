@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from hetopt.optimizer.catalog import Catalog, load_catalog
+from hetopt.optimizer.market.catalog import Catalog, load_catalog
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 

@@ -7,9 +7,9 @@ from dataclasses import fields
 
 import numpy as np
 
-from hetopt.optimizer.forecast import PRICE_ESTIMATE_LOG_SD, ClusterTable, shares_of
-from hetopt.optimizer.hazard import SHOCKS
-from hetopt.optimizer.search_space import Cluster, MachineOption, SearchSpace
+from hetopt.optimizer.costs.hazard import SHOCKS
+from hetopt.optimizer.search.forecast import PRICE_ESTIMATE_LOG_SD, ClusterTable, shares_of
+from hetopt.optimizer.search.search_space import Cluster, MachineOption, SearchSpace
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.partition import GroupShares
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.compression_penalty import (
+from hetopt.optimizer.steps_to_target.compression_penalty import (
     CompressedPilot,
     CompressionPenalty,
     QualityGate,

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.averaged_law import KAPPA, AveragedLaw
-from hetopt.optimizer.convergence import (
+from hetopt.optimizer.steps_to_target.averaged_law import KAPPA, AveragedLaw
+from hetopt.optimizer.steps_to_target.convergence import (
     EpochSteps,
     FixedSteps,
     batch_range,
@@ -24,8 +24,8 @@ from hetopt.optimizer.convergence import (
     statistical_efficiency,
     target_steps,
 )
-from hetopt.optimizer.law_choice import choose
-from hetopt.optimizer.steps_law import MCCANDLISH, SCAVENGER, PriorRun
+from hetopt.optimizer.steps_to_target.law_choice import choose
+from hetopt.optimizer.steps_to_target.steps_law import MCCANDLISH, SCAVENGER, PriorRun
 from hetopt.profiler.errors import BadInput
 from hetopt.profiler.profile import Evaluation, NoiseSample, Pilot, PilotCompression
 

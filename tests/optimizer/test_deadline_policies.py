@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.optimizer.capacity import Capacity, Seen
-from hetopt.optimizer.deadline_policies import (
+from hetopt.optimizer.costs.capacity import Capacity, Seen
+from hetopt.optimizer.costs.deadline_policies import (
     Assignment,
     Choice,
     DeadlinePolicy,
@@ -16,8 +16,8 @@ from hetopt.optimizer.deadline_policies import (
     SwitchWhenLate,
     UniformProgress,
 )
-from hetopt.optimizer.expected_cost import ExpectedCost
-from hetopt.optimizer.policy_runs import CostPromise, imagined, run_policy
+from hetopt.optimizer.costs.expected_cost import ExpectedCost
+from hetopt.optimizer.costs.policy_runs import CostPromise, imagined, run_policy
 
 JOB = Assignment(
     work_s=4 * 3600.0,

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.hazard import CALM, NEVER, SCARCE, SHOCKS, CommonShocks, HazardComponent, PoolBelief
-from hetopt.optimizer.mixing import in_words, spread_over
-from hetopt.optimizer.observed_losses import ObservedLosses, ObservedPool, keep, watched_in_words
+from hetopt.optimizer.costs.hazard import CALM, NEVER, SCARCE, SHOCKS, CommonShocks, HazardComponent, PoolBelief
+from hetopt.optimizer.costs.mixing import in_words, spread_over
+from hetopt.optimizer.costs.observed_losses import ObservedLosses, ObservedPool, keep, watched_in_words
 from hetopt.optimizer.plan import Group
 from hetopt.profiler.errors import BadInput
 

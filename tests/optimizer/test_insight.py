@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hetopt.optimizer.catalog import Catalog
+from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal, Plan
-from hetopt.optimizer.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, recommend
 
 from .conftest import NOW
 from .profiles import make_profile

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.catalog import Catalog
 from hetopt.optimizer.fit import FittedModel, LinkModel, fit
-from hetopt.optimizer.hosting import ThisMachine
-from hetopt.optimizer.launched_exchange import LEAST_GAIN, Foreseen, Meeting, foresee
-from hetopt.optimizer.local import predict_on_local
+from hetopt.optimizer.market.catalog import Catalog
+from hetopt.optimizer.places.hosting import ThisMachine
+from hetopt.optimizer.places.launched_exchange import LEAST_GAIN, Foreseen, Meeting, foresee
+from hetopt.optimizer.places.local import predict_on_local
+from hetopt.optimizer.places.rehearsal import rehearse
 from hetopt.optimizer.plan import Goal, Plan
-from hetopt.optimizer.recommend import Options, recommend
-from hetopt.optimizer.rehearsal import rehearse
+from hetopt.optimizer.recommendation.recommend import Options, recommend
 from hetopt.profiler.errors import BadInput
 from hetopt.profiler.inflation import step_inflation
 from hetopt.trainer.control.ratio.auto import AutoRatio

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from hetopt.optimizer.catalog import Catalog
 from hetopt.optimizer.fit import fit
-from hetopt.optimizer.hosting import division
-from hetopt.optimizer.local import predict_on_local
+from hetopt.optimizer.market.catalog import Catalog
+from hetopt.optimizer.places.hosting import division
+from hetopt.optimizer.places.local import predict_on_local
 from hetopt.optimizer.plan import Goal, Plan, Prediction
-from hetopt.optimizer.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, recommend
 from hetopt.profiler.errors import BadInput
 from hetopt.profiler.profile import LOCAL
 from hetopt.trainer.exchange.wire import collective_time_s

@@ -6,11 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.catalog import Catalog
 from hetopt.optimizer.fit import fit
-from hetopt.optimizer.local import predict_on_local
-from hetopt.optimizer.local_options import measured_options
-from hetopt.optimizer.local_penalty import (
+from hetopt.optimizer.market.catalog import Catalog
+from hetopt.optimizer.places.local import predict_on_local
+from hetopt.optimizer.plan import Goal, Plan
+from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.step_model.local_options import measured_options
+from hetopt.optimizer.step_model.rows import exchange_of
+from hetopt.optimizer.steps_to_target.local_penalty import (
     COEFFICIENT_SD,
     MOST_TIMES_WORKERS,
     LocalGate,
@@ -19,9 +22,6 @@ from hetopt.optimizer.local_penalty import (
     distance,
     fit_local_penalty,
 )
-from hetopt.optimizer.plan import Goal, Plan
-from hetopt.optimizer.recommend import Options, recommend
-from hetopt.optimizer.step_model.rows import exchange_of
 from hetopt.profiler.errors import BadInput
 from hetopt.profiler.profile import Evaluation, Pilot, PilotSync, Profile
 from hetopt.profiler.step_samples import Compression

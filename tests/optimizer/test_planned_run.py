@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hetopt.optimizer.catalog import Catalog
+from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal
-from hetopt.optimizer.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, recommend
 from hetopt.profiler.inflation import CAUTIOUS_COEFFICIENT
 
 from .conftest import NOW

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.optimizer.fit import fit
-from hetopt.optimizer.hosting import ThisMachine
-from hetopt.optimizer.probe_runs import WARM_UP_STEPS, counts, local_probes, read_sample, rehearsed_probes
+from hetopt.optimizer.places.hosting import ThisMachine
+from hetopt.optimizer.places.probe_runs import WARM_UP_STEPS, counts, local_probes, read_sample, rehearsed_probes
 from hetopt.profiler.errors import BadInput, RunFailed
 from hetopt.trainer.launch.description import parse_hosts
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hetopt.optimizer.catalog import Catalog
+from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.probed import check_probed, unprobed_types
-from hetopt.optimizer.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, recommend
 from hetopt.profiler.errors import BadInput
 from hetopt.profiler.profile import Profile
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hetopt.optimizer.catalog import Catalog
-from hetopt.optimizer.options import Options
-from hetopt.optimizer.ranking import compare
+from hetopt.optimizer.market.catalog import Catalog
+from hetopt.optimizer.recommendation.options import Options
+from hetopt.optimizer.recommendation.ranking import compare
 from hetopt.profiler.errors import BadInput
 
 from .profiles import make_profile

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.optimizer.catalog import Catalog
+from hetopt.optimizer.costs.observed_losses import ObservedLosses, ObservedPool
 from hetopt.optimizer.fit import fit
-from hetopt.optimizer.local import predict_on_local
-from hetopt.optimizer.observed_losses import ObservedLosses, ObservedPool
+from hetopt.optimizer.market.catalog import Catalog
+from hetopt.optimizer.places.local import predict_on_local
 from hetopt.optimizer.plan import Goal, Plan, ScalingRule
-from hetopt.optimizer.recommend import Options, evaluation_period_epochs, recommend
+from hetopt.optimizer.recommendation.recommend import Options, evaluation_period_epochs, recommend
 from hetopt.optimizer.step_model.profiled import learned_shape
-from hetopt.optimizer.step_time import expected_maximum
+from hetopt.optimizer.step_model.step_time import expected_maximum
 from hetopt.profiler.errors import BadInput, NoFeasiblePlan
 from hetopt.profiler.profile import Profile
 from hetopt.trainer.spec import Compression
@@ -280,9 +280,9 @@ def test_planning_is_light(tmp_path: Path) -> None:
     make_profile().save(tmp_path / "profile.json")
     program = (
         "import sys; from datetime import datetime; from pathlib import Path\n"
-        "from hetopt.optimizer.catalog import load_catalog\n"
+        "from hetopt.optimizer.market.catalog import load_catalog\n"
         "from hetopt.optimizer.plan import Goal\n"
-        "from hetopt.optimizer.recommend import Options, recommend\n"
+        "from hetopt.optimizer.recommendation.recommend import Options, recommend\n"
         "from hetopt.profiler.profile import Profile\n"
         f"profile = Profile.load(Path({str(tmp_path / 'profile.json')!r}))\n"
         "goal = Goal(ends='target', budget_usd=5.0)\n"

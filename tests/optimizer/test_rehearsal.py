@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.catalog import Catalog
-from hetopt.optimizer.hosting import ThisMachine
+from hetopt.optimizer.market.catalog import Catalog
+from hetopt.optimizer.places.hosting import ThisMachine
+from hetopt.optimizer.places.processor_sharing import finish_times_s
+from hetopt.optimizer.places.rehearsal import BOX_BITS_PER_S, HEADROOM, Rehearsal, rehearse
 from hetopt.optimizer.plan import Assumed, Candidate, Goal, Group, Plan
-from hetopt.optimizer.processor_sharing import finish_times_s
-from hetopt.optimizer.recommend import Options, recommend
-from hetopt.optimizer.rehearsal import BOX_BITS_PER_S, HEADROOM, Rehearsal, rehearse
+from hetopt.optimizer.recommendation.recommend import Options, recommend
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.launch.description import DescribedHost, parse_changes, parse_hosts
 from hetopt.trainer.miniature import Miniature

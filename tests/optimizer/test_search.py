@@ -11,25 +11,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.optimizer.aims import best_rows, order
-from hetopt.optimizer.billing import load_billing
-from hetopt.optimizer.bounds import Bar, could_beat
-from hetopt.optimizer.catalog import Catalog, offers
-from hetopt.optimizer.cluster_rows import Boxes, ClusterRows, Columns, tabulate_rows, uniform_rows
-from hetopt.optimizer.cost import Rates
+from hetopt.optimizer.costs.billing import load_billing
+from hetopt.optimizer.costs.cost import Rates
 from hetopt.optimizer.fit import FittedModel, fit
-from hetopt.optimizer.forecast import ClusterTable, Forecast, JobModel, forecast
-from hetopt.optimizer.local_options import LocalOption
-from hetopt.optimizer.local_penalty import LocalPenalty
-from hetopt.optimizer.local_steps import Communication
-from hetopt.optimizer.mixes import GAP, search_mixes
-from hetopt.optimizer.pareto import MANY, knee, pareto_front, thin
+from hetopt.optimizer.market.catalog import Catalog, offers
+from hetopt.optimizer.market.quota import read_quotas
 from hetopt.optimizer.plan import Goal
-from hetopt.optimizer.pool import Pool
-from hetopt.optimizer.quota import read_quotas
-from hetopt.optimizer.recommend import steps_model
-from hetopt.optimizer.search import NEAR, Effort, Limits, choose, search
-from hetopt.optimizer.search_space import (
+from hetopt.optimizer.recommendation.recommend import steps_model
+from hetopt.optimizer.search.aims import best_rows, order
+from hetopt.optimizer.search.bounds import Bar, could_beat
+from hetopt.optimizer.search.cluster_rows import Boxes, ClusterRows, Columns, tabulate_rows, uniform_rows
+from hetopt.optimizer.search.forecast import ClusterTable, Forecast, JobModel, forecast
+from hetopt.optimizer.search.mixes import GAP, search_mixes
+from hetopt.optimizer.search.pareto import MANY, knee, pareto_front, thin
+from hetopt.optimizer.search.pool import Pool
+from hetopt.optimizer.search.search import NEAR, Effort, Limits, choose, search
+from hetopt.optimizer.search.search_space import (
     Cluster,
     ExchangeOption,
     MachineOption,
@@ -40,9 +37,12 @@ from hetopt.optimizer.search_space import (
     local_exchange,
     machine_options,
 )
+from hetopt.optimizer.search.study import study_mixes
+from hetopt.optimizer.step_model.local_options import LocalOption
+from hetopt.optimizer.step_model.local_steps import Communication
 from hetopt.optimizer.step_model.profiled import learned_shape
-from hetopt.optimizer.study import study_mixes
-from hetopt.optimizer.transfer import reference_host
+from hetopt.optimizer.step_model.transfer import reference_host
+from hetopt.optimizer.steps_to_target.local_penalty import LocalPenalty
 from hetopt.trainer.synchronisation import Synchronisation
 
 from .profiles import make_profile

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.step_time import Breakdown, collective_terms, expected_maximum, step_time
+from hetopt.optimizer.step_model.step_time import Breakdown, collective_terms, expected_maximum, step_time
 from hetopt.trainer.exchange.wire import Collective, collective_time_s
 from hetopt.trainer.partition import WorkerTime
 

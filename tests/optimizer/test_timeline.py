@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.progress import follow
-from hetopt.optimizer.timeline import happening, timeline
+from hetopt.optimizer.reports.progress import follow
+from hetopt.optimizer.reports.timeline import happening, timeline
 from hetopt.trainer.events import Event
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.optimizer.catalog import load_catalog
-from hetopt.optimizer.local import predict_on_local
+from hetopt.optimizer.market.catalog import load_catalog
+from hetopt.optimizer.places.local import predict_on_local
 from hetopt.optimizer.plan import Goal, Plan
-from hetopt.optimizer.recommend import Options, recommend
+from hetopt.optimizer.recommendation.recommend import Options, recommend
 from hetopt.profiler.profile import Profile
 
 HERE = Path(__file__).resolve().parent

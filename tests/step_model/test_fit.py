@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.optimizer.catalog import load_catalog
+from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.step_model.calibration import HeldOut, held_out, quantile
 from hetopt.optimizer.step_model.model import StepTimeModel
 from hetopt.optimizer.step_model.observed import MOST_LAYOUTS, MOST_ROWS, observe, representative

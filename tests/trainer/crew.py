@@ -19,7 +19,6 @@ from torch import nn
 
 from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.assembly import build_model
-from hetopt.trainer.bucketed_step import BucketedStep
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.micro_batch import MicroBatch
@@ -29,16 +28,17 @@ from hetopt.trainer.exchange.exchange import make_exchange
 from hetopt.trainer.exchange.menu import ROUNDED, Menu
 from hetopt.trainer.exchange.switching import SwitchingExchange
 from hetopt.trainer.failure import FailureReport
-from hetopt.trainer.fused_step import FusedStep
-from hetopt.trainer.local_batch import BatchReader
 from hetopt.trainer.loop import train
-from hetopt.trainer.pace import FullPace
-from hetopt.trainer.precision import Autocast
 from hetopt.trainer.run_folder import read_spec
 from hetopt.trainer.spec import Compression
-from hetopt.trainer.step import LossModule, Step
-from hetopt.trainer.stopwatch import CpuStopwatch
-from hetopt.trainer.switching_step import SwitchingStep
+from hetopt.trainer.steps.bucketed_step import BucketedStep
+from hetopt.trainer.steps.fused_step import FusedStep
+from hetopt.trainer.steps.local_batch import BatchReader
+from hetopt.trainer.steps.pace import FullPace
+from hetopt.trainer.steps.precision import Autocast
+from hetopt.trainer.steps.step import LossModule, Step
+from hetopt.trainer.steps.stopwatch import CpuStopwatch
+from hetopt.trainer.steps.switching_step import SwitchingStep
 from hetopt.trainer.tasks.load import load_task
 
 

@@ -20,17 +20,17 @@ from hetopt.trainer.control.choose import choose_policy
 from hetopt.trainer.data.fetch import TensorPairs
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.exchange.exchange import make_exchange
-from hetopt.trainer.fused_step import FusedStep
-from hetopt.trainer.learning_rate import AdaptiveScale
-from hetopt.trainer.local_batch import BatchReader
 from hetopt.trainer.milestones import Milestones
-from hetopt.trainer.noise_groups import NoiseSums
-from hetopt.trainer.pace import FullPace
-from hetopt.trainer.precision import Autocast
 from hetopt.trainer.spec import Compression, RunSpec
 from hetopt.trainer.statistics import ControlRow, Period, PeriodLog
-from hetopt.trainer.step import LossModule, StepTrace
-from hetopt.trainer.stopwatch import CpuStopwatch
+from hetopt.trainer.steps.fused_step import FusedStep
+from hetopt.trainer.steps.learning_rate import AdaptiveScale
+from hetopt.trainer.steps.local_batch import BatchReader
+from hetopt.trainer.steps.noise_groups import NoiseSums
+from hetopt.trainer.steps.pace import FullPace
+from hetopt.trainer.steps.precision import Autocast
+from hetopt.trainer.steps.step import LossModule, StepTrace
+from hetopt.trainer.steps.stopwatch import CpuStopwatch
 
 from . import toy_task
 from .scenarios import toy_spec

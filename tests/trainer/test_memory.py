@@ -18,10 +18,10 @@ from hetopt.trainer.data.fetch import Batch, TensorPairs
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.events import Event, read_events
 from hetopt.trainer.failure import is_out_of_memory
-from hetopt.trainer.local_batch import BatchReader
-from hetopt.trainer.local_gradient import DoesNotFit, LocalGradient
 from hetopt.trainer.run_folder import write_spec
 from hetopt.trainer.spec import RunSpec
+from hetopt.trainer.steps.local_batch import BatchReader
+from hetopt.trainer.steps.local_gradient import DoesNotFit, LocalGradient
 
 from . import memory_program
 from .scenarios import toy_spec

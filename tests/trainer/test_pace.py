@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from hetopt.trainer.conditions import ConditionsReader, write_conditions
 from hetopt.trainer.miniature import Conditions, DeclaredTime
-from hetopt.trainer.pace import Declared, FullPace, Stretched, make_pace, precisely
 from hetopt.trainer.spec import WorkerSpec
+from hetopt.trainer.steps.pace import Declared, FullPace, Stretched, make_pace, precisely
 
 CPU = torch.device("cpu")
 

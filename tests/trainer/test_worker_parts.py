@@ -22,12 +22,12 @@ from hetopt.trainer.data.fetch import TensorPairs
 from hetopt.trainer.evaluation import average_buffers, evaluate
 from hetopt.trainer.events import read_events
 from hetopt.trainer.failure import FailureReport
-from hetopt.trainer.local_batch import BatchReader
-from hetopt.trainer.precision import LossScale, initial_loss_scale
 from hetopt.trainer.run_folder import read_spec, write_spec
 from hetopt.trainer.spec import RunSpec
 from hetopt.trainer.statistics import ControlRow, Period
-from hetopt.trainer.step import trainable_parameters
+from hetopt.trainer.steps.local_batch import BatchReader
+from hetopt.trainer.steps.precision import LossScale, initial_loss_scale
+from hetopt.trainer.steps.step import trainable_parameters
 from hetopt.trainer.worker import Place, StopWish, choose_backend, choose_device
 
 from . import toy_task

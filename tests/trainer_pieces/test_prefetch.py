@@ -20,7 +20,7 @@ from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.fetch import MapDataset
 from hetopt.trainer.data.micro_batch import Cutting, MicroBatch, upcoming
 from hetopt.trainer.data.prefetch import ProcessReadAhead, ReadAhead, ReadingWatch, ThreadReadAhead
-from hetopt.trainer.local_batch import BatchReader, SampleFeed
+from hetopt.trainer.steps.local_batch import BatchReader, SampleFeed
 
 from . import reading_task
 from .reading_task import SIZE

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.optimizer.convergence import Convergence, TargetSteps
+from hetopt.optimizer.steps_to_target.convergence import Convergence, TargetSteps
 from hetopt.profiler.errors import BadInput
 from hetopt.profiler.inflation import step_inflation
 from hetopt.trainer.control.ratio.accordion import Accordion

@@ -12,8 +12,8 @@ from hetopt.trainer.exchange.cost import TRAINER, LinkSpeed, Operation, pipeline
 from hetopt.trainer.exchange.menu import Menu
 from hetopt.trainer.exchange.network_tracker import Timed, measured
 from hetopt.trainer.spec import Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.trainer.steering import BACKWARD, LOOKED_STEPS, Steering, whole_exchange_s
-from hetopt.trainer.traffic import GroupTraffic, Traffic
+from hetopt.trainer.steps.steering import BACKWARD, LOOKED_STEPS, Steering, whole_exchange_s
+from hetopt.trainer.steps.traffic import GroupTraffic, Traffic
 
 WORKERS = 4
 NUMEL = 1_000_000

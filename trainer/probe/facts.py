@@ -16,8 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hetopt.profiler.profile import Host, Job
 from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.local_batch import BatchReader
 from hetopt.trainer.probe.replica import Replica
+from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.task import Task
 
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))

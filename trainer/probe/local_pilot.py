@@ -11,14 +11,14 @@ from torch.optim import Optimizer
 
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.fused_step import FusedStep
-from hetopt.trainer.local_batch import BatchReader
-from hetopt.trainer.local_step import LocalStep, NoExchange
-from hetopt.trainer.pace import FullPace
 from hetopt.trainer.probe.crew import Crew
-from hetopt.trainer.step import LossModule
-from hetopt.trainer.stopwatch import make_stopwatch
-from hetopt.trainer.sync_assembly import make_synchroniser
+from hetopt.trainer.steps.fused_step import FusedStep
+from hetopt.trainer.steps.local_batch import BatchReader
+from hetopt.trainer.steps.local_step import LocalStep, NoExchange
+from hetopt.trainer.steps.pace import FullPace
+from hetopt.trainer.steps.step import LossModule
+from hetopt.trainer.steps.stopwatch import make_stopwatch
+from hetopt.trainer.sync.sync_assembly import make_synchroniser
 from hetopt.trainer.synchronisation import Synchronisation
 
 

@@ -23,18 +23,18 @@ from hetopt.trainer.data.fetch import MapDataset
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.evaluation import average_buffers, evaluate
 from hetopt.trainer.exchange.exchange import make_exchange
-from hetopt.trainer.fused_step import FusedStep
-from hetopt.trainer.learning_rate import LearningRate
-from hetopt.trainer.local_batch import BatchReader
-from hetopt.trainer.pace import FullPace
 from hetopt.trainer.partition import largest_remainder
-from hetopt.trainer.precision import Autocast
 from hetopt.trainer.probe.crew import Crew
 from hetopt.trainer.probe.gradient import HeldExchange, ResidualGains
 from hetopt.trainer.probe.local_pilot import LocalPilot
 from hetopt.trainer.spec import Compression
-from hetopt.trainer.step import LossModule, trainable_parameters
-from hetopt.trainer.stopwatch import make_stopwatch
+from hetopt.trainer.steps.fused_step import FusedStep
+from hetopt.trainer.steps.learning_rate import LearningRate
+from hetopt.trainer.steps.local_batch import BatchReader
+from hetopt.trainer.steps.pace import FullPace
+from hetopt.trainer.steps.precision import Autocast
+from hetopt.trainer.steps.step import LossModule, trainable_parameters
+from hetopt.trainer.steps.stopwatch import make_stopwatch
 from hetopt.trainer.sync_text import parse_sync
 from hetopt.trainer.task import Task
 

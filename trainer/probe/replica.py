@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hetopt.trainer.assembly import build_model
-from hetopt.trainer.precision import Autocast
 from hetopt.trainer.spec import RunSpec
-from hetopt.trainer.step import LossModule, trainable_parameters
+from hetopt.trainer.steps.precision import Autocast
+from hetopt.trainer.steps.step import LossModule, trainable_parameters
 from hetopt.trainer.task import Task
 
 

@@ -10,7 +10,6 @@ from hetopt.profiler.measurement import FINISHED, HOST_FACTS, JOB_FACTS, STARTED
 from hetopt.profiler.schedule import LATER_PASS_SHARE, ProbeSchedule
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.local_batch import BatchReader
 from hetopt.trainer.probe.crew import Crew, ProbeStopped
 from hetopt.trainer.probe.facts import host_facts, job_facts
 from hetopt.trainer.probe.network import time_collectives
@@ -18,6 +17,7 @@ from hetopt.trainer.probe.pilot import PilotGround, PilotRun
 from hetopt.trainer.probe.replica import Replica
 from hetopt.trainer.probe.sweep import come_back, run_sweep
 from hetopt.trainer.probe.threads import threads
+from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.task import Task, TaskData, evaluation_sums
 from hetopt.trainer.tasks.load import load_task
 

@@ -20,14 +20,14 @@ from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import Indices
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.failure import is_out_of_memory
-from hetopt.trainer.local_batch import BatchReader
 from hetopt.trainer.probe.compressors import time_compressors
 from hetopt.trainer.probe.crew import Alignment, Crew, align
 from hetopt.trainer.probe.facts import device_memory_bytes, peak_memory_bytes, reset_peak_memory
 from hetopt.trainer.probe.replica import Replica
 from hetopt.trainer.probe.speed import copy_bytes_per_s, matmul_flops_per_s
 from hetopt.trainer.probe.threads import threads
-from hetopt.trainer.stopwatch import Stopwatch, make_stopwatch
+from hetopt.trainer.steps.local_batch import BatchReader
+from hetopt.trainer.steps.stopwatch import Stopwatch, make_stopwatch
 
 FEWEST_TIMED = 3
 FEWEST_SIZES = 2

@@ -17,10 +17,10 @@ from hetopt.trainer.exchange.network_probe import NetworkProbe
 from hetopt.trainer.exchange.stats import ExchangeStats
 from hetopt.trainer.exchange.switching import SwitchingExchange
 from hetopt.trainer.exchange.wire import VALUE_BYTES
-from hetopt.trainer.form import exchange_event
 from hetopt.trainer.spec import Compression, RunSpec
-from hetopt.trainer.steering import Steering
-from hetopt.trainer.traffic import GroupTraffic
+from hetopt.trainer.steps.form import exchange_event
+from hetopt.trainer.steps.steering import Steering
+from hetopt.trainer.steps.traffic import GroupTraffic
 
 WEIGHS_WAYS = ("auto", "scan")
 

@@ -19,12 +19,12 @@ from torch.utils.data import DataLoader, IterableDataset
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.events import Event
 from hetopt.trainer.exchange.energy import energy
-from hetopt.trainer.model_vector import ModelVector
 from hetopt.trainer.spec import RunSpec
-from hetopt.trainer.step import StepTrace
-from hetopt.trainer.stopwatch import Stopwatch
-from hetopt.trainer.sync_assembly import make_synchroniser
-from hetopt.trainer.synchroniser import Synchroniser
+from hetopt.trainer.steps.step import StepTrace
+from hetopt.trainer.steps.stopwatch import Stopwatch
+from hetopt.trainer.sync.model_vector import ModelVector
+from hetopt.trainer.sync.sync_assembly import make_synchroniser
+from hetopt.trainer.sync.synchroniser import Synchroniser
 
 
 class LocalTraining:

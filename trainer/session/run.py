@@ -41,8 +41,8 @@ from hetopt.trainer.session.local import LocalTraining, gradient_energy, make_lo
 from hetopt.trainer.session.plan import SessionPlan
 from hetopt.trainer.session.record import SessionRecord
 from hetopt.trainer.session.sharing import Sharing, least_share
-from hetopt.trainer.step import StepTrace
-from hetopt.trainer.stopwatch import Mark, make_stopwatch
+from hetopt.trainer.steps.step import StepTrace
+from hetopt.trainer.steps.stopwatch import Mark, make_stopwatch
 
 LoaderT = TypeVar("LoaderT", bound=Iterable[Any])
 

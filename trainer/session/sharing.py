@@ -17,8 +17,8 @@ from hetopt.trainer.session.loaders import SlicedLoader
 from hetopt.trainer.session.plan import SessionPlan
 from hetopt.trainer.spec import Compression
 from hetopt.trainer.statistics import Period, PeriodLog
-from hetopt.trainer.step import StepTrace
-from hetopt.trainer.stopwatch import Stopwatch
+from hetopt.trainer.steps.step import StepTrace
+from hetopt.trainer.steps.stopwatch import Stopwatch
 
 PERIOD_STEPS = 20
 """Steps between looks at what the workers measured."""

@@ -1,0 +1,1 @@
+"""What a run will cost: the bill term by term, machines that are taken back included."""

@@ -1,0 +1,357 @@
+"""What can be rented in a region: instance types with prices and interruption bands, each with date and source."""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from math import inf
+from pathlib import Path
+from typing import Literal
+
+from hetopt import catalogs
+from hetopt.optimizer.market.catalog_rows import Row, read_rows
+from hetopt.optimizer.market.instance_type import Accelerator, AcceleratorModel, InstanceType, read_instance_types
+from hetopt.optimizer.market.provenance import Source, Sources, read_sources
+from hetopt.profiler.errors import BadInput
+
+__all__ = [
+    "Accelerator",
+    "AcceleratorModel",
+    "Catalog",
+    "InstanceType",
+    "InterruptionBand",
+    "Listing",
+    "Market",
+    "Offer",
+    "Price",
+    "Source",
+    "load_catalog",
+    "offers",
+]
+
+Market = Literal["spot", "on-demand"]
+
+BUNDLED = Path(next(iter(catalogs.__path__))) / "aws"
+
+# Share of a fleet's machines that the provider took back in a month, as AWS publishes it.
+_BANDS = {
+    "<5%": (0.0, 0.05),
+    "5-10%": (0.05, 0.10),
+    "10-15%": (0.10, 0.15),
+    "15-20%": (0.15, 0.20),
+    ">20%": (0.20, 1.0),
+}
+_REGION_COLUMNS = ("zones", "on_demand_usd_per_hour", "spot_usd_per_hour", "spot_saving_percent", "interruption_band")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Price:
+    """What one machine costs for an hour: Linux, shared tenancy, before tax and discounts.
+
+    ``date`` is that of the oldest figure the price was made from.
+    """
+
+    usd_per_hour: float
+    market: Market
+    region: str
+    date: datetime.date
+    source: str
+    is_estimate: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what is no price."""
+        if not 0 < self.usd_per_hour < inf:
+            raise ValueError(f"the {self.market} price is {self.usd_per_hour}, but must be a number above 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InterruptionBand:
+    """How often the provider took spot machines back: a share of a region's fleet in a month.
+
+    It ranks instance types. It is no hazard rate of one machine: recorded losses of scarce types are far more
+    frequent than even the highest band would suggest.
+    """
+
+    label: str
+    region: str
+    date: datetime.date
+    source: str
+
+    def __post_init__(self) -> None:
+        """Refuse a band that AWS does not publish."""
+        if self.label not in _BANDS:
+            raise ValueError(f"interruption_band is '{self.label}', but must be one of {', '.join(_BANDS)}")
+
+    @property
+    def low(self) -> float:
+        """Lower end, as a share."""
+        return _BANDS[self.label][0]
+
+    @property
+    def high(self) -> float:
+        """Upper end, as a share; 1 where the band is open."""
+        return _BANDS[self.label][1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listing:
+    """What is known of one instance type in one region.
+
+    Attributes:
+        zones: availability zones that offer it; 0 is known to be none, absent is unknown.
+        spot_saving: the share of the on-demand price that spot saves, where it is published.
+    """
+
+    instance_type: InstanceType
+    zones: int | None = None
+    on_demand: Price | None = None
+    spot: Price | None = None
+    spot_saving: float | None = None
+    band: InterruptionBand | None = None
+
+    def price(self, market: Market) -> Price | None:
+        """The price in one market."""
+        return self.spot if market == "spot" else self.on_demand
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Offer:
+    """A rentable thing: a machine at a price. ``band`` is absent on demand and where it is unknown."""
+
+    instance_type: InstanceType
+    price: Price
+    band: InterruptionBand | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Caveat:
+    """What to know before relying on a figure.
+
+    Attributes:
+        types: names or shell patterns of the instance types that it is about.
+        about: the figure, in a word.
+    """
+
+    types: tuple[str, ...]
+    about: str
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Catalog:
+    """All instance types, and what is known of them in one region.
+
+    Attributes:
+        regions: every region that the catalogue knows something about.
+        listings: the types of which it knows something in ``region``.
+        all_caveats: in the order of the file (see `caveats` for those of one type).
+    """
+
+    directory: Path
+    region: str
+    regions: tuple[str, ...]
+    instance_types: Mapping[str, InstanceType] = field(repr=False)
+    listings: Mapping[str, Listing] = field(repr=False)
+    sources: Sources = field(repr=False)
+    all_caveats: tuple[Caveat, ...] = field(repr=False)
+
+    def instance_type(self, name: str) -> InstanceType:
+        """The type of that name.
+
+        Raises:
+            BadInput: there is none; hints at names that are close.
+        """
+        found = self.instance_types.get(name)
+        if found is None:
+            raise BadInput(
+                f"There is no instance type '{name}' in the catalogue.",
+                hint=did_you_mean(name, self.instance_types) or "see `hetopt catalog list`",
+            )
+        return found
+
+    def listing(self, name: str) -> Listing:
+        """What is known of the type in this region, which may be nothing (see `instance_type` for errors)."""
+        return self.listings.get(name) or Listing(instance_type=self.instance_type(name))
+
+    def price(self, name: str, market: Market) -> Price | None:
+        """Price of the type in this region and market, where it is known (see `instance_type` for errors)."""
+        return self.listing(name).price(market)
+
+    def band(self, name: str) -> InterruptionBand | None:
+        """Interruption band of the type in this region, where it is known (see `instance_type` for errors)."""
+        return self.listing(name).band
+
+    @property
+    def has_prices(self) -> bool:
+        """Whether any price is known in this region."""
+        return any(listing.on_demand or listing.spot for listing in self.listings.values())
+
+    def in_region(self, region: str) -> Catalog:
+        """The same catalogue in another region (see `load_catalog` for errors)."""
+        return replace(self, region=region, listings=_read_region(self, region))
+
+    def regions_with_prices(self) -> tuple[str, ...]:
+        """The regions for which the catalogue has any price."""
+
+        def has_prices(region: str) -> bool:
+            return any(
+                row.has("on_demand_usd_per_hour") or row.has("spot_usd_per_hour") for row in _region_rows(self, region)
+            )
+
+        return tuple(region for region in self.regions if has_prices(region))
+
+    def caveats(self, name: str) -> tuple[Caveat, ...]:
+        """What to know before relying on the figures of the type (see `instance_type` for errors)."""
+        source = self.sources.by_name[self.instance_type(name).source]
+        return (
+            *(one for one in self.all_caveats if any(fnmatchcase(name, pattern) for pattern in one.types)),
+            *([Caveat(types=(name,), about="specification", note=source.caveat)] if source.caveat else []),
+        )
+
+
+def load_catalog(region: str = "us-east-1", directory: Path | None = None) -> Catalog:
+    """Read the catalogue in ``directory`` (absent: the bundled one) and what it knows of ``region``.
+
+    Raises:
+        BadInput: an unknown region, or a file that cannot be used; names the file and the line.
+    """
+    directory = directory or BUNDLED
+    sources = read_sources(directory / "sources.json")
+    types = read_instance_types(directory)
+    for source in {found.source for found in types.values()} - set(sources.by_name):
+        raise BadInput(
+            f"{directory / 'instance_types.csv'} names the source '{source}', which sources.json does not describe.",
+            hint="describe it in sources.json",
+        )
+    catalog = Catalog(
+        directory=directory,
+        region=region,
+        regions=tuple(sorted(path.stem for path in (directory / "regions").glob("*.csv"))),
+        instance_types=types,
+        listings={},
+        sources=sources,
+        all_caveats=tuple(
+            Caveat(types=tuple(row.required("types").split()), about=row.required("about"), note=row.required("note"))
+            for row in read_rows(directory / "caveats.csv", required=("types", "about", "note"))
+        ),
+    )
+    return catalog.in_region(region)
+
+
+def offers(catalog: Catalog, market: Market | None = None) -> tuple[Offer, ...]:
+    """Everything that can be rented in the catalogue's region, in one market or (absent) in both.
+
+    Left out: types without a price, and types that none of the region's zones offers.
+
+    Raises:
+        BadInput: the catalogue has no such price for the region.
+    """
+    found = []
+    for listing in catalog.listings.values():
+        if listing.zones == 0:
+            continue
+        if listing.spot is not None and market != "on-demand" and listing.instance_type.spot_supported is not False:
+            found.append(Offer(instance_type=listing.instance_type, price=listing.spot, band=listing.band))
+        if listing.on_demand is not None and market != "spot":
+            found.append(Offer(instance_type=listing.instance_type, price=listing.on_demand, band=None))
+    if not found:
+        raise no_prices(catalog, market)
+    return tuple(found)
+
+
+def no_prices(catalog: Catalog, market: Market | None = None) -> BadInput:
+    """The error of a region without prices; its hint names the regions that have some."""
+    priced = ", ".join(catalog.regions_with_prices()) or "no region"
+    return BadInput(
+        f"The catalogue has no {f'{market} ' if market else ''}prices for {catalog.region}.",
+        hint=f"it has prices for {priced}: name such a --region, or a folder with prices of your own with --catalog",
+    )
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    """A hint with the known names that are close to ``name``."""
+    spelled = {other.casefold(): other for other in known}
+    close = [spelled[found] for found in difflib.get_close_matches(name.casefold(), spelled, n=3, cutoff=0.6)]
+    return f"did you mean {', '.join(close[:-1])}{' or ' if close[1:] else ''}{close[-1]}?" if close else None
+
+
+def _region_rows(catalog: Catalog, region: str) -> Iterable[Row]:
+    path = catalog.directory / "regions" / f"{region}.csv"
+    return read_rows(path, required=("instance_type",), optional=_REGION_COLUMNS)
+
+
+def _read_region(catalog: Catalog, region: str) -> dict[str, Listing]:
+    if region not in catalog.regions:
+        known = f"known: {', '.join(catalog.regions) or 'none'}"
+        close = did_you_mean(region, catalog.regions)
+        raise BadInput(f"There is no region '{region}' in the catalogue.", hint=f"{close} {known}" if close else known)
+    listings: dict[str, Listing] = {}
+    for row in _region_rows(catalog, region):
+        found = catalog.instance_types.get(row.required("instance_type"))
+        if found is None:
+            raise row.bad(f"{row.text('instance_type')} is not in instance_types.csv")
+        if found.name in listings:
+            raise row.bad(f"{found.name} is listed twice")
+        try:
+            listings[found.name] = _listing(row, found, region, catalog.sources)
+        except ValueError as error:
+            raise row.bad(str(error)) from None
+    return listings
+
+
+def _listing(row: Row, found: InstanceType, region: str, sources: Sources) -> Listing:
+    """One line of a region's file. Where it has no spot price, spot is estimated from the published saving."""
+
+    def source(column: str) -> Source:
+        return sources.of(f"regions/{region}.csv", column)[0]
+
+    on_demand = spot = saving = band = None
+    if row.has("on_demand_usd_per_hour"):
+        origin = source("on_demand_usd_per_hour")
+        on_demand = Price(
+            usd_per_hour=row.number("on_demand_usd_per_hour"),
+            market="on-demand",
+            region=region,
+            date=origin.day,
+            source=origin.title,
+        )
+    if row.has("spot_saving_percent"):
+        percent = row.number("spot_saving_percent")
+        if not 0 < percent < 100:
+            raise ValueError(f"spot_saving_percent is {percent:g}, but must be above 0 and below 100")
+        saving = percent / 100
+        if on_demand is not None:
+            origin = source("spot_saving_percent")
+            spot = Price(
+                usd_per_hour=round(on_demand.usd_per_hour * (1 - saving), 6),
+                market="spot",
+                region=region,
+                date=min(origin.day, on_demand.date),
+                source=f"on-demand price of {on_demand.date} less {percent:g} % ({origin.title})",
+                is_estimate=True,
+            )
+    if row.has("spot_usd_per_hour"):
+        origin = source("spot_usd_per_hour")
+        spot = Price(
+            usd_per_hour=row.number("spot_usd_per_hour"),
+            market="spot",
+            region=region,
+            date=origin.day,
+            source=origin.title,
+        )
+    if row.has("interruption_band"):
+        origin = source("interruption_band")
+        band = InterruptionBand(
+            label=row.text("interruption_band"), region=region, date=origin.day, source=origin.title
+        )
+    return Listing(
+        instance_type=found,
+        zones=row.optional_count("zones"),
+        on_demand=on_demand,
+        spot=spot,
+        spot_saving=saving,
+        band=band,
+    )

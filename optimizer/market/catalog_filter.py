@@ -1,0 +1,204 @@
+"""Narrows a catalogue to what someone wants, sorts it, and says which wish nothing fulfils."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hetopt.optimizer.market.catalog import Catalog, Listing, Market, Price, did_you_mean
+from hetopt.optimizer.market.instance_type import Accelerator, Architecture, InstanceType
+from hetopt.profiler.errors import BadInput
+
+AnyMarket = Literal["spot", "on-demand", "any"]
+Quantity = Callable[[Listing], float | str | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filter:
+    """One wish, with the option that a person would write for it."""
+
+    option: str
+    keeps: Callable[[Listing], bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Criteria:
+    """What an instance type must have. Absent: anything will do. What the catalogue does not know is not fulfilled.
+
+    Attributes:
+        accelerator: its name, or another name of it (`AcceleratorModel.aliases`), in any spelling.
+        accelerators_min: whole devices on one machine; a partition of a device counts as none.
+        families: any of these.
+        market: where it can be rented; 'spot' also keeps types whose spot saving is known and whose price is not.
+        price_max_usd_per_hour: of the market, or of the cheaper one.
+        interruption_max: share of spot machines interrupted in a month.
+    """
+
+    accelerator: str | None = None
+    accelerators_min: int | None = None
+    vcpus_min: int | None = None
+    vcpus_max: int | None = None
+    memory_min_gib: float | None = None
+    network_min_gbps: float | None = None
+    architecture: Architecture | None = None
+    families: tuple[str, ...] = ()
+    market: AnyMarket = "any"
+    price_max_usd_per_hour: float | None = None
+    interruption_max: float | None = None
+
+    def filters(self, catalog: Catalog) -> tuple[Filter, ...]:
+        """One filter for each wish.
+
+        Raises:
+            BadInput: the catalogue has no such accelerator or family; hints at names that are close.
+        """
+        types = catalog.instance_types.values()
+        found: list[Filter] = []
+
+        def wish(option: str, keeps: Callable[[Listing], bool]) -> None:
+            found.append(Filter(option=option, keeps=keeps))
+
+        if (name := self.accelerator) is not None:
+            known_accelerator(name, types)
+            wish(f"--gpu {name}", lambda listing: has_accelerator(listing.instance_type, name))
+        if (devices := self.accelerators_min) is not None:
+            wish(f"--gpus-min {devices}", lambda listing: _whole_devices(listing.instance_type) >= devices)
+        if (fewest := self.vcpus_min) is not None:
+            wish(f"--vcpus-min {fewest}", lambda listing: listing.instance_type.vcpus >= fewest)
+        if (most := self.vcpus_max) is not None:
+            wish(f"--vcpus-max {most}", lambda listing: listing.instance_type.vcpus <= most)
+        if (memory := self.memory_min_gib) is not None:
+            wish(f"--memory-min {memory:g}", lambda listing: listing.instance_type.memory_gib >= memory)
+        if (rate := self.network_min_gbps) is not None:
+            wish(f"--network-min {rate:g}", lambda listing: listing.instance_type.network_baseline_gbps >= rate)
+        if (architecture := self.architecture) is not None:
+            wish(f"--arch {architecture}", lambda listing: listing.instance_type.architecture == architecture)
+        if families := {family.casefold() for family in self.families}:
+            for family in families:
+                _known("family", family, {t.family for t in types})
+            wish(f"--family {','.join(self.families)}", lambda listing: listing.instance_type.family in families)
+        if (market := self.market) != "any":
+            wish(f"--market {market}", lambda listing: _is_sold(listing, market))
+        if (dollars := self.price_max_usd_per_hour) is not None:
+            wish(f"--price-max {dollars:g}", lambda listing: _at_most(price_in(listing, self.market), dollars))
+        if (share := self.interruption_max) is not None:
+            wish(
+                f"--max-interruption {share * 100:g}%",
+                lambda listing: listing.band is not None and listing.band.high <= share,
+            )
+        return tuple(found)
+
+
+def select(listings: Iterable[Listing], filters: Sequence[Filter]) -> list[Listing]:
+    """The listings that every filter keeps, in order."""
+    return [listing for listing in listings if all(one.keeps(listing) for one in filters)]
+
+
+def why_none(listings: Sequence[Listing], filters: Sequence[Filter]) -> str:
+    """When `select` keeps nothing: how many types each filter alone stands in the way of, the worst first."""
+    if not listings:
+        return "nothing is known of the region"
+    left = [(len(select(listings, [other for other in filters if other is not one])), one.option) for one in filters]
+    blame = sorted((pair for pair in left if pair[0]), reverse=True)
+    if blame:
+        most, option = blame[0]
+        others = "".join(f", {count:,} without {option}" for count, option in blame[1:3])
+        return f"{most:,} would without {option}{others}"
+    fewest, option = min((len(select(listings, [one])), one.option) for one in filters)
+    return f"{option} alone leaves {fewest:,} of {len(listings):,}, and other filters remove those"
+
+
+def price_in(listing: Listing, market: AnyMarket) -> Price | None:
+    """The price in a market; in any market the lower one."""
+    prices = [listing.price(one) for one in (("spot", "on-demand") if market == "any" else (market,))]
+    return min((price for price in prices if price), key=lambda price: price.usd_per_hour, default=None)
+
+
+def quantities(market: AnyMarket) -> Mapping[str, Quantity]:
+    """What listings can be sorted by, by name. A quantity is absent where the catalogue does not know it."""
+
+    def price(listing: Listing) -> float | None:
+        found = price_in(listing, market)
+        return found.usd_per_hour if found else None
+
+    def price_per(amount: Callable[[InstanceType], float | None]) -> Quantity:
+        def quantity(listing: Listing) -> float | None:
+            dollars, units = price(listing), amount(listing.instance_type)
+            return dollars / units if dollars is not None and units else None
+
+        return quantity
+
+    return {
+        "price": price,
+        "price-per-vcpu": price_per(lambda found: found.vcpus),
+        "price-per-gpu": price_per(_physical_devices),
+        "price-per-coremark": price_per(lambda found: found.coremark_iterations_per_s),
+        "spot-saving": lambda listing: listing.spot_saving,
+        "interruption": lambda listing: listing.band.high if listing.band else None,
+        "gpus": lambda listing: _physical_devices(listing.instance_type),
+        "vcpus": lambda listing: listing.instance_type.vcpus,
+        "memory": lambda listing: listing.instance_type.memory_gib,
+        "network": lambda listing: listing.instance_type.network_baseline_gbps,
+        "coremark": lambda listing: listing.instance_type.coremark_iterations_per_s,
+        "name": lambda listing: listing.instance_type.family,
+    }
+
+
+def sort(listings: Iterable[Listing], quantity: Quantity, *, reverse: bool = False) -> list[Listing]:
+    """Smallest first (``reverse``: largest). Equals go by family and size; the unknown is last either way."""
+    ordered = sorted(listings, key=lambda listing: _natural_order(listing.instance_type))
+    known = [(value, listing) for listing in ordered if (value := quantity(listing)) is not None]
+    known.sort(key=lambda pair: pair[0], reverse=reverse)
+    return [listing for _, listing in known] + [listing for listing in ordered if quantity(listing) is None]
+
+
+def _natural_order(found: InstanceType) -> tuple[str, int, float, str]:
+    return found.family, found.vcpus, found.memory_gib, found.name
+
+
+def _whole_devices(found: InstanceType) -> int:
+    return found.accelerator.whole if found.accelerator else 0
+
+
+def _physical_devices(found: InstanceType) -> float | None:
+    return found.accelerator.count * found.accelerator.fraction if found.accelerator else None
+
+
+def _at_most(price: Price | None, usd_per_hour: float) -> bool:
+    return price is not None and price.usd_per_hour <= usd_per_hour
+
+
+def _is_sold(listing: Listing, market: Market) -> bool:
+    return listing.price(market) is not None or (market == "spot" and listing.spot_saving is not None)
+
+
+def _names(accelerator: Accelerator) -> tuple[str, ...]:
+    return (accelerator.name, *(accelerator.model.aliases if accelerator.model else ()))
+
+
+def _plain(name: str) -> str:
+    """Letters and digits alone: 'RTX-PRO-4500' is 'rtx pro 4500'."""
+    return "".join(character for character in name.casefold() if character.isalnum())
+
+
+def has_accelerator(found: InstanceType, name: str) -> bool:
+    """Whether the type's accelerators are called so, in any spelling."""
+    accelerator = found.accelerator
+    return accelerator is not None and _plain(name) in {_plain(other) for other in _names(accelerator)}
+
+
+def known_accelerator(name: str, types: Iterable[InstanceType]) -> None:
+    """Refuse the name of an accelerator that no type has.
+
+    Raises:
+        BadInput: hints at names that are close.
+    """
+    _known("accelerator", name, {spelling for t in types if t.accelerator for spelling in _names(t.accelerator)})
+
+
+def _known(kind: str, name: str, names: set[str]) -> None:
+    """Refuse a name that no instance type has."""
+    if _plain(name) not in {_plain(other) for other in names}:
+        few = f"known: {', '.join(sorted(names))}" if len(names) <= 40 else "see `hetopt catalog list --sort name`"
+        raise BadInput(f"The catalogue has no {kind} '{name}'.", hint=did_you_mean(name, names) or few)

@@ -1,0 +1,229 @@
+"""Narrows what can be rented to what someone wants to rent, and says which two wishes exclude each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from itertools import combinations
+from types import MappingProxyType
+
+from hetopt.optimizer.market.catalog import Catalog, InstanceType, Market, Offer, did_you_mean, offers
+from hetopt.optimizer.market.catalog_filter import AnyMarket, has_accelerator, known_accelerator
+from hetopt.optimizer.market.instance_type import Architecture
+from hetopt.optimizer.market.quota import Quotas, most_machines
+from hetopt.optimizer.market.zone_prices import read_zone_prices
+from hetopt.profiler.errors import BadInput
+
+ANY_GPU, NO_GPU = "any", "none"
+
+_ZONE_ID = re.compile(r"[a-z]+\d-az\d")
+_CORNERS = {"northeast": "ne", "northwest": "nw", "southeast": "se", "southwest": "sw"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What may be rented. Absent or empty: anything.
+
+    Attributes:
+        types: names or shell patterns of instance types, any of which will do.
+        exclude: names or patterns of those that will not.
+        gpus: names of accelerators, any of which will do, each perhaps with how many a machine must have (``L4:4``);
+            ``any`` is any CUDA device, ``none`` a machine without.
+        market: where it may be rented.
+        max_hourly_usd: of the whole cluster, so of each machine too.
+        zone: the availability zone of all machines, by name (``us-east-1a``) or id (``use1-az1``). With an id a
+            refreshed catalogue's prices of that zone are taken.
+        quotas: vCPUs that the account may run at once.
+    """
+
+    types: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+    architecture: Architecture | None = None
+    market: AnyMarket = "spot"
+    max_hourly_usd: float | None = None
+    zone: str | None = None
+    quotas: Quotas = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfferFilter:
+    """One wish, with the option that a person would write for it."""
+
+    option: str
+    keeps: Callable[[Offer], bool]
+
+
+def narrow(catalog: Catalog, wishes: Wishes) -> tuple[Offer, ...]:
+    """The offers that fulfil every wish.
+
+    Raises:
+        BadInput: a name or a pattern that means nothing in this catalogue, or wishes that nothing fulfils: names the
+            one that nothing fulfils, the two that exclude each other, or the one that removed the last offer.
+    """
+    filters = _filters(catalog, wishes)
+    everything = offers(catalog)
+    left: Sequence[Offer] = everything
+    for one in filters:
+        before, left = left, [offer for offer in left if one.keeps(offer)]
+        if not left:
+            raise _nothing_left(catalog, everything, filters, one, before)
+    if wishes.zone is not None:
+        before, left = left, _in_zone(catalog, left, wishes.zone)
+        if not left:
+            raise BadInput(
+                f"None of the {len(before):,} offers is sold in {wishes.zone}.", hint="name another --zone, or none"
+            )
+    return tuple(left)
+
+
+def _filters(catalog: Catalog, wishes: Wishes) -> list[OfferFilter]:
+    found: list[OfferFilter] = []
+
+    def wish(option: str, keeps: Callable[[Offer], bool]) -> None:
+        found.append(OfferFilter(option=option, keeps=keeps))
+
+    for option, patterns in (("--types", wishes.types), ("--exclude", wishes.exclude)):
+        for pattern in patterns:
+            _means_something(catalog, option, pattern)
+    if wishes.zone is not None:
+        _belongs(catalog, wishes.zone)
+    if market := _single(wishes.market):
+        wish(f"--market {market}", lambda offer: offer.price.market == market)
+    if wishes.types:
+        wish(f"--types {','.join(wishes.types)}", lambda offer: _matches(offer.instance_type.name, wishes.types))
+    if wishes.exclude:
+        wish(
+            f"--exclude {','.join(wishes.exclude)}",
+            lambda offer: not _matches(offer.instance_type.name, wishes.exclude),
+        )
+    if wishes.gpus:
+        kept = [_gpu(catalog, text) for text in wishes.gpus]
+        wish(f"--gpus {','.join(wishes.gpus)}", lambda offer: any(keeps(offer.instance_type) for keeps in kept))
+    if (architecture := wishes.architecture) is not None:
+        wish(f"--arch {architecture}", lambda offer: offer.instance_type.architecture == architecture)
+    if (dollars := wishes.max_hourly_usd) is not None:
+        wish(f"--max-hourly {dollars:g}", lambda offer: offer.price.usd_per_hour <= dollars)
+    if wishes.quotas:
+        written = " ".join(
+            f"--quota {bucket.market}:{bucket.family}={vcpus}" for bucket, vcpus in sorted(wishes.quotas.items())
+        )
+        wish(written, lambda offer: most_machines(offer, wishes.quotas) >= 1)
+    return found
+
+
+def _single(market: AnyMarket) -> Market | None:
+    return None if market == "any" else market
+
+
+def _nothing_left(
+    catalog: Catalog,
+    everything: Sequence[Offer],
+    filters: Sequence[OfferFilter],
+    last: OfferFilter,
+    before: Sequence[Offer],
+) -> BadInput:
+    """Why no offer is left: the shortest true reason."""
+    where = f"in {catalog.region}"
+    kept = {one.option: {i for i, offer in enumerate(everything) if one.keeps(offer)} for one in filters}
+    for option, alone in kept.items():
+        if not alone:
+            return BadInput(f"{option} leaves nothing that can be rented {where}.", hint=_loosen(option))
+    for (first, some), (second, others) in combinations(kept.items(), 2):
+        if not some & others:
+            return BadInput(
+                f"{first} and {second} exclude each other: nothing {where} fulfils both "
+                f"({len(some):,} and {len(others):,} offers do one).",
+                hint=f"leave one of them out, or see `hetopt catalog list --region {catalog.region}`",
+            )
+    return BadInput(
+        f"{last.option} removed the last of the {len(before):,} offers {where} that the other filters had left.",
+        hint=_loosen(last.option),
+    )
+
+
+def _loosen(option: str) -> str:
+    name = option.split()[0]
+    return {
+        "--max-hourly": "raise --max-hourly, or leave it out",
+        "--quota": "a quota must hold at least one machine; ask the provider for more, or leave --quota out",
+        "--market": "try --market any, another --region, or prices of your own with --catalog",
+    }.get(name, f"loosen {name}, or leave it out")
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _means_something(catalog: Catalog, option: str, pattern: str) -> None:
+    """Refuse a name or a pattern that no instance type has."""
+    if not any(fnmatchcase(name, pattern) for name in catalog.instance_types):
+        if any(character in pattern for character in "*?["):
+            raise BadInput(
+                f"{option} {pattern} matches no instance type of the catalogue.",
+                hint="patterns are those of a shell, such as 'g5.*' or '*.xlarge', in quotes",
+            )
+        catalog.instance_type(pattern)
+
+
+def _belongs(catalog: Catalog, zone: str) -> None:
+    """Refuse a zone of another region, or a name that is none."""
+    region = _region_of(catalog, zone)
+    if region is None:
+        raise BadInput(
+            f"There is no zone '{zone}'.",
+            hint=did_you_mean(zone, [f"{name}{end}" for name in catalog.regions for end in "abc"])
+            or f"a zone is a region and a letter, such as {catalog.region}a, or a zone id, such as use1-az1",
+        )
+    if region != catalog.region:
+        raise BadInput(
+            f"--zone {zone} and --region {catalog.region} exclude each other: that zone is in {region}.",
+            hint=f"name --region {region}, or a zone of {catalog.region}",
+        )
+
+
+def _region_of(catalog: Catalog, zone: str) -> str | None:
+    """The region of a zone's name (us-east-1a) or id (use1-az1)."""
+    if _ZONE_ID.fullmatch(zone):
+        prefix = zone.partition("-az")[0]
+        return next((region for region in catalog.regions if _short(region) == prefix), None)
+    return zone[:-1] if zone[-1:].isalpha() and zone[:-1] in catalog.regions else None
+
+
+def _short(region: str) -> str:
+    """As zone ids begin: us-east-1 is use1, ap-northeast-2 is apne2."""
+    area, *directions, number = region.split("-")
+    return area + "".join(_CORNERS.get(one, one[0]) for one in directions) + number
+
+
+def _in_zone(catalog: Catalog, found: Sequence[Offer], zone: str) -> list[Offer]:
+    """The offers at the spot prices of a zone, where the catalogue has them: by id, as names differ by account."""
+    prices = read_zone_prices(catalog.directory, catalog.region)
+    if not prices or not _ZONE_ID.fullmatch(zone):
+        return list(found)
+    there: list[Offer] = []
+    for offer in found:
+        price = prices.get(offer.instance_type.name, {}).get(zone)
+        if offer.price.market == "on-demand":
+            there.append(offer)
+        elif price is not None:
+            there.append(replace(offer, price=replace(offer.price, usd_per_hour=price.usd_per_hour, is_estimate=False)))
+    return there
+
+
+def _gpu(catalog: Catalog, text: str) -> Callable[[InstanceType], bool]:
+    """Whether a machine has the accelerators that one part of ``--gpus`` asks for."""
+    name, separator, number = text.partition(":")
+    if separator and not (number.isdigit() and int(number) > 0):
+        raise BadInput(f"--gpus must be NAME or NAME:COUNT, not {text!r}.", hint="for example --gpus L4:4")
+    count = int(number) if separator else 1
+    if name.casefold() == NO_GPU:
+        return lambda found: found.accelerator is None
+    if name.casefold() == ANY_GPU:
+        return lambda found: found.cuda_devices >= count
+    known_accelerator(name, catalog.instance_types.values())
+    return lambda found: (
+        has_accelerator(found, name) and found.accelerator is not None and found.accelerator.count >= count
+    )

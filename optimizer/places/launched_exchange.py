@@ -1,0 +1,271 @@
+"""What exchanging gradients takes where a plan is launched, and what a prediction of it has to assume.
+
+A profile times Top-k and tells its gain; a run may use any compressor, and may change it on the way. Bytes and
+collectives of all of them are known exactly (`hetopt.trainer.exchange.wire`); the rest is assumed, and said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from hetopt.optimizer import words
+from hetopt.optimizer.fit import CompressorLine, FittedModel, LinkModel
+from hetopt.optimizer.step_model.links import MEASURED_LINK_LOG_SD
+from hetopt.optimizer.step_model.local_steps import communication, exposed_s, spread
+from hetopt.optimizer.step_model.step_time import NO_OVERLAP, Overlap, step_time
+from hetopt.optimizer.steps_to_target.local_penalty import steps_in_words
+from hetopt.profiler.inflation import LEAST_GAIN, step_inflation
+from hetopt.trainer.control.ratio.choose import CONTROLLERS
+from hetopt.trainer.exchange.composition import METHODS, PLAIN
+from hetopt.trainer.exchange.cost import Operation, Primitive
+from hetopt.trainer.exchange.menu import IDENTITY, ROUNDED, Menu, settled_collective
+from hetopt.trainer.exchange.planner import KEPT
+from hetopt.trainer.exchange.wire import operations
+from hetopt.trainer.spec import Compression, RunSpec
+
+LOSSLESS = frozenset(name for name, kept in KEPT.items() if kept > 0.999)
+"""As far as convergence can tell."""
+
+RANDOM = ("randomk", "global_randomk_maxnorm", "global_randomk_two_scale")
+"""They choose without looking: of the gradient's energy they keep the ratio."""
+
+TIMED = "topk"
+"""The compressor that profiles time, and whose gain they tell."""
+
+ASSUMED_LOG_SD = 0.5
+"""How well the time of an exchange is known where it changes on the way, or where compressing was not timed."""
+
+
+def no_overlap(compressor: str) -> Overlap:
+    """Whatever the compressor."""
+    return NO_OVERLAP
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """The workers that exchange, and what is known of the place.
+
+    Attributes:
+        model: of the job.
+        workers: in the group.
+        link: one hop of a primitive.
+        compressors: as timed on workers like these.
+        overlap: how computing hides an exchange with a compressor; workers whose exchange needs the very processors
+            that they compute on hide nothing.
+        crowding: how much longer a worker needs for what all of them do at once.
+    """
+
+    model: FittedModel
+    workers: int
+    link: Callable[[Primitive], LinkModel]
+    compressors: Mapping[str, CompressorLine]
+    overlap: Callable[[str], Overlap] = no_overlap
+    crowding: float = 1.0
+
+    @property
+    def numel(self) -> int:
+        """Elements of the gradient."""
+        return self.model.profile.job.parameters
+
+    def operations(self, compression: Compression) -> tuple[Operation, ...]:
+        """Of one exchange.
+
+        Raises:
+            BadInput: so many workers cannot be served like that.
+        """
+        return operations(
+            compression.name,
+            self.numel,
+            compression.ratio,
+            workers=self.workers,
+            collective=compression.collective,
+            bits=compression.bits,
+            levels=compression.levels,
+            rank=compression.rank or 1,
+            coding=compression.coding or PLAIN,
+        )
+
+    def exchange_s(self, compression: Compression) -> float:
+        """Seconds of the operations, when nobody has to be waited for."""
+        total_s = 0.0
+        for operation in self.operations(compression):
+            terms, link = operation.terms(), self.link(operation.primitive)
+            total_s += terms.messages * link.latency_s + terms.traffic_bytes / link.bytes_per_s
+        return total_s
+
+    def compress_s(self, compression: Compression) -> float:
+        """Seconds of a worker's own work, as timed, or as long as Top-k's where this compressor was not."""
+        line = self.compressors.get(compression.name) or self.compressors.get(TIMED)
+        if line is None or compression.name == IDENTITY:
+            return 0.0
+        gathers = any(operation.primitive == "all_gather" for operation in self.operations(compression))
+        return self.crowding * line.time_s(compression.ratio, self.workers if gathers else 1)
+
+    def gain(self, compression: Compression) -> float:
+        """Retained gradient energy: measured for Top-k, which stands for all that send the largest elements.
+
+        What rounds instead of selecting keeps what is known of it, or 1; so does all where nothing was measured. The
+        smallest gain that was measured counts for ratios below.
+        """
+        if compression.name in RANDOM:
+            return compression.ratio
+        curve = self.model.gain
+        if not METHODS[compression.name].by_ratio or not curve.log_ratios:
+            return KEPT.get(compression.name, 1.0)
+        return curve.gain(max(compression.ratio, math.exp(curve.log_ratios[0])))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foreseen:
+    """The exchange that a prediction is made for.
+
+    Attributes:
+        compression: what is sent in every step.
+        exchange_s, compress_s: of a step.
+        overlap: how computing hides the exchange.
+        gain: retained gradient energy.
+        log_sd: standard deviation of the log of (true / foreseen) time.
+        notes: what was assumed, a sentence each.
+        stretch: steps to a target over those of summing gradients in every step.
+        stretch_log_sd: spread of its log.
+    """
+
+    compression: Compression
+    exchange_s: float
+    compress_s: float
+    overlap: Overlap
+    gain: float
+    log_sd: float
+    notes: tuple[str, ...]
+    stretch: float = 1.0
+    stretch_log_sd: float = 0.0
+
+
+def foresee(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool) -> Foreseen:
+    """The exchange of a run, or the one that its policies should come to use most.
+
+    Args:
+        run: as it will be started.
+        meeting: of its workers.
+        compute_s: of the slowest worker in a step.
+        to_target: whether the run ends at a target, so that what is held back costs steps.
+
+    Raises:
+        BadInput: so many workers cannot be served like that.
+    """
+
+    if run.is_local:
+        return _foresee_local(run, meeting, compute_s=compute_s, to_target=to_target)
+
+    def time_per_progress_s(compression: Compression) -> float:
+        step = step_time(
+            [compute_s],
+            exchange_s=meeting.exchange_s(compression),
+            compress_s=meeting.compress_s(compression),
+            overlap=meeting.overlap(compression.name),
+        )
+        return step.step_time_s * step_inflation(max(meeting.gain(compression), 1e-9))
+
+    chosen = min(_candidates(run, meeting), key=time_per_progress_s)
+    assumed = _is_assumed(chosen, meeting)
+    changes = meeting.workers > 1 and (run.ratio_policy != "fixed" or run.collective_policy != "fixed")
+    return Foreseen(
+        compression=chosen,
+        exchange_s=meeting.exchange_s(chosen),
+        compress_s=meeting.compress_s(chosen),
+        overlap=meeting.overlap(chosen.name),
+        gain=meeting.gain(chosen),
+        log_sd=ASSUMED_LOG_SD if changes or assumed else MEASURED_LINK_LOG_SD,
+        notes=tuple(_notes(run, chosen, meeting, to_target=to_target)),
+    )
+
+
+def _foresee_local(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool) -> Foreseen:
+    """Of workers that train for themselves: the mean over steps that bring them together and steps that do not."""
+    whole, gate = Compression(), meeting.model.convergence.local
+    told = communication(
+        run.sync,
+        dataset_size=meeting.model.profile.job.dataset_size,
+        global_batch_size=run.global_batch_size,
+        measured=gate.measured_share(run.sync),
+    )
+    penalty, counts = gate.penalty(run.sync), to_target and run.sync.name != "ssp" and told.share > 0
+    exchange_s = exposed_s(run.sync, told, exchange_s=meeting.exchange_s(whole), compute_s=compute_s)
+    return Foreseen(
+        compression=whole,
+        exchange_s=exchange_s,
+        compress_s=0.0,
+        overlap=NO_OVERLAP,
+        gain=1.0,
+        log_sd=spread(told, MEASURED_LINK_LOG_SD),
+        notes=(told.note, steps_in_words(penalty, told.share, meeting.workers, counts=counts)),
+        stretch=float(penalty.inflation(told.share, meeting.workers)) if counts else 1.0,
+        stretch_log_sd=float(penalty.log_sd(told.share, meeting.workers)) if counts else 0.0,
+    )
+
+
+def _candidates(run: RunSpec, meeting: Meeting) -> Iterable[Compression]:
+    """What the run may use, as far as its policies choose."""
+    asked = run.compression
+    menu = Menu(
+        asked=asked,
+        chooses_collective=run.collective_policy == "cheapest",
+        numel=meeting.numel,
+        workers=meeting.workers,
+        rounded_s={name: meeting.compress_s(Compression(name=name)) for name in ROUNDED},
+    )
+    if meeting.workers == 1:
+        return [asked]
+    if run.ratio_policy in ("auto", "scan"):
+        ways = [way.compression for way in menu.all if run.ratio_policy == "auto" or way.option.gain is None]
+        return [way for way in ways if meeting.gain(way) >= LEAST_GAIN] or ways
+    if run.collective_policy == "cheapest" and METHODS[asked.name].by_ratio:
+        return [way.compression for way in menu.at(asked.ratio)]
+    return [asked]
+
+
+def _is_assumed(chosen: Compression, meeting: Meeting) -> bool:
+    return chosen.name != IDENTITY and chosen.name not in meeting.compressors
+
+
+def _notes(run: RunSpec, chosen: Compression, meeting: Meeting, *, to_target: bool) -> Iterable[str]:
+    if meeting.workers == 1:
+        return
+    method, told = METHODS[chosen.name], words.compression(chosen.name, chosen.ratio)
+    if chosen.name == IDENTITY:
+        told = "sending everything"
+    if run.ratio_policy != "fixed":
+        yield (
+            f"How much is sent is decided while training goes on ({run.ratio_policy}: "
+            f"{CONTROLLERS[run.ratio_policy]}); the prediction is for {told} in every step."
+        )
+    elif run.collective_policy != "fixed":
+        by = settled_collective(chosen)
+        yield f"The collective follows the network; the prediction is for {by} in every step."
+    if _is_assumed(chosen, meeting):
+        if TIMED in meeting.compressors:
+            yield f"What {chosen.name} costs a worker was not profiled: it is taken to be what Top-k costs."
+        else:
+            yield f"What {chosen.name} costs a worker was not profiled: it counts as nothing."
+    if chosen.name == "powersgd":
+        yield "The profile does not know the layers that powersgd works on: the prediction is for sending everything."
+    if to_target and chosen.name not in LOSSLESS:
+        yield from _notes_on_gain(chosen, by_ratio=method.by_ratio, meeting=meeting)
+
+
+def _notes_on_gain(chosen: Compression, *, by_ratio: bool, meeting: Meeting) -> Iterable[str]:
+    """What the number of steps to a target rests on."""
+    measured = meeting.model.gain.log_ratios
+    if chosen.name in RANDOM:
+        return
+    if not by_ratio or not measured:
+        yield f"What {chosen.name} loses was not profiled: the steps to the target are those of dense training."
+    elif chosen.ratio < math.exp(measured[0]) * (1 - 1e-9):
+        yield (
+            f"The smallest part of the gradient that was profiled is {math.exp(measured[0]):.3%}: the steps to the "
+            "target are those of sending that."
+        )
+    elif chosen.name != TIMED:
+        yield f"What {chosen.name} keeps of the gradient is taken to be what Top-k keeps."

@@ -1,0 +1,122 @@
+"""Turns a priced cluster into the record that a plan shows: groups with shares, intervals, and the bill by line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hetopt.optimizer.costs.bill import Rental, itemise
+from hetopt.optimizer.costs.cost import planned_usage
+from hetopt.optimizer.costs.observed_losses import watched_in_words
+from hetopt.optimizer.plan import Assumed, Candidate, CostTerm, Group, Prediction, Range
+from hetopt.optimizer.search.forecast import Forecast, JobModel, shares_of
+from hetopt.optimizer.search.search_space import Cluster, MachineOption, SearchSpace
+from hetopt.optimizer.steps_to_target.steps_law import Z90
+from hetopt.trainer.exchange.wire import Collective
+
+
+def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forecast, row: int) -> Candidate:
+    """The cluster of one row of a forecast."""
+    exchange = space.exchanges[cluster.exchange]
+    sizes = list(shares_of(space, cluster).local_batch_sizes)
+    groups = []
+    for index, machines in cluster.machines:
+        option = space.options[index]
+        own, sizes = sizes[: machines * option.worker.workers], sizes[machines * option.worker.workers :]
+        groups.append(_group(option, machines, own, exchange.collective))
+    return Candidate(
+        groups=tuple(groups),
+        global_batch_size=space.batch_sizes[cluster.batch],
+        compression=exchange.compression,
+        collective=exchange.collective,
+        sync=exchange.sync,
+        prediction=_prediction(space, job, cluster, found, row),
+    )
+
+
+def spread(value: float, log_sd: float) -> Range:
+    """A figure with the 90 % interval of its log standard deviation."""
+    reach = float(np.exp(Z90 * log_sd))
+    return Range(value=value, low=value / reach, high=value * reach)
+
+
+def _group(option: MachineOption, machines: int, local_batch_sizes: list[int], collective: Collective) -> Group:
+    price, band = option.offer.price, option.offer.band
+    time, link = option.worker.time, option.links[collective]
+    return Group(
+        instance_type=option.name,
+        machines=machines,
+        workers_per_machine=option.worker.workers,
+        market=price.market,
+        region=price.region,
+        price_usd_per_hour=price.usd_per_hour,
+        price_date=price.date.isoformat(),
+        price_source=price.source,
+        price_is_estimate=price.is_estimate,
+        interruption_band=band.label if band else None,
+        watched=option.watched,
+        local_batch_sizes=tuple(local_batch_sizes),
+        evidence=option.worker.evidence,
+        assumed=Assumed(
+            fixed_s=time.fixed_s,
+            per_sample_s=time.per_sample_s,
+            floor_s=time.floor_s,
+            max_samples=time.max_samples,
+            link_latency_s=link.latency_s,
+            link_bytes_per_s=link.bytes_per_s,
+        ),
+    )
+
+
+def _prediction(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forecast, row: int) -> Prediction:
+    def at(column: str) -> float:
+        return float(getattr(found, column)[row])
+
+    return Prediction(
+        step_time_s=spread(at("step_time_s"), at("step_time_log_sd")),
+        compute_s=at("compute_s"),
+        communication_s=at("communication_s"),
+        waiting_s=at("waiting_s"),
+        steps=spread(at("steps"), at("steps_log_sd")),
+        steps_source=job.steps.source,
+        training_s=spread(at("work_s"), at("work_log_sd")),
+        startup_s=job.startup_s,
+        total_s=Range(value=at("total_s"), low=at("total_low_s"), high=at("total_high_s")),
+        cost_usd=Range(value=at("cost_usd"), low=at("cost_low_usd"), high=at("cost_high_usd")),
+        cost_terms=cost_terms(space, job, cluster, found, row),
+    )
+
+
+def cost_terms(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forecast, row: int) -> tuple[CostTerm, ...]:
+    """The bill by line. The lines sum to the expected cost."""
+
+    def at(column: str) -> float:
+        return float(getattr(found, column)[row])
+
+    return itemise(
+        [
+            Rental(instance_type=space.options[index].name, machines=machines, price=space.options[index].offer.price)
+            for index, machines in cluster.machines
+        ],
+        planned_usage(
+            start_up_s=job.startup_s,
+            work_s=at("work_s"),
+            interruption_s=at("interruption_s"),
+            machines=cluster.machine_count,
+            stops_per_hour=at("stops_per_hour"),
+            interval_s=at("interval_s"),
+            checkpoint_bytes=job.checkpoint_bytes,
+            crossing_bytes=at("crossing_bytes"),
+        ),
+        job.rates.billing,
+        volume=job.rates.volume,
+        hazard_basis=_hazard_basis([space.options[index] for index, _ in cluster.machines]),
+    )
+
+
+def _hazard_basis(options: Sequence[MachineOption]) -> str:
+    """What the expected interruptions rest on."""
+    prior = "the prior of the hazard (calm pools lose a machine in 2000 h, scarce ones in 2 h)"
+    seen = [f"{watched_in_words(option.watched)} of {option.name}" for option in options if option.watched is not None]
+    return f"on average over {prior}" + (f", moved by {' and '.join(seen)}" if seen else "")

@@ -1,0 +1,113 @@
+"""How likely plans are to keep their limits: possible runs of finalists, over prices, losses, step times and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetopt.optimizer.costs.possible_runs import Finalist, PossibleRuns, RentedPool, RunTerms, possible_runs
+from hetopt.optimizer.search.aims import Limits
+from hetopt.optimizer.search.forecast import PRICE_ESTIMATE_LOG_SD, JobModel
+from hetopt.optimizer.search.search import Found
+from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
+from hetopt.profiler.errors import BadInput
+
+FINALISTS = 48
+"""Plans of which possible runs are drawn when a confidence is asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confident:
+    """The best plan that keeps its limits with the asked probability, or the likeliest one.
+
+    Attributes:
+        found: what was searched, with that choice.
+        chance: of the choice to keep budget and deadline.
+    """
+
+    found: Found
+    chance: float
+
+
+def simulate(space: SearchSpace, job: JobModel, found: Found, rows: Sequence[int], *, seed: int) -> PossibleRuns:
+    """Possible runs of the plans of some rows."""
+    terms = RunTerms(
+        billing=job.rates.billing,
+        volume=job.rates.volume,
+        start_up_s=job.startup_s,
+        start_up_log_sd=job.startup_log_sd,
+        restart_s=job.restart_s,
+        checkpoint_s=job.checkpoint_s,
+        checkpoint_bytes=job.checkpoint_bytes,
+    )
+    finalists = [
+        Finalist(
+            pools=tuple(_pool(space.options[index], count) for index, count in found.cluster(row).machines),
+            work_s=float(found.forecast.work_s[row]),
+            step_time_log_sd=float(found.forecast.step_time_log_sd[row]),
+            steps_log_sd=float(found.forecast.steps_log_sd[row]),
+            crossing_bytes=float(found.forecast.crossing_bytes[row]),
+        )
+        for row in rows
+    ]
+    return possible_runs(finalists, terms, seed=seed)
+
+
+def confident(
+    space: SearchSpace, job: JobModel, found: Found, limits: Limits, confidence: float, *, seed: int
+) -> Confident:
+    """Choose by the probability of keeping the limits instead of by the upper end of the interval.
+
+    Raises:
+        BadInput: the confidence is no probability, or there is nothing to keep.
+    """
+    if not 0 < confidence < 1:
+        raise BadInput(f"A confidence of {confidence} cannot be.", hint="for example --confidence 0.9")
+    if limits.budget_usd is None and limits.deadline_s is None:
+        raise BadInput("There is neither a budget nor a deadline to be confident of.", hint="give --budget")
+    rows = _finalists(found, limits)
+    runs = simulate(space, job, found, rows, seed=seed)
+    chance = runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)
+    enough = np.flatnonzero(chance >= confidence)
+    place = int(enough[0]) if enough.size else int(np.argmax(chance))
+    return Confident(
+        found=replace(found, chosen=rows[place], safe=bool(enough.size), front=_with(found, rows[place])),
+        chance=float(chance[place]),
+    )
+
+
+def _finalists(found: Found, limits: Limits) -> list[int]:
+    """The best rows that fit on expectation, thinned towards those with more to spare.
+
+    Half are the best; the others are the best of those that use less and less of their limits, so that one with enough
+    to spare is among them.
+    """
+    overrun = limits.overrun(found.forecast)
+    score = limits.score(found.forecast.total_s, found.forecast.cost_usd)
+    fits = np.flatnonzero(overrun <= 1)
+    best = fits[np.argsort(score[fits], kind="stable")]
+    chosen = best[: FINALISTS // 2].tolist()
+    for spare in np.linspace(1.0, 0.15, FINALISTS - len(chosen)):
+        below = best[overrun[best] <= spare]
+        if below.size:
+            chosen.append(int(below[0]))
+    return sorted(dict.fromkeys(chosen), key=score.__getitem__)
+
+
+def _with(found: Found, row: int) -> NDArray[np.intp]:
+    """The front with a row in its place by time."""
+    rows = {*found.front.tolist(), row}
+    return np.array(sorted(rows, key=found.forecast.total_s.__getitem__), dtype=np.intp)
+
+
+def _pool(option: MachineOption, machines: int) -> RentedPool:
+    price = option.offer.price
+    return RentedPool(
+        machines=machines,
+        usd_per_hour=price.usd_per_hour,
+        price_log_sd=PRICE_ESTIMATE_LOG_SD if price.is_estimate else 0.0,
+        belief=option.belief,
+    )

@@ -1,0 +1,344 @@
+"""Says why a plan won, where its time and money go, what is known and what is guessed, and what would change it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from hetopt.optimizer import words
+from hetopt.optimizer.costs import mixing
+from hetopt.optimizer.costs.observed_losses import watched_in_words
+from hetopt.optimizer.fit import FittedModel
+from hetopt.optimizer.market.catalog import Catalog
+from hetopt.optimizer.plan import Candidate, Insight
+from hetopt.optimizer.search.search import NEAR, Found, Limits, choose
+from hetopt.optimizer.step_model.local_steps import communication
+from hetopt.optimizer.step_model.transfer import ReferenceHost
+from hetopt.optimizer.steps_to_target.local_penalty import steps_in_words
+from hetopt.optimizer.words import duration, usd
+from hetopt.profiler.profile import Profile
+
+MORE = 1.25
+"""How much a limit is loosened to see what that would buy."""
+
+WORTH_SAYING = 0.02
+
+WORTH_AVERAGING = 0.3
+"""Part of a step that communication must take for averages of parameters to be worth a try."""
+
+USUAL_SYNC = "selsync(auto)"
+
+PROFILING_SHARE = 0.05
+"""What profiling should cost at most of the job that it is for."""
+
+
+def explain(
+    model: FittedModel,
+    host: ReferenceHost,
+    found: Found,
+    chosen: Candidate,
+    candidate: Callable[[int], Candidate],
+    limits: Limits,
+    catalog: Catalog,
+    seen: Insight,
+    *,
+    to_target: bool,
+) -> tuple[str, ...]:
+    """The sentences of a plan, most important first.
+
+    Args:
+        model: what the profile says.
+        host: how the profiled machine was placed among the catalogue's.
+        found: what was searched, with the choice.
+        chosen: the choice as a record.
+        candidate: makes the record of a row of ``found.forecast``.
+        limits: budget and deadline.
+        catalog: for prices on demand.
+        seen: how sure the choice is, and what it depends on.
+        to_target: whether the run ends at a target.
+    """
+    return (
+        _why(found, chosen, limits, seen),
+        *_chance(seen),
+        *_against_extremes(found, chosen, candidate),
+        *_against_uniform(found, chosen, candidate, limits),
+        *_on_demand(chosen, catalog),
+        _time(chosen),
+        _money(chosen),
+        *_scarce(found, chosen),
+        *_mixing(chosen),
+        *_evidence(model, host, chosen),
+        *_local(model, chosen, to_target=to_target),
+        *_changes(found, chosen, candidate, limits),
+        _profiling(model.profile, chosen),
+    )
+
+
+def describe_machines(candidate: Candidate) -> str:
+    """Such as "2 × g5.xlarge + 1 × g4dn.xlarge (spot)"."""
+    markets = sorted({group.market for group in candidate.groups})
+    one = len(markets) == 1
+    names = ((g.machines, g.instance_type if one else f"{g.instance_type} {g.market}") for g in candidate.groups)
+    return words.cluster(names) + (f" ({markets[0]})" if one else "")
+
+
+def usd_at_least(amount: float) -> str:
+    """The amount as `words.usd` writes it, rounded up: a budget of so much is enough."""
+    digits = (
+        0 if amount >= 1000 else 2 if amount >= 0.995 else 3 if amount >= 0.1 else 1 - math.floor(math.log10(amount))
+    )
+    return usd(math.ceil(amount * 10**digits - 1e-9) / 10**digits)
+
+
+def _why(found: Found, chosen: Candidate, limits: Limits, seen: Insight) -> str:
+    told = chosen.prediction
+    what = "cheapest" if limits.wants_cheapest else "quickest"
+    asked = [
+        *([f"the budget of {usd(limits.budget_usd)}"] if limits.budget_usd is not None else []),
+        *([f"the deadline of {duration(limits.deadline_s)}"] if limits.deadline_s is not None else []),
+    ]
+    within = " and ".join(asked)
+    machines = describe_machines(chosen)
+    if limits.knee:
+        what = "plan at the knee of the front, from which more money buys little time,"
+    elif limits.weight not in (0.0, 1.0):
+        what = f"best plan (time counts {limits.weight:.0%}, cost the rest)"
+    else:
+        what = f"{what} plan"
+    if seen.confidence is not None:
+        if found.safe:
+            return (
+                f"{machines} is the {what} found that stays within {within} with a probability of {seen.chance:.0%} "
+                f"({seen.confidence:.0%} were asked for)."
+            )
+        return (
+            f"No plan found stays within {within} with a probability of {seen.confidence:.0%}: {machines} is the "
+            f"likeliest, with {seen.chance:.0%}."
+        )
+    if found.safe:
+        if not asked:
+            return f"{machines} is the cheapest plan found, at about {usd(told.cost_usd.value)}."
+        return (
+            f"{machines} is the {what} found that stays within {within} even at the upper end of its 90 % "
+            f"interval ({usd(told.cost_usd.high)} and {duration(told.total_s.high)}); plans within 2 % count as equal."
+        )
+    expected = f"cost {usd(told.cost_usd.value)} and take {duration(told.total_s.value)}"
+    worse = f"{usd(told.cost_usd.high)} and {duration(told.total_s.high)}"
+    return (
+        f"No plan is sure to stay within {within}: {machines} is the one least likely to exceed it. It should "
+        f"{expected}, but may come to {worse}, and would then be stopped unfinished."
+    )
+
+
+def _chance(seen: Insight) -> Iterator[str]:
+    if seen.chance is not None and seen.confidence is None:
+        yield (
+            f"In {seen.chance:.0%} of simulated runs the limits are kept; nine of ten cost at most "
+            f"{usd(seen.cost_90_usd)} and take at most {duration(seen.total_90_s)}."
+        )
+
+
+def _compared(name: str, other: Candidate, chosen: Candidate) -> str:
+    cost, time = other.prediction.cost_usd.value, other.prediction.total_s.value
+    dearer, slower = _change(cost, chosen.prediction.cost_usd.value), _change(time, chosen.prediction.total_s.value)
+    return f"{name}, {describe_machines(other)}, costs {usd(cost)} ({dearer}) and takes {duration(time)} ({slower})."
+
+
+def _change(value: float, reference: float) -> str:
+    change = value / reference - 1
+    if abs(change) < 0.005:
+        return "the same"
+    if change > 1:
+        return f"{value / reference:.1f} times as much"
+    return f"{abs(change):.0%} {'more' if change > 0 else 'less'}"
+
+
+def _against_extremes(found: Found, chosen: Candidate, candidate: Callable[[int], Candidate]) -> Iterator[str]:
+    told = chosen.prediction
+    cheapest, quickest = candidate(int(found.front[-1])), candidate(int(found.front[0]))
+    if cheapest.prediction.cost_usd.value < (1 - WORTH_SAYING) * told.cost_usd.value:
+        yield _compared("The cheapest plan found", cheapest, chosen)
+    if quickest.prediction.total_s.value < (1 - WORTH_SAYING) * told.total_s.value:
+        yield _compared("The quickest plan found", quickest, chosen)
+
+
+def _against_uniform(
+    found: Found, chosen: Candidate, candidate: Callable[[int], Candidate], limits: Limits
+) -> Iterator[str]:
+    if len(chosen.groups) == 1:
+        yield _no_better_mix(found)
+        return
+    best, _ = choose(found.forecast.take(slice(found.uniform)), limits)
+    if best is None:
+        yield "No cluster of a single machine type fits."
+    else:
+        yield _compared("The best cluster of a single machine type", candidate(best), chosen)
+
+
+def _no_better_mix(found: Found) -> str:
+    proof = found.proof
+    if proof is None or proof.gap is None or not proof.complete:
+        return f"None of the {found.mixes:,} mixes of machine types that were tried did better by more than 2 %."
+    types = "two" if proof.types == 2 else "up to three"
+    return (
+        f"No mix of {types} machine types is better by more than {max(proof.gap, NEAR - 1):.1%}: all were considered."
+    )
+
+
+def _on_demand(chosen: Candidate, catalog: Catalog) -> Iterator[str]:
+    spot = demand = 0.0
+    for group in chosen.groups:
+        price = catalog.price(group.instance_type, "on-demand")
+        if group.market != "spot" or price is None:
+            return
+        spot += group.machines * group.price_usd_per_hour
+        demand += group.machines * price.usd_per_hour
+    yield f"The same machines on demand cost {demand / spot:.1f} times as much an hour, and are not taken back."
+
+
+def _time(chosen: Candidate) -> str:
+    told = chosen.prediction
+    step = told.step_time_s.value
+    compression = words.exchange(chosen.compression, chosen.sync)
+    parts = (
+        f"Of a step of {duration(step)}, {told.compute_s / step:.0%} is computing (workers wait "
+        f"{told.waiting_s / step:.0%} on average for the slowest) and {told.communication_s / step:.0%} communication "
+        f"that computing does not hide ({compression}, {chosen.collective.replace('_', '-')})"
+    )
+    if sum(len(group.local_batch_sizes) for group in chosen.groups) == 1:
+        parts = f"One worker trains alone, with steps of {duration(step)}"
+    return f"{parts}; {told.steps.value:.0f} steps of {chosen.global_batch_size} samples are needed."
+
+
+def _money(chosen: Candidate) -> str:
+    terms = ", ".join(f"{usd(term.usd)} {term.name}" for term in chosen.prediction.cost_terms)
+    estimates = any(group.price_is_estimate for group in chosen.groups)
+    dates = sorted({group.price_date for group in chosen.groups})
+    note = f"prices of {' and '.join(dates)}" + (
+        ", spot estimated from the published saving: look at the live price before renting" if estimates else ""
+    )
+    return f"The {usd(chosen.prediction.cost_usd.value)} are {terms} ({note})."
+
+
+def _mixing(chosen: Candidate) -> Iterator[str]:
+    told = mixing.in_words(chosen.groups)
+    if told is not None:
+        yield told
+
+
+def _scarce(found: Found, chosen: Candidate) -> Iterator[str]:
+    if found.chosen is None or all(group.market != "spot" for group in chosen.groups):
+        return
+    factor = float(found.forecast.scarce_factor[found.chosen])
+    basis = "the interruption band suggests"
+    seen = [
+        f"{watched_in_words(group.watched)} of {group.instance_type} until {group.watched.until[:10]}"
+        for group in chosen.groups
+        if group.watched is not None
+    ]
+    if seen:
+        basis += f", and with what was seen: {' and '.join(seen)}"
+    yield (
+        f"If a pool turns out to be scarce, as in recorded traces of sought-after types, training takes {factor:.2f} "
+        f"times as long as without interruptions; the expected cost counts that with the probability that {basis}."
+    )
+
+
+def _evidence(model: FittedModel, host: ReferenceHost, chosen: Candidate) -> Iterator[str]:
+    told = chosen.prediction
+    for tier, meaning in (
+        ("measured", "measured on that type"),
+        ("interpolated", "taken from a measured machine of the same family or accelerator"),
+        ("extrapolated", "extrapolated from another kind of machine"),
+    ):
+        names = sorted({group.instance_type for group in chosen.groups if group.evidence == tier})
+        if names:
+            reach = told.step_time_s.high / told.step_time_s.value
+            yield (
+                f"Step time on {' and '.join(names)} is {meaning} (× or ÷ {reach:.2f} with 90 % probability)"
+                + ("; profile there to know better." if tier != "measured" else ".")
+            )
+    if model.reference.device.kind == "cpu" and any(group.evidence != "measured" for group in chosen.groups):
+        yield f"The profiled machine is placed among those of the catalogue by {host.basis}."
+    wide = told.steps.high / told.steps.value
+    doubt = f" (× or ÷ {wide:.2f})" if wide > 1.001 else ""
+    yield f"The number of steps comes from {told.steps_source}{doubt}."
+    sampled = any(len(sample.nodes) > 1 for sample in model.profile.samples)
+    if not model.network_links and not sampled and sum(group.machines for group in chosen.groups) > 1:
+        yield "The network between machines was not measured: the sustained rate of the catalogue is taken at 80 %."
+    if chosen.compression.name != "identity":
+        gain = model.gain.gain(chosen.compression.ratio)
+        sent = f"{chosen.compression.ratio:.3g} of the gradient"
+        more = float(model.convergence.penalty.inflation(gain)) - 1
+        seen = any(pilot.compression is not None for pilot in model.profile.pilots)
+        basis = "by compressed pilots" if seen else "by what was measured on other tasks"
+        yield (
+            f"Sending {sent} retains {gain:.0%} of its energy, as measured in the pilots. A target should take about "
+            f"{more:.0%} more steps with it ({basis}); training measures that, and sends more where it costs too much."
+        )
+
+
+def _local(model: FittedModel, chosen: Candidate, *, to_target: bool) -> Iterator[str]:
+    """What averaging parameters now and then does here, or that it might be worth measuring."""
+    told, job = chosen.prediction, model.profile.job
+    workers = sum(len(group.local_batch_sizes) for group in chosen.groups)
+    gate = model.convergence.local
+    if workers == 1:
+        return
+    if not chosen.sync.is_local:
+        exposed = told.communication_s / told.step_time_s.value
+        if exposed > WORTH_AVERAGING and not gate.pilots:
+            yield (
+                f"Averaging parameters now and then instead would save most of the {exposed:.0%} that steps spend on "
+                f"communication; what that costs in steps was not measured: profile with --sync '{USUAL_SYNC}'."
+            )
+        return
+    sync, measured = chosen.sync, gate.measured_share(chosen.sync)
+    often = communication(
+        sync, dataset_size=job.dataset_size, global_batch_size=chosen.global_batch_size, measured=measured
+    )
+    yield f"{often.note} {steps_in_words(gate.penalty(sync), often.share, workers, counts=to_target)}"
+    objection = gate.objection(sync, often.share)
+    if objection is not None:
+        yield f"It was asked for: {objection}."
+    elif workers > gate.most_workers(sync, often.share):
+        yield f"It was asked for: no pilot had even a quarter of these {workers} workers."
+
+
+def _profiling(profile: Profile, chosen: Candidate) -> str:
+    """What it cost to know all this, beside the job that it is for."""
+    share = profile.profiling_s / chosen.prediction.total_s.value
+    price = f" and {usd(profile.profiling_usd)}" if profile.profiling_usd > 0 else ""
+    told = f"Profiling took {duration(profile.profiling_s)}{price}, {share:.1%} of the time that this plan takes"
+    if share > PROFILING_SHARE:
+        return f"{told}: for a job as short as this, a smaller --time-budget would do."
+    return f"{told}."
+
+
+def _changes(found: Found, chosen: Candidate, candidate: Callable[[int], Candidate], limits: Limits) -> Iterator[str]:
+    told = chosen.prediction
+    if limits.budget_usd is not None:
+        row, _ = choose(found.forecast, replace(limits, budget_usd=MORE * limits.budget_usd))
+        if row is not None:
+            better = candidate(row)
+            saved = 1 - better.prediction.total_s.value / told.total_s.value
+            if saved > WORTH_SAYING:
+                extra = (MORE - 1) * limits.budget_usd
+                yield f"{usd(extra)} more would save {saved:.0%} of the time, with {describe_machines(better)}."
+            elif not limits.wants_cheapest:
+                yield f"A budget {MORE - 1:.0%} larger would save no more than {WORTH_SAYING:.0%} of the time."
+        in_time = found.forecast.total_s <= (limits.deadline_s or math.inf)
+        least = float(np.min(found.forecast.cost_usd[in_time], initial=math.inf))
+        yield f"Below {usd_at_least(least)} nothing fits."
+    if limits.deadline_s is not None:
+        row, _ = choose(found.forecast, replace(limits, deadline_s=MORE * limits.deadline_s))
+        if row is not None:
+            saved = 1 - candidate(row).prediction.cost_usd.value / told.cost_usd.value
+            if saved > WORTH_SAYING:
+                yield f"A deadline {MORE - 1:.0%} later would save {saved:.0%} of the cost."
+        affordable = found.forecast.cost_usd <= (limits.budget_usd or math.inf)
+        quickest = float(np.min(found.forecast.total_s[affordable], initial=math.inf))
+        yield f"Nothing is quicker than {duration(quickest)}."

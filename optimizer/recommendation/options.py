@@ -1,0 +1,145 @@
+"""What narrows a search, as a person asks for it: what may be rented, how large, and what is wanted of the plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import get_args
+
+from hetopt.optimizer.costs.cost import BOOT_S, SETUP_S
+from hetopt.optimizer.costs.observed_losses import ObservedLosses
+from hetopt.optimizer.market.catalog_filter import AnyMarket
+from hetopt.optimizer.market.instance_type import Architecture
+from hetopt.optimizer.market.offer_filter import Wishes
+from hetopt.optimizer.market.quota import Bucket
+from hetopt.optimizer.plan import Goal, Objective, ScalingRule
+from hetopt.optimizer.search.search import STUDY_TRIALS, Effort, Limits
+from hetopt.optimizer.search.search_space import MAX_TYPES
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.synchronisation import Synchronisation
+
+MAX_WORKERS = 256
+"""A ring over more workers is dominated by latency, and the models were never held against one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What narrows the search.
+
+    Attributes:
+        market: which prices to use: spot, on-demand or any.
+        max_machines: machines in a cluster; absent: as many as workers.
+        max_workers: workers in a cluster.
+        batch_size: fixes the global batch size.
+        minimum_gain: gradient energy that compression must retain; absent: see `recommend.minimum_gain`.
+        startup_s: from the request to the first step on rented machines.
+        trials: of the Optuna study of mixes of three types.
+        mixed_types: instance types in one cluster at most.
+        only_types: names or patterns of instance types to choose from; empty for all.
+        exclude_types: names or patterns of those to leave out.
+        gpus, architecture, zone: see `Wishes`.
+        zones: that the machines are spread over; what they send each other between zones is paid for.
+        max_hourly_usd: of the machines of a cluster together.
+        quotas: vCPUs that may run at once.
+        objective: what is wanted within the limits; ``auto``: with a deadline the cheapest plan, else the quickest.
+        time_weight: the part of time where time and cost are weighed; absent: they are not.
+        confidence: probability with which budget and deadline are kept; absent: at the upper end of the 90 % interval.
+        journal: where the study is kept; absent: nowhere.
+        observed: what was seen of spot pools, which moves the prior of their hazard; absent: the prior alone.
+        learning_rate_rule: how the learning rate follows the batch size; absent: as the task has it.
+        sync: how workers put together what they learn, measured or not; absent: the best of what was measured.
+    """
+
+    market: AnyMarket = "spot"
+    max_machines: int | None = None
+    max_workers: int = 64
+    batch_size: int | None = None
+    minimum_gain: float | None = None
+    startup_s: float = BOOT_S + SETUP_S
+    trials: int = STUDY_TRIALS
+    mixed_types: int = MAX_TYPES
+    only_types: tuple[str, ...] = ()
+    exclude_types: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+    architecture: Architecture | None = None
+    zone: str | None = None
+    zones: int = 1
+    max_hourly_usd: float | None = None
+    quotas: Mapping[Bucket, int] = field(default_factory=lambda: MappingProxyType({}))
+    objective: Objective = "auto"
+    time_weight: float | None = None
+    confidence: float | None = None
+    journal: Path | None = None
+    observed: ObservedLosses | None = None
+    learning_rate_rule: ScalingRule | None = None
+    sync: Synchronisation | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be searched."""
+        if self.market not in get_args(AnyMarket):
+            raise BadInput(f"There is no market '{self.market}'.", hint=f"choose {', '.join(get_args(AnyMarket))}")
+        if self.objective not in get_args(Objective):
+            raise BadInput(
+                f"There is no objective '{self.objective}'.", hint=f"choose {', '.join(get_args(Objective))}"
+            )
+        for count, option, what in (
+            (self.max_machines, "--max-machines", "machines"),
+            (self.max_workers, "--max-workers", "workers"),
+        ):
+            if count is not None and count < 1:
+                raise BadInput(f"{count} {what} are no cluster.", hint=f"{option} must be at least 1")
+            if count is not None and count > MAX_WORKERS:
+                raise BadInput(
+                    f"Clusters of {count} {what} are not planned.", hint=f"{option} is {MAX_WORKERS} at most"
+                )
+        if self.batch_size is not None and self.batch_size < 1:
+            raise BadInput(f"A batch of {self.batch_size} samples is none.", hint="--batch-size must be at least 1")
+        if self.minimum_gain is not None and not 0 < self.minimum_gain <= 1:
+            raise BadInput(f"A minimum gain of {self.minimum_gain} cannot be.", hint="choose one above 0, at most 1")
+        if self.zones < 1:
+            raise BadInput(f"{self.zones} zones cannot be.", hint="--zones must be at least 1")
+        if self.zones > 1 and self.zone is not None:
+            raise BadInput(f"--zone {self.zone} and --zones {self.zones} exclude each other.", hint="keep one of them")
+        if not 0 <= self.startup_s < math.inf:
+            raise BadInput(f"A start-up time of {self.startup_s} s cannot be.", hint="give seconds, at least 0")
+        if self.time_weight is not None:
+            if not 0 <= self.time_weight <= 1:
+                raise BadInput(f"A weight of {self.time_weight} cannot be.", hint="for example --weights time=2,cost=1")
+            if self.objective != "auto":
+                raise BadInput(
+                    f"--objective {self.objective} and --weights exclude each other.", hint="keep one of them"
+                )
+        if self.confidence is not None and not 0 < self.confidence < 1:
+            raise BadInput(f"A confidence of {self.confidence} cannot be.", hint="for example --confidence 0.9")
+        _ = self.effort
+
+    @property
+    def wishes(self) -> Wishes:
+        """What may be rented."""
+        return Wishes(
+            types=self.only_types,
+            exclude=self.exclude_types,
+            gpus=self.gpus,
+            architecture=self.architecture,
+            market=self.market,
+            max_hourly_usd=self.max_hourly_usd,
+            zone=self.zone,
+            quotas=self.quotas,
+        )
+
+    @property
+    def effort(self) -> Effort:
+        """How much is searched."""
+        return Effort(types=self.mixed_types, trials=self.trials, journal=self.journal)
+
+    def limits(self, goal: Goal) -> Limits:
+        """What the plan must keep, and what is wanted of it."""
+        return Limits(
+            budget_usd=goal.budget_usd,
+            deadline_s=goal.deadline_s,
+            time_weight={"time": 1.0, "cost": 0.0}.get(self.objective, self.time_weight),
+            knee=self.objective == "knee",
+        )

@@ -1,0 +1,104 @@
+"""What the machines of a candidate are told to do: the run behind a plan."""
+
+from __future__ import annotations
+
+import math
+
+from hetopt.optimizer.costs.checkpointing import CHECKPOINT_INTERVAL_S
+from hetopt.optimizer.costs.cost import (
+    DETECTION_S,
+    checkpoint_time_s,
+    cluster_hazard,
+    planned_interval_s,
+)
+from hetopt.optimizer.costs.observed_losses import group_belief
+from hetopt.optimizer.fit import FittedModel
+from hetopt.optimizer.plan import Candidate, Goal, ScalingRule
+from hetopt.profiler.profile import Profile
+from hetopt.trainer.control.learning_rate import adascale_gain, learning_rate_scale
+from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
+
+STEPS_MARGIN = 2.0
+"""A run that has not reached its target after this times the upper end of its steps ends."""
+
+
+def run_spec(
+    model: FittedModel,
+    goal: Goal,
+    chosen: Candidate,
+    *,
+    seed: int,
+    evaluate_every_epochs: float,
+    learning_rate_rule: ScalingRule | None = None,
+) -> RunSpec:
+    """What the machines of a candidate are told to do. The learning rate follows the task's rule, or the one given."""
+    profile = model.profile
+    job = profile.job
+    workers = [
+        WorkerSpec(
+            host=f"{group.instance_type}-{group.market}-{machine}",
+            type=group.instance_type,
+            local_batch_size=group.local_batch_sizes[machine * group.workers_per_machine + place],
+        )
+        for group in chosen.groups
+        for machine in range(group.machines)
+        for place in range(group.workers_per_machine)
+    ]
+    rule = learning_rate_rule or job.learning_rate_rule
+    # A plan that compresses says where to begin; the run knows better how much. One that does not leaves it at that:
+    # nobody's gradient is thinned out who was not told so.
+    compresses = len(workers) > 1 and chosen.compression.name != "identity"
+    return RunSpec(
+        task=job.task,
+        data_dir=profile.data_dir,
+        seed=seed,
+        workers=tuple(workers),
+        compression=chosen.compression,
+        ratio_policy="auto" if compresses else "fixed",
+        collective_policy="cheapest" if compresses else "fixed",
+        sync=chosen.sync,
+        slowdown_coefficient=round(model.convergence.penalty.cautious_coefficient, 2),
+        learning_rate_scale=_learning_rate_scale(model, rule, chosen.global_batch_size),
+        learning_rate_rule="adascale" if rule == "adascale" else "fixed",
+        stop=_stop(goal, chosen),
+        evaluate_every_epochs=evaluate_every_epochs,
+        checkpoint_every_s=_checkpoint_interval_s(profile, chosen),
+    )
+
+
+def _learning_rate_scale(model: FittedModel, rule: ScalingRule, batch_size: int) -> float:
+    """The factor on the learning rate that the task was tuned with.
+
+    AdaScale begins with the gain that the noise of the pilots promises, or by the square root where it is not known.
+    """
+    tuned, noise_scale = model.profile.job.batch_size, model.convergence.noise_scale
+    if rule != "adascale":
+        return learning_rate_scale(rule, batch_size, tuned)
+    if noise_scale is None:
+        return learning_rate_scale("sqrt", batch_size, tuned)
+    return adascale_gain(noise_scale, batch_size, tuned)
+
+
+def _stop(goal: Goal, chosen: Candidate) -> StopRule:
+    if goal.ends == "target":
+        return StopRule(target=True, max_steps=math.ceil(STEPS_MARGIN * chosen.prediction.steps.high))
+    if goal.ends == "epochs":
+        return StopRule(max_epochs=goal.amount)
+    return StopRule(max_steps=math.ceil(goal.amount or 1))
+
+
+def _checkpoint_interval_s(profile: Profile, chosen: Candidate) -> float:
+    """The interval that the forecast was made with; machines that are never taken back save now and then, too."""
+    calm, scarce, chance = cluster_hazard((group.machines, group_belief(group)) for group in chosen.groups)
+    if chance == 0:
+        return CHECKPOINT_INTERVAL_S[1]
+    interval = float(
+        planned_interval_s(
+            calm_per_hour=calm,
+            scarce_per_hour=scarce,
+            scarce_chance=chance,
+            checkpoint_s=checkpoint_time_s(profile.job.gradient_bytes),
+            restart_s=chosen.prediction.startup_s + DETECTION_S,
+        )
+    )
+    return round(interval)

@@ -1,0 +1,139 @@
+"""What is wanted of a plan: limits that it must keep, and which of two plans that keep them is the better one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetopt.optimizer.search.forecast import Forecast
+from hetopt.optimizer.search.pareto import knee, pareto_front
+
+Array = NDArray[np.float64]
+
+NEAR = 1.02
+"""Plans this close to the best are equals; the better in the other respect wins. Predictions are not that fine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Totals that must not be exceeded, and what is wanted within them.
+
+    Attributes:
+        budget_usd, deadline_s: the totals; absent: no limit.
+        time_weight: the part of time, in [0, 1], where time and cost are weighed: ``time^w cost^(1-w)`` is minimised,
+            so that a plan may be dearer by w % for each 1 - w % that it is quicker. Absent: with a deadline or
+            without any limit the cheapest plan is wanted (time alone would rent everything), else the quickest.
+        knee: the plan from which more money buys little time is wanted instead.
+    """
+
+    budget_usd: float | None = None
+    deadline_s: float | None = None
+    time_weight: float | None = None
+    knee: bool = False
+
+    @property
+    def weight(self) -> float:
+        """The part of time in what is minimised. A knee is looked for where both count alike."""
+        if self.knee:
+            return 0.5
+        if self.time_weight is not None:
+            return self.time_weight
+        return 0.0 if self.deadline_s is not None or self.budget_usd is None else 1.0
+
+    @property
+    def wants_cheapest(self) -> bool:
+        """Whether cost alone is minimised."""
+        return self.weight == 0
+
+    def score(self, total_s: Array, cost_usd: Array) -> Array:
+        """What is minimised; never falls when time or cost grows."""
+        weight = self.weight
+        if weight in (0.0, 1.0):
+            return total_s if weight else cost_usd
+        return np.asarray(total_s**weight * cost_usd ** (1 - weight))
+
+    def overrun(self, forecast: Forecast) -> Array:
+        """The expected total over its limit, the worse of cost and time; at most 1 when it fits."""
+        return self.ratio(forecast.cost_usd, forecast.total_s)
+
+    def risk(self, forecast: Forecast) -> Array:
+        """The same at the upper end of the 90 % intervals."""
+        return self.ratio(forecast.cost_high_usd, forecast.total_high_s)
+
+    def ratio(self, cost: Array, time: Array) -> Array:
+        """Cost or time over its limit, the worse of both."""
+        ratio = np.zeros_like(cost)
+        if self.budget_usd is not None:
+            ratio = np.maximum(ratio, cost / self.budget_usd)
+        if self.deadline_s is not None:
+            ratio = np.maximum(ratio, time / self.deadline_s)
+        return ratio
+
+
+def choose(found: Forecast, limits: Limits) -> tuple[int | None, bool]:
+    """The best row, and whether it is safe.
+
+    A limit is a promise, so a plan should keep it even at the upper end of its interval. Among those the quickest wins
+    (the cheapest when there is a deadline), and within 2 % of it the one that is better in the other respect. Where no
+    plan is that safe, the one least likely to exceed the limits wins, whatever its speed: see docs/decisions.
+    """
+    first = limits.score(found.total_s, found.cost_usd)
+    safe = np.flatnonzero(limits.risk(found) <= 1)
+    if safe.size:
+        return _best_of(found, safe, first, limits), True
+    expected = np.flatnonzero(limits.overrun(found) <= 1)
+    if expected.size:
+        return int(expected[np.lexsort((first[expected], limits.risk(found)[expected]))[0]]), False
+    return None, False
+
+
+def order(found: Forecast, limits: Limits) -> NDArray[np.intp]:
+    """Rows from best to worst: those that are safe, then those that fit on expectation, then the rest."""
+    return np.lexsort(_keys(found, limits)[::-1]).astype(np.intp)
+
+
+def best_rows(found: Forecast, limits: Limits, count: int) -> NDArray[np.intp]:
+    """The first so many rows of that order, without sorting the others."""
+    keys = level, main, _ = _keys(found, limits)
+    if count >= len(main):
+        return order(found, limits)
+    last = np.partition(level, count - 1)[count - 1]
+    here = np.flatnonzero(level == last)
+    worst = np.partition(main[here], count - 1 - int((level < last).sum()))[count - 1 - int((level < last).sum())]
+    some = np.flatnonzero((level < last) | ((level == last) & (main <= worst)))
+    return np.asarray(some[np.lexsort([key[some] for key in keys[::-1]])][:count], dtype=np.intp)
+
+
+def rank(found: Forecast, limits: Limits) -> tuple[float, ...]:
+    """The place of a forecast's only row in that order: lower is better."""
+    return tuple(float(key[0]) for key in _keys(found, limits))
+
+
+def _keys(found: Forecast, limits: Limits) -> tuple[Array, Array, Array]:
+    """What decides the order, most important first."""
+    first = limits.score(found.total_s, found.cost_usd)
+    risk, overrun = limits.risk(found), limits.overrun(found)
+    level = np.where(risk <= 1, 0, np.where(overrun <= 1, 1, 2))
+    return level, np.select([level == 0, level == 1], [first, risk], overrun), _second(found, limits)
+
+
+def _best_of(found: Forecast, rows: NDArray[np.intp], first: Array, limits: Limits) -> int:
+    if limits.knee:
+        front = rows[pareto_front(found.total_s[rows], found.cost_usd[rows])]
+        return int(front[knee(found.total_s[front], found.cost_usd[front])])
+    second = _second(found, limits)
+    if limits.weight not in (0.0, 1.0):
+        return _least(rows, first, second)
+    return _least(rows[first[rows] <= NEAR * first[rows].min()], second, first)
+
+
+def _least(rows: NDArray[np.intp], first: Array, second: Array) -> int:
+    """Of the rows with the least of the first, the first one with the least of the second."""
+    ties = rows[first[rows] == first[rows].min()]
+    return int(ties[second[ties].argmin()])
+
+
+def _second(found: Forecast, limits: Limits) -> Array:
+    return found.total_s if limits.wants_cheapest else found.cost_usd

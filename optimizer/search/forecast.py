@@ -1,0 +1,281 @@
+"""Time and money of clusters, many at a time: the one model that every part of the search goes through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hetopt.optimizer.costs.bill import crossing_bytes
+from hetopt.optimizer.costs.cost import Rates, interruptions, planned_usage
+from hetopt.optimizer.search.search_space import Cluster, SearchSpace
+from hetopt.optimizer.step_model.shape import Shape
+from hetopt.optimizer.step_model.step_time import NO_OVERLAP, expected_maximum, growth, together
+from hetopt.optimizer.steps_to_target.convergence import StepsModel
+from hetopt.optimizer.steps_to_target.steps_law import Z90
+from hetopt.trainer.partition import GroupShares, solve_group_shares
+
+Array = NDArray[np.float64]
+
+PRICE_ESTIMATE_LOG_SD = 0.15
+"""Spot estimates are a published saving on the list price, a month's mean of another season."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobModel:
+    """What does not depend on the cluster.
+
+    Attributes:
+        steps: steps that the goal needs.
+        evaluate_every_samples: samples between evaluations.
+        shape: what steps have in common on whatever machines.
+        network_log_sd: how well links between machines are known.
+        startup_s: from the request to the first step; with its spread.
+        checkpoint_s, restart_s: see `cost.interruptions`.
+        checkpoint_bytes: of one checkpoint in the bucket; 0 where none is used.
+        zones: that the machines are spread over; what crosses is paid for.
+    """
+
+    steps: StepsModel
+    evaluate_every_samples: float
+    shape: Shape
+    network_log_sd: float
+    startup_s: float
+    startup_log_sd: float
+    checkpoint_s: float
+    restart_s: float
+    rates: Rates
+    checkpoint_bytes: float = 0.0
+    zones: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterTable:
+    """Clusters as columns of equal length: what each brings to the forecast. Units as in the field names.
+
+    ``latency_s`` and ``traffic_s`` are the messages and the bytes of an exchange, ``traffic_bytes`` over one link;
+    ``stretch`` is steps over those of summing gradients in every step, ``share_log_sd`` how well it is known how often
+    workers communicate; ``under_backward`` is 1 where the exchange runs beside the backward pass, as far as it can, and
+    0 where it waits for the whole gradient.
+    """
+
+    machines: Array
+    workers: Array
+    batch: Array
+    gain: Array
+    stretch: Array
+    stretch_log_sd: Array
+    share_log_sd: Array
+    compute_s: Array
+    mean_compute_s: Array
+    compress_s: Array
+    latency_s: Array
+    traffic_s: Array
+    traffic_bytes: Array
+    under_backward: Array
+    evaluation_s: Array
+    compute_log_sd: Array
+    usd_per_hour: Array
+    price_log_sd: Array
+    calm_per_hour: Array
+    scarce_per_hour: Array
+    scarce_chance: Array
+
+    def __len__(self) -> int:
+        return len(self.machines)
+
+    def take(self, rows: NDArray[np.intp] | NDArray[np.bool_]) -> ClusterTable:
+        """The table with only these rows."""
+        return ClusterTable(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """Predicted figures of the clusters of a table, as columns. ``*_low`` and ``*_high`` bound 90 %."""
+
+    compute_s: Array
+    waiting_s: Array
+    communication_s: Array
+    step_time_s: Array
+    step_time_log_sd: Array
+    steps: Array
+    steps_log_sd: Array
+    work_s: Array
+    work_log_sd: Array
+    interruption_s: Array
+    scarce_factor: Array
+    stops_per_hour: Array
+    interval_s: Array
+    crossing_bytes: Array
+    total_s: Array
+    total_low_s: Array
+    total_high_s: Array
+    cost_usd: Array
+    cost_low_usd: Array
+    cost_high_usd: Array
+
+    def __len__(self) -> int:
+        return len(self.total_s)
+
+    def take(self, rows: NDArray[np.intp] | NDArray[np.bool_] | slice) -> Forecast:
+        """Only these rows."""
+        return Forecast(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Forecast]) -> Forecast:
+        """All rows, in order."""
+        return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)})
+
+
+def forecast(table: ClusterTable, job: JobModel) -> Forecast:
+    """Predict every cluster of the table.
+
+    Relative errors of step time, steps and interruptions are independent, so their log variances add.
+    """
+    step = steps_of(table, job)
+    steps = job.steps.steps(table.batch, table.gain) * table.stretch
+    steps_log_sd = np.hypot(job.steps.log_sd(table.batch, table.gain), table.stretch_log_sd)
+    work = steps * step.time_s + evaluations(steps, table.batch, job.evaluate_every_samples) * table.evaluation_s
+    work_log_sd = np.hypot(step.log_sd, steps_log_sd)
+
+    lost = interruptions(
+        work,
+        calm_per_hour=table.calm_per_hour,
+        scarce_per_hour=table.scarce_per_hour,
+        scarce_chance=table.scarce_chance,
+        checkpoint_s=job.checkpoint_s,
+        restart_s=job.restart_s,
+    )
+    training = work * lost.expected_factor
+    training_log_sd = np.hypot(work_log_sd, lost.log_sd)
+    total = job.startup_s + training
+    low, high = (
+        total
+        + sign * np.hypot(distance(training, training_log_sd, sign), distance(job.startup_s, job.startup_log_sd, sign))
+        for sign in (-1, 1)
+    )
+    hourly = table.usd_per_hour + table.machines * job.rates.per_machine_hour
+    stops = (1 - table.scarce_chance) * table.calm_per_hour + table.scarce_chance * table.scarce_per_hour
+    crossing = crossing_bytes(table.traffic_bytes, crossed_links(table.machines, job.zones), steps)
+    extras = job.rates.extras_usd(
+        planned_usage(
+            start_up_s=job.startup_s,
+            work_s=work,
+            interruption_s=training - work,
+            machines=table.machines,
+            stops_per_hour=stops,
+            interval_s=lost.interval_s,
+            checkpoint_bytes=job.checkpoint_bytes,
+            crossing_bytes=crossing,
+        )
+    )
+    cost, cost_low, cost_high = (job.rates.billed_hours(seconds) * hourly + extras for seconds in (total, low, high))
+    for sign, bound in ((-1, cost_low), (1, cost_high)):
+        reach = np.hypot(np.abs(bound - cost), distance(cost, table.price_log_sd, sign))
+        bound[:] = cost + sign * reach
+    return Forecast(
+        compute_s=step.compute_s,
+        waiting_s=np.maximum(0.0, step.compute_s - table.mean_compute_s),
+        communication_s=np.maximum(0.0, step.time_s - step.compute_s),
+        step_time_s=step.time_s,
+        step_time_log_sd=step.log_sd,
+        steps=steps,
+        steps_log_sd=steps_log_sd,
+        work_s=work,
+        work_log_sd=work_log_sd,
+        interruption_s=training - work,
+        scarce_factor=lost.scarce_factor,
+        stops_per_hour=stops,
+        interval_s=lost.interval_s,
+        crossing_bytes=crossing,
+        total_s=total,
+        total_low_s=np.maximum(low, 0.0),
+        total_high_s=high,
+        cost_usd=cost,
+        cost_low_usd=np.maximum(cost_low, 0.0),
+        cost_high_usd=cost_high,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepColumns:
+    """Steps of the clusters of a table: the slowest worker's computation, all of it, and how well it is known.
+
+    ``device_share`` is the part of the step that depends on the device; the rest depends on the network.
+    """
+
+    compute_s: Array
+    time_s: Array
+    log_sd: Array
+    device_share: Array
+
+
+def steps_of(table: ClusterTable, job: JobModel) -> StepColumns:
+    """The equations of `step_time`, and what is not known of each of their parameters.
+
+    Machines of one cluster share their error (all are scaled from one reference), so it does not average out over them.
+    """
+    shape = job.shape
+    counts, which = np.unique(table.workers.astype(np.intp), return_inverse=True)
+    late = 1 + shape.straggling.value * np.array([expected_maximum(count) for count in counts.tolist()])[which]
+    compute = table.compute_s * late
+    alone = table.machines == 1
+    grown = growth(table.workers, np.where(alone, shape.host_growth.value, shape.network_growth.value))
+    exchange = table.latency_s + table.traffic_s * grown
+    overlap = shape.overlap("identity")
+    beside = table.under_backward > 0
+    forward = np.where(beside, overlap.forward, NO_OVERLAP.forward)
+    last = np.where(beside, overlap.last, NO_OVERLAP.last)
+    both = together(compute, exchange, forward=forward, power=overlap.power, last=last)
+    step = both.time_s + table.compress_s
+
+    network_log_sd = np.hypot(job.network_log_sd, table.share_log_sd)
+    # A link that is hidden has no derivative, and would still show if it were much slower than it is taken to be.
+    slow = together(compute, exchange * np.exp(Z90 * network_log_sd), forward=forward, power=overlap.power, last=last)
+    shown = np.log((slow.time_s + table.compress_s) / step) / Z90
+    growth_sd = np.where(alone, shape.host_growth.sd, shape.network_growth.sd)
+    # Compression runs on the workers and shares their error.
+    device_share = (both.by_compute + table.compress_s) / step
+    parts = (
+        device_share * table.compute_log_sd,
+        both.by_compute / step * (1 - 1 / late) * shape.straggling.sd,
+        np.maximum(both.by_exchange / step * network_log_sd, shown),
+        both.by_exchange / step * table.traffic_s * (grown - 1) / np.maximum(exchange, 1e-300) * growth_sd,
+        both.by_forward / step * shape.forward.sd,
+        both.by_power / step * shape.power.sd,
+    )
+    return StepColumns(
+        compute_s=compute,
+        time_s=step,
+        log_sd=np.sqrt(sum(np.square(part) for part in parts)),
+        device_share=device_share,
+    )
+
+
+def crossed_links(machines: ArrayLike, zones: int) -> Array:
+    """Links of the ring over machines that lead to another zone, with the machines of each zone side by side."""
+    spread = np.minimum(np.asarray(machines, dtype=np.float64), zones)
+    return np.where(spread > 1, spread, 0.0)
+
+
+def evaluations(steps: ArrayLike, global_batch_size: ArrayLike, every_samples: float) -> Array:
+    """How often a run evaluates: whenever a step passes a multiple of the period, and after the last step."""
+    before_the_last = (np.asarray(steps) - 1) * np.asarray(global_batch_size)
+    return np.asarray(np.floor(before_the_last / every_samples) + 1, dtype=np.float64)
+
+
+def distance(value: Array | float, log_sd: Array | float, sign: int) -> Array:
+    """Distance from a figure to the end of its 90 % interval."""
+    return np.asarray(np.abs(value * np.expm1(sign * Z90 * np.asarray(log_sd))), dtype=np.float64)
+
+
+def shares_of(space: SearchSpace, cluster: Cluster) -> GroupShares:
+    """Exact shares of a cluster's workers, in the order of its machines.
+
+    Raises:
+        BadInput: the batch is too small for the workers, or too large for their memory.
+    """
+    groups = [(space.options[o].worker.time, n * space.options[o].worker.workers) for o, n in cluster.machines]
+    return solve_group_shares(groups, space.batch_sizes[cluster.batch])

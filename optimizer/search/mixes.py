@@ -1,0 +1,201 @@
+"""Mixes of two or three instance types by branch and bound: nothing better by more than a stated gap is left out.
+
+A box holds all mixes of the same options whose counts lie between two ends, with one batch size and one exchange. Where
+its bound is worse than the best plan so far, it is dropped whole; the others are halved until they are small enough to
+price every cluster in them. Where the number of boxes runs out first, the best bound of what is left states the gap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetopt.optimizer.search.bounds import Bar, could_beat
+from hetopt.optimizer.search.cluster_rows import Boxes, ClusterRows, Columns
+from hetopt.optimizer.search.pool import CHUNK, Pool
+
+Integers = NDArray[np.intp]
+Mask = NDArray[np.bool_]
+
+GAP = 0.002
+"""Mixes that could be better by less than this are not looked for: far less than predictions can tell apart."""
+
+PRICED_WHOLE = 12
+"""Clusters of a box that are priced one by one rather than bounded again."""
+
+BOXES = 1_000_000
+"""Boxes of two options that are bounded at most: some seconds. A count, not a time, so that the same question has the
+same answer."""
+
+BOXES_OF_THREE = 300_000
+"""Boxes of three options. Where two thirds of them are there from the start, no time is spent on any."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """What branch and bound has shown.
+
+    Attributes:
+        types: that a mix of those that were looked at has at most.
+        gap: none of them beats the best plan by more than this part of its score; absent where no plan keeps the
+            limits even at the upper end of its interval, so that there is nothing to beat.
+        bound: the score that none of them undercuts while it keeps the limits; infinite where none keeps them.
+        boxes: that were bounded. ``complete`` is whether none was left.
+    """
+
+    types: int
+    gap: float | None
+    bound: float
+    boxes: int
+    complete: bool
+
+
+def search_mixes(pool: Pool, *, types: int, most_boxes: int = BOXES) -> Proof | None:
+    """Price every mix of so many options that could be the best plan of the pool by more than `GAP`.
+
+    Args:
+        pool: holds the best so far, and takes what is found.
+        types: options of each mix.
+        most_boxes: bounded before it gives up.
+
+    Returns:
+        What was shown; absent where there are too many to begin with.
+    """
+    columns, job, limits = pool.columns, pool.job, pool.limits
+    best = pool.safe_score
+    if columns.space.max_workers < types:
+        return Proof(types=types, gap=0.0 if np.isfinite(best) else None, bound=best, boxes=0, complete=True)
+    bar = Bar.of(columns, job, limits, best * (1 - GAP))
+    waiting = _roots(bar, types, most_boxes)
+    if waiting is None:
+        return None
+    bounded = 0
+    while waiting:
+        boxes = waiting.pop()
+        while waiting and len(boxes) < CHUNK // 2:
+            boxes = Boxes.concatenate([boxes, waiting.pop()])
+        if bounded + len(boxes) > most_boxes:
+            waiting.append(boxes)
+            break
+        bounded += len(boxes)
+        boxes = boxes.take(columns.allowed(boxes.least.option, boxes.least.count))
+        open_, _ = could_beat(boxes, bar)
+        boxes = _narrowed(columns, boxes.take(open_))
+        small = np.prod(np.where(boxes.most > 0, boxes.most - boxes.least.count + 1, 1), axis=1) <= PRICED_WHOLE
+        if small.any():
+            pool.add(_members(boxes.take(small)))
+            if pool.safe_score < best:
+                best = pool.safe_score
+                bar = Bar.of(columns, job, limits, best * (1 - GAP))
+        waiting += _chunks(_halve(boxes.take(~small)))
+    left = np.inf
+    for boxes in waiting:
+        open_, least = could_beat(boxes, bar)
+        left = min(left, float(np.min(least[open_], initial=np.inf)))
+    bound = min(left, best * (1 - GAP))
+    gap = 1 - bound / best if np.isfinite(best) else None
+    return Proof(types=types, gap=gap, bound=bound, boxes=bounded, complete=not np.isfinite(left))
+
+
+def _roots(bar: Bar, types: int, most_boxes: int) -> list[Boxes] | None:
+    """One box for each so many options, batch size and exchange that could be good together, in chunks.
+
+    Every option of a cluster has to be quick enough, and one of them cheap enough: a mix is no cheaper than its parts.
+    Absent where those of three options are too many for ``most_boxes``.
+    """
+    columns, limits = bar.columns, bar.limits
+    most = columns.most_machines()
+    usable = bar.rental.samples > 0
+    usable &= (most >= 1)[:, None, None]
+    expected_usd, high_usd = bar.rental.alone_usd()
+    cheap = usable & (limits.ratio(high_usd, np.zeros_like(high_usd)) <= 1)
+    if limits.wants_cheapest:
+        cheap &= expected_usd < bar.score
+    if types > 2:
+        all_usable, all_cheap = usable.sum(axis=0), cheap.sum(axis=0)
+        if int((_threes(all_usable) - _threes(all_usable - all_cheap)).sum()) > most_boxes * 2 // 3:
+            return None
+    chunks = []
+    for batch, exchange in np.ndindex(usable.shape[1:]):
+        option = _together(cheap[:, batch, exchange], usable[:, batch, exchange], types)
+        boxes = Boxes(
+            least=ClusterRows(
+                option=option,
+                count=np.ones_like(option),
+                batch=np.full(len(option), batch, dtype=np.intp),
+                exchange=np.full(len(option), exchange, dtype=np.intp),
+            ),
+            most=most[option],
+        )
+        chunks += _chunks(boxes)
+    return chunks
+
+
+def _together(cheap: Mask, usable: Mask, types: int) -> Integers:
+    """Every so many usable options of which one is cheap, (rows, types)."""
+    one, other = np.flatnonzero(cheap), np.flatnonzero(usable)
+    first, second = (side.reshape(-1) for side in np.meshgrid(one, other, indexing="ij"))
+    # Two cheap ones meet twice.
+    kept = (first < second) | ((first > second) & ~cheap[second])
+    pairs = np.stack([first[kept], second[kept]], axis=1)
+    if types == 2:
+        return pairs
+    row, third = (side.reshape(-1) for side in np.meshgrid(np.arange(len(pairs)), other, indexing="ij"))
+    threes = np.sort(np.column_stack([pairs[row], third]), axis=1)
+    threes = threes[(threes[:, 0] < threes[:, 1]) & (threes[:, 1] < threes[:, 2])]
+    return np.asarray(np.unique(threes, axis=0), dtype=np.intp)
+
+
+def _threes(options: Integers) -> Integers:
+    """Ways to take three of so many."""
+    return options * (options - 1) * (options - 2) // 6
+
+
+def _narrowed(columns: Columns, boxes: Boxes) -> Boxes:
+    """The boxes without counts that leave no room for the fewest machines of the other groups."""
+    space, least = columns.space, boxes.least
+    most = boxes.most
+    for size, limit in (
+        (np.ones_like(columns.workers), space.max_machines),
+        (columns.workers, space.max_workers),
+    ):
+        each = size[least.option]
+        others = (least.count * each).sum(axis=1, keepdims=True) - least.count * each
+        most = np.minimum(most, np.maximum((limit - others) // each, least.count))
+    return Boxes(least=least, most=np.where(boxes.most > 0, most, 0))
+
+
+def _chunks(boxes: Boxes) -> list[Boxes]:
+    return [boxes.take(np.arange(i, min(i + CHUNK, len(boxes)))) for i in range(0, len(boxes), CHUNK)]
+
+
+def _halve(boxes: Boxes) -> Boxes:
+    """Each box in two, across the group whose counts differ by the largest factor, at their geometric mean."""
+    if not len(boxes):
+        return boxes
+    low, high = boxes.least.count, boxes.most
+    row = np.arange(len(boxes))
+    group = np.argmax(np.where(high > low, (high + 1) / np.maximum(low, 1), 0.0), axis=1)
+    middle = np.clip(np.floor(np.sqrt(low[row, group] * high[row, group])), low[row, group], high[row, group] - 1)
+    lower, upper = high.copy(), low.copy()
+    lower[row, group] = middle.astype(np.intp)
+    upper[row, group] = middle.astype(np.intp) + 1
+    return Boxes.concatenate(
+        [Boxes(least=boxes.least, most=lower), Boxes(least=boxes.least.counting(upper), most=boxes.most)]
+    )
+
+
+def _members(boxes: Boxes) -> ClusterRows:
+    """Every cluster of the boxes."""
+    low, high = boxes.least.count, boxes.most
+    widths = high - low + 1
+    sizes = widths.prod(axis=1)
+    row = np.repeat(np.arange(len(boxes)), sizes)
+    place = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    count = np.empty((len(row), low.shape[1]), dtype=np.intp)
+    for group in range(low.shape[1]):
+        count[:, group] = low[row, group] + place % widths[row, group]
+        place = place // widths[row, group]
+    return boxes.least.take(row).counting(count)

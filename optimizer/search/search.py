@@ -1,0 +1,271 @@
+"""Finds the best cluster: every cluster of one type, mixes by branch and bound, and by an Optuna study where too many.
+
+Enumeration covers the clusters of one machine type, and says what is worth mixing. Mixes of two types are searched
+exactly (`mixes`), and so are those of three where what is known leaves few of them. Where it leaves too many, NSGA-II
+looks for them, for time and cost at once, starting from the best that is known. Shares of the batch are no dimension:
+they are solved exactly inside. A descent over single changes makes the winner a local optimum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetopt.optimizer import words
+from hetopt.optimizer.search.aims import NEAR, Limits, best_rows, choose
+from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, uniform_rows
+from hetopt.optimizer.search.forecast import Forecast, JobModel
+from hetopt.optimizer.search.mixes import BOXES, BOXES_OF_THREE, Proof, search_mixes
+from hetopt.optimizer.search.pareto import pareto_front, thin
+from hetopt.optimizer.search.pool import Pool
+from hetopt.optimizer.search.search_space import MAX_TYPES, Cluster, SearchSpace
+from hetopt.profiler.errors import BadInput
+
+__all__ = ["NEAR", "Effort", "Found", "Limits", "Proof", "choose", "search"]
+
+Array = NDArray[np.float64]
+
+STUDY_TRIALS = 400
+SHORTLIST = 24
+"""Options that are mixed by the study and the descent; more than the starts, so that each start is among them."""
+
+NEAR_BEST = 400
+"""Of the best clusters of one type so many are looked at with every count, where the enumeration goes in steps."""
+
+FRONT = 12
+MAX_ROUNDS = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much is searched.
+
+    Attributes:
+        types: instance types in one cluster at most.
+        trials: of the study of three types.
+        boxes: of mixes of two types that are bounded at most.
+        boxes_of_three: of mixes of three types.
+        journal: where the study is kept, so that a search that was stopped goes on; absent: in memory. With a journal
+            there is a study even where branch and bound leaves it nothing to find.
+    """
+
+    types: int = MAX_TYPES
+    trials: int = STUDY_TRIALS
+    boxes: int = BOXES
+    boxes_of_three: int = BOXES_OF_THREE
+    journal: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what is no effort."""
+        if not 1 <= self.types <= MAX_TYPES:
+            raise BadInput(f"Clusters of {self.types} types are not planned.", hint=f"choose 1 to {MAX_TYPES}")
+        if self.trials < 0:
+            raise BadInput(f"{self.trials} trials cannot be.", hint="--trials must be 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What was priced and kept, and the choice.
+
+    Attributes:
+        rows: the clusters, those of one type first.
+        uniform: how many those are.
+        forecast: of the rows.
+        chosen: row of the choice; absent when nothing fits the limits even on expectation.
+        safe: whether the choice stays within the limits at the upper end of its interval.
+        front: rows of the Pareto front of expected time and cost, thinned.
+        mixes: clusters of several types that were priced, whether kept or not.
+        proof: what branch and bound has shown of mixes; absent where none was asked for.
+        trials: of the study that were priced.
+        stopped: whether somebody stopped the search before it was done.
+    """
+
+    rows: ClusterRows
+    uniform: int
+    forecast: Forecast
+    chosen: int | None
+    safe: bool
+    front: NDArray[np.intp]
+    mixes: int
+    proof: Proof | None
+    trials: int = 0
+    stopped: bool = False
+
+    def cluster(self, row: int) -> Cluster:
+        """The cluster that a row of the forecast is about."""
+        return self.rows.cluster(row)
+
+
+def search(
+    space: SearchSpace,
+    job: JobModel,
+    limits: Limits,
+    *,
+    seed: int,
+    effort: Effort | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Found:
+    """Find the best cluster of the space within the limits. The same arguments find the same cluster.
+
+    Ctrl-C ends it early with the best so far, once all clusters of one type are priced.
+
+    Args:
+        space: what there is to choose from.
+        job: what does not depend on the cluster.
+        limits: what must be kept, and what is wanted.
+        seed: of the study.
+        effort: how much is searched.
+        tell: is called with what is going on.
+    """
+    effort = effort or Effort()
+    columns = Columns.of(space)
+    pool = Pool(columns, job, limits)
+    tell("clusters of one type")
+    pool.add(uniform_rows(columns), keep=None)
+    pool.add(_between(pool), keep=None)
+    pool.uniform = len(pool.rows)
+    proof: Proof | None = None
+    stopped = False
+    asked: list[Cluster] = []
+    if pool.best is not None and effort.types > 1:
+        tell(f"the best of one type is {_in_words(pool)}")
+        try:
+            _, shortlist = _worth_mixing(pool)
+            tell("mixes around the best")
+            _descend(pool, shortlist, types=2)
+            tell("mixes of two types")
+            proof = search_mixes(pool, types=2, most_boxes=effort.boxes)
+            if effort.types > 2:
+                tell("mixes of three types")
+                proof = _proof_of_three(pool, proof, effort)
+                promising, shortlist = _worth_mixing(pool)
+                if effort.trials and (effort.journal is not None or proof is None or proof.types < effort.types):
+                    tell("a study of mixes of three types")
+                    from hetopt.optimizer.search.study import study_mixes  # Optuna's import takes most of a second.
+
+                    starts = [pool.rows.cluster(row) for row in promising]
+                    study_mixes(
+                        columns,
+                        job,
+                        limits,
+                        starts,
+                        shortlist,
+                        seed=seed,
+                        trials=effort.trials,
+                        journal=effort.journal,
+                        asked=asked,
+                    )
+                    pool.add(ClusterRows.of(asked))
+                _descend(pool, shortlist, types=effort.types)
+            best = [pool.rows.cluster(row) for row in _front(pool)]
+            around = [other for cluster in best for other in _neighbours(space, cluster, shortlist, effort.types)]
+            pool.add(ClusterRows.of(around))
+        except KeyboardInterrupt:
+            stopped = True
+            pool.add(ClusterRows.of(asked))
+    return _found(pool, proof, trials=len(asked), stopped=stopped)
+
+
+def _proof_of_three(pool: Pool, pairs: Proof | None, effort: Effort) -> Proof | None:
+    """What is shown of mixes of up to three types, or of two where three are too many."""
+    if pairs is None or not pairs.complete:
+        return pairs
+    threes = search_mixes(pool, types=3, most_boxes=effort.boxes_of_three)
+    if threes is None or not threes.complete:
+        return pairs
+    bound, best = min(pairs.bound, threes.bound), pool.safe_score
+    gap = 1 - bound / best if math.isfinite(best) else None
+    return replace(threes, bound=bound, gap=gap, boxes=pairs.boxes + threes.boxes)
+
+
+def _in_words(pool: Pool) -> str:
+    """The best so far, for who waits."""
+    found, space = pool.forecast, pool.columns.space
+    row, _ = choose(found, pool.limits)
+    if row is None:
+        return "none that fits"
+    machines = words.cluster((count, space.options[option].name) for option, count in pool.rows.cluster(row).machines)
+    return f"{machines}: {words.duration(float(found.total_s[row]))}, {words.usd(float(found.cost_usd[row]))}"
+
+
+def _found(pool: Pool, proof: Proof | None, *, trials: int, stopped: bool) -> Found:
+    found = pool.forecast
+    chosen, safe = choose(found, pool.limits)
+    whole_front = pareto_front(found.total_s, found.cost_usd)
+    front = thin(whole_front, found.total_s, FRONT)
+    if chosen is not None and chosen in whole_front:
+        front = np.array(sorted({*front.tolist(), chosen}, key=found.total_s.__getitem__), dtype=np.intp)
+    return Found(
+        rows=pool.rows,
+        uniform=pool.uniform,
+        forecast=found,
+        chosen=chosen,
+        safe=safe,
+        front=front,
+        mixes=pool.priced - pool.uniform,
+        proof=proof,
+        trials=trials,
+        stopped=stopped,
+    )
+
+
+def _between(pool: Pool) -> ClusterRows:
+    """The counts that the enumeration of large clusters skipped, around the best of them."""
+    counts = frozenset(pool.columns.space.machine_counts)
+    skipped: dict[Cluster, None] = {}
+    for row in best_rows(pool.forecast, pool.limits, NEAR_BEST).tolist():
+        cluster = pool.rows.cluster(row)
+        ((option, count),) = cluster.machines
+        for other in range(count - count // 10, count + count // 9 + 1):
+            if other not in counts:
+                skipped[replace(cluster, machines=((option, other),))] = None
+    return ClusterRows.of(list(skipped))
+
+
+def _front(pool: Pool) -> NDArray[np.intp]:
+    return thin(pareto_front(pool.forecast.total_s, pool.forecast.cost_usd), pool.forecast.total_s, FRONT)
+
+
+def _worth_mixing(pool: Pool) -> tuple[list[int], tuple[int, ...]]:
+    """Rows that the study starts from, and options worth mixing.
+
+    The rows are the best one and the front; the options theirs, then those of the best clusters.
+    """
+    ranked = best_rows(pool.forecast, pool.limits, 50 * SHORTLIST).tolist()
+    promising = list(dict.fromkeys([ranked[0], *_front(pool).tolist()]))
+    rows = [*promising, *ranked]
+    used = pool.rows.count[rows] > 0
+    return promising, tuple(dict.fromkeys(pool.rows.option[rows][used].tolist()))[:SHORTLIST]
+
+
+def _descend(pool: Pool, shortlist: Sequence[int], *, types: int) -> None:
+    """Price the neighbours of the best cluster until none is better: a local optimum."""
+    seen: set[Cluster] = set()
+    for _ in range(MAX_ROUNDS):
+        best = pool.best
+        if best is None or best in seen:
+            break
+        seen.add(best)
+        pool.add(ClusterRows.of(_neighbours(pool.columns.space, best, shortlist, types)))
+
+
+def _neighbours(space: SearchSpace, cluster: Cluster, shortlist: Sequence[int], types: int) -> list[Cluster]:
+    """Clusters near by: a machine or an eighth more, less or of another type, a step in batch, another exchange."""
+    found: list[Cluster] = []
+    batch, exchange = cluster.batch, cluster.exchange
+    held = cluster.machines
+    for option, count in held:
+        for step in sorted({1, max(1, count // 8)}):
+            smaller = [*held, (option, -step)]
+            found += [Cluster.of([*held, (option, step)], batch, exchange), Cluster.of(smaller, batch, exchange)]
+            found += [Cluster.of([*smaller, (other, more)], batch, exchange) for other in shortlist for more in (1, 2)]
+    found += [Cluster.of([*held, (other, 1)], batch, exchange) for other in shortlist]
+    sizes = [size for size in (batch - 1, batch + 1) if 0 <= size < len(space.batch_sizes)]
+    found += [Cluster.of(held, size, exchange) for size in sizes]
+    found += [Cluster.of(held, batch, other) for other in range(len(space.exchanges)) if other != exchange]
+    return [neighbour for neighbour in dict.fromkeys(found) if len(neighbour.machines) <= types]

@@ -1,0 +1,166 @@
+"""The study of mixes of three types: NSGA-II of Optuna, for time and cost at once, under the limits.
+
+The only file that imports Optuna, and itself imported only where there is a study: it takes as long as planning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from hetopt.optimizer.search.aims import Limits
+from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows
+from hetopt.optimizer.search.forecast import Forecast, JobModel, forecast
+from hetopt.optimizer.search.search_space import MAX_TYPES, Cluster, ExchangeOption, SearchSpace
+from hetopt.profiler.errors import BadInput
+
+POPULATION = 40
+_IMPOSSIBLE = 1e12
+
+
+def study_mixes(
+    columns: Columns,
+    job: JobModel,
+    limits: Limits,
+    starts: Sequence[Cluster],
+    shortlist: Sequence[int],
+    *,
+    seed: int,
+    trials: int,
+    journal: Path | None = None,
+    asked: list[Cluster] | None = None,
+) -> list[Cluster]:
+    """Clusters that NSGA-II asks for, minimising time and cost under the limits.
+
+    Its dimensions are the types and counts of up to three groups, the batch size and the exchange. With a ``journal``
+    the trials that it holds count, and the study goes on from there. ``asked`` takes the clusters as they come, for
+    who stops the study before it returns.
+
+    Raises:
+        BadInput: the journal is of another question, or no journal.
+    """
+    space = columns.space
+    asked = [] if asked is None else asked
+    slots = range(min(MAX_TYPES, len(shortlist)))
+    with _quiet(), _interruptible():
+        study = _study(journal, _question(space, limits, shortlist, seed), seed)
+        done = len(study.trials)
+        if not done:
+            for cluster in starts[: max(0, trials)]:
+                held = [*cluster.machines, *[(cluster.machines[0][0], 0)] * MAX_TYPES]
+                groups = {f"type_{k}": shortlist.index(held[k][0]) for k in slots}
+                groups |= {f"machines_{k}": held[k][1] for k in slots}
+                study.enqueue_trial({**groups, "batch": cluster.batch, "exchange": cluster.exchange})
+        for trial in study.trials:
+            if trial.state.is_finished():
+                asked.append(_cluster_of(trial.params, shortlist, slots))
+        while (left := trials - len(asked)) > 0:
+            # Parents come from generations that are over, so that one generation is priced together.
+            begun = [
+                _ask(study, space, len(shortlist), slots)
+                for _ in range(min(left, POPULATION - len(asked) % POPULATION))
+            ]
+            clusters = [_cluster_of(trial.params, shortlist, slots) for trial in begun]
+            asked += clusters
+            for trial_, cluster, told in zip(begun, clusters, _priced(columns, job, clusters), strict=True):
+                if told is None:
+                    # Empty, too large, or without room for the batch: further from possible the more machines it has.
+                    trial_.set_constraint("possible", 1.0 + cluster.machine_count)
+                    study.tell(trial_, [_IMPOSSIBLE, _IMPOSSIBLE])
+                else:
+                    trial_.set_constraint("limits", float(limits.risk(told)[0]) - 1.0)
+                    study.tell(trial_, [float(told.total_s[0]), float(told.cost_usd[0])])
+    return asked
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """An interrupt that comes while the journal's lock is let go shows as what letting go of it then runs into."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
+        raise
+
+
+def _ask(study: optuna.Study, space: SearchSpace, shortlist: int, slots: range) -> optuna.Trial:
+    """A trial whose parameters are all known."""
+    trial = study.ask()
+    # An integer costs a third of a categorical; crossover and mutation treat both alike.
+    for k in slots:
+        trial.suggest_int(f"type_{k}", 0, shortlist - 1)
+    for k in slots:
+        trial.suggest_int(f"machines_{k}", 0, space.max_machines)
+    trial.suggest_int("batch", 0, len(space.batch_sizes) - 1)
+    trial.suggest_int("exchange", 0, len(space.exchanges) - 1)
+    return trial
+
+
+def _priced(columns: Columns, job: JobModel, clusters: Sequence[Cluster]) -> list[Forecast | None]:
+    """The forecast of each cluster; absent where it is impossible."""
+    rows, table = tabulate_rows(columns, ClusterRows.of(clusters))
+    found = forecast(table, job) if len(rows) else None
+    places = {rows.cluster(row): row for row in range(len(rows))}
+    return [
+        found.take(np.array([places[cluster]])) if found is not None and cluster in places else None
+        for cluster in clusters
+    ]
+
+
+def _cluster_of(params: Mapping[str, int], shortlist: Sequence[int], slots: range) -> Cluster:
+    counts = [(shortlist[params[f"type_{k}"]], params[f"machines_{k}"]) for k in slots]
+    return Cluster.of(counts, batch=params["batch"], exchange=params["exchange"])
+
+
+def _study(journal: Path | None, question: str, seed: int) -> optuna.Study:
+    """The study of one question: a journal may hold those of several.
+
+    Raises:
+        BadInput: the file is no journal, or cannot be written.
+    """
+    try:
+        return optuna.create_study(
+            storage=None if journal is None else JournalStorage(JournalFileBackend(str(journal))),
+            study_name=None if journal is None else question,
+            load_if_exists=True,
+            directions=["minimize", "minimize"],
+            sampler=optuna.samplers.NSGAIISampler(seed=seed, population_size=POPULATION),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(
+            f"{journal} cannot be used as the journal of a search: {error}.", hint="name another file with --resume"
+        ) from None
+
+
+def _question(space: SearchSpace, limits: Limits, shortlist: Sequence[int], seed: int) -> str:
+    """A name that two searches share where the trials of one are those of the other."""
+    options = [
+        (space.options[o].name, space.options[o].offer.price.market, space.options[o].usd_per_hour) for o in shortlist
+    ]
+    asked = [options, space.batch_sizes, [_way(e) for e in space.exchanges], space.max_machines,
+             space.max_workers, repr(limits), seed]  # fmt: skip
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+
+
+def _way(exchange: ExchangeOption) -> str:
+    return str(exchange.compression) + (f" {exchange.sync}" if exchange.sync.is_local else "")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence Optuna's log for the duration; it is a library's business here."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(before)

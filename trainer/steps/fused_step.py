@@ -1,0 +1,161 @@
+"""The step that computes the whole gradient in one flat buffer and then exchanges it at once.
+
+For what needs the whole gradient (Top-k, residuals in true units under loss scaling), for models that do not use all
+parameters at every step or are so small that nothing can be sent under backward, and for a single worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.exchange.energy import energy
+from hetopt.trainer.exchange.memory import Remembered
+from hetopt.trainer.exchange.stats import ExchangeStats
+from hetopt.trainer.steps.local_gradient import LocalGradient
+from hetopt.trainer.steps.noise_groups import MicroBatchGroups, NoiseSums, square_norm, weighted_square_norm
+from hetopt.trainer.steps.pace import Pace
+from hetopt.trainer.steps.step import LossModule, Reader, StepTrace, trainable_parameters
+from hetopt.trainer.steps.stopwatch import Stopwatch
+
+
+class WholeExchange(Protocol):
+    """What this step needs of an exchange."""
+
+    @property
+    def memory(self) -> Remembered:
+        """What a checkpoint needs of it."""
+        ...
+
+    def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
+        """Replace the weighted local gradient by the sum over all workers, in place (see `LookingExchange`)."""
+        ...
+
+
+class FusedStep:
+    """Computes the whole gradient in one flat fp32 buffer, then exchanges it at once.
+
+    Gradients of all parameters are views into the buffer; a parameter that a step does not use keeps a zero there.
+
+    Args:
+        module: the model with its loss.
+        reader: of the samples.
+        exchange: sums the buffer over all workers.
+        stopwatch: of the device.
+        pace: how fast this worker may be.
+        noise: the groups of samples whose gradients are measured for their noise; None: nobody asks.
+        way: name of what the exchange does, for the traces.
+        norms: whether norms of local gradients are asked for.
+    """
+
+    def __init__(
+        self,
+        *,
+        module: LossModule,
+        reader: Reader,
+        exchange: WholeExchange,
+        stopwatch: Stopwatch,
+        pace: Pace,
+        noise: Literal["workers", "micro-batches"] | None = None,
+        way: str = "",
+        norms: bool = False,
+    ) -> None:
+        self._parameters = parameters = trainable_parameters(module.model)
+        device = parameters[0].device
+        self.way = way
+        self._norms = norms
+        self._local = LocalGradient(model=module.model, forward=module, reader=reader, device=device)
+        self._exchange = exchange
+        self._stopwatch = stopwatch
+        self._pace = pace
+        self._flat = torch.zeros(sum(p.numel() for p in parameters), device=device)
+        self._views = [
+            view.view_as(parameter)
+            for parameter, view in zip(
+                parameters, torch.split(self._flat, [p.numel() for p in parameters]), strict=True
+            )
+        ]
+        self._noise = noise
+        self._groups = MicroBatchGroups(self._flat) if noise == "micro-batches" else None
+
+    @property
+    def memory(self) -> Remembered:
+        """The exchange's."""
+        return self._exchange.memory
+
+    def warm_up(self, part: MicroBatch) -> None:
+        """Compute a micro-batch (see `Step`)."""
+        self._take_gradients()
+        self._local.try_out(part)
+
+    def run(
+        self,
+        parts: Sequence[MicroBatch],
+        global_batch_size: int,
+        loss_scale: float | None,
+        look_at: Sequence[float] = (),
+    ) -> StepTrace:
+        """Compute and exchange (see `Step`)."""
+        begun = self._stopwatch.mark()
+        samples = sum(map(len, parts))
+        self._pace.begin(samples)
+        self._flat.zero_()
+        self._take_gradients()
+        factor = (loss_scale or 1.0) / global_batch_size
+        if self._groups is not None:
+            self._groups.begin(factor)
+        loss_sum = self._local.run(parts, factor, after=None if self._groups is None else self._groups.add)
+        self._pace.reach(1.0)
+        computed = self._stopwatch.mark()
+        measured = self._measured(factor, samples)
+        finite = True
+        if loss_scale is not None:
+            # Residuals are kept in true units, and an overflow on one worker must not enter any residual: the workers
+            # agree before they exchange.
+            self._flat.mul_(1 / loss_scale)
+            finite = _all_finite(self._flat)
+        square = energy(self._flat) if self._norms and finite else None
+        stats = self._exchange.run(self._flat, look_at) if finite else None
+        summed = self._stopwatch.mark()
+        noise = None
+        if measured is not None and finite:
+            groups, weighted = measured
+            noise = NoiseSums(groups=groups, weighted_square_norm=weighted, mean_square_norm=square_norm([self._flat]))
+        return StepTrace(
+            loss_sum=loss_sum,
+            begun=begun,
+            computed=computed,
+            summed=summed,
+            micro_batches=len(parts),
+            finite=finite,
+            noise=noise,
+            way=self.way if finite else "",
+            exchange=stats,
+            gradient_energy=square,
+        )
+
+    def _take_gradients(self) -> None:
+        """Gradients go into the buffer from here on; another form of step may have led them elsewhere."""
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            if parameter.grad is not view:
+                parameter.grad = view
+
+    def _measured(self, factor: float, samples: int) -> tuple[int, Tensor] | None:
+        """How many groups this worker's samples are, and their weighted squared norms."""
+        if self._groups is not None:
+            return self._groups.count, self._groups.weighted_square_norm
+        if self._noise is None:
+            return None
+        return 1, weighted_square_norm([self._flat], factor, samples)
+
+
+def _all_finite(flat: Tensor) -> bool:
+    finite = torch.isfinite(flat).all().to("cpu", torch.float32)
+    if dist.is_initialized():
+        dist.all_reduce(finite, op=dist.ReduceOp.MIN)
+    return bool(finite)

@@ -1,0 +1,62 @@
+"""The step of a worker that applies its own gradient: nothing is exchanged in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.exchange.memory import NoMemory, Remembered
+from hetopt.trainer.exchange.stats import ExchangeStats
+from hetopt.trainer.steps.fused_step import FusedStep
+from hetopt.trainer.steps.step import StepTrace
+
+
+class NoExchange:
+    """Leaves the gradient as it is."""
+
+    def __init__(self) -> None:
+        self._memory = NoMemory()
+
+    @property
+    def memory(self) -> Remembered:
+        """Nothing is held back."""
+        return self._memory
+
+    def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
+        """Send nothing."""
+        return ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)
+
+
+class LocalStep:
+    """Leaves the mean gradient of this worker's own samples, whatever the others have.
+
+    Averaged over the workers, weighted by their samples, updates by such gradients are those by the gradient of the
+    whole batch, for optimizers that are linear in it.
+
+    Args:
+        inner: computes, and exchanges by `NoExchange`.
+    """
+
+    def __init__(self, inner: FusedStep) -> None:
+        self._inner = inner
+
+    @property
+    def memory(self) -> Remembered:
+        """Nothing is held back."""
+        return self._inner.memory
+
+    def warm_up(self, part: MicroBatch) -> None:
+        """Compute a micro-batch (see `Step`)."""
+        self._inner.warm_up(part)
+
+    def run(
+        self,
+        parts: Sequence[MicroBatch],
+        global_batch_size: int,
+        loss_scale: float | None,
+        look_at: Sequence[float] = (),
+    ) -> StepTrace:
+        """Compute (see `Step`); the batch is this worker's."""
+        return self._inner.run(parts, max(1, sum(map(len, parts))), loss_scale, ())

@@ -1,0 +1,139 @@
+"""One training step up to the summed gradient: what every form of it takes and leaves behind.
+
+Every micro-batch contributes its mean gradient times (its samples / B), and workers SUM: whatever the shares, the
+result is the mean gradient of one machine with the whole batch of B samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.data.fetch import Batch
+from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.exchange.memory import Remembered
+from hetopt.trainer.exchange.stats import ExchangeStats
+from hetopt.trainer.steps.noise_groups import NoiseSums
+from hetopt.trainer.steps.precision import Autocast
+from hetopt.trainer.steps.stopwatch import Mark
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StepTrace:
+    """What one step left behind besides the gradient.
+
+    Attributes:
+        loss_sum: sum of this worker's losses over its samples, a double on the device.
+        begun: before the first sample was fetched.
+        computed: when this worker's last gradient was ready (what its pace waited included).
+        summed: when the gradient of all workers was ready.
+        micro_batches: how many the worker's samples were computed in.
+        finite: whether the summed gradient may be applied; always true without loss scaling.
+        noise: None: not measured.
+        way: in which the gradient was exchanged; steps of the same way can be compared. Empty: it was not.
+        exchange: None: it was not, or everything was summed as it is under backward.
+        under_backward: whether it was exchanged while backward still computed.
+        gradient_energy: squared norm of this worker's weighted gradient; None: nobody asks.
+    """
+
+    loss_sum: Tensor
+    begun: Mark
+    computed: Mark
+    summed: Mark
+    micro_batches: int
+    finite: bool = True
+    noise: NoiseSums | None = None
+    way: str = ""
+    exchange: ExchangeStats | None = None
+    under_backward: bool = False
+    gradient_energy: float | None = None
+
+
+class Step(Protocol):
+    """Leaves the summed gradient in ``parameter.grad`` of every trainable parameter, the same bits on every rank."""
+
+    @property
+    def memory(self) -> Remembered:
+        """What compression still owes; part of a checkpoint."""
+        ...
+
+    def warm_up(self, part: MicroBatch) -> None:
+        """Do what a device does only the first time: compute a micro-batch, whose gradient is not wanted.
+
+        Raises:
+            DoesNotFit: it is too large for this worker's memory (see `hetopt.trainer.steps.local_gradient`).
+        """
+        ...
+
+    def run(
+        self,
+        parts: Sequence[MicroBatch],
+        global_batch_size: int,
+        loss_scale: float | None,
+        look_at: Sequence[float] = (),
+    ) -> StepTrace:
+        """Compute and exchange.
+
+        Args:
+            parts: this worker's micro-batches.
+            global_batch_size: samples of the step over all workers.
+            loss_scale: the fp16 loss scale of this step, the same on every rank; None: the gradient is not scaled.
+            look_at: ratios to tell the kept energy at, by those forms that exchange the whole gradient.
+
+        Raises:
+            DoesNotFit: a micro-batch is too large for this worker's memory. Nothing of the step has left the worker,
+                which may run it again in smaller micro-batches (see `hetopt.trainer.steps.local_gradient`).
+        """
+        ...
+
+
+class Reader(Protocol):
+    """Where a step's samples come from."""
+
+    def read(self, part: MicroBatch) -> Batch:
+        """The samples of a micro-batch, on the device."""
+        ...
+
+
+class LossModule(nn.Module):
+    """A model with its task's loss on top: what DistributedDataParallel wraps, so that tasks see their own model."""
+
+    def __init__(self, model: nn.Module, loss: Callable[[nn.Module, Batch], Tensor], autocast: Autocast) -> None:
+        super().__init__()
+        self.model = model
+        self._loss = loss
+        self._autocast = autocast
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The mean loss over the batch."""
+        with self._autocast():
+            loss = self._loss(self.model, batch)
+        if loss.dim() != 0:
+            raise BadInput(
+                f"The task's loss has shape {tuple(loss.shape)}; it must be a scalar.",
+                hint="return the mean over the samples of the batch",
+            )
+        return loss
+
+
+def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that training changes, in the model's order.
+
+    Raises:
+        BadInput: there are none, or some are not fp32.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise BadInput("The task's model has no parameters to train.", hint="check requires_grad")
+    for parameter in parameters:
+        if parameter.dtype != torch.float32:
+            raise BadInput(
+                f"The task's model has {str(parameter.dtype).removeprefix('torch.')} parameters.",
+                hint="keep parameters float32; the run's precision chooses bf16 or fp16 for the computation",
+            )
+    return parameters

@@ -1,0 +1,330 @@
+"""Puts the step together: the form that suits the whole cluster, and who steers what it exchanges."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.agreement import gather_numbers
+from hetopt.trainer.context import WorkerContext
+from hetopt.trainer.data.fetch import Batch
+from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.exchange.buckets import BucketExchange
+from hetopt.trainer.exchange.calibration import Calibration, measure_network, timed_menu
+from hetopt.trainer.exchange.channel import Channel
+from hetopt.trainer.exchange.composition import METHODS, combine
+from hetopt.trainer.exchange.guarded import Guard
+from hetopt.trainer.exchange.hierarchical import HierarchicalExchange, HostGroups
+from hetopt.trainer.exchange.hosts import Hosts, exchange_as_one, measure_inside
+from hetopt.trainer.exchange.menu import IDENTITY, NARROW, SELECTOR, Menu, way_name
+from hetopt.trainer.exchange.network_probe import NetworkProbe
+from hetopt.trainer.exchange.peers import meet
+from hetopt.trainer.exchange.switching import SwitchingExchange
+from hetopt.trainer.exchange.under_backward import BUCKETWISE, FIRST_BUCKET_BYTES
+from hetopt.trainer.spec import Compression
+from hetopt.trainer.steps.bucketed_step import BucketedStep
+from hetopt.trainer.steps.form import Form
+from hetopt.trainer.steps.fused_step import FusedStep
+from hetopt.trainer.steps.local_batch import SampleFeed
+from hetopt.trainer.steps.local_gradient import DoesNotFit, LocalGradient, half_of
+from hetopt.trainer.steps.local_step import LocalStep, NoExchange
+from hetopt.trainer.steps.pace import Pace
+from hetopt.trainer.steps.steering import Steering
+from hetopt.trainer.steps.step import LossModule, trainable_parameters
+from hetopt.trainer.steps.stopwatch import Stopwatch
+from hetopt.trainer.steps.switching_step import SwitchingStep
+from hetopt.trainer.task import Task
+
+USUAL_RATIO = 0.01
+"""That hosts are imagined to exchange at by a run which has not decided yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMaker:
+    """Everything that steps are made of.
+
+    Attributes:
+        context: this worker.
+        task: for its loss.
+        module: the model with its loss, on the device.
+        compression: of the run.
+        feed: of the training data; learns here already if a share does not fit into memory.
+        stopwatch: of the device.
+        pace: of this worker.
+    """
+
+    context: WorkerContext
+    task: Task
+    module: LossModule
+    compression: Compression
+    feed: SampleFeed
+    stopwatch: Stopwatch
+    pace: Pace
+
+    def make(self, samples: int) -> Form:
+        """The step for this run, warmed up: what a device does only the first time is start-up, not training.
+
+        Args:
+            samples: how many to warm up with; this worker's share.
+
+        Raises:
+            BadInput: nothing in the model can be trained, the loss does not depend on it, the compression does not suit
+                it, or the workers are about to exchange in different ways.
+            RunFailed: not even one sample fits into memory.
+        """
+        # What the workers do next depends on these: those that disagree would wait for each other for ever.
+        if self.context.world_size > 1:
+            meet(self._description, Channel())
+        if self.context.spec.is_local:
+            form = self._local()
+        else:
+            buckets = self._may_bucket(self._uses_all())
+            form = self._steered(samples, buckets) if self._is_steered else self._settled(buckets)
+        self._fit(form.step.warm_up, samples)
+        return form
+
+    def _local(self) -> Form:
+        """A step that exchanges nothing: every worker applies its own gradient."""
+        self._uses_all()
+        inner = FusedStep(
+            module=self.module,
+            reader=self.feed,
+            exchange=NoExchange(),
+            stopwatch=self.stopwatch,
+            pace=self.pace,
+            norms=self.context.spec.sync.name == "selsync",
+        )
+        return Form(step=LocalStep(inner), compression=self.compression, dense_bytes=self._gradient_bytes)
+
+    def _settled(self, buckets: bool) -> Form:
+        """A step whose exchange stays as it is."""
+        asked, context = self.compression, self.context
+        chosen = combine(asked.name, memory=asked.memory, collective=asked.collective)
+        everything = asked.name == IDENTITY and asked.ratio == 1.0 and chosen.memory == "none"
+        if buckets and everything:
+            return Form(step=self._bucketed(way_name(asked)), compression=asked, dense_bytes=self._gradient_bytes)
+        if buckets and asked.name in BUCKETWISE and self._in_thread:
+            bucketed = self._bucketed(way_name(asked), self._in_buckets(asked))
+            return Form(step=bucketed, compression=asked, dense_bytes=self._gradient_bytes)
+        begun_s = time.perf_counter()
+        calibration = self._calibration(measured=False)
+        groups = self._as_one(asked, calibration)
+        measured_s = time.perf_counter() - begun_s
+        by_noise = context.spec.learning_rate_rule == "adascale"
+        step = FusedStep(
+            module=self.module,
+            reader=self.feed,
+            exchange=self._whole(asked, groups),
+            stopwatch=self.stopwatch,
+            pace=self.pace,
+            noise=("workers" if context.world_size > 1 else "micro-batches") if by_noise else None,
+            way=way_name(asked),
+        )
+        return Form(
+            step=step,
+            compression=asked,
+            dense_bytes=self._gradient_bytes,
+            calibration=calibration,
+            measured_s=measured_s,
+            by_hosts=groups is not None,
+        )
+
+    def _steered(self, samples: int, buckets: bool) -> Form:
+        """A step whose exchange is decided between control periods."""
+        context, spec, asked = self.context, self.context.spec, self.compression
+        begun_s = time.perf_counter()
+        policies_ask = spec.ratio_policy in ("auto", "scan") or spec.collective_policy == "cheapest"
+        calibration = self._calibration(measured=policies_ask)
+        network = None if calibration is None or not policies_ask else calibration.network
+        typical = asked if METHODS[asked.name].by_ratio else Compression(name=SELECTOR, ratio=USUAL_RATIO)
+        groups = self._as_one(typical, calibration)
+        measured_s = time.perf_counter() - begun_s
+        bucketed = self._bucketed(way_name(Compression())) if buckets and groups is None else None
+        if bucketed is not None:
+            self._fit(bucketed.warm_up, samples)  # lays the buckets out
+        menu = Menu(
+            asked=asked,
+            chooses_collective=spec.collective_policy == "cheapest",
+            numel=self._numel,
+            workers=context.world_size if groups is None else self._hosts.count,
+            shapes=self._shapes,
+            buckets=1 if bucketed is None else max(1, bucketed.buckets),
+        )
+        begun_s = time.perf_counter()
+        if network is not None and spec.ratio_policy in ("auto", "scan"):
+            menu = timed_menu(menu, network, device=context.device, seed=spec.seed)
+            menu = replace(menu, narrow_in_buckets=self._in_thread)
+        measured_s += time.perf_counter() - begun_s
+        steering = Steering(spec, menu, network, tries_twins=True)
+        exchange = self._whole(steering.way.compression, groups)
+        fused = FusedStep(
+            module=self.module,
+            reader=self.feed,
+            exchange=exchange,
+            stopwatch=self.stopwatch,
+            pace=self.pace,
+            norms=spec.ratio_policy == "accordion",
+        )
+        narrow = None
+        if bucketed is not None and any(way.in_buckets and way.compression.name == NARROW for way in menu.all):
+            narrow = self._in_buckets(Compression(name=NARROW, memory=menu.memory))
+        step = SwitchingStep(fused=fused, exchange=exchange, bucketed=bucketed, first=steering.way, narrow=narrow)
+        return Form(
+            step=step,
+            compression=asked,
+            dense_bytes=self._gradient_bytes,
+            steering=steering,
+            switching=step,
+            probe=None if network is None else NetworkProbe(self._gradient_bytes, device=context.device, groups=groups),
+            calibration=calibration,
+            measured_s=measured_s,
+            by_hosts=groups is not None,
+        )
+
+    def _calibration(self, *, measured: bool) -> Calibration | None:
+        """The network as it is now, where somebody asks: the policies, or who has several workers on a host."""
+        if not measured and not self._hosts.are_levels:
+            return None
+        return measure_network(self._gradient_bytes, device=self.context.device)
+
+    def _as_one(self, typical: Compression, calibration: Calibration | None) -> HostGroups | None:
+        """The groups of hosts that exchange as one, where there are such hosts and that is the quicker way."""
+        if calibration is None or not self._hosts.are_levels:
+            return None
+        groups = HostGroups(self._hosts.names, timeout_s=self.context.spec.exchange_timeout_s)
+        inside = measure_inside(self._hosts, groups, self._gradient_bytes, device=self.context.device)
+        both = Calibration(timings=(*calibration.timings, *inside.timings))
+        shorter = exchange_as_one(typical, self._numel, self._hosts, both.network, shapes=self._shapes)
+        return groups if shorter else None
+
+    def _whole(self, first: Compression, groups: HostGroups | None) -> SwitchingExchange | HierarchicalExchange:
+        """The exchange of whole gradients, of workers or of hosts."""
+        context = self.context
+        if groups is None:
+            return SwitchingExchange(
+                first,
+                self._numel,
+                device=context.device,
+                clock=context.clock,
+                shapes=self._shapes,
+                seed=context.spec.seed,
+                store=context.store,
+            )
+        return HierarchicalExchange(
+            first,
+            self._numel,
+            groups=groups,
+            device=context.device,
+            clock=context.clock,
+            shapes=self._shapes,
+            seed=context.spec.seed,
+            store=context.store,
+        )
+
+    @property
+    def _in_thread(self) -> bool:
+        """Whether buckets may be compressed beside backward.
+
+        A GPU's kernels, and residuals under loss scaling, are the whole gradient's business.
+        """
+        return self.context.device.type == "cpu" and self.context.spec.precision != "fp16"
+
+    def _in_buckets(self, compression: Compression) -> BucketExchange:
+        context = self.context
+        return BucketExchange(
+            compression, self._parameters, seed=context.spec.seed, store=context.store, clock=context.clock
+        )
+
+    def _bucketed(self, way: str, exchange: BucketExchange | None = None) -> BucketedStep:
+        context = self.context
+        return BucketedStep(
+            module=self.module,
+            reader=self.feed,
+            stopwatch=self.stopwatch,
+            pace=self.pace,
+            noise=context.spec.learning_rate_rule == "adascale",
+            exchange=exchange,
+            way=way,
+            guard=Guard(f"{way} in buckets of {self._numel} elements", store=context.store),
+        )
+
+    @property
+    def _description(self) -> str:
+        spec = self.context.spec
+        policies = f"ratio policy {spec.ratio_policy}, collective {spec.collective_policy}, {spec.sync.name}"
+        asked = self.compression.model_dump_json(exclude={"name", "ratio"})
+        return f"{way_name(self.compression)}, {policies} ({self._numel} elements, {spec.precision}) {asked}"
+
+    @property
+    def _is_steered(self) -> bool:
+        """Whether anything about the exchange is left to decide."""
+        spec = self.context.spec
+        return spec.steers_exchange and (spec.ratio_policy != "fixed" or METHODS[self.compression.name].by_ratio)
+
+    @property
+    def _hosts(self) -> Hosts:
+        return Hosts(names=tuple(worker.host for worker in self.context.spec.workers))
+
+    @property
+    def _parameters(self) -> list[nn.Parameter]:
+        return trainable_parameters(self.module.model)
+
+    @property
+    def _numel(self) -> int:
+        return sum(parameter.numel() for parameter in self._parameters)
+
+    @property
+    def _gradient_bytes(self) -> int:
+        return sum(parameter.nbytes for parameter in self._parameters)
+
+    @property
+    def _shapes(self) -> list[tuple[int, ...]]:
+        return [tuple(parameter.shape) for parameter in self._parameters]
+
+    def _may_bucket(self, uses_all: bool) -> bool:
+        """Whether the whole cluster can sum buckets under backward, and gains by it; all ranks answer alike."""
+        context = self.context
+        if context.world_size == 1:
+            return False
+        is_cuda = context.device.type == "cuda"
+        # A GPU's gradients go over gloo only through the host, which the fused step does in one piece.
+        own_terms = uses_all and (not is_cuda or "nccl" in dist.get_backend())
+        rows = gather_numbers([float(own_terms), float(is_cuda)], context.world_size)
+        return self._gradient_bytes > FIRST_BUCKET_BYTES and all(row == [1.0, rows[0][1]] for row in rows)
+
+    def _uses_all(self) -> bool:
+        """Whether the model uses all of its parameters; tried with a sample or two.
+
+        Raises:
+            BadInput: the loss does not depend on the model.
+        """
+
+        def forward(batch: Batch) -> Tensor:
+            loss: Tensor = self.module(batch)
+            if not loss.requires_grad:
+                raise BadInput(
+                    f"The loss of task '{self.task.name}' does not depend on its model.", hint="check the loss"
+                )
+            return loss
+
+        first = LocalGradient(model=self.module.model, forward=forward, reader=self.feed, device=self.feed.device)
+        self._fit(first.try_out, 2)
+        uses_all = all(parameter.grad is not None for parameter in self._parameters)
+        self.module.zero_grad(set_to_none=True)
+        return uses_all
+
+    def _fit(self, compute: Callable[[MicroBatch], None], samples: int) -> None:
+        """Compute a share of so many samples, or as much of it as fits into memory at once."""
+        while True:
+            try:
+                compute(self.feed.first_part(samples))
+            except DoesNotFit as error:
+                too_many = error.samples
+            else:
+                return
+            self.feed.learn_bound(half_of(too_many, self.context.rank))

@@ -1,0 +1,108 @@
+"""The step of a run that changes how it exchanges: under backward while everything is sent, at once while it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.exchange.buckets import BucketExchange
+from hetopt.trainer.exchange.hierarchical import HierarchicalExchange
+from hetopt.trainer.exchange.memory import Remembered
+from hetopt.trainer.exchange.menu import NARROW, Way
+from hetopt.trainer.exchange.switching import SwitchingExchange
+from hetopt.trainer.steps.bucketed_step import BucketedStep
+from hetopt.trainer.steps.fused_step import FusedStep
+from hetopt.trainer.steps.step import StepTrace
+
+
+class SwitchingStep:
+    """Goes between its two forms as it is told.
+
+    Buckets that are summed as they are remember nothing. So after a thin exchange the first dense step is a fused one,
+    which sends all that was held back, and so is every step that looks at gains. Buckets in bf16 go on with what was
+    held back, and hand on their own.
+
+    Args:
+        fused: exchanges whole gradients by ``exchange``.
+        exchange: whose compression changes.
+        bucketed: sums buckets under backward; None: the workers cannot, or gain nothing by it.
+        narrow: does so in bf16; None: they are only summed as they are.
+        first: way to begin with.
+    """
+
+    def __init__(
+        self,
+        *,
+        fused: FusedStep,
+        exchange: SwitchingExchange | HierarchicalExchange,
+        bucketed: BucketedStep | None,
+        first: Way,
+        narrow: BucketExchange | None = None,
+    ) -> None:
+        self._fused = fused
+        self._exchange = exchange
+        self._bucketed = bucketed
+        self._narrow = narrow
+        self._uses_narrow = self._narrow_remembers = False
+        self._in_buckets = False
+        self._was_fused = True
+        self.use(first)
+
+    @property
+    def memory(self) -> Remembered:
+        """What is held back."""
+        self._take_back()
+        return self._exchange.memory
+
+    def use(self, way: Way) -> None:
+        """Exchange in this way from the next step on; all workers must decide the same.
+
+        Raises:
+            BadInput: it does not go with the memory.
+        """
+        self._exchange.use(way.compression)
+        self._in_buckets = way.in_buckets
+        # With buckets, fused steps are exceptions: nobody should compare their times with those of the others.
+        self._fused.way = "" if way.in_buckets else way.option.key
+        self._uses_narrow = way.in_buckets and way.compression.name == NARROW
+        if self._bucketed is not None:
+            self._bucketed.compress_by(self._narrow if self._uses_narrow else None, way.option.key)
+
+    def warm_up(self, part: MicroBatch) -> None:
+        """Compute a micro-batch in both forms (see `Step`)."""
+        if self._bucketed is not None:
+            self._bucketed.warm_up(part)
+        self._fused.warm_up(part)
+
+    def run(
+        self,
+        parts: Sequence[MicroBatch],
+        global_batch_size: int,
+        loss_scale: float | None,
+        look_at: Sequence[float] = (),
+    ) -> StepTrace:
+        """Compute and exchange (see `Step`)."""
+        if not self._uses_narrow or look_at:
+            self._take_back()
+        may_bucket = self._uses_narrow or not self._exchange.owes
+        if self._bucketed is not None and self._in_buckets and may_bucket and not look_at:
+            if self._was_fused:
+                self._bucketed.take_gradients()
+                self._was_fused = False
+            if self._uses_narrow:
+                self._hand_over()
+            return self._bucketed.run(parts, global_batch_size, loss_scale)
+        self._was_fused = True
+        return self._fused.run(parts, global_batch_size, loss_scale, look_at)
+
+    def _hand_over(self) -> None:
+        """Buckets keep from here on what is held back."""
+        if self._narrow is not None and not self._narrow_remembers and isinstance(self._exchange, SwitchingExchange):
+            self._narrow.load_state(self._exchange.lend())
+            self._narrow_remembers = True
+
+    def _take_back(self) -> None:
+        """The whole gradient's exchange keeps it again."""
+        if self._narrow is not None and self._narrow_remembers and isinstance(self._exchange, SwitchingExchange):
+            self._exchange.returned(self._narrow.state())
+            self._narrow_remembers = False

@@ -1,0 +1,187 @@
+"""What the exchanges of a control period were like: measured by each worker, gathered with the control vector."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields, replace
+
+from hetopt.trainer.control.ratio.gain_curve import GainCurve
+from hetopt.trainer.exchange.stats import ExchangeStats
+from hetopt.trainer.steps.step import StepTrace
+from hetopt.trainer.steps.stopwatch import Stopwatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """One worker's exchanges of a period, those in the way that is in use now.
+
+    Attributes:
+        exchanges: how many; the means and medians are over them.
+        compute_s: median time of the computation before them.
+        compress_s: median of the worker's own work, and of what it does together with others of its host.
+        sync_s: median of the operations between hosts, with the wait for slower workers; under backward, of all that
+            the step had to wait for.
+        sent_bytes: mean of what the worker contributed.
+        energy, kept_energy: means, of gradient and residual; 0 where nothing is held back.
+        gradient_energy: mean, of the gradient alone; 0 where nobody asks.
+        probe_s: of the sum before the period that tells of the network; 0: there was none, or this worker had no part.
+        look_energy: of gradient and residual when gains were looked at; 0: they were not.
+        look_energies: what the largest elements would have kept, one for each ratio that runs look at.
+    """
+
+    exchanges: float = 0.0
+    compute_s: float = 0.0
+    compress_s: float = 0.0
+    sync_s: float = 0.0
+    sent_bytes: float = 0.0
+    energy: float = 0.0
+    kept_energy: float = 0.0
+    gradient_energy: float = 0.0
+    probe_s: float = 0.0
+    look_energy: float = 0.0
+    look_energies: tuple[float, ...] = ()
+
+    def to_list(self) -> list[float]:
+        """The numbers, in the order of the fields."""
+        *single, looked = astuple(self)
+        return [*single, *looked]
+
+    @classmethod
+    def from_list(cls, row: Sequence[float]) -> Traffic:
+        """The traffic that `to_list` gave."""
+        single = len(fields(cls)) - 1
+        named = {field.name: number for field, number in zip(fields(cls), row[:single], strict=False)}
+        return replace(cls(look_energies=tuple(row[single:])), **named)  # type: ignore[arg-type]  # all but the last
+
+
+def traffic_of(
+    traces: Sequence[StepTrace],
+    stopwatch: Stopwatch,
+    *,
+    way: str,
+    dense_bytes: int,
+    looks: int = 0,
+    newest: int | None = None,
+    probe_s: float = 0.0,
+) -> Traffic:
+    """The traffic of some steps.
+
+    Args:
+        traces: of the steps.
+        stopwatch: that read their marks.
+        way: only steps that exchanged in this way count.
+        dense_bytes: what a worker contributed where everything was summed under backward.
+        looks: ratios at which runs look at gains.
+        newest: count only so many steps, the newest.
+        probe_s: see `Traffic`.
+    """
+    own = [trace for trace in traces if trace.way == way]
+    own = own if newest is None else own[-newest:]
+    looked = next((t.exchange for t in reversed(traces) if t.exchange is not None and t.exchange.look_energies), None)
+    found = Traffic(probe_s=probe_s, look_energies=(0.0,) * looks)
+    if looked is not None and looked.energy is not None:
+        found = replace(found, look_energy=looked.energy, look_energies=looked.look_energies)
+    if not own:
+        return found
+    seconds = stopwatch.seconds
+    dense = ExchangeStats(sent_bytes=dense_bytes, compress_s=0.0, sync_s=0.0)
+
+    def waited_for(trace: StepTrace) -> ExchangeStats:
+        """What of an exchange adds to a step: all of it, or what backward did not hide."""
+        stats = dense if trace.exchange is None else trace.exchange
+        if trace.exchange is not None and not trace.under_backward:
+            return stats
+        return replace(stats, compress_s=0.0, sync_s=seconds(trace.computed, trace.summed))
+
+    stats = [waited_for(trace) for trace in own]
+    return replace(
+        found,
+        exchanges=len(own),
+        compute_s=statistics.median(seconds(trace.begun, trace.computed) for trace in own),
+        compress_s=statistics.median(one.compress_s + one.inside_s for one in stats),
+        sync_s=statistics.median(one.sync_s - one.inside_s for one in stats),
+        sent_bytes=statistics.fmean(one.sent_bytes for one in stats),
+        energy=statistics.fmean(one.energy or 0.0 for one in stats),
+        kept_energy=statistics.fmean(one.kept_energy or 0.0 for one in stats),
+        gradient_energy=statistics.fmean(trace.gradient_energy or 0.0 for trace in own),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupTraffic:
+    """The traffic of all workers, in rank order."""
+
+    rows: tuple[Traffic, ...]
+
+    @property
+    def exchanges(self) -> int:
+        """Exchanges that the figures are over; the same on all workers."""
+        return int(self.rows[0].exchanges)
+
+    @property
+    def compute_s(self) -> float:
+        """Of the slowest worker."""
+        return max(row.compute_s for row in self.rows)
+
+    @property
+    def compress_s(self) -> float:
+        """Of the slowest worker."""
+        return max(row.compress_s for row in self.rows)
+
+    @property
+    def sync_s(self) -> float:
+        """Of the worker that waited least, so that only the network is in it."""
+        return min(row.sync_s for row in self._senders)
+
+    @property
+    def probe_s(self) -> float | None:
+        """Of the worker that waited least; None: there was none."""
+        return min((row.probe_s for row in self.rows if row.probe_s > 0), default=None)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Mean over the workers that send to others: where workers of a host send as one, over those who do."""
+        return round(statistics.fmean(row.sent_bytes for row in self._senders))
+
+    @property
+    def _senders(self) -> tuple[Traffic, ...]:
+        return tuple(row for row in self.rows if row.sent_bytes > 0) or self.rows
+
+    @property
+    def energy(self) -> tuple[float, ...]:
+        """Of each worker."""
+        return tuple(row.energy for row in self.rows)
+
+    @property
+    def kept_energy(self) -> tuple[float, ...]:
+        """Of each worker."""
+        return tuple(row.kept_energy for row in self.rows)
+
+    @property
+    def gain(self) -> float:
+        """Kept energy over energy, of all workers; 1 where nothing is held back."""
+        energy = sum(self.energy)
+        return min(1.0, sum(self.kept_energy) / energy) if energy > 0 else 1.0
+
+    @property
+    def gradient_norm(self) -> float:
+        """Root of the mean square over workers and steps; 0 where nobody asks."""
+        return math.sqrt(statistics.fmean(row.gradient_energy for row in self.rows))
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no number is NaN or infinite."""
+        return all(math.isfinite(number) for row in self.rows for number in row.to_list())
+
+    def gain_curve(self, ratios: Sequence[float]) -> GainCurve | None:
+        """At the ratios that runs look at; None: nobody looked."""
+        looked = [row for row in self.rows if row.look_energy]
+        if not ratios or not looked:
+            return None
+        return GainCurve(
+            ratios=tuple(ratios),
+            kept=tuple(row.look_energies for row in looked),
+            energy=tuple(row.look_energy for row in looked),
+        )

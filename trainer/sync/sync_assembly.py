@@ -1,0 +1,81 @@
+"""Who brings the models of a run's workers together, and what such a run cannot have besides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.control.choose import first_shares
+from hetopt.trainer.control.sync.choose import choose_sync_policy, why_not_local
+from hetopt.trainer.data.injection import drawn_samples
+from hetopt.trainer.exchange.channel import Channel
+from hetopt.trainer.spec import RunSpec
+from hetopt.trainer.steps.stopwatch import Stopwatch
+from hetopt.trainer.sync.parameter_sync import ParameterSync
+from hetopt.trainer.sync.stale_sync import StaleSync
+from hetopt.trainer.sync.synchroniser import Synchroniser
+
+
+def make_synchroniser(
+    spec: RunSpec,
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    rank: int,
+    device: torch.device,
+    clock: Callable[[], float],
+    stopwatch: Stopwatch,
+    dataset_size: int,
+) -> Synchroniser | None:
+    """As the run's ``sync`` says; None: gradients are summed in every step, and models never differ.
+
+    Args:
+        spec: of the run.
+        model: this worker's; now the same on all of them.
+        optimizer: whose momentum is this worker's own.
+        rank: this worker's.
+        device: where the model is.
+        clock: seconds.
+        stopwatch: of the device.
+        dataset_size: samples of an epoch.
+
+    Raises:
+        BadInput: the run wants something besides that needs gradients to be exchanged.
+    """
+    if not spec.is_local:
+        return None
+    reason = why_not_local(spec)
+    if reason is not None:
+        raise BadInput(reason, hint="use sync bsp, or leave the other out")
+    if spec.sync.name == "ssp":
+        return StaleSync(
+            staleness=spec.sync.staleness, model=model, optimizer=optimizer, rank=rank, stopwatch=stopwatch
+        )
+    policy = choose_sync_policy(
+        spec.sync,
+        workers=len(spec.workers),
+        seed=spec.seed,
+        dataset_size=dataset_size,
+        global_batch_size=samples_drawn(spec),
+    )
+    assert policy is not None
+    return ParameterSync(
+        sync=spec.sync,
+        policy=policy,
+        model=model,
+        optimizer=optimizer,
+        channel=partial(Channel, clock=clock, on=device),
+        stopwatch=stopwatch,
+    )
+
+
+def samples_drawn(spec: RunSpec) -> int:
+    """Samples that all workers together draw from the data in a step; they may hold copies of some besides."""
+    if spec.injection is None or len(spec.workers) == 1:
+        return spec.global_batch_size
+    return sum(drawn_samples(spec.injection, first_shares(spec)))
