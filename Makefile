@@ -69,7 +69,7 @@ demo: $(READY)
 	    "HETOPT_HOME=$(DEMO) $(BIN)/hetopt report"
 
 test: $(READY)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Static tools do not follow the hook of an editable install: they see the packages through links.
 house: $(READY)
