@@ -37,18 +37,21 @@ def run(launcher: Launcher, record: Launch, folder: Path) -> None:
 def keep_up(launcher: Launcher, handle: RunHandle, record: Launch, live: Live) -> None:
     """Follow a run that was started to its end."""
     import time
+    from functools import partial
 
     from hetopt.optimizer import words
     from hetopt.optimizer.reports.progress import Progress, advance
     from hetopt.optimizer.reports.timeline import happening
     from hetopt.optimizer.supervisor.acting import Supervision
     from hetopt.trainer.events import EVENTS_FILE, parse_events
+    from hetopt.trainer.launch.base import Renting
     from hetopt.trainer.launch.logs import read_from
 
     progress, offset = Progress(started_s=record.started_s), 0
     expected = max(record.prediction.steps.value, 1.0)
     hosts = [worker.host for worker in record.spec.workers]
-    supervision, looked_s = Supervision.of(record, handle.run_dir), time.monotonic()
+    replace = partial(launcher.replace, handle) if isinstance(launcher, Renting) else None
+    supervision, looked_s = Supervision.of(record, handle.run_dir, replace=replace), time.monotonic()
     while True:
         over = launcher.poll(handle).state.is_over
         text, offset = read_from(handle.run_dir / EVENTS_FILE, offset)

@@ -34,10 +34,10 @@ def read_run(folder: Path) -> RunRecord:
     """
     from hetopt.optimizer.reports.progress import follow
     from hetopt.optimizer.reports.timeline import timeline
-    from hetopt.trainer.events import EVENTS_FILE, read_events
+    from hetopt.optimizer.supervisor.decision_log import read_with_decisions
 
     launch = read_launch(folder)
-    events = read_events(folder / EVENTS_FILE)
+    events = read_with_decisions(folder)
     return RunRecord(
         launch=launch,
         progress=follow(events, launch.started_s if launch else None),

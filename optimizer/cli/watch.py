@@ -34,6 +34,7 @@ class Watched:
         recent: of the last minute: (when, steps, seconds a step).
         latest: worker's figures of the newest steps.
         happenings: the newest.
+        offset, decided_offset: read so far of the log, and of what the supervisor did.
     """
 
     progress: Progress
@@ -41,16 +42,19 @@ class Watched:
     latest: dict[str, Any] = field(default_factory=dict)
     happenings: deque[Happening] = field(default_factory=lambda: deque(maxlen=LATEST_HAPPENINGS))
     offset: int = 0
+    decided_offset: int = 0
 
     def read(self, folder: Path, *, time_factor: float) -> None:
         """Go on with what the log has gained."""
         from hetopt.optimizer.reports.progress import advance
         from hetopt.optimizer.reports.timeline import happening
+        from hetopt.optimizer.supervisor.decision_log import DECISIONS_FILE
         from hetopt.trainer.events import EVENTS_FILE, parse_events
         from hetopt.trainer.launch.logs import read_from
 
+        decided, self.decided_offset = read_from(folder / DECISIONS_FILE, self.decided_offset)
         text, self.offset = read_from(folder / EVENTS_FILE, self.offset)
-        for event in parse_events(text.splitlines(keepends=True)):
+        for event in parse_events([*text.splitlines(keepends=True), *decided.splitlines(keepends=True)]):
             self.progress = advance(self.progress, event)
             if event["event"] == "step":
                 self.latest = event

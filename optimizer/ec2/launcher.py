@@ -172,6 +172,22 @@ class Ec2Launcher:
                 seen = self._until_ended(order, watcher, seen)
         self._clear(order, watcher, seen, run_dir)
 
+    def replace(self, handle: RunHandle, host: str) -> None:
+        """End a host's machine. The next look finds it lost: the others go on, and another one is asked for.
+
+        Raises:
+            BadInput: no machine of the run is that host now.
+            CloudRefused: the cloud does not answer.
+        """
+        order = Order.load(handle.run_dir / ORDER_FILE)
+        watcher = self._watcher(order, handle.run_dir, self._edge(order, handle.run_dir))
+        seen = watcher.last()
+        ids = [machine.id for machine in seen.alive if machine.host == host]
+        if not ids or seen.stop_wished_s is not None:
+            raise BadInput(f"no machine of {order.run_id} is {host} now", hint="look at it with `hetopt status`")
+        Remover(edge=watcher.edge, sleep=self.sleep).end_machines(ids)
+        self._paces.setdefault(handle.run_dir, Pace()).next_s = self.clock()
+
     def _supervise(self, order: Order, watcher: Watcher, seen: Seen) -> Seen:
         """What follows from a look: more time, an order to end, or the last tidying up."""
         if not seen.alive:

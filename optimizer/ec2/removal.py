@@ -107,7 +107,7 @@ class Remover:
             attempt(partial(self._delete_fleets, batch))
         instances = by_kind.get("instance", [])
         for batch in _batches(instances, INSTANCES_A_CALL):
-            attempt(partial(self._terminate, batch))
+            attempt(partial(self.end_machines, batch))
         if instances:
             attempt(partial(self._wait_for_end, instances))
         each("launch-template", "delete_launch_template", "LaunchTemplateId")
@@ -178,7 +178,7 @@ class Remover:
                     hint="try again in a minute: `hetopt gc --on ec2 --remove`",
                 )
 
-    def _terminate(self, ids: Sequence[str]) -> None:
+    def end_machines(self, ids: Sequence[str]) -> None:
         """End machines. One id that EC2 does not know spares all the others, so then each goes by itself."""
         request = Request(
             step="terminate",
@@ -195,7 +195,7 @@ class Remover:
             if len(ids) == 1:
                 return  # it is gone
             for one in ids:
-                self._terminate([one])
+                self.end_machines([one])
 
     def _wait_for_end(self, ids: Iterable[str]) -> None:
         """Groups and volumes are in use until the machines have ended."""

@@ -157,7 +157,8 @@ def happening(
         case "checkpoint_skipped":
             kind, text = "checkpoint_skipped", f"passed over a checkpoint: {event['reason']}"
         case "supervisor_acted":
-            kind, where, text = "supervisor_acted", (str(event["host"]),), f"dropped: {event['reason']}"
+            done = "another machine takes its place" if event["action"] == "replace" else "dropped"
+            kind, where, text = "supervisor_acted", (str(event["host"]),), f"{done}: {event['reason']}"
         case "supervisor_measured":
             kind, text = "supervisor_measured", _gained(event)
         case "shares_changed":
@@ -206,7 +207,8 @@ def _gained(event: Mapping[str, Any]) -> str:
     before, expected, measured = (
         words.duration(event[f"step_time_{which}_s"]) for which in ("before", "expected", "measured")
     )
-    return f"a step takes {measured} without {event['name']}; {expected} was expected, {before} before"
+    how = "with another machine as" if event["action"] == "replace" else "without"
+    return f"a step takes {measured} {how} {event['name']}; {expected} was expected, {before} before"
 
 
 def _conditions(event: Mapping[str, Any], time_factor: float) -> str:

@@ -1,28 +1,32 @@
-"""Supervises a rehearsed run: looks at it now and then, does what it decides, and writes expected and measured gain.
+"""Supervises a run: looks at it now and then, does what it decides, and writes expected and measured gain.
 
-Where hosts come and go, one that costs more than it brings is dropped: the conductor ends it, and the others go on from
-memory. Elsewhere the person is told, and decides.
+Where hosts come and go, one that costs more than it brings is dropped, and the others go on from memory. Where machines
+are rented, one that has become slow is given back, and another takes its place. Elsewhere the person is told, and
+decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hetopt.optimizer import words
 from hetopt.optimizer.launch_record import Launch
-from hetopt.optimizer.supervisor.decide import Decision, Hysteresis, Supervisor
+from hetopt.optimizer.supervisor.decide import Alternative, Decision, Hysteresis, Supervisor
+from hetopt.optimizer.supervisor.decision_log import write_decision
 from hetopt.optimizer.supervisor.dropping import without_each_host
+from hetopt.optimizer.supervisor.replacing import with_another_for_each_host
 from hetopt.optimizer.supervisor.standing import Promise, Standing
 from hetopt.profiler.errors import BadInput
-from hetopt.trainer.events import EVENTS_FILE, EventLog
 from hetopt.trainer.launch.changes import ask_for_change, comes_and_goes
 from hetopt.trainer.miniature import Change
 
 ACTED, MEASURED = "supervisor_acted", "supervisor_measured"
+
+LetGo = Callable[[str], None]
+"""Ends a host of the run; raises `BadInput` where there is none any more."""
 
 
 @dataclass(kw_only=True)
@@ -32,24 +36,43 @@ class Supervision:
     Attributes:
         run_dir: of the run.
         usd_per_hour: of each host.
-        may_drop: whether the run goes on without a host.
+        drop: ends a host that the run goes on without; None: it needs all of them.
+        replace: ends a host whose place another machine takes; None: there are no others.
+        until_there_s: from that to the new machine's first step.
         supervisor: who decides.
         standing: of the run, as its log has told so far.
+        replaced: hosts that were; a second machine would have no better luck.
     """
 
     run_dir: Path
     usd_per_hour: Mapping[str, float]
-    may_drop: bool
+    drop: LetGo | None = None
+    replace: LetGo | None = None
+    until_there_s: float = 0.0
     supervisor: Supervisor
     standing: Standing = field(default_factory=Standing)
+    replaced: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, record: Launch, run_dir: Path, hysteresis: Hysteresis | None = None) -> Supervision:
-        """The supervision of a launch."""
+    def of(
+        cls, record: Launch, run_dir: Path, *, replace: LetGo | None = None, hysteresis: Hysteresis | None = None
+    ) -> Supervision:
+        """The supervision of a launch.
+
+        Args:
+            record: of the launch.
+            run_dir: of the run.
+            replace: gives a rented machine back whose place another one takes; None: nothing is rented.
+            hysteresis: how slowly minds are changed.
+        """
+        # A machine that is lost takes the work since the last checkpoint with it: half of what is between two.
+        lost_s = (record.spec.checkpoint_every_s or 0.0) / 2
         return cls(
             run_dir=run_dir,
             usd_per_hour=host_prices(record),
-            may_drop=comes_and_goes(record.spec),
+            drop=dropping(run_dir) if comes_and_goes(record.spec) else None,
+            replace=replace,
+            until_there_s=record.prediction.startup_s + lost_s,
             supervisor=Supervisor(promise=promise_of(record), hysteresis=hysteresis or Hysteresis()),
         )
 
@@ -62,21 +85,31 @@ class Supervision:
         self.supervisor, told = self.supervisor.measured(self.standing)
         if told is not None:
             self._write(MEASURED, told)
-        promise = self.supervisor.promise
-        alternatives = without_each_host(self.standing, promise, self.usd_per_hour) if self.may_drop else []
-        # What a place of one's own costs is not for a program to limit: nothing is spent here.
-        before, (self.supervisor, decision) = self.supervisor, self.supervisor.look(self.standing, 0.0, alternatives)
-        if decision.action == "drop":
-            return self._drop(decision, before)
+        # What a place of one's own costs is not for a program to limit; what is rented has a guard of its own.
+        before, (self.supervisor, decision) = self.supervisor, self.supervisor.look(self.standing, 0.0, self._others())
+        if decision.action == "drop" and self.drop is not None:
+            return self._act(decision, self.drop, before)
+        if decision.action == "replace" and self.replace is not None:
+            self.replaced.add(decision.name)
+            return self._act(decision, self.replace, before)
         if decision.acts:
             return f"{decision.reason}; `hetopt report` shows by what"
         return _gain(told) if told is not None else None
 
-    def _drop(self, decision: Decision, before: Supervisor) -> str | None:
+    def _others(self) -> list[Alternative]:
+        promise, found = self.supervisor.promise, []
+        if self.drop is not None:
+            found += without_each_host(self.standing, promise, self.usd_per_hour)
+        if self.replace is not None:
+            fresh = with_another_for_each_host(self.standing, promise, until_there_s=self.until_there_s)
+            found += [one for one in fresh if one.name not in self.replaced]
+        return found
+
+    def _act(self, decision: Decision, let_go: LetGo, before: Supervisor) -> str | None:
         try:
-            ask_for_change(self.run_dir, Change(host=decision.name, dies=True))
+            let_go(decision.name)
         except BadInput:
-            self.supervisor = before  # the run is over
+            self.supervisor = before  # the host is gone already, or the run is over
             return None
         self._write(
             ACTED,
@@ -89,18 +122,23 @@ class Supervision:
                 "expected_saving_usd": round(decision.expected_saving_usd, 6),
             },
         )
-        return f"drops {decision.name}: {decision.reason}"
+        return f"{decision.action}s {decision.name}: {decision.reason}"
 
     def _write(self, event: str, fields: Mapping[str, Any]) -> None:
-        with closing(EventLog(self.run_dir / EVENTS_FILE)) as events:
-            events.write(event, step=self.standing.step, **fields)
+        write_decision(self.run_dir, event, {"step": self.standing.step, **fields})
+
+
+def dropping(run_dir: Path) -> LetGo:
+    """Drops hosts of a rehearsed run: its conductor ends them."""
+    return lambda host: ask_for_change(run_dir, Change(host=host, dies=True))
 
 
 def _gain(told: Mapping[str, Any]) -> str:
     before, expected, measured = (
         words.duration(told[f"step_time_{which}_s"]) for which in ("before", "expected", "measured")
     )
-    return f"without {told['name']} a step takes {measured} ({before} before, {expected} expected)"
+    how = "with another machine as" if told["action"] == "replace" else "without"
+    return f"{how} {told['name']} a step takes {measured} ({before} before, {expected} expected)"
 
 
 def host_prices(record: Launch) -> dict[str, float]:

@@ -14,9 +14,11 @@ from typing import Any, Literal
 
 from hetopt.optimizer.supervisor.standing import Promise, Standing
 
-Action = Literal["keep", "replan", "add", "drop", "on-demand", "stop"]
+Action = Literal["keep", "replan", "add", "drop", "replace", "on-demand", "stop"]
 
 _HOUR_S = 3600.0
+_TELLING_STEPS = 50
+"""Control periods must have passed, and the running mean must have forgotten what was before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +86,23 @@ class Decision:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Acted:
+    """What was done, and how the run stood then: its gain is not measured yet."""
+
+    decision: Decision
+    step_time_s: float
+    standing: Standing
+
+    def shows(self, standing: Standing) -> bool:
+        """Whether enough steps have been done since to tell what came of it."""
+        if self.decision.action == "replace":
+            # Gone is not enough: another one must have come.
+            there = standing.changes > self.standing.changes and standing.workers >= self.standing.workers
+            return there and standing.steps_seen - standing.changed_at >= _TELLING_STEPS
+        return standing.steps_seen - self.standing.steps_seen >= _TELLING_STEPS
+
+
+@dataclass(frozen=True, kw_only=True)
 class Supervisor:
     """What is remembered between looks.
 
@@ -92,14 +111,14 @@ class Supervisor:
         hysteresis: how slowly minds are changed.
         called_for: what the last looks called for, and how many in a row did.
         acted_s: when something was last done, seconds since the epoch.
-        last: what, if its gain was not measured yet; with the step time before.
+        last: what, if its gain was not measured yet.
     """
 
     promise: Promise
     hysteresis: Hysteresis = field(default_factory=Hysteresis)
     called_for: tuple[str, int] = ("", 0)
     acted_s: float | None = None
-    last: tuple[Decision, float, int] | None = None
+    last: Acted | None = None
 
     def look(
         self, standing: Standing, spent_usd: float, alternatives: Sequence[Alternative] = ()
@@ -128,15 +147,13 @@ class Supervisor:
 
     def measured(self, standing: Standing) -> tuple[Supervisor, Mapping[str, Any] | None]:
         """What came of the last action, once enough control periods have told: its expected and its measured gain."""
-        if self.last is None or standing.step_time_s is None:
+        if self.last is None or standing.step_time_s is None or not self.last.shows(standing):
             return self, None
-        decision, before_s, steps_seen = self.last
-        if standing.steps_seen - steps_seen < 50:
-            return self, None
+        decision = self.last.decision
         told = {
             "action": decision.action,
             "name": decision.name,
-            "step_time_before_s": round(before_s, 6),
+            "step_time_before_s": round(self.last.step_time_s, 6),
             "step_time_expected_s": decision.expected_step_time_s,
             "step_time_measured_s": round(standing.step_time_s, 6),
         }
@@ -144,7 +161,8 @@ class Supervisor:
 
     def _done(self, decision: Decision, standing: Standing) -> Supervisor:
         before_s = standing.step_time_s or self.promise.step_time_s
-        watched = (decision, before_s, standing.steps_seen) if decision.expected_step_time_s is not None else self.last
+        tells = decision.expected_step_time_s is not None
+        acted = Acted(decision=decision, step_time_s=before_s, standing=standing) if tells else self.last
         promise, then_s, usd_per_hour = self.promise, decision.expected_step_time_s, decision.usd_per_hour
         if decision.action == "drop" and then_s is not None and usd_per_hour is not None:
             # What is promised from now on is what the others will do, as certainly as it was of all.
@@ -156,7 +174,7 @@ class Supervisor:
                 step_time_high_s=factor * promise.step_time_high_s,
                 usd_per_hour=usd_per_hour,
             )
-        return replace(self, promise=promise, called_for=("", 0), acted_s=standing.now_s, last=watched)
+        return replace(self, promise=promise, called_for=("", 0), acted_s=standing.now_s, last=acted)
 
     def _urgent(self, standing: Standing, spent_usd: float, alternatives: Sequence[Alternative]) -> Decision | None:
         promise, reserve_s = self.promise, self.hysteresis.reserve_s
@@ -241,8 +259,11 @@ class Supervisor:
         return max(0.0, self.promise.steps - standing.step)
 
 
+_IN_WORDS = {"drop": "going on without {}", "replace": "another machine in the place of {}"}
+
+
 def _reason(better: Alternative, saving_s: float, saving_usd: float) -> str:
-    name = f"going on without {better.name}" if better.action == "drop" else better.name
+    name = _IN_WORDS.get(better.action, "{}").format(better.name)
     if saving_s < 0:
         return f"{name} saves ${saving_usd:.2f} of what is left, and takes {-saving_s:.0f} s longer"
     return f"{name} saves {saving_s:.0f} s and ${saving_usd:.2f} of what is left"

@@ -26,12 +26,9 @@ def without_each_host(standing: Standing, promise: Promise, usd_per_hour: Mappin
         promise: of its plan.
         usd_per_hour: of each host.
     """
-    now_s, hosts = standing.step_time_s, standing.hosts
-    if now_s is None or now_s <= promise.step_time_high_s or not min(standing.compute_s, default=0.0) > 0:
+    now_s, hosts, speeds = standing.step_time_s, standing.hosts, standing.speeds
+    if now_s is None or now_s <= promise.step_time_high_s or not speeds:
         return []
-    if not len(hosts) == len(standing.shares) == len(standing.compute_s):
-        return []
-    speeds = [share / time_s for share, time_s in zip(standing.shares, standing.compute_s, strict=True)]
     # As quick as all of them would be in balance: what that brings is no merit of a host that is missing.
     balanced_s = min(now_s, sum(standing.shares) / sum(speeds) + standing.sync_s)
     found = []

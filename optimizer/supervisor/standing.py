@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 _WEIGHT = 0.3
 """Of the newest control period in the running mean; four of them make up most of it."""
+_SETTLED = 4
+"""Control periods of the same workers, after which their running means are no longer those of the first steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +48,13 @@ class Standing:
         now_s: of the newest event.
         workers: that train.
         hosts: of each of them.
+        types: of each of them: its machine.
         shares: of each of them in the last control period, samples.
+        quickest: samples a second that one worker on a machine of a type has done in this run, at best, by type.
         losses: workers lost so far.
+        changes: of the set of workers so far, the first one included.
+        changed_at: ``steps_seen`` at the last of them.
+        periods: since then.
     """
 
     step: int = 0
@@ -59,13 +66,26 @@ class Standing:
     now_s: float = 0.0
     workers: int = 0
     hosts: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
     shares: tuple[int, ...] = ()
+    quickest: Mapping[str, float] = field(default_factory=dict)
     losses: int = 0
+    changes: int = 0
+    changed_at: int = 0
+    periods: int = 0
 
     @property
     def elapsed_s(self) -> float:
         """Since training first began."""
         return 0.0 if self.began_s is None else self.now_s - self.began_s
+
+    @property
+    def speeds(self) -> tuple[float, ...]:
+        """Samples a second of each worker while it computes; empty where not all of them are known."""
+        known = len(self.hosts) == len(self.shares) == len(self.compute_s)
+        if not known or not min(self.compute_s, default=0.0) > 0:
+            return ()
+        return tuple(share / time_s for share, time_s in zip(self.shares, self.compute_s, strict=True))
 
     def left_s(self, promise: Promise) -> float | None:
         """Time to the end at the present pace."""
@@ -77,18 +97,21 @@ class Standing:
         match event["event"]:
             case "run_started":
                 # Other workers, other times: what was measured before says nothing of them.
-                hosts = tuple(str(worker.get("host", "")) for worker in event["workers"])
-                now = replace(one, workers=len(hosts), hosts=hosts, shares=())
+                workers = event["workers"]
+                hosts = tuple(str(worker.get("host", "")) for worker in workers)
+                types = tuple(str(worker.get("type", "")) for worker in workers)
+                now = replace(one._changed(), workers=len(hosts), hosts=hosts, types=types, shares=())
                 return replace(now, step_time_s=None, compute_s=(), sync_s=0.0)
             case "training_started":
                 return replace(one, began_s=one.now_s if one.began_s is None else one.began_s, step=event["step"])
             case "worker_lost":
                 return replace(one, losses=one.losses + 1)
             case "workers_changed":
-                return replace(one, losses=one.losses + len(event["lost"]))
+                return replace(one._changed(), losses=one.losses + len(event["lost"]))
             case "step":
-                return replace(
+                stepped = replace(
                     one,
+                    periods=one.periods + 1,
                     step=event["step"],
                     shares=tuple(event.get("local_batch_sizes", ())),
                     steps_seen=one.steps_seen + event["steps"],
@@ -97,7 +120,17 @@ class Standing:
                     # Of the worker that waited least: the others' contains their waiting for it.
                     sync_s=_mean(one.sync_s if one.step_time_s is not None else None, min(event["sync_s"])),
                 )
+                return stepped._with_quickest() if stepped.periods >= _SETTLED else stepped
         return one
+
+    def _changed(self) -> Self:
+        return replace(self, changes=self.changes + 1, changed_at=self.steps_seen, periods=0)
+
+    def _with_quickest(self) -> Self:
+        quickest = dict(self.quickest)
+        for kind, speed in zip(self.types, self.speeds, strict=False):  # no speeds: not all of them are known
+            quickest[kind] = max(speed, quickest.get(kind, 0.0))
+        return replace(self, quickest=quickest)
 
     @classmethod
     def of(cls, events: Iterable[Mapping[str, Any]]) -> Self:

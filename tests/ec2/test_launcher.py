@@ -24,9 +24,9 @@ from hetopt.optimizer.ec2.placement import shared, without
 from hetopt.optimizer.ec2.request import Answer, Request
 from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
 from hetopt.optimizer.plan import Plan
-from hetopt.profiler.errors import CloudRefused
+from hetopt.profiler.errors import BadInput, CloudRefused
 from hetopt.trainer.events import EVENTS_FILE
-from hetopt.trainer.launch.base import RunHandle, RunState
+from hetopt.trainer.launch.base import Renting, RunHandle, RunState
 from hetopt.trainer.launch.ec2.protocol import LEASE_OBJECT, Lease, placement_of
 from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
 from tests.ec2.conftest import REGION, Patience, Recording, leftovers
@@ -297,6 +297,26 @@ def test_survivors_go_on_and_what_was_lost_joins_when_it_has_booted(
     assert run.seen.generation == 2
     assert run.seen.absent == ()
     launcher.stop(run.handle)
+    assert leftovers(cloud) == []
+
+
+def test_a_machine_that_is_replaced_is_lost_and_another_one_is_asked_for(
+    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience
+) -> None:
+    run = Lossy(cloud, launcher, run_dir, plan.run, patience)
+    assert isinstance(launcher, Renting)
+    slow = next(machine for machine in run.seen.alive if machine.host != run.victim.host)
+    launcher.replace(run.handle, slow.host)
+    assert launcher.poll(run.handle).state is RunState.RUNNING, "it looks at once"
+    assert placement_now(cloud, run.order)["generation"] == 2
+    assert slow.id not in placement_now(cloud, run.order)["hosts"], "the others go on without"
+    assert next(machine for machine in run.seen.machines if machine.id == slow.id).ending == "stopped by us"
+    assert {machine.host for machine in run.seen.alive} == {machine.host for machine in run.before.machines}
+    with pytest.raises(BadInput, match="is h99 now"):
+        launcher.replace(run.handle, "h99")
+    launcher.stop(run.handle)
+    with pytest.raises(BadInput, match="now"):
+        launcher.replace(run.handle, slow.host)
     assert leftovers(cloud) == []
 
 

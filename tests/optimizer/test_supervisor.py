@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.optimizer.supervisor.acting import Supervision
 from hetopt.optimizer.supervisor.decide import Alternative, Decision, Hysteresis, Supervisor
+from hetopt.optimizer.supervisor.decision_log import DECISIONS_FILE, read_with_decisions
 from hetopt.optimizer.supervisor.dropping import LONGER, without_each_host
+from hetopt.optimizer.supervisor.replacing import SLOW, with_another_for_each_host
 from hetopt.optimizer.supervisor.standing import Promise, Standing
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.events import EVENTS_FILE, EventLog, read_events
 
 PROMISE = Promise(step_time_s=1.0, step_time_low_s=0.9, step_time_high_s=1.1, steps=10_000, usd_per_hour=3.6)
 QUICK = Hysteresis(looks=3, rest_s=300.0, margin=0.05, reserve_s=60.0)
@@ -161,6 +171,121 @@ def test_nobody_is_dropped_to_shrink_the_cluster(times_s: list[float], sync_s: f
     assert all(one.step_time_s <= LONGER * at.step_time_s for one in found)
     assert at.step_time_s > PROMISE.step_time_high_s or not found, "as predicted is left alone"
     assert not without_each_host(slowed((5.0,) * 4), PROMISE, PRICES), "equals stay"
+
+
+QUICKEST = {"c7i.large": 24.0}
+
+
+def become_slow(times_s: tuple[float, ...] = (1.0, 1.0, 1.0, 10.0), **changes: Any) -> Standing:
+    return replace(slowed(times_s), types=("c7i.large",) * 4, quickest=QUICKEST, **changes)
+
+
+def test_another_machine_takes_the_place_of_one_that_has_become_slow() -> None:
+    (found,) = with_another_for_each_host(become_slow(), PROMISE, until_there_s=300.0)
+    assert (found.action, found.name) == ("replace", "h3")
+    assert found.step_time_s == pytest.approx(1.0), "as quick as its type has shown"
+    assert found.usd_per_hour == PROMISE.usd_per_hour
+    # Three of four go on meanwhile, so a quarter of the time until it is there is lost.
+    assert found.changeover_s == pytest.approx(300.0 / 4)
+    by_hand = 300.0 + (9000 - 300.0 / (96 / 72)) * 1.0
+    assert found.total_s(9000) == pytest.approx(by_hand)
+
+
+def test_a_type_that_is_slower_than_predicted_is_not_replaced_by_itself() -> None:
+    every = become_slow((10.0,) * 4)
+    assert not with_another_for_each_host(replace(every, quickest={}), PROMISE, until_there_s=300.0)
+    another_type = replace(become_slow(), types=(*("c7i.large",) * 3, "t3.large"))
+    assert not with_another_for_each_host(another_type, PROMISE, until_there_s=300.0)
+    alone = Standing(step_time_s=9.0, compute_s=(9.0,), shares=(24,), hosts=("h0",), types=("c7i.large",), workers=1)
+    (found,) = with_another_for_each_host(replace(alone, quickest=QUICKEST), PROMISE, until_there_s=300.0)
+    assert found.changeover_s == 300.0, "nobody goes on meanwhile"
+
+
+@given(st.lists(st.floats(0.1, 20.0), min_size=4, max_size=4), st.floats(0.0, 5.0), st.floats(0.0, 1000.0))
+def test_a_replacement_never_promises_less_than_what_is_lost(
+    times_s: list[float], sync_s: float, until_there_s: float
+) -> None:
+    at = replace(become_slow(tuple(times_s)), sync_s=sync_s, step_time_s=max(times_s) + sync_s)
+    for one in with_another_for_each_host(at, PROMISE, until_there_s=until_there_s):
+        assert 0 <= one.changeover_s <= until_there_s
+        assert at.step_time_s is not None
+        assert one.step_time_s <= at.step_time_s * (1 + 1e-9)
+        assert at.speeds[HOSTS.index(one.name)] <= SLOW * QUICKEST["c7i.large"]
+
+
+def test_a_replacement_is_measured_once_the_new_machine_trains() -> None:
+    at = become_slow()
+    supervisor = Supervisor(promise=PROMISE, hysteresis=Hysteresis(looks=1))
+    supervisor, decision = supervisor.look(at, 0.0, with_another_for_each_host(at, PROMISE, until_there_s=300.0))
+    assert (decision.action, decision.name) == ("replace", "h3")
+    assert "another machine in the place of h3 saves" in decision.reason
+    assert supervisor.promise == PROMISE, "the cluster is to be what it was"
+    without = replace(at, steps_seen=1200, changes=1, changed_at=1000, workers=3)
+    assert supervisor.measured(without)[1] is None, "it has not come yet"
+    there = replace(at, steps_seen=1240, changes=2, changed_at=1200, step_time_s=1.02)
+    assert supervisor.measured(there)[1] is None, "too early to tell"
+    told = supervisor.measured(replace(there, steps_seen=1250))[1]
+    assert told is not None
+    assert (told["action"], told["step_time_before_s"], told["step_time_measured_s"]) == ("replace", 10.0, 1.02)
+
+
+def test_a_rented_host_that_has_become_slow_is_given_back_once(tmp_path: Path) -> None:
+    given_back: list[str] = []
+
+    def supervision(replace_: Callable[[str], None]) -> Supervision:
+        return Supervision(
+            run_dir=tmp_path,
+            usd_per_hour=PRICES,
+            replace=replace_,
+            until_there_s=300.0,
+            supervisor=Supervisor(promise=PROMISE, hysteresis=Hysteresis(looks=1, rest_s=0.0)),
+            standing=become_slow(),
+        )
+
+    one = supervision(given_back.append)
+    told = one.look()
+    assert told is not None
+    assert told.startswith("replaces h3: another machine in the place of h3 saves")
+    (acted,) = read_events(tmp_path / DECISIONS_FILE)
+    assert (acted["event"], acted["action"], acted["host"]) == ("supervisor_acted", "replace", "h3")
+    for _ in range(5):
+        one.look()
+    assert given_back == ["h3"], "a second machine would have no better luck"
+
+    def gone(host: str) -> None:
+        raise BadInput(f"no machine is {host}")
+
+    late = supervision(gone)
+    assert late.look() is None
+    assert late.supervisor.last is None
+    assert len(read_events(tmp_path / DECISIONS_FILE)) == 1
+
+
+def test_decisions_stand_between_the_events_of_the_run(tmp_path: Path) -> None:
+    with closing(EventLog(tmp_path / EVENTS_FILE, clock=iter([1.0, 3.0]).__next__)) as log:
+        log.write("run_started")
+        log.write("training_finished")
+    assert [event["event"] for event in read_with_decisions(tmp_path)] == ["run_started", "training_finished"]
+    (tmp_path / DECISIONS_FILE).write_text(json.dumps({"event": "supervisor_acted", "time_s": 2.0}) + "\n")
+    told = [event["event"] for event in read_with_decisions(tmp_path)]
+    assert told == ["run_started", "supervisor_acted", "training_finished"]
+
+
+def test_the_best_that_a_type_has_shown_is_remembered() -> None:
+    workers = [{"host": "h0", "type": "c7i.large"}, {"host": "h1", "type": "c6i.large"}]
+    started = {"event": "run_started", "time_s": 0.0, "workers": workers}
+
+    def steps(count: int, second_s: float) -> list[dict[str, Any]]:
+        told = {"event": "step", "time_s": 1.0, "step": 10, "steps": 10, "step_time_s": 1.0, "sync_s": [0.1, 0.1]}
+        return [{**told, "local_batch_sizes": [10, 20], "compute_s": [1.0, second_s]} for _ in range(count)]
+
+    assert Standing.of([started, *steps(3, 1.0)]).quickest == {}, "first steps tell little"
+    known = Standing.of([started, *steps(4, 1.0), *steps(40, 4.0)])
+    assert known.quickest == {"c7i.large": 10.0, "c6i.large": 20.0}
+    assert known.speeds[1] == pytest.approx(5.0, rel=0.01)
+    again = Standing.of([started, *steps(4, 1.0), started])
+    assert again.quickest == {"c7i.large": 10.0, "c6i.large": 20.0}
+    assert (again.changes, again.changed_at, again.speeds) == (2, 40, ())
 
 
 def test_standing_follows_the_log() -> None:

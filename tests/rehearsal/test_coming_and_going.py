@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from hetopt.optimizer.supervisor.acting import Supervision
+from hetopt.optimizer.supervisor.acting import Supervision, dropping
 from hetopt.optimizer.supervisor.decide import Hysteresis, Supervisor
+from hetopt.optimizer.supervisor.decision_log import read_with_decisions
 from hetopt.optimizer.supervisor.standing import Promise
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.events import EVENTS_FILE, Event, read_events
@@ -54,7 +55,7 @@ def events(_possible: None, tmp_path_factory: pytest.TempPathFactory) -> list[Ev
     supervision = Supervision(
         run_dir=run_dir,
         usd_per_hour=dict.fromkeys(NAMES, 1.0),
-        may_drop=True,
+        drop=dropping(run_dir),
         supervisor=Supervisor(promise=promise, hysteresis=Hysteresis(looks=2, rest_s=0.0)),
     )
 
@@ -81,7 +82,7 @@ def events(_possible: None, tmp_path_factory: pytest.TempPathFactory) -> list[Ev
                     supervision.look()
             if len(ask) == 2 and any(0 in event["new"] for event in told(log, "workers_changed")):
                 ask.pop(0)()
-            if len(ask) == 1 and told(log, "supervisor_measured"):
+            if len(ask) == 1 and told(read_with_decisions(run_dir), "supervisor_measured"):
                 ask.pop(0)()
             if not ask and log[-1]["event"] == "step" and len(log[-1]["local_batch_sizes"]) == 1:
                 break
@@ -91,7 +92,7 @@ def events(_possible: None, tmp_path_factory: pytest.TempPathFactory) -> list[Ev
     finally:
         launcher.stop(handle)
     assert launcher.poll(handle).state is RunState.STOPPED
-    return read_events(run_dir / EVENTS_FILE)
+    return read_with_decisions(run_dir)
 
 
 def told(events: list[Event], kind: str) -> list[Event]:

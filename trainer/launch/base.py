@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from hetopt.trainer.spec import RunSpec
 
@@ -54,4 +54,17 @@ class Launcher(Protocol):
 
     def stop(self, handle: RunHandle) -> None:
         """End the run: workers save a checkpoint if they can, then nothing of it is left running. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class Renting(Launcher, Protocol):
+    """A launcher that can have another machine in the place of one of the run's."""
+
+    def replace(self, handle: RunHandle, host: str) -> None:
+        """Give a host's machine back; what follows is what follows from any loss.
+
+        Raises:
+            BadInput: no machine of the run is that host now.
+        """
         ...

@@ -12,7 +12,7 @@ from hetopt.trainer.launch.base import RunState, RunStatus
 from hetopt.trainer.launch.logs import LOG_FOLDER
 
 _TERMINAL = ("training_finished", "probe_finished", "run_failed")
-_CIRCUMSTANCES = ("condition_changed", "miniature_slowed", "supervisor_acted", "supervisor_measured")
+_CIRCUMSTANCES = ("condition_changed", "miniature_slowed")
 """What others write between the workers' events: nothing about how the run itself is."""
 _TAIL_BYTES = 65_536
 

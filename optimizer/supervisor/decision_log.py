@@ -1,0 +1,28 @@
+"""What the supervisor did, in a log beside the run's own: that of a rented run is a copy, and grows from the cloud."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from hetopt.trainer.events import EVENTS_FILE, Event, EventLog, read_events
+
+DECISIONS_FILE = "decisions.jsonl"
+
+
+def write_decision(run_dir: Path, event: str, fields: Mapping[str, Any]) -> None:
+    """Append an event of the supervisor."""
+    with closing(EventLog(run_dir / DECISIONS_FILE)) as decisions:
+        decisions.write(event, **fields)
+
+
+def read_with_decisions(run_dir: Path) -> list[Event]:
+    """The run's events and the supervisor's, in the order of their times; none of a run that has not begun."""
+    decisions = read_events(run_dir / DECISIONS_FILE)
+    events = read_events(run_dir / EVENTS_FILE)
+    if not decisions:
+        return events
+    return list(heapq.merge(events, decisions, key=lambda event: float(event["time_s"])))
