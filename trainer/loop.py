@@ -18,9 +18,7 @@ from torch import nn
 from hetopt.profiler.errors import RunFailed
 from hetopt.trainer.agreement import gather_numbers, gather_texts
 from hetopt.trainer.announcement import announce, tell_network
-from hetopt.trainer.assembly import (
-    build_model,
-)
+from hetopt.trainer.assembly import build_model
 from hetopt.trainer.checkpoints.fingerprint import parameters_sha256
 from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, save_model
 from hetopt.trainer.checkpoints.saver import CheckpointSaver

@@ -31,6 +31,9 @@ LearningRateRule = Literal["fixed", "adascale"]
 RatioPolicyName = Literal["fixed", "warm_up", "accordion", "gravac", "threshold", "scan", "auto"]
 """Who decides how much of the gradient is sent; each is explained in `hetopt.trainer.control.ratio.choose`."""
 
+WEIGHS_WAYS: tuple[RatioPolicyName, ...] = ("scan", "auto")
+"""Those that weigh whole ways to exchange by their time, compressor and collective included, and not a ratio alone."""
+
 Prefetch = Literal["auto", "on", "off"]
 """Whether a worker that reads its samples itself does so ahead, in a thread; ``auto``: where reading takes long."""
 
@@ -176,6 +179,11 @@ class RunSpec(Record):
         """Whether what is sent, or how, may change while the run goes on."""
         may_change = self.ratio_policy != "fixed" or self.collective_policy != "fixed"
         return len(self.workers) > 1 and not self.is_local and may_change
+
+    @property
+    def weighs_ways(self) -> bool:
+        """Whether the ratio policy chooses among whole ways to exchange."""
+        return self.ratio_policy in WEIGHS_WAYS
 
     @property
     def is_elastic(self) -> bool:

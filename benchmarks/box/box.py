@@ -179,7 +179,11 @@ class Box:
         told.write_text(json.dumps({"region": self.catalog.region, "usd_per_hour": prices}), encoding="utf-8")
         program = [sys.executable, "-m", "benchmarks.box.cloud", str(_API_PORT), str(told)]
         inside = iproute.command("ip", ["netns", "exec", switch, *program])
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+            "MOTO_EC2_LOAD_DEFAULT_AMIS": "false",  # a thousand images that nobody boots
+        }
         with (self.folder / "cloud.log").open("wb") as log:
             cloud = subprocess.Popen(
                 inside, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment

@@ -14,9 +14,7 @@ from hetopt.trainer.compression_text import IDENTITY, parse_compression
 from hetopt.trainer.control.ratio.choose import CONTROLLERS, choose_ratio_policy
 from hetopt.trainer.exchange.checked import checked
 from hetopt.trainer.exchange.composition import AUTO, COLLECTIVES, known, why_not_controlled
-from hetopt.trainer.spec import Compression, RatioPolicyName, RunSpec
-
-_WEIGHS_WAYS = ("auto", "scan")
+from hetopt.trainer.spec import WEIGHS_WAYS, Compression, RatioPolicyName, RunSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +90,11 @@ def decide(wish: Wish, run: RunSpec) -> Decided:
         compression = compression.model_copy(update={"collective": wish.collective})
     checked(compression)
     # Who weighs whole ways to exchange brings a compressor where the plan names none.
-    if policy not in _WEIGHS_WAYS or compression.name != IDENTITY:
+    if policy not in WEIGHS_WAYS or compression.name != IDENTITY:
         reason = why_not_controlled(compression.name, policy)
         if reason is not None:
             raise BadInput(reason, hint="name a compressor that can send less, for example --compression topk:0.01")
-    if policy not in _WEIGHS_WAYS:
+    if policy not in WEIGHS_WAYS:
         choose_ratio_policy(policy, ratio=compression.ratio)
     if run.learning_rate_rule == "adascale" and (compression.name != IDENTITY or policy != "fixed"):
         raise BadInput(

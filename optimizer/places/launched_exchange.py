@@ -218,7 +218,7 @@ def _candidates(run: RunSpec, meeting: Meeting) -> Iterable[Compression]:
     )
     if meeting.workers == 1:
         return [asked]
-    if run.ratio_policy in ("auto", "scan"):
+    if run.weighs_ways:
         ways = [way.compression for way in menu.all if run.ratio_policy == "auto" or way.option.gain is None]
         return [way for way in ways if meeting.gain(way) >= LEAST_GAIN] or ways
     if run.collective_policy == "cheapest" and METHODS[asked.name].by_ratio:

@@ -97,6 +97,7 @@ def moto_server() -> Iterator[str]:
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        env={**os.environ, "MOTO_EC2_LOAD_DEFAULT_AMIS": "false"},
     )
     try:
         until = time.monotonic() + 60

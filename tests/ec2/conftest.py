@@ -48,7 +48,12 @@ def moto_url() -> Iterator[str]:
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "MOTO_EC2_ENABLE_INSTANCE_TYPE_VALIDATION": "true"},
+        # A thousand images with their disks are no test's business, and take seconds whenever it starts over.
+        env={
+            **os.environ,
+            "MOTO_EC2_ENABLE_INSTANCE_TYPE_VALIDATION": "true",
+            "MOTO_EC2_LOAD_DEFAULT_AMIS": "false",
+        },
     )
     url = f"http://127.0.0.1:{port}"
     try:

@@ -18,7 +18,7 @@ from hetopt.trainer.exchange.composition import (
     combinations,
     why_not_controlled,
 )
-from hetopt.trainer.spec import Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.trainer.spec import WEIGHS_WAYS, Compression, RunSpec, StopRule, WorkerSpec
 
 ratios = st.floats(1e-6, 1.0)
 whole = st.one_of(st.none(), st.integers(1, 2**20))
@@ -165,7 +165,7 @@ def test_every_combination_is_taken_or_refused_as_the_matrix_says(combination: C
     ratio = ":0.01" if combination.method.by_ratio else ""
     typed = f"{combination.name}{ratio},memory={combination.memory},collective={combination.collective}"
     reason = why_not_controlled(combination.name, policy)
-    if reason is None or (combination.name == "identity" and policy in ("auto", "scan")):
+    if reason is None or (combination.name == "identity" and policy in WEIGHS_WAYS):
         told = decided(run_of(), compression=typed, ratio_policy=policy)
         assert (told.compression.name, told.ratio_policy) == (combination.name, policy)
     else:

@@ -22,8 +22,6 @@ from hetopt.trainer.steps.form import exchange_event
 from hetopt.trainer.steps.steering import Steering
 from hetopt.trainer.steps.traffic import GroupTraffic
 
-WEIGHS_WAYS = ("auto", "scan")
-
 
 class SessionExchange:
     """Sums whole gradients, after backward. Where anything is left to decide, the network is measured first.
@@ -71,7 +69,7 @@ class SessionExchange:
             workers=len(spec.workers),
             shapes=shapes,
         )
-        weighs = spec.ratio_policy in WEIGHS_WAYS
+        weighs = spec.weighs_ways
         if not weighs and spec.collective_policy != "cheapest":
             return Steering(spec, menu, None)
         network = measure_network(self.dense_bytes, device=device).network

@@ -24,7 +24,7 @@ from hetopt.trainer.exchange.network_tracker import Timed
 from hetopt.trainer.exchange.network_watch import NetworkWatch
 from hetopt.trainer.exchange.planner import Planner, PlanState
 from hetopt.trainer.exchange.wire import VALUE_BYTES
-from hetopt.trainer.spec import RunSpec
+from hetopt.trainer.spec import WEIGHS_WAYS, RunSpec
 from hetopt.trainer.steps.traffic import GroupTraffic
 
 BACKWARD = 2 / 3
@@ -74,9 +74,9 @@ class Steering:
             else NetworkWatch(network=network, workers=menu.workers, gradient_bytes=VALUE_BYTES * menu.numel)
         )
         reason = why_not_controlled(menu.asked.name, self._name)
-        if reason is not None and self._name not in ("auto", "scan"):
+        if reason is not None and not spec.weighs_ways:
             raise BadInput(reason, hint="steer topk, or leave the ratio policy at 'fixed'")
-        weighed = [way.option for way in menu.all] if self._name in ("auto", "scan") else []
+        weighed = [way.option for way in menu.all] if spec.weighs_ways else []
         if self._name == "scan":
             weighed = [option for option in weighed if option.gain is None]
         self._policy: RatioPolicy[Any] = choose_ratio_policy(
@@ -291,7 +291,7 @@ class Steering:
         found = [way for way in (*self._menu.at(state.ratio), *self._menu.all) if way.option.key == state.key]
         if found:
             self.way = found[0]
-            option = state.key if self._name in ("auto", "scan") else None
+            option = state.key if self._name in WEIGHS_WAYS else None
             self._decision = RatioDecision(ratio=state.ratio, option=option, measure_gain=True)
 
 

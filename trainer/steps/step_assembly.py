@@ -138,7 +138,7 @@ class StepMaker:
         """A step whose exchange is decided between control periods."""
         context, spec, asked = self.context, self.context.spec, self.compression
         begun_s = time.perf_counter()
-        policies_ask = spec.ratio_policy in ("auto", "scan") or spec.collective_policy == "cheapest"
+        policies_ask = spec.weighs_ways or spec.collective_policy == "cheapest"
         calibration = self._calibration(measured=policies_ask)
         network = None if calibration is None or not policies_ask else calibration.network
         typical = asked if METHODS[asked.name].by_ratio else Compression(name=SELECTOR, ratio=USUAL_RATIO)
@@ -156,7 +156,7 @@ class StepMaker:
             buckets=1 if bucketed is None else max(1, bucketed.buckets),
         )
         begun_s = time.perf_counter()
-        if network is not None and spec.ratio_policy in ("auto", "scan"):
+        if network is not None and spec.weighs_ways:
             menu = timed_menu(menu, network, device=context.device, seed=spec.seed)
             menu = replace(menu, narrow_in_buckets=self._in_thread)
         measured_s += time.perf_counter() - begun_s
