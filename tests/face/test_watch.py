@@ -20,6 +20,7 @@ from hetopt.optimizer.cli import render
 from hetopt.optimizer.cli.watch import EVERY_S, Watched, picture
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.reports.progress import Progress
+from hetopt.optimizer.supervisor.decision_log import write_decision
 from hetopt.trainer.events import EVENTS_FILE
 
 from .test_report import _compressed, launch, plan, rehearsed
@@ -66,6 +67,18 @@ def test_only_what_is_new_is_read(rehearsed: Launch, tmp_path: Path) -> None:
     whole = Watched(progress=Progress())
     whole.read(folder, time_factor=1.0)
     assert watched.progress == whole.progress
+
+
+def test_what_the_supervisor_did_is_seen_once(rehearsed: Launch, tmp_path: Path) -> None:
+    folder = written(tmp_path / "run", rehearsed, [json.dumps(event) for event in _compressed(rehearsed)])
+    watched = Watched(progress=Progress())
+    watched.read(folder, time_factor=1.0)
+    before = list(watched.happenings)
+    write_decision(folder, "supervisor_acted", {"step": 5, "action": "replace", "host": "h1", "reason": "it is slow"})
+    for _ in range(2):
+        watched.read(folder, time_factor=1.0)
+    assert list(watched.happenings)[len(before) :] == [watched.happenings[-1]]
+    assert watched.happenings[-1].sentence == "h1: another machine takes its place: it is slow"
 
 
 def test_it_takes_less_than_a_hundredth_of_a_core(launch: Launch, tmp_path: Path) -> None:

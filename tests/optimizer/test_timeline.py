@@ -211,3 +211,26 @@ def test_what_twins_have_shown_is_told(says, told):
     assert "0.1 % of the gradient" in found.text
     assert "2.5 s" in found.text
     assert told in found.text
+
+
+@pytest.mark.parametrize(
+    ("action", "acted", "measured"),
+    [
+        ("drop", "dropped: it costs more than it brings", "a step takes 120 ms without h1; 100 ms was expected"),
+        (
+            "replace",
+            "another machine takes its place: it costs more than it brings",
+            "a step takes 120 ms with another machine as h1; 100 ms was expected",
+        ),
+    ],
+)
+def test_what_the_supervisor_did_and_what_came_of_it_is_told(action: str, acted: str, measured: str) -> None:
+    did = {"event": "supervisor_acted", "time_s": 3.0, "step": 5, "action": action, "host": "h1"}
+    found = happening({**did, "reason": "it costs more than it brings"}, ["h0", "h1"], began_s=1.0)
+    assert found is not None
+    assert found.sentence == f"h1: {acted}"
+    times = {"step_time_before_s": 0.5, "step_time_expected_s": 0.1, "step_time_measured_s": 0.12}
+    told = {"event": "supervisor_measured", "time_s": 9.0, "step": 60, "action": action, "name": "h1", **times}
+    found = happening(told, ["h0", "h1"], began_s=1.0)
+    assert found is not None
+    assert found.text == f"{measured}, 500 ms before"
