@@ -19,14 +19,14 @@ from hetopt.optimizer.supervisor.decision_log import write_decision
 from hetopt.optimizer.supervisor.dropping import without_each_host
 from hetopt.optimizer.supervisor.replacing import with_another_for_each_host
 from hetopt.optimizer.supervisor.standing import Promise, Standing
-from hetopt.profiler.errors import BadInput
+from hetopt.profiler.errors import BadInput, CloudRefused
 from hetopt.trainer.launch.changes import ask_for_change, comes_and_goes
 from hetopt.trainer.miniature import Change
 
 ACTED, MEASURED = "supervisor_acted", "supervisor_measured"
 
 LetGo = Callable[[str], None]
-"""Ends a host of the run; raises `BadInput` where there is none any more."""
+"""Ends a host of the run; raises `BadInput` where there is none any more, `CloudRefused` where it could not be done."""
 
 
 @dataclass(kw_only=True)
@@ -90,7 +90,6 @@ class Supervision:
         if decision.action == "drop" and self.drop is not None:
             return self._act(decision, self.drop, before)
         if decision.action == "replace" and self.replace is not None:
-            self.replaced.add(decision.name)
             return self._act(decision, self.replace, before)
         if decision.acts:
             return f"{decision.reason}; `hetopt report` shows by what"
@@ -111,6 +110,11 @@ class Supervision:
         except BadInput:
             self.supervisor = before  # the host is gone already, or the run is over
             return None
+        except CloudRefused as refused:
+            self.supervisor = before  # nothing was done; the next look finds it called for again
+            return f"{refused.message} {decision.name} stays for now."
+        if decision.action == "replace":
+            self.replaced.add(decision.name)
         self._write(
             ACTED,
             {

@@ -19,7 +19,7 @@ from hetopt.optimizer.supervisor.decision_log import DECISIONS_FILE, read_with_d
 from hetopt.optimizer.supervisor.dropping import LONGER, without_each_host
 from hetopt.optimizer.supervisor.replacing import SLOW, with_another_for_each_host
 from hetopt.optimizer.supervisor.standing import Promise, Standing
-from hetopt.profiler.errors import BadInput
+from hetopt.profiler.errors import BadInput, CloudRefused
 from hetopt.trainer.events import EVENTS_FILE, EventLog, read_events
 
 PROMISE = Promise(step_time_s=1.0, step_time_low_s=0.9, step_time_high_s=1.1, steps=10_000, usd_per_hour=3.6)
@@ -259,6 +259,29 @@ def test_a_rented_host_that_has_become_slow_is_given_back_once(tmp_path: Path) -
     assert late.look() is None
     assert late.supervisor.last is None
     assert len(read_events(tmp_path / DECISIONS_FILE)) == 1
+
+
+def test_a_cloud_that_does_not_answer_ends_no_run_and_is_asked_again(tmp_path: Path) -> None:
+    answers: list[Exception | None] = [CloudRefused("The network is gone."), None]
+
+    def give_back(host: str) -> None:
+        answer = answers.pop(0)
+        if answer is not None:
+            raise answer
+
+    supervision = Supervision(
+        run_dir=tmp_path,
+        usd_per_hour=PRICES,
+        replace=give_back,
+        until_there_s=300.0,
+        supervisor=Supervisor(promise=PROMISE, hysteresis=Hysteresis(looks=1)),
+        standing=become_slow(),
+    )
+    assert supervision.look() == "The network is gone. h3 stays for now."
+    assert not (tmp_path / DECISIONS_FILE).exists()
+    told = supervision.look()
+    assert told is not None
+    assert told.startswith("replaces h3")
 
 
 def test_decisions_stand_between_the_events_of_the_run(tmp_path: Path) -> None:
