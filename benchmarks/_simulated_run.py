@@ -314,7 +314,7 @@ class Simulation:
         first = state.position + sum(shares[place] for place in generation.places if place < me.place)
         own = list(range(first, first + shares[me.place]))
         brought = yield from self._collective(store, generation, me, f"step {state.step}", own)
-        samples = [sample for place in sorted(brought) for sample in brought[place]]  # type: ignore[attr-defined]
+        samples = [sample for place in sorted(brought) for sample in brought[place]]  # type: ignore[attr-defined]  # lists here
         assert samples == list(range(state.position, state.position + BATCH)), "samples were lost or repeated"
         state = state.after(samples)
         self._frontier = max(self._frontier, state.step)

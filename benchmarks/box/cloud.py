@@ -66,7 +66,7 @@ def fill_gaps(pools: Pools) -> None:
     plain_answer, plain_end, plain_permission = Fleets.create_fleet, Instance.terminate, FakeBucket.get_permission
 
     def create_fleet(self: Fleets) -> ActionResult:
-        told: dict[str, Any] = dict(plain_answer(self).result)  # type: ignore[call-overload]
+        told: dict[str, Any] = dict(plain_answer(self).result)  # type: ignore[call-overload]  # moto's gap
         if not told.get("Instances"):
             told["Errors"] = [{"ErrorCode": SHORT, "ErrorMessage": "the box's pool is exhausted"}]
         return ActionResult(told)
@@ -89,7 +89,7 @@ def fill_gaps(pools: Pools) -> None:
         return before
 
     # moto takes no subclasses of its records from elsewhere.
-    Fleet.get_launch_spec_counts = counts  # type: ignore[method-assign]
+    Fleet.get_launch_spec_counts = counts  # type: ignore[method-assign]  # on purpose, here and below
     Fleets.create_fleet = create_fleet  # type: ignore[method-assign]
     SpotInstances.describe_spot_price_history = describe_spot_price_history  # type: ignore[method-assign]
     Instance.terminate = terminate  # type: ignore[method-assign]

@@ -16,6 +16,7 @@ def logs(
     import time
 
     from hetopt.optimizer.cli.run_record import launcher_of, read_launch
+    from hetopt.optimizer.supervisor.decision_log import DECISIONS_FILE
     from hetopt.profiler.errors import BadInput
     from hetopt.trainer.events import EVENTS_FILE
     from hetopt.trainer.launch.base import RunHandle
@@ -27,7 +28,8 @@ def logs(
     offsets: dict[str, int] = {}
     while True:
         over = launcher.poll(RunHandle(run_dir=folder)).state.is_over
-        files = {"events": folder / EVENTS_FILE} if events else log_files(folder, worker)
+        told = {"events": folder / EVENTS_FILE, "decisions": folder / DECISIONS_FILE}
+        files = told if events else log_files(folder, worker)
         if worker is not None and not files and over:
             raise BadInput(f"{folder.name} has no output of worker {worker}.", hint="`hetopt status` shows the workers")
         for label, path in files.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,10 +20,10 @@ from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
 from hetopt.optimizer.ec2.session import connect_run
 from hetopt.optimizer.ec2.watch import Watcher
 from hetopt.profiler.errors import BadInput, CloudRefused
-from hetopt.trainer.events import EVENTS_FILE, parse_events
+from hetopt.trainer.events import EVENTS_FILE, Event
 from hetopt.trainer.launch.base import RunHandle, RunState, RunStatus
 from hetopt.trainer.launch.ec2.protocol import HEARTBEAT_S
-from hetopt.trainer.launch.outcome import failure_reason, judge, last_log_line, read_tail
+from hetopt.trainer.launch.outcome import failure_reason, judge, last_events, last_log_line
 from hetopt.trainer.run_folder import write_spec
 from hetopt.trainer.spec import RunSpec
 
@@ -144,9 +144,8 @@ class Ec2Launcher:
         """How the run is, by what is in its folder."""
         if not seen.machines:
             return RunStatus(state=RunState.FAILED, reason="its machines were never granted")
-        events = list(parse_events(read_tail(run_dir / EVENTS_FILE).splitlines(keepends=True)))
         status = judge(
-            events,
+            last_events(run_dir),
             alive=bool(seen.alive),
             stop_wished=seen.stop_wished_s is not None,
             last_line=None if seen.alive else _last_words(run_dir, seen),
@@ -207,12 +206,12 @@ class Ec2Launcher:
         if seen.stop_wished_s is not None:
             late_s = now_s - seen.stop_wished_s - order.checkpoint_s - self.patience_s
             return self._clear(order, watcher, seen, watcher.run_dir) if late_s > 0 else seen
-        if self._has_failed(order, watcher.run_dir, now_s):
+        events = last_events(watcher.run_dir)
+        if _has_failed(order, events, now_s):
             return self._clear(order, watcher, seen, watcher.run_dir)
-        if not self._is_finished(watcher.run_dir):
-            stopped_s = self._stopped_s(watcher.run_dir)
+        if not _is_finished(events):
             recovery = Recovery(
-                edge=watcher.edge, sleep=self.sleep, tell=self.tell, clock=self.clock, stopped_s=stopped_s
+                edge=watcher.edge, sleep=self.sleep, tell=self.tell, clock=self.clock, stopped_s=_stopped_s(events)
             )
             seen = recovery.step(order, watcher, seen)
         if seen.lease_end_s is None or end_s > seen.lease_end_s + _LEASE_GROWS_S:
@@ -230,26 +229,6 @@ class Ec2Launcher:
         granted = seen.model_copy(update={"lease_end_s": end_s, "lease_tag": answer["ETag"]})
         watcher.save(granted)
         return granted
-
-    def _has_failed(self, order: Order, run_dir: Path, now_s: float) -> bool:
-        """Whether the run failed by itself: no machine went with it, nor in the minutes that a notice gives."""
-        events = list(parse_events(read_tail(run_dir / EVENTS_FILE).splitlines(keepends=True)))
-        since_s = events[-1]["time_s"] if events else now_s
-        # A failure before the run was resumed is what it was resumed from.
-        in_this_life = since_s >= order.created_s
-        return in_this_life and failure_reason(events) is not None and now_s - since_s > _LOSSES_SHOW_S
-
-    def _is_finished(self, run_dir: Path) -> bool:
-        """Whether machines end because there is nothing left to do."""
-        events = list(parse_events(read_tail(run_dir / EVENTS_FILE).splitlines(keepends=True)))
-        last = events[-1] if events else {}
-        return last.get("event") in ("training_finished", "probe_finished") and last.get("reason") != "stopped"
-
-    def _stopped_s(self, run_dir: Path) -> float | None:
-        """When the run last stopped with a checkpoint; None while it goes on."""
-        events = list(parse_events(read_tail(run_dir / EVENTS_FILE).splitlines(keepends=True)))
-        last = events[-1] if events else {}
-        return float(last["time_s"]) if last.get("event") == "training_finished" else None
 
     def _wish_end(self, order: Order, watcher: Watcher, seen: Seen, reason: str) -> Seen:
         watcher.edge(calls.stop_call(order, seen.lease_end_s or self.clock()))
@@ -300,6 +279,26 @@ class Ec2Launcher:
 def fleets_of(run_dir: Path) -> list[str]:
     """The fleets that a run's ledger knows."""
     return recorded_ids(read_ledger(run_dir / LEDGER_FILE), "fleet-")
+
+
+def _has_failed(order: Order, events: Sequence[Event], now_s: float) -> bool:
+    """Whether the run failed by itself: no machine went with it, nor in the minutes that a notice gives."""
+    since_s = events[-1]["time_s"] if events else now_s
+    # A failure before the run was resumed is what it was resumed from.
+    in_this_life = since_s >= order.created_s
+    return in_this_life and failure_reason(events) is not None and now_s - since_s > _LOSSES_SHOW_S
+
+
+def _is_finished(events: Sequence[Event]) -> bool:
+    """Whether machines end because there is nothing left to do."""
+    last = events[-1] if events else {}
+    return last.get("event") in ("training_finished", "probe_finished") and last.get("reason") != "stopped"
+
+
+def _stopped_s(events: Sequence[Event]) -> float | None:
+    """When the run last stopped with a checkpoint; None while it goes on."""
+    last = events[-1] if events else {}
+    return float(last["time_s"]) if last.get("event") == "training_finished" else None
 
 
 def _size(path: Path) -> int:

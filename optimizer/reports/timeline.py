@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from hetopt.optimizer import words
+from hetopt.optimizer.supervisor.decision_log import gain_in_words
 from hetopt.profiler.artifact import Record
 
 MOST_MOMENTS = 400
@@ -160,7 +161,10 @@ def happening(
             done = "another machine takes its place" if event["action"] == "replace" else "dropped"
             kind, where, text = "supervisor_acted", (str(event["host"]),), f"{done}: {event['reason']}"
         case "supervisor_measured":
-            kind, text = "supervisor_measured", _gained(event)
+            kind, text = (
+                "supervisor_measured",
+                gain_in_words(event, "a step takes {measured} {how}; {expected} was expected, {before} before"),
+            )
         case "shares_changed":
             after = ", ".join(map(str, event["after"]))
             kind, text = "shares_changed", f"now {after} ({event['reason']})"
@@ -200,15 +204,6 @@ def _tried(event: Mapping[str, Any]) -> str:
     found = shown.get(event["says"], "cannot be judged yet, for little is learned: tried again later")
     took, part = words.duration(event["took_s"]), words.share(event["ratio"])
     return f"twins, trained for {took}: {part} of the gradient {found}"
-
-
-def _gained(event: Mapping[str, Any]) -> str:
-    """What came of what the supervisor did."""
-    before, expected, measured = (
-        words.duration(event[f"step_time_{which}_s"]) for which in ("before", "expected", "measured")
-    )
-    how = "with another machine as" if event["action"] == "replace" else "without"
-    return f"a step takes {measured} {how} {event['name']}; {expected} was expected, {before} before"
 
 
 def _conditions(event: Mapping[str, Any], time_factor: float) -> str:

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hetopt.optimizer import words
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.supervisor.decide import Alternative, Decision, Hysteresis, Supervisor
-from hetopt.optimizer.supervisor.decision_log import write_decision
+from hetopt.optimizer.supervisor.decision_log import gain_in_words, write_decision
 from hetopt.optimizer.supervisor.dropping import without_each_host
 from hetopt.optimizer.supervisor.replacing import with_another_for_each_host
 from hetopt.optimizer.supervisor.standing import Promise, Standing
@@ -66,7 +65,7 @@ class Supervision:
             hysteresis: how slowly minds are changed.
         """
         # A machine that is lost takes the work since the last checkpoint with it: half of what is between two.
-        lost_s = (record.spec.checkpoint_every_s or 0.0) / 2
+        lost_s = record.spec.checkpoint_every_s / 2
         return cls(
             run_dir=run_dir,
             usd_per_hour=host_prices(record),
@@ -93,7 +92,9 @@ class Supervision:
             return self._act(decision, self.replace, before)
         if decision.acts:
             return f"{decision.reason}; `hetopt report` shows by what"
-        return _gain(told) if told is not None else None
+        if told is None:
+            return None
+        return gain_in_words(told, "{how} a step takes {measured} ({before} before, {expected} expected)")
 
     def _others(self) -> list[Alternative]:
         promise, found = self.supervisor.promise, []
@@ -135,14 +136,6 @@ class Supervision:
 def dropping(run_dir: Path) -> LetGo:
     """Drops hosts of a rehearsed run: its conductor ends them."""
     return lambda host: ask_for_change(run_dir, Change(host=host, dies=True))
-
-
-def _gain(told: Mapping[str, Any]) -> str:
-    before, expected, measured = (
-        words.duration(told[f"step_time_{which}_s"]) for which in ("before", "expected", "measured")
-    )
-    how = "with another machine as" if told["action"] == "replace" else "without"
-    return f"{how} {told['name']} a step takes {measured} ({before} before, {expected} expected)"
 
 
 def host_prices(record: Launch) -> dict[str, float]:

@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from hetopt.optimizer import words
 from hetopt.trainer.events import EVENTS_FILE, Event, EventLog, read_events
 
 DECISIONS_FILE = "decisions.jsonl"
@@ -26,3 +27,16 @@ def read_with_decisions(run_dir: Path) -> list[Event]:
     if not decisions:
         return events
     return list(heapq.merge(events, decisions, key=lambda event: float(event["time_s"])))
+
+
+def gain_in_words(told: Mapping[str, Any], sentence: str) -> str:
+    """What came of a decision, by its event.
+
+    Args:
+        told: the event ``supervisor_measured``.
+        sentence: with places for ``how`` (whom the run does without, or whose place was taken) and for the times of a
+            step ``before``, ``expected`` and ``measured``.
+    """
+    times = {which: words.duration(told[f"step_time_{which}_s"]) for which in ("before", "expected", "measured")}
+    how = "with another machine as" if told["action"] == "replace" else "without"
+    return sentence.format(how=f"{how} {told['name']}", **times)

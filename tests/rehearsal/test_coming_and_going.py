@@ -22,6 +22,7 @@ from hetopt.trainer.launch.description import parse_change, parse_changes
 from hetopt.trainer.launch.rehearsal import RehearsalLauncher
 from hetopt.trainer.miniature import Change
 from hetopt.trainer.spec import RunSpec
+from tests.disturbance import CoreTime, note, was_ours
 
 TASK = f"{Path(__file__).resolve().parents[2] / 'benchmarks' / '_toy.py'}:noise"
 NAMES = ["h0", "h1", "h2"]
@@ -48,9 +49,9 @@ def spec(schedule: str, **changes: Any) -> RunSpec:
 
 
 @pytest.fixture(scope="module")
-def events(_possible: None, tmp_path_factory: pytest.TempPathFactory) -> list[Event]:
-    """The log of one run: its first host dies and returns, another becomes slow, all die and one returns."""
-    run_dir = tmp_path_factory.mktemp("coming-and-going")
+def run_dir(_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of one run: its first host dies and returns, another becomes slow, all die and one returns."""
+    run_dir, begun = tmp_path_factory.mktemp("coming-and-going"), CoreTime.now()
     promise = Promise(step_time_s=0.06, step_time_low_s=0.04, step_time_high_s=0.1, steps=10**6, usd_per_hour=3.0)
     supervision = Supervision(
         run_dir=run_dir,
@@ -92,6 +93,13 @@ def events(_possible: None, tmp_path_factory: pytest.TempPathFactory) -> list[Ev
     finally:
         launcher.stop(handle)
     assert launcher.poll(handle).state is RunState.STOPPED
+    note(run_dir, begun)
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def events(run_dir: Path) -> list[Event]:
+    """The log of that run."""
     return read_with_decisions(run_dir)
 
 
@@ -110,14 +118,17 @@ def test_the_first_host_dies_and_returns(events: list[Event]) -> None:
     assert all(sum(event["local_batch_sizes"]) == 96 for event in told(events, "step"))
 
 
-def test_a_host_that_has_become_ten_times_slower_is_dropped_and_the_gain_is_measured(events: list[Event]) -> None:
+def test_a_host_that_has_become_ten_times_slower_is_dropped_and_the_gain_is_measured(
+    run_dir: Path, events: list[Event]
+) -> None:
     acted = next(event for event in told(events, "supervisor_acted") if event["host"] == "h2")
     measured = next(event for event in told(events, "supervisor_measured") if event["time_s"] > acted["time_s"])
     without = next(event for event in told(events, "workers_changed") if event["time_s"] > acted["time_s"])
     assert without["lost"] == [2]
     assert acted["expected_saving_usd"] > 0
-    # A tenth, on cores of one's own; three hosts on cores that are mostly with others once gained half.
-    assert measured["step_time_measured_s"] < 0.8 * measured["step_time_before_s"]
+    # A tenth of it, on cores of one's own; three hosts on cores that were mostly with others once came to half.
+    most = 0.5 if was_ours(run_dir) else 0.8
+    assert measured["step_time_measured_s"] < most * measured["step_time_before_s"]
     assert measured["step_time_expected_s"] == acted["step_time_expected_s"]
 
 

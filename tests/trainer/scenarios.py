@@ -16,7 +16,7 @@ import torch
 
 from hetopt.trainer.events import Event, read_events
 from hetopt.trainer.spec import RunSpec
-from tests.disturbance import CoreTime
+from tests.disturbance import CoreTime, note
 
 TOY = Path(__file__).with_name("toy_task.py")
 WORLD_SIZE = 3
@@ -247,5 +247,5 @@ def run_crew(
             process.kill()
     for process, output in zip(processes, outputs, strict=True):
         assert process.returncode == 0, output
-    (folder / "stolen").write_text(str(CoreTime.now().stolen_since(begun)))
+    note(folder, begun)
     return Crew(folder)

@@ -17,7 +17,7 @@ from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.events import read_events
 from hetopt.trainer.run_folder import write_spec
 from hetopt.trainer.spec import RunSpec
-from tests.disturbance import MOST_STOLEN
+from tests.disturbance import was_ours
 
 from . import toy_task
 from .scenarios import SHARES, SPLITS, TOPK, WORLD_SIZE, Crew, toy_spec
@@ -140,7 +140,7 @@ def test_memory_that_runs_out_later_changes_nothing_but_rounding(crew: Crew, lat
 def test_workers_take_as_long_as_they_are_declared_to(crew: Crew, name: str) -> None:
     """To the precision of a machine that others use, too: never less, and the shortest step not much more."""
     declared_s = (0.018, 0.009, 0.016)
-    more_s = 0.004 if float((crew.folder / "stolen").read_text()) <= MOST_STOLEN else 0.008
+    more_s = 0.004 if was_ours(crew.folder) else 0.008
     steps = [event for event in crew.events(name, "step") if event["step"] > 1]
     for rank, expected_s in enumerate(declared_s):
         least_s = min(event["compute_s"][rank] for event in steps)

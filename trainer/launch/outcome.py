@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hetopt.profiler.errors import RunFailed
-from hetopt.trainer.events import Event
+from hetopt.trainer.events import EVENTS_FILE, Event, parse_events
 from hetopt.trainer.launch.base import RunState, RunStatus
 from hetopt.trainer.launch.logs import LOG_FOLDER
 
@@ -62,6 +62,11 @@ def exit_code(codes: Sequence[int], *, host_died: bool) -> int:
         return RunFailed.exit_code
     own = [code for code in codes if 1 < code < 128]
     return min(own) if own else RunFailed.exit_code if any(codes) else 0
+
+
+def last_events(run_dir: Path) -> list[Event]:
+    """The end of a run's log."""
+    return list(parse_events(read_tail(run_dir / EVENTS_FILE).splitlines(keepends=True)))
 
 
 def read_tail(path: Path) -> str:

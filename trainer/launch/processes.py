@@ -20,11 +20,10 @@ import psutil
 
 from hetopt.profiler.artifact import write_atomically
 from hetopt.profiler.errors import BadInput
-from hetopt.trainer.events import EVENTS_FILE, parse_events
 from hetopt.trainer.launch.base import RunHandle, RunState, RunStatus
 from hetopt.trainer.launch.lease import lease
 from hetopt.trainer.launch.logs import LOG_FOLDER
-from hetopt.trainer.launch.outcome import judge, last_log_line, read_tail
+from hetopt.trainer.launch.outcome import judge, last_events, last_log_line
 from hetopt.trainer.run_folder import STOP_FILE, write_spec
 from hetopt.trainer.spec import RunSpec
 
@@ -172,9 +171,8 @@ def run_status(run_dir: Path) -> RunStatus:
     """How the run in a folder is now, whoever started it."""
     # Alive is asked first: a run that ends in between has then written its last event before it is read.
     alive = _find_process(run_dir) is not None
-    events = list(parse_events(read_tail(run_dir / EVENTS_FILE).splitlines(keepends=True)))
     return judge(
-        events,
+        last_events(run_dir),
         alive=alive,
         stop_wished=(run_dir / STOP_FILE).exists(),
         last_line=None if alive else last_log_line(run_dir),
