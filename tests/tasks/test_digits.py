@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 
 import pytest
@@ -37,6 +38,14 @@ def test_the_split_is_fixed_stratified_and_disjoint(data: TaskData) -> None:
     seen = {tuple(image.flatten().tolist()) for image in train.inputs}
     assert not any(tuple(image.flatten().tolist()) in seen for image in evaluation.inputs)
     assert torch.equal(pairs(TASK.data(None).evaluation).inputs, evaluation.inputs)
+
+
+def test_the_file_is_what_scikit_learn_loads(data: TaskData, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    loaded = TASK.data(None)
+    for mine, theirs in ((data.train, loaded.train), (data.evaluation, loaded.evaluation)):
+        assert torch.equal(pairs(mine).inputs, pairs(theirs).inputs)
+        assert torch.equal(pairs(mine).targets, pairs(theirs).targets)
 
 
 def gradient(model: nn.Module, dataset: TensorPairs, indices: list[int]) -> Tensor:
