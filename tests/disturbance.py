@@ -12,6 +12,9 @@ _IDLE, _WAITING, _STOLEN, _OWN_FIELDS = 3, 4, 7, 8
 MOST_STOLEN = 0.02
 """Share of the time asked for that may go to others while a rate or a time is measured to a few percent."""
 
+PATIENCE_S = 900.0
+"""How long a test waits for processes that end by themselves in seconds, on a machine whose cores are with others."""
+
 
 @dataclass(frozen=True)
 class CoreTime:

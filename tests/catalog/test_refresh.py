@@ -26,6 +26,7 @@ from hetopt.optimizer.market.catalog_folder import write_catalog
 from hetopt.optimizer.market.catalog_refresh import refreshed
 from hetopt.optimizer.market.zone_prices import ZonePrice, read_zone_prices
 from hetopt.profiler.errors import CloudRefused
+from tests.disturbance import PATIENCE_S
 
 NOW = datetime.datetime(2026, 11, 20, 12, tzinfo=datetime.UTC)
 
@@ -123,7 +124,7 @@ def hetopt(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
         env={**os.environ, **nowhere, **environment},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
         check=False,
     )
 

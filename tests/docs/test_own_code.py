@@ -18,6 +18,7 @@ from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.fetch import fetch, set_epoch
 from hetopt.trainer.task import evaluation_sums
 from hetopt.trainer.tasks.load import load_task
+from tests.disturbance import PATIENCE_S
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TASKS = sorted(path.name for path in EXAMPLES.glob("*.py"))
@@ -88,7 +89,7 @@ def test_the_converted_script_computes_what_it_did() -> None:
         start("after.py"),
         *(start("after.py", RANK=str(rank), LOCAL_RANK=str(rank), **meeting) for rank in range(2)),
     ]
-    told = [process.communicate(timeout=300) for process in running]
+    told = [process.communicate(timeout=PATIENCE_S) for process in running]
     assert [process.returncode for process in running] == [0, 0, 0, 0], [err for _, err in told]
     before, alone, *together = (out for out, _ in told)
     losses = [float(loss) for loss in LOSS.findall(before)]

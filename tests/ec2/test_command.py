@@ -20,6 +20,7 @@ from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
 from hetopt.profiler.profile import Profile
+from tests.disturbance import PATIENCE_S
 from tests.ec2.conftest import REGION, leftovers, plan_of
 from tests.face.conftest import Answer, start
 
@@ -264,7 +265,7 @@ def test_a_launch_is_followed_to_its_end(
     ids = [machine.id for machine in Seen.load(folder / SEEN_FILE).machines]
     end = {"InstanceIds": ids}
     cloud(Request(step="end", service="ec2", operation="terminate_instances", parameters=end, purpose="they shut down"))
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     assert "finished after 40 steps" in out
     assert "the machines are gone; they cost $" in err

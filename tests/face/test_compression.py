@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hetopt.trainer.events import Event, read_events
+from tests.disturbance import PATIENCE_S
 from tests.face.conftest import RECORDED, Answer, start
 
 Hetopt = Callable[..., Answer]
@@ -38,7 +39,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def plan(home: Path) -> Path:
     path = home / "plan.json"
     process = start("recommend", RECORDED / "digits.json", "--budget", 2, "--epochs", 100, "-o", path)
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     return path
 
@@ -47,7 +48,7 @@ def launched(home: Path, plan: Path, *options: str) -> tuple[str, list[Event]]:
     """The run of two unequal workers with these options, and its log."""
     known = set((home / "runs").glob("*"))
     process = start("launch", plan, "--on", "local", "--pace", "1,2", "--steps", STEPS, "--yes", *options)
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     [run] = set((home / "runs").glob("*")) - known
     return run.name, list(read_events(run / "events.jsonl"))

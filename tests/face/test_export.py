@@ -18,6 +18,7 @@ from hetopt.optimizer.reports.exports import skypilot_task, torchrun_script
 from hetopt.optimizer.reports.schemas import schemas
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.spec import RunSpec, WorkerSpec
+from tests.disturbance import PATIENCE_S
 
 from .test_report import plan
 
@@ -107,7 +108,7 @@ def test_a_script_gets_the_plans_shares(mixed: Plan, tmp_path: Path, hetopt: Cal
         )
         for number in range(2)
     ]
-    told = [machine.communicate(timeout=300) for machine in machines]
+    told = [machine.communicate(timeout=PATIENCE_S) for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], [err for _, err in told]
     lines = sorted(line for out, _ in told for line in out.splitlines() if line.startswith("worker"))
     shares = (16, 8, 8)

@@ -13,6 +13,7 @@ import pytest
 
 from hetopt.optimizer.plan import Plan
 from hetopt.trainer.events import read_events
+from tests.disturbance import PATIENCE_S
 from tests.face.conftest import RECORDED, Answer, start
 
 Hetopt = Callable[..., Answer]
@@ -40,7 +41,7 @@ def _processes_of(folder: Path) -> list[str]:
 def _plan(home: Path, name: str, *goal: str) -> Path:
     plan = home / name
     process = start("recommend", RECORDED / "digits.json", "--budget", 2, *goal, "-o", plan)
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     assert "Why" in out
     return plan
@@ -50,7 +51,7 @@ def _runs(home: Path) -> set[Path]:
     return set((home / "runs").glob("*"))
 
 
-def _wait_for(home: Path, event: str, known: set[Path], seconds: float = 250) -> Path:
+def _wait_for(home: Path, event: str, known: set[Path], seconds: float = PATIENCE_S) -> Path:
     """The folder of the run that is not ``known``, once it has logged ``event``."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -66,7 +67,7 @@ def finished(home: Path) -> tuple[Path, str, str]:
     """One whole run of two unequal workers: its folder, and what launch printed on stdout and stderr."""
     plan = _plan(home, "short.json", "--epochs", "6")
     process = start("launch", plan, "--on", "local", "--pace", "1,3", "--yes")
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     return sorted((home / "runs").iterdir())[-1], out, err
 
@@ -133,7 +134,7 @@ def test_stop_and_resume_from_another_terminal(hetopt: Hetopt, home: Path) -> No
     stopped = hetopt("stop", run.name, "--json")
     assert stopped.code == 0, stopped.err
     assert json.loads(stopped.out)["is"] == "stopped"
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     assert _processes_of(run) == []
     first = read_events(run / "events.jsonl")[-1]
@@ -150,7 +151,7 @@ def test_stop_and_resume_from_another_terminal(hetopt: Hetopt, home: Path) -> No
         assert steps[-1] > first["step"], "the run went on from its checkpoint"
         # Ctrl-C in the terminal that follows the run.
         again.send_signal(signal.SIGINT)
-        _, err = again.communicate(timeout=300)
+        _, err = again.communicate(timeout=PATIENCE_S)
     finally:
         again.kill()
     assert again.returncode == 130, err
@@ -172,7 +173,7 @@ def test_interrupted_profile_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
     assert _processes_of(scratch), "the probe never started"
     time.sleep(1)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert list(output.iterdir()) == []

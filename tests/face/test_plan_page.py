@@ -19,6 +19,7 @@ from hetopt.optimizer.recommendation.recommend import Options, recommend
 from hetopt.optimizer.reports.front_plot import front_lines
 from hetopt.optimizer.reports.plan_page import page
 from hetopt.profiler.profile import Profile
+from tests.disturbance import PATIENCE_S
 
 RECORDED = Path(__file__).parent.parent / "recorded" / "resnet20-cifar10.json"
 FIGURE = re.compile(r'<span data-figure="(\w+)" data-value="([^"]+)">([^<]*)</span>')
@@ -95,7 +96,7 @@ def test_a_browser_shows_the_numbers_of_the_json(plan: Plan, tmp_path: Path) -> 
         capture_output=True,
         text=True,
         check=True,
-        timeout=300,
+        timeout=PATIENCE_S,
     ).stdout
     told = json.loads(plan.to_json())
     found = _figures(shown)

@@ -15,6 +15,7 @@ import pytest
 
 from hetopt.optimizer.costs.observed_losses import ObservedPool, keep
 from hetopt.optimizer.market.catalog import BUNDLED
+from tests.disturbance import PATIENCE_S
 from tests.face.conftest import RECORDED, Answer, start
 
 Hetopt = Callable[..., Answer]
@@ -188,7 +189,7 @@ def test_an_interrupted_search_keeps_its_best_and_goes_on(hetopt: Hetopt, tmp_pa
     while not (journal.exists() and journal.read_text().count("\n") > 500) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     kept = json.loads(plan.read_text())
     assert "stopped early" in kept["searched"]

@@ -15,6 +15,7 @@ import pytest
 
 from hetopt.trainer.events import Event, read_events
 from hetopt.trainer.launch.namespaces import find_networks, why_not
+from tests.disturbance import PATIENCE_S
 from tests.face.conftest import RECORDED, Answer, start
 
 Hetopt = Callable[..., Answer]
@@ -42,7 +43,7 @@ def plan(home: Path) -> Path:
     process = start(
         "recommend", RECORDED / "digits.json", "--budget", 2, "--epochs", 500, "--batch-size", 64, "-o", path
     )
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     return path
 
@@ -57,7 +58,7 @@ def networks_of(folder: Path) -> list[str]:
     return found
 
 
-def wait_for(home: Path, known: set[Path], reached: Callable[[Event], bool], seconds: float = 250) -> Path:
+def wait_for(home: Path, known: set[Path], reached: Callable[[Event], bool], seconds: float = PATIENCE_S) -> Path:
     """The folder of the run that is not ``known``, once it has logged an event that is ``reached``."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -78,7 +79,7 @@ def rehearsed(home: Path, plan: Path) -> tuple[Path, str, str]:
     schedule = home / "schedule.txt"
     schedule.write_text("step 20 h1 speed=0.25,rate=50mbit  # a neighbour wakes up\n")
     process = start("launch", plan, *ON_TWO_HOSTS, "--steps", 60, "--schedule", schedule)
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     return sorted((home / "runs").iterdir())[-1], out, err
 
@@ -127,7 +128,7 @@ def test_a_rehearsal_is_disturbed_and_a_dead_host_fails_it(hetopt: Hetopt, home:
         assert slowed.code == 0, slowed.err
         wait_for(home, known, lambda event: event["event"] == "condition_changed" and event["speed"] == 0.25)
         assert hetopt("disturb", run.name, "h1 dies", "--json").code == 0
-        _, err = process.communicate(timeout=300)
+        _, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert process.returncode == 6, err
@@ -137,6 +138,7 @@ def test_a_rehearsal_is_disturbed_and_a_dead_host_fails_it(hetopt: Hetopt, home:
     assert "is over" in late.err
 
 
+@pytest.mark.slow  # in a place of its own; tests/face/test_main_job.py does it on this machine
 def test_stop_and_resume(hetopt: Hetopt, home: Path, plan: Path) -> None:
     known = set((home / "runs").glob("*"))
     process = start("launch", plan, *ON_TWO_HOSTS, "--policy", "static", "--steps", 100_000)
@@ -144,7 +146,7 @@ def test_stop_and_resume(hetopt: Hetopt, home: Path, plan: Path) -> None:
         run = wait_for(home, known, is_step)
         stopped = hetopt("stop", run.name, "--json")
         assert json.loads(stopped.out)["is"] == "stopped", stopped.err
-        _, err = process.communicate(timeout=300)
+        _, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert process.returncode == 0, err
@@ -159,7 +161,7 @@ def test_stop_and_resume(hetopt: Hetopt, home: Path, plan: Path) -> None:
             assert time.monotonic() < deadline, "it did not go on"
             time.sleep(0.2)
         assert hetopt("stop", run.name).code == 0
-        again.communicate(timeout=300)
+        again.communicate(timeout=PATIENCE_S)
     finally:
         again.kill()
 

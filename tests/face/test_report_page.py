@@ -29,6 +29,7 @@ from hetopt.optimizer.reports.report_page.series import series
 from hetopt.optimizer.reports.timeline import timeline
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.events import EVENTS_FILE, Event, read_events
+from tests.disturbance import PATIENCE_S
 
 from .test_report import _compressed, _events, launch, plan, rehearsed
 
@@ -236,7 +237,7 @@ def browse(chromium: str, path: Path, folder: Path, *arguments: str) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=300,
+        timeout=PATIENCE_S,
     ).stdout
 
 

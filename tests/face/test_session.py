@@ -19,6 +19,7 @@ from hetopt.trainer.events import read_events
 from hetopt.trainer.session import session
 from hetopt.trainer.session.batches import ShareTable, own_slice
 from hetopt.trainer.session.sharing import PERIOD_STEPS
+from tests.disturbance import PATIENCE_S
 
 from .session_program import ALONE, EXCHANGES, SCRIPTS, Points, Script, network, train
 
@@ -41,7 +42,7 @@ def crew(tmp_path_factory: pytest.TempPathFactory) -> Crew:
         )
         for rank in range(WORKERS)
     ]
-    said = [process.communicate(timeout=300)[1] for process in processes]
+    said = [process.communicate(timeout=PATIENCE_S)[1] for process in processes]
     assert [process.returncode for process in processes] == [0] * WORKERS, "\n".join(said)
     return folder, [torch.load(folder / f"results-{rank}.pt", weights_only=True) for rank in range(WORKERS)]
 

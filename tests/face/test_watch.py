@@ -22,6 +22,7 @@ from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.reports.progress import Progress
 from hetopt.optimizer.supervisor.decision_log import write_decision
 from hetopt.trainer.events import EVENTS_FILE
+from tests.disturbance import PATIENCE_S
 
 from .test_report import _compressed, launch, plan, rehearsed
 from .test_report_page import long_run
@@ -124,7 +125,7 @@ def test_in_a_terminal_it_ends_with_the_run(recorded: Path, tmp_path: Path) -> N
         if not part:
             break
         said += part
-    assert process.wait(timeout=300) == 0
+    assert process.wait(timeout=PATIENCE_S) == 0
     os.close(ours)
     text = said.decode()
     assert "finished" in text

@@ -19,7 +19,7 @@ from hetopt.optimizer.cli.profile import profile
 from hetopt.optimizer.cli.profile_view import show
 from hetopt.profiler.errors import BadInput
 from hetopt.profiler.profile import Profile
-from tests.disturbance import CoreTime, note, was_ours
+from tests.disturbance import PATIENCE_S, CoreTime, note, was_ours
 
 HERE = Path(__file__).parent
 TASK = f"{HERE / 'tiny_task.py'}:task"
@@ -93,7 +93,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         env={**os.environ, "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert result.returncode == 0, result.stderr
@@ -141,7 +141,7 @@ def test_an_interruption_leaves_no_process_and_no_file(tmp_path: Path, moment: s
             break
     family = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=300)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode != 0, said
     _, alive = psutil.wait_procs(family, timeout=10)
     assert alive == []
@@ -152,7 +152,7 @@ def test_exploring_measures_whole_steps_and_says_what_they_cost(tmp_path: Path) 
     output = tmp_path / "p.json"
     arguments = [TASK, "--time-budget", "5", "--explore", "--probe-budget", "0.05", "-o", str(output)]
     done = subprocess.run(
-        [sys.executable, "-c", COMMAND, *arguments], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", COMMAND, *arguments], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "the smallest layout, to begin with" in done.stderr

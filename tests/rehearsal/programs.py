@@ -7,9 +7,9 @@ import sys
 from dataclasses import dataclass
 
 from hetopt.trainer.launch.namespaces import MiniatureNetwork
+from tests.disturbance import PATIENCE_S
 
 PORT = 5000
-PATIENCE_S = 200
 
 RECEIVE = """
 import socket

@@ -26,9 +26,9 @@ from hetopt.trainer.launch.namespaces import find_leftovers, find_networks
 from hetopt.trainer.launch.rehearsal import RehearsalLauncher
 from hetopt.trainer.miniature import DeclaredTime, Miniature
 from hetopt.trainer.spec import Compression, RunSpec, StopRule, WorkerSpec
+from tests.disturbance import PATIENCE_S
 
 TOY = Path(__file__).resolve().parent.parent / "trainer" / "toy_task.py"
-PATIENCE_S = 200
 START = """
 import sys, time
 from pathlib import Path
@@ -161,7 +161,7 @@ def test_a_cluster_trains_changes_as_told_and_fails_when_a_host_dies(box: None, 
         ask_for_change(tmp_path, parse_change("h0 speed=8", ["h0"]))
 
 
-@pytest.mark.parametrize("policy", ["fixed", "auto"])
+@pytest.mark.parametrize("policy", ["fixed", pytest.param("auto", marks=pytest.mark.slow)])
 def test_workers_of_a_host_send_as_one_where_links_are_slow(box: None, tmp_path: Path, policy: str) -> None:
     """Both workers of a host would send over its link; the processes' own sums cross no link at all."""
     spec = rehearsed("speed=1,rate=30mbit,workers=2 x2", steps=40).model_copy(

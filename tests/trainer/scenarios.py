@@ -16,7 +16,7 @@ import torch
 
 from hetopt.trainer.events import Event, read_events
 from hetopt.trainer.spec import RunSpec
-from tests.disturbance import CoreTime, note
+from tests.disturbance import PATIENCE_S, CoreTime, note
 
 TOY = Path(__file__).with_name("toy_task.py")
 WORLD_SIZE = 3
@@ -241,7 +241,7 @@ def run_crew(
         for rank in range(WORLD_SIZE)
     ]
     try:
-        outputs = [process.communicate(timeout=400)[0] for process in processes]
+        outputs = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

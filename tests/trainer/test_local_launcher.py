@@ -19,10 +19,10 @@ from hetopt.trainer.events import Event, read_events
 from hetopt.trainer.launch.base import RunHandle, RunState, RunStatus
 from hetopt.trainer.launch.local import LocalLauncher
 from hetopt.trainer.spec import RunSpec
+from tests.disturbance import PATIENCE_S
 
 from .scenarios import toy_spec
 
-PATIENCE_S = 200
 START = """
 import sys, time
 from pathlib import Path
@@ -138,7 +138,10 @@ def test_a_killed_worker_is_restarted_from_the_checkpoint_and_a_second_kill_is_e
     assert not processes_of(tmp_path)
 
 
-@pytest.mark.parametrize(("task", "compression"), [("plain", "topk:0.1"), ("wide", "identity:1")])
+@pytest.mark.parametrize(
+    ("task", "compression"),
+    [("plain", "topk:0.1"), pytest.param("wide", "identity:1", marks=pytest.mark.slow)],
+)
 def test_a_worker_that_hangs_is_named_when_time_is_up(tmp_path: Path, task: str, compression: str) -> None:
     """Both forms of step, whole gradients and buckets: the others wait no longer than they were told to."""
     name, _, ratio = compression.partition(":")
@@ -165,6 +168,7 @@ def test_a_worker_that_hangs_is_named_when_time_is_up(tmp_path: Path, task: str,
     assert any("worker 1 did not come to the exchange of gradients in time" in event["reason"] for event in failed)
 
 
+@pytest.mark.slow  # tests/face/test_main_job.py does it with commands
 def test_stop_from_another_process_keeps_a_checkpoint_and_the_run_can_go_on(tmp_path: Path) -> None:
     launcher = LocalLauncher(attached=False)
     handle = launcher.start(spec(stop={"max_steps": 10_000}), tmp_path, {"TOY_SAMPLE_S": "0.001"})

@@ -22,6 +22,7 @@ from hetopt.trainer.run_folder import write_spec
 from hetopt.trainer.spec import RunSpec
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.local_gradient import DoesNotFit, LocalGradient
+from tests.disturbance import PATIENCE_S
 
 from . import memory_program
 from .scenarios import toy_spec
@@ -138,7 +139,7 @@ def runs(folder: Path) -> dict[str, list[Event]]:
         for rank in range(memory_program.WORLD_SIZE)
     ]
     try:
-        outputs = [process.communicate(timeout=300)[0] for process in processes]
+        outputs = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -34,10 +34,10 @@ def numels(dtype: torch.dtype) -> list[int]:
 def main(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), WORKERS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORKERS, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORKERS, timeout=timedelta(seconds=300))
     results: dict[str, torch.Tensor] = {}
     for name, ranks in GROUPS.items():
-        group = dist.new_group(list(ranks), timeout=timedelta(seconds=60))
+        group = dist.new_group(list(ranks), timeout=timedelta(seconds=300))
         if rank not in ranks:
             continue
         channel = Channel(group)

@@ -156,7 +156,7 @@ def main(rank: int, world_size: int, folder: Path, device: torch.device) -> None
         init_method=f"file://{folder / 'store'}",
         rank=rank,
         world_size=world_size,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=300),
     )
     results: dict[str, torch.Tensor] = {}
     try:

@@ -71,7 +71,7 @@ def exchange(rank: int) -> tuple[dict[str, MemoryState], dict[str, object]]:
     """Everything that the test judges, as tensors and as plain values."""
     held: dict[str, MemoryState] = {}
     said: dict[str, object] = {}
-    layouts = {layout: HostGroups(hosts, timeout_s=60) for layout, hosts in LAYOUTS.items()}
+    layouts = {layout: HostGroups(hosts, timeout_s=300) for layout, hosts in LAYOUTS.items()}
     for layout, hosts in layouts.items():
         flat = scattered(rank)
         nested(Compression(), hosts).run(flat)
@@ -140,7 +140,7 @@ def hang(rank: int, store: dist.Store) -> dict[str, object]:
 def main(rank: int, folder: Path, way: str) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), WORKERS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORKERS, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORKERS, timeout=timedelta(seconds=300))
     if way == "exchange":
         held, said = exchange(rank)
         torch.save(held, folder / f"rank-{rank}.pt")

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hetopt.trainer.exchange.cost import DEALT_BYTES, DIRECT_BYTES, DIRECTLY_GATHERED_BYTES
+from tests.disturbance import PATIENCE_S
 
 from . import channel_program as program
 
@@ -23,7 +24,7 @@ def results(tmp_path_factory):
         for rank in range(program.WORKERS)
     ]
     try:
-        assert [worker.wait(timeout=300) for worker in workers] == [0] * program.WORKERS
+        assert [worker.wait(timeout=PATIENCE_S) for worker in workers] == [0] * program.WORKERS
     finally:
         for worker in workers:
             worker.kill()

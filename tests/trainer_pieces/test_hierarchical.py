@@ -18,6 +18,7 @@ from hetopt.trainer.exchange.sparse_all_gather import SparseAllGather
 from hetopt.trainer.exchange.topk import TopKCompressor
 from hetopt.trainer.exchange.wire import hierarchical_operations, operations
 from hetopt.trainer.spec import Compression
+from tests.disturbance import PATIENCE_S
 
 from . import hierarchical_program as program
 from .thread_group import Crew
@@ -33,7 +34,7 @@ def outcome(folder, way):
         for rank in WORKERS
     ]
     try:
-        assert [worker.wait(timeout=300) for worker in workers] == [0] * program.WORKERS
+        assert [worker.wait(timeout=PATIENCE_S) for worker in workers] == [0] * program.WORKERS
     finally:
         for worker in workers:
             worker.kill()

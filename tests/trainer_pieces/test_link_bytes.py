@@ -16,6 +16,7 @@ import pytest
 from hetopt.trainer.exchange.cost import deals, reduces_directly
 from hetopt.trainer.launch.namespaces import MiniatureNetwork, why_not
 from hetopt.trainer.miniature import MiniatureHost
+from tests.disturbance import PATIENCE_S
 
 from . import link_bytes_program as program
 
@@ -51,7 +52,7 @@ def counted(tmp_path_factory):
             )
             for rank in range(WORKERS)
         ]
-        assert [worker.wait(timeout=300) for worker in workers] == [0] * WORKERS
+        assert [worker.wait(timeout=PATIENCE_S) for worker in workers] == [0] * WORKERS
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(WORKERS)]
 
 

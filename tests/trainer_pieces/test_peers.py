@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from hetopt.trainer.exchange.peers import Peers, explain_loss, workers
+from tests.disturbance import PATIENCE_S
 
 from . import peers_program as program
 
@@ -24,7 +25,7 @@ def outcome(world_size, folder, way):
         for rank in range(world_size)
     ]
     try:
-        codes = [worker.wait(timeout=300) for worker in started]
+        codes = [worker.wait(timeout=PATIENCE_S) for worker in started]
     finally:
         for worker in started:
             worker.kill()

@@ -15,6 +15,7 @@ from hetopt.trainer.exchange.composition import AR_TOPK, CODINGS, combinations
 from hetopt.trainer.exchange.exchange import make_exchange
 from hetopt.trainer.exchange.topk import TopKCompressor
 from hetopt.trainer.exchange.wire import wire_bytes
+from tests.disturbance import PATIENCE_S
 
 from . import exchange_program as program
 
@@ -31,7 +32,7 @@ def run_group(world_size: int, folder: Path, devices: list[str]) -> Results:
         for rank in range(world_size)
     ]
     try:
-        assert [worker.wait(timeout=300) for worker in workers] == [0] * world_size
+        assert [worker.wait(timeout=PATIENCE_S) for worker in workers] == [0] * world_size
     finally:
         for worker in workers:
             worker.kill()

@@ -29,9 +29,9 @@ class ThreadGroup:
     def everyones(self, rank: int, tensor: torch.Tensor) -> list[torch.Tensor]:
         """A copy of what each worker brought to this meeting."""
         self.slots[rank] = tensor
-        self.barrier.wait(timeout=30)
+        self.barrier.wait(timeout=300)
         brought = [slot.clone() for slot in self.slots if slot is not None]
-        self.barrier.wait(timeout=30)
+        self.barrier.wait(timeout=300)
         return brought
 
     def channel(self, rank: int) -> Channel:

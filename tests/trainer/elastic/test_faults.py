@@ -16,11 +16,14 @@ from benchmarks._faulty_runs import OUTCOME_FILE, RUNS_FILE
 from benchmarks._hashed_training import undisturbed
 from benchmarks._simulated_run import Simulation, check
 from hetopt.trainer.events import Event, read_events
+from tests.disturbance import PATIENCE_S
 
 from ..scenarios import toy_spec
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 STEPS = 40
+# Seconds a sample: so that two checkpoints are there, or a worker is back, before the run ends, on a busy machine too.
+LONG_ENOUGH = {"TOY_SAMPLE_S": "0.02"}
 
 
 @pytest.mark.parametrize("first", range(0, 300, 50))
@@ -54,18 +57,20 @@ RUNS: list[dict[str, Any]] = [
     {
         "name": "fewer",
         "spec": run_spec(),
-        "faults": [{"at_step": 10, "kind": "leave", "place": 2}, {"at_step": 25, "kind": "return"}],
+        "faults": [{"at_step": 10, "kind": "leave", "place": 2}, {"at_step": 20, "kind": "return"}],
+        "environment": LONG_ENOUGH,
     },
     {
         "name": "alone",
         "spec": run_spec(shares=(5, 7)),
         "faults": [{"at_step": 10, "kind": "leave", "place": 1}, {"at_step": 20, "kind": "return"}],
+        "environment": LONG_ENOUGH,
     },
     {
         "name": "torn",
         "spec": run_spec(),
         "faults": [{"at_step": 25, "kind": "tear", "byte": 0.4}],
-        "environment": {"TOY_SAMPLE_S": "0.006"},  # so that two checkpoints are there before it ends
+        "environment": LONG_ENOUGH,
     },
     {
         "name": "topk",
@@ -83,6 +88,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     entries = [
         {
             **run,
+            "within_s": PATIENCE_S / 2,
             "environment": {**slow, **run.get("environment", {}), "TOY_RECORD": str(folder / f"{run['name']}.samples")},
         }
         for run in RUNS
@@ -90,7 +96,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / RUNS_FILE).write_text(json.dumps(entries))
     command = [sys.executable, "-m", "benchmarks._faulty_runs", str(folder)]
     done = subprocess.run(
-        command, cwd=REPOSITORY, env=os.environ, capture_output=True, text=True, timeout=300, check=False
+        command, cwd=REPOSITORY, env=os.environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, done.stderr
     return folder

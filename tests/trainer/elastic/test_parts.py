@@ -28,6 +28,7 @@ from hetopt.trainer.presence import (
     life_of,
     write_presence,
 )
+from tests.disturbance import PATIENCE_S
 
 PLAIN = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=8)
 NESTED = st.recursive(
@@ -181,19 +182,19 @@ def warden(folder: object, dies: int, then: str = "end") -> subprocess.Popen[str
 
 def test_a_killed_worker_is_replaced_and_its_successor_ends_as_it_likes(tmp_path: object) -> None:
     with warden(tmp_path, dies=3) as process:
-        assert process.communicate(timeout=300)[0].splitlines() == ["4 9 2", "4 9 1"]
+        assert process.communicate(timeout=PATIENCE_S)[0].splitlines() == ["4 9 2", "4 9 1"]
     assert process.returncode == 3
 
 
 def test_one_of_two_workers_is_replaced_and_the_other_left_alone(tmp_path: object) -> None:
     with warden(tmp_path, dies=2, then="two") as process:
-        assert process.communicate(timeout=300)[0].splitlines() == ["4 9 2"]
+        assert process.communicate(timeout=PATIENCE_S)[0].splitlines() == ["4 9 2"]
     assert process.returncode == 3, "of the one that failed"
 
 
 def test_the_warden_ends_by_the_signal_that_came_once_too_often(tmp_path: object) -> None:
     with warden(tmp_path, dies=9) as process:
-        process.communicate(timeout=300)
+        process.communicate(timeout=PATIENCE_S)
     assert process.returncode == -signal.SIGKILL
 
 
@@ -202,5 +203,5 @@ def test_who_asks_the_warden_to_end_asks_the_worker(tmp_path: object) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "waits\n"
         os.kill(process.pid, signal.SIGTERM)
-        process.communicate(timeout=300)
+        process.communicate(timeout=PATIENCE_S)
     assert process.returncode == -signal.SIGTERM

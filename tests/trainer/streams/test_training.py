@@ -13,6 +13,7 @@ import pytest
 from benchmarks._in_process import train_here
 from benchmarks._redis_server import MISSING, PROGRAM
 from hetopt.trainer.spec import RunSpec
+from tests.disturbance import PATIENCE_S
 
 HOUSE = Path(__file__).resolve().parents[3]
 
@@ -69,7 +70,7 @@ def test_kills_of_workers_and_broker_lose_nothing_and_train_nothing_twice(tmp_pa
         cwd=HOUSE,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
