@@ -115,6 +115,17 @@ def test_the_two_newest_are_kept_and_leftovers_removed(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoint" / "LATEST").read_text() == "step-100\n"
 
 
+def test_what_others_have_begun_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    """The last worker to hear that all parts are there may be the one that publishes them."""
+    folder = CheckpointFolder(tmp_path)
+    early = {rank_file(1): folder.write_own(10, 1, own(1))}
+    save(folder, 9)
+    assert folder.newest(DIGEST) == Found(step=9)
+    files = {**early, rank_file(0): folder.write_own(10, 0, own(0)), STATE_FILE: folder.write_shared(shared(10))}
+    folder.publish(Manifest(step=10, digest=DIGEST, workers=2, files=files))
+    assert folder.newest(DIGEST) == Found(step=10)
+
+
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
 def test_one_that_is_torn_or_altered_anywhere_is_passed_over_and_named(

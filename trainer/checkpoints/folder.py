@@ -17,7 +17,7 @@ import json
 import os
 import pickle
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from hetopt.trainer.exchange.memory import redistribute
 from hetopt.trainer.run_folder import CHECKPOINT_FOLDER, MANIFEST_FILE
 
 _KEPT = 2
+_PARTIAL = ".partial"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ class CheckpointFolder:
 
     def partial(self, step: int) -> Path:
         """Where it is while it is being written."""
-        return self._folder / f"step-{step}.partial"
+        return self._folder / f"step-{step}{_PARTIAL}"
 
     def newest(self, digest: str) -> Found:
         """The newest checkpoint all of whose files are as they were written; reads them all.
@@ -130,7 +131,7 @@ class CheckpointFolder:
         partial.rename(final)
         _sync_folder(self._folder)
         write_atomically(self._latest, final.name + "\n")
-        self._forget_old()
+        self._forget_old(manifest.step)
 
     def abandon(self, step: int) -> None:
         """Remove what was written of a checkpoint that is not to be."""
@@ -172,8 +173,7 @@ class CheckpointFolder:
 
     def _steps(self) -> list[int]:
         """Of all checkpoints that were ever whole, oldest first."""
-        names = [path.name.removeprefix("step-") for path in self._folder.glob("step-*") if path.is_dir()]
-        return sorted(int(name) for name in names if name.isdigit())
+        return _steps_of(path for path in self._folder.glob("step-*") if path.suffix != _PARTIAL)
 
     def _manifest(self, step: int) -> Manifest | str:
         """The manifest of a checkpoint, or what is wrong with it.
@@ -228,11 +228,23 @@ class CheckpointFolder:
     def _damaged(self, step: int, name: str, how: str) -> BadInput:
         return BadInput(f"{self.path(step) / name} {how}.", hint=_start_over(self._folder))
 
-    def _forget_old(self) -> None:
-        """Keep the newest two: the one before the latest is the way out if the latest turns out damaged."""
+    def _forget_old(self, published: int) -> None:
+        """Keep the newest two: the one before the latest is the way out if the latest turns out damaged.
+
+        Of what is half-written only what is no newer goes: other workers may have begun the next one already.
+        """
         old = [self.path(step) for step in self._steps()[:-_KEPT]]
-        for path in [*old, *self._folder.glob("step-*.partial")]:
+        given_up = [
+            self.partial(step) for step in _steps_of(self._folder.glob(f"step-*{_PARTIAL}")) if step <= published
+        ]
+        for path in (*old, *given_up):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _steps_of(folders: Iterable[Path]) -> list[int]:
+    """The steps that folders are named after, in their order."""
+    names = [path.name.removeprefix("step-").removesuffix(_PARTIAL) for path in folders if path.is_dir()]
+    return sorted(int(name) for name in names if name.isdigit())
 
 
 def save_model(path: Path, model: nn.Module) -> None:
