@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from hetopt.optimizer.reports.columns import matrix
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerProgress:
@@ -188,8 +190,7 @@ def _stepped(progress: Progress, events: Sequence[Mapping[str, Any]]) -> Progres
     last = events[-1]
     steps = np.array([event["steps"] for event in events], dtype=np.float64)
     sums = {
-        name: (steps @ np.array([event[name] for event in events], dtype=np.float64)).tolist()
-        for name in ("compute_s", "wait_s", "sync_s")
+        name: (steps @ matrix([event[name] for event in events])).tolist() for name in ("compute_s", "wait_s", "sync_s")
     }
     workers = tuple(
         replace(
@@ -242,17 +243,18 @@ def _brought_together(before: Together | None, events: Sequence[Mapping[str, Any
 
 def _exchanged(before: Traffic | None, events: Sequence[Mapping[str, Any]]) -> Traffic | None:
     """The traffic after ``step`` events; a single worker has none, nor have the logs of older versions."""
-    told = [(event["steps"], event["exchange"]) for event in events if event.get("exchange")]
-    if not told:
-        return before
     ways = dict(before.steps) if before is not None else {}
-    for steps, exchange in told:
-        way = str(exchange["way"])
-        ways[way] = ways.get(way, 0) + steps
-    return Traffic(
-        way=str(told[-1][1]["way"]),
-        steps=ways,
-        sent_bytes=(before.sent_bytes if before is not None else 0.0) + sum(n * one["sent_bytes"] for n, one in told),
-        dense_bytes=(before.dense_bytes if before is not None else 0.0)
-        + sum(n * one["dense_bytes"] for n, one in told),
-    )
+    sent_bytes = before.sent_bytes if before is not None else 0.0
+    dense_bytes = before.dense_bytes if before is not None else 0.0
+    last = None
+    for event in events:
+        exchange = event.get("exchange")
+        if not exchange:
+            continue
+        last, steps = str(exchange["way"]), event["steps"]
+        ways[last] = ways.get(last, 0) + steps
+        sent_bytes += steps * exchange["sent_bytes"]
+        dense_bytes += steps * exchange["dense_bytes"]
+    if last is None:
+        return before
+    return Traffic(way=last, steps=ways, sent_bytes=sent_bytes, dense_bytes=dense_bytes)

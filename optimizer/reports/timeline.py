@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from hetopt.optimizer import words
+from hetopt.optimizer.reports.columns import matrix
 from hetopt.optimizer.supervisor.decision_log import gain_in_words
 from hetopt.profiler.artifact import Record
 
@@ -259,7 +260,7 @@ def _moment(events: Sequence[Mapping[str, Any]], began_s: float) -> Moment:
     def mean(name: str) -> tuple[float, ...]:
         if len(alike) == 1:
             return tuple(last[name])
-        means = counts @ np.array([event[name] for event in alike], dtype=np.float64) / counts.sum()
+        means = counts @ matrix([event[name] for event in alike]) / counts.sum()
         return tuple(round(one, 7) for one in means.tolist())
 
     return Moment(

@@ -9,10 +9,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from hetopt.optimizer.reports.columns import matrix
 from hetopt.profiler.errors import BadInput
 
 Column: TypeAlias = npt.NDArray[np.float64]
 """[rows], or [rows, workers]."""
+
+_NOTHING: Mapping[str, Any] = {}
+"""One for all rows: of a hundred thousand new ones Python would look for cycles, among a million objects."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,12 +101,13 @@ def series(events: Iterable[Mapping[str, Any]]) -> RunSeries:
                 evaluations.append(Evaluation(time_s=float(event["time_s"]) - began_s, metrics=event["metrics"]))
     if not rows or began_s is None:
         raise BadInput("The run has not logged a step yet.", hint="look at it with `hetopt status`")
-    exchanges = [row.get("exchange") or {} for row in rows]
-
-    brought = [row.get("sync") or {} for row in rows]
+    exchanges = [row.get("exchange") or _NOTHING for row in rows]
+    brought = [row.get("sync") or _NOTHING for row in rows]
 
     def together(name: str) -> Column:
         """Of models: means over steps."""
+        if not any(brought):
+            return np.full(len(rows), np.nan)
         counts = [one.get("synchronised", 0) + one.get("local", 0) for one in brought]
         told = [one.get(name, np.nan) / max(1, count) for one, count in zip(brought, counts, strict=True)]
         return np.array(told, dtype=np.float64)
@@ -138,8 +143,6 @@ def series(events: Iterable[Mapping[str, Any]]) -> RunSeries:
 
 def _by_worker(rows: Sequence[Sequence[float]]) -> Column:
     """[rows, workers]; NaN where a worker had not come yet, or was gone."""
-    counts = {len(row) for row in rows}
-    if len(counts) == 1:
-        return np.array(rows, dtype=np.float64)
+    counts = set(map(len, rows))
     most = max(counts)
-    return np.array([[*row, *(np.nan,) * (most - len(row))] for row in rows], dtype=np.float64)
+    return matrix(rows if len(counts) == 1 else [[*row, *(np.nan,) * (most - len(row))] for row in rows])
