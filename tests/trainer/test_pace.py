@@ -149,4 +149,5 @@ def test_a_precise_wait_is_never_short_and_hardly_long() -> None:
         precisely(0.003)
         late.append(time.perf_counter() - begun_s - 0.003)
     assert min(late) >= 0
-    assert statistics.median(late) < 0.002
+    # Whoever else wants the cores makes most of them late; those that nobody disturbed show what waiting itself adds.
+    assert sorted(late)[2] < 0.0005
