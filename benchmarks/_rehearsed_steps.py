@@ -1,8 +1,10 @@
-"""Predicted against measured steps of rehearsed clusters, which were never measured: four and eight unequal hosts.
+"""Predicted against measured steps of rehearsed clusters, which were never measured: unequal hosts, three link rates.
 
-The profile is of this machine, one worker and two at a time. Hosts declare their time with 5 % jitter; links have three
-rates; everything is sent, or 1 % of it, or what `auto` decides. The baseline adds what the slowest worker declares and
-the bytes of a ring over the link's rate, as one would by hand.
+The profile is of this machine, one worker and two at a time. Four and eight hosts declare their time with 5 % jitter;
+three hosts, which is what two cores carry, compute in earnest under CPU quotas. Everything is sent, or 1 % of it, or
+what `auto` decides. The baseline adds what the slowest worker declares and the bytes of a ring over the link's rate, as
+one would by hand. Last, whole runs of four hosts to the job's target, with several seeds: the time that was predicted
+for it against the time that it took.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import platform
 import statistics
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,8 +34,14 @@ from hetopt.trainer.launch.description import parse_hosts
 from hetopt.trainer.spec import Compression
 
 RATES = ("25mbit", "100mbit", "400mbit")
-HOSTS = {4: (2, 1, 1), 8: (4, 2, 2)}
-"""How many hosts at speed 1, 0.5 and 0.25."""
+JITTER = 0.05
+PACED = {
+    f"{2 * pairs} paced": f"speed=1,noise={JITTER},rate={{rate}} x{pairs}; speed=0.5,noise={JITTER},rate={{rate}} "
+    f"x{pairs // 2}; speed=0.25,noise={JITTER},rate={{rate}} x{pairs // 2}"
+    for pairs in (2, 4)
+}
+QUOTAS = {"3 quota": "cpu=0.8,rate={rate}; cpu=0.5,rate={rate}; cpu=0.3,rate={rate}"}
+"""A fifth of two cores is left to what is not the workers'."""
 
 WAYS: dict[str, dict[str, object]] = {
     "dense": {"compression": Compression(), "ratio_policy": "fixed", "collective_policy": "fixed"},
@@ -41,7 +50,8 @@ WAYS: dict[str, dict[str, object]] = {
 }
 STEPS = 60
 WARM_UP_STEPS = 20
-JITTER = 0.05
+SEEDS = 5
+TARGET_RATE = "100mbit"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,65 +70,92 @@ class Case:
 
 
 def rehearsed_steps(*, quick: bool) -> tuple[dict[str, float], dict[str, float]]:
-    """Figures and baselines of the rehearsals; quick: one rate, without `auto`."""
+    """Figures and baselines of the rehearsals; quick: one rate, without `auto`, and one run to the target."""
     need_namespaces()
     with tempfile.TemporaryDirectory(prefix="hetopt-benchmark-") as folder:
         path = Path(folder) / "profile.json"
-        run(Path(folder), "profile", "digits", "--time-budget", "20", "-o", str(path))
+        run(Path(folder), "profile", "digits", "-o", str(path))
         profile = Profile.load(path)
-    goal = Goal(ends="steps", amount=STEPS, budget_usd=5.0)
-    options = Options(batch_size=256, only_types=("c7a.large",))
-    plan = recommend(profile, load_catalog(), goal, options, seed=0, now=datetime.now(UTC))
-    cases: list[Case] = []
+    plan = _plan(profile, Goal(ends="steps", amount=STEPS, budget_usd=5.0))
+    figures: dict[str, float] = {}
+    baselines: dict[str, float] = {}
     print("Rehearsed steps: hosts, link, what is sent: predicted, measured, error")
-    for rate in RATES[1:2] if quick else RATES:
-        for hosts, speeds in HOSTS.items():
-            for way in list(WAYS)[:2] if quick else WAYS:
-                one = _case(plan, rate, speeds, way)
-                cases.append(one)
-                print(
-                    f"{hosts:2} {rate:8} {way:9} {1e3 * one.predicted_s:8.1f} ms {1e3 * one.measured_s:8.1f} ms "
-                    f"{one.error:+7.1%}{'' if one.inside else '  outside its interval'}"
-                )
-                sys.stdout.flush()
-    errors = [abs(one.error) for one in cases]
-    by_hand = [abs(one.by_hand_s / one.measured_s - 1) for one in cases]
-    figures = {
-        "rehearsed_steps_median_error": round(statistics.median(errors), 4),
-        "rehearsed_steps_p90_error": round(float(np.quantile(errors, 0.9)), 4),
-        "rehearsed_steps_coverage": round(sum(one.inside for one in cases) / len(cases), 4),
-    }
-    return figures, {"rehearsed_steps_median_error_by_hand": round(statistics.median(by_hand), 4)}
+    for part, clusters in (("steps", PACED), ("quota_steps", QUOTAS)):
+        cases = [
+            _case(plan, cluster, described.format(rate=rate), rate, way)
+            for rate in (RATES[1:2] if quick else RATES)
+            for cluster, described in clusters.items()
+            for way in (list(WAYS)[:2] if quick else WAYS)
+        ]
+        errors = [abs(one.error) for one in cases]
+        figures |= {
+            f"rehearsed_{part}_median_error": round(statistics.median(errors), 4),
+            f"rehearsed_{part}_p90_error": round(float(np.quantile(errors, 0.9)), 4),
+            f"rehearsed_{part}_coverage": round(sum(one.inside for one in cases) / len(cases), 4),
+        }
+        if part == "steps":
+            by_hand = [abs(one.by_hand_s / one.measured_s - 1) for one in cases]
+            baselines["rehearsed_steps_median_error_by_hand"] = round(statistics.median(by_hand), 4)
+    return figures | _to_target(profile, seeds=1 if quick else SEEDS), baselines
 
 
-def _case(plan: Plan, rate: str, speeds: tuple[int, ...], way: str) -> Case:
-    described = "; ".join(
-        f"speed={speed},rate={rate},noise={JITTER} x{count}"
-        for speed, count in zip((1, 0.5, 0.25), speeds, strict=True)
-    )
-    here = ThisMachine(
-        processors=len(os.sched_getaffinity(0)), operating_system=f"{platform.system()} {platform.release()}"
-    )
-    wanted = plan.model_copy(update={"run": plan.run.model_copy(update={"batch_policy": "static", **WAYS[way]})})
-    rehearsal = rehearse(wanted, here, parse_hosts(described))
+def _plan(profile: Profile, goal: Goal) -> Plan:
+    options = Options(batch_size=256, only_types=("c7a.large",))
+    return recommend(profile, load_catalog(), goal, options, seed=0, now=datetime.now(UTC))
+
+
+def _to_target(profile: Profile, *, seeds: int) -> dict[str, float]:
+    """How far the time to the target lies from what was predicted for it, in the median over seeds."""
+    job = profile.job
+    goal = Goal(ends="target", target_metric=job.target_metric, target_value=job.target_value, budget_usd=5.0)
+    plan = _plan(profile, goal)
+    described = PACED["4 paced"].format(rate=TARGET_RATE)
+    errors = []
+    for seed in range(seeds):
+        rehearsal = _rehearsal(plan, described, {"seed": seed})
+        predicted_s = rehearsal.prediction.training_s.value
+        took_s = float(launch(rehearsal.run)[-1]["training_s"])
+        errors.append(predicted_s / took_s - 1)
+        print(f"to the target, seed {seed}: {predicted_s:.1f} s predicted, {took_s:.1f} s taken, {errors[-1]:+.1%}")
+        sys.stdout.flush()
+    return {"rehearsed_target_time_error": round(abs(statistics.median(errors)), 4)}
+
+
+def _case(plan: Plan, cluster: str, described: str, rate: str, way: str) -> Case:
+    rehearsal = _rehearsal(plan, described, {"batch_policy": "static", **WAYS[way]})
     told = rehearsal.prediction.step_time_s
     measured = step_time_s(launch(rehearsal.run), from_step=WARM_UP_STEPS)
-    return Case(
+    one = Case(
         predicted_s=told.value,
         measured_s=measured,
         by_hand_s=_by_hand_s(rehearsal, plan.profile.job.gradient_bytes),
         inside=told.low <= measured <= told.high,
     )
+    print(
+        f"{cluster:8} {rate:8} {way:9} {1e3 * one.predicted_s:8.1f} ms {1e3 * one.measured_s:8.1f} ms "
+        f"{one.error:+7.1%}{'' if one.inside else '  outside its interval'}"
+    )
+    sys.stdout.flush()
+    return one
+
+
+def _rehearsal(plan: Plan, described: str, changes: Mapping[str, object]) -> Rehearsal:
+    here = ThisMachine(
+        processors=len(os.sched_getaffinity(0)), operating_system=f"{platform.system()} {platform.release()}"
+    )
+    wanted = plan.model_copy(update={"run": plan.run.model_copy(update=dict(changes))})
+    return rehearse(wanted, here, parse_hosts(described))
 
 
 def _by_hand_s(rehearsal: Rehearsal, gradient_bytes: int) -> float:
     run_ = rehearsal.run
     assert run_.miniature is not None
-    slowest = max(
+    declared = [
         worker.declared.fixed_s + worker.declared.per_sample_s * worker.local_batch_size
         for worker in run_.workers
         if worker.declared is not None
-    )
+    ]
+    slowest = max(declared, default=rehearsal.prediction.compute_s)
     count = len(run_.workers)
     rate = min(host.rate_bits_per_s or 1e9 for host in run_.miniature.hosts) / 8
     ratio = run_.compression.ratio

@@ -52,6 +52,10 @@ GOALS: dict[str, dict[Bound, float]] = {
     "fit_2000_rows_s": {"at_most": 2.0},
     "rehearsed_steps_median_error": {"at_most": 0.05},
     "rehearsed_steps_p90_error": {"at_most": 0.12},
+    "rehearsed_steps_coverage": {"at_least": 0.85, "at_most": 0.95},
+    "rehearsed_quota_steps_median_error": {"at_most": 0.08},
+    "rehearsed_quota_steps_p90_error": {"at_most": 0.12},
+    "rehearsed_target_time_error": {"at_most": 0.10},
 }
 """Medians and 90th percentiles are means over the folders; coverage is that of the worst folder and protocol."""
 
@@ -187,6 +191,7 @@ def main() -> None:
     shared = parser(__doc__)
     parts = ("all", "step-times", "probes", "rehearsal", "demo")
     shared.add_argument("--part", choices=parts, default="all", help="only one of the parts")
+    shared.add_argument("--rehearsal", dest="part", action="store_const", const="rehearsal", help="--part rehearsal")
     asked = shared.parse_args()
     figures: dict[str, float] = {}
     baselines: dict[str, float] = {}
