@@ -41,8 +41,6 @@ def main(folder: Path) -> int:
         # On hosts of their own workers would not wait for a core, and here those that a message wakes up should not
         # either: this is about links. Whatever else this machine does has to wait instead.
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-    if any(_task(folder, run) == "digits" for run in runs["runs"]):
-        import sklearn.datasets  # noqa: F401  # seconds, which every worker would take for itself
     places = runs["namespaces"]
     children = {}
     for rank, namespace in enumerate(places):
@@ -61,11 +59,6 @@ def main(folder: Path) -> int:
             for other in children:
                 os.kill(other, signal.SIGKILL)
     return failed
-
-
-def _task(folder: Path, run: dict[str, str]) -> str | None:
-    """What a run trains; None: it times exchanges."""
-    return None if run["side"] == EXCHANGES else read_spec(folder / run["name"]).task.rpartition(":")[2]
 
 
 def _work(folder: Path, runs: list[dict[str, str]], rank: int, world_size: int) -> int:

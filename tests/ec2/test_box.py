@@ -19,7 +19,6 @@ from hetopt.profiler.profile import Profile
 from hetopt.trainer.events import EVENTS_FILE, read_events
 from hetopt.trainer.launch.base import RunHandle, RunState
 from hetopt.trainer.launch.namespaces import why_not
-from tests.disturbance import PATIENCE_S
 from tests.ec2.conftest import plan_of
 
 STAND_IN = ("--substitute", "c7i.large=m7i.large", "--substitute", "c7i.xlarge=m7i.xlarge")
@@ -148,7 +147,7 @@ def test_a_run_loses_machines_with_and_without_notice_and_reaches_its_end(
     nothing_is_left(stage)
 
 
-def until(stage: Stage, reached: Callable[[Stage], bool], within_s: float = PATIENCE_S) -> None:
+def until(stage: Stage, reached: Callable[[Stage], bool], within_s: float = 400.0) -> None:
     deadline = time.monotonic() + within_s
     while not reached(stage):
         stage.box.check()

@@ -23,7 +23,6 @@ NOW = datetime(2026, 11, 20, tzinfo=UTC)
 RECORDINGS = {"digits": None, "resnet20-cifar10": "cifar10", "lstm-small": "wikitext-2"}
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("task", RECORDINGS)
 def test_record(task: str, recording: bool, request: pytest.FixtureRequest) -> None:
     """Measure anew when asked to; otherwise the file must be what this version of hetopt writes."""

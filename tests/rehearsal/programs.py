@@ -44,9 +44,11 @@ class Transfer:
 
     def wait_s(self) -> float:
         """How long they took until the other host had them all."""
-        output, _ = self.process.communicate(timeout=PATIENCE_S)
-        assert self.process.returncode == 0, output
-        return float(output)
+        # Read from the stream: it may hold the last line already, which `communicate` would pass over.
+        assert self.process.stdout is not None
+        with self.process.stdout as stream:
+            assert self.process.wait(PATIENCE_S) == 0
+            return float(stream.read())
 
 
 def receive(network: MiniatureNetwork, place: int) -> None:

@@ -27,8 +27,9 @@ from hetopt.trainer.launch.namespaces import (
 )
 from hetopt.trainer.launch.owner import ALIAS_BYTES, Owner
 from hetopt.trainer.miniature import MiniatureHost
+from tests.disturbance import PATIENCE_S
 
-from .programs import PATIENCE_S, SEND, receive, send
+from .programs import SEND, receive, send
 
 HEADERS = 1514 / 1448  # bytes on the wire for each byte of payload
 OWN = """

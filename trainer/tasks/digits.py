@@ -67,7 +67,8 @@ def _table() -> Tensor:
     most of a second, a third of what a worker of a small run computes in all.
     """
     package = importlib.util.find_spec("sklearn")
-    for folder in package.submodule_search_locations or () if package else ():
+    folders = None if package is None else package.submodule_search_locations
+    for folder in folders or ():
         file = Path(folder) / "datasets" / "data" / "digits.csv.gz"
         if file.exists():
             return torch.from_numpy(np.loadtxt(file, delimiter=","))
