@@ -7,6 +7,7 @@ environment.
 from __future__ import annotations
 
 import datetime
+import gc
 import os
 import signal
 import sys
@@ -136,7 +137,8 @@ def main(arguments: list[str]) -> int:
 def _live(run_dir: Path, meeting: str | None) -> int:
     """Work, and tell the run why if that ends early; the exit code."""
     # torch takes seconds to import: only after the guard stands.
-    from hetopt.trainer.failure import FailureReport
+    with _only_imports():
+        from hetopt.trainer.failure import FailureReport
 
     with FailureReport(run_dir, int(os.environ.get("RANK", "0"))) as report:
         _work(run_dir, Place.of(os.environ), meeting)
@@ -155,8 +157,20 @@ def _keep_alive(run_dir: Path, meeting: str) -> int:
 
 def import_everything() -> None:
     """What a fork of this process needs to be a worker at once."""
-    for name in _IMPORTED_BEFORE:
-        import_module(name)
+    with _only_imports():
+        for name in _IMPORTED_BEFORE:
+            import_module(name)
+
+
+@contextmanager
+def _only_imports() -> Iterator[None]:
+    """Nobody looks for cycles among what is imported: it stays, and looking is a fifth of the time that it takes."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @dataclass(frozen=True)
@@ -261,11 +275,13 @@ def _work_among_changing(
 def _do(context: WorkerContext) -> None:
     """What the spec asks for. Only that half is imported: imports are most of a short run's start-up."""
     if context.spec.probe is None:
-        from hetopt.trainer.loop import train
+        with _only_imports():
+            from hetopt.trainer.loop import train
 
         train(context)
     else:
-        from hetopt.trainer.probe import run_probe
+        with _only_imports():
+            from hetopt.trainer.probe import run_probe
 
         run_probe(context)
 

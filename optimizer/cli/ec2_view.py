@@ -67,10 +67,14 @@ def show(plan: Plan, order: Order) -> None:
             f"up to {words.usd(high)}",
             "budget": f"{words.usd(order.budget_usd)}, a hard stop: the machines end by themselves after "
             f"{words.duration(order.lifetime_s)}, unless somebody who follows the run finds that less was spent",
+            **({"deadline": _DEADLINE.format(words.usd(order.move_usd))} if order.move_usd else {}),
             "bucket": order.bucket,
             "zones": f"{', '.join(one.name for one in order.zones)}, in this order",
         }
     )
+
+
+_DEADLINE = "a run that you follow moves to on-demand machines when only these still keep it; {} is kept for that"
 
 
 def show_calls(requests: Sequence[Request]) -> None:

@@ -51,7 +51,8 @@ def keep_up(launcher: Launcher, handle: RunHandle, record: Launch, live: Live) -
     expected = max(record.prediction.steps.value, 1.0)
     hosts = [worker.host for worker in record.spec.workers]
     replace = partial(launcher.replace, handle) if isinstance(launcher, Renting) else None
-    supervision, looked_s = Supervision.of(record, handle.run_dir, replace=replace), time.monotonic()
+    move = partial(launcher.move, handle) if isinstance(launcher, Renting) else None
+    supervision, looked_s = Supervision.of(record, handle.run_dir, replace=replace, move=move), time.monotonic()
     while True:
         over = launcher.poll(handle).state.is_over
         text, offset = read_from(handle.run_dir / EVENTS_FILE, offset)

@@ -120,7 +120,7 @@ def zones_for(edge: Edge, roles: Sequence[Role], catalog: Catalog, extras_usd: f
 
 
 def _total(roles: Sequence[Role], zone: Zone) -> float:
-    return sum(role.machines * zone.rates[role.instance_types[0]].usd_per_hour for role in roles)
+    return sum(role.machines * zone.usd_per_hour(role.instance_types[0], role.market) for role in roles)
 
 
 def _rate(catalog: Catalog, name: str, spot: float | None, extras_usd: float) -> Rate:

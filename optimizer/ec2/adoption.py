@@ -100,9 +100,15 @@ def _seen(
         for id_, place in hosts.items()
         if id_ in known
     ]
-    machines = watcher.granted(seats, zone)
+    on_spot = [seat for seat in seats if known[seat.machine.id].get("InstanceLifecycle") == "spot"]
+    held = [seat for seat in seats if seat not in on_spot]
     return Seen(
-        time_s=watcher.clock(), zone=zone.name, generation=generation, machines=machines, lease_end_s=lease_end_s
+        time_s=watcher.clock(),
+        zone=zone.name,
+        generation=generation,
+        machines=(*watcher.granted(on_spot, zone), *watcher.granted(held, zone, on_demand=True)),
+        on_demand=order.has_spot and not on_spot,
+        lease_end_s=lease_end_s,
     )
 
 

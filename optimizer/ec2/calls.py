@@ -300,7 +300,7 @@ def fleet_call(order: Order, role: Role, zone: Zone, *, attempt: int) -> Request
         purpose=f"{role.machines} × {' or '.join(role.instance_types)}, {role.market}, in {zone.name}; all or none",
         makes="fleet",
         passing=frozenset({"InvalidLaunchTemplateId.NotFound"}),
-        usd_per_hour=role.machines * rates[0].usd_per_hour,
+        usd_per_hour=role.machines * zone.usd_per_hour(role.instance_types[0], role.market),
         worst_usd_per_hour=role.machines * max(rate.worst_usd_per_hour for rate in rates),
     )
 

@@ -19,7 +19,7 @@ from hetopt.optimizer.ec2.request import Edge
 from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
 from hetopt.optimizer.ec2.session import connect_run
 from hetopt.optimizer.ec2.watch import Watcher
-from hetopt.profiler.errors import BadInput, CloudRefused
+from hetopt.profiler.errors import BadInput, BudgetStop, CloudRefused
 from hetopt.trainer.events import EVENTS_FILE, Event
 from hetopt.trainer.launch.base import RunHandle, RunState, RunStatus
 from hetopt.trainer.launch.ec2.protocol import HEARTBEAT_S
@@ -187,18 +187,40 @@ class Ec2Launcher:
         Remover(edge=watcher.edge, sleep=self.sleep).end_machines(ids)
         self._paces.setdefault(handle.run_dir, Pace()).next_s = self.clock()
 
+    def move(self, handle: RunHandle, needed_s: float) -> None:
+        """Have machines that nobody takes back in the place of those on spot. The next looks do it (`Recovery`).
+
+        Args:
+            handle: of the run.
+            needed_s: from now to its end.
+
+        Raises:
+            BadInput: it is moving already, or it is over.
+            BudgetStop: the budget does not pay for that.
+            CloudRefused: the cloud does not answer.
+        """
+        order = Order.load(handle.run_dir / ORDER_FILE)
+        watcher = self._watcher(order, handle.run_dir, self._edge(order, handle.run_dir))
+        seen = watcher.last()
+        if seen.on_demand or not seen.alive or seen.stop_wished_s is not None or not order.has_spot:
+            raise BadInput(f"{order.run_id} has nothing to move.", hint="look at it with `hetopt status`")
+        now_s = self.clock()
+        pays_s = _guard(order, seen, now_s).end_s(seen.spent_usd(now_s), now_s) - now_s
+        if not order.move_usd or pays_s < needed_s:
+            raise BudgetStop(
+                f"${order.budget_usd:.2f} do not pay for on-demand machines until the end of {order.run_id}, "
+                "so that it stays on spot; its deadline may pass.",
+                hint="resume it with a higher --budget",
+            )
+        watcher.save(seen.model_copy(update={"on_demand": True, "asked_s": None}))
+        self._paces.setdefault(handle.run_dir, Pace()).next_s = now_s
+
     def _supervise(self, order: Order, watcher: Watcher, seen: Seen) -> Seen:
         """What follows from a look: more time, an order to end, or the last tidying up."""
         if not seen.alive:
             return self._clear(order, watcher, seen, watcher.run_dir)
         now_s = self.clock()
-        guard = Guard(
-            budget_usd=order.budget_usd,
-            fixed_usd=order.fixed_usd,
-            worst_usd_per_hour=order.worst_usd_per_hour(),
-            checkpoint_s=order.checkpoint_s,
-            heartbeat_s=SLOWEST_LOOK_S,
-        )
+        guard = _guard(order, seen, now_s)
         spent = seen.spent_usd(now_s)
         end_s = guard.end_s(spent, now_s)
         if seen.stop_wished_s is None and guard.decide(spent, now_s) == "stop":
@@ -274,6 +296,18 @@ class Ec2Launcher:
 
     def _watcher(self, order: Order, run_dir: Path, edge: Edge) -> Watcher:
         return Watcher(edge=edge, order=order, run_dir=run_dir, clock=self.clock)
+
+
+def _guard(order: Order, seen: Seen, now_s: float) -> Guard:
+    """Of the budget, without what a move that may still come will cost."""
+    kept_usd = 0.0 if seen.has_moved else max(0.0, order.move_usd - seen.spent_waiting_usd(now_s))
+    return Guard(
+        budget_usd=order.budget_usd,
+        fixed_usd=order.fixed_usd + kept_usd,
+        worst_usd_per_hour=order.worst_usd_per_hour(),
+        checkpoint_s=order.checkpoint_s,
+        heartbeat_s=SLOWEST_LOOK_S,
+    )
 
 
 def fleets_of(run_dir: Path) -> list[str]:

@@ -29,6 +29,11 @@ class Zone(Record):
     vpc_id: str
     rates: dict[str, Rate] = Field(description="by instance type")
 
+    def usd_per_hour(self, instance_type: str, market: Market) -> float:
+        """What a machine costs now; of one on demand that is what spot can rise to."""
+        rate = self.rates[instance_type]
+        return rate.usd_per_hour if market == "spot" else rate.worst_usd_per_hour
+
 
 class Role(Record):
     """Machines that do the same in the run: one fleet."""
@@ -79,6 +84,9 @@ class Order(Artifact):
     created_s: NonNegativeFloat
     budget_usd: PositiveFloat
     fixed_usd: NonNegativeFloat = Field(description="storage and requests, whatever the machines do")
+    move_usd: NonNegativeFloat = Field(
+        default=0.0, description="kept back for a move to on-demand machines, while both are paid; 0: it does not move"
+    )
     checkpoint_s: NonNegativeFloat
     lifetime_s: PositiveFloat
 
@@ -116,6 +124,15 @@ class Order(Artifact):
         """Where the code is: by its content, so that runs share it."""
         return f"code/{self.bundle_sha256}.tar.gz"
 
+    def market_of(self, host: str) -> Market:
+        """How a host's machine is rented, until the run moves."""
+        return next(role.market for role in self.roles if host in role.hosts)
+
+    @property
+    def has_spot(self) -> bool:
+        """Whether any of it can be taken back."""
+        return any(role.market == "spot" for role in self.roles)
+
     @property
     def machines(self) -> int:
         """How many in all."""
@@ -123,7 +140,7 @@ class Order(Artifact):
 
     def usd_per_hour(self, zone: Zone) -> float:
         """What the cluster as planned costs in a zone now."""
-        return sum(role.machines * zone.rates[role.instance_types[0]].usd_per_hour for role in self.roles)
+        return sum(role.machines * zone.usd_per_hour(role.instance_types[0], role.market) for role in self.roles)
 
     def worst_usd_per_hour(self) -> float:
         """What any cluster that may come of this order can cost at most."""

@@ -22,6 +22,10 @@ from hetopt.trainer.launch.ec2.protocol import HEARTBEAT_S, READ_EVERY_S, READ_O
 PROFILE_NAME = "hetopt-node"
 """The instance profile where none is named; see `hetopt setup`."""
 
+MOVE_S = 1500.0
+"""A move to on-demand machines pays for both clusters at most so long: what was not placed by then ends by itself
+(`PLACE_WITHIN_S` of the agent, and ten minutes in which it boots)."""
+
 _KEPT_CHECKPOINTS = 2
 _BYTES_PER_GB = 1e9
 _DEARER = 1.02
@@ -172,6 +176,7 @@ def make_order(
         gradient_bytes=plan.profile.job.gradient_bytes,
         deadline_s=plan.goal.deadline_s,
         spent_usd=spent_usd,
+        may_cost_usd=plan.chosen.prediction.cost_usd.high,
     )
     return order_of(
         job,
@@ -196,6 +201,7 @@ class Job:
         gradient_bytes: of the model, which checkpoints are a multiple of.
         deadline_s: from the order on; absent: as long as the budget lasts.
         spent_usd: what earlier lives have cost.
+        may_cost_usd: by the prediction, at most; absent: nothing was predicted.
     """
 
     roles: tuple[Role, ...]
@@ -203,6 +209,19 @@ class Job:
     gradient_bytes: int
     deadline_s: float | None = None
     spent_usd: float = 0.0
+    may_cost_usd: float | None = None
+
+    def move_usd(self, worst_usd_per_hour: float) -> float:
+        """To be kept back, so that the run can move to on-demand machines before its deadline passes.
+
+        0 where there is no deadline, where all machines are on demand, or where the budget pays for nothing beside what
+        was planned.
+        """
+        moves = self.deadline_s is not None and any(role.market == "spot" for role in self.roles)
+        usd = worst_usd_per_hour * MOVE_S / 3600
+        if not moves or self.may_cost_usd is None or self.spent_usd + self.may_cost_usd + usd > self.budget_usd:
+            return 0.0
+        return usd
 
 
 def order_of(
@@ -234,7 +253,8 @@ def order_of(
             )
     fixed = _fixed_usd(job.gradient_bytes, billing)
     worst = worst_usd_per_hour(roles, zones)
-    longest_s = lifetime_s(budget, fixed_usd=fixed + job.spent_usd, worst_usd_per_hour=worst)
+    move = job.move_usd(worst)
+    longest_s = lifetime_s(budget, fixed_usd=fixed + move + job.spent_usd, worst_usd_per_hour=worst)
     return Order(
         run_id=run_id,
         life=life,
@@ -253,6 +273,7 @@ def order_of(
         created_s=now_s,
         budget_usd=budget,
         fixed_usd=fixed,
+        move_usd=move,
         checkpoint_s=_checkpoint_s(job.gradient_bytes, roles, catalog),
         lifetime_s=min(longest_s, job.deadline_s or longest_s),
     )

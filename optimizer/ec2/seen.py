@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
@@ -14,6 +15,9 @@ from hetopt.trainer.spec import WorkerSpec
 SEEN_FILE = "seen.json"
 
 Ending = Literal["finished", "stopped by us", "interrupted", "unknown"]
+
+Duty = Literal["serves", "waits", "relieved"]
+"""A machine is a host of the run; or is to be one, and is not placed yet; or was one, and another has its place."""
 
 
 class SeenMachine(Record):
@@ -30,6 +34,8 @@ class SeenMachine(Record):
     usd_per_hour: PositiveFloat
     extras_usd_per_hour: NonNegativeFloat = Field(description="the part of it that is paid even for what EC2 took back")
     heartbeat_s: NonNegativeFloat | None = Field(default=None, description="when the machine last said that it lives")
+    on_demand: bool = Field(default=False, description="nobody takes it back")
+    duty: Duty = "serves"
 
     @property
     def alive(self) -> bool:
@@ -69,6 +75,7 @@ class Seen(Artifact):
     )
     asks: NonNegativeInt = Field(default=0, description="how often lost machines were asked for")
     asked_s: NonNegativeFloat | None = Field(default=None, description="when they were asked for last")
+    on_demand: bool = Field(default=False, description="the run moves to on-demand machines, or has")
     placed_s: NonNegativeFloat = Field(default=0.0, description="when this generation began")
     resume_from: str | None = Field(default=None, description="the checkpoint that this generation went on from")
     paused_s: NonNegativeFloat | None = Field(default=None, description="when it was told to wait for new machines")
@@ -81,10 +88,32 @@ class Seen(Artifact):
         """The machines on the bill."""
         return [machine for machine in self.machines if machine.alive]
 
+    @property
+    def serving(self) -> list[SeenMachine]:
+        """Of those, the hosts of the run: one machine each."""
+        return [machine for machine in self.alive if machine.duty == "serves"]
+
+    @property
+    def waiting(self) -> list[SeenMachine]:
+        """Of those, the ones that have no place yet."""
+        return [machine for machine in self.alive if machine.duty == "waits"]
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether nobody trains on spot any more of a run that was to move, and nobody waits for that."""
+        return self.on_demand and not self.waiting and all(machine.on_demand for machine in self.serving)
+
     def spent_usd(self, now_s: float) -> float:
         """What the machines have cost by now, at the prices they were seen at."""
+        return self._spent_usd(self.machines, now_s)
+
+    def spent_waiting_usd(self, now_s: float) -> float:
+        """Of that, what those have cost that have no place yet."""
+        return self._spent_usd(self.waiting, now_s)
+
+    def _spent_usd(self, machines: Iterable[SeenMachine], now_s: float) -> float:
         stays = (
-            machine.stay(minimum_s=self.minimum_billed_s, free_within_s=self.free_within_s) for machine in self.machines
+            machine.stay(minimum_s=self.minimum_billed_s, free_within_s=self.free_within_s) for machine in machines
         )
         return spent_usd(stays, now_s)
 

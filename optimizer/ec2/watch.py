@@ -19,7 +19,7 @@ from hetopt.optimizer.ec2.errors import ApiRefused
 from hetopt.optimizer.ec2.order import Order, Zone
 from hetopt.optimizer.ec2.placement import Seat
 from hetopt.optimizer.ec2.request import Answer, Edge, Request
-from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen, SeenMachine, ending_of
+from hetopt.optimizer.ec2.seen import SEEN_FILE, Duty, Seen, SeenMachine, ending_of
 from hetopt.profiler.artifact import write_atomically
 from hetopt.trainer.events import EVENTS_FILE
 from hetopt.trainer.launch.ec2.protocol import LEASE_OBJECT, Lease
@@ -66,21 +66,34 @@ class Watcher:
         before = self.last()
         return before.generation + 1 if before.machines else 0
 
-    def granted(self, seats: Iterable[Seat], zone: Zone) -> tuple[SeenMachine, ...]:
-        """Machines that are on the bill from now on."""
+    def granted(
+        self, seats: Iterable[Seat], zone: Zone, *, on_demand: bool = False, duty: Duty = "serves"
+    ) -> tuple[SeenMachine, ...]:
+        """Machines that are on the bill from now on.
+
+        Args:
+            seats: the machines, and what host each is or is to be.
+            zone: where they are.
+            on_demand: all of them, whatever the order says.
+            duty: whether they have their place.
+        """
         now_s = self.clock()
-        return tuple(
-            SeenMachine(
+
+        def machine(seat: Seat) -> SeenMachine:
+            market = "on-demand" if on_demand else self.order.market_of(seat.host)
+            return SeenMachine(
                 id=seat.machine.id,
                 host=seat.host,
                 instance_type=seat.machine.instance_type,
                 state="pending",
                 since_s=now_s,
-                usd_per_hour=zone.rates[seat.machine.instance_type].usd_per_hour,
+                usd_per_hour=zone.usd_per_hour(seat.machine.instance_type, market),
                 extras_usd_per_hour=self.order.extras_usd_per_hour,
+                on_demand=market == "on-demand",
+                duty=duty,
             )
-            for seat in seats
-        )
+
+        return tuple(machine(seat) for seat in seats)
 
     def save(self, seen: Seen) -> None:
         """Keep what was seen."""

@@ -38,6 +38,9 @@ ROUTINE: tuple[Kind, ...] = ("shares_changed", "exchange_changed")
 """What happens as a matter of course, and often."""
 
 
+_DONE = {"drop": "dropped", "replace": "another machine takes its place", "on-demand": "moving to on-demand machines"}
+
+
 class Exchanged(Record):
     """The exchanges of gradients in a stretch of the run: means of one exchange, where not said otherwise."""
 
@@ -159,8 +162,9 @@ def happening(
         case "checkpoint_skipped":
             kind, text = "checkpoint_skipped", f"passed over a checkpoint: {event['reason']}"
         case "supervisor_acted":
-            done = "another machine takes its place" if event["action"] == "replace" else "dropped"
-            kind, where, text = "supervisor_acted", (str(event["host"]),), f"{done}: {event['reason']}"
+            done, all_of_it = _DONE[event["action"]], event["action"] == "on-demand"
+            where = () if all_of_it else (str(event["host"]),)
+            kind, text = "supervisor_acted", f"{done}: {event['reason']}"
         case "supervisor_measured":
             kind, text = (
                 "supervisor_measured",

@@ -1,8 +1,8 @@
 """Supervises a run: looks at it now and then, does what it decides, and writes expected and measured gain.
 
 Where hosts come and go, one that costs more than it brings is dropped, and the others go on from memory. Where machines
-are rented, one that has become slow is given back, and another takes its place. Elsewhere the person is told, and
-decides.
+are rented, one that has become slow is given back, and another takes its place; and all of them are had on demand when
+only that still keeps the deadline. Elsewhere the person is told, and decides.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.supervisor.decide import Alternative, Decision, Hysteresis, Supervisor
 from hetopt.optimizer.supervisor.decision_log import gain_in_words, write_decision
 from hetopt.optimizer.supervisor.dropping import without_each_host
+from hetopt.optimizer.supervisor.moving import on_demand_for_all
 from hetopt.optimizer.supervisor.replacing import with_another_for_each_host
 from hetopt.optimizer.supervisor.standing import Promise, Standing
-from hetopt.profiler.errors import BadInput, CloudRefused
+from hetopt.profiler.errors import BadInput, BudgetStop, CloudRefused
 from hetopt.trainer.launch.changes import ask_for_change, comes_and_goes
 from hetopt.trainer.miniature import Change
 
@@ -26,6 +27,12 @@ ACTED, MEASURED = "supervisor_acted", "supervisor_measured"
 
 LetGo = Callable[[str], None]
 """Ends a host of the run; raises `BadInput` where there is none any more, `CloudRefused` where it could not be done."""
+
+Move = Callable[[float], None]
+"""Has other machines in the place of all that can be taken back, for so many seconds; raises as `Renting.move` does."""
+
+ENDING_S = 180.0
+"""So long before its deadline a rented run is told to save its last checkpoint and to end."""
 
 
 @dataclass(kw_only=True)
@@ -37,7 +44,8 @@ class Supervision:
         usd_per_hour: of each host.
         drop: ends a host that the run goes on without; None: it needs all of them.
         replace: ends a host whose place another machine takes; None: there are no others.
-        until_there_s: from that to the new machine's first step.
+        move: has machines that nobody takes back in the place of all; None: there are none, or it was done.
+        until_there_s: from an order to end a machine to the first step of the one that is asked for instead.
         supervisor: who decides.
         standing: of the run, as its log has told so far.
         replaced: hosts that were; a second machine would have no better luck.
@@ -47,6 +55,7 @@ class Supervision:
     usd_per_hour: Mapping[str, float]
     drop: LetGo | None = None
     replace: LetGo | None = None
+    move: Move | None = None
     until_there_s: float = 0.0
     supervisor: Supervisor
     standing: Standing = field(default_factory=Standing)
@@ -54,7 +63,13 @@ class Supervision:
 
     @classmethod
     def of(
-        cls, record: Launch, run_dir: Path, *, replace: LetGo | None = None, hysteresis: Hysteresis | None = None
+        cls,
+        record: Launch,
+        run_dir: Path,
+        *,
+        replace: LetGo | None = None,
+        move: Move | None = None,
+        hysteresis: Hysteresis | None = None,
     ) -> Supervision:
         """The supervision of a launch.
 
@@ -62,6 +77,7 @@ class Supervision:
             record: of the launch.
             run_dir: of the run.
             replace: gives a rented machine back whose place another one takes; None: nothing is rented.
+            move: has machines that nobody takes back in the place of all; None: there are none.
             hysteresis: how slowly minds are changed.
         """
         # A machine that is lost takes the work since the last checkpoint with it: half of what is between two.
@@ -71,6 +87,7 @@ class Supervision:
             usd_per_hour=host_prices(record),
             drop=dropping(run_dir) if comes_and_goes(record.spec) else None,
             replace=replace,
+            move=move,
             until_there_s=record.prediction.startup_s + lost_s,
             supervisor=Supervisor(promise=promise_of(record), hysteresis=hysteresis or Hysteresis()),
         )
@@ -90,6 +107,9 @@ class Supervision:
             return self._act(decision, self.drop, before)
         if decision.action == "replace" and self.replace is not None:
             return self._act(decision, self.replace, before)
+        if decision.action == "on-demand" and self.move is not None:
+            move, needed_s = self.move, self._left_s(decision)
+            return self._act(decision, lambda _: move(needed_s), before)
         if decision.acts:
             return f"{decision.reason}; `hetopt report` shows by what"
         if told is None:
@@ -103,7 +123,14 @@ class Supervision:
         if self.replace is not None:
             fresh = with_another_for_each_host(self.standing, promise, until_there_s=self.until_there_s)
             found += [one for one in fresh if one.name not in self.replaced]
+        if self.move is not None:
+            found += on_demand_for_all(self.standing, promise, until_there_s=self.until_there_s)
         return found
+
+    def _left_s(self, decision: Decision) -> float:
+        """Until the end of the run, after a decision."""
+        step_s = decision.expected_step_time_s or self.supervisor.promise.step_time_s
+        return self.until_there_s + max(0.0, self.supervisor.promise.steps - self.standing.step) * step_s
 
     def _act(self, decision: Decision, let_go: LetGo, before: Supervisor) -> str | None:
         try:
@@ -111,11 +138,16 @@ class Supervision:
         except BadInput:
             self.supervisor = before  # the host is gone already, or the run is over
             return None
+        except BudgetStop as refused:
+            self.supervisor, self.move = before, None  # it will pay for it even less later
+            return refused.message
         except CloudRefused as refused:
             self.supervisor = before  # nothing was done; the next look finds it called for again
             return f"{refused.message} {decision.name} stays for now."
         if decision.action == "replace":
             self.replaced.add(decision.name)
+        if decision.action == "on-demand":
+            self.move = None
         self._write(
             ACTED,
             {
@@ -127,10 +159,13 @@ class Supervision:
                 "expected_saving_usd": round(decision.expected_saving_usd, 6),
             },
         )
-        return f"{decision.action}s {decision.name}: {decision.reason}"
+        return f"{_DOES[decision.action]} {decision.name}: {decision.reason}"
 
     def _write(self, event: str, fields: Mapping[str, Any]) -> None:
         write_decision(self.run_dir, event, {"step": self.standing.step, **fields})
+
+
+_DOES = {"drop": "drops", "replace": "replaces", "on-demand": "moves to"}
 
 
 def dropping(run_dir: Path) -> LetGo:
@@ -156,4 +191,11 @@ def promise_of(record: Launch) -> Promise:
         step_time_high_s=told.step_time_s.high,
         steps=told.steps.value,
         usd_per_hour=record.hourly_usd,
+        deadline_s=_deadline_s(record),
     )
+
+
+def _deadline_s(record: Launch) -> float | None:
+    """By when training must end; elsewhere than on what was planned to be rented a deadline says nothing."""
+    wished_s = record.plan.goal.deadline_s
+    return record.started_s + wished_s - ENDING_S if record.on == "ec2" and wished_s is not None else None

@@ -95,7 +95,7 @@ class Acted:
 
     def shows(self, standing: Standing) -> bool:
         """Whether enough steps have been done since to tell what came of it."""
-        if self.decision.action == "replace":
+        if self.decision.action in ("replace", "on-demand"):
             # Gone is not enough: another one must have come.
             there = standing.changes > self.standing.changes and standing.workers >= self.standing.workers
             return there and standing.steps_seen - standing.changed_at >= _TELLING_STEPS
@@ -191,14 +191,15 @@ class Supervisor:
             return None
         surest = min(safe, key=lambda one: one.total_s(self._steps_left(standing)))
         needed_s = surest.total_s(self._steps_left(standing))
-        slack_s = promise.deadline_s - standing.elapsed_s - needed_s
+        slack_s = promise.deadline_s - standing.now_s - needed_s
         # One more changeover must fit: the present machines may be lost at once (`deadline_policies.must_switch`).
-        if slack_s >= surest.changeover_s + reserve_s:
+        # Where even these machines would be late, nothing is paid for them.
+        if not 0 <= slack_s < surest.changeover_s + reserve_s:
             return None
         return Decision(
             action="on-demand",
             name=surest.name,
-            reason=f"only {max(0.0, slack_s):.0f} s are left beyond what {surest.name} needs until the deadline",
+            reason=f"only {slack_s:.0f} s are left beyond what {surest.name} need until the deadline",
             expected_step_time_s=surest.step_time_s,
         )
 
@@ -209,7 +210,7 @@ class Supervisor:
         promise, steps_left = self.promise, self._steps_left(standing)
         left_s = steps_left * now_s
         left_usd = left_s / _HOUR_S * promise.usd_per_hour
-        better = self._better(left_s, left_usd, spent_usd, steps_left, standing.elapsed_s, alternatives)
+        better = self._better(left_s, left_usd, spent_usd, steps_left, standing.now_s, alternatives)
         if better is not None:
             saving_s, saving_usd = left_s - better.total_s(steps_left), left_usd - better.cost_usd(steps_left)
             return Decision(
@@ -225,7 +226,7 @@ class Supervisor:
             return Decision(action="keep", reason="as predicted")
         slower = "slower" if now_s > promise.step_time_high_s else "quicker"
         return Decision(
-            action="replan" if not alternatives else "keep",
+            action="keep" if any(not one.holds for one in alternatives) else "replan",
             reason=f"a step takes {now_s:.3g} s, {slower} than the {promise.step_time_low_s:.3g} to "
             f"{promise.step_time_high_s:.3g} s that were predicted",
         )
@@ -236,7 +237,7 @@ class Supervisor:
         left_usd: float,
         spent_usd: float,
         steps_left: float,
-        elapsed_s: float,
+        now_s: float,
         alternatives: Sequence[Alternative],
     ) -> Alternative | None:
         """The cheapest alternative that saves money, or time at no more money, by the margin, and fits the budget."""
@@ -246,14 +247,14 @@ class Supervisor:
             for one in alternatives
             if (budget is None or spent_usd + one.cost_usd(steps_left) <= budget)
             and (
-                (one.cost_usd(steps_left) <= margin * left_usd and self._in_time(one, steps_left, elapsed_s))
+                (one.cost_usd(steps_left) <= margin * left_usd and self._in_time(one, steps_left, now_s))
                 or (one.total_s(steps_left) <= margin * left_s and one.cost_usd(steps_left) <= left_usd)
             )
         ]
         return min(fitting, key=lambda one: (one.cost_usd(steps_left), one.total_s(steps_left)), default=None)
 
-    def _in_time(self, one: Alternative, steps_left: float, elapsed_s: float) -> bool:
-        return self.promise.deadline_s is None or one.total_s(steps_left) <= self.promise.deadline_s - elapsed_s
+    def _in_time(self, one: Alternative, steps_left: float, now_s: float) -> bool:
+        return self.promise.deadline_s is None or now_s + one.total_s(steps_left) <= self.promise.deadline_s
 
     def _steps_left(self, standing: Standing) -> float:
         return max(0.0, self.promise.steps - standing.step)

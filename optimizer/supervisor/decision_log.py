@@ -29,6 +29,9 @@ def read_with_decisions(run_dir: Path) -> list[Event]:
     return list(heapq.merge(events, decisions, key=lambda event: float(event["time_s"])))
 
 
+_HOW = {"drop": "without", "replace": "with another machine as", "on-demand": "on"}
+
+
 def gain_in_words(told: Mapping[str, Any], sentence: str) -> str:
     """What came of a decision, by its event.
 
@@ -38,5 +41,4 @@ def gain_in_words(told: Mapping[str, Any], sentence: str) -> str:
             step ``before``, ``expected`` and ``measured``.
     """
     times = {which: words.duration(told[f"step_time_{which}_s"]) for which in ("before", "expected", "measured")}
-    how = "with another machine as" if told["action"] == "replace" else "without"
-    return sentence.format(how=f"{how} {told['name']}", **times)
+    return sentence.format(how=f"{_HOW[told['action']]} {told['name']}", **times)

@@ -21,7 +21,7 @@ class Promise:
         step_time_low_s, step_time_high_s: its 90 % interval.
         steps: that the run takes.
         budget_usd: most that may be spent; None: no limit.
-        deadline_s: since training began; None: none.
+        deadline_s: by when training must end, seconds since the epoch; None: at any time.
         usd_per_hour: of the cluster.
     """
 
@@ -55,6 +55,8 @@ class Standing:
         changes: of the set of workers so far, the first one included.
         changed_at: ``steps_seen`` at the last of them.
         periods: since then.
+        whole: how many workers there were when most were.
+        whole_step_time_s: the running mean when so many were there last; None: not measured yet.
     """
 
     step: int = 0
@@ -73,6 +75,8 @@ class Standing:
     changes: int = 0
     changed_at: int = 0
     periods: int = 0
+    whole: int = 0
+    whole_step_time_s: float | None = None
 
     @property
     def elapsed_s(self) -> float:
@@ -120,17 +124,19 @@ class Standing:
                     # Of the worker that waited least: the others' contains their waiting for it.
                     sync_s=_mean(one.sync_s if one.step_time_s is not None else None, min(event["sync_s"])),
                 )
-                return stepped._with_quickest() if stepped.periods >= _SETTLED else stepped
+                return stepped._settled() if stepped.periods >= _SETTLED else stepped
         return one
 
     def _changed(self) -> Self:
         return replace(self, changes=self.changes + 1, changed_at=self.steps_seen, periods=0)
 
-    def _with_quickest(self) -> Self:
+    def _settled(self) -> Self:
         quickest = dict(self.quickest)
         for kind, speed in zip(self.types, self.speeds, strict=False):  # no speeds: not all of them are known
             quickest[kind] = max(speed, quickest.get(kind, 0.0))
-        return replace(self, quickest=quickest)
+        if self.workers < self.whole:
+            return replace(self, quickest=quickest)
+        return replace(self, quickest=quickest, whole=self.workers, whole_step_time_s=self.step_time_s)
 
     @classmethod
     def of(cls, events: Iterable[Mapping[str, Any]]) -> Self:

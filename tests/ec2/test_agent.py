@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ import pytest
 from benchmarks.box.metadata import metadata_service
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.events import parse_events
-from hetopt.trainer.launch.ec2.agent import Agent, Timer
+from hetopt.trainer.launch.ec2.agent import PLACE_WITHIN_S, Agent, Timer
 from hetopt.trainer.launch.ec2.bootstrap import NodeConfig
 from hetopt.trainer.launch.ec2.checkpoints import Checkpoints
 from hetopt.trainer.launch.ec2.imds import Imds, over_http
@@ -108,6 +108,24 @@ def test_a_machine_trains_and_what_it_made_is_in_the_bucket(
     names = events_of(objects)
     assert names.count("training_finished") == 2
     assert names.count("run_started") == 2
+
+
+def test_a_machine_that_nobody_gives_a_place_ends_by_itself(
+    objects: S3Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end_s = time.time() + 90_000  # the run itself goes on
+    objects.put("lease.json", json.dumps({"end_s": end_s, "stop_training_s": end_s - 60}).encode())
+    now_s = [time.time()]
+
+    def wait(seconds: float) -> None:
+        now_s[0] += max(seconds, 60.0)
+
+    with metadata_service(META) as service:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
+        one = replace(agent(tmp_path, objects, Commands()), clock=lambda: now_s[0], sleep=wait)
+        began_s = now_s[0]
+        assert one.live() == 6
+    assert PLACE_WITHIN_S <= now_s[0] - began_s < PLACE_WITHIN_S + 120
 
 
 def test_a_notice_ends_training_with_a_checkpoint(

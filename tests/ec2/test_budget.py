@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.optimizer.ec2.budget import LEAST_LIFETIME_S, SHUTDOWN_S, Guard, Stay, lifetime_s, spent_usd
+from hetopt.optimizer.ec2.order import Role
+from hetopt.optimizer.ec2.ordering import MOVE_S, Job
 from hetopt.profiler.errors import BadInput, BudgetStop
+from hetopt.trainer.launch.ec2.agent import PLACE_WITHIN_S
 
+SPOT = Role(
+    name="0-c7i-large",
+    instance_types=("c7i.large",),
+    hosts=("h0",),
+    workers_per_machine=1,
+    market="spot",
+    image_kind="x86_64-cpu",
+)
 money = st.floats(0.5, 500)
 rates = st.floats(0.01, 100)
 
@@ -45,6 +58,36 @@ def test_nobody_spends_more_than_the_budget(
     # Everything goes on at the worst price until the machines end by themselves.
     final = spent + worst * max(0.0, end - now) / 3600
     assert final <= budget * (1 + 1e-9)
+
+
+@given(worst=rates, hours=st.floats(1.0, 100.0), share=st.floats(0.05, 1.0), at=st.floats(0.0, 1.0))
+def test_a_move_that_nobody_sees_through_is_paid_by_what_was_kept_for_it(
+    worst: float, hours: float, share: float, at: float
+) -> None:
+    """Both clusters at their worst price: until those end that wait in vain, and until the lease ends."""
+    budget = worst * (hours + MOVE_S / 3600)
+    job = Job(roles=(SPOT,), budget_usd=budget, gradient_bytes=1, deadline_s=7e9, may_cost_usd=worst * hours * 0.999)
+    kept = job.move_usd(worst)
+    assert kept == pytest.approx(worst * MOVE_S / 3600)
+    guard = Guard(budget_usd=budget, fixed_usd=kept, worst_usd_per_hour=worst, checkpoint_s=30, heartbeat_s=60)
+    now_s = at * hours * 3600
+    spent = share * worst * now_s / 3600
+    lease_end_s = guard.end_s(spent, now_s)
+    assert spent + worst * (lease_end_s - now_s) / 3600 + worst * MOVE_S / 3600 <= budget * (1 + 1e-9)
+
+
+def test_nothing_is_kept_for_a_move_that_will_not_be() -> None:
+    job = Job(roles=(SPOT,), budget_usd=10.0, gradient_bytes=1, deadline_s=3600.0, may_cost_usd=8.0)
+    assert job.move_usd(2.4) == pytest.approx(1.0)
+    assert replace(job, spent_usd=1.5).move_usd(2.4) == 0.0, "the budget pays for no more than what was planned"
+    assert replace(job, deadline_s=None).move_usd(2.4) == 0.0
+    assert replace(job, may_cost_usd=None).move_usd(2.4) == 0.0, "probes end before they move"
+    held = SPOT.model_copy(update={"market": "on-demand"})
+    assert replace(job, roles=(held,)).move_usd(2.4) == 0.0
+
+
+def test_machines_wait_no_longer_for_a_place_than_a_move_pays_for() -> None:
+    assert PLACE_WITHIN_S + 600.0 <= MOVE_S
 
 
 @given(budget=money, worst=rates)

@@ -24,7 +24,7 @@ from hetopt.optimizer.ec2.placement import shared, without
 from hetopt.optimizer.ec2.request import Answer, Request
 from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
 from hetopt.optimizer.plan import Plan
-from hetopt.profiler.errors import BadInput, CloudRefused
+from hetopt.profiler.errors import BadInput, BudgetStop, CloudRefused
 from hetopt.trainer.events import EVENTS_FILE
 from hetopt.trainer.launch.base import Renting, RunHandle, RunState
 from hetopt.trainer.launch.ec2.protocol import LEASE_OBJECT, Lease, placement_of
@@ -222,8 +222,8 @@ def placement_now(cloud: BotoEdge, order: Order) -> dict[str, Any]:
     return told
 
 
-class Lossy:
-    """A run on four machines that loses one, and looks at it every minute."""
+class Followed:
+    """A run on four machines that trains, and is looked at every minute."""
 
     def __init__(
         self, cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, spec: RunSpec, patience: Patience
@@ -237,9 +237,6 @@ class Lossy:
         put(cloud, self.order, "ckpt/LATEST", "step-40\n")
         self.look()
         self.before = self.seen
-        self.victim = next(machine for machine in self.before.machines if machine.instance_type == "c7i.large")
-        end_machines(cloud, [self.victim.id])
-        self.look()
 
     def look(self) -> None:
         self.patience.now_s += 60
@@ -250,12 +247,28 @@ class Lossy:
         put(self.cloud, self.order, f"events/{len(self.log):015d}.jsonl", text)
         self.log += text
 
+    def boots(self, *machines: str) -> None:
+        for machine in machines:
+            put(self.cloud, self.order, f"state/{machine}.json", "{}")
+
     @property
     def seen(self) -> Seen:
         return Seen.load(self.run_dir / SEEN_FILE)
 
     def shares(self) -> list[int]:
         return [worker["local_batch_size"] for worker in placement_now(self.cloud, self.order)["spec"]["workers"]]
+
+
+class Lossy(Followed):
+    """One of them is lost."""
+
+    def __init__(
+        self, cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, spec: RunSpec, patience: Patience
+    ) -> None:
+        super().__init__(cloud, launcher, run_dir, spec, patience)
+        self.victim = next(machine for machine in self.before.machines if machine.instance_type == "c7i.large")
+        end_machines(cloud, [self.victim.id])
+        self.look()
 
 
 def test_survivors_go_on_and_what_was_lost_joins_when_it_has_booted(
@@ -272,7 +285,7 @@ def test_survivors_go_on_and_what_was_lost_joins_when_it_has_booted(
     run.look()
     assert placement_now(cloud, run.order) == alone, "it has not booted"
 
-    put(cloud, run.order, f"state/{new}.json", "{}")
+    run.boots(new)
     put(cloud, run.order, "ckpt/LATEST", "step-60\n")
     run.look()
     paused = placement_now(cloud, run.order)
@@ -317,6 +330,111 @@ def test_a_machine_that_is_replaced_is_lost_and_another_one_is_asked_for(
     launcher.stop(run.handle)
     with pytest.raises(BadInput, match="now"):
         launcher.replace(run.handle, slow.host)
+    assert leftovers(cloud) == []
+
+
+@pytest.fixture
+def run_that_moves(
+    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience
+) -> Callable[[], Followed]:
+    order = Order.load(run_dir / ORDER_FILE)
+    order.model_copy(update={"move_usd": 0.3}).save(run_dir / ORDER_FILE)
+
+    def follow() -> Followed:
+        run = Followed(cloud, launcher, run_dir, plan.run, patience)
+        launcher.move(run.handle, 3600.0)
+        assert launcher.poll(run.handle).state is RunState.RUNNING, "it looks at once"
+        return run
+
+    return follow
+
+
+def test_a_run_moves_to_machines_on_demand_and_stands_still_only_while_they_take_over(
+    cloud: BotoEdge, run_that_moves: Callable[[], Followed]
+) -> None:
+    run = run_that_moves()
+    before = {machine.host: machine for machine in run.before.machines}
+    waiting = run.seen.waiting
+    spot = {host for host, machine in before.items() if machine.instance_type == "c7i.large"}
+    assert {machine.host for machine in waiting} == spot, "the fourth is on demand already"
+    described = cloud(calls.addresses_call(run.order))["Reservations"]
+    lifecycles = {one["InstanceId"]: one.get("InstanceLifecycle") for each in described for one in each["Instances"]}
+    assert {lifecycles[machine.id] for machine in waiting} == {None}
+    worst = run.order.zones[0].rates["c7i.large"].worst_usd_per_hour
+    assert {machine.usd_per_hour for machine in waiting} == {worst}, "and paid as such"
+    with pytest.raises(BadInput, match="nothing to move"):
+        run.launcher.move(run.handle, 3600.0)
+
+    first, *others = [machine.id for machine in waiting]
+    run.boots(first)
+    run.look()
+    assert "pauses" not in placement_now(cloud, run.order), "one pause for all of them"
+    run.boots(*others)
+    run.look()
+    assert placement_now(cloud, run.order)["pauses"]
+    assert len(run.seen.alive) == 7, "who trains is paid until the others can"
+    put(cloud, run.order, "ckpt/LATEST", "step-80\n")
+    run.happens("training_finished", reason="stopped")
+    run.look()
+    placed = placement_now(cloud, run.order)
+    (stays,) = {machine.id for machine in before.values()} - {before[host].id for host in spot}
+    assert set(placed["hosts"]) == {first, *others, stays}
+    assert (placed["generation"], placed["resume_from"]) == (1, "step-80")
+    assert sorted(run.shares()) == sorted(worker["local_batch_size"] for worker in placed["spec"]["workers"])
+    run.happens("training_started", step=80)
+    run.look()
+    run.look()
+    assert run.seen.has_moved
+    assert {machine.id for machine in run.seen.alive} == {first, *others, stays}, "what was relieved is given back"
+    assert {machine.ending for machine in run.seen.machines if not machine.alive} == {"stopped by us"}
+
+    # What is lost from now on is asked for on demand, too.
+    end_machines(cloud, [first])
+    run.look()
+    (again,) = run.seen.waiting
+    assert again.on_demand
+    run.launcher.stop(run.handle)
+    assert leftovers(cloud) == []
+
+
+def test_machines_that_were_to_relieve_take_over_when_all_others_are_lost_before(
+    cloud: BotoEdge, run_that_moves: Callable[[], Followed]
+) -> None:
+    run = run_that_moves()
+    end_machines(cloud, [machine.id for machine in run.before.machines])
+    put(cloud, run.order, "ckpt/LATEST", "step-60\n")
+    run.look()
+    assert run.seen.serving == []
+    waiting = [machine.id for machine in run.seen.waiting]
+    run.boots(*waiting)
+    run.look()
+    placed = placement_now(cloud, run.order)
+    assert set(placed["hosts"]) == set(waiting), "the fourth is asked for, and joins later"
+    assert (placed["generation"], placed["resume_from"]) == (1, "step-60")
+    assert sum(run.shares()) == sum(worker["local_batch_size"] for worker in placed["spec"]["workers"])
+    run.look()
+    assert {machine.host for machine in run.seen.alive} == {machine.host for machine in run.before.machines}
+    run.launcher.stop(run.handle)
+    assert leftovers(cloud) == []
+
+
+def test_a_run_whose_budget_does_not_pay_for_machines_on_demand_stays_where_it_is(
+    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience
+) -> None:
+    run = Followed(cloud, launcher, run_dir, plan.run, patience)
+    with pytest.raises(BudgetStop, match="its deadline may pass"):
+        launcher.move(run.handle, 60.0)  # nothing was kept back for it
+    kept = run.order.model_copy(update={"move_usd": 0.3})
+    kept.save(run_dir / ORDER_FILE)
+    hours = (kept.budget_usd - kept.fixed_usd - kept.move_usd) / kept.worst_usd_per_hour()
+    with pytest.raises(BudgetStop):
+        launcher.move(run.handle, 3600 * hours)
+    assert not run.seen.on_demand
+    launcher.move(run.handle, 3600 * hours - 600)
+    assert run.seen.on_demand
+    launcher.stop(run.handle)
+    with pytest.raises(BadInput):
+        launcher.move(run.handle, 60.0)
     assert leftovers(cloud) == []
 
 

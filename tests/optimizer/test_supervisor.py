@@ -17,9 +17,10 @@ from hetopt.optimizer.supervisor.acting import Supervision
 from hetopt.optimizer.supervisor.decide import Alternative, Decision, Hysteresis, Supervisor
 from hetopt.optimizer.supervisor.decision_log import DECISIONS_FILE, read_with_decisions
 from hetopt.optimizer.supervisor.dropping import LONGER, without_each_host
+from hetopt.optimizer.supervisor.moving import on_demand_for_all
 from hetopt.optimizer.supervisor.replacing import SLOW, with_another_for_each_host
 from hetopt.optimizer.supervisor.standing import Promise, Standing
-from hetopt.profiler.errors import BadInput, CloudRefused
+from hetopt.profiler.errors import BadInput, BudgetStop, CloudRefused
 from hetopt.trainer.events import EVENTS_FILE, EventLog, read_events
 
 PROMISE = Promise(step_time_s=1.0, step_time_low_s=0.9, step_time_high_s=1.1, steps=10_000, usd_per_hour=3.6)
@@ -117,6 +118,70 @@ def test_the_deadline_is_saved_at_the_last_moment_that_leaves_a_changeover_more(
     assert supervisor.look(standing(1.0, step=5000, at_s=4739.0), 0.0, [safe])[1].action == "keep"
     late = supervisor.look(standing(1.0, step=5000, at_s=4741.0), 0.0, [safe])[1]
     assert (late.action, late.name) == ("on-demand", "on demand")
+
+
+@given(st.floats(0.2, 3.0), st.integers(0, 9_999), st.floats(0.0, 900.0), st.floats(0.0, 40_000.0))
+def test_who_follows_the_deadline_rule_keeps_it_if_machines_on_demand_do(
+    step_s: float, step: int, changeover_s: float, deadline_s: float
+) -> None:
+    """At the last look before the rule acts, all can be lost, and what is left still fits."""
+    safe = other(step_s, float("inf"), action="on-demand", name="x", changeover_s=changeover_s, holds=True)
+    supervisor = Supervisor(promise=promise(deadline_s=deadline_s), hysteresis=QUICK)
+    left_s = (10_000 - step) * step_s
+    decision = supervisor.look(standing(step_s, step=step, at_s=0.0), 0.0, [safe])[1]
+    if decision.action == "on-demand":
+        assert changeover_s + left_s <= deadline_s, "nothing is paid for what comes too late"
+    elif deadline_s >= changeover_s + left_s:
+        assert 2 * changeover_s + left_s + QUICK.reserve_s <= deadline_s
+
+
+def test_a_run_moves_once_when_only_machines_on_demand_keep_its_deadline(tmp_path: Path) -> None:
+    asked: list[float] = []
+
+    def supervision(move: Callable[[float], None], deadline_s: float = 10_000.0) -> Supervision:
+        return Supervision(
+            run_dir=tmp_path,
+            usd_per_hour=PRICES,
+            move=move,
+            until_there_s=200.0,
+            supervisor=Supervisor(promise=promise(deadline_s=deadline_s), hysteresis=QUICK),
+            standing=standing(1.0, at_s=600.0),
+        )
+
+    assert supervision(asked.append, deadline_s=1e6).look() is None
+    one = supervision(asked.append)
+    told = one.look()
+    assert told is not None
+    assert told.startswith("moves to the same machines on demand: only 200 s are left")
+    assert asked == [pytest.approx(9200.0)]
+    assert one.look() is None
+    assert len(asked) == 1
+    (acted,) = read_events(tmp_path / DECISIONS_FILE)
+    assert (acted["event"], acted["action"]) == ("supervisor_acted", "on-demand")
+    assert supervision(asked.append, deadline_s=9_700.0).look() is None, "it would be too late anyway"
+
+    def refuse(_: float) -> None:
+        raise BudgetStop("$5.00 do not pay for it.")
+
+    poor = supervision(refuse)
+    assert poor.look() == "$5.00 do not pay for it."
+    assert poor.look() is None, "it is said once"
+    assert len(read_events(tmp_path / DECISIONS_FILE)) == 1
+
+
+def test_a_step_of_all_workers_is_remembered_while_some_are_away() -> None:
+    times = {"compute_s": [0.1, 0.2], "sync_s": [0.05, 0.05], "local_batch_sizes": [1, 1]}
+    step = {"event": "step", "time_s": 9.0, "step": 10, "steps": 10, "step_time_s": 1.0, **times}
+    both = {"event": "run_started", "time_s": 0.0, "workers": [{"host": "h0"}, {"host": "h1"}]}
+    began = {"event": "training_started", "time_s": 1.0, "step": 0}
+    whole = Standing.of([both, began, *[step] * 4])
+    assert whole.whole_step_time_s == pytest.approx(1.0)
+    alone = {**step, "step_time_s": 2.0, "compute_s": [1.0], "sync_s": [0.0], "local_batch_sizes": [2]}
+    fewer = Standing.of([both, began, *[step] * 4, {**both, "workers": [{"host": "h0"}]}, *[alone] * 9])
+    assert (fewer.step_time_s, fewer.whole_step_time_s) == (pytest.approx(2.0), pytest.approx(1.0))
+    assert on_demand_for_all(fewer, PROMISE, until_there_s=9.0) == [], "no deadline"
+    (safe,) = on_demand_for_all(fewer, promise(deadline_s=9e9), until_there_s=9.0)
+    assert (safe.step_time_s, safe.holds) == (pytest.approx(1.0), True)
 
 
 HOSTS = ("h0", "h1", "h2", "h3")

@@ -59,12 +59,25 @@ class Launcher(Protocol):
 
 @runtime_checkable
 class Renting(Launcher, Protocol):
-    """A launcher that can have another machine in the place of one of the run's."""
+    """A launcher that can have other machines in the places of those of a run."""
 
     def replace(self, handle: RunHandle, host: str) -> None:
         """Give a host's machine back; what follows is what follows from any loss.
 
         Raises:
             BadInput: no machine of the run is that host now.
+        """
+        ...
+
+    def move(self, handle: RunHandle, needed_s: float) -> None:
+        """Have machines in the place of all that can be taken back, which cannot; those are given back after that.
+
+        Args:
+            handle: of the run.
+            needed_s: from now to its end.
+
+        Raises:
+            BadInput: there are none, or it is being done.
+            BudgetStop: the budget does not pay for it.
         """
         ...

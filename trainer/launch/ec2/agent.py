@@ -46,6 +46,8 @@ NOTICE_EVERY_S = 5.0
 """EC2 asks to look at least so often."""
 STUCK_S = 1800.0
 """A run whose log has not grown for so long will not end by itself."""
+PLACE_WITHIN_S = 900.0
+"""A machine that nobody gives a place for so long has nobody who follows its run, and ends what is paid for it."""
 REPLACED_WITHIN_S = 600.0
 """Machines that have lost others wait so long for somebody who replaces them; a notice comes two minutes early."""
 _LAST_UPLOADS_S = 60.0
@@ -114,7 +116,8 @@ class Agent:
 
     def _wait_for_place(self, instance_id: str) -> Placement | None:
         """The machine's place, or None when its time was up before it had one."""
-        while not self._time_is_up() and not self._must_end():
+        deadline_s = self.clock() + PLACE_WITHIN_S
+        while self.clock() < deadline_s and not self._time_is_up() and not self._must_end():
             self._say(instance_id, "waiting")
             placement = self._place(instance_id)
             if placement is not None:
