@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from multiprocessing import get_context
@@ -30,9 +32,13 @@ from hetopt.trainer.run_folder import CHECKPOINT_FOLDER, MANIFEST_FILE, write_sp
 from hetopt.trainer.spec import RunSpec
 
 RUNS_FILE, OUTCOME_FILE = "runs.json", "outcome.json"
-FaultKind = Literal["kill", "freeze", "notice", "tear", "leave", "return", "kill-all"]
+FaultKind = Literal["kill", "freeze", "slow", "notice", "tear", "full", "leave", "return", "kill-all"]
 _LOOK_S = 0.02
 _FROZEN_S = 1.0
+_SLOW_TURNS, _SLOW_TURN_S = 10, 0.1
+_DISK_BYTES = 8_000_000
+"""Room for some checkpoints."""
+_FULL_S = 1.0
 _PATIENCE_S = 5.0
 
 
@@ -44,7 +50,8 @@ class Fault:
         at_step: when the log has come to this step.
         kind: ``kill`` a worker (it is replaced), ``freeze`` it for a second, give ``notice`` (all workers save and end,
             and begin again), ``tear`` the newest checkpoint at a byte and kill all, ``leave``: a worker goes with its
-            warden and does not come back until it is to ``return``, ``kill-all``.
+            warden and does not come back until it is to ``return``, ``kill-all``, ``slow``: for a second a worker gets
+            a tenth of its time, ``full``: for a second there is no room for a checkpoint.
         place: of the worker, where it is about one.
         byte: where a checkpoint is torn, as a fraction of its largest file.
     """
@@ -180,6 +187,18 @@ class FaultyRun:
                 _signal(frozen, signal.SIGSTOP)
                 time.sleep(_FROZEN_S)
                 _signal(frozen, signal.SIGCONT)
+            case "slow":
+                slowed = _child_of(self._wardens.get(fault.place))
+                for _ in range(_SLOW_TURNS):
+                    _signal(slowed, signal.SIGSTOP)
+                    time.sleep(0.9 * _SLOW_TURN_S)
+                    _signal(slowed, signal.SIGCONT)
+                    time.sleep(0.1 * _SLOW_TURN_S)
+            case "full":
+                filler = self._run_dir / CHECKPOINT_FOLDER / "filler"
+                _fill(filler)
+                time.sleep(_FULL_S)
+                filler.unlink()
             case "notice":
                 (self._run_dir / "stop").touch()
             case "leave":
@@ -238,9 +257,28 @@ def run_all(folder: Path) -> None:
         spec = RunSpec.model_validate(entry["spec"])
         faults = [Fault(**fault) for fault in entry["faults"]]
         one = FaultyRun(run_dir, spec, faults, entry.get("environment", {}), elastic=entry.get("elastic", True))
-        outcome = _until_the_end(one, float(entry.get("within_s", 120.0)))
+        with _small_disk(run_dir / CHECKPOINT_FOLDER) if any(one.kind == "full" for one in faults) else nullcontext():
+            outcome = _until_the_end(one, float(entry.get("within_s", 120.0)))
         write_atomically(run_dir / OUTCOME_FILE, json.dumps(asdict(outcome)))
         print(f"  {entry['name']}: {outcome.ended or 'not in time'} after {outcome.took_s:.1f} s", file=sys.stderr)
+
+
+@contextmanager
+def _small_disk(folder: Path) -> Iterator[None]:
+    """A disk of its own for a folder. Only root may do that."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "tmpfs", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def _fill(file: Path) -> None:
+    """Write until there is no room left."""
+    with file.open("wb", buffering=0) as stream, suppress(OSError):
+        while True:
+            stream.write(bytes(1 << 16))
 
 
 def _until_the_end(one: FaultyRun, within_s: float) -> Outcome:

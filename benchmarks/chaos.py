@@ -2,9 +2,11 @@
 
 - **simulated**: the control code over a store and collectives in memory, with a virtual clock (`_simulated_run`).
 - **real**: small runs of 2 to 4 worker processes with seeded faults (kill -9 of a worker, of all, a worker that leaves
-  and comes back, one that freezes, notice, a checkpoint torn at a random byte). Dense exchange: where the shares stay,
-  the final weights must be those of the undisturbed run, bit for bit; where they do not, the final accuracy must be
-  within the spread of seeds.
+  and comes back, one that freezes or becomes ten times slower, notice, a checkpoint torn at a random byte, a disk that
+  has no room for one). Dense exchange: where the shares stay, the final weights must be those of the undisturbed run,
+  bit for bit; where they do not, the final accuracy must be within the spread of seeds.
+- **hosts**: the same on rehearsed hosts: death with the store that workers meet in, return, a link that is cut and
+  heals, slowness, notice (`_rehearsed_faults`).
 - **recovery**: of 4 workers under `hetopt launch`'s host, a worker is killed; time to the next completed step, beside
   that of torchrun restarting the same script from its newest checkpoint, in the same run and in turns.
 - **steady**: the same calm run with all of this and without, in turns; difference of the median step time.
@@ -14,6 +16,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import random
@@ -28,6 +31,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks import _rehearsed_faults
 from benchmarks._faulty_runs import OUTCOME_FILE, RUNS_FILE
 from benchmarks._outcome import Options, Results, parser, publish, quartiles
 from benchmarks._simulated_run import check
@@ -35,12 +39,15 @@ from benchmarks._soak import soak
 from hetopt.trainer.events import EVENTS_FILE, Event, read_events
 from hetopt.trainer.launch.base import RunHandle
 from hetopt.trainer.launch.local import LocalLauncher
+from hetopt.trainer.launch.namespaces import why_not
 from hetopt.trainer.spec import RunSpec
 
 TASK = f"{Path(__file__).with_name('_toy.py')}:task"
 STEP_S = 0.02
 STEPS = 60
-KINDS = ("kill", "kill", "kill-all", "leave", "freeze", "notice", "tear")
+KINDS = ("kill", "kill", "kill-all", "leave", "freeze", "slow", "notice", "tear")
+ROOTS_KINDS = (*KINDS, "full")
+"""Only root may mount a small disk."""
 _REPOSITORY = Path(__file__).resolve().parents[1]
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 _SPREAD = 0.04
@@ -73,7 +80,7 @@ def schedule(seed: int, most_workers: int = 4) -> tuple[int, list[dict[str, obje
     draw = random.Random(seed)
     workers, faults = draw.randint(2, most_workers), []
     for _ in range(draw.randint(1, 3)):
-        kind = draw.choice(KINDS)
+        kind = draw.choice(ROOTS_KINDS if os.geteuid() == 0 else KINDS)
         at = draw.randint(5, STEPS - 15)
         faults.append({"at_step": at, "kind": kind, "place": draw.randrange(workers), "byte": draw.random()})
         if kind == "leave":
@@ -146,6 +153,34 @@ def real(results: Results, folder: Path, runs: int, most_workers: int = 4) -> No
     results.figures["real_from_checkpoint"] = from_disk
     results.figures["real_steps_redone_at_most"] = max(redone)
     results.goal("real_failed", failed, at_most=0)
+
+
+def hosts(results: Results, folder: Path, runs: int) -> None:
+    """Seeded schedules on rehearsed hosts."""
+    folder.mkdir()
+    wish = spec(3, 0, checkpoint_every_s=2.0)
+    (folder / "calm").mkdir()
+    _, calm = _rehearsed_faults.run(folder / "calm", wish, ())
+    expected, failed, kinds = _rehearsed_faults.accuracy(calm), 0, collections.Counter[str]()
+    recoveries: list[float] = []
+    for seed in range(runs):
+        run_dir, lines = folder / f"seed-{seed}", _rehearsed_faults.schedule(seed)
+        run_dir.mkdir()
+        state, events = _rehearsed_faults.run(run_dir, wish, lines)
+        problem = _rehearsed_faults.wrong(state, events, expected, _SPREAD)
+        print(f"  hosts, schedule {seed}: {', '.join(lines)}: {problem or 'as promised'}", file=sys.stderr)
+        failed += problem is not None
+        kinds.update(line.split()[3].partition("=")[0] for line in lines)
+        recoveries += [event["recovery_s"] for event in events if "recovery_s" in event]
+    median_s = statistics.median(recoveries) if recoveries else 0.0
+    print(
+        f"hosts      {runs} schedules of whole hosts: {failed} failed; "
+        f"{', '.join(f'{count} x {kind}' for kind, count in sorted(kinds.items()))}; "
+        f"going on took {median_s:.2f} s in the median, {max(recoveries, default=0.0):.1f} s at most"
+    )
+    results.figures["host_schedules"] = runs
+    results.figures["host_recovery_median_s"] = round(median_s, 3)
+    results.goal("host_failed", failed, at_most=0)
 
 
 def wrong(run_dir: Path, calm_dir: Path, *, exact: bool) -> str | None:
@@ -293,12 +328,16 @@ def main() -> None:
             soaked(results, Path(temporary) / "soak", read.soak)
         publish(results.outcome("chaos_soak", quick=asked.quick), asked.json_file)
         return
-    amounts = (40, 1, 1, 1) if asked.smoke else (300, 12, 3, 3) if asked.quick else (10_000, 200, 15, 9)
+    amounts = (40, 1, 1, 1, 0) if asked.smoke else (300, 12, 3, 3, 3) if asked.quick else (10_000, 200, 15, 9, 24)
     simulated(results, amounts[0])
     with tempfile.TemporaryDirectory(prefix="hetopt-chaos-") as temporary:
         folder = Path(temporary)
         real(results, folder / "real", amounts[1], most_workers=2 if asked.smoke else 4)
         if not asked.smoke:
+            if (reason := why_not()) is None:
+                hosts(results, folder / "hosts", amounts[4])
+            else:
+                print(f"hosts      not here: {reason}")
             recovery(results, folder / "recovery", amounts[2])
             steady(results, folder / "steady", amounts[3])
     publish(results.outcome("chaos", quick=asked.quick), asked.json_file)

@@ -14,6 +14,7 @@ machine boots. Beside that stands the share of what hosts without any start woul
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -76,8 +77,9 @@ def run_hetopt(folder: Path, wish: RunSpec, *, lasts_s: float) -> list[Event]:
     """The event log of a run under the product's own launcher, which is ended so long after training began.
 
     Raises:
-        RunFailed: it ended by itself.
+        RunFailed: it ended by itself, before the last of its hosts was gone for good.
     """
+    gone_s = gone_for_good_s(wish)
     launcher = RehearsalLauncher(grace_s=1.0)
     handle = launcher.start(wish, folder, {})
     try:
@@ -85,6 +87,8 @@ def run_hetopt(folder: Path, wish: RunSpec, *, lasts_s: float) -> list[Event]:
         until_s = None
         while until_s is None or time.time() < until_s:
             status = launcher.poll(handle)
+            if status.state.is_over and until_s is not None and time.time() > until_s - lasts_s + gone_s:
+                break
             if status.state.is_over or time.monotonic() > deadline_s:
                 raise RunFailed(status.reason or f"the run is {status.state.value}, and does not begin")
             if until_s is None:
@@ -97,6 +101,20 @@ def run_hetopt(folder: Path, wish: RunSpec, *, lasts_s: float) -> list[Event]:
     finally:
         launcher.stop(handle)
     return read_events(folder / EVENTS_FILE)
+
+
+def gone_for_good_s(wish: RunSpec) -> float:
+    """When the last host dies of those that do not return; infinite where any stays."""
+    assert wish.miniature is not None
+    there, gone_s = {host.name for host in wish.miniature.hosts}, math.inf
+    for change in wish.miniature.changes:
+        if change.returns:
+            there.add(change.host)
+            gone_s = math.inf
+        elif change.dies:
+            there.discard(change.host)
+            gone_s = gone_s if there or change.at_s is None else change.at_s
+    return gone_s
 
 
 def samples_in(events: Sequence[Event], lasts_s: float) -> float:

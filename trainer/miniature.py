@@ -40,7 +40,7 @@ class Change(Record):
     """Something that happens to a host, or to every host ('*'), while the run goes on.
 
     It happens ``at_s`` seconds after training began, or as soon as ``at_step`` is seen; with neither, at once. A host
-    that has died may return; one that has notice will die soon.
+    that has died may return; one that has notice will die soon; one that is cut off reaches nobody until it heals.
     """
 
     host: str
@@ -51,16 +51,18 @@ class Change(Record):
     dies: bool = False
     returns: bool = False
     notice: bool = False
+    cut: bool = False
+    heals: bool = False
 
     @model_validator(mode="after")
     def _is_one_change(self) -> Self:
         if self.at_s is not None and self.at_step is not None:
             raise ValueError("a change happens at a time or at a step, not both")
-        fates = self.dies + self.returns + self.notice
+        fates = self.dies + self.returns + self.notice + self.cut + self.heals
         if self.speed is None and self.rate_bits_per_s is None and not fates:
             raise ValueError("a change needs a speed, a rate or a death")
         if fates > 1:
-            raise ValueError("a host dies, returns or has notice: one at a time")
+            raise ValueError("a host dies, returns, has notice, is cut off or heals: one at a time")
         return self
 
 

@@ -8,11 +8,11 @@ import typer
 def disturb(
     run: str = typer.Argument(..., help="Run, or any unambiguous part of its name."),
     change: str = typer.Argument(
-        ..., help="What happens to which host: 'h2 speed=0.25,rate=10mbit', 'h3 dies', '* rate=50mbit'."
+        ..., help="What happens to which host: 'h2 speed=0.25,rate=10mbit', 'h3 dies', 'h1 cut', '* rate=50mbit'."
     ),
     json_: bool = typer.Option(False, "--json", help="Print the change as JSON, as it was asked for."),
 ) -> None:
-    """Slow a host of a running rehearsal down, limit its link, or let it die.
+    """Slow a host of a running rehearsal down, limit its link, cut it off, or let it die.
 
     Speeds are those that `hetopt launch` shows, rates those of the rehearsed cluster. A moment in front puts the change
     off: '30s h2 speed=0.5' is 30 seconds after training began, 'step 500 h2 speed=0.5' at that step.

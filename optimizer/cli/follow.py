@@ -52,7 +52,9 @@ def keep_up(launcher: Launcher, handle: RunHandle, record: Launch, live: Live) -
     hosts = [worker.host for worker in record.spec.workers]
     replace = partial(launcher.replace, handle) if isinstance(launcher, Renting) else None
     move = partial(launcher.move, handle) if isinstance(launcher, Renting) else None
-    supervision, looked_s = Supervision.of(record, handle.run_dir, replace=replace, move=move), time.monotonic()
+    add = partial(launcher.add, handle) if isinstance(launcher, Renting) else None
+    supervision = Supervision.of(record, handle.run_dir, replace=replace, move=move, add=add)
+    looked_s = time.monotonic()
     while True:
         over = launcher.poll(handle).state.is_over
         text, offset = read_from(handle.run_dir / EVENTS_FILE, offset)

@@ -38,7 +38,7 @@ def launch(
         None,
         "--schedule",
         help="rehearsal: what happens on the way, a change a line: '30s h2 speed=0.25 rate=10mbit', 'step 40 h3 dies'; "
-        "with --restarts also '26s h3 notice' and '90s h3 returns'.",
+        "with --restarts also '26s h3 notice', '90s h3 returns', '20s h1 cut' and '25s h1 heals'.",
     ),
     policy: str | None = typer.Option(
         None,

@@ -15,7 +15,7 @@ from typing import Any
 
 from hetopt.optimizer.ec2 import tags
 from hetopt.optimizer.ec2.budget import SHUTDOWN_S
-from hetopt.optimizer.ec2.order import Order, Role, Zone
+from hetopt.optimizer.ec2.order import ORDER_FILE, Order, Role, Zone
 from hetopt.optimizer.ec2.request import Reference, Request
 from hetopt.trainer.launch.ec2.bootstrap import NodeConfig, user_data
 from hetopt.trainer.launch.ec2.protocol import LEASE_OBJECT, PLACEMENT_OBJECT
@@ -326,6 +326,12 @@ def placement_call(order: Order, body: bytes) -> Request:
         body,
         "which machine is which host, and where all meet",
     )
+
+
+def order_call(order: Order) -> Request:
+    """Write the order where other terminals find it, after it was changed."""
+    key = f"{order.prefix}/{ORDER_FILE}"
+    return put_object(order, "order", key, order.to_json().encode(), "what is rented, for other terminals")
 
 
 def lease_call(order: Order, end_s: float, stop_training_s: float, *, over: str | None = None) -> Request:

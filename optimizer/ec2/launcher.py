@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetopt.optimizer.ec2 import calls
-from hetopt.optimizer.ec2.budget import Guard
+from hetopt.optimizer.ec2.changing import enlarged, guard_of, moved
 from hetopt.optimizer.ec2.errors import ApiRefused
 from hetopt.optimizer.ec2.ledger import LEDGER_FILE, read_ledger, recorded_ids
 from hetopt.optimizer.ec2.order import ORDER_FILE, Order
@@ -19,12 +19,12 @@ from hetopt.optimizer.ec2.request import Edge
 from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
 from hetopt.optimizer.ec2.session import connect_run
 from hetopt.optimizer.ec2.watch import Watcher
-from hetopt.profiler.errors import BadInput, BudgetStop, CloudRefused
+from hetopt.profiler.errors import BadInput, CloudRefused
 from hetopt.trainer.events import EVENTS_FILE, Event
 from hetopt.trainer.launch.base import RunHandle, RunState, RunStatus
 from hetopt.trainer.launch.ec2.protocol import HEARTBEAT_S
 from hetopt.trainer.launch.outcome import failure_reason, judge, last_events, last_log_line
-from hetopt.trainer.run_folder import write_spec
+from hetopt.trainer.run_folder import read_spec, write_spec
 from hetopt.trainer.spec import RunSpec
 
 BUNDLE_FILE = "bundle.tar.gz"
@@ -197,30 +197,45 @@ class Ec2Launcher:
         Raises:
             BadInput: it is moving already, or it is over.
             BudgetStop: the budget does not pay for that.
+        """
+        order = Order.load(handle.run_dir / ORDER_FILE)
+        watcher = self._watcher(order, handle.run_dir, self._edge(order, handle.run_dir))
+        watcher.save(moved(order, watcher.last(), needed_s, self.clock()))
+        self._paces.setdefault(handle.run_dir, Pace()).next_s = self.clock()
+
+    def add(self, handle: RunHandle, host: str, machines: int, needed_s: float) -> None:
+        """Have more machines like that of a host. The next looks rent them, and let them join (`Recovery`).
+
+        More machines spend a budget in less time: before they are asked for, the lease is shortened to what the budget
+        pays for with them.
+
+        Args:
+            handle: of the run.
+            host: whose machine and workers they are like.
+            machines: how many.
+            needed_s: from now to its end.
+
+        Raises:
+            BadInput: it has no such host, or it is over.
+            BudgetStop: the budget does not pay for that.
             CloudRefused: the cloud does not answer.
         """
         order = Order.load(handle.run_dir / ORDER_FILE)
         watcher = self._watcher(order, handle.run_dir, self._edge(order, handle.run_dir))
-        seen = watcher.last()
-        if seen.on_demand or not seen.alive or seen.stop_wished_s is not None or not order.has_spot:
-            raise BadInput(f"{order.run_id} has nothing to move.", hint="look at it with `hetopt status`")
-        now_s = self.clock()
-        pays_s = _guard(order, seen, now_s).end_s(seen.spent_usd(now_s), now_s) - now_s
-        if not order.move_usd or pays_s < needed_s:
-            raise BudgetStop(
-                f"${order.budget_usd:.2f} do not pay for on-demand machines until the end of {order.run_id}, "
-                "so that it stays on spot; its deadline may pass.",
-                hint="resume it with a higher --budget",
-            )
-        watcher.save(seen.model_copy(update={"on_demand": True, "asked_s": None}))
-        self._paces.setdefault(handle.run_dir, Pace()).next_s = now_s
+        larger = enlarged(order, watcher.last(), read_spec(handle.run_dir), host, machines, needed_s, self.clock())
+        seen = self._grant(larger.order, watcher, larger.seen, larger.end_s, larger.stop_training_s)
+        if seen.lease_end_s != larger.end_s:
+            return  # somebody else has said something else meanwhile; the next look reads what
+        watcher.edge(calls.order_call(larger.order))
+        larger.order.save(handle.run_dir / ORDER_FILE)
+        self._paces.setdefault(handle.run_dir, Pace()).next_s = self.clock()
 
     def _supervise(self, order: Order, watcher: Watcher, seen: Seen) -> Seen:
         """What follows from a look: more time, an order to end, or the last tidying up."""
         if not seen.alive:
             return self._clear(order, watcher, seen, watcher.run_dir)
         now_s = self.clock()
-        guard = _guard(order, seen, now_s)
+        guard = guard_of(order, seen, now_s)
         spent = seen.spent_usd(now_s)
         end_s = guard.end_s(spent, now_s)
         if seen.stop_wished_s is None and guard.decide(spent, now_s) == "stop":
@@ -296,18 +311,6 @@ class Ec2Launcher:
 
     def _watcher(self, order: Order, run_dir: Path, edge: Edge) -> Watcher:
         return Watcher(edge=edge, order=order, run_dir=run_dir, clock=self.clock)
-
-
-def _guard(order: Order, seen: Seen, now_s: float) -> Guard:
-    """Of the budget, without what a move that may still come will cost."""
-    kept_usd = 0.0 if seen.has_moved else max(0.0, order.move_usd - seen.spent_waiting_usd(now_s))
-    return Guard(
-        budget_usd=order.budget_usd,
-        fixed_usd=order.fixed_usd + kept_usd,
-        worst_usd_per_hour=order.worst_usd_per_hour(),
-        checkpoint_s=order.checkpoint_s,
-        heartbeat_s=SLOWEST_LOOK_S,
-    )
 
 
 def fleets_of(run_dir: Path) -> list[str]:

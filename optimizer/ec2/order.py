@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import islice
 from typing import ClassVar, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -123,6 +125,20 @@ class Order(Artifact):
     def bundle_key(self) -> str:
         """Where the code is: by its content, so that runs share it."""
         return f"code/{self.bundle_sha256}.tar.gz"
+
+    def new_hosts(self, count: int) -> tuple[str, ...]:
+        """Names that no host of the run has."""
+        taken = {host for role in self.roles for host in role.hosts}
+        free = (name for number in range(len(taken) + count) if (name := f"h{number}") not in taken)
+        return tuple(islice(free, count))
+
+    def with_hosts(self, hosts: Sequence[str], *, like: str) -> Self:
+        """With more machines in the role of one of its hosts."""
+        roles = (
+            role.model_copy(update={"hosts": (*role.hosts, *hosts)}) if like in role.hosts else role
+            for role in self.roles
+        )
+        return self.model_copy(update={"roles": tuple(roles)})
 
     def market_of(self, host: str) -> Market:
         """How a host's machine is rented, until the run moves."""

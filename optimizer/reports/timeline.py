@@ -38,7 +38,12 @@ ROUTINE: tuple[Kind, ...] = ("shares_changed", "exchange_changed")
 """What happens as a matter of course, and often."""
 
 
-_DONE = {"drop": "dropped", "replace": "another machine takes its place", "on-demand": "moving to on-demand machines"}
+_DONE = {
+    "drop": "dropped",
+    "replace": "another machine takes its place",
+    "on-demand": "moving to on-demand machines",
+    "add": "more machines like it",
+}
 
 
 class Exchanged(Record):
@@ -218,6 +223,10 @@ def _conditions(event: Mapping[str, Any], time_factor: float) -> str:
         return "there again"
     if event.get("notice"):
         return "has notice"
+    if event.get("cut"):
+        return "cut off"
+    if event.get("heals"):
+        return "reached again"
     speed, rate = event.get("speed"), event.get("rate_bits_per_s")
     parts = [
         *([f"speed {speed:g}"] if speed is not None else []),

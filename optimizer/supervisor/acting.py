@@ -1,8 +1,8 @@
 """Supervises a run: looks at it now and then, does what it decides, and writes expected and measured gain.
 
 Where hosts come and go, one that costs more than it brings is dropped, and the others go on from memory. Where machines
-are rented, one that has become slow is given back, and another takes its place; and all of them are had on demand when
-only that still keeps the deadline. Elsewhere the person is told, and decides.
+are rented, one that has become slow is given back, and another takes its place; more are rented for a run that would be
+late; all are had on demand when only that still keeps the deadline. Elsewhere the person is told, and decides.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hetopt.optimizer.launch_record import Launch
+from hetopt.optimizer.supervisor.adding import with_more_of_each_type
 from hetopt.optimizer.supervisor.decide import Alternative, Decision, Hysteresis, Supervisor
 from hetopt.optimizer.supervisor.decision_log import gain_in_words, write_decision
 from hetopt.optimizer.supervisor.dropping import without_each_host
@@ -31,6 +32,9 @@ LetGo = Callable[[str], None]
 Move = Callable[[float], None]
 """Has other machines in the place of all that can be taken back, for so many seconds; raises as `Renting.move` does."""
 
+Add = Callable[[str, int, float], None]
+"""Rents so many machines more like a host, for so many seconds; raises as `Renting.add` does."""
+
 ENDING_S = 180.0
 """So long before its deadline a rented run is told to save its last checkpoint and to end."""
 
@@ -45,6 +49,7 @@ class Supervision:
         drop: ends a host that the run goes on without; None: it needs all of them.
         replace: ends a host whose place another machine takes; None: there are no others.
         move: has machines that nobody takes back in the place of all; None: there are none, or it was done.
+        add: rents more machines; None: there are none, or they cannot be paid.
         until_there_s: from an order to end a machine to the first step of the one that is asked for instead.
         supervisor: who decides.
         standing: of the run, as its log has told so far.
@@ -56,6 +61,7 @@ class Supervision:
     drop: LetGo | None = None
     replace: LetGo | None = None
     move: Move | None = None
+    add: Add | None = None
     until_there_s: float = 0.0
     supervisor: Supervisor
     standing: Standing = field(default_factory=Standing)
@@ -69,6 +75,7 @@ class Supervision:
         *,
         replace: LetGo | None = None,
         move: Move | None = None,
+        add: Add | None = None,
         hysteresis: Hysteresis | None = None,
     ) -> Supervision:
         """The supervision of a launch.
@@ -78,6 +85,7 @@ class Supervision:
             run_dir: of the run.
             replace: gives a rented machine back whose place another one takes; None: nothing is rented.
             move: has machines that nobody takes back in the place of all; None: there are none.
+            add: rents more machines; None: nothing is rented.
             hysteresis: how slowly minds are changed.
         """
         # A machine that is lost takes the work since the last checkpoint with it: half of what is between two.
@@ -88,6 +96,7 @@ class Supervision:
             drop=dropping(run_dir) if comes_and_goes(record.spec) else None,
             replace=replace,
             move=move,
+            add=add,
             until_there_s=record.prediction.startup_s + lost_s,
             supervisor=Supervisor(promise=promise_of(record), hysteresis=hysteresis or Hysteresis()),
         )
@@ -110,6 +119,9 @@ class Supervision:
         if decision.action == "on-demand" and self.move is not None:
             move, needed_s = self.move, self._left_s(decision)
             return self._act(decision, lambda _: move(needed_s), before)
+        if decision.action == "add" and self.add is not None:
+            add, needed_s = self.add, self._left_s(decision)
+            return self._act(decision, lambda host: add(host, decision.machines, needed_s), before)
         if decision.acts:
             return f"{decision.reason}; `hetopt report` shows by what"
         if told is None:
@@ -123,6 +135,8 @@ class Supervision:
         if self.replace is not None:
             fresh = with_another_for_each_host(self.standing, promise, until_there_s=self.until_there_s)
             found += [one for one in fresh if one.name not in self.replaced]
+        if self.add is not None:
+            found += with_more_of_each_type(self.standing, promise, self.usd_per_hour, until_there_s=self.until_there_s)
         if self.move is not None:
             found += on_demand_for_all(self.standing, promise, until_there_s=self.until_there_s)
         return found
@@ -139,7 +153,12 @@ class Supervision:
             self.supervisor = before  # the host is gone already, or the run is over
             return None
         except BudgetStop as refused:
-            self.supervisor, self.move = before, None  # it will pay for it even less later
+            self.supervisor = before
+            # The budget will pay for it even less later.
+            if decision.action == "add":
+                self.add = None
+            else:
+                self.move = None
             return refused.message
         except CloudRefused as refused:
             self.supervisor = before  # nothing was done; the next look finds it called for again
@@ -165,7 +184,7 @@ class Supervision:
         write_decision(self.run_dir, event, {"step": self.standing.step, **fields})
 
 
-_DOES = {"drop": "drops", "replace": "replaces", "on-demand": "moves to"}
+_DOES = {"drop": "drops", "replace": "replaces", "on-demand": "moves to", "add": "adds machines like"}
 
 
 def dropping(run_dir: Path) -> LetGo:

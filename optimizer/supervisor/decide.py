@@ -1,9 +1,9 @@
 """Decides, from how a run stands, whether to leave it alone: pure, and slow to change its mind.
 
 What the trainer does by itself (shares, compression, a lost worker) is not decided here; this is about machines. An
-action must have been called for at several looks in a row, promise more than it costs by a margin, keep to the budget,
-and leave time since the last one. Two things wait for nobody: a budget that the next look could exceed, and a deadline
-that only machines on demand still keep.
+action must have been called for at several looks in a row, promise more than it costs by a margin or keep a deadline
+that would be missed, keep to the budget, and leave time since the last one. Two things wait for nobody: a budget that
+the next look could exceed, and a deadline that only machines on demand still keep.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Alternative:
 
     Attributes:
         action: that leads there.
-        name: for people.
+        name: the host that it is about, or for people.
+        machines: how many.
         step_time_s: predicted with what was measured of this run.
         usd_per_hour: of the cluster then.
         changeover_s: until it trains, work that is lost included.
@@ -57,6 +58,7 @@ class Alternative:
     usd_per_hour: float
     changeover_s: float
     holds: bool = False
+    machines: int = 1
 
     def total_s(self, steps_left: float) -> float:
         """Until the end, the change included."""
@@ -78,6 +80,7 @@ class Decision:
     expected_saving_s: float = 0.0
     expected_saving_usd: float = 0.0
     usd_per_hour: float | None = None
+    machines: int = 1
 
     @property
     def acts(self) -> bool:
@@ -95,9 +98,10 @@ class Acted:
 
     def shows(self, standing: Standing) -> bool:
         """Whether enough steps have been done since to tell what came of it."""
-        if self.decision.action in ("replace", "on-demand"):
+        if self.decision.action in ("replace", "on-demand", "add"):
             # Gone is not enough: another one must have come.
-            there = standing.changes > self.standing.changes and standing.workers >= self.standing.workers
+            more = 1 if self.decision.action == "add" else 0
+            there = standing.changes > self.standing.changes and standing.workers >= self.standing.workers + more
             return there and standing.steps_seen - standing.changed_at >= _TELLING_STEPS
         return standing.steps_seen - self.standing.steps_seen >= _TELLING_STEPS
 
@@ -164,8 +168,8 @@ class Supervisor:
         tells = decision.expected_step_time_s is not None
         acted = Acted(decision=decision, step_time_s=before_s, standing=standing) if tells else self.last
         promise, then_s, usd_per_hour = self.promise, decision.expected_step_time_s, decision.usd_per_hour
-        if decision.action == "drop" and then_s is not None and usd_per_hour is not None:
-            # What is promised from now on is what the others will do, as certainly as it was of all.
+        if decision.action in ("drop", "add") and then_s is not None and usd_per_hour is not None:
+            # What is promised from now on is what these will do, as certainly as it was of the others.
             factor = then_s / promise.step_time_s
             promise = replace(
                 promise,
@@ -211,6 +215,8 @@ class Supervisor:
         left_s = steps_left * now_s
         left_usd = left_s / _HOUR_S * promise.usd_per_hour
         better = self._better(left_s, left_usd, spent_usd, steps_left, standing.now_s, alternatives)
+        if better is None:
+            better = self._saves_the_deadline(left_s, spent_usd, steps_left, standing.now_s, alternatives)
         if better is not None:
             saving_s, saving_usd = left_s - better.total_s(steps_left), left_usd - better.cost_usd(steps_left)
             return Decision(
@@ -221,6 +227,7 @@ class Supervisor:
                 expected_saving_s=saving_s,
                 expected_saving_usd=saving_usd,
                 usd_per_hour=better.usd_per_hour,
+                machines=better.machines,
             )
         if promise.step_time_low_s <= now_s <= promise.step_time_high_s:
             return Decision(action="keep", reason="as predicted")
@@ -253,6 +260,22 @@ class Supervisor:
         ]
         return min(fitting, key=lambda one: (one.cost_usd(steps_left), one.total_s(steps_left)), default=None)
 
+    def _saves_the_deadline(
+        self, left_s: float, spent_usd: float, steps_left: float, now_s: float, alternatives: Sequence[Alternative]
+    ) -> Alternative | None:
+        """Where the present machines would be late: the cheapest alternative that is not, and fits the budget."""
+        deadline_s, budget = self.promise.deadline_s, self.promise.budget_usd
+        if deadline_s is None or now_s + left_s <= deadline_s:
+            return None
+        fitting = [
+            one
+            for one in alternatives
+            if not one.holds
+            and self._in_time(one, steps_left, now_s)
+            and (budget is None or spent_usd + one.cost_usd(steps_left) <= budget)
+        ]
+        return min(fitting, key=lambda one: (one.cost_usd(steps_left), one.total_s(steps_left)), default=None)
+
     def _in_time(self, one: Alternative, steps_left: float, now_s: float) -> bool:
         return self.promise.deadline_s is None or now_s + one.total_s(steps_left) <= self.promise.deadline_s
 
@@ -260,11 +283,17 @@ class Supervisor:
         return max(0.0, self.promise.steps - standing.step)
 
 
-_IN_WORDS = {"drop": "going on without {}", "replace": "another machine in the place of {}"}
+_IN_WORDS = {
+    "drop": "going on without {}",
+    "replace": "another machine in the place of {}",
+    "add": "{machines} more like {}",
+}
 
 
 def _reason(better: Alternative, saving_s: float, saving_usd: float) -> str:
-    name = _IN_WORDS.get(better.action, "{}").format(better.name)
+    name = _IN_WORDS.get(better.action, "{}").format(better.name, machines=better.machines)
+    if saving_usd < 0:
+        return f"{name} saves {saving_s:.0f} s and the deadline, for ${-saving_usd:.2f} more"
     if saving_s < 0:
         return f"{name} saves ${saving_usd:.2f} of what is left, and takes {-saving_s:.0f} s longer"
     return f"{name} saves {saving_s:.0f} s and ${saving_usd:.2f} of what is left"

@@ -29,7 +29,7 @@ def read_with_decisions(run_dir: Path) -> list[Event]:
     return list(heapq.merge(events, decisions, key=lambda event: float(event["time_s"])))
 
 
-_HOW = {"drop": "without", "replace": "with another machine as", "on-demand": "on"}
+_HOW = {"drop": "without", "replace": "with another machine as", "on-demand": "on", "add": "with more like"}
 
 
 def gain_in_words(told: Mapping[str, Any], sentence: str) -> str:

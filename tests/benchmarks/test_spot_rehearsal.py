@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks._spot_nodes import NOTICE_S, Move, NodeTrace, best_samples, moves_of
-from benchmarks.spot_rehearsal import calm_rates, samples_in, spec
+from benchmarks.spot_rehearsal import calm_rates, gone_for_good_s, samples_in, spec
 
 COUNTS = st.lists(st.integers(0, 4), min_size=1, max_size=30).map(lambda rest: [4, *rest])
 
@@ -43,6 +43,15 @@ def test_the_fates_are_those_of_a_run() -> None:
         1,
         2,
     ]
+
+
+def test_a_run_may_end_once_its_last_host_is_gone_for_good() -> None:
+    def gone_s(running: list[int]) -> float:
+        return gone_for_good_s(spec(4, moves_of(trace(running), compression=30.0, seed=0, notice=True), 20.0))
+
+    assert gone_s([4, 2, 0, 0]) == 20.0
+    assert gone_s([4, 0, 1, 1]) == gone_s([4, 4]) == float("inf")
+    assert gone_s([4, 0, 1, 0]) == 30.0
 
 
 def test_a_group_is_there_when_all_of_it_is() -> None:

@@ -128,6 +128,21 @@ def test_a_machine_that_nobody_gives_a_place_ends_by_itself(
     assert PLACE_WITHIN_S <= now_s[0] - began_s < PLACE_WITHIN_S + 120
 
 
+@pytest.mark.parametrize("change_s", [3600.0, -200.0])
+def test_the_machines_own_end_follows_the_lease_both_ways(
+    objects: S3Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change_s: float
+) -> None:
+    commands, lasts_s = Commands(), 600.0
+    end_s = time.time() + lasts_s + change_s
+    objects.put("lease.json", json.dumps({"end_s": end_s, "stop_training_s": 0.0}).encode())
+    with metadata_service(META) as service:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
+        agent(tmp_path, objects, commands, lifetime_s=lasts_s).live()
+    (new, old) = commands.asked
+    assert abs(int(new[2].partition("=")[2]) - lasts_s - change_s) < 30
+    assert old == ["systemctl", "stop", "hetopt-lifetime.timer"]
+
+
 def test_a_notice_ends_training_with_a_checkpoint(
     objects: S3Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -438,6 +438,52 @@ def test_a_run_whose_budget_does_not_pay_for_machines_on_demand_stays_where_it_i
     assert leftovers(cloud) == []
 
 
+def test_more_machines_join_a_run_and_its_lease_is_what_the_budget_pays_for_with_them(
+    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience
+) -> None:
+    run = Followed(cloud, launcher, run_dir, plan.run, patience)
+    like = next(machine for machine in run.before.machines if machine.instance_type == "c7i.large")
+    before_s = run.seen.lease_end_s
+    with pytest.raises(BadInput, match="is h99 now"):
+        launcher.add(run.handle, "h99", 1, 60.0)
+    with pytest.raises(BudgetStop, match="do not pay for 400 more machines"):
+        launcher.add(run.handle, like.host, 400, 3600.0)
+    assert Order.load(run_dir / ORDER_FILE) == run.order
+    launcher.add(run.handle, like.host, 2, 3600.0)
+    larger = Order.load(run_dir / ORDER_FILE)
+    new = {host for role in larger.roles for host in role.hosts} - {machine.host for machine in run.before.machines}
+    assert len(new) == 2
+    body = cloud(calls.get_object(larger, f"{larger.prefix}/order.json"))["Body"]
+    assert Order.from_json(body.decode(), origin="the bucket") == larger
+    lease = Lease.of_json(cloud(calls.get_object(larger, f"{larger.prefix}/{LEASE_OBJECT}"))["Body"])
+    assert lease is not None
+    assert before_s is not None
+    left_usd = larger.budget_usd - larger.fixed_usd - run.seen.spent_usd(patience.now_s)
+    assert lease.end_s - patience.now_s == pytest.approx(3600 * left_usd / larger.worst_usd_per_hour(), rel=1e-3)
+    assert lease.end_s < before_s, "nobody outlives the budget, even if nobody looks again"
+    assert launcher.poll(run.handle).state is RunState.RUNNING, "it looks at once"
+    waiting = run.seen.waiting
+    assert {(machine.host in new, machine.instance_type) for machine in waiting} == {(True, "c7i.large")}
+    run.boots(*(machine.id for machine in waiting))
+    run.look()
+    put(cloud, larger, "ckpt/LATEST", "step-80\n")
+    run.happens("training_finished", reason="stopped")
+    run.look()
+    placed = placement_now(cloud, larger)
+    assert len(placed["hosts"]) == 6
+    assert sum(run.shares()) == plan.run.global_batch_size
+    shares = {worker["host"]: worker["local_batch_size"] for worker in placed["spec"]["workers"]}
+    assert max(shares[host] for host in new) - shares[like.host] <= 1, "as much as those that they are like"
+
+    # Whoever of them is lost comes back as any other.
+    end_machines(cloud, [waiting[0].id])
+    run.happens("training_started", step=80)
+    run.look()
+    assert waiting[0].host in {machine.host for machine in run.seen.waiting}
+    launcher.stop(run.handle)
+    assert leftovers(cloud) == []
+
+
 def test_a_pool_that_has_nothing_is_asked_again_later(
     cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience
 ) -> None:

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.optimizer.supervisor.acting import Supervision
+from hetopt.optimizer.supervisor.adding import with_more_of_each_type
 from hetopt.optimizer.supervisor.decide import Alternative, Decision, Hysteresis, Supervisor
 from hetopt.optimizer.supervisor.decision_log import DECISIONS_FILE, read_with_decisions
 from hetopt.optimizer.supervisor.dropping import LONGER, without_each_host
@@ -68,10 +69,10 @@ def test_looks_that_disagree_change_nothing() -> None:
 
 
 def test_what_saves_money_is_taken_with_its_gain_and_measured_afterwards() -> None:
-    supervisor, alternatives = Supervisor(promise=PROMISE, hysteresis=QUICK), [other()]
+    supervisor, alternatives = Supervisor(promise=PROMISE, hysteresis=QUICK), [other(action="drop", name="h3")]
     for number in range(3):
         supervisor, decision = supervisor.look(standing(1.5, at_s=30.0 * number), 1.0, alternatives)
-    assert (decision.action, decision.name) == ("add", "4 x g5.xlarge")
+    assert (decision.action, decision.name) == ("drop", "h3")
     assert decision.expected_saving_s == pytest.approx(9000 * 1.5 - 200 - 9000 * 0.5)
     assert decision.expected_saving_usd == pytest.approx(decision.expected_saving_s / 3600 * 3.6)
     supervisor, told = supervisor.measured(standing(0.6, seen=1020))
@@ -182,6 +183,68 @@ def test_a_step_of_all_workers_is_remembered_while_some_are_away() -> None:
     assert on_demand_for_all(fewer, PROMISE, until_there_s=9.0) == [], "no deadline"
     (safe,) = on_demand_for_all(fewer, promise(deadline_s=9e9), until_there_s=9.0)
     assert (safe.step_time_s, safe.holds) == (pytest.approx(1.0), True)
+
+
+@given(
+    st.lists(st.floats(0.2, 5.0), min_size=4, max_size=4),
+    st.floats(0.0, 1.0),
+    st.floats(0.0, 600.0),
+    st.floats(2_000.0, 40_000.0),
+)
+def test_as_few_machines_are_added_as_keep_the_deadline(
+    times_s: list[float], sync_s: float, until_there_s: float, deadline_s: float
+) -> None:
+    late = replace(slowed(tuple(times_s), sync_s=sync_s), types=("a", "b", "b", "a"), now_s=0.0)
+    told = promise(deadline_s=deadline_s)
+    found = with_more_of_each_type(late, told, PRICES, until_there_s=until_there_s)
+    assert late.step_time_s is not None
+    if 9000 * late.step_time_s <= deadline_s:
+        assert found == [], "it is in time"
+    for one in found:
+        assert one.total_s(9000) <= deadline_s
+        assert one.name in ("h0", "h1")
+        assert 1 <= one.machines <= 4
+        assert one.usd_per_hour == pytest.approx(told.usd_per_hour + 0.9 * one.machines)
+        own = 24 / times_s[HOSTS.index(one.name)]
+        fewer_s = 96 / (sum(24 / t for t in times_s) + (one.machines - 1) * own) + sync_s
+        change_s = until_there_s * max(0.0, 1 - fewer_s / late.step_time_s)
+        assert one.machines == 1 or change_s + 9000 * fewer_s > deadline_s, "one less would be too few"
+
+
+def test_a_run_that_would_be_late_gets_more_machines_and_that_is_measured(tmp_path: Path) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def supervision(add: Callable[[str, int, float], None], deadline_s: float) -> Supervision:
+        return Supervision(
+            run_dir=tmp_path,
+            usd_per_hour=PRICES,
+            add=add,
+            until_there_s=300.0,
+            supervisor=Supervisor(promise=promise(deadline_s=deadline_s), hysteresis=Hysteresis(looks=2)),
+            standing=replace(slowed((2.0, 2.0, 2.0, 2.0)), types=("a",) * 4),
+        )
+
+    assert supervision(lambda *_: None, 20_000.0).look() is None, "18,000 s are left: it will be in time"
+    one = supervision(lambda host, machines, needed_s: asked.append((host, machines)), 14_000.0)
+    assert one.look() is None
+    told = one.look()
+    assert told is not None
+    assert told.startswith("adds machines like h0: 2 more like h0 saves")
+    assert "and the deadline, for $" in told
+    assert asked == [("h0", 2)]
+    (acted,) = read_events(tmp_path / DECISIONS_FILE)
+    assert (acted["action"], acted["step_time_expected_s"]) == ("add", pytest.approx(2.0 * 4 / 6))
+    there = replace(one.standing, steps_seen=1060, changes=1, changed_at=1005, workers=6, step_time_s=1.4)
+    measured = one.supervisor.measured(there)[1]
+    assert measured is not None
+    assert (measured["action"], measured["step_time_measured_s"]) == ("add", 1.4)
+    assert supervision(lambda *_: None, 5_000.0).look() is None, "no number of machines that is known about would do"
+
+    def refuse(*_: object) -> None:
+        raise BudgetStop("$5.00 do not pay for it.")
+
+    poor = supervision(refuse, 14_000.0)
+    assert [poor.look(), poor.look(), poor.look()] == [None, "$5.00 do not pay for it.", None]
 
 
 HOSTS = ("h0", "h1", "h2", "h3")

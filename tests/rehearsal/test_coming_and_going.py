@@ -22,7 +22,7 @@ from hetopt.trainer.launch.description import parse_change, parse_changes
 from hetopt.trainer.launch.rehearsal import RehearsalLauncher
 from hetopt.trainer.miniature import Change
 from hetopt.trainer.spec import RunSpec
-from tests.disturbance import CoreTime, note, was_ours
+from tests.disturbance import PATIENCE_S, CoreTime, note, was_ours
 
 TASK = f"{Path(__file__).resolve().parents[2] / 'benchmarks' / '_toy.py'}:noise"
 NAMES = ["h0", "h1", "h2"]
@@ -139,9 +139,42 @@ def test_when_nobody_is_left_who_returns_begins_with_the_newest_checkpoint(event
     assert last["resumed_step"] == max(saved)
 
 
+@pytest.mark.usefixtures("_possible")
+def test_a_host_that_is_cut_off_stands_still_until_it_reaches_the_others_again(tmp_path: Path) -> None:
+    """Those that were more go on without it, though it holds their store; it trains nothing of its own meanwhile."""
+    launcher = RehearsalLauncher(grace_s=10.0)
+    handle = launcher.start(spec("step 20 h0 cut"), tmp_path, {})
+
+    def changed(count: int) -> list[Event]:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while len(seen := told(read_events(tmp_path / EVENTS_FILE), "workers_changed")) < count:
+            assert time.monotonic() < deadline_s, read_events(tmp_path / EVENTS_FILE)[-5:]
+            assert not launcher.poll(handle).state.is_over, launcher.poll(handle).reason
+            time.sleep(0.05)
+        return seen
+
+    try:
+        (without,) = changed(1)
+        assert (without["workers"], without["lost"], without["from"]) == ([1, 2], [0], "memory")
+        time.sleep(1.0)
+        ask_for_change(tmp_path, parse_change("h0 heals", NAMES))
+        _, back = changed(2)
+        assert (back["workers"], back["new"], back["from"]) == ([0, 1, 2], [], "memory"), "its worker is the same"
+        time.sleep(1.0)
+    finally:
+        launcher.stop(handle)
+    log = read_events(tmp_path / EVENTS_FILE)
+    cut, healed = told(log, "condition_changed")
+    assert (cut["cut"], healed["heals"]) == (True, True)
+    assert without["time_s"] - cut["time_s"] < 60, "a quarter of an hour is what the kernel would wait"
+    steps = [event["step"] for event in told(log, "step")]
+    assert steps == sorted(set(steps)), "one line of training, and nothing is done again"
+    assert {len(event["local_batch_sizes"]) for event in told(log, "step")} == {2, 3}
+
+
 def test_a_run_that_cannot_do_without_a_host_takes_none_back() -> None:
     alone = spec("", max_restarts=0)
-    for change in ("h1 returns", "h1 notice"):
+    for change in ("h1 returns", "h1 notice", "h1 cut"):
         with pytest.raises(BadInput, match="ends with the first that dies"):
             check_change(alone, parse_change(change, NAMES))
         check_change(spec(""), parse_change(change, NAMES))

@@ -58,6 +58,15 @@ def test_a_change_touches_what_it_names_and_leaves_the_rest() -> None:
     assert dead.after(Change(host="h1", speed=9)) == dead
 
 
+def test_a_host_is_cut_off_until_it_heals_or_dies() -> None:
+    cut = HOST.after(Change(host="h1", cut=True))
+    assert cut.cut
+    assert cut.after(Change(host="h1", speed=9)).cut
+    for end in (Change(host="h1", heals=True), Change(host="h1", dies=True)):
+        assert not cut.after(end).cut
+    assert HOST.after(Change(host="h1", heals=True)) == HOST
+
+
 def test_a_resumed_run_does_not_lose_the_same_host_again() -> None:
     death, drift = Change(host="h1", at_step=40, dies=True), Change(host="h1", at_step=20, speed=1)
     everybody = Change(host="*", at_step=90, dies=True)

@@ -10,9 +10,15 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 _OPEN = Path("/proc/self/fd")
+
+DEAF_S = 10
+"""A connection whose other end has not answered for so long is broken: a cut link says nothing by itself, and a crowded
+one may lose some packets in a row."""
+_PROBES = 5
 
 
 def open_sockets() -> frozenset[str]:
@@ -34,6 +40,26 @@ def break_all_but(known: frozenset[str]) -> int:
         except OSError:
             continue  # it went by itself
     return broken
+
+
+def break_when_deaf(known: frozenset[str]) -> None:
+    """Have the kernel break every TCP connection that was opened since, once its other end has gone without a word.
+
+    Without this, whoever waits for the answer of a host that is cut off waits for a quarter of an hour.
+
+    Args:
+        known: what `open_sockets` gave before.
+    """
+    for name, descriptor in _sockets().items():
+        if name in known:
+            continue
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            if _is_connected(connection):
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, DEAF_S // _PROBES)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, DEAF_S // _PROBES)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * DEAF_S)
 
 
 def _is_connected(connection: socket.socket) -> bool:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from hetopt.profiler.errors import BadInput
+from hetopt.trainer.elastic.connections import break_when_deaf, open_sockets
 from hetopt.trainer.elastic.meeting import begun
 from hetopt.trainer.launch.host import MEETING_VARIABLE
 
@@ -28,14 +29,16 @@ _REACHED_WITHIN_S = 0.5
 
 
 def connect(meeting: str) -> TCPStore:
-    """A connection of its own to the store at ``address:port``.
+    """A connection of its own to the store at ``address:port``, which breaks when its host is cut off.
 
     Raises:
         BadInput: that is no address.
         DistNetworkError: nobody is there.
     """
     address, port = _parsed(meeting)
+    known = open_sockets()
     store: TCPStore = dist.TCPStore(address, port, is_master=False, timeout=_PATIENCE)  # type: ignore[attr-defined]  # torch's gap
+    break_when_deaf(known)
     return store
 
 

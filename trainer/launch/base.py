@@ -81,3 +81,18 @@ class Renting(Launcher, Protocol):
             BudgetStop: the budget does not pay for it.
         """
         ...
+
+    def add(self, handle: RunHandle, host: str, machines: int, needed_s: float) -> None:
+        """Rent more machines like that of a host; they join the run.
+
+        Args:
+            handle: of the run.
+            host: whose machine and workers they are like.
+            machines: how many.
+            needed_s: from now to the run's end.
+
+        Raises:
+            BadInput: the run has no such host, or is over.
+            BudgetStop: the budget does not pay for them.
+        """
+        ...

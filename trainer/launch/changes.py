@@ -49,8 +49,8 @@ def check_change(spec: RunSpec, change: Change) -> None:
             f"the rehearsal has no host called {change.host!r}.",
             hint=f"its hosts are {', '.join(hosts)}, or '*' for all",
         )
-    if (change.returns or change.notice) and not comes_and_goes(spec):
-        what = "return" if change.returns else "be given notice"
+    if (change.returns or change.notice or change.cut) and not comes_and_goes(spec):
+        what = "return" if change.returns else "be given notice" if change.notice else "be cut off for a while"
         raise BadInput(
             f"a host cannot {what}: this run ends with the first that dies.",
             hint="rehearse on several hosts with --restarts",

@@ -189,7 +189,7 @@ class Conductor:
                 speed=host.speed,
                 rate_bits_per_s=host.rate_bits_per_s,
                 dies=not host.alive,
-                **({"returns": True} if change.returns else {"notice": True} if change.notice else {}),
+                **{fate: True for fate in ("returns", "notice", "cut", "heals") if getattr(change, fate)},
                 step=self._progress.step,
             )
         dying = [place for place in changed if not self._hosts[place].alive]
@@ -199,6 +199,10 @@ class Conductor:
             self._announce_presence()
         if change.returns:
             self._take_back(changed)
+        for place in changed if change.cut else ():
+            self._network.take_down(place)
+        for place in changed if change.heals else ():
+            self._network.bring_up(place)
         living = [place for place in changed if self._hosts[place].alive]
         if change.speed is not None and living:
             self._announce_conditions()

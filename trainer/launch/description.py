@@ -2,7 +2,7 @@
 
 Hosts: ``speed=1,rate=100mbit x2; speed=0.25,rate=25mbit,workers=2``. Changes, one a line in a schedule:
 ``30s h2 speed=0.25 rate=10mbit``, ``step 500 * rate=10mbit``, ``step 40 h3 dies``, ``70s h3 returns``,
-``50s h2 notice``.
+``50s h2 notice``, ``20s h1 cut``, ``25s h1 heals``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hetopt.trainer.miniature import EVERY_HOST, Change, MiniatureHost
 
 _HOSTS_EXAMPLE = "for example 'speed=1,rate=100mbit x2; speed=0.25,rate=25mbit'"
 _CHANGE_EXAMPLE = "for example '30s h2 speed=0.25 rate=10mbit' or 'step 40 h3 dies'"
-_FATES = ("dies", "returns", "notice")
+_FATES = ("dies", "returns", "notice", "cut", "heals")
 _VALUE_EXAMPLE = "write speed=0.25 or rate=25mbit"
 _RATE_UNITS = {"": 1.0, "bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _FASTEST = 1e12
@@ -160,7 +160,7 @@ def _change(where: str, words: list[str], hosts: Collection[str]) -> Change:
     if values:
         raise BadInput(
             f"{where}: {next(iter(values))!r} cannot change.",
-            hint="change speed= or rate=, or write 'dies', 'returns' or 'notice'",
+            hint="change speed= or rate=, or write 'dies', 'returns', 'notice', 'cut' or 'heals'",
         )
     return Change(
         host=host,

@@ -20,6 +20,7 @@ class HostNow:
     rate_bits_per_s: float | None
     alive: bool = True
     leaving: bool = False
+    cut: bool = False
 
     @classmethod
     def as_described(cls, host: MiniatureHost) -> HostNow:
@@ -38,6 +39,7 @@ class HostNow:
             rate_bits_per_s=self.rate_bits_per_s if change.rate_bits_per_s is None else change.rate_bits_per_s,
             alive=not change.dies,
             leaving=(self.leaving or change.notice) and not change.dies,
+            cut=(self.cut or change.cut) and not (change.heals or change.dies),
         )
 
 

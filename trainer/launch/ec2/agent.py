@@ -253,7 +253,8 @@ class Agent:
         if lease is None:
             return
         self._lease = lease
-        if lease.end_s > self._armed_s + TURN_S:
+        # Later while less is spent than was feared; sooner once there are more machines.
+        if abs(lease.end_s - self._armed_s) > TURN_S:
             self._timers += 1
             self.timer.set(lease.end_s - self.clock(), self._timers)
             self._armed_s = lease.end_s

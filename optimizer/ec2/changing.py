@@ -1,0 +1,104 @@
+"""What may be changed about a run's machines within its budget: on demand instead of on spot, or more of them. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetopt.optimizer.ec2.budget import Guard
+from hetopt.optimizer.ec2.order import Order
+from hetopt.optimizer.ec2.seen import Seen
+from hetopt.profiler.errors import BadInput, BudgetStop
+from hetopt.trainer.launch.ec2.protocol import HEARTBEAT_S
+from hetopt.trainer.spec import RunSpec
+
+_HINT = "resume it with a higher --budget"
+
+
+def guard_of(order: Order, seen: Seen, now_s: float) -> Guard:
+    """Of the budget, without what a move that may still come will cost."""
+    kept_usd = 0.0 if seen.has_moved else max(0.0, order.move_usd - seen.spent_waiting_usd(now_s))
+    return Guard(
+        budget_usd=order.budget_usd,
+        fixed_usd=order.fixed_usd + kept_usd,
+        worst_usd_per_hour=order.worst_usd_per_hour(),
+        checkpoint_s=order.checkpoint_s,
+        heartbeat_s=HEARTBEAT_S,
+    )
+
+
+def moved(order: Order, seen: Seen, needed_s: float, now_s: float) -> Seen:
+    """The run from the moment on in which on-demand machines are asked for beside all that are on spot.
+
+    Args:
+        order: of the run.
+        seen: its last look.
+        needed_s: from now to its end.
+        now_s: seconds since the epoch.
+
+    Raises:
+        BadInput: it is moving already, or it is over.
+        BudgetStop: the budget does not pay for that.
+    """
+    if seen.on_demand or not seen.alive or seen.stop_wished_s is not None or not order.has_spot:
+        raise BadInput(f"{order.run_id} has nothing to move.", hint="look at it with `hetopt status`")
+    end_s = guard_of(order, seen, now_s).end_s(seen.spent_usd(now_s), now_s)
+    if not order.move_usd or end_s < now_s + needed_s:
+        raise BudgetStop(
+            f"${order.budget_usd:.2f} do not pay for on-demand machines until the end of {order.run_id}, "
+            "so that it stays on spot; its deadline may pass.",
+            hint=_HINT,
+        )
+    return seen.model_copy(update={"on_demand": True, "asked_s": None})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Enlarged:
+    """A run that is to have more machines.
+
+    Attributes:
+        order: with them.
+        seen: they are asked for from now on as those are that were lost.
+        end_s: when everything must be gone, were all prices at their worst: sooner than before.
+        stop_training_s: when training must end for that.
+    """
+
+    order: Order
+    seen: Seen
+    end_s: float
+    stop_training_s: float
+
+
+def enlarged(
+    order: Order, seen: Seen, spec: RunSpec, host: str, machines: int, needed_s: float, now_s: float
+) -> Enlarged:
+    """The run with more machines, whose workers get as much of the batch as those that they are like.
+
+    Args:
+        order: of the run.
+        seen: its last look.
+        spec: of those that train.
+        host: whose machine and workers they are like.
+        machines: how many.
+        needed_s: from now to its end.
+        now_s: seconds since the epoch.
+
+    Raises:
+        BadInput: it has no such host, or it is over.
+        BudgetStop: the budget does not pay for that.
+    """
+    like = [worker for worker in spec.workers if worker.host == host]
+    if not like or not seen.alive or seen.stop_wished_s is not None:
+        raise BadInput(f"no machine of {order.run_id} is {host} now.", hint="look at it with `hetopt status`")
+    names = order.new_hosts(machines)
+    larger = order.with_hosts(names, like=host)
+    guard = guard_of(larger, seen, now_s)
+    end_s = guard.end_s(seen.spent_usd(now_s), now_s)
+    if end_s < now_s + needed_s:
+        raise BudgetStop(
+            f"${order.budget_usd:.2f} do not pay for {machines} more machines like {host} until the end of "
+            f"{order.run_id}, so that it goes on as it is; its deadline may pass.",
+            hint=_HINT,
+        )
+    new = [worker.model_copy(update={"host": name}) for name in names for worker in like]
+    asked = seen.model_copy(update={"absent": (*seen.absent, *new), "asked_s": None})
+    return Enlarged(order=larger, seen=asked, end_s=end_s, stop_training_s=guard.stop_training_s(end_s))
