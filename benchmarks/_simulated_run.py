@@ -320,8 +320,8 @@ class Simulation:
         assert samples == list(range(state.position, state.position + BATCH)), "samples were lost or repeated"
         state = state.after(samples)
         self._frontier = max(self._frontier, state.step)
-        due = state.step % _CHECKPOINT_STEPS == 0
-        if due and me.place == min(generation.places):
+        last = max(self._disk[-1].step if self._disk else 0, self._denied)
+        if state.step - last >= _CHECKPOINT_STEPS and me.place == min(generation.places):
             if self._now_s >= self._full_until_s:
                 self._disk.append(state)
             else:
@@ -367,6 +367,7 @@ def check(seed: int) -> Result:
     expected = undisturbed(schedule.steps)
     assert result.final, "nobody finished"
     assert all(state == expected for state in result.final), "trained something else"
+    # Each fault may hit who writes, in the step after which a checkpoint is due: the next step has one then.
     most = max(result.redone, default=0)
-    assert most <= _CHECKPOINT_STEPS, f"went back by {most} steps"
+    assert most <= _CHECKPOINT_STEPS + len(schedule.faults), f"went back by {most} steps"
     return result

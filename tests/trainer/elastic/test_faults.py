@@ -32,9 +32,10 @@ def test_every_schedule_of_faults_ends_with_every_sample_trained_once(first: int
     assert sum(result.generations > 1 for result in results) > 10, "nothing happens to them"
 
 
-def test_a_disk_that_is_full_for_long_is_not_blamed_on_those_who_go_back() -> None:
-    """Found by ten thousand schedules: all die while the disk has had no room for three checkpoints."""
-    assert max(check(945).redone) < 10
+@pytest.mark.parametrize("seed", [945, 2159])
+def test_what_ten_thousand_schedules_found_stays_mended(seed: int) -> None:
+    """All die while the disk has had no room for three checkpoints; who writes is lost just when the next is due."""
+    assert max(check(seed).redone) < 10
 
 
 def test_a_simulated_run_is_the_same_each_time() -> None:
