@@ -123,7 +123,9 @@ def node_policy(*, bucket: str) -> Policy:
             "ReadCodeAndData", ["s3:GetObject"], [f"arn:aws:s3:::{bucket}/{part}/*" for part in ("code", "data")]
         ),
         _statement("ForgetOldCheckpoints", ["s3:DeleteObject"], [f"arn:aws:s3:::{bucket}/runs/*/ckpt/*"]),
-        _statement("UseRuns", ["s3:GetObject", "s3:PutObject"], [f"arn:aws:s3:::{bucket}/runs/*"]),
+        _statement(
+            "UseRuns", ["s3:AbortMultipartUpload", "s3:GetObject", "s3:PutObject"], [f"arn:aws:s3:::{bucket}/runs/*"]
+        ),
     )
 
 

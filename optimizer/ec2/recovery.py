@@ -23,7 +23,7 @@ from hetopt.optimizer.ec2.request import Answer, Edge
 from hetopt.optimizer.ec2.seen import Seen, SeenMachine
 from hetopt.optimizer.ec2.watch import Watcher
 from hetopt.profiler.errors import CloudRefused
-from hetopt.trainer.launch.ec2.protocol import LATEST_OBJECT, checkpoint_name
+from hetopt.trainer.launch.ec2.protocol import LATEST_OBJECT, Latest
 from hetopt.trainer.launch.nodes import host_names
 from hetopt.trainer.run_folder import read_spec, write_spec
 from hetopt.trainer.spec import RunSpec, WorkerSpec
@@ -300,4 +300,5 @@ def latest_checkpoint(edge: Edge, order: Order) -> str | None:
         if refused.code in ("NoSuchKey", "404"):
             return None
         raise
-    return checkpoint_name(body.decode("ascii", errors="replace").strip())
+    latest = Latest.of(body)
+    return None if latest is None else latest.checkpoint

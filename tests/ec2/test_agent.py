@@ -19,8 +19,8 @@ from hetopt.trainer.launch.ec2.agent import PLACE_WITHIN_S, Agent, Timer
 from hetopt.trainer.launch.ec2.bootstrap import NodeConfig
 from hetopt.trainer.launch.ec2.checkpoints import Checkpoints
 from hetopt.trainer.launch.ec2.imds import Imds, over_http
-from hetopt.trainer.launch.ec2.objects import S3Objects
-from hetopt.trainer.launch.ec2.protocol import Lease
+from hetopt.trainer.launch.ec2.objects import PART_BYTES, S3Objects
+from hetopt.trainer.launch.ec2.protocol import Latest, Lease
 from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, BotoEdge
 
@@ -81,6 +81,12 @@ def events_of(objects: S3Objects) -> list[str]:
     return [event["event"] for event in parse_events(text.splitlines(keepends=True))]
 
 
+def named(objects: S3Objects) -> str:
+    latest = Latest.of(objects.get("ckpt/LATEST") or b"")
+    assert latest is not None
+    return latest.checkpoint
+
+
 def test_a_machine_trains_and_what_it_made_is_in_the_bucket(
     objects: S3Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,7 +99,7 @@ def test_a_machine_trains_and_what_it_made_is_in_the_bucket(
         names = events_of(objects)
         assert names[-1] == "training_finished"
         assert objects.get("model.pt")
-        latest = (objects.get("ckpt/LATEST") or b"").decode().strip()
+        latest = named(objects)
         parts = ("manifest.json", "rank-0.pt", "state.pt")
         assert objects.names(f"ckpt/{latest}/") == [f"ckpt/{latest}/{name}" for name in parts]
         state = json.loads(objects.get(f"state/{ID}.json") or b"")
@@ -240,13 +246,13 @@ def test_latest_names_only_what_is_complete(objects: S3Objects, tmp_path: Path) 
     assert two.send(ended=False)
     assert objects.get("ckpt/step-5/rank-9.pt") is None, "a part without its end is not sent"
     assert not one.send(ended=False), "there is a newer one"
-    assert objects.get("ckpt/LATEST") == b"step-5\n"
+    assert named(objects) == "step-5"
     # The last of all is not missed.
     one.send(ended=False)
     save(9)
     assert two.send(ended=True)
     assert one.send(ended=True)
-    assert objects.get("ckpt/LATEST") == b"step-9\n"
+    assert named(objects) == "step-9"
     assert [path.name for path in (second / "checkpoint").iterdir()] == ["step-9.partial"], "older ones fill no disk"
     assert {name.split("/")[1] for name in objects.names("ckpt/step-")} <= {"step-5", "step-8", "step-9"}
     third = tmp_path / "c"
@@ -259,6 +265,75 @@ def test_latest_names_only_what_is_complete(objects: S3Objects, tmp_path: Path) 
         "state.pt",
     ]
     assert (third / "checkpoint" / "LATEST").read_text() == "step-9\n"
+
+
+def checkpoint_of(run_dir: Path, step: int) -> None:
+    """One worker's, whole."""
+    import torch
+
+    folder = run_dir / "checkpoint" / f"step-{step}"
+    folder.mkdir(parents=True)
+    for name in ("state.pt", "rank-0.pt"):
+        torch.save({"x": torch.ones(3)}, folder / name)
+    (folder / "manifest.json").write_text("{}")
+    (run_dir / "checkpoint" / "LATEST").write_text(f"step-{step}\n")
+
+
+def test_who_was_left_behind_names_nothing_over_those_who_go_on(objects: S3Objects, tmp_path: Path) -> None:
+    """A first host that is cut off has a newer checkpoint than the one that the others have gone on from."""
+    old = Checkpoints(objects=objects, run_dir=tmp_path / "old", leads=True, workers=1, generation=1)
+    new = Checkpoints(objects=objects, run_dir=tmp_path / "new", leads=True, workers=1, generation=2)
+    checkpoint_of(old.run_dir, 50)
+    assert old.send(ended=False)
+    checkpoint_of(new.run_dir, 40)
+    assert new.send(ended=False), "a later generation is right, whatever the earlier one came to"
+    assert named(objects) == "step-40"
+    checkpoint_of(old.run_dir, 60)
+    assert not old.send(ended=True)
+    assert objects.get("ckpt/LATEST") == b"step-40 2\n"
+
+
+def test_latest_is_written_over_what_was_read_alone(objects: S3Objects) -> None:
+    assert objects.put_over("ckpt/LATEST", b"one", None)
+    assert not objects.put_over("ckpt/LATEST", b"two", None), "there is one"
+    there = objects.versioned("ckpt/LATEST")
+    assert there is not None
+    assert objects.put_over("ckpt/LATEST", b"two", there.version)
+    assert not objects.put_over("ckpt/LATEST", b"three", there.version)
+    assert objects.get("ckpt/LATEST") == b"two"
+
+
+@pytest.mark.parametrize(
+    ("data", "latest"),
+    [
+        (b"step-40\n", Latest(checkpoint="step-40")),
+        (Latest(checkpoint="step-7", generation=3).data, Latest(checkpoint="step-7", generation=3)),
+        (b"", None),
+        (b"../step-1 2", None),
+        (b"step-1 2 3", None),
+        (b"\xff", None),
+    ],
+)
+def test_what_names_the_newest_is_read_as_it_is_written(data: bytes, latest: Latest | None) -> None:
+    assert Latest.of(data) == latest
+
+
+def test_a_large_file_travels_in_parts_and_is_whole_or_not_there(
+    objects: S3Objects, cloud: BotoEdge, tmp_path: Path
+) -> None:
+    large, back = tmp_path / "large", tmp_path / "back"
+    large.write_bytes(os.urandom(PART_BYTES + 1))
+    assert objects.send("ckpt/step-1/rank-0.pt", large)
+    tag = objects.client.head_object(Bucket=BUCKET, Key="runs/r/ckpt/step-1/rank-0.pt")["ETag"].strip('"')
+    assert tag.endswith("-2"), "its tag says how many parts it had"
+    assert objects.fetch("ckpt/step-1/rank-0.pt", back)
+    assert back.read_bytes() == large.read_bytes()
+    assert not objects.fetch("ckpt/step-2/rank-0.pt", tmp_path / "none")
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["back", "large"]
+    with pytest.raises(FileNotFoundError):
+        objects.send("ckpt/step-1/rank-1.pt", tmp_path / "none")
+    nowhere = replace(objects, bucket="hetopt-no-such-bucket")
+    assert not nowhere.send("ckpt/step-1/rank-0.pt", back)
 
 
 def test_data_comes_from_the_bucket(objects: S3Objects, cloud: BotoEdge, tmp_path: Path) -> None:

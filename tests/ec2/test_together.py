@@ -100,7 +100,7 @@ def test_a_machine_that_vanishes_is_replaced_and_training_goes_on(cloud: BotoEdg
             boot(stack, "i-1")
             until(lambda: objects.get("ckpt/LATEST"))
             kill("i-1")
-            latest = (objects.get("ckpt/LATEST") or b"").decode().strip()
+            latest = (objects.get("ckpt/LATEST") or b"").decode().split()[0]
             step = int(latest.removeprefix("step-"))
             objects.put("placement.json", placement({"i-0": "h0", "i-2": "h1"}, spec_of(step + 100), 1, latest))
             boot(stack, "i-2")

@@ -158,7 +158,11 @@ class Agent:
         run_dir = self.root / "run"
         uploads = Uploads(objects=self.objects, run_dir=run_dir, leads=placement.leads)
         checkpoints = Checkpoints(
-            objects=self.objects, run_dir=run_dir, leads=placement.leads, workers=len(placement.spec.workers)
+            objects=self.objects,
+            run_dir=run_dir,
+            leads=placement.leads,
+            workers=len(placement.spec.workers),
+            generation=placement.generation,
         )
         uploads.restore()
         checkpoints.restore(placement.resume_from)

@@ -3,6 +3,9 @@
 The first host, which knows when a checkpoint is complete, picks one at a time (``ckpt/WANTED``); each machine sends its
 parts of that one, and only when all are there does the first host name it in ``ckpt/LATEST``. So what LATEST
 names can always be resumed from, and checkpoints that are written faster than they travel cost nothing.
+
+LATEST is only written over what was read: a first host that is cut off, and does not know that others go on without it,
+names nothing any more once these have.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from pathlib import Path
 from hetopt.profiler.artifact import write_atomically
 from hetopt.profiler.errors import RunFailed
 from hetopt.trainer.launch.ec2.objects import Objects
-from hetopt.trainer.launch.ec2.protocol import LATEST_OBJECT, WANTED_OBJECT, checkpoint_name
+from hetopt.trainer.launch.ec2.protocol import LATEST_OBJECT, WANTED_OBJECT, Latest, checkpoint_name
 from hetopt.trainer.run_folder import CHECKPOINT_FOLDER, MANIFEST_FILE
 
 _FOLDER = re.compile(r"(step-\d+)(\.partial)?")
@@ -31,12 +34,14 @@ class Checkpoints:
         run_dir: the run's folder on this machine.
         leads: whether the worker of rank 0 is here.
         workers: of the whole run.
+        generation: of the machines that train together.
     """
 
     objects: Objects
     run_dir: Path
     leads: bool
     workers: int
+    generation: int = 0
     _sent: set[str] = field(default_factory=set)
     _pending: str | None = None
     _named: str | None = None
@@ -62,12 +67,10 @@ class Checkpoints:
         if checkpoint is None:
             return
         for name in self.objects.names(f"ckpt/{checkpoint}/"):
-            data = self.objects.get(name)
-            if data is None:
-                raise RunFailed(f"the checkpoint {checkpoint} cannot be read.", hint="launch the run again")
             path = folder / checkpoint / Path(name).name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
+            if not self.objects.fetch(name, path):
+                raise RunFailed(f"the checkpoint {checkpoint} cannot be read.", hint="launch the run again")
         if folder.is_dir():
             write_atomically(folder / "LATEST", checkpoint + "\n")
             self._named = checkpoint
@@ -87,11 +90,22 @@ class Checkpoints:
             self._pending = newest
         if self._pending is not None and self._is_complete(self._pending):
             before, self._named, self._pending = self._named, self._pending, None
-            if self.objects.put(LATEST_OBJECT, (self._named + "\n").encode()):
+            if self._name(Latest(checkpoint=self._named, generation=self.generation)):
                 self._forget_older(self._named, before)
             else:
                 self._named, self._pending = before, self._named
         return newest is None or newest == self._named
+
+    def _name(self, latest: Latest) -> bool:
+        """Name it in the bucket, unless a later generation has named one; says whether it is named."""
+        there = self.objects.versioned(LATEST_OBJECT)
+        if there is not None:
+            if there.data == latest.data:
+                return True  # an answer was lost
+            named = Latest.of(there.data)
+            if named is not None and named.generation > latest.generation:
+                return False
+        return self.objects.put_over(LATEST_OBJECT, latest.data, None if there is None else there.version)
 
     def _follow(self, *, ended: bool) -> bool:
         """Send this machine's parts of what is wanted, and of the last; keep no older ones on its disk."""
@@ -128,13 +142,12 @@ class Checkpoints:
             if name in self._sent or (path.suffix == ".pt" and not zipfile.is_zipfile(path)):
                 continue
             try:
-                data = path.read_bytes()
+                arrived = self.objects.send(name, path)
             except FileNotFoundError:
                 return False  # a newer one has taken its place
-            if self.objects.put(name, data):
+            if arrived:
                 self._sent.add(name)
-            else:
-                well = False
+            well = well and arrived
         return well
 
     def _is_complete(self, checkpoint: str) -> bool:

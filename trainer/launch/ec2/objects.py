@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,6 +11,10 @@ from typing import Any, Protocol
 from hetopt.profiler.errors import BadInput
 
 _READABLE = "name a folder of the run's own bucket, which is what the machines' role may read"
+
+
+PART_BYTES = 32 * 1024 * 1024
+"""Files that are larger travel in parts, four at a time: one PUT carries 5 GB at most, and fails as a whole."""
 
 
 class Objects(Protocol):
@@ -24,6 +28,26 @@ class Objects(Protocol):
         """Write; says whether that went well."""
         ...
 
+    def send(self, name: str, path: Path) -> bool:
+        """Write a file, in parts where it is large; says whether that went well.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        ...
+
+    def fetch(self, name: str, path: Path) -> bool:
+        """Read into a file; says whether that went well. The file is whole, or not there."""
+        ...
+
+    def versioned(self, name: str) -> Versioned | None:
+        """What is under a name, with its version; None where there is nothing, or where nobody can be reached."""
+        ...
+
+    def put_over(self, name: str, data: bytes, version: str | None) -> bool:
+        """Write where that version still is (None: where nothing is); says whether that went well, and was so."""
+        ...
+
     def names(self, prefix: str) -> Sequence[str]:
         """All names that begin so, sorted."""
         ...
@@ -35,6 +59,14 @@ class Objects(Protocol):
     def download(self, url: str, folder: Path) -> None:
         """Fetch a whole folder."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Versioned:
+    """What was under a name, and which version that was."""
+
+    data: bytes
+    version: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,19 +94,30 @@ class S3Objects:
 
     def get(self, name: str) -> bytes | None:
         """What is under a name."""
+        found = self.versioned(name)
+        return None if found is None else found.data
+
+    def versioned(self, name: str) -> Versioned | None:
+        """The same, with its tag."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
             answer = self.client.get_object(
                 Bucket=self.bucket, Key=f"{self.prefix}/{name}", ExpectedBucketOwner=self.account_id
             )
-            data: bytes = answer["Body"].read()
+            return Versioned(data=answer["Body"].read(), version=str(answer["ETag"]))
         except (ClientError, BotoCoreError):
             return None
-        return data
 
     def put(self, name: str, data: bytes) -> bool:
         """Write one object."""
+        return self._put(name, data, {})
+
+    def put_over(self, name: str, data: bytes, version: str | None) -> bool:
+        """Write one object, if nobody else has meanwhile."""
+        return self._put(name, data, {"IfNoneMatch": "*"} if version is None else {"IfMatch": version})
+
+    def _put(self, name: str, data: bytes, condition: Mapping[str, str]) -> bool:
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
@@ -84,8 +127,43 @@ class S3Objects:
                 Body=data,
                 ExpectedBucketOwner=self.account_id,
                 ServerSideEncryption="AES256",
+                **condition,
             )
         except (ClientError, BotoCoreError):
+            return False
+        return True
+
+    def send(self, name: str, path: Path) -> bool:
+        """Write a file; no object is there before all of its parts are."""
+        from boto3.exceptions import Boto3Error
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            self.client.upload_file(
+                str(path),
+                self.bucket,
+                f"{self.prefix}/{name}",
+                ExtraArgs={"ExpectedBucketOwner": self.account_id, "ServerSideEncryption": "AES256"},
+                Config=_in_parts(),
+            )
+        except (Boto3Error, ClientError, BotoCoreError):
+            return False
+        return True
+
+    def fetch(self, name: str, path: Path) -> bool:
+        """Read into a file, which has another name until it is whole."""
+        from boto3.exceptions import Boto3Error
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            self.client.download_file(
+                self.bucket,
+                f"{self.prefix}/{name}",
+                str(path),
+                ExtraArgs={"ExpectedBucketOwner": self.account_id},
+                Config=_in_parts(),
+            )
+        except (Boto3Error, ClientError, BotoCoreError):
             return False
         return True
 
@@ -137,3 +215,9 @@ class S3Objects:
         except (ClientError, BotoCoreError):
             return []
         return sorted(found)
+
+
+def _in_parts() -> Any:
+    from boto3.s3.transfer import TransferConfig
+
+    return TransferConfig(multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, max_concurrency=4)

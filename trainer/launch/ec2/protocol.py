@@ -6,7 +6,8 @@ runs/RUN/lease.json          until when they may train and live                 
 runs/RUN/state/ID.json       that machine ID lives, and what it does                      written by that machine
 runs/RUN/events/OFFSET.jsonl the run's events from that byte on                           written by the first host
 runs/RUN/log/HOST/...        the end of what its processes printed                        written by each host
-runs/RUN/ckpt/...            checkpoints; LATEST names the newest that is complete        written by each host
+runs/RUN/ckpt/...            checkpoints; LATEST names the newest that is complete,       written by each host
+                             and the generation of machines that says so
 """
 
 from __future__ import annotations
@@ -101,6 +102,25 @@ def placement_of(data: bytes, instance_id: str) -> Placement | None:
 def checkpoint_name(found: object) -> str | None:
     """The name of a checkpoint, where it is one."""
     return found if isinstance(found, str) and re.fullmatch(r"step-\d+", found) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latest:
+    """What a run goes on from: the newest complete checkpoint, and which generation of machines has named it."""
+
+    checkpoint: str
+    generation: int = 0
+
+    @property
+    def data(self) -> bytes:
+        """As it is written."""
+        return f"{self.checkpoint} {self.generation}\n".encode()
+
+    @classmethod
+    def of(cls, data: bytes) -> Latest | None:
+        """What `data` gave; None where it is something else."""
+        found = re.fullmatch(r"(step-\d+)(?: (\d+))?\s*", data.decode("ascii", errors="replace"))
+        return None if found is None else cls(checkpoint=found[1], generation=int(found[2] or 0))
 
 
 def outcome_json(generation: int) -> bytes:

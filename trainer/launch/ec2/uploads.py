@@ -66,4 +66,4 @@ class Uploads:
         """Send the trained model, where it is."""
         path = self.run_dir / MODEL_FILE
         if path.exists():
-            self.objects.put(MODEL_FILE, path.read_bytes())
+            self.objects.send(MODEL_FILE, path)
