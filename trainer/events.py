@@ -21,19 +21,42 @@ EVENTS_FILE = "events.jsonl"
 Event = dict[str, Any]
 
 
-class EventLog:
-    """Appends events to a file. A log without a path (ranks other than 0) drops them."""
+CLOCK_JUMPED, JUMP_S = "clock_jumped", 5.0
 
-    def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+
+class EventLog:
+    """Appends events to a file. A log without a path (ranks other than 0) drops them.
+
+    Where the machine's clock is set, or it stood still with the machine, the next event has one before it that says by
+    how much: the times on both sides do not belong together.
+
+    Args:
+        path: of the file.
+        clock: seconds since the epoch.
+        steady: seconds that nobody sets.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock, self._steady = clock, steady
+        self._apart_s: float | None = None
         self._stream: TextIO | None = path.open("a", encoding="utf-8") if path is not None else None
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event and flush it to the operating system. NaN is refused: it is not JSON."""
         if self._stream is None:
             return
-        record = {"event": event, "time_s": round(self._clock(), 6), **fields}
-        self._stream.write(json.dumps(record, allow_nan=False) + "\n")
+        now_s = round(self._clock(), 6)
+        apart_s = now_s - self._steady()
+        jump_s, self._apart_s = apart_s - (apart_s if self._apart_s is None else self._apart_s), apart_s
+        records = [{"event": event, "time_s": now_s, **fields}]
+        if abs(jump_s) > JUMP_S:
+            records.insert(0, {"event": CLOCK_JUMPED, "time_s": now_s, "by_s": round(jump_s, 3)})
+        self._stream.write("".join(json.dumps(record, allow_nan=False) + "\n" for record in records))
         self._stream.flush()
 
     def close(self) -> None:

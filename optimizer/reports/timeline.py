@@ -31,6 +31,7 @@ Kind = Literal[
     "workers_changed",
     "checkpoint_failed",
     "checkpoint_skipped",
+    "clock_jumped",
     "supervisor_acted",
     "supervisor_measured",
 ]
@@ -166,6 +167,10 @@ def happening(
             kind, text = "checkpoint_failed", f"no checkpoint: {event['reason']}; tried again when the next is due"
         case "checkpoint_skipped":
             kind, text = "checkpoint_skipped", f"passed over a checkpoint: {event['reason']}"
+        case "clock_jumped":
+            by_s = float(event["by_s"])
+            kind = "clock_jumped"
+            text = f"the clock went {'forward' if by_s > 0 else 'back'} by {words.duration(abs(by_s))}"
         case "supervisor_acted":
             done, all_of_it = _DONE[event["action"]], event["action"] == "on-demand"
             where = () if all_of_it else (str(event["host"]),)
