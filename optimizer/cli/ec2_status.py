@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from hetopt.trainer.launch.base import RunStatus
 
 
+_DUTIES = {"serves": "", "waits": "waits for its place", "relieved": "another has its place"}
+
+
 def look(folder: Path, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
     """How a rented run is. Without a way to ask, what was seen last is told, with its age.
 
@@ -50,6 +53,8 @@ def look(folder: Path, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
                 "id": machine.id,
                 "host": machine.host,
                 "type": machine.instance_type,
+                "market": "on-demand" if machine.on_demand else "spot",
+                "duty": machine.duty,
                 "state": machine.state,
                 "ending": machine.ending,
                 "reason": machine.reason,
@@ -81,6 +86,8 @@ def show(rental: dict[str, Any]) -> None:
             [
                 render.Column(name="machine"),
                 render.Column(name="host"),
+                render.Column(name="type"),
+                render.Column(name="market"),
                 render.Column(name="state"),
                 render.Column(name="up", justify="right"),
                 render.Column(name="cost", justify="right"),
@@ -90,7 +97,9 @@ def show(rental: dict[str, Any]) -> None:
                 [
                     machine["id"],
                     machine["host"],
-                    machine["state"] + (f", {machine['ending']}" if machine["ending"] else ""),
+                    machine["type"],
+                    machine["market"],
+                    ", ".join(filter(None, (machine["state"], machine["ending"] or _DUTIES[machine["duty"]]))),
                     words.duration(max(machine["up_s"], 0.0)),
                     words.usd(machine["usd"]),
                     f"{words.duration(max(machine['heartbeat_s_ago'], 0.0))} ago"
