@@ -9,7 +9,12 @@ if TYPE_CHECKING:
     from hetopt.trainer.launch.base import RunStatus
 
 
-_DUTIES = {"serves": "", "waits": "waits for its place", "relieved": "another has its place"}
+def _more(machine: dict[str, Any]) -> list[str]:
+    """What there is to say of a machine beside its state."""
+    if machine["ending"]:
+        return [machine["ending"]]
+    duty = [] if machine["duty"] == "serves" else [machine["duty"]]
+    return [*(["on demand"] if machine["market"] == "on-demand" else []), *duty]
 
 
 def look(folder: Path, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
@@ -84,10 +89,8 @@ def show(rental: dict[str, Any]) -> None:
     if rental["machines"]:
         render.table(
             [
-                render.Column(name="machine"),
+                render.Column(name="machine", fixed=True),
                 render.Column(name="host"),
-                render.Column(name="type"),
-                render.Column(name="market"),
                 render.Column(name="state"),
                 render.Column(name="up", justify="right"),
                 render.Column(name="cost", justify="right"),
@@ -97,9 +100,7 @@ def show(rental: dict[str, Any]) -> None:
                 [
                     machine["id"],
                     machine["host"],
-                    machine["type"],
-                    machine["market"],
-                    ", ".join(filter(None, (machine["state"], machine["ending"] or _DUTIES[machine["duty"]]))),
+                    ", ".join([machine["state"], *_more(machine)]),
                     words.duration(max(machine["up_s"], 0.0)),
                     words.usd(machine["usd"]),
                     f"{words.duration(max(machine['heartbeat_s_ago'], 0.0))} ago"
