@@ -244,7 +244,8 @@ class Ec2Launcher:
             late_s = now_s - seen.stop_wished_s - order.checkpoint_s - self.patience_s
             return self._clear(order, watcher, seen, watcher.run_dir) if late_s > 0 else seen
         events = last_events(watcher.run_dir)
-        if _has_failed(order, events, now_s):
+        # Those that wait would take over from machines that were all lost.
+        if _has_failed(order, events, now_s) and not seen.waiting:
             return self._clear(order, watcher, seen, watcher.run_dir)
         if not _is_finished(events):
             recovery = Recovery(

@@ -122,11 +122,14 @@ class Recovery:
         return seen
 
     def _take_over(self, order: Order, watcher: Watcher, seen: Seen, new: Iterable[SeenMachine]) -> Seen:
-        """All who trained were lost at once: those that were to relieve them have nobody to wait for."""
-        seen, spec = _with_places(seen, {machine.host for machine in new}), read_spec(watcher.run_dir)
-        if needs_machines(seen, spec):
-            return self._go_on_without(order, watcher, seen)
-        return self._place(order, watcher, seen, spec)
+        """All who trained were lost at once: those that were to join or to relieve them have nobody to wait for."""
+        hosts, spec = {machine.host for machine in new}, read_spec(watcher.run_dir)
+        everybody = (*spec.workers, *seen.absent)
+        there = [worker for worker in everybody if worker.host in hosts]
+        absent = tuple(worker for worker in everybody if worker.host not in hosts)
+        self.tell(f"all that trained are lost; {', '.join(sorted(hosts))} goes on")
+        after = _with_places(seen.model_copy(update={"absent": absent, "asked_s": None, "paused_s": None}), hosts)
+        return self._place(order, watcher, after, shared(spec, there, spec.global_batch_size))
 
     def _go_on_without(self, order: Order, watcher: Watcher, seen: Seen) -> Seen:
         """Tell those that are left to go on."""
