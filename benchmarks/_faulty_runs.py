@@ -106,6 +106,9 @@ class FaultyRun:
     def run(self, within_s: float) -> Outcome:
         """Start it, let its faults happen, and wait for its end."""
         write_spec(self._run_dir, self._spec)
+        # What is due at a step happens once this start has come to it: who leaves before all have begun ends the run.
+        self._look()
+        self._step = 0
         began_s, happened = time.monotonic(), []
         meeting, store = _start_store()
         try:

@@ -43,9 +43,13 @@ class Kept:
 
     @classmethod
     def by(cls, processes: list[psutil.Process]) -> Kept:
-        """Of these together; memory is what they would give back if they ended."""
+        """Of these together; of memory that several share, each has a part.
+
+        What a worker alone would give back grows without any of it being new: of what it shares with its warden it gets
+        pages of its own as soon as it writes to them.
+        """
         return cls(
-            memory_bytes=sum(process.memory_full_info().uss for process in processes),
+            memory_bytes=sum(process.memory_full_info().pss for process in processes),
             files=sum(process.num_fds() for process in processes),
             threads=sum(process.num_threads() for process in processes),
             namespaces=len(namespaces()),

@@ -266,6 +266,8 @@ class Crew:
                 world_size=workers,
                 timeout=datetime.timedelta(seconds=self._spec.exchange_timeout_s),
             )
+        if rank == 0 and self._store is not None:
+            self._store.forget_before(generation.number - 1)
         shares = {one.place: one.share for one in generation.members if one.share}
         self._events = EventLog(self._run_dir / EVENTS_FILE if rank == 0 else None)
         return WorkerContext(

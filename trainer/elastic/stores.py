@@ -7,6 +7,7 @@ in the first that can be reached; once a generation has begun in one, whoever co
 from __future__ import annotations
 
 import datetime
+import re
 import selectors
 import socket
 import time
@@ -113,3 +114,14 @@ class TcpMeetingStore:
         """Write a value where nobody else has (see `MeetingStore`)."""
         written: bytes = self._store.compare_set(self._attempt + key, expected, value)
         return written.decode()
+
+    def forget_before(self, number: int) -> None:
+        """Remove what generations before this one have left; whoever still looks for them finds a newer one wanted.
+
+        A run that workers leave and join for weeks would fill the memory of the process that holds the store.
+        """
+        own = re.compile(re.escape(self._attempt) + r"(?:group/)?(\d+)/")
+        for key in self._store.list_keys():
+            found = own.match(key)
+            if found is not None and int(found[1]) < number:
+                self._store.delete_key(key)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.profiler.errors import RunFailed
-from hetopt.trainer.elastic.connections import break_all_but, open_sockets
+from hetopt.trainer.elastic.connections import DEAF_S, break_all_but, open_sockets
 from hetopt.trainer.elastic.packing import pack, unpack
 from hetopt.trainer.elastic.stores import TcpMeetingStore, connect, reachable, where_to_meet
 from hetopt.trainer.presence import (
@@ -115,7 +116,7 @@ def test_only_newer_connections_break_and_listeners_stay() -> None:
             one.close()
 
 
-def open_store() -> tuple[object, str]:
+def open_store() -> tuple[Any, str]:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     return store, f"127.0.0.1:{store.port}"
 
@@ -138,6 +139,38 @@ def test_workers_meet_where_a_generation_has_begun_and_else_in_the_first_store_t
         del first
 
 
+@pytest.mark.parametrize("attempt", ["", "29500/"])
+def test_a_store_forgets_what_old_generations_left_and_nothing_else(attempt: str) -> None:
+    held, meeting = open_store()
+    store = TcpMeetingStore(connect(meeting), attempt)
+    kept = ["generation", "closed", "finished", "7/closed", "8/member/0", "12/here/3", "group/7/device/0"]
+    for key in [*kept, "6/closed", "0/member/2", "group/6/cpu//0/1", "group/1/device/0"]:
+        store.set(key, "x")
+    TcpMeetingStore(connect(meeting), "29501/").set("3/closed", "x")
+    store.forget_before(7)
+    assert sorted(held.list_keys()) == sorted(["29501/3/closed", *(attempt + key for key in kept)])
+
+
+def test_a_cut_off_store_is_given_up_in_seconds_not_in_minutes() -> None:
+    """What the kernel was asked for; that a link which is cut ends an answer is shown in a rehearsal."""
+    here, meeting = open_store()
+    known = open_sockets()
+    store = connect(meeting)
+    options = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            name = os.readlink(f"/proc/self/fd/{descriptor}")
+            if name in known or not name.startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(descriptor))) as connection:
+                if connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE):
+                    options.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+        except OSError:
+            continue
+    assert set(options) == {1000 * DEAF_S}, "of both ends, which are in this process"
+    assert store.num_keys() == here.num_keys()
+
+
 def test_presence_tells_who_is_dead_and_nothing_without_a_file(tmp_path: Path) -> None:
     presence = KnownPresence(tmp_path, ["a", "a", "b"])
     assert [presence.is_away(0), presence.is_dead(0, "0.17"), presence.all_leave] == [False] * 3
@@ -158,6 +191,7 @@ def test_presence_tells_who_is_dead_and_nothing_without_a_file(tmp_path: Path) -
 WARDEN = """
 import os, signal, sys
 from pathlib import Path
+from typing import Any
 from hetopt.trainer.elastic.warden import keep
 lives = Path(sys.argv[1])
 def work():
