@@ -135,7 +135,8 @@ class Supervision:
         if self.replace is not None:
             fresh = with_another_for_each_host(self.standing, promise, until_there_s=self.until_there_s)
             found += [one for one in fresh if one.name not in self.replaced]
-        if self.add is not None:
+        # Machines that were asked for are still to come, and to show what they bring.
+        if self.add is not None and self.supervisor.last is None:
             found += with_more_of_each_type(self.standing, promise, self.usd_per_hour, until_there_s=self.until_there_s)
         if self.move is not None:
             found += on_demand_for_all(self.standing, promise, until_there_s=self.until_there_s)
@@ -162,7 +163,8 @@ class Supervision:
             return refused.message
         except CloudRefused as refused:
             self.supervisor = before  # nothing was done; the next look finds it called for again
-            return f"{refused.message} {decision.name} stays for now."
+            stays = decision.name if decision.action in ("drop", "replace") else "everything"
+            return f"{refused.message} {stays} stays for now."
         if decision.action == "replace":
             self.replaced.add(decision.name)
         if decision.action == "on-demand":

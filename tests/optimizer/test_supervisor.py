@@ -234,6 +234,10 @@ def test_a_run_that_would_be_late_gets_more_machines_and_that_is_measured(tmp_pa
     assert asked == [("h0", 2)]
     (acted,) = read_events(tmp_path / DECISIONS_FILE)
     assert (acted["action"], acted["step_time_expected_s"]) == ("add", pytest.approx(2.0 * 4 / 6))
+    for later in range(1, 9):
+        one.standing = replace(one.standing, now_s=1000.0 + 400.0 * later)
+        one.look()
+    assert len(asked) == 1, "they are on their way, and nobody asks for more meanwhile"
     there = replace(one.standing, steps_seen=1060, changes=1, changed_at=1005, workers=6, step_time_s=1.4)
     measured = one.supervisor.measured(there)[1]
     assert measured is not None
