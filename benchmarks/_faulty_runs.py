@@ -260,7 +260,9 @@ def run_all(folder: Path) -> None:
         spec = RunSpec.model_validate(entry["spec"])
         faults = [Fault(**fault) for fault in entry["faults"]]
         one = FaultyRun(run_dir, spec, faults, entry.get("environment", {}), elastic=entry.get("elastic", True))
-        with _small_disk(run_dir / CHECKPOINT_FOLDER) if any(one.kind == "full" for one in faults) else nullcontext():
+        with (
+            _small_disk(run_dir / CHECKPOINT_FOLDER) if any(fault.kind == "full" for fault in faults) else nullcontext()
+        ):
             outcome = _until_the_end(one, float(entry.get("within_s", 120.0)))
         write_atomically(run_dir / OUTCOME_FILE, json.dumps(asdict(outcome)))
         print(f"  {entry['name']}: {outcome.ended or 'not in time'} after {outcome.took_s:.1f} s", file=sys.stderr)

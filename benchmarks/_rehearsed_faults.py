@@ -18,7 +18,7 @@ from hetopt.trainer.launch.description import parse_changes
 from hetopt.trainer.launch.rehearsal import RehearsalLauncher
 from hetopt.trainer.spec import RunSpec
 
-HOSTS, STEPS = ("h0", "h1", "h2"), 120
+HOSTS, STEPS, BATCH = ("h0", "h1", "h2"), 120, 96
 _KINDS = {
     "dies": ("step {0} {2} dies", "step {1} {2} returns"),
     "cut": ("step {0} {2} cut", "step {1} {2} heals"),
@@ -49,8 +49,8 @@ def run(folder: Path, wish: dict[str, Any], lines: tuple[str, ...]) -> tuple[Run
         wish: a spec for one host, of which there will be three.
         lines: of the schedule.
     """
-    (worker, *_), batch = wish["workers"], 96
-    hosts = [{**worker, "host": name, "local_batch_size": batch // len(HOSTS)} for name in HOSTS]
+    worker, *_ = wish["workers"]
+    hosts = [{**worker, "host": name, "local_batch_size": BATCH // len(HOSTS)} for name in HOSTS]
     changes = [change.model_dump(mode="json") for change in parse_changes("\n".join(lines), HOSTS)]
     miniature = {"hosts": [{"name": name} for name in HOSTS], "changes": changes}
     spec = {**wish, "workers": hosts, "stop": {"max_steps": STEPS}, "miniature": miniature, "exchange_timeout_s": 10.0}
@@ -73,7 +73,7 @@ def wrong(state: RunState, events: list[Event], calm_accuracy: float, spread: fl
     told = [event["step"] for event in steps]
     if told != sorted(set(told)) or told[-1] != STEPS:
         return f"told of the steps {told}"
-    if any(sum(event["local_batch_sizes"]) != 96 for event in steps):
+    if any(sum(event["local_batch_sizes"]) != BATCH for event in steps):
         return "trained other samples than the batch's"
     difference = abs(accuracy(events) - calm_accuracy)
     return f"ended with an accuracy that differs by {difference:.3f}" if difference > spread else None

@@ -178,14 +178,13 @@ class Ec2Launcher:
             BadInput: no machine of the run is that host now.
             CloudRefused: the cloud does not answer.
         """
-        order = Order.load(handle.run_dir / ORDER_FILE)
-        watcher = self._watcher(order, handle.run_dir, self._edge(order, handle.run_dir))
+        order, watcher = self._opened(handle)
         seen = watcher.last()
         ids = [machine.id for machine in seen.alive if machine.host == host]
         if not ids or seen.stop_wished_s is not None:
             raise BadInput(f"no machine of {order.run_id} is {host} now", hint="look at it with `hetopt status`")
         Remover(edge=watcher.edge, sleep=self.sleep).end_machines(ids)
-        self._paces.setdefault(handle.run_dir, Pace()).next_s = self.clock()
+        self._look_at_once(handle)
 
     def move(self, handle: RunHandle, needed_s: float) -> None:
         """Have machines that nobody takes back in the place of those on spot. The next looks do it (`Recovery`).
@@ -198,10 +197,9 @@ class Ec2Launcher:
             BadInput: it is moving already, or it is over.
             BudgetStop: the budget does not pay for that.
         """
-        order = Order.load(handle.run_dir / ORDER_FILE)
-        watcher = self._watcher(order, handle.run_dir, self._edge(order, handle.run_dir))
+        order, watcher = self._opened(handle)
         watcher.save(moved(order, watcher.last(), needed_s, self.clock()))
-        self._paces.setdefault(handle.run_dir, Pace()).next_s = self.clock()
+        self._look_at_once(handle)
 
     def add(self, handle: RunHandle, host: str, machines: int, needed_s: float) -> None:
         """Have more machines like that of a host. The next looks rent them, and let them join (`Recovery`).
@@ -220,14 +218,20 @@ class Ec2Launcher:
             BudgetStop: the budget does not pay for that.
             CloudRefused: the cloud does not answer.
         """
-        order = Order.load(handle.run_dir / ORDER_FILE)
-        watcher = self._watcher(order, handle.run_dir, self._edge(order, handle.run_dir))
+        order, watcher = self._opened(handle)
         larger = enlarged(order, watcher.last(), read_spec(handle.run_dir), host, machines, needed_s, self.clock())
         seen = self._grant(larger.order, watcher, larger.seen, larger.end_s, larger.stop_training_s)
         if seen.lease_end_s != larger.end_s:
             return  # somebody else has said something else meanwhile; the next look reads what
         watcher.edge(calls.order_call(larger.order))
         larger.order.save(handle.run_dir / ORDER_FILE)
+        self._look_at_once(handle)
+
+    def _opened(self, handle: RunHandle) -> tuple[Order, Watcher]:
+        order = Order.load(handle.run_dir / ORDER_FILE)
+        return order, self._watcher(order, handle.run_dir, self._edge(order, handle.run_dir))
+
+    def _look_at_once(self, handle: RunHandle) -> None:
         self._paces.setdefault(handle.run_dir, Pace()).next_s = self.clock()
 
     def _supervise(self, order: Order, watcher: Watcher, seen: Seen) -> Seen:

@@ -8,7 +8,7 @@ the next look could exceed, and a deadline that only machines on demand still ke
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -248,32 +248,29 @@ class Supervisor:
         alternatives: Sequence[Alternative],
     ) -> Alternative | None:
         """The cheapest alternative that saves money, or time at no more money, by the margin, and fits the budget."""
-        margin, budget = 1 - self.hysteresis.margin, self.promise.budget_usd
-        fitting = [
+        margin = 1 - self.hysteresis.margin
+        saving = [
             one
             for one in alternatives
-            if (budget is None or spent_usd + one.cost_usd(steps_left) <= budget)
-            and (
-                (one.cost_usd(steps_left) <= margin * left_usd and self._in_time(one, steps_left, now_s))
-                or (one.total_s(steps_left) <= margin * left_s and one.cost_usd(steps_left) <= left_usd)
-            )
+            if (one.cost_usd(steps_left) <= margin * left_usd and self._in_time(one, steps_left, now_s))
+            or (one.total_s(steps_left) <= margin * left_s and one.cost_usd(steps_left) <= left_usd)
         ]
-        return min(fitting, key=lambda one: (one.cost_usd(steps_left), one.total_s(steps_left)), default=None)
+        return self._cheapest(saving, spent_usd, steps_left)
 
     def _saves_the_deadline(
         self, left_s: float, spent_usd: float, steps_left: float, now_s: float, alternatives: Sequence[Alternative]
     ) -> Alternative | None:
         """Where the present machines would be late: the cheapest alternative that is not, and fits the budget."""
-        deadline_s, budget = self.promise.deadline_s, self.promise.budget_usd
+        deadline_s = self.promise.deadline_s
         if deadline_s is None or now_s + left_s <= deadline_s:
             return None
-        fitting = [
-            one
-            for one in alternatives
-            if not one.holds
-            and self._in_time(one, steps_left, now_s)
-            and (budget is None or spent_usd + one.cost_usd(steps_left) <= budget)
-        ]
+        in_time = [one for one in alternatives if not one.holds and self._in_time(one, steps_left, now_s)]
+        return self._cheapest(in_time, spent_usd, steps_left)
+
+    def _cheapest(self, alternatives: Iterable[Alternative], spent_usd: float, steps_left: float) -> Alternative | None:
+        """Of those that fit the budget; of equally cheap ones the quickest."""
+        budget = self.promise.budget_usd
+        fitting = [one for one in alternatives if budget is None or spent_usd + one.cost_usd(steps_left) <= budget]
         return min(fitting, key=lambda one: (one.cost_usd(steps_left), one.total_s(steps_left)), default=None)
 
     def _in_time(self, one: Alternative, steps_left: float, now_s: float) -> bool:
