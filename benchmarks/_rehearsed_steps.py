@@ -25,11 +25,13 @@ from benchmarks._demo import run
 from benchmarks._rehearsal import launch, need_namespaces, step_time_s
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.places.hosting import ThisMachine
+from hetopt.optimizer.places.present import at_present
 from hetopt.optimizer.places.rehearsal import Rehearsal, rehearse
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.options import Options
 from hetopt.optimizer.recommendation.recommend import recommend
 from hetopt.profiler.profile import Profile
+from hetopt.profiler.yardstick import measure_yardstick_s
 from hetopt.trainer.launch.description import parse_hosts
 from hetopt.trainer.spec import Compression, StopRule
 
@@ -147,7 +149,8 @@ def _rehearsal(plan: Plan, described: str, changes: Mapping[str, object]) -> Reh
         processors=len(os.sched_getaffinity(0)), operating_system=f"{platform.system()} {platform.release()}"
     )
     wanted = plan.model_copy(update={"run": plan.run.model_copy(update=dict(changes))})
-    return rehearse(wanted, here, parse_hosts(described))
+    now, _ = at_present(wanted, measure_yardstick_s())
+    return rehearse(now, here, parse_hosts(described))
 
 
 def _by_hand_s(rehearsal: Rehearsal, gradient_bytes: int) -> float:

@@ -9,7 +9,8 @@
   heals, slowness, notice (`_rehearsed_faults`).
 - **recovery**: of 4 workers under `hetopt launch`'s host, a worker is killed; time to the next completed step, beside
   that of torchrun restarting the same script from its newest checkpoint, in the same run and in turns.
-- **steady**: the same calm run with all of this and without, in turns; difference of the median step time.
+- **steady**: the same calm run with all of this and without, each standing still while the other runs
+  (`_in_turns`); difference of the step time.
 - **soak** (``--soak SECONDS``, and nothing else): faults without a pause; memory, files, threads and namespaces of what
   lives through all of them.
 """
@@ -33,6 +34,7 @@ import psutil
 
 from benchmarks import _rehearsed_faults
 from benchmarks._faulty_runs import OUTCOME_FILE, RUNS_FILE
+from benchmarks._in_turns import Turns, had_s, in_turns
 from benchmarks._outcome import Options, Results, parser, publish, quartiles
 from benchmarks._simulated_run import check
 from benchmarks._soak import soak
@@ -42,9 +44,11 @@ from hetopt.trainer.launch.local import LocalLauncher
 from hetopt.trainer.launch.namespaces import why_not
 from hetopt.trainer.spec import RunSpec
 
-TASK = f"{Path(__file__).with_name('_toy.py')}:task"
+_TOYS = Path(__file__).with_name("_toy.py")
+TASK = f"{_TOYS}:task"
 STEP_S = 0.02
 STEPS = 60
+STEADY_STEPS = 150
 KINDS = ("kill", "kill", "kill-all", "leave", "freeze", "slow", "notice", "tear")
 ROOTS_KINDS = (*KINDS, "full")
 """Only root may mount a small disk."""
@@ -113,13 +117,23 @@ def simulated(results: Results, runs: int) -> None:
     results.goal("simulated_failed", failed, at_most=0)
 
 
+def computing(**changes: object) -> dict[str, Any]:
+    """Two workers that compute in earnest, so that nothing is hidden in their pauses: ResNet-20."""
+    worker = {"host": "here", "type": "local", "local_batch_size": 16, "threads": 1}
+    return {**spec(2, STEADY_STEPS, **changes), "task": f"{_TOYS}:resnet", "workers": [worker] * 2}
+
+
 def run_faulty(folder: Path, runs: list[dict[str, Any]]) -> None:
     """Do real runs in processes of one program."""
     folder.mkdir()
     entries = [{"environment": _ENVIRONMENT, "within_s": 90.0, **run} for run in runs]
     (folder / RUNS_FILE).write_text(json.dumps(entries))
-    command = [sys.executable, "-m", "benchmarks._faulty_runs", str(folder)]
-    subprocess.run(command, cwd=_REPOSITORY, check=True)
+    subprocess.run(faulty_command(folder), cwd=_REPOSITORY, check=True)
+
+
+def faulty_command(folder: Path) -> list[str]:
+    """Does the runs of a folder."""
+    return [sys.executable, "-m", "benchmarks._faulty_runs", str(folder)]
 
 
 def real(results: Results, folder: Path, runs: int, most_workers: int = 4) -> None:
@@ -271,20 +285,33 @@ def _warden_and_worker(folder: Path, place: int) -> tuple[int, int]:
 
 
 def steady(results: Results, folder: Path, rounds: int) -> None:
-    """The same calm run, with and without."""
+    """The same calm run, with and without, each standing still while the other runs."""
     sides = {
-        "elastic": {"spec": spec(2, 400, checkpoint_every_s=2.0), "elastic": True},
-        "plain": {"spec": spec(2, 400, checkpoint_every_s=3600.0, max_restarts=0), "elastic": False},
+        # A timer goes on while its run stands still: for what the run has of it, this is every two seconds.
+        "elastic": {"spec": computing(checkpoint_every_s=4.0), "elastic": True},
+        "plain": {"spec": computing(checkpoint_every_s=3600.0, max_restarts=0), "elastic": False},
     }
-    runs = [{"name": f"{side}-{n}", "faults": [], **what} for n in range(rounds) for side, what in sides.items()]
-    run_faulty(folder, runs)
-    times = {
-        side: [_step_time_s(read_events(folder / f"{side}-{n}" / EVENTS_FILE)) for n in range(rounds)] for side in sides
-    }
-    ratios = [one / other - 1 for one, other in zip(times["elastic"], times["plain"], strict=True)]
+    ratios, plain_s = [], []
+    for round_ in range(rounds):
+        programs = {}
+        for side, what in sides.items():
+            here = folder / str(round_) / side
+            here.mkdir(parents=True)
+            (here / RUNS_FILE).write_text(
+                json.dumps([{"name": side, "faults": [], "environment": _ENVIRONMENT, "within_s": 600.0, **what}])
+            )
+            programs[side] = faulty_command(here)
+        turns = in_turns(programs, within_s=900.0)
+        times = {
+            side: _step_time_s(read_events(folder / str(round_) / side / side / EVENTS_FILE), turns[side])
+            for side in sides
+        }
+        ratios.append(times["elastic"] / times["plain"] - 1)
+        plain_s.append(times["plain"])
+        print(f"  steady: {ratios[-1]:+.2%}", file=sys.stderr)
     cost = statistics.median(ratios)
     print(
-        f"steady     {cost:+.2%} of a step of {statistics.median(times['plain']) * 1000:.1f} ms, checkpoints every 2 s "
+        f"steady     {cost:+.2%} of a step of {statistics.median(plain_s) * 1000:.1f} ms, checkpoints every 2 s "
         f"[{min(ratios):+.2%}, {max(ratios):+.2%}]"
     )
     results.figures["steady_cost_least"], results.figures["steady_cost_most"] = (
@@ -312,12 +339,15 @@ def soaked(results: Results, folder: Path, seconds: float) -> None:
         results.goal(f"soak_{name}_more", growth[name], at_most=0)
 
 
-def _step_time_s(events: list[Event]) -> float:
-    """Of the whole run without its evaluations: what stands between steps counts."""
-    steps = [event for event in events if event["event"] == "step"]
-    evaluations_s = sum(event["evaluation_s"] for event in events if event["event"] == "evaluated")
+def _step_time_s(events: list[Event], turns: Turns) -> float:
+    """Of what a run had the machine for, without its evaluations: what stands between steps counts."""
+    steps = [event for event in events if event["event"] == "step" and event["time_s"] < turns[-1][1]]
     first, last = steps[1], steps[-1]
-    return float((last["time_s"] - first["time_s"] - evaluations_s) / (last["step"] - first["step"]))
+    taken_s = had_s(turns, first["time_s"], last["time_s"])
+    for event in events:
+        if event["event"] == "evaluated" and first["time_s"] < event["time_s"] <= last["time_s"]:
+            taken_s -= had_s(turns, event["time_s"] - event["evaluation_s"], event["time_s"])
+    return float(taken_s / (last["step"] - first["step"]))
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ from hetopt.profiler.measurement import (
     PilotStarted,
     SweepEnded,
     SweepPoint,
+    YardstickPoint,
 )
 from hetopt.profiler.memory import fit_memory
 from hetopt.profiler.network import make_link
@@ -100,6 +101,7 @@ def collect(
         gain=_gain(_all(events, GainMeasured), schedule.gain_ratios),
         pilots=_pilots(_all(events, PilotStarted), _all(events, PilotEvaluation), _all(events, PilotFinished), job),
         evaluation_s=next((cost.evaluation_s for cost in _all(events, EvaluationCost)), None),
+        yardstick_s=_median([one.yardstick_s for one in _all(events, YardstickPoint)]),
         startup_s=max(0.0, begun - started_at_s),
         profiling_s=max(0.0, ended - started_at_s),
     )
@@ -252,6 +254,10 @@ def _pilots(
             )
         )
     return tuple(pilots)
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
 
 
 def _time_of(events: Iterable[Event], name: str) -> float | None:

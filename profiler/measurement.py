@@ -78,6 +78,14 @@ class CompressorPoint(Measurement):
     decompress_s: NonNegativeFloat
 
 
+class YardstickPoint(Measurement):
+    """How fast the leader's machine was at the moment (see `hetopt.profiler.yardstick`)."""
+
+    EVENT: ClassVar[str] = "yardstick"
+
+    yardstick_s: PositiveFloat
+
+
 class LinkPoint(Measurement):
     """A timed collective; each sample is what it added to the computation of the slowest worker."""
 

@@ -192,6 +192,9 @@ class Profile(Artifact):
     startup_s: NonNegativeFloat | None = Field(
         default=None, description="from starting the processes of the probe to their first measurement"
     )
+    yardstick_s: PositiveFloat | None = Field(
+        default=None, description="how fast the machine was then: the time of one fixed piece of arithmetic"
+    )
     profiling_s: NonNegativeFloat = Field(description="wall time the measurement took")
     profiling_usd: NonNegativeFloat = Field(
         default=0.0, description="what its machines cost; nothing where they are owned"

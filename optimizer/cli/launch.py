@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from hetopt.optimizer.cli.exchange_options import Wish
     from hetopt.optimizer.cli.sync_options import SyncWish
     from hetopt.optimizer.launch_record import Launch, Place
-    from hetopt.optimizer.places.hosting import ThisMachine
     from hetopt.optimizer.plan import Plan
     from hetopt.trainer.launch.base import Launcher
     from hetopt.trainer.spec import BatchPolicy
@@ -253,7 +252,9 @@ def launch(
             )
         folder, record = _to_resume(folders.find(resume), place, launcher)
     else:
-        record = _prepare(_load(plan, steps, chosen_policy, wish, sync_wish), place, factors, hosts, schedule, data)
+        from hetopt.optimizer.cli.launch_here import prepare
+
+        record = prepare(_load(plan, steps, chosen_policy, wish, sync_wish), place, factors, hosts, schedule, data)
         if stream_wish is not None:
             spec = stream_options.on_stream(stream_wish, record.spec, chosen_policy)
             notes = (*record.notes, stream_options.remark(spec))
@@ -331,54 +332,6 @@ def _load(
         run = sync_options.decide(sync_wish, wanted.run, exchange_was_asked=not wish.is_empty)
         wanted = wanted.model_copy(update={"run": run})
     return plan, wanted
-
-
-def _prepare(
-    plans: tuple[Plan, Plan],
-    place: Place,
-    factors: tuple[float, ...] | None,
-    hosts: str | None,
-    schedule: Path | None,
-    data: str | None,
-) -> Launch:
-    """The launch of a plan: mapped onto the place, with its prediction there."""
-    from hetopt.optimizer.launch_record import Launch
-
-    made, wanted = plans
-    match place:
-        case "local":
-            from hetopt.optimizer.places.local import predict_on_local
-
-            here = predict_on_local(wanted, factors)
-            spec, prediction, notes = here.run, here.prediction, here.notes
-        case "rehearsal":
-            from hetopt.optimizer.cli.parse import text_of
-            from hetopt.optimizer.places.rehearsal import rehearse
-            from hetopt.trainer.launch.description import parse_changes, parse_hosts
-
-            described = None if hosts is None else parse_hosts(hosts)
-            count = sum(group.machines for group in wanted.chosen.groups) if described is None else len(described)
-            names = [f"h{number}" for number in range(count)]
-            changes = () if schedule is None else parse_changes(text_of(schedule, "--schedule"), names)
-            rehearsal = rehearse(wanted, _this_machine(), described, changes)
-            spec, prediction, notes = rehearsal.run, rehearsal.prediction, rehearsal.notes
-        case "ec2":
-            raise ValueError("what is rented is ordered, see ec2_launch")
-    if data is not None:
-        spec = spec.model_copy(update={"data_dir": str(Path(data).resolve())})
-    return Launch(
-        created="", started_s=0.0, run_id="", on=place, plan=made, spec=spec, prediction=prediction, notes=notes
-    )
-
-
-def _this_machine() -> ThisMachine:
-    import os
-    import platform
-
-    from hetopt.optimizer.places.hosting import ThisMachine
-
-    system = f"{platform.system()} {platform.release()}"
-    return ThisMachine(processors=len(os.sched_getaffinity(0)), operating_system=system)
 
 
 def _to_resume(folder: Path, place: Place, launcher: Launcher) -> tuple[Path, Launch]:

@@ -57,6 +57,14 @@ def test_a_whole_log_gives_a_whole_profile(events: list[Event], schedule: ProbeS
     assert Profile.from_json(profile.to_json(), origin="memory") == profile
 
 
+def test_the_yardstick_is_that_of_the_middle_of_the_measurement(events: list[Event], schedule: ProbeSchedule) -> None:
+    assert profile_of(events, schedule).yardstick_s is None
+    held: list[Event] = [
+        {"event": "yardstick", "time_s": events[0]["time_s"], "yardstick_s": time_s} for time_s in (0.002, 0.009, 0.003)
+    ]
+    assert profile_of([*held, *events], schedule).yardstick_s == 0.003
+
+
 def test_a_pilot_that_averaged_parameters_says_how(events: list[Event], schedule: ProbeSchedule) -> None:
     first = next(place for place, event in enumerate(events) if event["event"] == "pilot_finished")
     begun = next(of_kind(events, "pilot_started"))

@@ -1,0 +1,103 @@
+"""A profile as it would be now: everything that the processors did follows the yardstick, and nothing else does."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.optimizer.market.catalog import Catalog
+from hetopt.optimizer.places.hosting import ThisMachine
+from hetopt.optimizer.places.local import predict_on_local
+from hetopt.optimizer.places.present import at_present, slowed
+from hetopt.optimizer.places.rehearsal import rehearse
+from hetopt.optimizer.plan import Goal, Plan
+from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.profiler.yardstick import REPEATS, measure_yardstick_s
+from hetopt.trainer.launch.description import parse_hosts
+
+from .conftest import NOW
+from .profiles import make_profile
+
+HERE = ThisMachine(processors=2, operating_system="Linux")
+THEN_S = 0.002
+
+slowness = st.floats(0.2, 5.0)
+
+
+@pytest.fixture(scope="module")
+def plan(catalog: Catalog) -> Plan:
+    profile = make_profile().model_copy(update={"yardstick_s": THEN_S})
+    options = Options(trials=20, batch_size=128, only_types=("c7a.large", "c7a.xlarge"))
+    return recommend(profile, catalog, Goal(ends="steps", amount=200, budget_usd=5.0), options, seed=0, now=NOW)
+
+
+@given(slower=slowness)
+def test_a_run_here_takes_so_many_times_as_long(plan: Plan, slower: float) -> None:
+    later = plan.model_copy(update={"profile": slowed(plan.profile, slower)})
+    for paces in ((1.0,), (1.0, 1.0), (1.0, 2.0)):
+        told, then = predict_on_local(later, paces).prediction, predict_on_local(plan, paces).prediction
+        assert told.step_time_s.value == pytest.approx(slower * then.step_time_s.value, rel=0.02)
+        assert told.total_s.value == pytest.approx(slower * then.total_s.value, rel=0.02)
+        assert told.steps == then.steps
+
+
+@given(first=slowness, then=slowness)
+def test_twice_is_once_by_both(plan: Plan, first: float, then: float) -> None:
+    twice, once = slowed(slowed(plan.profile, first), then), slowed(plan.profile, first * then)
+    assert _close(twice.model_dump(), once.model_dump())
+
+
+def _close(one: object, other: object) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_close(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_close, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return one == pytest.approx(other, rel=1e-9)
+    return one == other
+
+
+def test_quotas_follow_and_links_between_hosts_do_not(plan: Plan) -> None:
+    later, _ = at_present(plan, 1.5 * THEN_S)
+    computing = parse_hosts("cpu=0.5 x2")
+    told, then = (rehearse(one, HERE, computing).prediction for one in (later, plan))
+    assert told.compute_s == pytest.approx(1.5 * then.compute_s, rel=0.02)
+    sending = parse_hosts("cpu=0.5,rate=1mbit x2")
+    told, then = (rehearse(one, HERE, sending).prediction for one in (later, plan))
+    assert told.step_time_s.value - told.compute_s == pytest.approx(then.step_time_s.value - then.compute_s, rel=0.1)
+
+
+def test_declared_times_leave_room_for_a_slower_machine(plan: Plan) -> None:
+    later, _ = at_present(plan, 2 * THEN_S)
+    hosts = parse_hosts("speed=1 x4")
+    assert rehearse(later, HERE, hosts).run.workers[0].declared != rehearse(plan, HERE, hosts).run.workers[0].declared
+
+
+@pytest.mark.parametrize(
+    ("slower", "said"),
+    [
+        (1.03, ""),
+        (1.1, ""),
+        (1.5, "takes this machine 1.50 times as long as when the job was profiled"),
+        (0.6, "takes this machine 60% of the time that it took when the job was profiled"),
+    ],
+)
+def test_what_matters_is_said(plan: Plan, slower: float, said: str) -> None:
+    later, notes = at_present(plan, slower * THEN_S)
+    assert said in "".join(notes)
+    assert bool(said) == bool(notes)
+    assert (later == plan) == (slower == 1.03)
+
+
+def test_an_old_profile_stays_as_it_is(plan: Plan) -> None:
+    old = plan.model_copy(update={"profile": plan.profile.model_copy(update={"yardstick_s": None})})
+    assert at_present(old, 1.0) == (old, ())
+
+
+def test_the_yardstick_is_the_usual_time_of_one_piece_of_work() -> None:
+    ticks = iter(
+        time_s for piece in range(REPEATS) for time_s in (10.0 * piece, 10.0 * piece + (5 if piece == 3 else 2))
+    )
+    assert measure_yardstick_s(lambda: next(ticks)) == pytest.approx(2.0)
+    assert 0 < measure_yardstick_s() < 1.0
