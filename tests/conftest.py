@@ -19,7 +19,14 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 DATA_VARIABLE = "HETOPT_SHARED_DATA"
 
 # Files that take minutes. They go first: where tests run side by side, none is left for the end, alone.
-LONGEST = ("test_box.py", "test_faults.py", "test_local_launcher.py", "test_runs.py", "test_rehearsal.py")
+LONGEST = (
+    "test_box.py",
+    "test_faults.py",
+    "test_local_launcher.py",
+    "test_runs.py",
+    "test_rehearsal.py",
+    "test_zone_switch.py",
+)
 
 # Set before any test imports numpy or torch: their thread pools read it once. Worker processes inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"

@@ -335,7 +335,7 @@ def _finish(launcher: Ec2Launcher, handle: RunHandle, *, as_json: bool) -> None:
 
     seen = Seen.load(handle.run_dir / SEEN_FILE)
     render.note(
-        f"the machines are gone; they cost ${seen.spent_usd(seen.time_s):.4f} at the prices they were rented at"
+        f"the machines are gone; they cost ${seen.spent_usd(seen.time_s):.4f} at the prices that were seen meanwhile"
     )
     follow.finish(launcher, handle.run_dir, as_json=as_json)
     if seen.stop_reason is not None and "budget" in seen.stop_reason:

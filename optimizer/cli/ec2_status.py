@@ -30,6 +30,7 @@ def look(folder: Path, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
     from hetopt.optimizer.ec2.launcher import Ec2Launcher
     from hetopt.optimizer.ec2.order import ORDER_FILE, Order
     from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
+    from hetopt.optimizer.ec2.verdict import judged
     from hetopt.profiler.errors import BadInput, CloudRefused
     from hetopt.trainer.launch.base import RunHandle
 
@@ -52,6 +53,8 @@ def look(folder: Path, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
         "budget_usd": order.budget_usd if order else None,
         "usd_per_hour": sum(machine.usd_per_hour for machine in seen.alive),
         "ends_in_s": seen.lease_end_s - now_s if seen.lease_end_s is not None and seen.alive else None,
+        "zone": seen.zone,
+        "leaves_for_zone": seen.zone_wanted,
         "everything_is_removed": seen.cleared,
         "machines": [
             {
@@ -70,7 +73,7 @@ def look(folder: Path, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
             for machine in seen.machines
         ],
     }
-    return launcher.judged(folder, seen), rental
+    return judged(folder, seen), rental
 
 
 def show(rental: dict[str, Any]) -> None:
@@ -86,6 +89,8 @@ def show(rental: dict[str, Any]) -> None:
     )
     if rental["ends_in_s"] is not None:
         render.line(f"  the machines end by themselves in {words.duration(max(rental['ends_in_s'], 0.0))}")
+    if rental["leaves_for_zone"] is not None:
+        render.line(f"  leaving {rental['zone']} for {rental['leaves_for_zone']}, where the same machines cost less")
     if rental["machines"]:
         render.table(
             [

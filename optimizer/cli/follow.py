@@ -53,7 +53,11 @@ def keep_up(launcher: Launcher, handle: RunHandle, record: Launch, live: Live) -
     replace = partial(launcher.replace, handle) if isinstance(launcher, Renting) else None
     move = partial(launcher.move, handle) if isinstance(launcher, Renting) else None
     add = partial(launcher.add, handle) if isinstance(launcher, Renting) else None
-    supervision = Supervision.of(record, handle.run_dir, replace=replace, move=move, add=add)
+    switch = partial(launcher.switch, handle) if isinstance(launcher, Renting) else None
+    pools = partial(launcher.pools, handle) if isinstance(launcher, Renting) else None
+    supervision = Supervision.of(
+        record, handle.run_dir, replace=replace, move=move, add=add, switch=switch, pools=pools
+    )
     looked_s = time.monotonic()
     while True:
         over = launcher.poll(handle).state.is_over

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +9,9 @@ from typing import Any
 from hetopt.optimizer.ec2.images import IMAGES
 from hetopt.optimizer.ec2.order import BootImage, Rate, Role, Zone
 from hetopt.optimizer.ec2.request import Answer, Edge, Request
+from hetopt.optimizer.ec2.spot_prices import newest_prices, price_request
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.profiler.errors import BadInput, CloudRefused
-
-PRODUCT = "Linux/UNIX"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +91,7 @@ def zones_for(edge: Edge, roles: Sequence[Role], catalog: Catalog, extras_usd: f
     names = list(dict.fromkeys(name for role in roles for name in role.instance_types))
     offered = _offered(edge(_offerings_request(names))["InstanceTypeOfferings"])
     subnets = _subnets(edge(_subnets_request())["Subnets"])
-    spot = _spot_prices(edge(_spot_request(names, now_s))["SpotPriceHistory"])
+    spot = newest_prices(edge(price_request(names, now_s)))
     zones = []
     for zone in sorted(set.intersection(*(offered.get(name, set()) for name in names)) & set(subnets)):
         subnet = subnets[zone]
@@ -101,7 +99,7 @@ def zones_for(edge: Edge, roles: Sequence[Role], catalog: Catalog, extras_usd: f
         for role in roles:
             for name in role.instance_types:
                 rates[name] = _rate(
-                    catalog, name, spot.get((name, zone)) if role.market == "spot" else None, extras_usd
+                    catalog, name, spot.get((zone, name)) if role.market == "spot" else None, extras_usd
                 )
         zones.append(
             Zone(
@@ -169,20 +167,6 @@ def _subnets_request() -> Request:
     )
 
 
-def _spot_request(names: Sequence[str], now_s: float) -> Request:
-    return Request(
-        step="spot-prices",
-        service="ec2",
-        operation="describe_spot_price_history",
-        parameters={
-            "InstanceTypes": list(names),
-            "ProductDescriptions": [PRODUCT],
-            "StartTime": datetime.datetime.fromtimestamp(now_s, datetime.UTC),
-        },
-        purpose="what the types cost now, zone by zone",
-    )
-
-
 def _offered(offerings: Iterable[Answer]) -> dict[str, set[str]]:
     offered: dict[str, set[str]] = {}
     for found in offerings:
@@ -192,13 +176,3 @@ def _offered(offerings: Iterable[Answer]) -> dict[str, set[str]]:
 
 def _subnets(subnets: Iterable[Answer]) -> dict[str, Answer]:
     return {found["AvailabilityZone"]: found for found in subnets if found.get("State") == "available"}
-
-
-def _spot_prices(history: Iterable[Answer]) -> dict[tuple[str, str], float]:
-    """The newest price of each type and zone."""
-    newest: dict[tuple[str, str], Answer] = {}
-    for found in history:
-        pool = (found["InstanceType"], found["AvailabilityZone"])
-        if pool not in newest or found["Timestamp"] > newest[pool]["Timestamp"]:
-            newest[pool] = found
-    return {pool: float(found["SpotPrice"]) for pool, found in newest.items()}

@@ -89,8 +89,8 @@ def _seen(
     answer = edge(calls.addresses_call(order))
     known = {one["InstanceId"]: one for group in answer["Reservations"] for one in group["Instances"]}
     zone = order.zones[0]
-    for one in known.values():
-        name = one.get("Placement", {}).get("AvailabilityZone")
+    for id_ in hosts.keys() & known.keys():  # others may wait in another zone, and end there by themselves
+        name = known[id_].get("Placement", {}).get("AvailabilityZone")
         zone = next((other for other in order.zones if other.name == name), zone)
     seats = [
         Seat(
@@ -102,11 +102,12 @@ def _seen(
     ]
     on_spot = [seat for seat in seats if known[seat.machine.id].get("InstanceLifecycle") == "spot"]
     held = [seat for seat in seats if seat not in on_spot]
+    unseen = Seen(time_s=watcher.clock())
     return Seen(
         time_s=watcher.clock(),
         zone=zone.name,
         generation=generation,
-        machines=(*watcher.granted(on_spot, zone), *watcher.granted(held, zone, on_demand=True)),
+        machines=(*watcher.granted(on_spot, zone, unseen), *watcher.granted(held, zone, unseen, on_demand=True)),
         on_demand=order.has_spot and not on_spot,
         lease_end_s=lease_end_s,
     )

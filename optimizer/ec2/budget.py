@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hetopt.profiler.errors import BadInput, BudgetStop
@@ -22,6 +22,10 @@ SECONDS_PER_HOUR = 3600.0
 
 SHUTDOWN_S = 120.0
 """From the order to end until EC2 has stopped the clock, of a machine that writes its last files."""
+
+MOVE_S = 1500.0
+"""Where all machines are relieved, both clusters are paid at most so long: what was not placed by then ends by itself
+(`PLACE_WITHIN_S` of the agent, and ten minutes in which it boots)."""
 
 LEAST_LIFETIME_S = 600.0
 """A cluster that must end before this has hardly booted."""
@@ -32,20 +36,31 @@ class Stay:
     """One machine's time on the bill.
 
     Attributes:
+        since_s: when it began, seconds since the epoch.
         until_s: when it ended; None while it runs.
         usd_per_hour: all that is paid for it, volume and address included.
         minimum_s: paid for at least.
+        paid_usd: until its price last changed.
+        priced_s: when that was; None: it never has.
     """
 
     since_s: float
     until_s: float | None
     usd_per_hour: float
     minimum_s: float = 60.0
+    paid_usd: float = 0.0
+    priced_s: float | None = None
 
     def usd(self, now_s: float) -> float:
         """Paid so far."""
-        end_s = now_s if self.until_s is None else self.until_s
-        return self.usd_per_hour * max(end_s - self.since_s, self.minimum_s) / SECONDS_PER_HOUR
+        end_s = max(now_s if self.until_s is None else self.until_s, self.since_s + self.minimum_s)
+        from_s = self.since_s if self.priced_s is None else self.priced_s
+        return self.paid_usd + self.usd_per_hour * max(end_s - from_s, 0.0) / SECONDS_PER_HOUR
+
+    def repriced(self, usd_per_hour: float, now_s: float) -> Stay:
+        """From now on at another price: what it has cost stays what it was, and so does the least that is paid."""
+        from_s = max(now_s, self.since_s + self.minimum_s, self.priced_s or 0.0)
+        return replace(self, usd_per_hour=usd_per_hour, paid_usd=self.usd(now_s), priced_s=from_s)
 
 
 def spent_usd(stays: Iterable[Stay], now_s: float) -> float:

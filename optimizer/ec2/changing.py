@@ -1,11 +1,13 @@
-"""What may be changed about a run's machines within its budget: on demand instead of on spot, or more of them. Pure."""
+"""What may be changed about a run's machines within its budget: on demand, more of them, or in another zone. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from hetopt.optimizer.ec2.budget import Guard
+from hetopt.optimizer.ec2.budget import MOVE_S, SECONDS_PER_HOUR, Guard
 from hetopt.optimizer.ec2.order import Order
+from hetopt.optimizer.ec2.pools import may_leave, pair, rests
 from hetopt.optimizer.ec2.seen import Seen
 from hetopt.profiler.errors import BadInput, BudgetStop
 from hetopt.trainer.launch.ec2.protocol import HEARTBEAT_S
@@ -15,11 +17,13 @@ _HINT = "resume it with a higher --budget"
 
 
 def guard_of(order: Order, seen: Seen, now_s: float) -> Guard:
-    """Of the budget, without what a move that may still come will cost."""
-    kept_usd = 0.0 if seen.has_moved else max(0.0, order.move_usd - seen.spent_waiting_usd(now_s))
+    """Of the budget, without what a move that may still come will cost, nor what is paid while a run changes zones."""
+    leaves, waiting_usd = seen.zone_wanted is not None, seen.spent_waiting_usd(now_s)
+    move_usd = 0.0 if seen.has_moved else max(0.0, order.move_usd - (0.0 if leaves else waiting_usd))
+    both_usd = order.worst_usd_per_hour() * MOVE_S / SECONDS_PER_HOUR if leaves else 0.0
     return Guard(
         budget_usd=order.budget_usd,
-        fixed_usd=order.fixed_usd + kept_usd,
+        fixed_usd=order.fixed_usd + move_usd + max(0.0, both_usd - waiting_usd),
         worst_usd_per_hour=order.worst_usd_per_hour(),
         checkpoint_s=order.checkpoint_s,
         heartbeat_s=HEARTBEAT_S,
@@ -52,12 +56,12 @@ def moved(order: Order, seen: Seen, needed_s: float, now_s: float) -> Seen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Enlarged:
-    """A run that is to have more machines.
+class Changed:
+    """A run that is to have other machines.
 
     Attributes:
         order: with them.
-        seen: they are asked for from now on as those are that were lost.
+        seen: they are asked for from now on.
         end_s: when everything must be gone, were all prices at their worst: sooner than before.
         stop_training_s: when training must end for that.
     """
@@ -70,7 +74,7 @@ class Enlarged:
 
 def enlarged(
     order: Order, seen: Seen, spec: RunSpec, host: str, machines: int, needed_s: float, now_s: float
-) -> Enlarged:
+) -> Changed:
     """The run with more machines, whose workers get as much of the batch as those that they are like.
 
     Args:
@@ -101,4 +105,35 @@ def enlarged(
         )
     new = [worker.model_copy(update={"host": name}) for name in names for worker in like]
     asked = seen.model_copy(update={"absent": (*seen.absent, *new), "asked_s": None})
-    return Enlarged(order=larger, seen=asked, end_s=end_s, stop_training_s=guard.stop_training_s(end_s))
+    return Changed(order=larger, seen=asked, end_s=end_s, stop_training_s=guard.stop_training_s(end_s))
+
+
+def switched(order: Order, seen: Seen, hosts: Collection[str], zone: str, needed_s: float, now_s: float) -> Changed:
+    """The run from the moment on in which all of its machines are wanted in another zone.
+
+    Args:
+        order: of the run.
+        seen: its last look.
+        hosts: of those that train.
+        zone: where they are wanted, by its name.
+        needed_s: from now to the run's end.
+        now_s: seconds since the epoch.
+
+    Raises:
+        BadInput: there is no such zone, it has just come from there, machines come or go, or some are on demand.
+        BudgetStop: the budget does not pay for both clusters meanwhile.
+    """
+    others = {one.name for one in order.zones} - {seen.zone}
+    if zone not in others or not may_leave(seen, hosts) or rests(seen, zone, now_s):
+        raise BadInput(f"{order.run_id} cannot leave for {zone} now.", hint="look at it with `hetopt status`")
+    switches = {**seen.switches, pair(seen.zone, zone): now_s}
+    leaving = seen.model_copy(update={"zone_wanted": zone, "asked_s": None, "switches": switches})
+    guard = guard_of(order, leaving, now_s)
+    end_s = guard.end_s(seen.spent_usd(now_s), now_s)
+    if end_s < now_s + needed_s:
+        raise BudgetStop(
+            f"${order.budget_usd:.2f} do not pay for the machines of {order.run_id} in {seen.zone} and in {zone} "
+            f"meanwhile and until its end, so that it stays in {seen.zone}.",
+            hint=_HINT,
+        )
+    return Changed(order=order, seen=leaving, end_s=end_s, stop_training_s=guard.stop_training_s(end_s))

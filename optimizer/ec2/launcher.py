@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetopt.optimizer.ec2 import calls
-from hetopt.optimizer.ec2.changing import enlarged, guard_of, moved
+from hetopt.optimizer.ec2.changing import Changed, enlarged, guard_of, moved, switched
 from hetopt.optimizer.ec2.errors import ApiRefused
 from hetopt.optimizer.ec2.ledger import LEDGER_FILE, read_ledger, recorded_ids
 from hetopt.optimizer.ec2.order import ORDER_FILE, Order
-from hetopt.optimizer.ec2.recovery import Recovery, latest_checkpoint
+from hetopt.optimizer.ec2.placing import latest_checkpoint
+from hetopt.optimizer.ec2.pools import pools_of
+from hetopt.optimizer.ec2.recovery import Recovery
 from hetopt.optimizer.ec2.removal import Remover
 from hetopt.optimizer.ec2.renting import Accept, Renter, Tell
 from hetopt.optimizer.ec2.request import Edge
 from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
 from hetopt.optimizer.ec2.session import connect_run
+from hetopt.optimizer.ec2.spot_prices import are_due, newest_prices, price_request, repriced, spot_types
+from hetopt.optimizer.ec2.verdict import has_failed, is_finished, judged, stopped_s
 from hetopt.optimizer.ec2.watch import Watcher
 from hetopt.profiler.errors import BadInput, CloudRefused
-from hetopt.trainer.events import EVENTS_FILE, Event
-from hetopt.trainer.launch.base import RunHandle, RunState, RunStatus
+from hetopt.trainer.events import EVENTS_FILE
+from hetopt.trainer.launch.base import Pools, RunHandle, RunState, RunStatus
 from hetopt.trainer.launch.ec2.protocol import HEARTBEAT_S
-from hetopt.trainer.launch.outcome import failure_reason, judge, last_events, last_log_line
+from hetopt.trainer.launch.nodes import host_names
+from hetopt.trainer.launch.outcome import last_events
 from hetopt.trainer.run_folder import read_spec, write_spec
 from hetopt.trainer.spec import RunSpec
 
@@ -35,7 +40,6 @@ SLOWEST_LOOK_S = HEARTBEAT_S
 _SLOWER = 1.5
 _LEASE_GROWS_S = 60.0
 _STOP_PATIENCE_S = 120.0
-_LOSSES_SHOW_S = 180.0
 
 
 @dataclass(kw_only=True)
@@ -45,6 +49,7 @@ class Pace:
     wait_s: float = FIRST_LOOK_S
     next_s: float = 0.0
     said: str = ""
+    said_of_prices: str = ""
 
     def after(self, now_s: float, *, news: bool) -> None:
         """Take in a look."""
@@ -119,7 +124,7 @@ class Ec2Launcher:
                     f"{refused.message} {refused.hint or ''} The run goes on; nobody grants it more time meanwhile."
                 )
             path = handle.run_dir / SEEN_FILE
-            return self.judged(handle.run_dir, Seen.load(path) if path.exists() else Seen(time_s=self.clock()))
+            return judged(handle.run_dir, Seen.load(path) if path.exists() else Seen(time_s=self.clock()))
 
     def look(self, handle: RunHandle) -> RunStatus:
         """The same, but whoever asks is told when the cloud does not answer.
@@ -136,21 +141,9 @@ class Ec2Launcher:
         pace = self._paces.setdefault(run_dir, Pace())
         if not seen.cleared and seen.machines and self.clock() >= pace.next_s:
             before = (seen.machines, _size(run_dir / EVENTS_FILE))
-            seen = self._supervise(order, watcher, watcher.look())
+            seen = self._supervise(order, watcher, self._priced(order, watcher, watcher.look(), pace))
             pace.after(self.clock(), news=before != (seen.machines, _size(run_dir / EVENTS_FILE)))
-        return self.judged(run_dir, seen)
-
-    def judged(self, run_dir: Path, seen: Seen) -> RunStatus:
-        """How the run is, by what is in its folder."""
-        if not seen.machines:
-            return RunStatus(state=RunState.FAILED, reason="its machines were never granted")
-        status = judge(
-            last_events(run_dir),
-            alive=bool(seen.alive),
-            stop_wished=seen.stop_wished_s is not None,
-            last_line=None if seen.alive else _last_words(run_dir, seen),
-        )
-        return RunStatus(state=status.state, reason=status.reason or seen.stop_reason)
+        return judged(run_dir, seen)
 
     def stop(self, handle: RunHandle) -> None:
         """Let the machines save a checkpoint, end them, and remove everything. Idempotent."""
@@ -165,7 +158,7 @@ class Ec2Launcher:
             return
         if seen.alive:
             seen = watcher.look()
-            started = self.judged(run_dir, seen).state is RunState.RUNNING
+            started = judged(run_dir, seen).state is RunState.RUNNING
             seen = self._wish_end(order, watcher, seen, "stopped by hand")
             if started:
                 seen = self._until_ended(order, watcher, seen)
@@ -220,12 +213,41 @@ class Ec2Launcher:
         """
         order, watcher = self._opened(handle)
         larger = enlarged(order, watcher.last(), read_spec(handle.run_dir), host, machines, needed_s, self.clock())
-        seen = self._grant(larger.order, watcher, larger.seen, larger.end_s, larger.stop_training_s)
-        if seen.lease_end_s != larger.end_s:
-            return  # somebody else has said something else meanwhile; the next look reads what
-        watcher.edge(calls.order_call(larger.order))
-        larger.order.save(handle.run_dir / ORDER_FILE)
-        self._look_at_once(handle)
+        if self._take_on(watcher, larger):
+            watcher.edge(calls.order_call(larger.order))
+            larger.order.save(handle.run_dir / ORDER_FILE)
+            self._look_at_once(handle)
+
+    def pools(self, handle: RunHandle) -> Pools | None:
+        """What the run's machines cost here and in other zones; None while some come or go."""
+        order, watcher = self._opened(handle)
+        return pools_of(order, watcher.last(), host_names(read_spec(handle.run_dir)), self.clock())
+
+    def switch(self, handle: RunHandle, zone: str, needed_s: float) -> None:
+        """Have the same machines in another zone. The next looks rent them, and let them take over (`ZoneSwitch`).
+
+        Two clusters spend a budget in less time: before the second is asked for, the lease is shortened to what the
+        budget pays for beside it.
+
+        Args:
+            handle: of the run.
+            zone: where, by its name.
+            needed_s: from now to its end.
+
+        Raises:
+            BadInput: it cannot leave for there now.
+            BudgetStop: the budget does not pay for both meanwhile.
+            CloudRefused: the cloud does not answer.
+        """
+        order, watcher = self._opened(handle)
+        hosts = host_names(read_spec(handle.run_dir))
+        if self._take_on(watcher, switched(order, watcher.last(), hosts, zone, needed_s, self.clock())):
+            self._look_at_once(handle)
+
+    def _take_on(self, watcher: Watcher, change: Changed) -> bool:
+        """Shorten the lease to what a change leaves; not where somebody else has said something else meanwhile."""
+        seen = self._grant(change.order, watcher, change.seen, change.end_s, change.stop_training_s)
+        return seen.lease_end_s == change.end_s
 
     def _opened(self, handle: RunHandle) -> tuple[Order, Watcher]:
         order = Order.load(handle.run_dir / ORDER_FILE)
@@ -233,6 +255,22 @@ class Ec2Launcher:
 
     def _look_at_once(self, handle: RunHandle) -> None:
         self._paces.setdefault(handle.run_dir, Pace()).next_s = self.clock()
+
+    def _priced(self, order: Order, watcher: Watcher, seen: Seen, pace: Pace) -> Seen:
+        """Machines on spot are billed at the prices of now. Where nobody tells these, at those that were told last."""
+        now_s = self.clock()
+        if not are_due(order, seen, now_s):
+            return seen
+        try:
+            newest = newest_prices(watcher.edge(price_request(spot_types(order), now_s)))
+            seen = repriced(order, seen, newest, now_s)
+        except CloudRefused as refused:
+            seen = seen.model_copy(update={"prices_asked_s": now_s})
+            if refused.message != pace.said_of_prices:
+                pace.said_of_prices = refused.message
+                self.tell(f"{refused.message} {refused.hint or ''} The prices that were seen last are taken to hold.")
+        watcher.save(seen)
+        return seen
 
     def _supervise(self, order: Order, watcher: Watcher, seen: Seen) -> Seen:
         """What follows from a look: more time, an order to end, or the last tidying up."""
@@ -249,13 +287,12 @@ class Ec2Launcher:
             return self._clear(order, watcher, seen, watcher.run_dir) if late_s > 0 else seen
         events = last_events(watcher.run_dir)
         # Those that wait would take over from machines that were all lost.
-        if _has_failed(order, events, now_s) and not seen.waiting:
+        if has_failed(order, events, now_s) and not seen.waiting:
             return self._clear(order, watcher, seen, watcher.run_dir)
-        if not _is_finished(events):
-            recovery = Recovery(
-                edge=watcher.edge, sleep=self.sleep, tell=self.tell, clock=self.clock, stopped_s=_stopped_s(events)
-            )
-            seen = recovery.step(order, watcher, seen)
+        recovery = Recovery.of(
+            watcher.edge, sleep=self.sleep, tell=self.tell, clock=self.clock, stopped_s=stopped_s(events)
+        )
+        seen = recovery.end(watcher, seen) if is_finished(events) else recovery.step(order, watcher, seen)
         if seen.lease_end_s is None or end_s > seen.lease_end_s + _LEASE_GROWS_S:
             return self._grant(order, watcher, seen, end_s, guard.stop_training_s(end_s))
         return seen
@@ -323,37 +360,5 @@ def fleets_of(run_dir: Path) -> list[str]:
     return recorded_ids(read_ledger(run_dir / LEDGER_FILE), "fleet-")
 
 
-def _has_failed(order: Order, events: Sequence[Event], now_s: float) -> bool:
-    """Whether the run failed by itself: no machine went with it, nor in the minutes that a notice gives."""
-    since_s = events[-1]["time_s"] if events else now_s
-    # A failure before the run was resumed is what it was resumed from.
-    in_this_life = since_s >= order.created_s
-    return in_this_life and failure_reason(events) is not None and now_s - since_s > _LOSSES_SHOW_S
-
-
-def _is_finished(events: Sequence[Event]) -> bool:
-    """Whether machines end because there is nothing left to do."""
-    last = events[-1] if events else {}
-    return last.get("event") in ("training_finished", "probe_finished") and last.get("reason") != "stopped"
-
-
-def _stopped_s(events: Sequence[Event]) -> float | None:
-    """When the run last stopped with a checkpoint; None while it goes on."""
-    last = events[-1] if events else {}
-    return float(last["time_s"]) if last.get("event") == "training_finished" else None
-
-
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _last_words(run_dir: Path, seen: Seen) -> str | None:
-    """Why a run ended that wrote no event about it."""
-    taken = [machine for machine in seen.machines if machine.ending == "interrupted"]
-    if taken:
-        return f"EC2 took {', '.join(machine.host for machine in taken)} back"
-    told = last_log_line(run_dir)
-    if told is not None:
-        return told
-    reasons = [machine.reason for machine in seen.machines if machine.reason]
-    return reasons[0] if reasons else None

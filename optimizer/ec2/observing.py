@@ -17,20 +17,25 @@ TOGETHER_S = 300.0
 def seen_pools(seen: Seen, order: Order) -> tuple[ObservedPool, ...]:
     """The spot pools of this life of a run; what it had before it was resumed was counted then."""
     spot = {host for role in order.roles if role.market == "spot" for host in role.hosts}
-    pools: dict[str, list[SeenMachine]] = defaultdict(list)
+    pools: dict[tuple[str, str], list[SeenMachine]] = defaultdict(list)
     for machine in seen.machines:
-        if machine.host in spot and machine.since_s >= order.created_s and machine.until_s is not None:
-            pools[machine.instance_type].append(machine)
+        if (
+            machine.host in spot
+            and not machine.on_demand
+            and machine.since_s >= order.created_s
+            and machine.until_s is not None
+        ):
+            pools[machine.instance_type, machine.zone or seen.zone].append(machine)
     return tuple(
         ObservedPool(
             instance_type=name,
             region=order.region,
-            zone=seen.zone or None,
+            zone=zone or None,
             instance_hours=sum((one.until_s or one.since_s) - one.since_s for one in machines) / 3600,
             losses=len(lost := sorted(one.until_s or 0.0 for one in machines if one.ending == "interrupted")),
             events=_events(lost),
         )
-        for name, machines in sorted(pools.items())
+        for (name, zone), machines in sorted(pools.items())
         if any((one.until_s or one.since_s) > one.since_s for one in machines)
     )
 

@@ -140,6 +140,10 @@ class Order(Artifact):
         )
         return self.model_copy(update={"roles": tuple(roles)})
 
+    def zone(self, name: str) -> Zone:
+        """The zone of that name; the first, where none has it."""
+        return next((zone for zone in self.zones if zone.name == name), self.zones[0])
+
     def market_of(self, host: str) -> Market:
         """How a host's machine is rented, until the run moves."""
         return next(role.market for role in self.roles if host in role.hosts)

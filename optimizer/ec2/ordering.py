@@ -10,7 +10,7 @@ from hetopt.optimizer.costs.bill import Volume
 from hetopt.optimizer.costs.billing import Billing
 from hetopt.optimizer.costs.cost import CHECKPOINT_COPIES, checkpoint_time_s
 from hetopt.optimizer.ec2 import account
-from hetopt.optimizer.ec2.budget import lifetime_s
+from hetopt.optimizer.ec2.budget import MOVE_S, lifetime_s
 from hetopt.optimizer.ec2.images import image_kind
 from hetopt.optimizer.ec2.order import Order, Role, worst_usd_per_hour
 from hetopt.optimizer.ec2.request import Edge
@@ -21,10 +21,6 @@ from hetopt.trainer.launch.ec2.protocol import HEARTBEAT_S, READ_EVERY_S, READ_O
 
 PROFILE_NAME = "hetopt-node"
 """The instance profile where none is named; see `hetopt setup`."""
-
-MOVE_S = 1500.0
-"""A move to on-demand machines pays for both clusters at most so long: what was not placed by then ends by itself
-(`PLACE_WITHIN_S` of the agent, and ten minutes in which it boots)."""
 
 _KEPT_CHECKPOINTS = 2
 _BYTES_PER_GB = 1e9

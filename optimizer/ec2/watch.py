@@ -55,7 +55,7 @@ class Watcher:
             time_s=self.clock(),
             zone=zone.name,
             generation=self.next_generation(),
-            machines=(*before.machines, *self.granted(seats, zone)),
+            machines=(*before.machines, *self.granted(seats, zone, Seen(time_s=self.clock()))),
             lease_end_s=self.order.created_s + self.order.lifetime_s,
         )
         self.save(seen)
@@ -67,13 +67,14 @@ class Watcher:
         return before.generation + 1 if before.machines else 0
 
     def granted(
-        self, seats: Iterable[Seat], zone: Zone, *, on_demand: bool = False, duty: Duty = "serves"
+        self, seats: Iterable[Seat], zone: Zone, seen: Seen, *, on_demand: bool = False, duty: Duty = "serves"
     ) -> tuple[SeenMachine, ...]:
         """Machines that are on the bill from now on.
 
         Args:
             seats: the machines, and what host each is or is to be.
             zone: where they are.
+            seen: the prices that are known.
             on_demand: all of them, whatever the order says.
             duty: whether they have their place.
         """
@@ -87,7 +88,8 @@ class Watcher:
                 instance_type=seat.machine.instance_type,
                 state="pending",
                 since_s=now_s,
-                usd_per_hour=zone.usd_per_hour(seat.machine.instance_type, market),
+                zone=zone.name,
+                usd_per_hour=seen.usd_per_hour(zone, seat.machine.instance_type, market),
                 extras_usd_per_hour=self.order.extras_usd_per_hour,
                 on_demand=market == "on-demand",
                 duty=duty,

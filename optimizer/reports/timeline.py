@@ -44,6 +44,7 @@ _DONE = {
     "replace": "another machine takes its place",
     "on-demand": "moving to on-demand machines",
     "add": "more machines like it",
+    "switch": "leaving for another zone",
 }
 
 
@@ -172,7 +173,7 @@ def happening(
             kind = "clock_jumped"
             text = f"the clock went {'forward' if by_s > 0 else 'back'} by {words.duration(abs(by_s))}"
         case "supervisor_acted":
-            done, all_of_it = _DONE[event["action"]], event["action"] == "on-demand"
+            done, all_of_it = _DONE[event["action"]], event["action"] in ("on-demand", "switch")
             where = () if all_of_it else (str(event["host"]),)
             kind, text = "supervisor_acted", f"{done}: {event['reason']}"
         case "supervisor_measured":

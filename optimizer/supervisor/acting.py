@@ -2,13 +2,14 @@
 
 Where hosts come and go, one that costs more than it brings is dropped, and the others go on from memory. Where machines
 are rented, one that has become slow is given back, and another takes its place; more are rented for a run that would be
-late; all are had on demand when only that still keeps the deadline. Elsewhere the person is told, and decides.
+late; all are had on demand when only that still keeps the deadline, or in another zone where that has become cheaper.
+Elsewhere the person is told, and decides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from hetopt.optimizer.supervisor.dropping import without_each_host
 from hetopt.optimizer.supervisor.moving import on_demand_for_all
 from hetopt.optimizer.supervisor.replacing import with_another_for_each_host
 from hetopt.optimizer.supervisor.standing import Promise, Standing
+from hetopt.optimizer.supervisor.switching import in_other_zones
 from hetopt.profiler.errors import BadInput, BudgetStop, CloudRefused
+from hetopt.trainer.launch.base import Pools
 from hetopt.trainer.launch.changes import ask_for_change, comes_and_goes
 from hetopt.trainer.miniature import Change
 
@@ -34,6 +37,15 @@ Move = Callable[[float], None]
 
 Add = Callable[[str, int, float], None]
 """Rents so many machines more like a host, for so many seconds; raises as `Renting.add` does."""
+
+Switch = Callable[[str, float], None]
+"""Has the same machines in another zone, for so many seconds; raises as `Renting.switch` does."""
+
+Look = Callable[[], Pools | None]
+"""What the machines cost here and in other zones; None while some come or go."""
+
+UNPAID_S = 3600.0
+"""What the budget did not pay for is asked again so much later: the less of a run is left, the more it may pay for."""
 
 ENDING_S = 180.0
 """So long before its deadline a rented run is told to save its last checkpoint and to end."""
@@ -50,10 +62,14 @@ class Supervision:
         replace: ends a host whose place another machine takes; None: there are no others.
         move: has machines that nobody takes back in the place of all; None: there are none, or it was done.
         add: rents more machines; None: there are none, or they cannot be paid.
+        switch: has the same machines in another zone; None: nothing is rented.
+        pools: what they cost there and here; None: as planned.
+        boot_s: from asking for a machine to its first step.
         until_there_s: from an order to end a machine to the first step of the one that is asked for instead.
         supervisor: who decides.
         standing: of the run, as its log has told so far.
         replaced: hosts that were; a second machine would have no better luck.
+        unpaid: zones that the budget did not pay for, and when that was found, seconds since the epoch.
     """
 
     run_dir: Path
@@ -62,10 +78,14 @@ class Supervision:
     replace: LetGo | None = None
     move: Move | None = None
     add: Add | None = None
+    switch: Switch | None = None
+    pools: Look | None = None
+    boot_s: float = 0.0
     until_there_s: float = 0.0
     supervisor: Supervisor
     standing: Standing = field(default_factory=Standing)
     replaced: set[str] = field(default_factory=set)
+    unpaid: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -76,6 +96,8 @@ class Supervision:
         replace: LetGo | None = None,
         move: Move | None = None,
         add: Add | None = None,
+        switch: Switch | None = None,
+        pools: Look | None = None,
         hysteresis: Hysteresis | None = None,
     ) -> Supervision:
         """The supervision of a launch.
@@ -86,6 +108,8 @@ class Supervision:
             replace: gives a rented machine back whose place another one takes; None: nothing is rented.
             move: has machines that nobody takes back in the place of all; None: there are none.
             add: rents more machines; None: nothing is rented.
+            switch: has the same machines in another zone; None: nothing is rented.
+            pools: what they cost there and here; None: as planned.
             hysteresis: how slowly minds are changed.
         """
         # A machine that is lost takes the work since the last checkpoint with it: half of what is between two.
@@ -97,6 +121,9 @@ class Supervision:
             replace=replace,
             move=move,
             add=add,
+            switch=switch,
+            pools=pools,
+            boot_s=record.prediction.startup_s,
             until_there_s=record.prediction.startup_s + lost_s,
             supervisor=Supervisor(promise=promise_of(record), hysteresis=hysteresis or Hysteresis()),
         )
@@ -111,7 +138,8 @@ class Supervision:
         if told is not None:
             self._write(MEASURED, told)
         # What a place of one's own costs is not for a program to limit; what is rented has a guard of its own.
-        before, (self.supervisor, decision) = self.supervisor, self.supervisor.look(self.standing, 0.0, self._others())
+        others = self._others(self._priced())
+        before, (self.supervisor, decision) = self.supervisor, self.supervisor.look(self.standing, 0.0, others)
         if decision.action == "drop" and self.drop is not None:
             return self._act(decision, self.drop, before)
         if decision.action == "replace" and self.replace is not None:
@@ -122,13 +150,30 @@ class Supervision:
         if decision.action == "add" and self.add is not None:
             add, needed_s = self.add, self._left_s(decision)
             return self._act(decision, lambda host: add(host, decision.machines, needed_s), before)
+        if decision.action == "switch" and self.switch is not None:
+            switch, needed_s = self.switch, self._left_s(decision)
+            return self._act(decision, lambda zone: switch(zone, needed_s), before)
         if decision.acts:
             return f"{decision.reason}; `hetopt report` shows by what"
         if told is None:
             return None
         return gain_in_words(told, "{how} a step takes {measured} ({before} before, {expected} expected)")
 
-    def _others(self) -> list[Alternative]:
+    def _priced(self) -> Pools | None:
+        """What the machines cost now, which is what the run will cost from now on, too."""
+        pools = self.pools() if self.pools is not None else None
+        if pools is None:
+            return None
+        usd_per_hour = sum(pools.usd_per_hour.values())
+        self.usd_per_hour = pools.usd_per_hour
+        supervisor = replace(self.supervisor, promise=replace(self.supervisor.promise, usd_per_hour=usd_per_hour))
+        last = supervisor.last.decision if supervisor.last is not None else None
+        # A switch that was given up has no gain to be measured.
+        given_up = last is not None and last.action == "switch" and last.name != pools.zone
+        self.supervisor = replace(supervisor, last=None) if given_up else supervisor
+        return pools
+
+    def _others(self, pools: Pools | None) -> list[Alternative]:
         promise, found = self.supervisor.promise, []
         if self.drop is not None:
             found += without_each_host(self.standing, promise, self.usd_per_hour)
@@ -138,9 +183,16 @@ class Supervision:
         # Machines that were asked for are still to come, and to show what they bring.
         if self.add is not None and self.supervisor.last is None:
             found += with_more_of_each_type(self.standing, promise, self.usd_per_hour, until_there_s=self.until_there_s)
+        if self.switch is not None and pools is not None:
+            there = in_other_zones(self.standing, promise, pools, boot_s=self.boot_s, until_there_s=self.until_there_s)
+            found += [one for one in there if self._may_be_paid(one.name)]
         if self.move is not None:
             found += on_demand_for_all(self.standing, promise, until_there_s=self.until_there_s)
         return found
+
+    def _may_be_paid(self, zone: str) -> bool:
+        refused_s = self.unpaid.get(zone)
+        return refused_s is None or self.standing.now_s >= refused_s + UNPAID_S
 
     def _left_s(self, decision: Decision) -> float:
         """Until the end of the run, after a decision."""
@@ -155,6 +207,9 @@ class Supervision:
             return None
         except BudgetStop as refused:
             self.supervisor = before
+            if decision.action == "switch":
+                said, self.unpaid[decision.name] = decision.name in self.unpaid, self.standing.now_s
+                return None if said else refused.message
             # The budget will pay for it even less later.
             if decision.action == "add":
                 self.add = None
@@ -186,7 +241,13 @@ class Supervision:
         write_decision(self.run_dir, event, {"step": self.standing.step, **fields})
 
 
-_DOES = {"drop": "drops", "replace": "replaces", "on-demand": "moves to", "add": "adds machines like"}
+_DOES = {
+    "drop": "drops",
+    "replace": "replaces",
+    "on-demand": "moves to",
+    "add": "adds machines like",
+    "switch": "leaves for",
+}
 
 
 def dropping(run_dir: Path) -> LetGo:

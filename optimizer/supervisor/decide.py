@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from hetopt.optimizer.supervisor.standing import Promise, Standing
 
-Action = Literal["keep", "replan", "add", "drop", "replace", "on-demand", "stop"]
+Action = Literal["keep", "replan", "add", "drop", "replace", "switch", "on-demand", "stop"]
 
 _HOUR_S = 3600.0
 _TELLING_STEPS = 50
@@ -44,11 +44,12 @@ class Alternative:
 
     Attributes:
         action: that leads there.
-        name: the host that it is about, or for people.
+        name: the host or the zone that it is about, or for people.
         machines: how many.
         step_time_s: predicted with what was measured of this run.
         usd_per_hour: of the cluster then.
         changeover_s: until it trains, work that is lost included.
+        overlap_usd: paid meanwhile for machines that are given back after the change.
         holds: whether nobody can take it away.
     """
 
@@ -57,6 +58,7 @@ class Alternative:
     step_time_s: float
     usd_per_hour: float
     changeover_s: float
+    overlap_usd: float = 0.0
     holds: bool = False
     machines: int = 1
 
@@ -66,7 +68,7 @@ class Alternative:
 
     def cost_usd(self, steps_left: float) -> float:
         """From now to the end."""
-        return self.total_s(steps_left) / _HOUR_S * self.usd_per_hour
+        return self.total_s(steps_left) / _HOUR_S * self.usd_per_hour + self.overlap_usd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +100,7 @@ class Acted:
 
     def shows(self, standing: Standing) -> bool:
         """Whether enough steps have been done since to tell what came of it."""
-        if self.decision.action in ("replace", "on-demand", "add"):
+        if self.decision.action in ("replace", "switch", "on-demand", "add"):
             # Gone is not enough: another one must have come.
             more = 1 if self.decision.action == "add" else 0
             there = standing.changes > self.standing.changes and standing.workers >= self.standing.workers + more
@@ -284,6 +286,7 @@ _IN_WORDS = {
     "drop": "going on without {}",
     "replace": "another machine in the place of {}",
     "add": "{machines} more like {}",
+    "switch": "the same machines in {}",
 }
 
 

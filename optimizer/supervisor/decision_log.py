@@ -29,7 +29,13 @@ def read_with_decisions(run_dir: Path) -> list[Event]:
     return list(heapq.merge(events, decisions, key=lambda event: float(event["time_s"])))
 
 
-_HOW = {"drop": "without", "replace": "with another machine as", "on-demand": "on", "add": "with more like"}
+_HOW = {
+    "drop": "without",
+    "replace": "with another machine as",
+    "on-demand": "on",
+    "add": "with more like",
+    "switch": "in",
+}
 
 
 def gain_in_words(told: Mapping[str, Any], sentence: str) -> str:
@@ -37,8 +43,8 @@ def gain_in_words(told: Mapping[str, Any], sentence: str) -> str:
 
     Args:
         told: the event ``supervisor_measured``.
-        sentence: with places for ``how`` (whom the run does without, or whose place was taken) and for the times of a
-            step ``before``, ``expected`` and ``measured``.
+        sentence: with places for ``how`` (whom the run does without, whose place was taken, or where it is now) and
+            for the times of a step ``before``, ``expected`` and ``measured``.
     """
     times = {which: words.duration(told[f"step_time_{which}_s"]) for which in ("before", "expected", "measured")}
     return sentence.format(how=f"{_HOW[told['action']]} {told['name']}", **times)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -30,6 +29,7 @@ from hetopt.trainer.launch.base import Renting, RunHandle, RunState
 from hetopt.trainer.launch.ec2.protocol import LEASE_OBJECT, Lease, placement_of
 from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
 from tests.ec2.conftest import REGION, Patience, Recording, leftovers
+from tests.ec2.followed import Followed, Priced, end_machines, event, placement_now, put
 
 Make = Callable[..., Order]
 
@@ -47,14 +47,6 @@ def run_dir(tmp_path: Path, order_for: Make, plan: Plan, bundle: Bundle) -> Path
 @pytest.fixture
 def launcher(cloud: BotoEdge, tmp_path: Path, patience: Patience) -> Ec2Launcher:
     return Ec2Launcher(home=tmp_path, inner=Recording(inner=cloud), clock=patience.clock, sleep=patience.sleep)
-
-
-def put(cloud: BotoEdge, order: Order, name: str, text: str) -> None:
-    cloud(calls.put_object(order, "test", f"{order.prefix}/{name}", text.encode(), "what a machine would write"))
-
-
-def event(name: str, **fields: object) -> str:
-    return json.dumps({"event": name, "time_s": 1.0, **fields}) + "\n"
 
 
 def test_a_run_is_started_followed_and_stopped(
@@ -98,18 +90,6 @@ def test_a_run_is_started_followed_and_stopped(
     assert len(seen.seen) == before, "stopping twice is stopping once"
 
 
-def end_machines(cloud: BotoEdge, ids: list[str]) -> None:
-    cloud(
-        Request(
-            step="t",
-            service="ec2",
-            operation="terminate_instances",
-            parameters={"InstanceIds": ids},
-            purpose="they end",
-        )
-    )
-
-
 def test_a_run_that_ends_by_itself_is_cleared(
     cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience
 ) -> None:
@@ -140,6 +120,7 @@ def test_the_lease_grows_while_less_is_spent_than_feared_and_ends_before_the_bud
     order.save(run_dir / ORDER_FILE)
     # moto's clock is not ours: machines have been there since now.
     patience.now_s = time.time()
+    launcher = replace(launcher, inner=Priced(cloud, {}))
     handle = launcher.start(plan.run, run_dir, {})
     began = patience.now_s
     put(cloud, order, f"events/{0:015d}.jsonl", event("run_started") + event("training_started", step=0))
@@ -215,48 +196,6 @@ class NoMore:
         if request.operation == "create_fleet" and "-101" in request.step:
             return {"FleetId": "fleet-0", "Errors": [{"ErrorCode": "InsufficientInstanceCapacity"}]}
         return self.inner(request)
-
-
-def placement_now(cloud: BotoEdge, order: Order) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(cloud(calls.get_object(order, f"{order.prefix}/placement.json"))["Body"])
-    return told
-
-
-class Followed:
-    """A run on four machines that trains, and is looked at every minute."""
-
-    def __init__(
-        self, cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, spec: RunSpec, patience: Patience
-    ) -> None:
-        self.cloud, self.launcher, self.run_dir, self.patience = cloud, launcher, run_dir, patience
-        self.order = Order.load(run_dir / ORDER_FILE)
-        patience.now_s = time.time()  # moto's machines are of now
-        self.log = event("run_started") + event("training_started", step=0)
-        self.handle = launcher.start(spec, run_dir, {})
-        put(cloud, self.order, f"events/{0:015d}.jsonl", self.log)
-        put(cloud, self.order, "ckpt/LATEST", "step-40\n")
-        self.look()
-        self.before = self.seen
-
-    def look(self) -> None:
-        self.patience.now_s += 60
-        assert self.launcher.poll(self.handle).state is RunState.RUNNING
-
-    def happens(self, name: str, **fields: object) -> None:
-        text = json.dumps({"event": name, "time_s": self.patience.now_s, **fields}) + "\n"
-        put(self.cloud, self.order, f"events/{len(self.log):015d}.jsonl", text)
-        self.log += text
-
-    def boots(self, *machines: str) -> None:
-        for machine in machines:
-            put(self.cloud, self.order, f"state/{machine}.json", "{}")
-
-    @property
-    def seen(self) -> Seen:
-        return Seen.load(self.run_dir / SEEN_FILE)
-
-    def shares(self) -> list[int]:
-        return [worker["local_batch_size"] for worker in placement_now(self.cloud, self.order)["spec"]["workers"]]
 
 
 class Lossy(Followed):

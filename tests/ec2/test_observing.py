@@ -69,6 +69,13 @@ def test_hours_and_losses_of_spot_alone_are_counted(order: Order) -> None:
     assert (pool.losses, pool.events) == (3, 2)
 
 
+def test_hours_count_for_the_pool_where_they_were(order: Order) -> None:
+    left = machine(order, "a", 2.0, "stopped by us").model_copy(update={"zone": "us-east-1c"})
+    moved = machine(order, "b", 1.0, "stopped by us").model_copy(update={"on_demand": True})
+    pools = seen_pools(_seen(order, left, moved, machine(order, "a", 3.0, "finished", since_h=2.0)), order)
+    assert {pool.zone: pool.instance_hours for pool in pools} == {"us-east-1a": 3.0, "us-east-1c": 2.0}
+
+
 def test_every_life_of_a_run_is_counted_once(order: Order, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
     first = machine(order, "a", 2.0, "stopped by us")

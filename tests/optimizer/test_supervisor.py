@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.supervisor.acting import Supervision
+from hetopt.optimizer.reports.timeline import happening
+from hetopt.optimizer.supervisor.acting import UNPAID_S, Supervision
 from hetopt.optimizer.supervisor.adding import with_more_of_each_type
 from hetopt.optimizer.supervisor.decide import Alternative, Decision, Hysteresis, Supervisor
 from hetopt.optimizer.supervisor.decision_log import DECISIONS_FILE, read_with_decisions
@@ -21,8 +22,10 @@ from hetopt.optimizer.supervisor.dropping import LONGER, without_each_host
 from hetopt.optimizer.supervisor.moving import on_demand_for_all
 from hetopt.optimizer.supervisor.replacing import SLOW, with_another_for_each_host
 from hetopt.optimizer.supervisor.standing import Promise, Standing
+from hetopt.optimizer.supervisor.switching import in_other_zones
 from hetopt.profiler.errors import BadInput, BudgetStop, CloudRefused
 from hetopt.trainer.events import EVENTS_FILE, EventLog, read_events
+from hetopt.trainer.launch.base import Pools
 
 PROMISE = Promise(step_time_s=1.0, step_time_low_s=0.9, step_time_high_s=1.1, steps=10_000, usd_per_hour=3.6)
 QUICK = Hysteresis(looks=3, rest_s=300.0, margin=0.05, reserve_s=60.0)
@@ -462,3 +465,117 @@ def test_standing_follows_the_log() -> None:
     lost = [{"event": "worker_lost", "time_s": 22.0}, {**started, "time_s": 23.0, "workers": [{}]}]
     after = Standing.of([*events, *lost])
     assert (after.losses, after.workers, after.step_time_s) == (1, 1, None), "other workers, other times"
+
+
+def pools(here: float = 0.9, zone: str = "a", **elsewhere: float) -> Pools:
+    return Pools(zone=zone, usd_per_hour=dict.fromkeys(HOSTS, here), elsewhere_usd_per_hour=elsewhere)
+
+
+def others(
+    found: Pools, *, at: Standing | None = None, boot_s: float = 200.0, **promises: Any
+) -> tuple[Alternative, ...]:
+    now = at or standing(1.0)
+    return tuple(in_other_zones(now, promise(**promises), found, boot_s=boot_s, until_there_s=300.0))
+
+
+def test_a_pool_that_has_become_dear_is_left_after_some_looks_and_not_for_a_dip() -> None:
+    (cheap,) = others(pools(b=1.8, c=3.6))
+    assert (cheap.action, cheap.name, cheap.step_time_s, cheap.usd_per_hour) == ("switch", "b", 1.0, 1.8)
+    decisions = looks(Supervisor(promise=PROMISE, hysteresis=QUICK), 3, now=standing(1.0), alternatives=[cheap])
+    assert [one.action for one in decisions] == ["keep", "keep", "switch"]
+    assert decisions[-1].expected_saving_usd == pytest.approx(9.0 - (9200 * 1.8 + 400 * 3.6) / 3600)
+    assert decisions[-1].reason.startswith("the same machines in b saves $4.0")
+    supervisor = Supervisor(promise=PROMISE, hysteresis=QUICK)
+    for number in range(12):
+        dip = others(pools(b=1.8)) if number % 3 else ()
+        supervisor, decision = supervisor.look(standing(1.0, at_s=30.0 * number), 0.0, dip)
+        assert decision.action == "keep"
+
+
+@given(
+    here=st.floats(0.01, 5.0),
+    there=st.floats(0.01, 20.0),
+    left=st.integers(1, 9_999),
+    boot_s=st.floats(1.0, 900.0),
+    spent=st.floats(0.0, 20.0),
+    budget=st.floats(1.0, 40.0),
+    slack_s=st.floats(-2000.0, 5000.0),
+)
+def test_a_zone_is_only_left_for_what_both_clusters_cost_within_budget_and_deadline(
+    here: float, there: float, left: int, boot_s: float, spent: float, budget: float, slack_s: float
+) -> None:
+    now = standing(1.0, step=10_000 - left)
+    limits = {"deadline_s": 1000.0 + left + slack_s, "budget_usd": budget, "usd_per_hour": 4 * here}
+    found = others(pools(here, b=there), at=now, boot_s=boot_s, **limits)
+    supervisor = Supervisor(promise=promise(**limits), hysteresis=Hysteresis(looks=1))
+    _, decision = supervisor.look(now, spent, found)
+    if decision.action == "switch":
+        both_usd = 2 * boot_s * (4 * here + there) / 3600
+        rest_usd = max(0.0, left - boot_s) * there / 3600
+        assert both_usd + rest_usd <= 0.95 * left * 4 * here / 3600 + 1e-9
+        assert spent + both_usd + rest_usd <= budget + 1e-9
+        assert slack_s >= boot_s + 2 * 300.0 - 1e-6, "machines on demand could still keep the deadline"
+
+
+def test_nothing_is_said_of_other_zones_before_a_step_was_measured() -> None:
+    assert others(pools(b=0.1), at=standing(None)) == ()
+    assert others(pools(0.9, b=3.6)) == (), "no cheaper"
+
+
+def test_a_run_follows_its_prices_and_leaves_once(tmp_path: Path) -> None:
+    asked: list[tuple[str, float]] = []
+    seen: list[Pools | None] = [pools(b=3.5)]
+
+    def supervision(switch: Callable[[str, float], None]) -> Supervision:
+        return Supervision(
+            run_dir=tmp_path,
+            usd_per_hour=PRICES,
+            switch=switch,
+            pools=lambda: seen[0],
+            boot_s=200.0,
+            until_there_s=300.0,
+            supervisor=Supervisor(promise=PROMISE, hysteresis=Hysteresis(looks=2)),
+            standing=standing(1.0),
+        )
+
+    one = supervision(lambda zone, needed_s: asked.append((zone, needed_s)))
+    assert [one.look(), one.look(), one.look()] == [None, None, None], "it would save less than it costs"
+    seen[0] = pools(1.8, b=3.5)
+    assert one.look() is None
+    told = one.look()
+    assert told is not None
+    assert told.startswith("leaves for b: the same machines in b saves $")
+    assert one.supervisor.promise.usd_per_hour == pytest.approx(7.2), "what it costs now"
+    assert asked == [("b", pytest.approx(9300.0))]
+    (acted,) = read_events(tmp_path / DECISIONS_FILE)
+    assert (acted["action"], acted["host"]) == ("switch", "b")
+    passed = happening(acted, [], time_factor=1.0)
+    assert passed is not None
+    assert passed.sentence.startswith("leaving for another zone: the same machines in b")
+
+    def trains(**changes: Any) -> None:
+        one.standing = replace(one.standing, now_s=5000.0, steps_seen=1060, changes=1, changed_at=1005, **changes)
+
+    seen[0] = None  # machines come
+    one.look()
+    assert one.supervisor.last is not None
+    given_up = replace(one, supervisor=one.supervisor)
+    seen[0] = pools(1.8)
+    given_up.look()
+    assert given_up.supervisor.last is None, "what was given up has no gain"
+    seen[0] = pools(0.875, zone="b", a=7.2)
+    trains()
+    told = one.look()
+    assert told == "in b a step takes 1 s (1 s before, 1 s expected)"
+    assert one.supervisor.promise.usd_per_hour == pytest.approx(3.5)
+
+    def refuse(*_: object) -> None:
+        raise BudgetStop("$5.00 do not pay for both.")
+
+    seen[0] = pools(1.8, b=3.5)
+    poor = supervision(refuse)
+    assert [poor.look(), poor.look()] == [None, "$5.00 do not pay for both."]
+    assert [poor.look(), poor.look(), poor.look()] == [None, None, None]
+    poor.standing = replace(poor.standing, now_s=1000.0 + UNPAID_S, step=1001)
+    assert [poor.look(), poor.look()] == [None, None], "asked again, and said once"
+    assert poor.unpaid == {"b": 1000.0 + UNPAID_S}

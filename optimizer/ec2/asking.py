@@ -1,0 +1,101 @@
+"""Rents machines for hosts of a run that goes on; they wait for their places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from hetopt.optimizer.ec2 import calls
+from hetopt.optimizer.ec2.order import Order, Role, Zone
+from hetopt.optimizer.ec2.placement import Machine, Seat
+from hetopt.optimizer.ec2.removal import Remover
+from hetopt.optimizer.ec2.renting import NoCapacity, Renter, Tell
+from hetopt.optimizer.ec2.request import Answer, Edge
+from hetopt.optimizer.ec2.seen import Seen
+from hetopt.optimizer.ec2.watch import Watcher
+from hetopt.profiler.errors import CloudRefused
+
+_ATTEMPTS_AN_ASK = 100
+"""Tokens of later asks must differ from those of the zones that were tried first."""
+
+
+def roles_for(order: Order, hosts: Collection[str], *, on_demand: bool) -> list[Role]:
+    """An order's roles with these of their hosts alone.
+
+    Args:
+        order: of the run.
+        hosts: that machines are wanted for.
+        on_demand: all of them, whatever the order says.
+    """
+    market = {"market": "on-demand"} if on_demand else {}
+    narrowed = ((role, tuple(host for host in role.hosts if host in hosts)) for role in order.roles)
+    return [role.model_copy(update={"hosts": mine, **market}) for role, mine in narrowed if mine]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asker:
+    """Asks for machines, which wait for their places from then on.
+
+    Attributes:
+        clock: seconds since the epoch.
+    """
+
+    edge: Edge
+    sleep: Callable[[float], None]
+    tell: Tell
+    clock: Callable[[], float]
+
+    def ask(
+        self, order: Order, watcher: Watcher, seen: Seen, roles: Sequence[Role], zone: Zone
+    ) -> tuple[Seen, list[str]]:
+        """Rent the machines of these roles; the hosts that could not be had come second.
+
+        Args:
+            order: of the run.
+            watcher: keeps what was granted.
+            seen: the run's last look.
+            roles: with the hosts that are wanted.
+            zone: where.
+
+        Raises:
+            CloudRefused: for another reason than capacity. What was granted before that is given back.
+        """
+        ask = seen.asks + 1
+        # Before anything is rented: whatever ends this process, the next ask has other tokens.
+        seen = seen.model_copy(update={"asks": ask, "asked_s": self.clock()})
+        watcher.save(seen)
+        renter = Renter(edge=self.edge, sleep=self.sleep, tell=self.tell)
+        ids: dict[str, str] = {}
+        missing: list[str] = []
+        try:
+            templates = self._templates(order, zone, ask, seen.lease_end_s)
+            for role in roles:
+                try:
+                    granted = renter.fleet(order, role, zone, ask * _ATTEMPTS_AN_ASK, templates)
+                    ids |= dict(zip(role.hosts, granted, strict=False))
+                except NoCapacity:
+                    missing += role.hosts
+            if not ids:
+                return seen, missing
+            (found,) = renter.machines(order, zone, [list(ids.values())])
+        except CloudRefused:
+            # Nobody would know them, and they would be paid until they end by themselves.
+            if ids:
+                Remover(edge=self.edge, sleep=self.sleep).end_machines(list(ids.values()))
+            raise
+        by_id: dict[str, Machine] = {machine.id: machine for machine in found}
+        seats = [Seat(host=host, machine=by_id[id_]) for host, id_ in ids.items()]
+        new = watcher.granted(seats, zone, seen, on_demand=seen.on_demand, duty="waits")
+        seen = seen.model_copy(update={"machines": (*seen.machines, *new)})
+        watcher.save(seen)
+        return seen, missing
+
+    def _templates(self, order: Order, zone: Zone, ask: int, end_s: float | None) -> dict[str, Answer]:
+        """Launch templates by their steps, for machines that end when the others do."""
+        lookup = calls.group_calls(order, zone)[0].if_exists
+        assert lookup is not None
+        results = {calls.GROUP_STEP: lookup.entity(self.edge(lookup))}
+        for request in calls.template_calls(order, generation=ask, end_s=end_s):
+            resolved = request.resolved(results)
+            results[request.step] = resolved.entity(self.edge(resolved))
+        return results

@@ -1,0 +1,59 @@
+"""How a rented run is, by what is in its folder: the events that its machines wrote, and what was seen of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hetopt.optimizer.ec2.order import Order
+from hetopt.optimizer.ec2.seen import Seen
+from hetopt.trainer.events import Event
+from hetopt.trainer.launch.base import RunState, RunStatus
+from hetopt.trainer.launch.outcome import failure_reason, judge, last_events, last_log_line
+
+_LOSSES_SHOW_S = 180.0
+
+
+def judged(run_dir: Path, seen: Seen) -> RunStatus:
+    """How the run is, by what is in its folder."""
+    if not seen.machines:
+        return RunStatus(state=RunState.FAILED, reason="its machines were never granted")
+    status = judge(
+        last_events(run_dir),
+        alive=bool(seen.alive),
+        stop_wished=seen.stop_wished_s is not None,
+        last_line=None if seen.alive else _last_words(run_dir, seen),
+    )
+    return RunStatus(state=status.state, reason=status.reason or seen.stop_reason)
+
+
+def has_failed(order: Order, events: Sequence[Event], now_s: float) -> bool:
+    """Whether the run failed by itself: no machine went with it, nor in the minutes that a notice gives."""
+    since_s = events[-1]["time_s"] if events else now_s
+    # A failure before the run was resumed is what it was resumed from.
+    in_this_life = since_s >= order.created_s
+    return in_this_life and failure_reason(events) is not None and now_s - since_s > _LOSSES_SHOW_S
+
+
+def is_finished(events: Sequence[Event]) -> bool:
+    """Whether machines end because there is nothing left to do."""
+    last = events[-1] if events else {}
+    return last.get("event") in ("training_finished", "probe_finished") and last.get("reason") != "stopped"
+
+
+def stopped_s(events: Sequence[Event]) -> float | None:
+    """When the run last stopped with a checkpoint; None while it goes on."""
+    last = events[-1] if events else {}
+    return float(last["time_s"]) if last.get("event") == "training_finished" else None
+
+
+def _last_words(run_dir: Path, seen: Seen) -> str | None:
+    """Why a run ended that wrote no event about it."""
+    taken = [machine for machine in seen.machines if machine.ending == "interrupted"]
+    if taken:
+        return f"EC2 took {', '.join(machine.host for machine in taken)} back"
+    told = last_log_line(run_dir)
+    if told is not None:
+        return told
+    reasons = [machine.reason for machine in seen.machines if machine.reason]
+    return reasons[0] if reasons else None

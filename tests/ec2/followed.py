@@ -1,0 +1,100 @@
+"""A rented run that trains and is followed: what its machines would write, and what they were told."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from hetopt.optimizer.ec2 import calls
+from hetopt.optimizer.ec2.errors import ApiRefused
+from hetopt.optimizer.ec2.launcher import Ec2Launcher
+from hetopt.optimizer.ec2.order import ORDER_FILE, Order
+from hetopt.optimizer.ec2.request import Answer, Edge, Request
+from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
+from hetopt.trainer.launch.base import RunState
+from hetopt.trainer.spec import RunSpec
+from tests.ec2.conftest import Patience
+
+
+def put(cloud: Edge, order: Order, name: str, text: str) -> None:
+    cloud(calls.put_object(order, "test", f"{order.prefix}/{name}", text.encode(), "what a machine would write"))
+
+
+def event(name: str, **fields: object) -> str:
+    return json.dumps({"event": name, "time_s": 1.0, **fields}) + "\n"
+
+
+def end_machines(cloud: Edge, ids: list[str]) -> None:
+    cloud(
+        Request(
+            step="t",
+            service="ec2",
+            operation="terminate_instances",
+            parameters={"InstanceIds": ids},
+            purpose="they end",
+        )
+    )
+
+
+def placement_now(cloud: Edge, order: Order) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(cloud(calls.get_object(order, f"{order.prefix}/placement.json"))["Body"])
+    return told
+
+
+class Priced:
+    """Tells prices as a test wants them: moto's are of 2006."""
+
+    def __init__(self, inner: Edge, prices: dict[tuple[str, str], float]) -> None:
+        self.inner, self.prices = inner, prices
+        self.asked = 0
+        self.refusal: str | None = None
+
+    def __call__(self, request: Request) -> Answer:
+        if request.operation != "describe_spot_price_history":
+            return self.inner(request)
+        self.asked += 1
+        if self.refusal is not None:
+            raise ApiRefused(request, self.refusal, "as the test wants it")
+        at = request.parameters["StartTime"]
+        told = [
+            {"AvailabilityZone": zone, "InstanceType": name, "SpotPrice": str(usd), "Timestamp": at}
+            for (zone, name), usd in self.prices.items()
+        ]
+        return {"SpotPriceHistory": told}
+
+
+class Followed:
+    """A run on four machines that trains, and is looked at every minute."""
+
+    def __init__(self, cloud: Edge, launcher: Ec2Launcher, run_dir: Path, spec: RunSpec, patience: Patience) -> None:
+        self.cloud, self.launcher, self.run_dir, self.patience = cloud, launcher, run_dir, patience
+        self.order = Order.load(run_dir / ORDER_FILE)
+        patience.now_s = time.time()  # moto's machines are of now
+        self.log = event("run_started") + event("training_started", step=0)
+        self.handle = launcher.start(spec, run_dir, {})
+        put(cloud, self.order, f"events/{0:015d}.jsonl", self.log)
+        put(cloud, self.order, "ckpt/LATEST", "step-40\n")
+        self.look()
+        self.before = self.seen
+
+    def look(self) -> None:
+        self.patience.now_s += 60
+        assert self.launcher.poll(self.handle).state is RunState.RUNNING
+
+    def happens(self, name: str, **fields: object) -> None:
+        text = json.dumps({"event": name, "time_s": self.patience.now_s, **fields}) + "\n"
+        put(self.cloud, self.order, f"events/{len(self.log):015d}.jsonl", text)
+        self.log += text
+
+    def boots(self, *machines: str) -> None:
+        for machine in machines:
+            put(self.cloud, self.order, f"state/{machine}.json", "{}")
+
+    @property
+    def seen(self) -> Seen:
+        return Seen.load(self.run_dir / SEEN_FILE)
+
+    def shares(self) -> list[int]:
+        return [worker["local_batch_size"] for worker in placement_now(self.cloud, self.order)["spec"]["workers"]]
