@@ -238,8 +238,8 @@ class _Again(Exception):
 
 
 def complete(folder: Path) -> list[Path]:
-    """Checkpoints of which all is there."""
-    return [path for path in folder.glob("step-*") if (path / MANIFEST_FILE).exists()]
+    """Checkpoints of which all is there, and that have their names: the manifest is written before that."""
+    return [path for path in folder.glob("step-*") if path.suffix != ".partial" and (path / MANIFEST_FILE).exists()]
 
 
 def tear(folder: Path, byte: float) -> None:

@@ -70,6 +70,7 @@ class Supervision:
         standing: of the run, as its log has told so far.
         replaced: hosts that were; a second machine would have no better luck.
         unpaid: zones that the budget did not pay for, and when that was found, seconds since the epoch.
+        said: why nothing could be done, for which nobody needs to be told again.
     """
 
     run_dir: Path
@@ -86,6 +87,7 @@ class Supervision:
     standing: Standing = field(default_factory=Standing)
     replaced: set[str] = field(default_factory=set)
     unpaid: dict[str, float] = field(default_factory=dict)
+    said: str = ""
 
     @classmethod
     def of(
@@ -219,7 +221,8 @@ class Supervision:
         except CloudRefused as refused:
             self.supervisor = before  # nothing was done; the next look finds it called for again
             stays = decision.name if decision.action in ("drop", "replace") else "everything"
-            return f"{refused.message} {stays} stays for now."
+            before_said, self.said = self.said, f"{refused.message} {stays} stays for now."
+            return self.said if self.said != before_said else None
         if decision.action == "replace":
             self.replaced.add(decision.name)
         if decision.action == "on-demand":

@@ -79,11 +79,6 @@ class Standing:
     whole_step_time_s: float | None = None
 
     @property
-    def elapsed_s(self) -> float:
-        """Since training first began."""
-        return 0.0 if self.began_s is None else self.now_s - self.began_s
-
-    @property
     def speeds(self) -> tuple[float, ...]:
         """Samples a second of each worker while it computes; empty where not all of them are known."""
         known = len(self.hosts) == len(self.shares) == len(self.compute_s)
