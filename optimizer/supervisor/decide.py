@@ -116,6 +116,7 @@ class Supervisor:
         promise: of the plan.
         hysteresis: how slowly minds are changed.
         called_for: what the last looks called for, and how many in a row did.
+        looked_at: how many steps had been seen then.
         acted_s: when something was last done, seconds since the epoch.
         last: what, if its gain was not measured yet.
     """
@@ -123,6 +124,7 @@ class Supervisor:
     promise: Promise
     hysteresis: Hysteresis = field(default_factory=Hysteresis)
     called_for: tuple[str, int] = ("", 0)
+    looked_at: int = -1
     acted_s: float | None = None
     last: Acted | None = None
 
@@ -139,10 +141,13 @@ class Supervisor:
         urgent = self._urgent(standing, spent_usd, alternatives)
         if urgent is not None:
             return self._done(urgent, standing), urgent
+        if standing.steps_seen == self.looked_at:
+            # While a run pauses, looks in a row would see one measurement.
+            return self, Decision(action="keep", reason="nothing was measured since the last look")
         wanted = self._wanted(standing, spent_usd, alternatives)
         key = f"{wanted.action} {wanted.name}"
         in_a_row = self.called_for[1] + 1 if self.called_for[0] == key else 1
-        seen = replace(self, called_for=(key, in_a_row))
+        seen = replace(self, called_for=(key, in_a_row), looked_at=standing.steps_seen)
         if not wanted.acts:
             return seen, wanted
         if in_a_row < self.hysteresis.looks:

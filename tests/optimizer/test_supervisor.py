@@ -48,9 +48,16 @@ def looks(supervisor: Supervisor, times: int, *, every_s: float = 30.0, **argume
     decisions = []
     for number in range(times):
         at = arguments.get("now") or standing(1.5, at_s=1000.0 + number * every_s)
+        at = replace(at, steps_seen=at.steps_seen + number)
         supervisor, decision = supervisor.look(at, arguments.get("spent", 1.0), arguments.get("alternatives", ()))
         decisions.append(decision)
     return decisions
+
+
+def look_later(supervision: Supervision) -> str | None:
+    """Look once more has been measured."""
+    supervision.standing = replace(supervision.standing, steps_seen=supervision.standing.steps_seen + 1)
+    return supervision.look()
 
 
 def test_what_is_as_predicted_is_left_alone() -> None:
@@ -67,14 +74,27 @@ def test_a_run_outside_its_interval_is_planned_again_after_three_looks_and_then_
 def test_looks_that_disagree_change_nothing() -> None:
     supervisor = Supervisor(promise=PROMISE, hysteresis=QUICK)
     for number in range(12):
-        supervisor, decision = supervisor.look(standing(1.5 if number % 3 else 1.0, at_s=30.0 * number), 0.0)
+        supervisor, decision = supervisor.look(
+            standing(1.5 if number % 3 else 1.0, at_s=30.0 * number, seen=number), 0.0
+        )
         assert decision.action == "keep"
+
+
+def test_looks_that_see_the_same_measurement_are_one() -> None:
+    """A run that pauses for a machine to join is not slow three times."""
+    supervisor = Supervisor(promise=PROMISE, hysteresis=QUICK)
+    for number in range(9):
+        now = standing(1.5, at_s=30.0 * number, seen=number // 5)
+        supervisor, decision = supervisor.look(now, 0.0, [other(action="replace", name="h3")])
+        assert decision.action == "keep"
+    assert supervisor.called_for == ("replace h3", 2)
 
 
 def test_what_saves_money_is_taken_with_its_gain_and_measured_afterwards() -> None:
     supervisor, alternatives = Supervisor(promise=PROMISE, hysteresis=QUICK), [other(action="drop", name="h3")]
     for number in range(3):
-        supervisor, decision = supervisor.look(standing(1.5, at_s=30.0 * number), 1.0, alternatives)
+        now = standing(1.5, at_s=30.0 * number, seen=998 + number)
+        supervisor, decision = supervisor.look(now, 1.0, alternatives)
     assert (decision.action, decision.name) == ("drop", "h3")
     assert decision.expected_saving_s == pytest.approx(9000 * 1.5 - 200 - 9000 * 0.5)
     assert decision.expected_saving_usd == pytest.approx(decision.expected_saving_s / 3600 * 3.6)
@@ -229,8 +249,8 @@ def test_a_run_that_would_be_late_gets_more_machines_and_that_is_measured(tmp_pa
 
     assert supervision(lambda *_: None, 20_000.0).look() is None, "18,000 s are left: it will be in time"
     one = supervision(lambda host, machines, needed_s: asked.append((host, machines)), 14_000.0)
-    assert one.look() is None
-    told = one.look()
+    assert look_later(one) is None
+    told = look_later(one)
     assert told is not None
     assert told.startswith("adds machines like h0: 2 more like h0 saves")
     assert "and the deadline, for $" in told
@@ -239,7 +259,7 @@ def test_a_run_that_would_be_late_gets_more_machines_and_that_is_measured(tmp_pa
     assert (acted["action"], acted["step_time_expected_s"]) == ("add", pytest.approx(2.0 * 4 / 6))
     for later in range(1, 9):
         one.standing = replace(one.standing, now_s=1000.0 + 400.0 * later)
-        one.look()
+        look_later(one)
     assert len(asked) == 1, "they are on their way, and nobody asks for more meanwhile"
     there = replace(one.standing, steps_seen=1060, changes=1, changed_at=1005, workers=6, step_time_s=1.4)
     measured = one.supervisor.measured(there)[1]
@@ -251,7 +271,7 @@ def test_a_run_that_would_be_late_gets_more_machines_and_that_is_measured(tmp_pa
         raise BudgetStop("$5.00 do not pay for it.")
 
     poor = supervision(refuse, 14_000.0)
-    assert [poor.look(), poor.look(), poor.look()] == [None, "$5.00 do not pay for it.", None]
+    assert [look_later(poor) for _ in range(3)] == [None, "$5.00 do not pay for it.", None]
 
 
 HOSTS = ("h0", "h1", "h2", "h3")
@@ -491,7 +511,7 @@ def test_a_pool_that_has_become_dear_is_left_after_some_looks_and_not_for_a_dip(
     supervisor = Supervisor(promise=PROMISE, hysteresis=QUICK)
     for number in range(12):
         dip = others(pools(b=1.8)) if number % 3 else ()
-        supervisor, decision = supervisor.look(standing(1.0, at_s=30.0 * number), 0.0, dip)
+        supervisor, decision = supervisor.look(standing(1.0, at_s=30.0 * number, seen=number), 0.0, dip)
         assert decision.action == "keep"
 
 
@@ -542,10 +562,10 @@ def test_a_run_follows_its_prices_and_leaves_once(tmp_path: Path) -> None:
         )
 
     one = supervision(lambda zone, needed_s: asked.append((zone, needed_s)))
-    assert [one.look(), one.look(), one.look()] == [None, None, None], "it would save less than it costs"
+    assert [look_later(one) for _ in range(3)] == [None, None, None], "it would save less than it costs"
     seen[0] = pools(1.8, b=3.5)
-    assert one.look() is None
-    told = one.look()
+    assert look_later(one) is None
+    told = look_later(one)
     assert told is not None
     assert told.startswith("leaves for b: the same machines in b saves $")
     assert one.supervisor.promise.usd_per_hour == pytest.approx(7.2), "what it costs now"
@@ -577,8 +597,8 @@ def test_a_run_follows_its_prices_and_leaves_once(tmp_path: Path) -> None:
 
     seen[0] = pools(1.8, b=3.5)
     poor = supervision(refuse)
-    assert [poor.look(), poor.look()] == [None, "$5.00 do not pay for both."]
-    assert [poor.look(), poor.look(), poor.look()] == [None, None, None]
+    assert [look_later(poor), look_later(poor)] == [None, "$5.00 do not pay for both."]
+    assert [look_later(poor) for _ in range(3)] == [None, None, None]
     poor.standing = replace(poor.standing, now_s=1000.0 + UNPAID_S, step=1001)
-    assert [poor.look(), poor.look()] == [None, None], "asked again, and said once"
+    assert [look_later(poor), look_later(poor)] == [None, None], "asked again, and said once"
     assert poor.unpaid == {"b": 1000.0 + UNPAID_S}
