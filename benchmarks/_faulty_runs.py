@@ -225,6 +225,7 @@ class FaultyRun:
         for warden in self._wardens.values():
             _end(warden)
         self._wardens.clear()
+        self._away.clear()
 
     def _wait_for_two_checkpoints(self) -> None:
         """A disk may be slow; the run goes on meanwhile."""

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -266,10 +266,14 @@ def _work_among_changing(
         stop_requested=stop_wish,
         presence=KnownPresence(run_dir, [worker.host for worker in spec.workers]),
     )
-    with closing(crew), suppress(Abandoned):
-        context = crew.join()
-        stop_wish.listen()
-        train(context, crew, material)
+    with closing(crew):
+        try:
+            context = crew.join()
+            stop_wish.listen()
+            train(context, crew, material)
+        except Abandoned as why:
+            if why.args:
+                print(f"this process ends: {why}", file=sys.stderr)
 
 
 def _do(context: WorkerContext) -> None:

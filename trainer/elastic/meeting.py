@@ -27,9 +27,13 @@ from hetopt.trainer.elastic.membership import (
 
 LOOK_S = 0.05
 
+_TAKEN = 3
+"""Generations that have another process in the place of one who looks for the others. One who has died is in one of
+them at most, and two who live would have all the others meet again for ever."""
+
 
 class Abandoned(RuntimeError):
-    """Nobody is to look for the others any longer: the run was asked to stop, or is over."""
+    """Nobody is to look for the others any longer: the run was asked to stop, is over, or has this worker twice."""
 
 
 class MeetingStore(Protocol):
@@ -87,9 +91,9 @@ def meet_again(
 
     Raises:
         RunFailed: too many of the others do not come.
-        Abandoned: somebody has asked the run to stop.
+        Abandoned: somebody has asked the run to stop, or another process is this worker.
     """
-    begun_s, number = clock(), me.joined
+    begun_s, number, taken = clock(), me.joined, 0
     while True:
         number = max(wanted(store), number + 1)
         want(store, number)
@@ -101,6 +105,9 @@ def meet_again(
                 generation = Generation.of_json(closed)
                 if generation.rank(me) is not None and (yield from _all_here(store, generation, me, patience, clock)):
                     return generation
+                taken += any(one.place == me.place and one.life != me.life for one in generation.members)
+                if taken == _TAKEN:
+                    raise Abandoned(f"another process is worker {me.place} of this run.")
                 break
             if wanted(store) > number:
                 number -= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from hetopt.profiler.errors import RunFailed
 from hetopt.trainer.elastic.living import spec_of_living
-from hetopt.trainer.elastic.meeting import meet_again, want, wanted
+from hetopt.trainer.elastic.meeting import LOOK_S, Abandoned, meet_again, want, wanted
 from hetopt.trainer.elastic.membership import (
     NO_GENERATION,
     Generation,
@@ -206,6 +207,36 @@ def test_a_member_that_dies_before_it_is_there_is_not_waited_for() -> None:
     clock.now_s += PATIENCE.regroup_s
     next(other)
     assert wanted(store) == 1, "another generation is wanted"
+
+
+@pytest.mark.parametrize("comes_first", [0, 1])
+def test_of_two_processes_that_are_one_worker_one_ends(comes_first: int) -> None:
+    """Else each would want another generation as soon as one has begun with the other in it."""
+    store, clock = MemoryStore(), Clock()
+    twins = [Member(place=0, life="a"), Member(place=0, life="b")]
+    members = {"a": twins[comes_first], "b": twins[1 - comes_first], "c": Member(place=1, life="c")}
+    meetings = {name: meet_again(store, one, range(2), patience=PATIENCE, clock=clock) for name, one in members.items()}
+    trains: dict[str, Generation] = {}
+    ended = []
+    for _ in range(2000):
+        clock.now_s += LOOK_S
+        for name in list(members):
+            if name in trains and wanted(store) > trains[name].number:
+                one = members[name] = replace(members[name], joined=trains.pop(name).number, beside=(0, 1))
+                meetings[name] = meet_again(store, one, range(2), patience=PATIENCE, clock=clock)
+            if name in trains:
+                continue
+            try:
+                next(meetings[name])
+            except StopIteration as reached:
+                trains[name] = reached.value
+            except Abandoned as why:
+                ended.append((name, str(why)))
+                del members[name]
+    assert [why for _, why in ended] == ["another process is worker 0 of this run."]
+    assert set(trains) == set(members)
+    assert len({one.number for one in trains.values()}) == 1
+    assert wanted(store) <= 8, "the others met again a few times, and then never"
 
 
 def test_too_few_give_up_with_a_sentence() -> None:
