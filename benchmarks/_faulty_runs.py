@@ -86,16 +86,25 @@ class FaultyRun:
         faults: in the order of their steps.
         environment: of its workers, on top of this process's.
         elastic: whether workers go on when others are lost.
+        pinned: every worker keeps to one processor, so that none of its time depends on where the kernel puts it.
     """
 
     def __init__(
-        self, run_dir: Path, spec: RunSpec, faults: list[Fault], environment: dict[str, str], *, elastic: bool = True
+        self,
+        run_dir: Path,
+        spec: RunSpec,
+        faults: list[Fault],
+        environment: dict[str, str],
+        *,
+        elastic: bool = True,
+        pinned: bool = False,
     ) -> None:
         self._run_dir = run_dir
         self._spec = spec
         self._faults = list(faults)
         self._environment = environment
         self._elastic = elastic
+        self._pinned = pinned
         self._wardens: dict[int, int] = {}
         self._away: set[int] = set()
         self._read = 0
@@ -134,6 +143,9 @@ class FaultyRun:
         here = os.getpid()
         child = os.fork()
         if child == 0:
+            if self._pinned:
+                mine = sorted(os.sched_getaffinity(0))
+                os.sched_setaffinity(0, {mine[place % len(mine)]})
             os.environ.update(
                 {
                     **self._environment,
@@ -240,7 +252,7 @@ class _Again(Exception):
 
 def complete(folder: Path) -> list[Path]:
     """Checkpoints of which all is there, and that have their names: the manifest is written before that."""
-    return [path for path in folder.glob("step-*") if path.suffix != ".partial" and (path / MANIFEST_FILE).exists()]
+    return [path for path in folder.glob("step-*[0-9]") if (path / MANIFEST_FILE).exists()]
 
 
 def tear(folder: Path, byte: float) -> None:
@@ -260,7 +272,8 @@ def run_all(folder: Path) -> None:
         run_dir.mkdir(exist_ok=True)
         spec = RunSpec.model_validate(entry["spec"])
         faults = [Fault(**fault) for fault in entry["faults"]]
-        one = FaultyRun(run_dir, spec, faults, entry.get("environment", {}), elastic=entry.get("elastic", True))
+        how = {name: bool(entry[name]) for name in ("elastic", "pinned") if name in entry}
+        one = FaultyRun(run_dir, spec, faults, entry.get("environment", {}), **how)
         with (
             _small_disk(run_dir / CHECKPOINT_FOLDER) if any(fault.kind == "full" for fault in faults) else nullcontext()
         ):
@@ -362,6 +375,8 @@ def _leave(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
+    # Whoever lets it run in turns may end while it stands still.
+    die_with_parent(os.getppid(), signal.SIGKILL)
     for needed in worker._IMPORTED_BEFORE:
         import_module(needed)
     run_all(Path(sys.argv[1]))

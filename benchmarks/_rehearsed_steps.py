@@ -9,8 +9,6 @@ seeds: the time that was predicted for it against the time that it took.
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -145,12 +143,9 @@ def _case(plan: Plan, cluster: str, described: str, rate: str, way: str) -> Case
 
 
 def _rehearsal(plan: Plan, described: str, changes: Mapping[str, object]) -> Rehearsal:
-    here = ThisMachine(
-        processors=len(os.sched_getaffinity(0)), operating_system=f"{platform.system()} {platform.release()}"
-    )
     wanted = plan.model_copy(update={"run": plan.run.model_copy(update=dict(changes))})
-    now, _ = at_present(wanted, measure_yardstick_s())
-    return rehearse(now, here, parse_hosts(described))
+    now, _ = at_present(wanted, measure_yardstick_s)
+    return rehearse(now, ThisMachine.seen(), parse_hosts(described))
 
 
 def _by_hand_s(rehearsal: Rehearsal, gradient_bytes: int) -> float:

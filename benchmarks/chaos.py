@@ -10,7 +10,7 @@
 - **recovery**: of 4 workers under `hetopt launch`'s host, a worker is killed; time to the next completed step, beside
   that of torchrun restarting the same script from its newest checkpoint, in the same run and in turns.
 - **steady**: the same calm run with all of this and without, each standing still while the other runs
-  (`_in_turns`); difference of the step time.
+  (`_in_turns`), workers kept to their processors; difference of the step time.
 - **soak** (``--soak SECONDS``, and nothing else): faults without a pause; memory, files, threads and namespaces of what
   lives through all of them.
 """
@@ -38,6 +38,7 @@ from benchmarks._in_turns import Turns, had_s, in_turns
 from benchmarks._outcome import Options, Results, parser, publish, quartiles
 from benchmarks._simulated_run import check
 from benchmarks._soak import soak
+from hetopt.optimizer.costs.checkpointing import CHECKPOINT_INTERVAL_S
 from hetopt.trainer.events import EVENTS_FILE, Event, read_events
 from hetopt.trainer.launch.base import RunHandle
 from hetopt.trainer.launch.local import LocalLauncher
@@ -48,7 +49,9 @@ _TOYS = Path(__file__).with_name("_toy.py")
 TASK = f"{_TOYS}:task"
 STEP_S = 0.02
 STEPS = 60
-STEADY_STEPS = 150
+STEADY_STEPS = 380
+_STEADY_CHECKPOINT_S = CHECKPOINT_INTERVAL_S[0] / 4
+"""Four times as often as any plan tells a run to."""
 KINDS = ("kill", "kill", "kill-all", "leave", "freeze", "slow", "notice", "tear")
 ROOTS_KINDS = (*KINDS, "full")
 """Only root may mount a small disk."""
@@ -125,14 +128,14 @@ def computing(**changes: object) -> dict[str, Any]:
 
 def run_faulty(folder: Path, runs: list[dict[str, Any]]) -> None:
     """Do real runs in processes of one program."""
-    folder.mkdir()
+    subprocess.run(faulty_command(folder, runs), cwd=_REPOSITORY, check=True)
+
+
+def faulty_command(folder: Path, runs: list[dict[str, Any]]) -> list[str]:
+    """Does real runs in a folder of their own, which is made."""
+    folder.mkdir(parents=True)
     entries = [{"environment": _ENVIRONMENT, "within_s": 90.0, **run} for run in runs]
     (folder / RUNS_FILE).write_text(json.dumps(entries))
-    subprocess.run(faulty_command(folder), cwd=_REPOSITORY, check=True)
-
-
-def faulty_command(folder: Path) -> list[str]:
-    """Does the runs of a folder."""
     return [sys.executable, "-m", "benchmarks._faulty_runs", str(folder)]
 
 
@@ -287,31 +290,26 @@ def _warden_and_worker(folder: Path, place: int) -> tuple[int, int]:
 def steady(results: Results, folder: Path, rounds: int) -> None:
     """The same calm run, with and without, each standing still while the other runs."""
     sides = {
-        # A timer goes on while its run stands still: for what the run has of it, this is every two seconds.
-        "elastic": {"spec": computing(checkpoint_every_s=4.0), "elastic": True},
+        # Timers go on while a run stands still: of what the run has of it, half.
+        "elastic": {"spec": computing(checkpoint_every_s=2 * _STEADY_CHECKPOINT_S), "elastic": True},
         "plain": {"spec": computing(checkpoint_every_s=3600.0, max_restarts=0), "elastic": False},
     }
     ratios, plain_s = [], []
     for round_ in range(rounds):
-        programs = {}
-        for side, what in sides.items():
-            here = folder / str(round_) / side
-            here.mkdir(parents=True)
-            (here / RUNS_FILE).write_text(
-                json.dumps([{"name": side, "faults": [], "environment": _ENVIRONMENT, "within_s": 600.0, **what}])
-            )
-            programs[side] = faulty_command(here)
-        turns = in_turns(programs, within_s=900.0)
-        times = {
-            side: _step_time_s(read_events(folder / str(round_) / side / side / EVENTS_FILE), turns[side])
-            for side in sides
+        here = folder / str(round_)
+        programs = {
+            side: faulty_command(here / side, [{"name": side, "faults": [], "within_s": 900.0, "pinned": True, **what}])
+            for side, what in sides.items()
         }
+        turns = in_turns(programs, within_s=900.0)
+        times = {side: _step_time_s(read_events(here / side / side / EVENTS_FILE), turns[side]) for side in sides}
         ratios.append(times["elastic"] / times["plain"] - 1)
         plain_s.append(times["plain"])
         print(f"  steady: {ratios[-1]:+.2%}", file=sys.stderr)
     cost = statistics.median(ratios)
     print(
-        f"steady     {cost:+.2%} of a step of {statistics.median(plain_s) * 1000:.1f} ms, checkpoints every 2 s "
+        f"steady     {cost:+.2%} of a step of {statistics.median(plain_s) * 1000:.1f} ms, a checkpoint every "
+        f"{_STEADY_CHECKPOINT_S:.0f} s "
         f"[{min(ratios):+.2%}, {max(ratios):+.2%}]"
     )
     results.figures["steady_cost_least"], results.figures["steady_cost_most"] = (
@@ -362,7 +360,7 @@ def main() -> None:
             soaked(results, Path(temporary) / "soak", read.soak)
         publish(results.outcome("chaos_soak", quick=asked.quick), asked.json_file)
         return
-    amounts = (40, 1, 1, 1, 0) if asked.smoke else (300, 12, 3, 3, 3) if asked.quick else (10_000, 200, 15, 9, 24)
+    amounts = (40, 1, 1, 1, 0) if asked.smoke else (300, 12, 3, 3, 3) if asked.quick else (10_000, 200, 15, 15, 24)
     simulated(results, amounts[0])
     with tempfile.TemporaryDirectory(prefix="hetopt-chaos-") as temporary:
         folder = Path(temporary)

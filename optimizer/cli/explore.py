@@ -130,25 +130,22 @@ def place_here(measured: Profile, *, hosts: str | None, workers: int | None, tel
     Raises:
         BadInput: hosts that this machine cannot hold.
     """
-    import os
-    import platform
     import time
 
     from hetopt.optimizer.fit import fit
     from hetopt.optimizer.places.hosting import ThisMachine
     from hetopt.optimizer.places.probe_runs import PROBE_STEPS, STARTUP_S, local_probes, rehearsed_probes
 
-    processors = len(os.sched_getaffinity(0))
+    machine = ThisMachine.seen()
     launcher: Launcher
     if hosts is None:
         from hetopt.trainer.launch.local import LocalLauncher
 
-        launcher, probes = LocalLauncher(), local_probes(measured, workers or max(2, processors))
+        launcher, probes = LocalLauncher(), local_probes(measured, workers or max(2, machine.processors))
     else:
         from hetopt.trainer.launch.description import parse_hosts
         from hetopt.trainer.launch.rehearsal import RehearsalLauncher
 
-        machine = ThisMachine(processors=processors, operating_system=f"{platform.system()} {platform.release()}")
         launcher, probes = RehearsalLauncher(), rehearsed_probes(fit(measured), machine, parse_hosts(hosts))
     hourly, startup_s = _usd_per_hour(measured), measured.startup_s or STARTUP_S
 

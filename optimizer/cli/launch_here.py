@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from pathlib import Path
 
 from hetopt.optimizer.cli.parse import text_of
@@ -39,7 +37,7 @@ def prepare(
         BadInput: what was asked for cannot be done here.
     """
     made, wanted = plans
-    wanted, remarks = at_present(wanted, measure_yardstick_s())
+    wanted, remarks = at_present(wanted, measure_yardstick_s)
     match place:
         case "local":
             here = predict_on_local(wanted, factors)
@@ -49,7 +47,7 @@ def prepare(
             count = sum(group.machines for group in wanted.chosen.groups) if described is None else len(described)
             names = [f"h{number}" for number in range(count)]
             changes = () if schedule is None else parse_changes(text_of(schedule, "--schedule"), names)
-            rehearsal = rehearse(wanted, _this_machine(), described, changes)
+            rehearsal = rehearse(wanted, ThisMachine.seen(), described, changes)
             spec, prediction, notes = rehearsal.run, rehearsal.prediction, rehearsal.notes
         case "ec2":
             raise ValueError("what is rented is ordered, see ec2_launch")
@@ -65,8 +63,3 @@ def prepare(
         prediction=prediction,
         notes=(*remarks, *notes),
     )
-
-
-def _this_machine() -> ThisMachine:
-    system = f"{platform.system()} {platform.release()}"
-    return ThisMachine(processors=len(os.sched_getaffinity(0)), operating_system=system)

@@ -13,8 +13,6 @@ from hetopt.profiler.errors import BadInput, BudgetStop
 from hetopt.trainer.launch.ec2.protocol import HEARTBEAT_S
 from hetopt.trainer.spec import RunSpec
 
-_HINT = "resume it with a higher --budget"
-
 
 def guard_of(order: Order, seen: Seen, now_s: float) -> Guard:
     """Of the budget, without what a move that may still come will cost, nor what is paid while a run changes zones."""
@@ -45,13 +43,10 @@ def moved(order: Order, seen: Seen, needed_s: float, now_s: float) -> Seen:
     """
     if seen.on_demand or not seen.alive or seen.stop_wished_s is not None or not order.has_spot:
         raise BadInput(f"{order.run_id} has nothing to move.", hint="look at it with `hetopt status`")
-    end_s = guard_of(order, seen, now_s).end_s(seen.spent_usd(now_s), now_s)
-    if not order.move_usd or end_s < now_s + needed_s:
-        raise BudgetStop(
-            f"${order.budget_usd:.2f} do not pay for on-demand machines until the end of {order.run_id}, "
-            "so that it stays on spot; its deadline may pass.",
-            hint=_HINT,
-        )
+    why_not = f"on-demand machines until the end of {order.run_id}, so that it stays on spot; its deadline may pass."
+    if not order.move_usd:
+        raise _unpaid(order, why_not)
+    _paid(order, seen, needed_s, now_s, why_not)
     return seen.model_copy(update={"on_demand": True, "asked_s": None})
 
 
@@ -95,17 +90,13 @@ def enlarged(
         raise BadInput(f"no machine of {order.run_id} is {host} now.", hint="look at it with `hetopt status`")
     names = order.new_hosts(machines)
     larger = order.with_hosts(names, like=host)
-    guard = guard_of(larger, seen, now_s)
-    end_s = guard.end_s(seen.spent_usd(now_s), now_s)
-    if end_s < now_s + needed_s:
-        raise BudgetStop(
-            f"${order.budget_usd:.2f} do not pay for {machines} more machines like {host} until the end of "
-            f"{order.run_id}, so that it goes on as it is; its deadline may pass.",
-            hint=_HINT,
-        )
     new = [worker.model_copy(update={"host": name}) for name in names for worker in like]
     asked = seen.model_copy(update={"absent": (*seen.absent, *new), "asked_s": None})
-    return Changed(order=larger, seen=asked, end_s=end_s, stop_training_s=guard.stop_training_s(end_s))
+    why_not = (
+        f"{machines} more machines like {host} until the end of {order.run_id}, so that it goes on as it is; "
+        "its deadline may pass."
+    )
+    return _paid(larger, asked, needed_s, now_s, why_not)
 
 
 def switched(order: Order, seen: Seen, hosts: Collection[str], zone: str, needed_s: float, now_s: float) -> Changed:
@@ -128,12 +119,25 @@ def switched(order: Order, seen: Seen, hosts: Collection[str], zone: str, needed
         raise BadInput(f"{order.run_id} cannot leave for {zone} now.", hint="look at it with `hetopt status`")
     switches = {**seen.switches, pair(seen.zone, zone): now_s}
     leaving = seen.model_copy(update={"zone_wanted": zone, "asked_s": None, "switches": switches})
-    guard = guard_of(order, leaving, now_s)
+    why_not = (
+        f"the machines of {order.run_id} in {seen.zone} and in {zone} meanwhile and until its end, "
+        f"so that it stays in {seen.zone}."
+    )
+    return _paid(order, leaving, needed_s, now_s, why_not)
+
+
+def _paid(order: Order, seen: Seen, needed_s: float, now_s: float, why_not: str) -> Changed:
+    """The run with what it is to have, if its budget pays for that until its end.
+
+    Raises:
+        BudgetStop: it does not pay for ``why_not``.
+    """
+    guard = guard_of(order, seen, now_s)
     end_s = guard.end_s(seen.spent_usd(now_s), now_s)
     if end_s < now_s + needed_s:
-        raise BudgetStop(
-            f"${order.budget_usd:.2f} do not pay for the machines of {order.run_id} in {seen.zone} and in {zone} "
-            f"meanwhile and until its end, so that it stays in {seen.zone}.",
-            hint=_HINT,
-        )
-    return Changed(order=order, seen=leaving, end_s=end_s, stop_training_s=guard.stop_training_s(end_s))
+        raise _unpaid(order, why_not)
+    return Changed(order=order, seen=seen, end_s=end_s, stop_training_s=guard.stop_training_s(end_s))
+
+
+def _unpaid(order: Order, what: str) -> BudgetStop:
+    return BudgetStop(f"${order.budget_usd:.2f} do not pay for {what}", hint="resume it with a higher --budget")

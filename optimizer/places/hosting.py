@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from hetopt.optimizer import words
 from hetopt.optimizer.fit import FittedDevice, FittedModel, LinkModel
@@ -40,6 +43,12 @@ class ThisMachine:
 
     processors: int
     operating_system: str
+
+    @classmethod
+    def seen(cls) -> Self:
+        """The machine that this process is on, and may use."""
+        system = f"{platform.system()} {platform.release()}"
+        return cls(processors=len(os.sched_getaffinity(0)), operating_system=system)
 
 
 def begun_shares(run: RunSpec, shares: Sequence[int]) -> tuple[int, ...]:

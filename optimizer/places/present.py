@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hetopt.optimizer.plan import Plan
 from hetopt.profiler.profile import CompressorCost, Device, Link, Profile, StepTime
 
@@ -11,20 +13,20 @@ WORTH_FOLLOWING = 0.05
 WORTH_SAYING = 0.15
 
 
-def at_present(plan: Plan, yardstick_s: float) -> tuple[Plan, tuple[str, ...]]:
+def at_present(plan: Plan, measure_s: Callable[[], float]) -> tuple[Plan, tuple[str, ...]]:
     """The plan with its profile as it would be now, and what a person should know of that.
 
     What the plan assumes of machines that are rented stays as it is. A profile without a yardstick, or one of a GPU,
-    of which the yardstick knows nothing, stays too.
+    of which the yardstick knows nothing, stays too, and nothing is measured for it.
 
     Args:
         plan: what is about to run on this machine.
-        yardstick_s: `hetopt.profiler.yardstick.measure_yardstick_s`, just now.
+        measure_s: `hetopt.profiler.yardstick.measure_yardstick_s`.
     """
     then_s = plan.profile.yardstick_s
     if then_s is None or any(device.kind != "cpu" for device in plan.profile.devices):
         return plan, ()
-    slower = yardstick_s / then_s
+    slower = measure_s() / then_s
     if abs(slower - 1) < WORTH_FOLLOWING:
         return plan, ()
     changed = plan.model_copy(update={"profile": slowed(plan.profile, slower)})
