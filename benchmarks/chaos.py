@@ -299,7 +299,7 @@ def steady(results: Results, folder: Path, rounds: int) -> None:
         here = folder / str(round_)
         programs = {
             side: faulty_command(here / side, [{"name": side, "faults": [], "within_s": 900.0, "pinned": True, **what}])
-            for side, what in sides.items()
+            for side, what in (sides.items() if round_ % 2 == 0 else reversed(sides.items()))
         }
         turns = in_turns(programs, within_s=900.0)
         times = {side: _step_time_s(read_events(here / side / side / EVENTS_FILE), turns[side]) for side in sides}
