@@ -210,19 +210,22 @@ def test_no_boto3(monkeypatch: pytest.MonkeyPatch, hetopt: Hetopt, plan_file: Pa
     refused(hetopt("launch", plan_file, "--dry-run"), 2, "needs boto3.*hetopt\\[aws\\]")
 
 
-@pytest.mark.timed
-def test_sixty_four_machines_are_asked_for_within_seconds(
-    cloud: BotoEdge, hetopt: Hetopt, home: Path, profile: Profile, catalog: Catalog, tmp_path: Path
+def test_sixty_four_machines_take_little_more_of_our_time_than_four(
+    cloud: BotoEdge, hetopt: Hetopt, home: Path, plan_file: Path, profile: Profile, catalog: Catalog, tmp_path: Path
 ) -> None:
     groups = (("c7i.large", 48, "spot"), ("c7g.xlarge", 16, "on-demand"))
     plan_of(profile, catalog, groups, budget_usd=200.0).save(tmp_path / "many.json")
-    began = time.process_time()
-    assert hetopt("launch", tmp_path / "many.json", "--yes", "--detach").code == 0
-    assert time.process_time() - began < 5.0, "our own time; what the cloud takes is its own"
+
+    def ours_s(*command: object) -> float:
+        began_s = time.process_time()
+        assert hetopt(*command).code == 0
+        return time.process_time() - began_s
+
+    few = [ours_s("launch", plan_file, "--yes", "--detach"), ours_s("status")]
+    assert hetopt("stop").code == 0
+    many = [ours_s("launch", tmp_path / "many.json", "--yes", "--detach"), ours_s("status")]
     assert len([one for one in leftovers(cloud) if one.kind == "instance"]) == 64
-    began = time.process_time()
-    assert hetopt("status").code == 0
-    assert time.process_time() - began < 1.0
+    assert all(of_many < 3 * of_few for of_few, of_many in zip(few, many, strict=True))
     cloud(Request(step="x", service="sts", operation="get_caller_identity", parameters={}, purpose=REGION))
 
 
