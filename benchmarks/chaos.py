@@ -52,6 +52,8 @@ STEPS = 60
 STEADY_STEPS = 380
 _STEADY_CHECKPOINT_S = CHECKPOINT_INTERVAL_S[0] / 4
 """Four times as often as any plan tells a run to."""
+_STEADY_ROUNDS = 15
+"""Two runs that are alike differ by 2 % on a shared machine: fewer pairs of them are no evidence of 1 %."""
 KINDS = ("kill", "kill", "kill-all", "leave", "freeze", "slow", "notice", "tear")
 ROOTS_KINDS = (*KINDS, "full")
 """Only root may mount a small disk."""
@@ -316,7 +318,10 @@ def steady(results: Results, folder: Path, rounds: int) -> None:
         round(min(ratios), 4),
         round(max(ratios), 4),
     )
-    results.goal("steady_cost", cost, at_most=0.01)
+    if rounds >= _STEADY_ROUNDS:
+        results.goal("steady_cost", cost, at_most=0.01)
+    else:
+        results.figures["steady_cost"] = round(cost, 4)
 
 
 def soaked(results: Results, folder: Path, seconds: float) -> None:
@@ -360,7 +365,13 @@ def main() -> None:
             soaked(results, Path(temporary) / "soak", read.soak)
         publish(results.outcome("chaos_soak", quick=asked.quick), asked.json_file)
         return
-    amounts = (40, 1, 1, 1, 0) if asked.smoke else (300, 12, 3, 3, 3) if asked.quick else (10_000, 200, 15, 15, 24)
+    amounts = (
+        (40, 1, 1, 1, 0)
+        if asked.smoke
+        else (300, 12, 3, 3, 3)
+        if asked.quick
+        else (10_000, 200, 15, _STEADY_ROUNDS, 24)
+    )
     simulated(results, amounts[0])
     with tempfile.TemporaryDirectory(prefix="hetopt-chaos-") as temporary:
         folder = Path(temporary)
