@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import itertools
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetopt.trainer.control.ratio.gain_curve import gain_of
 from hetopt.trainer.exchange.energy import energy, kept_energy
-from hetopt.trainer.exchange.exchange import make_exchange
+from hetopt.trainer.exchange.exchange import make_aggregation, make_exchange
 from hetopt.trainer.exchange.gain import kept_energies
 from hetopt.trainer.exchange.wire import kept_elements
 from hetopt.trainer.spec import Compression
 
 from .contracts import GRADIENTS
+from .thread_group import ThreadGroup
 
 RATIOS = (0.0001, 0.001, 0.01, 0.03, 0.1, 0.3, 0.7, 1.0)
 
@@ -88,6 +91,26 @@ def test_looking_changes_nothing_that_is_exchanged(compression):
             assert plain.gain == looked.gain < 1
         else:
             assert looked.gain == 1.0
+
+
+def test_rounding_can_keep_less_than_nothing_of_a_worker_whose_gradients_are_small():
+    """What rounding the sum of a slice adds is the part of whoever summed it, however little it had itself."""
+    sizes, numel = (1.0, 1.0, 1.0, 0.005), 4096
+    flats = [
+        torch.randn(numel, generator=torch.Generator().manual_seed(rank)) * size for rank, size in enumerate(sizes)
+    ]
+    group = ThreadGroup(len(sizes))
+
+    def kept(rank: int) -> float:
+        aggregation = make_aggregation(Compression(name="int4"), numel)
+        prepared = flats[rank].clone()
+        return aggregation.run(prepared, flats[rank].clone(), group.channel(rank), 0).kept_energy(prepared)
+
+    with ThreadPoolExecutor(len(sizes)) as pool:
+        found = list(pool.map(kept, range(len(sizes))))
+    assert found[0] > 0 > found[-1]
+    assert gain_of(sum(found), sum(map(energy, flats))) > 0.9
+    assert gain_of(found[-1], energy(flats[-1])) == 0
 
 
 def test_a_gradient_without_elements_is_left_alone():

@@ -117,6 +117,21 @@ def test_auto_follows_a_network_that_changes() -> None:
     assert steering.way.in_buckets
 
 
+def test_a_worker_of_whom_rounding_left_less_than_nothing_ends_no_run() -> None:
+    """Rounding the sum of a slice counts against whoever summed it; that may be more than it had itself."""
+    run = spec(ratio_policy="auto", collective_policy="cheapest")
+    steering = Steering(run, menu(run, buckets=4), network(SLOW))
+    seen = traffic(steering, SLOW)
+    drowned = replace(seen.rows[0], energy=0.044, kept_energy=-0.009)
+    mixed = GroupTraffic(rows=(*seen.rows[1:], drowned))
+    assert 0 < mixed.gain < 1
+    assert GroupTraffic(rows=(drowned,)).gain == 0
+    steering.watch(mixed)
+    steering.judge(mixed, step=10, epoch=0.2, learning_rate=0.1)
+    drive(steering, SLOW, 30, step=10)
+    assert steering.way.option.ratio == 1
+
+
 def test_auto_begins_where_the_plan_was_made_for() -> None:
     run = spec(ratio_policy="auto", collective_policy="cheapest", compression=Compression(name="topk", ratio=0.01))
     steering = Steering(run, menu(run), network(SLOW))

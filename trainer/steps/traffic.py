@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields, replace
 
-from hetopt.trainer.control.ratio.gain_curve import GainCurve
+from hetopt.trainer.control.ratio.gain_curve import GainCurve, gain_of
 from hetopt.trainer.exchange.stats import ExchangeStats
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
@@ -161,9 +161,8 @@ class GroupTraffic:
 
     @property
     def gain(self) -> float:
-        """Kept energy over energy, of all workers; 1 where nothing is held back."""
-        energy = sum(self.energy)
-        return min(1.0, sum(self.kept_energy) / energy) if energy > 0 else 1.0
+        """Kept energy over energy, of all workers, in [0, 1]; 1 where nothing is held back."""
+        return gain_of(sum(self.kept_energy), sum(self.energy))
 
     @property
     def gradient_norm(self) -> float:

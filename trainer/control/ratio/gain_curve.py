@@ -64,6 +64,11 @@ class GainCurve:
         return interpolated(self.ratios, [min(1.0, part / energy) for part in kept], ratio)
 
 
+def gain_of(kept: float, energy: float) -> float:
+    """Kept energy over energy, in [0, 1]; 1 where there was none. Rounding can keep less than nothing: that is 0."""
+    return min(1.0, max(0.0, kept / energy)) if energy > 0 else 1.0
+
+
 def interpolated(ratios: Sequence[float], gains: Sequence[float], ratio: float) -> float:
     """Gain at any ratio: a power law between measured points, and 1 at a ratio of 1.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from hetopt.profiler.artifact import Record
-from hetopt.trainer.control.ratio.gain_curve import GainCurve
+from hetopt.trainer.control.ratio.gain_curve import GainCurve, gain_of
 from hetopt.trainer.control.ratio.twin_trial import Verdict
 from hetopt.trainer.exchange.network_state import NetworkState
 
@@ -37,7 +37,8 @@ class RatioObservation:
         sync_s: median time of the exchange on the worker that waited least.
         sent_bytes: that one worker contributes to one exchange.
         kept_energy, energy: of gradient and residual, in rank order: what was sent and what there was, means over the
-            period. Equal where everything is sent.
+            period. Equal where everything is sent. The first is negative where rounding the sum of a slice, which counts
+            against whoever sums it, was more than that worker had itself.
         gradient_norm: of the gradient without residuals, root of the mean square over workers and steps.
         gain_curve: absent in periods in which no step looked.
         network: as tracked, this period included; absent where nothing tracks it.
@@ -80,9 +81,11 @@ class RatioObservation:
         if not 0 < self.ratio <= 1 or self.sent_bytes < 0:
             raise ValueError(f"impossible exchange: ratio {self.ratio}, {self.sent_bytes} bytes")
         times = (self.compute_s, self.backward_s, self.compress_s, self.sync_s)
-        numbers = (*times, self.gradient_norm, *self.kept_energy, *self.energy)
+        numbers = (*times, self.gradient_norm, *self.energy)
         if any(not 0 <= number < math.inf for number in numbers):
-            raise ValueError("times, norms and energies must be finite and not negative")
+            raise ValueError(f"times, norms and energies must be finite and not negative, not {numbers}")
+        if not all(map(math.isfinite, self.kept_energy)):
+            raise ValueError(f"kept energies must be finite, not {self.kept_energy}")
         if not self.step_time_s > 0 or self.backward_s > self.compute_s:
             raise ValueError(f"impossible times of a step: {times}")
 
@@ -93,17 +96,13 @@ class RatioObservation:
 
     @property
     def gain(self) -> float:
-        """Energy sent over energy there was, of all workers; 1 where there was none."""
-        energy = sum(self.energy)
-        return min(1.0, sum(self.kept_energy) / energy) if energy > 0 else 1.0
+        """Energy sent over energy there was, of all workers, in [0, 1]; 1 where there was none."""
+        return gain_of(sum(self.kept_energy), sum(self.energy))
 
     @property
     def gains(self) -> tuple[float, ...]:
         """The same of each worker."""
-        return tuple(
-            min(1.0, kept / energy) if energy > 0 else 1.0
-            for kept, energy in zip(self.kept_energy, self.energy, strict=True)
-        )
+        return tuple(map(gain_of, self.kept_energy, self.energy))
 
     def gains_at(self, ratio: float) -> tuple[float, ...] | None:
         """Each worker's gain at a ratio: off the curve, or as sent if that was the ratio; None where nobody looked."""
