@@ -65,8 +65,8 @@ STEPS_TIMED, SMOKE_STEPS = 12, 6
 
 SKEW_WORKERS, SMOKE_WORKERS, SKEW_STEPS, SMOKE_SKEW_STEPS = 10, 3, 192, 8
 CONVENTIONAL = Synchronisation(name="local-sgd", every_steps=48)
-"""What is conventional where every worker has data of its own: federated averaging, of all, as rarely as FedAvg(1, 0.25)
-was published with in 2307.07950 (LSSR 0.979: one of 48 steps)."""
+"""What is conventional where every worker has data of its own: federated averaging, of all, as rarely as the published
+FedAvg(1, 0.25) of 2307.07950 (LSSR 0.979: one of 48 steps)."""
 
 
 @dataclass(frozen=True, kw_only=True)
