@@ -37,8 +37,8 @@ class RatioObservation:
         sync_s: median time of the exchange on the worker that waited least.
         sent_bytes: that one worker contributes to one exchange.
         kept_energy, energy: of gradient and residual, in rank order: what was sent and what there was, means over the
-            period. Equal where everything is sent. The first is negative where rounding the sum of a slice, which counts
-            against whoever sums it, was more than that worker had itself.
+            period. Equal where everything is sent. The first is negative where rounding the sum of a slice, which
+            counts against whoever sums it, was more than that worker had itself.
         gradient_norm: of the gradient without residuals, root of the mean square over workers and steps.
         gain_curve: absent in periods in which no step looked.
         network: as tracked, this period included; absent where nothing tracks it.
