@@ -184,7 +184,7 @@ def foresee(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool
 
 def _foresee_local(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool) -> Foreseen:
     """Of workers that train for themselves: the mean over steps that bring them together and steps that do not."""
-    whole, gate = Compression(), meeting.model.convergence.local
+    gate = meeting.model.convergence.local
     told = communication(
         run.sync,
         dataset_size=meeting.model.profile.job.dataset_size,
@@ -192,15 +192,16 @@ def _foresee_local(run: RunSpec, meeting: Meeting, *, compute_s: float, to_targe
         measured=gate.measured_share(run.sync),
     )
     penalty, counts = gate.penalty(run.sync), to_target and run.sync.name != "ssp" and told.share > 0
-    exchange_s = exposed_s(run.sync, told, exchange_s=meeting.exchange_s(whole), compute_s=compute_s)
+    sent, notes = run.compression, (told.note, steps_in_words(penalty, told.share, meeting.workers, counts=counts))
+    exchange_s = exposed_s(run.sync, told, exchange_s=meeting.exchange_s(sent), compute_s=compute_s)
     return Foreseen(
-        compression=whole,
+        compression=sent,
         exchange_s=exchange_s,
-        compress_s=0.0,
+        compress_s=told.share * meeting.compress_s(sent),
         overlap=NO_OVERLAP,
         gain=1.0,
-        log_sd=spread(told, MEASURED_LINK_LOG_SD),
-        notes=(told.note, steps_in_words(penalty, told.share, meeting.workers, counts=counts)),
+        log_sd=spread(told, ASSUMED_LOG_SD if _is_assumed(sent, meeting) else MEASURED_LINK_LOG_SD),
+        notes=(*notes, *_notes_on_cost(sent, meeting)),
         stretch=float(penalty.inflation(told.share, meeting.workers)) if counts else 1.0,
         stretch_log_sd=float(penalty.log_sd(told.share, meeting.workers)) if counts else 0.0,
     )
@@ -244,15 +245,20 @@ def _notes(run: RunSpec, chosen: Compression, meeting: Meeting, *, to_target: bo
     elif run.collective_policy != "fixed":
         by = settled_collective(chosen)
         yield f"The collective follows the network; the prediction is for {by} in every step."
+    yield from _notes_on_cost(chosen, meeting)
+    if chosen.name == "powersgd":
+        yield "The profile does not know the layers that powersgd works on: the prediction is for sending everything."
+    if to_target and chosen.name not in LOSSLESS:
+        yield from _notes_on_gain(chosen, by_ratio=method.by_ratio, meeting=meeting)
+
+
+def _notes_on_cost(chosen: Compression, meeting: Meeting) -> Iterable[str]:
+    """What a worker's own work is taken to be."""
     if _is_assumed(chosen, meeting):
         if TIMED in meeting.compressors:
             yield f"What {chosen.name} costs a worker was not profiled: it is taken to be what Top-k costs."
         else:
             yield f"What {chosen.name} costs a worker was not profiled: it counts as nothing."
-    if chosen.name == "powersgd":
-        yield "The profile does not know the layers that powersgd works on: the prediction is for sending everything."
-    if to_target and chosen.name not in LOSSLESS:
-        yield from _notes_on_gain(chosen, by_ratio=method.by_ratio, meeting=meeting)
 
 
 def _notes_on_gain(chosen: Compression, *, by_ratio: bool, meeting: Meeting) -> Iterable[str]:

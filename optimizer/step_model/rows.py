@@ -86,9 +86,12 @@ def _communicating_share(compression: Compression | None, sync: str | None) -> f
     wanted = Synchronisation() if sync is None else parse_sync(sync, option="sync")
     if not wanted.is_local:
         return 1.0
-    reason = why_not_synchronised("identity" if compression is None else compression.name, "parameters")
-    if reason is not None:
-        raise BadInput(reason, hint="leave sync or compression out")
+    if compression is not None and compression.name != "identity":
+        reason = why_not_synchronised(compression.name, "parameters")
+        raise BadInput(
+            reason or f"How long averages in {compression.name} take is predicted where a run is launched, not here.",
+            hint="leave sync or compression out",
+        )
     if not is_planned(wanted):
         raise BadInput(
             f"A step's time under {sync} does not follow from its configuration alone.",

@@ -66,6 +66,7 @@ UNEVEN = {
 }
 # Workers that train for themselves and average parameters now and then, on parts of the data, with samples handed on.
 SELSYNC = {"name": "selsync", "delta": 0.15, "window": 5, "max_local_steps": 20}
+ROUNDED = {"sync": {"name": "local-sgd", "every_steps": 7}, "compression": {"name": "int4"}}
 SYNC_SCENARIOS: list[dict[str, Any]] = [
     {"name": "selsync-0", "spec": toy_spec(sync={"name": "selsync", "delta": 0})},
     {"name": "local-sgd-1", "spec": toy_spec(sync={"name": "local-sgd", "every_steps": 1})},
@@ -83,12 +84,16 @@ SYNC_SCENARIOS: list[dict[str, Any]] = [
     {"name": "local-buffers-resumed", "spec": toy_spec("with_buffers", sync={"name": "local-sgd", "every_steps": 7})},
     {"name": "fedavg", "spec": toy_spec(sync={"name": "fedavg", "participants": 0.5, "every_epochs": 0.5})},
     {"name": "momentum", "spec": toy_spec(sync={"name": "local-sgd", "every_steps": 5, "momentum": "average"})},
+    {"name": "rounded", "spec": toy_spec("with_buffers", **ROUNDED)},
+    {"name": "rounded-resumed", "spec": toy_spec("with_buffers", **ROUNDED, **HALF)},
+    {"name": "rounded-resumed", "spec": toy_spec("with_buffers", **ROUNDED)},
     # Late updates and much momentum do not go together at the highest rate that dense training bears.
     {"name": "ssp", "spec": toy_spec(sync={"name": "ssp", "staleness": 5}, learning_rate_scale=0.2)},
     {"name": "ssp-resumed", "spec": toy_spec(sync={"name": "ssp", "staleness": 9}, learning_rate_scale=0.2, **HALF)},
     {"name": "ssp-resumed", "spec": toy_spec(sync={"name": "ssp", "staleness": 9}, learning_rate_scale=0.2)},
     {"name": "local-uneven", "spec": toy_spec(sync={"name": "local-sgd"}, stop={"max_steps": 64}, **UNEVEN)},
     {"name": "refused", "spec": toy_spec(sync={"name": "local-sgd"}, compression=TOPK)},
+    {"name": "refused-late", "spec": toy_spec(sync={"name": "ssp"}, compression={"name": "int8"})},
     {"name": "shards", "spec": toy_spec(partition={"name": "shards"}, **SHORT)},
     {"name": "seldp", "spec": toy_spec(partition={"name": "seldp"}, **HALF)},
     {"name": "seldp", "spec": toy_spec(partition={"name": "seldp"})},

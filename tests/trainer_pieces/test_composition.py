@@ -14,10 +14,12 @@ from hetopt.profiler.errors import BadInput
 from hetopt.trainer.exchange.composition import (
     COLLECTIVES,
     CORRECTION,
+    DENSE,
     FEEDBACK,
     GATHER,
     MEMORIES,
     METHODS,
+    NARROW,
     NONE,
     STAR,
     combinations,
@@ -125,6 +127,11 @@ def test_controllers_synchronisation_and_optimizers_have_their_say():
     assert why_not_synchronised("topk", "gradients") is None
     assert why_not_synchronised("identity", "parameters") is None
     assert "no gradients" in str(why_not_synchronised("topk", "parameters"))
+    assert why_not_synchronised("int4", "parameters") is None
+    assert "nothing to act on" in str(why_not_synchronised("int4", "updates"))
+    for name in NARROW:
+        assert not METHODS[name].by_ratio
+        assert METHODS[name].collectives == (DENSE,)
     assert why_not_optimised(CORRECTION, 0.0) is None
     assert why_not_optimised(FEEDBACK, 0.9) is None
     assert "twice" in str(why_not_optimised(CORRECTION, 0.9))

@@ -15,15 +15,17 @@ from hetopt.trainer.exchange.bits import bit_values, look_up, pack_codes, pack_f
 from hetopt.trainer.exchange.blocks import BLOCK_ELEMENTS, Workspace, blocks
 from hetopt.trainer.exchange.channel import Channel
 from hetopt.trainer.exchange.coding import ElementCoding, NarrowValues, PackedIndices, PlainIndices
+from hetopt.trainer.exchange.composition import FEEDBACK, METHODS, NARROW
 from hetopt.trainer.exchange.lanes import Lanes
 from hetopt.trainer.exchange.levels import LARGEST_SUM, summed_bits, summed_code_bytes
 from hetopt.trainer.exchange.low_rank import ordered_sum, orthonormal, write_product
-from hetopt.trainer.exchange.parameter_average import average_parameters, weights_by_samples
+from hetopt.trainer.exchange.parameter_average import RoundedSum, average_parameters, weights_by_samples
 from hetopt.trainer.exchange.random_k import RandomElements, RotatingElements, strata
 from hetopt.trainer.exchange.rounding import StochasticRounding, nearest
 from hetopt.trainer.exchange.threshold import ThresholdSearch, count_not_below, excess
 from hetopt.trainer.exchange.topk import TopKCompressor
 from hetopt.trainer.exchange.wire import packed_index_bytes
+from hetopt.trainer.spec import Compression
 
 from .thread_group import ThreadGroup
 
@@ -264,6 +266,46 @@ def test_parameters_are_averaged_by_samples():
     torch.testing.assert_close(results[0], mean)
     squares = 0.25 * (parameters[0] - mean).square().sum() + 0.75 * (parameters[2] - mean).square().sum()
     assert apart == pytest.approx(float(squares.sqrt() / mean.norm()), rel=1e-5)
+
+
+@given(
+    name=st.sampled_from([name for name in NARROW if name != "identity"]),
+    workers=st.integers(2, 5),
+    rounds=st.integers(1, 4),
+    seed=st.integers(0, 2**16),
+)
+@settings(max_examples=25)
+def test_rounded_averages_lose_nothing_and_leave_the_same_bits_on_all(name, workers, rounds, seed):
+    """Everything that workers learned is in the model or still owed, where something is remembered at all."""
+    parameters, statistics = 300, 20
+    generator = torch.Generator().manual_seed(seed)
+    begun = torch.randn(parameters + statistics, generator=generator)
+    moves = 0.1 * torch.randn(rounds, workers, parameters + statistics, generator=generator)
+    samples = [int(count) for count in torch.randint(1, 50, (workers,), generator=generator)]
+    weights, group = weights_by_samples(samples), ThreadGroup(workers)
+
+    def train(rank: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+        rounded = RoundedSum(Compression(name=name), parameters)
+        own, base, apart = begun.clone(), begun.clone(), 0.0
+        for move in moves[:, rank]:
+            own += move
+            apart = average_parameters(own, base, weights[rank], group.channel(rank), rounded)
+            assert torch.equal(own, base)
+        whole, whole_base = own.clone(), base.clone()
+        average_parameters(whole, whole_base, weights[rank], group.channel(rank), rounded, exactly=True)
+        return own, whole, apart
+
+    with ThreadPoolExecutor(workers) as pool:
+        results = list(pool.map(train, range(workers)))
+    assert all(torch.equal(own, results[0][0]) and torch.equal(whole, results[0][1]) for own, whole, _ in results)
+    assert len({apart for _, _, apart in results}) == 1
+    assert results[0][2] > 0
+    own, whole, _ = results[0]
+    learned = begun + sum(weight * moves[:, rank].sum(0) for rank, weight in enumerate(weights))
+    remembers = METHODS[name].memories[0] == FEEDBACK
+    torch.testing.assert_close(whole, learned, rtol=1e-4, atol=1e-5 if remembers else 1e-2)
+    torch.testing.assert_close(own, learned, rtol=1e-2, atol=0.15)
+    torch.testing.assert_close(own[parameters:], learned[parameters:], rtol=1e-5, atol=1e-5)
 
 
 def test_workers_that_have_not_moved_keep_their_bits_and_small_moves_are_told_exactly():

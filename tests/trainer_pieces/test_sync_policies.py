@@ -161,7 +161,8 @@ def test_what_needs_exchanged_gradients_is_refused_with_a_reason():
         return why_not_local(spec)
 
     assert reason() is None
-    assert "nothing to act on" in reason(compression=Compression(name="topk", ratio=0.1))
+    assert "leave most" in reason(compression=Compression(name="topk", ratio=0.1))
+    assert reason(compression=Compression(name="int8")) is None
     assert "nothing to decide" in reason(collective_policy="cheapest")
     assert "adascale" in reason(learning_rate_rule="adascale")
     assert "bf16" in reason(precision="fp16")

@@ -55,8 +55,12 @@ SYNCHRONISATIONS: Mapping[str, str] = MappingProxyType(
     {
         "gradients": "workers sum gradients at every step",
         "parameters": "workers average parameters now and then (local SGD, FedAvg, SelSync)",
+        "updates": "updates of all workers travel under the steps that follow (SSP)",
     }
 )
+
+NARROW = ("identity", "fp16", "bf16", "int8", "int4")
+"""They send everything, in fewer bytes: what averages of parameters can be made with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -309,8 +313,13 @@ def why_not(name: str, memory: str, collective: str) -> str | None:
 
 def why_not_synchronised(name: str, synchronisation: str) -> str | None:
     """One sentence on why this compressor does not go with this way of synchronising; None when it does."""
-    if synchronisation == "parameters" and name != "identity":
-        return f"Workers that average parameters exchange no gradients, so {name} has nothing to act on; use identity."
+    if synchronisation == "parameters" and name not in NARROW:
+        return (
+            f"Workers that average parameters exchange no gradients, and {name} would leave most of what they have "
+            f"learned out of an average; use {_listed(NARROW)}."
+        )
+    if synchronisation == "updates" and name != "identity":
+        return f"Updates that arrive late are sent as they are, so {name} has nothing to act on; use identity."
     return None
 
 

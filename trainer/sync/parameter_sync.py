@@ -26,8 +26,9 @@ from hetopt.trainer.control.sync.policy import SyncDecision, SyncObservation, Sy
 from hetopt.trainer.control.sync.selsync import SelSync
 from hetopt.trainer.events import Event
 from hetopt.trainer.exchange.channel import Channel, Message
-from hetopt.trainer.exchange.parameter_average import average_parameters, weights_by_samples
+from hetopt.trainer.exchange.parameter_average import RoundedSum, average_parameters, weights_by_samples
 from hetopt.trainer.exchange.stats import ExchangeStats
+from hetopt.trainer.spec import Compression
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.model_vector import ModelVector
@@ -53,6 +54,7 @@ class ParameterSync:
         policy: says when.
         model: this worker's; now the same on all of them.
         optimizer: whose momentum is this worker's own.
+        compression: how averages are rounded.
         channel: makes one, to the other workers.
         stopwatch: of the device.
     """
@@ -64,6 +66,7 @@ class ParameterSync:
         policy: SyncPolicy[Any],
         model: nn.Module,
         optimizer: Optimizer,
+        compression: Compression,
         channel: Callable[[], Channel],
         stopwatch: Stopwatch,
     ) -> None:
@@ -73,6 +76,11 @@ class ParameterSync:
         self._optimizer = optimizer
         self._vector = ModelVector(model)
         self._base = self._vector.read()
+        self._rounded = (
+            None
+            if compression.name == "identity"
+            else RoundedSum(compression, self._vector.parameters, device=self._base.device)
+        )
         self._channel = channel
         self._stopwatch = stopwatch
         self._workers, self._rank = (c := channel()).workers, c.rank
@@ -124,7 +132,7 @@ class ParameterSync:
         own, keeps = self._vector.read(), self._sync.buffers == "keep"
         weight = weights_by_samples(self._samples, decision.participants)[channel.rank]
         count = self._vector.parameters if keeps else own.numel()
-        divergence = average_parameters(own[:count], self._base[:count], weight, channel)
+        divergence = average_parameters(own[:count], self._base[:count], weight, channel, self._rounded)
         self._vector.write(own)
         if self._sync.momentum != "keep":
             self._settle_momentum(weight, channel)
@@ -154,13 +162,15 @@ class ParameterSync:
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """The average of all workers' models, running statistics included (see `Synchroniser`)."""
-        if self._own is not None or (self._local_steps == 0 and self._sync.buffers == "average"):
+        is_settled = self._local_steps == 0 and self._sync.buffers == "average" and self._rounded is None
+        if self._own is not None or is_settled:
             yield
             return
         self._own = self._vector.read()
         samples = self._samples if self._local_steps else (1,) * self._workers
         mean, base = self._own.clone(), self._base.clone()
-        average_parameters(mean, base, weights_by_samples(samples)[self._rank], self._channel())
+        weight = weights_by_samples(samples)[self._rank]
+        average_parameters(mean, base, weight, self._channel(), self._rounded, exactly=True)
         self._vector.write(mean)
         try:
             yield
@@ -197,6 +207,7 @@ class ParameterSync:
             "policy_state": self._state.model_dump(mode="json"),
             "own": self._vector.read() if self._own is None else self._own,
             "base": self._base,
+            "held_back": {} if self._rounded is None else self._rounded.memory.state(),
             "optimizer": self._optimizer.state_dict(),
             "samples": list(self._samples),
             "local_steps": self._local_steps,
@@ -214,6 +225,8 @@ class ParameterSync:
             self._state = type(self._policy.initial()).model_validate(state["policy_state"])
             self._vector.write(state["own"].to(self._base))
             self._base = state["base"].to(self._base)
+            if self._rounded is not None:
+                self._rounded.memory.load_state(state["held_back"])
             self._optimizer.load_state_dict(state["optimizer"])
             self._samples = tuple(int(count) for count in state["samples"])
             self._local_steps = int(state["local_steps"])

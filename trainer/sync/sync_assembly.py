@@ -69,6 +69,7 @@ def make_synchroniser(
         policy=policy,
         model=model,
         optimizer=optimizer,
+        compression=spec.compression,
         channel=partial(Channel, clock=clock, on=device),
         stopwatch=stopwatch,
     )

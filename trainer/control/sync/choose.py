@@ -63,7 +63,7 @@ def choose_sync_policy(
 def why_not_local(spec: RunSpec) -> str | None:
     """One sentence on what of a run does not go with workers that train for themselves; None where all does."""
     sync = spec.sync
-    reason = why_not_synchronised(spec.compression.name, "parameters")
+    reason = why_not_synchronised(spec.compression.name, "updates" if sync.name == "ssp" else "parameters")
     if reason is not None:
         return reason
     if spec.ratio_policy != "fixed" or spec.collective_policy != "fixed":
