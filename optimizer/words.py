@@ -78,7 +78,9 @@ def compression(name: str, ratio: float) -> str:
 
 def exchange(way: Compression, sync: Synchronisation) -> str:
     """What brings together what workers learn: a compression of gradients, or how else."""
-    return spell_sync(sync) if sync.is_local else compression(way.name, way.ratio)
+    if not sync.is_local:
+        return compression(way.name, way.ratio)
+    return spell_sync(sync) if way.name == "identity" else f"{spell_sync(sync)}, averages in {way.name}"
 
 
 def share(part: float) -> str:

@@ -1,7 +1,7 @@
 """Synchronisation, partition and injection as a person writes them, on the command line and in a script.
 
     selsync(0.3)            local-sgd(8,momentum=average)        labels(1)
-    selsync(auto,share=0.2) fedavg(0.5,2)                        dirichlet(0.5)
+    selsync(auto,share=0.2) fedavg(0.5,2,stretch=1.5)            dirichlet(0.5)
 
 Each is a name, and in parentheses its values: the first ones without their keys, in the order of `_FIRST`.
 """
@@ -31,11 +31,11 @@ _FIRST: Mapping[str, tuple[str, ...]] = {
     "dirichlet": ("alpha",),
 }
 _SELSYNC = ("delta", "synchronised_share", "votes", "quorum", "max_local_steps", "window", "smoothing", "vote_lag")
-_AVERAGED = ("momentum", "buffers")
+_AVERAGED = ("momentum", "buffers", "stretch")
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "local-sgd": ("every_steps", *_AVERAGED),
     "fedavg": ("participants", "every_epochs", *_AVERAGED),
-    "ssp": ("staleness",),
+    "ssp": ("staleness", "stretch"),
     "selsync": (*_SELSYNC, *_AVERAGED),
     "labels": ("labels",),
     "dirichlet": ("alpha",),

@@ -58,6 +58,9 @@ class Synchronisation(_Named):
             computed; 0: every step waits for them, as published.
         momentum: what becomes of each worker's momentum at a synchronisation.
         buffers: whether running statistics (of BatchNorm) are averaged with the parameters.
+        stretch: epochs that the task's schedule of the learning rate takes for one of its own. Workers that average now
+            and then need more steps than those that sum every gradient, and a rate that falls as early ends training
+            before they were taken.
     """
 
     name: SyncName = "bsp"
@@ -75,6 +78,7 @@ class Synchronisation(_Named):
     vote_lag: int = Field(default=1, ge=0, le=1)
     momentum: Literal["keep", "average", "reset"] = "keep"
     buffers: Literal["average", "keep"] = "average"
+    stretch: PositiveFloat = 1.0
 
     @property
     def is_local(self) -> bool:

@@ -107,7 +107,7 @@ class Training:
             form=self.form,
             feed=self.feed,
             optimizer=self.optimizer,
-            learning_rate=LearningRate.of(task, self.optimizer),
+            learning_rate=LearningRate.of(task, self.optimizer, spec.sync.stretch),
             pace=self.pace,
             stopwatch=stopwatch,
             synchroniser=self.sync,

@@ -8,7 +8,7 @@ from hetopt.optimizer.launch_record import Launch
 from hetopt.trainer.compression_text import spell_options
 from hetopt.trainer.miniature import Miniature, MiniatureHost
 from hetopt.trainer.spec import Compression, RunSpec, WorkerSpec
-from hetopt.trainer.sync_text import spell_partition, spell_sync
+from hetopt.trainer.sync_text import spell_partition
 
 
 def show(record: Launch) -> None:
@@ -39,7 +39,7 @@ def _exchange(spec: RunSpec) -> str:
     """What is sent, who decides how much, and how it travels."""
     asked = spec.compression
     if spec.is_local:
-        return f"sync {spell_sync(spec.sync)}"
+        return f"sync {words.exchange(asked, spec.sync)}"
     told = ", ".join([words.compression(asked.name, asked.ratio), *spell_options(asked)])
     if spec.ratio_policy == "auto":
         told = "auto" if asked == Compression() else f"auto, from {told}"

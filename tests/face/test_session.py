@@ -144,6 +144,7 @@ def test_every_sample_of_a_batch_is_somebodys() -> None:
         ({"accumulate": 0}, "accumulate"),
         ({"sync": "asp"}, "no synchronisation called 'asp'"),
         ({"sync": "local-sgd(0)"}, "sync: every_steps cannot be"),
+        ({"sync": "local-sgd(8,stretch=1.5)"}, "sets its own learning rates"),
         ({"compression": "auto:0.1"}, "no ratio"),
         ({"spec": "no-such-file.json"}, "no-such-file.json"),
     ],

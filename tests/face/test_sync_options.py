@@ -29,6 +29,9 @@ SPELLED = {
     "selsync(auto,synchronised_share=0.2,votes=majority,max_local_steps=50,vote_lag=0)": Synchronisation(
         name="selsync", delta="auto", synchronised_share=0.2, votes="majority", max_local_steps=50, vote_lag=0
     ),
+    "selsync(auto,synchronised_share=0.2,stretch=1.25)": Synchronisation(
+        name="selsync", delta="auto", synchronised_share=0.2, stretch=1.25
+    ),
     "local-sgd(8,momentum=average,buffers=keep)": Synchronisation(name="local-sgd", momentum="average", buffers="keep"),
 }
 
@@ -85,8 +88,10 @@ def test_a_plans_compression_gives_way_to_local_steps_but_not_one_that_was_asked
     assert run.is_local
     assert (run.compression, run.ratio_policy) == (Compression(), "fixed")
     assert not run.steers_exchange
-    with pytest.raises(BadInput, match="nothing to act on"):
+    with pytest.raises(BadInput, match="leave most"):
         decide(wish, planned, exchange_was_asked=True)
+    rounded = planned.model_copy(update={"compression": Compression(name="int8"), "ratio_policy": "fixed"})
+    assert decide(wish, rounded, exchange_was_asked=True).compression.name == "int8"
     assert decide(parse_wish(None, "shards", None), planned, exchange_was_asked=False).compression.name == "topk"
 
 
@@ -106,6 +111,13 @@ def test_what_was_typed_is_launched_and_predicted(hetopt, tmp_path: Path) -> Non
     shown = " ".join(hetopt(*asked, *options).out.split())
     assert "sync selsync(auto,synchronised_share=0.2), batch policy model, partition labels(2)" in shown
     assert "50 % of the workers hand on 25 % of their samples" in shown
+    shown = " ".join(hetopt(*asked, "--sync", "local-sgd(8,stretch=1.5)", "--compression", "int8").out.split())
+    assert "sync local-sgd(8,stretch=1.5), averages in int8, batch policy model" in shown
+    slow = ("launch", plan, "--on", "rehearsal", "--hosts", "rate=10mbit x2", "--dry-run", "--json")
+    rounded = json.loads(hetopt(*slow, "--sync", "local-sgd(8)", "--compression", "int8").out)
+    whole = json.loads(hetopt(*slow, "--sync", "local-sgd(8)").out)
+    assert any("What int8 costs a worker was not profiled" in note for note in rounded["notes"])
+    assert rounded["prediction"]["communication_s"] < whole["prediction"]["communication_s"]
     refused = hetopt(*asked, "--sync", "ssp(2)", "--compression", "topk:0.01")
     assert refused.code == 2
     assert "nothing to act on" in refused.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -24,13 +25,14 @@ from hetopt.trainer.milestones import Milestones
 from hetopt.trainer.spec import Compression, RunSpec
 from hetopt.trainer.statistics import ControlRow, Period, PeriodLog
 from hetopt.trainer.steps.fused_step import FusedStep
-from hetopt.trainer.steps.learning_rate import AdaptiveScale
+from hetopt.trainer.steps.learning_rate import AdaptiveScale, LearningRate
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.noise_groups import NoiseSums
 from hetopt.trainer.steps.pace import FullPace
 from hetopt.trainer.steps.precision import Autocast
 from hetopt.trainer.steps.step import LossModule, StepTrace
 from hetopt.trainer.steps.stopwatch import CpuStopwatch
+from hetopt.trainer.tasks.recipes import step_decay
 
 from . import toy_task
 from .scenarios import toy_spec
@@ -215,6 +217,18 @@ def test_the_scale_follows_the_noise_and_survives_a_checkpoint() -> None:
     assert (signal.value, noisy.value) == pytest.approx((1, 4), rel=1e-6)
     assert unknown.value == 1.5, "until the noise is known, what the plan said"
     assert scale.resumed(json.loads(json.dumps(noisy.state()))) == noisy
+
+
+def test_a_stretched_schedule_takes_more_epochs_for_the_same_rates() -> None:
+    task = dataclasses.replace(toy_task.plain(), schedule=step_decay(2, 3, factor=0.1))
+    optimizer = task.optimizer(task.model())
+    plain, stretched = LearningRate.of(task, optimizer), LearningRate.of(task, optimizer, 1.5)
+    for epoch in (0.0, 1.9, 2.1, 2.9, 3.1, 10.0):
+        rates = []
+        for rate, at in ((plain, epoch), (stretched, 1.5 * epoch)):
+            rate.apply(optimizer, at, 2.0)
+            rates.append(optimizer.param_groups[0]["lr"])
+        assert rates[0] == rates[1]
 
 
 def run_spec(**changes: object) -> RunSpec:

@@ -93,7 +93,8 @@ class PilotRun:
         torch.manual_seed(self._seed + 7919 * (context.rank + 1))  # dropout differs between workers
         self._optimizer = task.optimizer(self._model)
         self._scale = task.learning_rate_scale(pilot.global_batch_size)
-        self._learning_rate = LearningRate.of(task, self._optimizer)
+        sync = None if pilot.sync is None else parse_sync(pilot.sync)
+        self._learning_rate = LearningRate.of(task, self._optimizer, 1.0 if sync is None else sync.stretch)
         elements = sum(parameter.numel() for parameter in trainable_parameters(self._model))
         self._held = HeldExchange(
             make_exchange(Compression(), elements, device=context.device), elements, context.device
@@ -113,10 +114,10 @@ class PilotRun:
             [1.0] * workers, pilot.global_batch_size, minimum=[0] * workers, maximum=[None] * workers
         )
         self._local: LocalPilot | None = None
-        if pilot.sync is not None:
+        if sync is not None:
             self._local = LocalPilot(
                 ground.crew,
-                parse_sync(pilot.sync),
+                sync,
                 loss=loss,
                 optimizer=self._optimizer,
                 reader=ground.reader,

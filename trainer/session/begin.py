@@ -97,6 +97,8 @@ def fitting(plan: SessionPlan, optimizer: Optimizer) -> SessionPlan:
     """
     spec = plan.spec
     reason = why_not_local(spec) if spec.is_local else None
+    if reason is None and spec.sync.stretch != 1:
+        reason = "A script sets its own learning rates, so there is no schedule that sync could stretch."
     if reason is not None:
         raise BadInput(reason, hint="leave out sync, or the other")
     return SessionPlan(spec=spec.model_copy(update={"compression": own_momentum(spec.compression, optimizer)}))
