@@ -16,7 +16,7 @@ from hetopt.optimizer.step_model.links import MEASURED_LINK_LOG_SD
 from hetopt.optimizer.step_model.local_steps import communication, exposed_s, spread
 from hetopt.optimizer.step_model.step_time import NO_OVERLAP, Overlap, step_time
 from hetopt.optimizer.steps_to_target.local_penalty import steps_in_words
-from hetopt.profiler.inflation import LEAST_GAIN, step_inflation
+from hetopt.profiler.inflation import LEAST_GAIN, MOST_LOST, step_inflation
 from hetopt.trainer.control.ratio.choose import CONTROLLERS
 from hetopt.trainer.exchange.composition import METHODS, PLAIN
 from hetopt.trainer.exchange.cost import Operation, Primitive
@@ -166,7 +166,7 @@ def foresee(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool
             compress_s=meeting.compress_s(compression),
             overlap=meeting.overlap(compression.name),
         )
-        return step.step_time_s * step_inflation(max(meeting.gain(compression), 1e-9))
+        return step.step_time_s * _slowdown(run, meeting, compression)
 
     chosen = min(_candidates(run, meeting), key=time_per_progress_s)
     assumed = _is_assumed(chosen, meeting)
@@ -220,11 +220,19 @@ def _candidates(run: RunSpec, meeting: Meeting) -> Iterable[Compression]:
     if meeting.workers == 1:
         return [asked]
     if run.weighs_ways:
-        ways = [way.compression for way in menu.all if run.ratio_policy == "auto" or way.option.gain is None]
+        if run.ratio_policy == "auto":
+            # Thinner ones need a trial that shows them to be harmless, which nobody can foresee.
+            return [way.compression for way in menu.all if _slowdown(run, meeting, way.compression) <= 1 + MOST_LOST]
+        ways = [way.compression for way in menu.all if way.option.gain is None]
         return [way for way in ways if meeting.gain(way) >= LEAST_GAIN] or ways
     if run.collective_policy == "cheapest" and METHODS[asked.name].by_ratio:
         return [way.compression for way in menu.at(asked.ratio)]
     return [asked]
+
+
+def _slowdown(run: RunSpec, meeting: Meeting, compression: Compression) -> float:
+    """Steps over those of dense training, as the run itself takes them to be before it has seen anything."""
+    return step_inflation(max(meeting.gain(compression), 1e-9), run.slowdown_coefficient)
 
 
 def _is_assumed(chosen: Compression, meeting: Meeting) -> bool:
@@ -242,6 +250,8 @@ def _notes(run: RunSpec, chosen: Compression, meeting: Meeting, *, to_target: bo
             f"How much is sent is decided while training goes on ({run.ratio_policy}: "
             f"{CONTROLLERS[run.ratio_policy]}); the prediction is for {told} in every step."
         )
+        if run.ratio_policy == "auto" and chosen.name != IDENTITY:
+            yield "Should a trial show that sending less does this task no harm, steps become shorter than predicted."
     elif run.collective_policy != "fixed":
         by = settled_collective(chosen)
         yield f"The collective follows the network; the prediction is for {by} in every step."
