@@ -54,7 +54,7 @@ class NetworkProbe(Record):
 class CompressorProbe(Record):
     """Compression time at several ratios."""
 
-    names: tuple[str, ...] = ("topk",)
+    names: tuple[str, ...] = ("topk", "bf16", "int8", "int4")
     ratios: tuple[float, ...] = (0.1, 0.01, 0.001)
     repeats: PositiveInt = 5
 

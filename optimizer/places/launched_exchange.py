@@ -101,7 +101,8 @@ class Meeting:
         if line is None or compression.name == IDENTITY:
             return 0.0
         gathers = any(operation.primitive == "all_gather" for operation in self.operations(compression))
-        return self.crowding * line.time_s(compression.ratio, self.workers if gathers else 1)
+        by_slice = compression.name in ROUNDED
+        return self.crowding * line.time_s(compression.ratio, self.workers if gathers or by_slice else 1)
 
     def gain(self, compression: Compression) -> float:
         """Retained gradient energy: measured for Top-k, which stands for all that send the largest elements.

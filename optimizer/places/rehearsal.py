@@ -21,6 +21,7 @@ from hetopt.optimizer.fit import LinkModel, fit
 from hetopt.optimizer.places.hosting import HOST_LINK, SmallWorkers, ThisMachine, begun_shares, predict_run
 from hetopt.optimizer.places.launched_exchange import Foreseen, Meeting, foresee, no_overlap
 from hetopt.optimizer.places.processor_sharing import least_factor, rounded_up
+from hetopt.optimizer.places.quotas import under_quotas
 from hetopt.optimizer.places.rehearsed_hosts import WantedHost, best_shares, check_batch, described_hosts, planned_hosts
 from hetopt.optimizer.plan import Plan, Prediction
 from hetopt.optimizer.step_model.profiled import learned_shape
@@ -40,13 +41,14 @@ BOX_BITS_PER_S = 1e9
 MOST_FOR_LINKS = 3.0
 """How much larger than the computation demands the factor may become for the sake of fast links."""
 
-BOX_EFFICIENCY = 0.91
-"""Share of a limited link that a collective reaches: a ring all-reduce of 10 MB over four hosts at 100 Mbit/s took
-1.32 s where the bytes alone take 1.20 s (2-core virtual machine, gloo, 2026-11)."""
+BOX_EFFICIENCY = 0.94
+"""Share of a limited link that a collective reaches. Headers take 4 %; ring all-reduces of 0.4 MB reached 0.95 of links
+of 25 and 100 Mbit/s, one of 10 MB over four hosts at 100 Mbit/s 0.91 (2-core virtual machine, gloo, 2026-11)."""
 
-BOX_LATENCY_S = 10e-3 / 6
-"""One message between hosts: the same ring took 10 ms for 4 kB, in six messages one after another. Most of it is
-waiting for a processor: a wake-up on a busy core waits for the scheduler's next tick."""
+BOX_LATENCY_S = 0.43e-3
+"""One message between hosts, for each worker that a processor has. Most of it is waiting for a processor: in rings of
+0.4 MB under training, a message took 0.85 ms among 4 workers on 2 processors (0.5 to 1.3 at three link rates), and
+1.7 ms among 8 (1.1 to 2.5)."""
 
 BUILD_S = 1.0
 """Until the conductor has built the network."""
@@ -270,7 +272,10 @@ def _meeting(run: RunSpec, here: SmallWorkers) -> Meeting:
     assert run.miniature is not None
     hosts, model = run.miniature.hosts, here.model
     slowest = min(host.rate_bits_per_s or BOX_BITS_PER_S for host in hosts)
-    limited = LinkModel(latency_s=BOX_LATENCY_S, bytes_per_s=BOX_EFFICIENCY * min(slowest, BOX_BITS_PER_S) / 8)
+    limited = LinkModel(
+        latency_s=BOX_LATENCY_S * max(1.0, here.workers / here.cpus),
+        bytes_per_s=BOX_EFFICIENCY * min(slowest, BOX_BITS_PER_S) / 8,
+    )
 
     def link(primitive: Primitive) -> LinkModel:
         return limited if len(hosts) > 1 else model.host_links.get(primitive, HOST_LINK)
@@ -304,6 +309,17 @@ def _predict(
         jitter=max((worker.declared.noise for worker in run.workers if worker.declared is not None), default=0.0),
         overlap=exchange.overlap,
     )
+    quotas = [
+        host.cpu_cores / host.workers for host in hosts for _ in range(host.workers) if host.cpu_cores is not None
+    ]
+    if quotas:
+        step = under_quotas(
+            [min(1.0, quota) * time_s for quota, time_s in zip(quotas, compute_s, strict=True)],
+            quotas,
+            processors=here.processors,
+            exchange_s=exchange.exchange_s,
+            compress_s=exchange.compress_s / here.crowding,
+        )
     # Evaluations are not paced. Each worker takes a part in proportion to its share, on a processor that it may have to
     # share in turn; they were measured on the whole host.
     slower = here.alone.per_sample_s / model.whole_host.step_time.per_sample_s

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import math
+from dataclasses import replace
 from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.fit import FittedModel, LinkModel, fit
+from hetopt.optimizer.fit import CompressorLine, FittedModel, LinkModel, fit
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.places.hosting import ThisMachine
 from hetopt.optimizer.places.launched_exchange import LEAST_GAIN, Foreseen, Meeting, foresee
@@ -141,6 +142,16 @@ def test_auto_is_predicted_dense_where_the_network_is_fast_and_rounded_where_it_
     harmless = seen(run.model_copy(update={"slowdown_coefficient": 0.0}), meeting(bytes_per_s=1e5))
     assert harmless.compression.name == "topk"
     assert harmless.compression.ratio < 1
+
+
+def test_what_rounding_costs_is_what_was_profiled_and_grows_with_the_workers() -> None:
+    """Each worker sums a slice of everyone's gradient: further workers are further slices."""
+    few, many = meeting(2), meeting(8)
+    line = CompressorLine(log_ratios=(0.0,), compress_s=(0.004,), decompress_s=(0.0005,))
+    for place, expected_s in ((few, 0.005), (many, 0.008)):
+        timed = replace(place, compressors={**place.compressors, "int4": line})
+        assert timed.compress_s(Compression(name="int4")) == pytest.approx(timed.crowding * expected_s)
+        assert not any("costs a worker" in note for note in seen(run_of(Compression(name="int4")), timed).notes)
 
 
 def test_the_least_gain_is_that_of_the_policy() -> None:

@@ -96,7 +96,9 @@ def test_everything_on_the_schedule_was_measured(probed: tuple[list[Event], Prof
     assert [device.workers_per_host for device in profile.devices] == [1, 2]
     for device in profile.devices:
         assert tuple(point.local_batch_size for point in device.step_times) == SIZES
-        assert {(cost.name, cost.ratio) for cost in device.compressors} == {("topk", 0.1), ("topk", 0.01)}
+        timed = {(cost.name, cost.ratio): cost for cost in device.compressors}
+        assert set(timed) == {("topk", 0.1), ("topk", 0.01), ("bf16", 1.0), ("int8", 1.0), ("int4", 1.0)}
+        assert all(cost.compress_s + 8 * cost.decompress_s > 0 for cost in timed.values())
         assert device.matmul_flops_per_s is not None
         assert device.copy_bytes_per_s is not None
     assert {link.collective for link in profile.links} == {"all_reduce", "all_gather", "broadcast"}
