@@ -313,8 +313,12 @@ def _predict(
         host.cpu_cores / host.workers for host in hosts for _ in range(host.workers) if host.cpu_cores is not None
     ]
     if quotas:
+        update_s = here.update_s / here.crowding
         step = under_quotas(
-            [min(1.0, quota) * time_s for quota, time_s in zip(quotas, compute_s, strict=True)],
+            [
+                min(1.0, quota) * (time_s - here.update_s) + update_s
+                for quota, time_s in zip(quotas, compute_s, strict=True)
+            ],
             quotas,
             processors=here.processors,
             exchange_s=exchange.exchange_s,
