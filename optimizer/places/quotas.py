@@ -13,6 +13,7 @@ longer of two times:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from hetopt.optimizer.places.processor_sharing import finish_times_s
@@ -26,7 +27,7 @@ small network on three hosts with 0.8, 0.5 and 0.3 of two processors, links of 4
 def under_quotas(
     work_s: Sequence[float], quotas: Sequence[float], *, processors: int, exchange_s: float, compress_s: float
 ) -> Breakdown:
-    """The step, and where its time goes.
+    """The step, and where its time goes: computing is what it would take without an exchange.
 
     Args:
         work_s: processor time of each worker's share.
@@ -35,16 +36,21 @@ def under_quotas(
         exchange_s: of the whole exchange, when nobody has to be waited for.
         compress_s: processor time of a worker's own part of it.
     """
-    crowded = max(1.0, len(work_s) / processors)
+    pairs = list(zip(work_s, quotas, strict=True))
     computed_s = max(finish_times_s(work_s, processors))
-    free_s = computed_s + crowded * compress_s + exchange_s
-    throttled_s = max((work + compress_s) / quota for work, quota in zip(work_s, quotas, strict=True))
-    longer, shorter = max(free_s, throttled_s), min(free_s, throttled_s)
-    step_s = longer * (1 + (shorter / longer) ** UNEVENNESS) ** (1 / UNEVENNESS)
-    communication_s = crowded * compress_s + exchange_s
-    compute_s = step_s - communication_s
+    compute_s = _longer(computed_s, max(work / quota for work, quota in pairs))
+    crowded = max(1.0, len(work_s) / processors)
+    step_s = _longer(
+        computed_s + crowded * compress_s + exchange_s, max((work + compress_s) / quota for work, quota in pairs)
+    )
     return Breakdown(
         compute_s=compute_s,
-        waiting_s=max(0.0, compute_s - sum(work_s) / len(work_s)),
-        communication_s=communication_s,
+        waiting_s=max(0.0, compute_s - sum(work / quota for work, quota in pairs) / len(pairs)),
+        communication_s=step_s - compute_s,
     )
+
+
+def _longer(one_s: float, other_s: float) -> float:
+    """The longer of both, and more where they are alike."""
+    longer, shorter = max(one_s, other_s), min(one_s, other_s)
+    return longer * math.pow(1 + math.pow(shorter / longer, UNEVENNESS), 1 / UNEVENNESS)

@@ -21,6 +21,7 @@ def test_no_step_is_shorter_than_the_machine_or_the_quotas_allow(workers, exchan
     assert step.step_time_s >= max(free_s, throttled_s) * (1 - 1e-9)
     assert step.step_time_s <= 1.13 * max(free_s + compress_s * max(1, len(workers) / processors), throttled_s)
     assert step.waiting_s >= 0
+    assert step.communication_s >= 0
     assert step.step_time_s == pytest.approx(step.compute_s + step.communication_s)
 
 
