@@ -34,8 +34,9 @@ HEADLINES = {
     "exchange": "Exchanges take {cost_model_median_error:.1%} more or less than their price in the median; what `auto` "
     "chooses takes at most {auto_over_best_fixed_worst_phase:.2f} times as long as the best choice in hindsight, while "
     "rates change",
-    "sync": "`selsync(auto)` is {speed_up_at_5x:.1f} times as fast to BSP's quality where an exchange takes five times "
-    "as long as computing, and {speed_up_at_20x:.1f} times where it takes twenty",
+    "sync": "SelSync with averages in 8 bits is {resnet_speed_up_at_5x:.1f} times as fast to BSP's quality where an "
+    "exchange takes five times as long as computing, and {resnet_speed_up_at_20x:.1f} times where it takes twenty "
+    "(ResNet sibling)",
     "streams": "On the most unequal of the published rates of streams, training is "
     "{speedup_on_the_most_unequal_rates:.1f} times as fast as synchronous training with equal batches",
     "chaos": "After a worker is killed the next step is done within {recovery_s:.1f} s; {real_failed:.0f} of "
