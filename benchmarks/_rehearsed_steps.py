@@ -5,6 +5,10 @@ three hosts, which is what two cores carry, compute in earnest under CPU quotas.
 what `auto` decides. The baseline adds what the slowest worker computes, as declared or else as predicted, and the bytes
 of a ring over the link's rate, as one would by hand. Last, whole runs of four hosts to the job's target, with several
 seeds: the time that was predicted for it against the time that it took.
+
+Times are those of the cluster: a miniature that had to slow down, because its computation did not fit into the declared
+time, says by how much, and its steps are told in planned time. Where the machine itself has become faster or slower
+while a case ran, by a yardstick before and after, nothing was predicted for what it is now: the case is run again.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks._demo import run
-from benchmarks._rehearsal import launch, need_namespaces, step_time_s
+from benchmarks._rehearsal import Log, launch, need_namespaces, step_time_s
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.places.hosting import ThisMachine
 from hetopt.optimizer.places.present import at_present
@@ -54,6 +58,8 @@ STEPS, WARM_UP_STEPS = 60, 20
 AUTO_STEPS, AUTO_SETTLES = 240, 160
 """`auto` tries its ways first: what is predicted is what it does then."""
 SEEDS = 5
+STEADY, MOST_TRIES = 1.1, 3
+"""How much a machine may change its speed during a case, and how often a case is begun for that."""
 TARGET_RATE = "100mbit"
 
 
@@ -114,7 +120,7 @@ def _to_target(profile: Profile, *, seeds: int) -> dict[str, float]:
     described = PACED["4 paced"].format(rate=TARGET_RATE)
     errors = []
     for seed in range(seeds):
-        rehearsal = _rehearsal(plan, described, {"seed": seed})
+        rehearsal, _ = _rehearsal(plan, described, {"seed": seed})
         predicted_s = rehearsal.prediction.training_s.value
         took_s = float(launch(rehearsal.run)[-1]["training_s"])
         errors.append(predicted_s / took_s - 1)
@@ -125,9 +131,15 @@ def _to_target(profile: Profile, *, seeds: int) -> dict[str, float]:
 
 def _case(plan: Plan, cluster: str, described: str, rate: str, way: str) -> Case:
     steps, settled = (AUTO_STEPS, AUTO_SETTLES) if way == "auto" else (STEPS, WARM_UP_STEPS)
-    rehearsal = _rehearsal(plan, described, {"batch_policy": "static", "stop": StopRule(max_steps=steps), **WAYS[way]})
+    changes = {"batch_policy": "static", "stop": StopRule(max_steps=steps), **WAYS[way]}
+    for left in reversed(range(MOST_TRIES)):
+        rehearsal, before_s = _rehearsal(plan, described, changes)
+        measured = step_time_s(_in_planned_time(launch(rehearsal.run)), from_step=settled)
+        slower = measure_yardstick_s() / before_s
+        if 1 / STEADY < slower < STEADY or not left:
+            break
+        print(f"{cluster:8} {rate:8} {way:9} again: the machine takes {slower:.2f} times as long as before")
     told = rehearsal.prediction.step_time_s
-    measured = step_time_s(launch(rehearsal.run), from_step=settled)
     one = Case(
         predicted_s=told.value,
         measured_s=measured,
@@ -142,10 +154,24 @@ def _case(plan: Plan, cluster: str, described: str, rate: str, way: str) -> Case
     return one
 
 
-def _rehearsal(plan: Plan, described: str, changes: Mapping[str, object]) -> Rehearsal:
+def _in_planned_time(log: Log) -> Log:
+    """The log with steps as long as they would be, had the miniature not been slowed down on the way."""
+    factor, found = 1.0, []
+    for event in log:
+        if event["event"] == "miniature_slowed":
+            factor = float(event["factor"])
+        if event["event"] == "step":
+            event = {**event, "step_time_s": event["step_time_s"] / factor}
+        found.append(event)
+    return found
+
+
+def _rehearsal(plan: Plan, described: str, changes: Mapping[str, object]) -> tuple[Rehearsal, float]:
+    """The rehearsal as it would be now, and the yardstick of now."""
     wanted = plan.model_copy(update={"run": plan.run.model_copy(update=dict(changes))})
-    now, _ = at_present(wanted, measure_yardstick_s)
-    return rehearse(now, ThisMachine.seen(), parse_hosts(described))
+    yardstick_s = measure_yardstick_s()
+    now, _ = at_present(wanted, lambda: yardstick_s)
+    return rehearse(now, ThisMachine.seen(), parse_hosts(described)), yardstick_s
 
 
 def _by_hand_s(rehearsal: Rehearsal, gradient_bytes: int) -> float:

@@ -67,4 +67,10 @@ def _measure_network(training: Training) -> None:
     training.steering.measured(timings)
     network = training.steering.network
     assert network is not None
-    tell_network(training.context.events, network, timings, step=training.runner.step)
+    tell_network(
+        training.context.events,
+        network,
+        timings,
+        step=training.runner.step,
+        beside_s=round(training.steering.beside_s, 7),
+    )

@@ -31,9 +31,9 @@ from hetopt.trainer.launch.description import DescribedHost
 from hetopt.trainer.miniature import EVERY_HOST, Change, DeclaredTime, Miniature, MiniatureHost
 from hetopt.trainer.spec import RunSpec, WorkerSpec
 
-HEADROOM = 1.25
-"""Declared time over the end of the real computation: a fifth of the processors is left to the exchange, to the other
-processes of the run, and to steps that take longer than the median."""
+HEADROOM = 1.4
+"""Declared time over the end of the real computation: what is left of the processors goes to the exchange, to the other
+processes of the run, and to moments in which the machine is slower than it was."""
 
 BOX_BITS_PER_S = 1e9
 """Fastest link that is imitated. Beyond it the processors that carry the packets are the bottleneck, not the limit."""

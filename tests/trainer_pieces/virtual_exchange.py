@@ -209,6 +209,7 @@ class VirtualRun:
             gradient_norm=1.0,
             gain_curve=curve,
             network=tracked.network,
+            beside_s=tracked.beside_s,
             option=option.key,
             steps_left=None if self.last_step is None else max(1, self.last_step - self.step),
             verdict=verdict,

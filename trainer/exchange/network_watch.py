@@ -6,6 +6,10 @@ has jumped fits many networks: it is measured again then, by a few sums.
 
 It is sums that say whether the network has jumped. What takes longer than thought beside a sum that does not is the
 collective's own affair, or that of the cores that workers share.
+
+A measurement that finds the network as it was says that nothing has jumped: exchanges wait for something else beside
+training, cores that workers share before all, and do so in whichever way they travel. That wait is told apart from then
+on (`NetworkWatch.beside_s`). Taken for the network's, it would be found and forgotten with every measurement.
 """
 
 from __future__ import annotations
@@ -35,6 +39,9 @@ MEASURED_ANYWAY_AFTER = 150.0
 ANOTHER = 1.5
 """Times that the largest sum takes as long as was thought, or as short, in a network that has jumped unseen."""
 
+_LEAST_ALONE = 0.1
+"""Part of the time of an exchange that is the network's, however long it may have waited for something else."""
+
 FIRST_COST_S = 0.1
 """What a measurement takes, before there was one."""
 
@@ -54,6 +61,10 @@ class NetworkWatch:
         is_silent: whether the exchanges of the last period tell nothing of how quick the network is.
         measured_jumps: of the network when it was last measured.
         since_s, cost_s: time trained since the last measurement after a jump, or since the start, and what one takes.
+        beside_s: how much longer than alone an exchange takes beside training, whatever it sends.
+        quiet: the network as it was last measured; None: before the first period.
+        seen: the newest exchange that was nothing but sums, and what it took; None: there was none.
+        jumps_before: of the network, before the last period.
     """
 
     network: NetworkState
@@ -64,6 +75,10 @@ class NetworkWatch:
     measured_jumps: int = 0
     since_s: float = 0.0
     cost_s: float = FIRST_COST_S
+    beside_s: float = 0.0
+    quiet: NetworkState | None = None
+    seen: tuple[tuple[Operation, ...], float] | None = None
+    jumps_before: int = 0
 
     def after(
         self,
@@ -74,6 +89,7 @@ class NetworkWatch:
         probe_bytes: int,
         probe_s: float | None,
         period_s: float,
+        hidden: bool = False,
     ) -> NetworkWatch:
         """After a period.
 
@@ -84,16 +100,22 @@ class NetworkWatch:
             probe_bytes: that were summed before it.
             probe_s: what that took; None: nothing was.
             period_s: all of it.
+            hidden: the exchanges travelled under the backward pass, which hides what else they may have waited for.
         """
         network, unprobed_s = self.network, self.unprobed_s
+        quiet, jumps_before = self.quiet or network, network.jumps
         if probe_s is not None:
             unprobed_s = 0.0
             network = observe(network, [self._probe(probe_bytes)], probe_s)
         if time_s is not None:
-            network = observe(network, operations, time_s, exchanges=exchanges, may_jump=are_sums(operations))
+            alone_s = time_s if hidden else max(time_s - self.beside_s, _LEAST_ALONE * time_s)
+            network = observe(network, operations, alone_s, exchanges=exchanges, may_jump=are_sums(operations))
         return replace(
             self,
             network=network,
+            quiet=quiet,
+            seen=self.seen if time_s is None or hidden or not are_sums(operations) else (tuple(operations), time_s),
+            jumps_before=jumps_before,
             unprobed_s=unprobed_s + period_s,
             is_silent=time_s is None or not are_sums(operations),
             since_s=self.since_s + period_s,
@@ -108,13 +130,44 @@ class NetworkWatch:
 
     def measured(self, timings: Sequence[Timed]) -> NetworkWatch:
         """After it was; the same timings on all ranks."""
-        network = measured_again(self.network, timings)
-        if network.jumps == self.measured_jumps:
-            largest = max(timings, key=lambda timing: timing.operation.payload_bytes)
-            error = abs(math.log(largest.time_s / self.network.expected_s([largest.operation])))
-            network = network.model_copy(update={"jumps": network.jumps + (error > math.log(ANOTHER))})
         cost_s = sum(t.time_s * (1 if t.time_s >= REPEATED_BELOW_S else TIMED_EACH) for t in timings)
-        return replace(self, network=network, measured_jumps=network.jumps, since_s=0.0, cost_s=cost_s)
+        largest = max(timings, key=lambda timing: timing.operation.payload_bytes)
+        quiet = self.quiet or self.network
+        alarmed = self.network.jumps > self.measured_jumps
+        still = measured_again(quiet, timings)
+        if _is_alike(quiet, largest) and (waited_s := self._waited_s(still, alarmed=alarmed)) is not None:
+            network, beside_s = still.model_copy(update={"noise": self.network.noise}), waited_s
+            network = network.model_copy(update={"jumps": self.jumps_before if alarmed else self.network.jumps})
+        else:
+            network = measured_again(self.network, timings)
+            unseen = not alarmed and not _is_alike(self.network, largest)
+            network = network.model_copy(update={"jumps": network.jumps + unseen})
+            beside_s = 0.0 if alarmed or unseen else self.beside_s
+        return replace(
+            self,
+            network=network,
+            quiet=network,
+            beside_s=beside_s,
+            seen=None,
+            measured_jumps=network.jumps,
+            since_s=0.0,
+            cost_s=cost_s,
+        )
+
+    def _waited_s(self, still: NetworkState, *, alarmed: bool) -> float | None:
+        """`beside_s` in a network that has not jumped; None: what was seen may be its bytes, of which sums tell less.
+
+        What is timed is smaller than what is exchanged. Where bytes are most of that, it tells itself what they take.
+        """
+        if self.seen is None:
+            return None if alarmed or self.beside_s == 0 else self.beside_s
+        operations, time_s = self.seen
+        alone_s = still.expected_s(operations)
+        bytes_s = alone_s - still.expected_s([replace(operation, payload_bytes=1) for operation in operations])
+        if bytes_s > time_s / 2:
+            return None
+        waited_s = max(0.0, time_s - alone_s)
+        return waited_s if self.beside_s == 0 else (self.beside_s + waited_s) / 2
 
     def probe_bytes(self, operations: Sequence[Operation]) -> int:
         """Of the sum before a period of such exchanges; 0: they tell as much themselves, or it is too soon for one."""
@@ -136,3 +189,8 @@ class NetworkWatch:
 def are_sums(operations: Sequence[Operation]) -> bool:
     """Whether an exchange is nothing but what probes are, whose time is the link's affair alone."""
     return all(operation.primitive == "all_reduce" and not operation.sliced for operation in operations)
+
+
+def _is_alike(network: NetworkState, timing: Timed) -> bool:
+    """Whether a sum took about as long as this network would have it."""
+    return abs(math.log(timing.time_s / network.expected_s([timing.operation]))) <= math.log(ANOTHER)

@@ -160,6 +160,7 @@ class Steering:
             exchanges=traffic.exchanges,
             probe_bytes=self.probe_bytes,
             probe_s=traffic.probe_s,
+            hidden=self.way.in_buckets,
             period_s=traffic.exchanges * (traffic.compute_s + traffic.compress_s + traffic.sync_s),
         )
         return self._watch.wants_measurement
@@ -227,6 +228,7 @@ class Steering:
             gain_curve=traffic.gain_curve(self.looks),
             backward_s=backward_s,
             network=self.network,
+            beside_s=self.beside_s,
             option=before.option.key,
             learning_rate=learning_rate,
             steps_left=steps_left,
@@ -259,6 +261,11 @@ class Steering:
         )
         self._reason = plan.reason
         return next(way for way in ways if way.option.key == plan.option.key)
+
+    @property
+    def beside_s(self) -> float:
+        """How much longer than alone an exchange takes beside training (`NetworkWatch.beside_s`)."""
+        return 0.0 if self._watch is None else self._watch.beside_s
 
     def state(self) -> Mapping[str, object]:
         """What a checkpoint keeps, as plain JSON."""

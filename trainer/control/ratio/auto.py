@@ -284,6 +284,7 @@ class AutoRatio:
             coefficient=self.slowdown_coefficient(state),
             compute_s=state.compute_s or 0.0,
             backward_s=state.backward_s,
+            beside_s=state.beside_s,
             compress_factors=state.compress_factors,
             excess_s={key: seen.step_s * left[key] for key, seen in state.excess.items()},
             kept={key: seen.kept ** left[key] for key, seen in state.excess.items()},
@@ -385,5 +386,5 @@ def _traffic_bytes(option: Option) -> float:
 
 
 def _alarm_s(option: Option, network: NetworkState, outlook: Outlook) -> float | None:
-    expected_s = option.exchange_s(network) + max(0.0, outlook.excess_s.get(option.key, 0.0))
+    expected_s = option.exchange_s(network) + outlook.beside_s + max(0.0, outlook.excess_s.get(option.key, 0.0))
     return ALARM_FACTOR * expected_s if expected_s > 0 else None

@@ -56,6 +56,7 @@ def learned(state: AutoState, used: Option, observation: RatioObservation, netwo
             "steps_left": observation.steps_left,
             "since_curve": 0 if observation.gain_curve is not None else state.since_curve + observation.steps,
             "compute_s": compute_s,
+            "beside_s": observation.beside_s,
             "backward_s": min(backward_s, compute_s),
             "compress_factors": factors,
             "tried": tried,

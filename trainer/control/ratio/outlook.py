@@ -70,6 +70,7 @@ class Outlook:
         belief: about gains.
         coefficient: of the law of slowdown (`hetopt.profiler.inflation`).
         compute_s, backward_s: of a step on the slowest worker, and the part of it that makes gradients.
+        beside_s: that an exchange takes longer beside training than alone, whatever it sends.
         compress_factors: measured over expected time to compress, by compressor.
         excess_s: how much longer than predicted a step took of options that were in use.
         kept: what they kept of what was expected.
@@ -87,10 +88,11 @@ class Outlook:
     kept: Mapping[str, float]
     backlog: float = 0.0
     steps_left: float = math.inf
+    beside_s: float = 0.0
 
     def predicted_s(self, option: Option) -> float:
         """Time of a step, from its parts."""
-        return option.step_s(
+        return self.beside_s + option.step_s(
             compute_s=self.compute_s,
             backward_s=self.backward_s,
             compress_s=self._compress_s(option),

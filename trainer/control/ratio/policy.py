@@ -42,6 +42,7 @@ class RatioObservation:
         gradient_norm: of the gradient without residuals, root of the mean square over workers and steps.
         gain_curve: absent in periods in which no step looked.
         network: as tracked, this period included; absent where nothing tracks it.
+        beside_s: how much longer than on that network alone an exchange takes beside training, whatever it sends.
         option: `Option.key` of the exchange that was in use; absent where nothing plans.
         learning_rate: of the first parameter group; absent where nobody asks.
         steps_left: until the run ends by its own rules; absent where that is not known.
@@ -67,6 +68,7 @@ class RatioObservation:
     gain_curve: GainCurve | None = None
     backward_s: float = 0.0
     network: NetworkState | None = None
+    beside_s: float = 0.0
     option: str | None = None
     learning_rate: float | None = None
     steps_left: int | None = None
@@ -80,7 +82,7 @@ class RatioObservation:
             raise ValueError("kept_energy and energy have an entry for each worker")
         if not 0 < self.ratio <= 1 or self.sent_bytes < 0:
             raise ValueError(f"impossible exchange: ratio {self.ratio}, {self.sent_bytes} bytes")
-        times = (self.compute_s, self.backward_s, self.compress_s, self.sync_s)
+        times = (self.compute_s, self.backward_s, self.compress_s, self.sync_s, self.beside_s)
         numbers = (*times, self.gradient_norm, *self.energy)
         if any(not 0 <= number < math.inf for number in numbers):
             raise ValueError(f"times, norms and energies must be finite and not negative, not {numbers}")
