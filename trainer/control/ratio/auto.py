@@ -329,17 +329,17 @@ class AutoRatio:
         ]
         if dense:
             return max(dense, key=lambda other: other.saving_s)
-        scouts = [
-            other for other in others if other.risk_s <= _PART_FOR_ONE * left_s and self._scouts(state, now, other)
-        ]
+        cheap = [other for other in others if other.risk_s <= _PART_FOR_ONE * left_s]
+        telling = self._telling(state, now) if cheap else frozenset()
+        scouts = [other for other in cheap if other.judged.option.key in telling]
         return min(scouts, key=lambda other: other.risk_s, default=None)
 
-    def _scouts(self, state: AutoState, now: Judged, other: Weighed) -> bool:
-        """Whether a trial would tell of a bandwidth that few bytes do not feel, and nothing has for long."""
+    def _telling(self, state: AutoState, now: Judged) -> frozenset[str]:
+        """Options that would tell of a bandwidth which few bytes do not feel; none where one did so not long ago."""
         much = SCOUTED * _traffic_bytes(now.option)
-        telling = [option.key for option in self.options if _traffic_bytes(option) >= much]
+        telling = frozenset(option.key for option in self.options if _traffic_bytes(option) >= much)
         last = max((state.tried[key].period for key in telling if key in state.tried), default=0)
-        return other.judged.option.key in telling and state.periods >= last + _SCOUTED_AFTER
+        return telling if state.periods >= last + _SCOUTED_AFTER else frozenset()
 
     def _may_hope(self, state: AutoState, key: str) -> bool:
         """Whether a trial on nothing but hope is due: the first at once, each further one after twice as long."""
