@@ -247,6 +247,7 @@ class PeriodLog:
             looks=looks,
             newest=newest,
             probe_s=probe_s,
+            spans=self._spans,
         )
 
     def close(

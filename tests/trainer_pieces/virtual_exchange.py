@@ -40,6 +40,7 @@ class VirtualRun:
 
     ``kept`` is the exponent of ``gain = ratio ** kept`` without a residual, ``settling`` what the residual adds to it.
     ``unforeseen_s`` is what an exchange takes longer, by its option, that no model knows of: cores that workers share.
+    ``between_s`` is the same, of what comes between the parts of a step, where nobody times it.
     A gradient turns by ``turning`` over a distance of one step, and more quickly further away if ``bent`` is above 1.
     """
 
@@ -57,6 +58,7 @@ class VirtualRun:
     slower: Mapping[str, float] = field(default_factory=dict)
     compress: Mapping[str, float] = field(default_factory=dict)
     unforeseen_s: Mapping[str, float] = field(default_factory=dict)
+    between_s: Mapping[str, float] = field(default_factory=dict)
     last_step: int | None = None
 
     def __post_init__(self):
@@ -85,12 +87,13 @@ class VirtualRun:
         return option.compress_s * self.compress.get(option.compressor, 1.0)
 
     def step_s(self, option):
-        return option.step_s(
+        parts_s = option.step_s(
             compute_s=self.compute_s,
             backward_s=0.0,
             compress_s=self.compress_s(option),
             exchange_s=self.exchange_s(option),
         )
+        return parts_s + self.between_s.get(option.key, 0.0)
 
     def gain(self, ratio, residual_of):
         return ratio ** (self.kept * (1 / residual_of) ** self.settling)
@@ -145,7 +148,7 @@ class VirtualRun:
             self.around(self.compress_s(option)),
             self.around(self.exchange_s(option)),
         )
-        self.elapsed_s += sum(times)
+        self.elapsed_s += sum(times) + self.between_s.get(option.key, 0.0)
         backlog = (1 - gain) * (1 + self.backlog)
         self.delivered = 1 + self.backlog - backlog
         self.backlog = backlog
@@ -210,6 +213,7 @@ class VirtualRun:
             gain_curve=curve,
             network=tracked.network,
             beside_s=tracked.beside_s,
+            whole_s=sum(medians[:3]) + self.between_s.get(option.key, 0.0),
             option=option.key,
             steps_left=None if self.last_step is None else max(1, self.last_step - self.step),
             verdict=verdict,
@@ -255,4 +259,5 @@ def alone(virtual):
         slower=virtual.slower,
         compress=virtual.compress,
         unforeseen_s=virtual.unforeseen_s,
+        between_s=virtual.between_s,
     )

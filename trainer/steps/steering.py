@@ -229,6 +229,7 @@ class Steering:
             backward_s=backward_s,
             network=self.network,
             beside_s=self.beside_s,
+            whole_s=traffic.step_s,
             option=before.option.key,
             learning_rate=learning_rate,
             steps_left=steps_left,

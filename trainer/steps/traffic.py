@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass, fields, replace
 from hetopt.trainer.control.ratio.gain_curve import GainCurve, gain_of
 from hetopt.trainer.exchange.stats import ExchangeStats
 from hetopt.trainer.steps.step import StepTrace
-from hetopt.trainer.steps.stopwatch import Stopwatch
+from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +19,7 @@ class Traffic:
 
     Attributes:
         exchanges: how many; the means and medians are over them.
+        step_s: median time of the whole step, with what comes between and behind the parts below; 0: nobody timed it.
         compute_s: median time of the computation before them.
         compress_s: median of the worker's own work, and of what it does together with others of its host.
         sync_s: median of the operations between hosts, with the wait for slower workers; under backward, of all that
@@ -32,6 +33,7 @@ class Traffic:
     """
 
     exchanges: float = 0.0
+    step_s: float = 0.0
     compute_s: float = 0.0
     compress_s: float = 0.0
     sync_s: float = 0.0
@@ -65,6 +67,7 @@ def traffic_of(
     looks: int = 0,
     newest: int | None = None,
     probe_s: float = 0.0,
+    spans: Sequence[tuple[Mark, Mark]] = (),
 ) -> Traffic:
     """The traffic of some steps.
 
@@ -76,9 +79,11 @@ def traffic_of(
         looks: ratios at which runs look at gains.
         newest: count only so many steps, the newest.
         probe_s: see `Traffic`.
+        spans: beginning and end of each step.
     """
-    own = [trace for trace in traces if trace.way == way]
-    own = own if newest is None else own[-newest:]
+    places = [place for place, trace in enumerate(traces) if trace.way == way]
+    places = places if newest is None else places[-newest:]
+    own = [traces[place] for place in places]
     looked = next((t.exchange for t in reversed(traces) if t.exchange is not None and t.exchange.look_energies), None)
     found = Traffic(probe_s=probe_s, look_energies=(0.0,) * looks)
     if looked is not None and looked.energy is not None:
@@ -99,6 +104,7 @@ def traffic_of(
     return replace(
         found,
         exchanges=len(own),
+        step_s=statistics.median(seconds(*spans[place]) for place in places) if spans else 0.0,
         compute_s=statistics.median(seconds(trace.begun, trace.computed) for trace in own),
         compress_s=statistics.median(one.compress_s + one.inside_s for one in stats),
         sync_s=statistics.median(one.sync_s - one.inside_s for one in stats),
@@ -119,6 +125,11 @@ class GroupTraffic:
     def exchanges(self) -> int:
         """Exchanges that the figures are over; the same on all workers."""
         return int(self.rows[0].exchanges)
+
+    @property
+    def step_s(self) -> float | None:
+        """Of the whole step, which is as long on all workers; None: nobody timed it."""
+        return statistics.median(row.step_s for row in self.rows) or None
 
     @property
     def compute_s(self) -> float:

@@ -285,6 +285,7 @@ class AutoRatio:
             compute_s=state.compute_s or 0.0,
             backward_s=state.backward_s,
             beside_s=state.beside_s,
+            rest_s=state.rest_s,
             compress_factors=state.compress_factors,
             excess_s={key: seen.step_s * left[key] for key, seen in state.excess.items()},
             kept={key: seen.kept ** left[key] for key, seen in state.excess.items()},

@@ -9,6 +9,7 @@ from hetopt.trainer.exchange.network_state import NetworkState
 from hetopt.trainer.exchange.planner import Option
 
 _WEIGHT = 0.5  # of the newest times
+_REST_WEIGHT = 0.2  # of the newest, whichever way it was
 _STEP_WEIGHT = 0.3  # of the newest time of a step of the same option
 
 
@@ -38,6 +39,7 @@ def learned(state: AutoState, used: Option, observation: RatioObservation, netwo
     step_s = observation.step_time_s
     if state.option == used.key and not jumped:
         step_s = state.step_s + _STEP_WEIGHT * (step_s - state.step_s)
+    rest_s = max(0.0, observation.step_time_s - observation.parts_s)
     gain = used.gain if used.gain is not None else observation.gain
     backlog = backlog_after(state.backlog, gain, observation.steps)
     verdict = observation.verdict
@@ -57,6 +59,7 @@ def learned(state: AutoState, used: Option, observation: RatioObservation, netwo
             "since_curve": 0 if observation.gain_curve is not None else state.since_curve + observation.steps,
             "compute_s": compute_s,
             "beside_s": observation.beside_s,
+            "rest_s": state.rest_s + _REST_WEIGHT * (rest_s - state.rest_s),
             "backward_s": min(backward_s, compute_s),
             "compress_factors": factors,
             "tried": tried,

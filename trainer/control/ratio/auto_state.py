@@ -50,6 +50,7 @@ class AutoState(Record):
         option, step_s: what is in use, and the time of its step, smoothed.
         compute_s, backward_s: smoothed.
         beside_s: that an exchange takes longer beside training than alone, whatever it sends.
+        rest_s: that a step takes longer than its parts together, smoothed.
         compress_factors: measured over expected time to compress, by compressor.
         tried: options that were in use since the network last jumped.
         excess: of options that were in use since then.
@@ -74,6 +75,7 @@ class AutoState(Record):
     compute_s: NonNegativeFloat | None = None
     backward_s: NonNegativeFloat = 0.0
     beside_s: NonNegativeFloat = 0.0
+    rest_s: NonNegativeFloat = 0.0
     compress_factors: dict[str, PositiveFloat] = Field(default_factory=dict)
     tried: dict[str, Tried] = Field(default_factory=dict)
     excess: dict[str, Excess] = Field(default_factory=dict)

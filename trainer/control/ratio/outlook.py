@@ -71,6 +71,7 @@ class Outlook:
         coefficient: of the law of slowdown (`hetopt.profiler.inflation`).
         compute_s, backward_s: of a step on the slowest worker, and the part of it that makes gradients.
         beside_s: that an exchange takes longer beside training than alone, whatever it sends.
+        rest_s: that a step takes longer than its parts together, whatever it sends.
         compress_factors: measured over expected time to compress, by compressor.
         excess_s: how much longer than predicted a step took of options that were in use.
         kept: what they kept of what was expected.
@@ -89,14 +90,19 @@ class Outlook:
     backlog: float = 0.0
     steps_left: float = math.inf
     beside_s: float = 0.0
+    rest_s: float = 0.0
 
     def predicted_s(self, option: Option) -> float:
         """Time of a step, from its parts."""
-        return self.beside_s + option.step_s(
-            compute_s=self.compute_s,
-            backward_s=self.backward_s,
-            compress_s=self._compress_s(option),
-            exchange_s=option.exchange_s(self.network),
+        return (
+            self.beside_s
+            + self.rest_s
+            + option.step_s(
+                compute_s=self.compute_s,
+                backward_s=self.backward_s,
+                compress_s=self._compress_s(option),
+                exchange_s=option.exchange_s(self.network),
+            )
         )
 
     def judge(self, option: Option, *, step_s: float | None = None) -> Judged | None:

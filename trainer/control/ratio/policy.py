@@ -42,6 +42,7 @@ class RatioObservation:
         gradient_norm: of the gradient without residuals, root of the mean square over workers and steps.
         gain_curve: absent in periods in which no step looked.
         network: as tracked, this period included; absent where nothing tracks it.
+        whole_s: median time of a step from begin to end; absent where only its parts were timed.
         beside_s: how much longer than on that network alone an exchange takes beside training, whatever it sends.
         option: `Option.key` of the exchange that was in use; absent where nothing plans.
         learning_rate: of the first parameter group; absent where nobody asks.
@@ -69,6 +70,7 @@ class RatioObservation:
     backward_s: float = 0.0
     network: NetworkState | None = None
     beside_s: float = 0.0
+    whole_s: float | None = None
     option: str | None = None
     learning_rate: float | None = None
     steps_left: int | None = None
@@ -84,7 +86,7 @@ class RatioObservation:
             raise ValueError(f"impossible exchange: ratio {self.ratio}, {self.sent_bytes} bytes")
         times = (self.compute_s, self.backward_s, self.compress_s, self.sync_s, self.beside_s)
         numbers = (*times, self.gradient_norm, *self.energy)
-        if any(not 0 <= number < math.inf for number in numbers):
+        if any(not 0 <= number < math.inf for number in (*numbers, self.whole_s or 0.0)):
             raise ValueError(f"times, norms and energies must be finite and not negative, not {numbers}")
         if not all(map(math.isfinite, self.kept_energy)):
             raise ValueError(f"kept energies must be finite, not {self.kept_energy}")
@@ -93,7 +95,16 @@ class RatioObservation:
 
     @property
     def step_time_s(self) -> float:
-        """Seconds of a step, nothing overlapping."""
+        """Seconds of a step: as timed, or all of its parts that were."""
+        return self.parts_s if self.whole_s is None else max(self.whole_s, self.compute_s)
+
+    @property
+    def parts_s(self) -> float:
+        """Seconds of a step's parts, which are medians of the worker that matters for each.
+
+        Where workers share cores a step takes longer: another one is the slowest every time, and each may have to wait
+        before it can begin the next part.
+        """
         return self.compute_s + self.compress_s + self.sync_s
 
     @property
