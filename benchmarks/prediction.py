@@ -216,7 +216,12 @@ def main() -> None:
             benchmark="prediction",
             quick=asked.quick,
             figures=figures,
-            goals={goal: bound for goal, bound in goals.items() if goal in figures},
+            goals={
+                goal: bound
+                for goal, bound in goals.items()
+                # Of four cases all or three lie inside, and neither is between 85 and 95 %.
+                if goal in figures and not (asked.quick and goal == "rehearsed_steps_coverage")
+            },
             baselines=baselines,
         ),
         asked.json,
