@@ -120,7 +120,7 @@ def _to_target(profile: Profile, *, seeds: int) -> dict[str, float]:
     described = PACED["4 paced"].format(rate=TARGET_RATE)
     errors = []
     for seed in range(seeds):
-        rehearsal, _ = _rehearsal(plan, described, {"seed": seed})
+        rehearsal = _rehearsal(plan, described, {"seed": seed}, yardstick_s=measure_yardstick_s())
         predicted_s = rehearsal.prediction.training_s.value
         took_s = float(launch(rehearsal.run)[-1]["training_s"])
         errors.append(predicted_s / took_s - 1)
@@ -133,7 +133,8 @@ def _case(plan: Plan, cluster: str, described: str, rate: str, way: str) -> Case
     steps, settled = (AUTO_STEPS, AUTO_SETTLES) if way == "auto" else (STEPS, WARM_UP_STEPS)
     changes = {"batch_policy": "static", "stop": StopRule(max_steps=steps), **WAYS[way]}
     for left in reversed(range(MOST_TRIES)):
-        rehearsal, before_s = _rehearsal(plan, described, changes)
+        before_s = measure_yardstick_s()
+        rehearsal = _rehearsal(plan, described, changes, yardstick_s=before_s)
         measured = step_time_s(_in_planned_time(launch(rehearsal.run)), from_step=settled)
         slower = measure_yardstick_s() / before_s
         if 1 / STEADY < slower < STEADY or not left:
@@ -166,12 +167,11 @@ def _in_planned_time(log: Log) -> Log:
     return found
 
 
-def _rehearsal(plan: Plan, described: str, changes: Mapping[str, object]) -> tuple[Rehearsal, float]:
-    """The rehearsal as it would be now, and the yardstick of now."""
+def _rehearsal(plan: Plan, described: str, changes: Mapping[str, object], *, yardstick_s: float) -> Rehearsal:
+    """The rehearsal as it would be on a machine whose yardstick takes so long."""
     wanted = plan.model_copy(update={"run": plan.run.model_copy(update=dict(changes))})
-    yardstick_s = measure_yardstick_s()
     now, _ = at_present(wanted, lambda: yardstick_s)
-    return rehearse(now, ThisMachine.seen(), parse_hosts(described)), yardstick_s
+    return rehearse(now, ThisMachine.seen(), parse_hosts(described))
 
 
 def _by_hand_s(rehearsal: Rehearsal, gradient_bytes: int) -> float:

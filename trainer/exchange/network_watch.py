@@ -136,8 +136,8 @@ class NetworkWatch:
         alarmed = self.network.jumps > self.measured_jumps
         still = measured_again(quiet, timings)
         if _is_alike(quiet, largest) and (waited_s := self._waited_s(still, alarmed=alarmed)) is not None:
-            network, beside_s = still.model_copy(update={"noise": self.network.noise}), waited_s
-            network = network.model_copy(update={"jumps": self.jumps_before if alarmed else self.network.jumps})
+            network = still.model_copy(update={"noise": self.network.noise, "jumps": self.jumps_before})
+            beside_s = waited_s
         else:
             network = measured_again(self.network, timings)
             unseen = not alarmed and not _is_alike(self.network, largest)

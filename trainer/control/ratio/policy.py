@@ -42,8 +42,8 @@ class RatioObservation:
         gradient_norm: of the gradient without residuals, root of the mean square over workers and steps.
         gain_curve: absent in periods in which no step looked.
         network: as tracked, this period included; absent where nothing tracks it.
-        whole_s: median time of a step from begin to end; absent where only its parts were timed.
         beside_s: how much longer than on that network alone an exchange takes beside training, whatever it sends.
+        whole_s: median time of a step from begin to end; absent where only its parts were timed.
         option: `Option.key` of the exchange that was in use; absent where nothing plans.
         learning_rate: of the first parameter group; absent where nobody asks.
         steps_left: until the run ends by its own rules; absent where that is not known.
