@@ -13,7 +13,7 @@ import numpy as np
 
 from hetopt.profiler.throughput import usual_mean
 
-REPEATS = 100
+REPEATS = 300
 
 _SIDE, _MAPS = 96, 200
 """Small enough for the cache: what other programs do to the memory says little about the processor."""
@@ -23,7 +23,7 @@ def measure_yardstick_s(clock: Callable[[], float] = time.perf_counter) -> float
     """Seconds that one piece of work takes now, mean without the longest tenth of `REPEATS`.
 
     Half of the work is the interpreter's and half is vector arithmetic of one thread, like a training step's. It takes
-    a quarter of a second in all.
+    three quarters of a second in all: what is predicted follows it, so its own noise must be less than a prediction's.
 
     Args:
         clock: seconds, for tests.
