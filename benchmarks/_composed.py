@@ -7,6 +7,7 @@ link.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -61,10 +62,19 @@ class Trajectory:
         return {way: sent[way] / steps[way] for way in steps}
 
     @property
+    def sent_bytes(self) -> float:
+        """By one worker, from begin to end."""
+        return sum(stretch.steps * stretch.sent_bytes for stretch in self.stretches)
+
+    @property
+    def steps(self) -> int:
+        """From begin to end."""
+        return sum(stretch.steps for stretch in self.stretches)
+
+    @property
     def sent_share(self) -> float:
         """Bytes sent over those of dense steps."""
-        steps = sum(stretch.steps for stretch in self.stretches)
-        return sum(stretch.steps * stretch.sent_bytes for stretch in self.stretches) / (steps * self.dense_bytes)
+        return self.sent_bytes / (self.steps * self.dense_bytes)
 
     def over(self, step_time_s: Mapping[Way, float]) -> list[tuple[float, float]]:
         """Seconds until each evaluation, and the quality then, where a step of each way takes so long."""
@@ -96,11 +106,13 @@ def trajectory(log: Log, *, by: By, compression: Compression, job: Job) -> Traje
             # Of a period whose every step was one between two ways nothing is told: it counts with the one before.
             exchange = event.get("exchange", exchange)
             dense_bytes = float(exchange["dense_bytes"])
+            averages = event.get("sync")
+            sent_bytes = float(exchange["sent_bytes"]) if averages is None else averages["sent_bytes"] / event["steps"]
             if by == "hetopt":
                 way = Way(by=by, compression=_in_use(compression, exchange))
             else:
                 way = Way(by="ddp" if exchange["way"] == "none" else by, compression=Compression())
-            stretches.append(Stretch(steps=int(event["steps"]), way=way, sent_bytes=float(exchange["sent_bytes"])))
+            stretches.append(Stretch(steps=int(event["steps"]), way=way, sent_bytes=sent_bytes))
         elif event["event"] == "evaluated":
             evaluations.append((int(event["step"]), sign * float(event["metrics"][job.metric])))
     return Trajectory(stretches=tuple(stretches), evaluations=tuple(evaluations), dense_bytes=dense_bytes)
@@ -115,6 +127,14 @@ def _in_use(compression: Compression, exchange: Mapping[str, str | float]) -> Co
     return compression.model_copy(
         update={"ratio": float(exchange["ratio"]), "collective": collective, "memory": memory}
     )
+
+
+def mean_curve(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
+    """Of several runs that differ in their seeds, evaluation by evaluation; as long as the shortest."""
+    return [
+        (statistics.fmean(at for at, _ in points), statistics.fmean(quality for _, quality in points))
+        for points in zip(*curves, strict=False)
+    ]
 
 
 def smoothed(measured: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

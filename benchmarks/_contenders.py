@@ -12,6 +12,7 @@ from benchmarks._rehearsal import By, Side, equal_shares
 from benchmarks._siblings import DIGITS_EPOCHS, IMAGE_EPOCHS, TEXT_EPOCHS
 from hetopt.trainer.miniature import DeclaredTime, MiniatureHost
 from hetopt.trainer.spec import Compression, RatioPolicyName, RunSpec, StopRule, WorkerSpec
+from hetopt.trainer.synchronisation import Synchronisation
 
 WORKERS = 4
 PERIOD = 10
@@ -26,7 +27,7 @@ class Contender:
 
     Attributes:
         by: who trains.
-        compression, ratio_policy: where it is hetopt.
+        compression, ratio_policy, sync: where it is hetopt.
         weighs_throughput: what it decides depends on the links, a little.
         is_quick: part of the quick form.
     """
@@ -34,12 +35,13 @@ class Contender:
     by: By = "hetopt"
     compression: Compression = field(default_factory=Compression)
     ratio_policy: RatioPolicyName = "fixed"
+    sync: Synchronisation = field(default_factory=Synchronisation)
     weighs_throughput: bool = False
     is_quick: bool = False
 
 
-OWN = Contender(ratio_policy="auto")
-"""hetopt's own choice."""
+OWN = Contender(ratio_policy="auto", sync=Synchronisation(name="auto"))
+"""hetopt's own choice, of what is exchanged, how, and whether it is gradients."""
 
 OTHERS: Mapping[str, Contender] = MappingProxyType(
     {
@@ -105,11 +107,11 @@ class Runs:
         taking_part = {name: each for name, each in OTHERS.items() if each.is_quick or not self.quick}
         return {name: taking_part[name] for name in self.only or taking_part}
 
-    def side(self, name: str, contender: Contender, *, steps: int | None = None) -> Side:
+    def side(self, name: str, contender: Contender, *, steps: int | None = None, seed: int = 0) -> Side:
         """A whole run, or so many steps to be timed."""
-        return Side(name=name, by=contender.by, spec=self.spec(contender, steps=steps))
+        return Side(name=name, by=contender.by, spec=self.spec(contender, steps=steps, seed=seed))
 
-    def spec(self, contender: Contender, *, steps: int | None = None) -> RunSpec:
+    def spec(self, contender: Contender, *, steps: int | None = None, seed: int = 0) -> RunSpec:
         """The same."""
         job, folder = self.model.job, data_folder(self.model.job)
         shares = equal_shares(WORKERS, job.batch)
@@ -128,6 +130,8 @@ class Runs:
             ),
             compression=contender.compression,
             ratio_policy=contender.ratio_policy,
+            sync=contender.sync,
+            seed=seed,
             collective_policy="cheapest" if contender.ratio_policy == "auto" else "fixed",
             learning_rate_scale=job.learning_rate_scale,
             batch_policy="static",

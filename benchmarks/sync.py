@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from benchmarks._composed import final, reached_s
+from benchmarks._composed import final, mean_curve, reached_s
 from benchmarks._contenders import DIGITS, MODELS, WORKERS, Contender, Model, Runs, hosts
 from benchmarks._outcome import Results, parser, publish
 from benchmarks._quality import data_folder
@@ -132,12 +132,12 @@ class Comparison:
 
     def measured(self, policy: str, rate: float) -> list[tuple[float, float]]:
         """Quality over seconds, in the mean of the seeds: they are evaluated after the same steps."""
-        return _mean_curve([run.over(self.times[rate]) for run in self.learned[policy]])
+        return mean_curve([run.over(self.times[rate]) for run in self.learned[policy]])
 
     def ends_with(self, policy: str) -> float:
         """Quality at the end, in the mean of the seeds; larger is better."""
         runs = [[(float(step), quality) for step, quality in run.evaluations] for run in self.learned[policy]]
-        return final(_mean_curve(runs))
+        return final(mean_curve(runs))
 
     def spread(self, policy: str) -> tuple[float, float]:
         """Of the seeds' qualities at the end, the worst and the best."""
@@ -202,13 +202,6 @@ def compare(model: Model, *, quick: bool, smoke: bool) -> Comparison:
 
 def _run_name(policy: str, seed: int) -> str:
     return f"{policy}-{seed}"
-
-
-def _mean_curve(curves: list[list[tuple[float, float]]]) -> list[tuple[float, float]]:
-    return [
-        (statistics.fmean(at for at, _ in points), statistics.fmean(quality for _, quality in points))
-        for points in zip(*curves, strict=True)
-    ]
 
 
 def side(

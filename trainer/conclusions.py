@@ -44,6 +44,27 @@ def _steer(training: Training, period: Period) -> None:
         training.form.follow()
         training.context.events.write("exchange_changed", step=training.runner.step, **change)
     _try_twins(training)
+    _settle(training)
+
+
+def _settle(training: Training) -> None:
+    """Where averages of parameters promise to reach the target clearly sooner, that is how the run goes on."""
+    assert training.steering is not None
+    promise = training.steering.promise
+    if promise is None:
+        return
+    begun_s = training.context.clock()
+    settled = training.settle(promise)
+    training.context.events.write(
+        "sync_settled",
+        step=settled.step,
+        every_steps=settled.every_steps,
+        compressor=settled.compressor,
+        stretch=settled.stretch,
+        stop=training.milestones.stop.model_dump(exclude_none=True),
+        reason=promise.reason,
+        took_s=round(training.context.clock() - begun_s, 6),
+    )
 
 
 def _try_twins(training: Training) -> None:

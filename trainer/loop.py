@@ -130,8 +130,6 @@ class _Run:
         self._balance = training.balance
         self._streaming = training.streaming
         self._feed = training.feed
-        self._form = training.form
-        self._steering = training.steering
         self._runner = training.runner
         self._checkpoint_s = context.clock()
         self._checkpoint_step: int | None = None
@@ -200,14 +198,14 @@ class _Run:
         """Train to the end and leave the model, a checkpoint and the last event behind."""
         context, clock = self._context, self._context.clock
         announce(context, self._model, shares=self._balance.shares, step=self._runner.step)
-        if self._form.calibration is not None:
+        if self._training.form.calibration is not None:
             tell_network(
                 context.events,
-                self._form.calibration.network,
-                self._form.calibration.timings,
+                self._training.form.calibration.network,
+                self._training.form.calibration.timings,
                 step=self._runner.step,
-                measured_s=round(self._form.measured_s, 3),
-                by_hosts=self._form.by_hosts,
+                measured_s=round(self._training.form.measured_s, 3),
+                by_hosts=self._training.form.by_hosts,
             )
         self._feed.begin(self._balance.shares)
         if self._streaming is not None:
@@ -247,8 +245,8 @@ class _Run:
     def _period(self, steps: int) -> Period:
         """Do some steps over the present shares, read what they were like, and decide."""
         context, clock = self._context, self._context.clock
-        if self._steering is not None:
-            steps = self._steering.period_steps(steps)
+        if self._training.steering is not None:
+            steps = self._training.steering.period_steps(steps)
         gathering = self._runner.run(
             steps,
             shares=self._balance.shares,
@@ -286,7 +284,7 @@ class _Run:
             **period.event(step=step, epoch=seen / self._feed.dataset_size, samples_seen=seen),
             control_s=round(self._runner.control_s / period.steps, 7),
             learning_rate_scale=self._training.learning_rate_scale,
-            **self._form.event(period.traffic),
+            **self._training.form.event(period.traffic),
             **({} if self._training.sync is None else self._training.sync.event(step)),
             **self._feed.event(),
             **({} if self._streaming is None else period.stream_event()),

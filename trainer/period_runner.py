@@ -89,6 +89,18 @@ class PeriodRunner:
         self.control_s = 0.0
         self.log = PeriodLog(stopwatch)
 
+    def follow(self, form: Form, synchroniser: Synchroniser, task_epoch: Callable[[float], float]) -> None:
+        """From the next step on workers train for themselves.
+
+        Args:
+            form: the step.
+            synchroniser: brings them together.
+            task_epoch: where the task's schedule stands after so many epochs.
+        """
+        self._form, self._synchroniser = form, synchroniser
+        self._learning_rate = replace(self._learning_rate, task_epoch=task_epoch)
+        self._alarm = Alarm(self._context.world_size)
+
     @property
     def epoch(self) -> float:
         """Passes over the data completed, with fractions."""

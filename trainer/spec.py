@@ -189,9 +189,11 @@ class RunSpec(Record):
     def is_elastic(self) -> bool:
         """Whether workers that lose others go on with what they have in memory.
 
-        Where workers differ in more than their place in the batch, all of them start again from a checkpoint.
+        Where workers differ, or may come to differ, in more than their place in the batch, all of them start again from
+        a checkpoint.
         """
-        alike = not self.is_local and self.partition.name == "global" and self.injection is None and self.stream is None
+        one_model = not self.is_local and not self.sync.may_settle
+        alike = one_model and self.partition.name == "global" and self.injection is None and self.stream is None
         return self.max_restarts > 0 and len(self.workers) > 1 and self.probe is None and alike
 
     @property

@@ -16,7 +16,7 @@ from pydantic import (
 
 from hetopt.profiler.artifact import Record
 
-SyncName = Literal["bsp", "local-sgd", "fedavg", "ssp", "selsync"]
+SyncName = Literal["bsp", "local-sgd", "fedavg", "ssp", "selsync", "auto"]
 """Each is explained in `hetopt.trainer.control.sync.choose`."""
 
 Votes = Literal["any", "majority", "quantile"]
@@ -42,6 +42,8 @@ class Synchronisation(_Named):
     Attributes:
         name: of the policy.
         every_steps: ``local-sgd``: parameters are averaged after so many steps (H).
+        rate_power: ``local-sgd``: H grows as the learning rate falls, by the largest rate so far over the present one
+            to this power, and to eight times H at most; 0: it stays.
         participants: ``fedavg``: part of the workers whose parameters enter an average (C); all of them receive it.
         every_epochs: ``fedavg``: parameters are averaged after so many passes over the data (E).
         staleness: ``ssp``: a worker computes with all updates but those of so many steps, the newest.
@@ -65,6 +67,7 @@ class Synchronisation(_Named):
 
     name: SyncName = "bsp"
     every_steps: PositiveInt = 8
+    rate_power: NonNegativeFloat = 0.0
     participants: float = Field(default=1.0, gt=0, le=1)
     every_epochs: PositiveFloat = 0.25
     staleness: NonNegativeInt = 4
@@ -83,7 +86,12 @@ class Synchronisation(_Named):
     @property
     def is_local(self) -> bool:
         """Whether workers apply their own gradients, and average parameters."""
-        return self.name != "bsp"
+        return self.name not in ("bsp", "auto")
+
+    @property
+    def may_settle(self) -> bool:
+        """Whether workers that sum their gradients may settle, while the run goes on, for averages."""
+        return self.name == "auto"
 
 
 class Partition(_Named):

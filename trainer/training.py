@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
+from pydantic import ValidationError
 from torch import nn
 from torch.optim import Optimizer
 
@@ -20,16 +23,21 @@ from hetopt.trainer.balance import Balance
 from hetopt.trainer.checkpoints.saver import CheckpointSaver
 from hetopt.trainer.checkpoints.state import RankState, SharedState, run_digest
 from hetopt.trainer.context import WorkerContext
+from hetopt.trainer.control.ratio.averaging import EVERY_STEPS, STRETCH, Promise
+from hetopt.trainer.control.sync.settled import Settled
 from hetopt.trainer.evaluation import average_buffers
 from hetopt.trainer.exchange.momentum_correction import own_momentum
 from hetopt.trainer.milestones import Milestones
 from hetopt.trainer.period_runner import PeriodRunner
+from hetopt.trainer.spec import RunSpec
 from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.precision import Autocast, LossScale
+from hetopt.trainer.steps.steering import Steering
 from hetopt.trainer.steps.step import LossModule
 from hetopt.trainer.steps.step_assembly import StepMaker
 from hetopt.trainer.steps.stopwatch import make_stopwatch
 from hetopt.trainer.sync.sync_assembly import make_synchroniser, samples_drawn
+from hetopt.trainer.sync.synchroniser import Synchroniser
 from hetopt.trainer.task import Task, TaskData
 
 
@@ -51,8 +59,8 @@ class Training:
         pace: how fast this worker may be.
         optimizer: applies gradients.
         form: how a step is done.
-        steering: what decides how gradients travel; None: that stays as it is.
         sync: where workers train for themselves; None: gradients are summed in every step.
+        settled: what a run under sync ``auto`` settled for; None: it has not.
         runner: does the steps of a control period.
         adaptive_scale: of the learning rate; None: it does not follow the noise.
         memory_bounds: samples that fit, by rank; 0: all.
@@ -82,7 +90,7 @@ class Training:
         self.pace = make_worker_pace(context)
         stopwatch = make_stopwatch(context.device)
         self.optimizer: Optimizer = task.optimizer(model)
-        self.form = StepMaker(
+        self._maker = StepMaker(
             context=context,
             task=task,
             module=LossModule(model, task.loss, Autocast(device_type=context.device.type, precision=spec.precision)),
@@ -90,18 +98,10 @@ class Training:
             feed=self.feed,
             stopwatch=stopwatch,
             pace=self.pace,
-        ).make(self.balance.shares[context.rank])
-        self.steering = self.form.steering
-        self.sync = make_synchroniser(
-            spec,
-            model,
-            self.optimizer,
-            rank=context.rank,
-            device=context.device,
-            clock=context.clock,
-            stopwatch=stopwatch,
-            dataset_size=len(data.train),
         )
+        self.form = self._maker.make(self.balance.shares[context.rank])
+        self.sync = self._synchroniser(spec)
+        self.settled: Settled | None = None
         self.runner = PeriodRunner(
             context=context,
             form=self.form,
@@ -143,6 +143,8 @@ class Training:
                 f"{source[0].upper()}{source[1:]} does not fit the task's model or optimizer.",
                 hint="give the run the task that it started with, or start over in another folder",
             ) from None
+        if shared.settled is not None:
+            self._settle(_read_settled(shared.settled))
         own.restore_generators(context.device)
         self.form.step.memory.load_state(own.memory)
         self.feed.continue_from(self.feed.cursor.at(shared.cursor))
@@ -159,6 +161,52 @@ class Training:
         self.runner.step = shared.step
         self.earlier_s = shared.training_s
         self.target_reached = shared.target_reached
+
+    def settle(self, promise: Promise) -> Settled:
+        """Average parameters from the next step on, and to the end. Nothing may be held back any more; called by all
+        ranks together.
+
+        Args:
+            promise: of averages, the same on all ranks.
+        """
+        settled = Settled(
+            every_steps=EVERY_STEPS,
+            compressor=promise.compressor,
+            stretch=STRETCH,
+            step=self.runner.step,
+            epoch=self.epoch,
+        )
+        self._settle(settled)
+        return settled
+
+    def _settle(self, settled: Settled) -> None:
+        spec = settled.run(self.context.spec)
+        maker = replace(self._maker, context=replace(self.context, spec=spec), compression=spec.compression)
+        self.form = maker.make(self.balance.shares[self.context.rank])
+        self.sync = self._synchroniser(spec)
+        assert self.sync is not None
+        self.runner.follow(self.form, self.sync, settled.task_epoch)
+        self.milestones = replace(self.milestones, stop=spec.stop)
+        self.settled = settled
+
+    def _synchroniser(self, spec: RunSpec) -> Synchroniser | None:
+        """Brings the workers' models together, where they train for themselves."""
+        context = self.context
+        return make_synchroniser(
+            spec,
+            self.model,
+            self.optimizer,
+            rank=context.rank,
+            device=context.device,
+            clock=context.clock,
+            stopwatch=self._maker.stopwatch,
+            dataset_size=len(self.data.train),
+        )
+
+    @property
+    def steering(self) -> Steering | None:
+        """What decides how gradients travel; None: that stays as it is."""
+        return self.form.steering
 
     def shared_state(self) -> SharedState:
         """What all workers share now; its tensors are those that training changes."""
@@ -177,6 +225,7 @@ class Training:
             learning_rate=None if self.adaptive_scale is None else self.adaptive_scale.state(),
             memory_bounds=self.memory_bounds,
             target_reached=self.target_reached,
+            settled=None if self.settled is None else self.settled.model_dump(mode="json"),
         )
 
     def own_state(self) -> RankState:
@@ -226,3 +275,12 @@ class Training:
         self.feed.close()
         if self.streaming is not None:
             self.streaming.close()
+
+
+def _read_settled(kept: Mapping[str, object]) -> Settled:
+    try:
+        return Settled.model_validate(kept)
+    except ValidationError:
+        raise BadInput(
+            "The checkpoint's state of a run that settled for averages is damaged.", hint="use an older checkpoint"
+        ) from None

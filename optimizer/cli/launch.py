@@ -67,7 +67,8 @@ def launch(
         None,
         "--sync",
         help="When workers put together what they learned: bsp (in every step), 'selsync(0.3)', "
-        "'selsync(auto,share=0.2)', 'local-sgd(8)', 'fedavg(1,0.25)' or 'ssp(4)'. Default: the plan's.",
+        "'selsync(auto,share=0.2)', 'local-sgd(8)', 'fedavg(1,0.25)', 'ssp(4)', or 'auto': bsp until averages of "
+        "parameters promise to take clearly less time. Default: the plan's.",
     ),
     partition: str | None = typer.Option(
         None,

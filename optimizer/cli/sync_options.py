@@ -3,6 +3,7 @@
     --sync selsync(0.3)                   --partition labels(1)          --inject 0.25,0.25
     --sync selsync(auto,share=0.2)        --partition dirichlet(0.5)
     --sync local-sgd(8,momentum=average)  --partition seldp
+    --sync auto
 
 How each of them is written: `hetopt.trainer.sync_text`.
 """
@@ -14,10 +15,15 @@ from dataclasses import dataclass
 from hetopt.optimizer.plan import Plan
 from hetopt.optimizer.step_model.local_steps import communication
 from hetopt.profiler.errors import BadInput
-from hetopt.trainer.control.sync.choose import why_not_local
+from hetopt.trainer.control.sync.choose import why_not_local, why_not_settling
 from hetopt.trainer.spec import Compression, RunSpec
 from hetopt.trainer.sync_text import parse_injection, parse_partition, parse_sync
 from hetopt.trainer.synchronisation import Injection, Partition, Synchronisation
+
+MAY_SETTLE = (
+    "Once the network and the job were seen, the run may settle for averages of parameters, and takes more steps then; "
+    "cluster, time and cost are those of the plan without it."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +66,8 @@ def decide(wish: SyncWish, run: RunSpec, *, exchange_was_asked: bool) -> RunSpec
     """
     changes = {"sync": wish.sync, "partition": wish.partition, "injection": wish.injection}
     run = run.model_copy(update={name: value for name, value in changes.items() if value is not None})
+    if run.sync.may_settle:
+        return _settling(run, was_typed=wish.sync is not None, exchange_was_asked=exchange_was_asked)
     if not run.sync.is_local:
         return run
     if wish.sync is not None and not exchange_was_asked:
@@ -68,6 +76,17 @@ def decide(wish: SyncWish, run: RunSpec, *, exchange_was_asked: bool) -> RunSpec
     reason = why_not_local(run)
     if reason is not None:
         raise BadInput(reason, hint="use --sync bsp, or leave the other out")
+    return run
+
+
+def _settling(run: RunSpec, *, was_typed: bool, exchange_was_asked: bool) -> RunSpec:
+    """The run that may settle for averages; what it sends until then is weighed, too, unless somebody said what."""
+    if was_typed and not exchange_was_asked and run.ratio_policy != "auto":
+        weighed = {"compression": Compression(), "ratio_policy": "auto", "collective_policy": "cheapest"}
+        run = run.model_copy(update=weighed)
+    reason = why_not_settling(run)
+    if reason is not None:
+        raise BadInput(reason, hint="use --compression auto with --sync auto, or another --sync")
     return run
 
 
@@ -84,7 +103,8 @@ def into_plan(wish: SyncWish, plan: Plan) -> Plan:
         alone = f"The plan has one worker, which {run.sync.name} changes nothing for."
         return plan.model_copy(update={"run": run, "explanation": (*plan.explanation, alone)})
     if not run.is_local:
-        return plan.model_copy(update={"run": run})
+        may_settle = (MAY_SETTLE,) if run.sync.may_settle else ()
+        return plan.model_copy(update={"run": run, "explanation": (*plan.explanation, *may_settle)})
     told = communication(run.sync, dataset_size=plan.profile.job.dataset_size, global_batch_size=run.global_batch_size)
     sentence = f"{told.note} Cluster, time and cost are those of the plan without it, which communicates in every step."
     return plan.model_copy(update={"run": run, "explanation": (*plan.explanation, sentence)})

@@ -86,6 +86,8 @@ def _samples(launch: Launch, events: Iterable[Event]) -> Iterator[StepSample]:
     hosts = {host: list(workers) for host, workers in groupby(spec.workers, key=lambda worker: worker.host)}
     nodes = tuple(Node(type=workers[0].type, workers=len(workers)) for workers in hosts.values())
     steps = [event for event in events if event["event"] == "step" and len(event["compute_s"]) == len(spec.workers)]
+    if not spec.is_local:  # what a run that settled for averages did from then on was something else
+        steps = [event for event in steps if not event.get("sync")]
     for _, stretch in groupby(steps, key=lambda event: (event["local_batch_sizes"], _way(event))):
         # The first period of new shares is not yet itself: caches and allocators adapt.
         rows = list(stretch)[1:]
@@ -125,6 +127,8 @@ def _pilot(profile: Profile, launch: Launch, events: Sequence[Event]) -> Pilot |
     synced = [event["sync"] for event in events if event["event"] == "step" and event.get("sync")]
     averages = sum(told.get("synchronised", 0) for told in synced)
     if spec.is_local and (spec.sync.name == "ssp" or not averages or spec.partition.name != "global"):
+        return None
+    if synced and not spec.is_local:
         return None
     if not evaluated or resumed or len(ways) > 1 or spec.learning_rate_rule != "fixed":
         return None

@@ -26,6 +26,7 @@ Kind = Literal[
     "shares_changed",
     "exchange_changed",
     "twins_tried",
+    "sync_settled",
     "memory_bound_learned",
     "worker_lost",
     "workers_changed",
@@ -186,6 +187,9 @@ def happening(
             kind, text = "shares_changed", f"now {after} ({event['reason']})"
         case "twins_tried":
             kind, text = "twins_tried", _tried(event)
+        case "sync_settled":
+            averages = f"averaged every {event['every_steps']} steps, in {event['compressor']}"
+            kind, text = "sync_settled", f"from now on parameters are {averages} ({event['reason']})"
         case "exchange_changed":
             # Who weighs whole ways names them in the reason; who decides on a ratio does not.
             way, reason = str(event["after"]), str(event["reason"])

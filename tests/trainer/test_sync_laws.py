@@ -171,4 +171,4 @@ def test_a_checkpoint_holds_the_average_and_each_workers_own(crew: Crew) -> None
     model = crew.state("local-buffers")["model"]
     weight = next(iter(model.values())).reshape(-1)
     torch.testing.assert_close(mean[: len(weight)].float(), weight, rtol=1e-4, atol=1e-6)
-    assert json.loads(json.dumps(owns[0]["policy_state"])) == {}
+    assert json.loads(json.dumps(owns[0]["policy_state"])) == {"rate": 0.05}

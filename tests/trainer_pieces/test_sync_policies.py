@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from hetopt.trainer.control.sync.choose import POLICIES, choose_sync_policy, steps_of_round, why_not_local
 from hetopt.trainer.control.sync.gradient_change import GradientChange
+from hetopt.trainer.control.sync.periodic import MOST_APART
 from hetopt.trainer.control.sync.policy import SyncObservation
 from hetopt.trainer.control.sync.rhythm import MOST_FLIGHTS, Rhythm
 from hetopt.trainer.control.sync.selsync import votes_needed
@@ -21,7 +22,7 @@ from hetopt.trainer.synchronisation import Synchronisation
 WORKERS = 4
 
 
-def run(sync: Synchronisation, changes, *, steps: int):
+def run(sync: Synchronisation, changes, *, steps: int, rates=lambda step: 0.1):
     """The steps that synchronise (from 1) and their decisions, where votes arrive at once."""
     policy = choose_sync_policy(sync, workers=WORKERS, seed=7, dataset_size=1000, global_batch_size=10)
     assert policy is not None
@@ -30,7 +31,8 @@ def run(sync: Synchronisation, changes, *, steps: int):
         local += 1
         told = changes(step) if policy.votes else None
         state = type(state).model_validate(state.model_dump(mode="json"))  # as a checkpoint does
-        state, decision = policy.decide(state, SyncObservation(step=step, local_steps=local, changes=told))
+        seen = SyncObservation(step=step, local_steps=local, changes=told, learning_rate=rates(step))
+        state, decision = policy.decide(state, seen)
         if decision.synchronise:
             found[step], local = decision, 0
     return found, state
@@ -40,6 +42,29 @@ def run(sync: Synchronisation, changes, *, steps: int):
 def test_local_sgd_averages_every_so_many_steps(every, steps):
     found, _ = run(Synchronisation(name="local-sgd", every_steps=every), None, steps=steps)
     assert list(found) == list(range(every, steps + 1, every))
+
+
+@given(
+    every=st.integers(1, 10),
+    power=st.floats(0.5, 3),
+    rates=st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1)), min_size=60, max_size=60),
+)
+def test_averages_get_rarer_as_the_learning_rate_falls_but_not_without_end(every, power, rates):
+    sync = Synchronisation(name="local-sgd", every_steps=every, rate_power=power)
+    found, state = run(sync, None, steps=60, rates=lambda step: rates[step - 1])
+    gaps = [now - before for before, now in itertools.pairwise([0, *found])]
+    assert all(every <= gap <= math.ceil(MOST_APART * every * (1 + 1e-9)) for gap in gaps)
+    assert state.rate == max(rates)
+    steady, _ = run(sync, None, steps=60, rates=lambda step: rates[0])
+    assert list(steady) == list(range(every, 61, every))
+
+
+def test_at_a_tenth_of_the_rate_averages_are_as_far_apart_as_they_get():
+    sync = Synchronisation(name="local-sgd", every_steps=5, rate_power=1)
+    found, _ = run(sync, None, steps=200, rates=lambda step: 0.1 if step <= 100 else 0.05 if step <= 140 else 0.01)
+    assert [now - before for before, now in itertools.pairwise([90, *(step for step in found if step > 90)])] == [
+        5, 5, 10, 10, 10, 10, 40,
+    ]  # fmt: skip
 
 
 def test_fedavg_counts_its_rounds_in_epochs_and_draws_another_part_each_time():
@@ -166,4 +191,4 @@ def test_what_needs_exchanged_gradients_is_refused_with_a_reason():
     assert "nothing to decide" in reason(collective_policy="cheapest")
     assert "adascale" in reason(learning_rate_rule="adascale")
     assert "bf16" in reason(precision="fp16")
-    assert set(POLICIES) == {"bsp", "local-sgd", "fedavg", "ssp", "selsync"}
+    assert set(POLICIES) == {"bsp", "local-sgd", "fedavg", "ssp", "selsync", "auto"}

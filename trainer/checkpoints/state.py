@@ -33,6 +33,7 @@ class SharedState:
         learning_rate: the scale that follows the gradient noise, where it does.
         memory_bounds: samples of the largest micro-batch that each worker learned to fit, in rank order; 0: none.
         target_reached: nothing is left to do for a run that ends at its target.
+        settled: averages that a run under sync ``auto`` has settled for, as plain JSON; None: none.
     """
 
     digest: str
@@ -49,6 +50,7 @@ class SharedState:
     learning_rate: Mapping[str, float] | None
     memory_bounds: tuple[int, ...]
     target_reached: bool
+    settled: Mapping[str, object] | None = None
 
     def snapshot(self) -> SharedState:
         """The same with tensors of its own, on the CPU: training may go on while it is written."""

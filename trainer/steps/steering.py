@@ -13,6 +13,7 @@ from hetopt.profiler.errors import BadInput
 from hetopt.profiler.inflation import MOST_LOST
 from hetopt.trainer.control.ratio.auto import AutoRatio
 from hetopt.trainer.control.ratio.auto_state import AutoState
+from hetopt.trainer.control.ratio.averaging import Promise, promised
 from hetopt.trainer.control.ratio.choose import choose_ratio_policy
 from hetopt.trainer.control.ratio.policy import RatioDecision, RatioObservation, RatioPolicy
 from hetopt.trainer.control.ratio.twin_trial import Verdict
@@ -22,7 +23,7 @@ from hetopt.trainer.exchange.menu import LOOK_AT, Menu, Way
 from hetopt.trainer.exchange.network_state import NetworkState
 from hetopt.trainer.exchange.network_tracker import Timed
 from hetopt.trainer.exchange.network_watch import NetworkWatch
-from hetopt.trainer.exchange.planner import Planner, PlanState
+from hetopt.trainer.exchange.planner import Option, Planner, PlanState
 from hetopt.trainer.exchange.wire import VALUE_BYTES
 from hetopt.trainer.spec import WEIGHS_WAYS, RunSpec
 from hetopt.trainer.steps.traffic import GroupTraffic
@@ -61,6 +62,10 @@ class Steering:
         network: as measured at the start; None: nothing here asks for it.
         tries_twins: whether somebody acts on `try_ratio`.
 
+    Attributes:
+        way: to exchange in the next steps.
+        promise: of averages that the run should settle for now, with nothing held back; None: it should not.
+
     Raises:
         BadInput: the ratio policy cannot steer the compressor.
     """
@@ -92,6 +97,9 @@ class Steering:
         self._planner = Planner() if network is not None else None
         self._plan = PlanState()
         self._verdict: Verdict | None = None
+        self._may_settle = spec.sync.may_settle
+        self._promised: Promise | None = None
+        self.promise: Promise | None = None
         self._decision = self._first(spec)
         self.way = self._way_of(self._decision, compute_s=0.0)
 
@@ -205,6 +213,9 @@ class Steering:
             steps_left: until the run ends by its own rules; absent: that is not known.
             loss: mean over the samples of the period; absent: nobody asks.
         """
+        if self._promised is not None:  # with this period all that was held back has gone
+            self.promise = self._promised
+            return None
         if not _tells(traffic):
             # Nothing but a look, perhaps: not again, or nothing would ever be told of this way.
             self._decision = replace(self._decision, measure_gain=False)
@@ -238,6 +249,7 @@ class Steering:
         )
         self._verdict = None
         self._state, self._decision = self._policy.decide(self._state, observation)
+        self._weigh_averages(before.option)
         self.way = self._way_of(self._decision, compute_s=compute_s)
         if self.way.option.key == before.option.key:
             return None
@@ -246,6 +258,29 @@ class Steering:
             "after": self.way.option.key,
             "reason": self._decision.reason or self._reason or "",
         }
+
+    def _weigh_averages(self, used: Option) -> None:
+        """Whether the run had better settle for them: then what is held back is sent first, with one whole gradient."""
+        policy, state = self._policy, self._state
+        if not (self._may_settle and isinstance(policy, AutoRatio) and isinstance(state, AutoState)):
+            return
+        if self.network is None or self._decision.try_ratio is not None:
+            return
+        promise = promised(policy, state, self.network)
+        if promise is None:
+            return
+        dense = self._menu.dense.option
+        if used.key == dense.key:
+            self.promise = promise
+            self._decision = RatioDecision(ratio=dense.ratio, option=dense.key)
+            return
+        self._promised = promise
+        self._decision = RatioDecision(
+            ratio=dense.ratio,
+            option=dense.key,
+            reason=f"{dense.key} once, for all that is held back: from then on parameters are averaged",
+            look_after_steps=1,
+        )
 
     def _way_of(self, decision: RatioDecision, *, compute_s: float) -> Way:
         """The way that a decision means; where it leaves a choice, the planner's."""

@@ -97,7 +97,13 @@ class ParameterSync:
         self._local_steps += 1
         changes = self._voted(trace)
         self._state, decision = self._policy.decide(
-            self._state, SyncObservation(step=step, local_steps=self._local_steps, changes=changes)
+            self._state,
+            SyncObservation(
+                step=step,
+                local_steps=self._local_steps,
+                changes=changes,
+                learning_rate=float(self._optimizer.param_groups[0]["lr"]),
+            ),
         )
         sent_bytes = VOTE_BYTES if self._policy.votes else 0
         messages: tuple[Message, ...] = ()

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.control.choose import first_shares
-from hetopt.trainer.control.sync.choose import choose_sync_policy, why_not_local
+from hetopt.trainer.control.sync.choose import choose_sync_policy, why_not_local, why_not_settling
 from hetopt.trainer.data.injection import drawn_samples
 from hetopt.trainer.exchange.channel import Channel
 from hetopt.trainer.spec import RunSpec
@@ -47,11 +47,11 @@ def make_synchroniser(
     Raises:
         BadInput: the run wants something besides that needs gradients to be exchanged.
     """
-    if not spec.is_local:
-        return None
-    reason = why_not_local(spec)
+    reason = why_not_local(spec) if spec.is_local else why_not_settling(spec) if spec.sync.may_settle else None
     if reason is not None:
         raise BadInput(reason, hint="use sync bsp, or leave the other out")
+    if not spec.is_local:
+        return None
     if spec.sync.name == "ssp":
         return StaleSync(
             staleness=spec.sync.staleness, model=model, optimizer=optimizer, rank=rank, stopwatch=stopwatch

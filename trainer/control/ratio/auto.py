@@ -145,7 +145,7 @@ class AutoRatio:
         if used is None or network is None:
             raise ValueError(f"auto needs a network and one of its own options, not {observation.option!r}")
         state = learned(state, used, observation, network)
-        outlook = self._outlook(state, network)
+        outlook = self.outlook(state, network)
         now = outlook.judge(used, step_s=state.step_s)
         if now is None:
             raise ValueError(f"the gain of {used.key} was not measured although it was in use")
@@ -276,7 +276,8 @@ class AutoRatio:
             spent_s += max(0.0, took_s - progress * before.per_progress_s)
         return state.model_copy(update={"trial_after": None, "spent_s": spent_s, "elapsed_s": state.elapsed_s + took_s})
 
-    def _outlook(self, state: AutoState, network: NetworkState) -> Outlook:
+    def outlook(self, state: AutoState, network: NetworkState) -> Outlook:
+        """What every option is judged by."""
         left = {key: 0.5 ** ((state.periods - seen.period) / _FORGOTTEN_BY_HALF) for key, seen in state.excess.items()}
         return Outlook(
             network=network,
@@ -293,14 +294,14 @@ class AutoRatio:
             steps_left=math.inf if state.steps_left is None else state.steps_left,
         )
 
+    def usable(self, state: AutoState, outlook: Outlook) -> list[Judged]:
+        """The options that keep enough, as far as is known; dense training is always one of them."""
+        judged = [outlook.judge(option) for option in self.options if not _is_barred(state, option)]
+        return [one for one in judged if one is not None and self._keeps_enough(state, one, outlook)]
+
     def _choice(self, state: AutoState, now: Judged, outlook: Outlook) -> Weighed | None:
         """The option to change to, if any."""
-        judged = [outlook.judge(option) for option in self.options if option.key != now.option.key]
-        others = [
-            outlook.weigh(now, j)
-            for j in judged
-            if j is not None and self._keeps_enough(state, j, outlook) and not _is_barred(state, j.option)
-        ]
+        others = [outlook.weigh(now, j) for j in self.usable(state, outlook) if j.option.key != now.option.key]
         if not self._keeps_enough(state, now, outlook):
             return max(others, key=lambda other: other.saving_s)
         needed_s, left_s = self.least_saving * now.per_progress_s, self._left_s(state, now)

@@ -21,6 +21,7 @@ POLICIES: Mapping[SyncName, str] = MappingProxyType(
         "fedavg": "parameters of a part of the workers are averaged some times an epoch",
         "ssp": "updates of all arrive at most so many steps late (stale synchronous parallel)",
         "selsync": "parameters are averaged while gradients change (SelSync)",
+        "auto": "gradients are summed, until averages of parameters promise to take clearly less time",
     }
 )
 
@@ -28,7 +29,8 @@ POLICIES: Mapping[SyncName, str] = MappingProxyType(
 def choose_sync_policy(
     sync: Synchronisation, *, workers: int, seed: int, dataset_size: int, global_batch_size: int
 ) -> SyncPolicy[Any] | None:
-    """The policy that says when parameters are averaged; None: nobody asks (``bsp`` and ``ssp``).
+    """The policy that says when parameters are averaged; None: nobody asks (``bsp``, ``ssp``, and
+    ``auto`` before it has settled).
 
     Args:
         sync: the choice.
@@ -39,7 +41,7 @@ def choose_sync_policy(
     """
     match sync.name:
         case "local-sgd":
-            return LocalSgd(every_steps=sync.every_steps)
+            return LocalSgd(every_steps=sync.every_steps, rate_power=sync.rate_power)
         case "fedavg":
             return FedAvg(
                 every_steps=steps_of_round(sync.every_epochs, dataset_size, global_batch_size),
@@ -72,6 +74,20 @@ def why_not_local(spec: RunSpec) -> str | None:
         return f"Under {sync.name} nobody sees the sum of all gradients, whose noise adascale follows."
     if spec.precision == "fp16":
         return f"The loss scale of fp16 has to be agreed on in every step, which {sync.name} leaves out; use bf16."
+    return None
+
+
+def why_not_settling(spec: RunSpec) -> str | None:
+    """One sentence on what of a run does not go with sync ``auto``; None where all does."""
+    if len(spec.workers) > 1 and spec.ratio_policy != "auto":
+        return (
+            "Sync auto weighs averages of parameters against the best exchange of gradients, which the ratio policy "
+            f"auto looks for and {spec.ratio_policy} does not."
+        )
+    if spec.learning_rate_rule == "adascale":
+        return "Workers that average parameters do not see the sum of all gradients, whose noise adascale follows."
+    if spec.precision == "fp16":
+        return "The loss scale of fp16 has to be agreed on in every step, which averages leave out; use bf16."
     return None
 
 

@@ -10,29 +10,51 @@ import numpy as np
 from hetopt.profiler.artifact import Record
 from hetopt.trainer.control.sync.policy import SyncDecision, SyncObservation
 
+MOST_APART = 8
+"""How many times as far apart as at first averages get where the learning rate falls."""
 
-class Nothing(Record):
-    """A state without anything to remember."""
+
+class LargestRate(Record):
+    """The largest learning rate so far."""
+
+    rate: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSgd:
-    """Every H-th step (Stich 2018, 1805.09767). H = 1 is BSP for optimizers that are linear in the gradient."""
+    """Every H-th step (Stich 2018, 1805.09767). H = 1 is BSP for optimizers that are linear in the gradient.
+
+    Workers drift apart by what they learn in a step, and so by the learning rate. Where that falls, averages can be as
+    much rarer (Gu et al. 2024, 2310.14423, whose H grows by its square or its cube).
+
+    Attributes:
+        every_steps: H.
+        rate_power: of the largest rate so far over the present one, by which H grows, up to `MOST_APART` times; 0: it
+            stays.
+    """
 
     every_steps: int
+    rate_power: float = 0.0
 
     @property
     def votes(self) -> bool:
         """Never."""
         return False
 
-    def initial(self) -> Nothing:
-        """Nothing to remember."""
-        return Nothing()
+    def initial(self) -> LargestRate:
+        """No rate was seen."""
+        return LargestRate()
 
-    def decide(self, state: Nothing, observation: SyncObservation) -> tuple[Nothing, SyncDecision]:
-        """Whether H steps were local (see `SyncPolicy`)."""
-        return state, SyncDecision(synchronise=observation.local_steps >= self.every_steps)
+    def decide(self, state: LargestRate, observation: SyncObservation) -> tuple[LargestRate, SyncDecision]:
+        """Whether enough steps were local (see `SyncPolicy`)."""
+        state = LargestRate(rate=max(state.rate, observation.learning_rate))
+        return state, SyncDecision(synchronise=observation.local_steps >= self._gap(state, observation.learning_rate))
+
+    def _gap(self, state: LargestRate, rate: float) -> float:
+        if not self.rate_power or not state.rate:
+            return self.every_steps
+        least = state.rate / MOST_APART ** (1 / self.rate_power)
+        return self.every_steps * math.pow(state.rate / max(rate, least), self.rate_power)
 
 
 class Rounds(Record):

@@ -1,0 +1,90 @@
+"""Runs under sync ``auto`` over slow links: what they settle for, where they end, how they go on when interrupted."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from hetopt.trainer.events import Event, read_events
+from hetopt.trainer.launch.base import RunHandle, RunState
+from hetopt.trainer.launch.description import parse_hosts
+from hetopt.trainer.launch.rehearsal import RehearsalLauncher
+from hetopt.trainer.miniature import DeclaredTime, Miniature
+from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
+from hetopt.trainer.synchronisation import Injection, Synchronisation
+from tests.disturbance import PATIENCE_S
+
+TOY = Path(__file__).resolve().parent.parent / "trainer" / "toy_task.py"
+STEPS, BEFORE_THE_END = 80, 60
+
+
+def settling(hosts: str, *, steps: int = STEPS, declared: DeclaredTime | None = None) -> RunSpec:
+    """Three workers of a model of 1.3 MB. Samples are handed on, so no twins say that thin gradients do no harm."""
+    described = [one.host for one in parse_hosts(hosts)]
+    return RunSpec(
+        task=f"{TOY}:wide",
+        workers=tuple(
+            WorkerSpec(host=host.name, type="toy", local_batch_size=4, declared=declared) for host in described
+        ),
+        injection=Injection(),
+        batch_policy="static",
+        ratio_policy="auto",
+        collective_policy="cheapest",
+        sync=Synchronisation(name="auto"),
+        learning_rate_scale=0.2,
+        stop=StopRule(max_steps=steps),
+        control_period_steps=5,
+        evaluate_every_epochs=100,
+        miniature=Miniature(hosts=tuple(described)),
+    )
+
+
+def trained(spec: RunSpec, run_dir: Path) -> list[Event]:
+    launcher = RehearsalLauncher()
+    handle = launcher.start(spec, run_dir, {})
+    deadline = time.monotonic() + PATIENCE_S
+    while not launcher.poll(RunHandle(run_dir=run_dir)).state.is_over and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert launcher.poll(handle).state == RunState.FINISHED
+    return read_events(run_dir / "events.jsonl")
+
+
+def only(events: list[Event], name: str) -> list[Event]:
+    return [event for event in events if event["event"] == name]
+
+
+def test_over_slow_links_parameters_are_averaged_and_the_run_takes_longer(box: None, tmp_path: Path) -> None:
+    events = trained(settling("rate=40mbit x3"), tmp_path)
+    (settled,) = only(events, "sync_settled")
+    begun, last = settled["step"], events[-1]
+    assert last["event"] == "training_finished"
+    expected = begun + (STEPS - begun) * settled["stretch"]
+    assert last["step"] == pytest.approx(expected, abs=1)
+    assert settled["stop"] == {"max_steps": last["step"], "target": False}
+    steps = only(events, "step")
+    assert all(("sync" in event) == (event["step"] > begun) for event in steps)
+    averaged = sum(event["sync"]["synchronised"] for event in steps if "sync" in event)
+    assert averaged == (last["step"] - begun) // settled["every_steps"]
+    assert begun < 20
+    assert only(events, "exchange_changed")[-1]["after"].startswith("identity"), "all that was held back goes first"
+
+
+def test_over_quick_links_every_gradient_is_summed_to_the_end(box: None, tmp_path: Path) -> None:
+    declared = DeclaredTime(fixed_s=0.2, per_sample_s=0.001)
+    events = trained(settling("rate=4gbit x3", steps=40, declared=declared), tmp_path)
+    assert not only(events, "sync_settled")
+    assert events[-1]["step"] == 40
+    assert all("sync" not in event for event in only(events, "step"))
+
+
+def test_a_run_that_has_settled_goes_on_with_averages_when_it_is_resumed(box: None, tmp_path: Path) -> None:
+    """To the step at which it would have ended uninterrupted: what it settled for is part of the checkpoint."""
+    first = trained(settling("rate=40mbit x3", steps=BEFORE_THE_END), tmp_path)
+    (settled,) = only(first, "sync_settled")
+    events = trained(settling("rate=40mbit x3"), tmp_path)
+    assert len(only(events, "sync_settled")) == 1
+    assert events[-1]["step"] == pytest.approx(settled["step"] + (STEPS - settled["step"]) * settled["stretch"], abs=1)
+    again = events[max(place for place, event in enumerate(events) if event["event"] == "run_started") :]
+    assert all("sync" in event for event in only(again, "step"))

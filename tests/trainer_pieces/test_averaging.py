@@ -1,0 +1,157 @@
+"""What averages promise a run under sync ``auto``, and what it is once it has settled for them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.control.ratio.auto import AutoRatio
+from hetopt.trainer.control.ratio.averaging import EVERY_STEPS, LEAST_SAVING, ROUNDED, STRETCH, promised
+from hetopt.trainer.control.ratio.twin_trial import Verdict
+from hetopt.trainer.control.sync.choose import why_not_local, why_not_settling
+from hetopt.trainer.control.sync.settled import Settled
+from hetopt.trainer.exchange.cost import LinkSpeed
+from hetopt.trainer.exchange.planner import make_option
+from hetopt.trainer.spec import Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.trainer.sync_text import parse_sync, spell_sync
+from hetopt.trainer.synchronisation import Synchronisation
+
+from .virtual_exchange import VirtualRun, options, run
+
+WORKERS, NUMEL = 4, 1_000_000
+
+
+def rounded(name, compress_s=1e-3):
+    return make_option(name, "all_reduce", 1.0, numel=NUMEL, workers=WORKERS, compress_s=compress_s)
+
+
+EVERYTHING = [*options(NUMEL, WORKERS), rounded("bf16"), rounded("int8"), rounded("int4")]
+
+
+def looked_at(*, compute_s, bytes_per_s, turning=0.5, tries_twins=False, noise=0.0, seed=0):
+    """A run that has looked around for a while: its policy, what that knows, the network, and the truth."""
+    link = LinkSpeed(latency_s=1e-3, bytes_per_s=bytes_per_s)
+    virtual = VirtualRun(
+        workers=WORKERS, links=[link], compute_s=compute_s, turning=turning, kept=0.25, noise=noise, seed=seed
+    )
+    policy = AutoRatio(options=tuple(EVERYTHING), coefficient=turning, most_lost=0.05, tries_twins=tries_twins)
+    _, state = run(policy, virtual, until_step=100)
+    return policy, state, virtual.fresh(), virtual
+
+
+def averages_s(virtual):
+    """Time of what a step with every gradient would have been progress for, with averages rounded as is quickest."""
+    exposed = min(virtual.step_s(one) - virtual.compute_s for one in EVERYTHING if one.compressor in ROUNDED)
+    return STRETCH * (virtual.compute_s + exposed / EVERY_STEPS)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_they_are_promised_where_they_are_clearly_quicker_and_nowhere_else(seed):
+    rng = random.Random(seed)
+    policy, state, network, virtual = looked_at(
+        compute_s=10 ** rng.uniform(-2, 0.5),
+        bytes_per_s=10 ** rng.uniform(5.5, 8.5),
+        turning=rng.uniform(0.1, 2),
+        noise=0.03,
+        seed=seed,
+    )
+    # As the policy may see them: what would lose too many steps is no choice.
+    choices = [one for one in EVERYTHING if virtual.slowdown(virtual.settled(one)) <= 1.05]
+    best_s = min(virtual.per_progress_s(one) for one in choices)
+    saving = 1 - averages_s(virtual) / best_s
+    promise = promised(policy, state, network)
+    if saving > LEAST_SAVING + 0.1:
+        assert promise is not None
+        assert promise.saving == pytest.approx(saving, abs=0.1)
+        assert promise.compressor in ROUNDED
+    if saving < LEAST_SAVING - 0.1:
+        assert promise is None
+
+
+def test_a_run_that_computes_most_of_the_time_sums_its_gradients():
+    policy, state, network, _ = looked_at(compute_s=1.0, bytes_per_s=1e8)
+    assert promised(policy, state, network) is None
+
+
+def test_the_reason_names_what_is_replaced():
+    policy, state, network, _ = looked_at(compute_s=0.02, bytes_per_s=1e6)
+    promise = promised(policy, state, network)
+    assert promise is not None
+    assert promise.instead.option.key in promise.reason
+    assert f"{promise.saving:.0%} less time" in promise.reason
+
+
+def test_it_is_not_told_before_anything_was_seen_or_while_twins_may_still_tell():
+    policy, state, network, _ = looked_at(compute_s=0.02, bytes_per_s=1e6, tries_twins=True)
+    undecided = Verdict(ratio=0.001, says="undecided")
+    assert promised(policy, state.model_copy(update={"periods": 1}), network) is None
+    assert promised(policy, state.model_copy(update={"verdict": undecided, "trials": 1}), network) is None
+    assert promised(policy, state.model_copy(update={"verdict": undecided, "trials": 2}), network) is not None
+
+
+def spec(**changes):
+    workers = tuple(WorkerSpec(host=f"h{rank}", type="t", local_batch_size=4) for rank in range(2))
+    told = {"ratio_policy": "auto", "sync": Synchronisation(name="auto"), "stop": StopRule(max_steps=100), **changes}
+    return RunSpec(task="t", workers=workers, **told)
+
+
+@given(
+    begun=st.integers(0, 99),
+    epoch=st.floats(0, 9),
+    later=st.lists(st.floats(0, 30), min_size=2, max_size=5),
+    stretch=st.floats(1, 3),
+)
+def test_the_schedule_goes_on_where_it_stood_and_ends_with_the_run(begun, epoch, later, stretch):
+    settled = Settled(every_steps=5, compressor="int8", stretch=stretch, step=begun, epoch=epoch)
+    run_ = settled.run(spec(stop=StopRule(max_steps=100, max_epochs=9.0)))
+    assert settled.task_epoch(epoch) == epoch
+    assert settled.task_epoch(epoch / 2) == epoch / 2
+    told = [settled.task_epoch(one) for one in sorted(later)]
+    assert told == sorted(told)
+    assert settled.task_epoch(run_.stop.max_epochs) == pytest.approx(9.0)
+    assert run_.stop.max_steps >= begun + (100 - begun) * stretch - 1e-9
+    assert run_.stop.max_steps - 1 < begun + (100 - begun) * stretch + 1e-6
+
+
+def test_a_run_that_should_be_over_already_is_not_made_shorter():
+    settled = Settled(every_steps=5, compressor="int8", stretch=1.5, step=120, epoch=3.0)
+    assert settled.run(spec()).stop == StopRule(max_steps=100)
+
+
+def test_what_a_run_has_settled_for_is_a_run_of_workers_that_average():
+    run_ = Settled(every_steps=5, compressor="int8", stretch=1.5, step=7, epoch=0.5).run(spec())
+    assert run_.is_local
+    assert why_not_local(run_) is None
+    assert run_.compression == Compression(name="int8")
+    assert not run_.steers_exchange
+
+
+def test_before_that_it_sums_gradients_and_is_not_carried_over_from_memory():
+    assert not spec().is_local
+    assert spec().steers_exchange
+    assert not spec(max_restarts=3).is_elastic
+    assert spec(max_restarts=3, sync=Synchronisation()).is_elastic
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"ratio_policy": "fixed"}, "ratio policy auto looks for and fixed does not"),
+        ({"learning_rate_rule": "adascale"}, "adascale"),
+        ({"precision": "fp16"}, "use bf16"),
+    ],
+)
+def test_what_does_not_go_with_it_is_said(changes, said):
+    assert said in (why_not_settling(spec(**changes)) or "")
+    assert why_not_settling(spec()) is None
+
+
+def test_it_is_written_like_the_others():
+    assert parse_sync("auto") == Synchronisation(name="auto")
+    assert spell_sync(parse_sync("auto")) == "auto"
+    with pytest.raises(BadInput, match="has a value too many"):
+        parse_sync("auto(3)")
