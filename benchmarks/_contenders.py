@@ -18,6 +18,8 @@ WORKERS = 4
 PERIOD = 10
 """Control period, steps: runs are so short that published periods would see little of them."""
 
+SEEDS = (0, 1, 2)
+
 PLAIN, STATIC, AUTO = "plain DDP", "Top-k 10x", "hetopt auto"
 
 
@@ -88,12 +90,14 @@ class Runs:
         model: that is trained.
         quick: for less long.
         only: of the others, those that take part; none: all.
+        seeds: of those sides that train more than once.
         step_s: declared time of a step's computation; None: as fast as the machine goes.
     """
 
     model: Model
     quick: bool
     only: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = SEEDS
     step_s: float | None = None
 
     @property
@@ -191,7 +195,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
                 points=1.0,
                 learning_rate_scale=0.25,
             ),
-            quick_epochs=1,
+            quick_epochs=2,
             evaluations=4,
             margin=10.0,
             speed_up=6.67,

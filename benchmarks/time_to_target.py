@@ -5,29 +5,29 @@ links. Then, for each rate of the links, the steps of every way to exchange are 
 does depend on links, trains from begin to end; where communication is dearest, so does the best of the others, which
 shows how far composed times can be trusted.
 
-Runs that differ in nothing but their seed end a point apart. So plain DDP, and hetopt's own where communication is
-dearest, are means over the same seeds. Times are those of training: evaluations, and what models are brought together
-for then, are left out on every side.
+Runs that differ in nothing but their seed end a point apart. So plain DDP, hetopt's own choice, and those of the others
+that are the best at some rate, are means over the same seeds. Times are those of training: evaluations, and what models
+are brought together for then, are left out on every side.
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
-from benchmarks._composed import Trajectory, Way, final, mean_curve, reached_s, trajectory
+from benchmarks._compared_times import Comparison
+from benchmarks._composed import Trajectory, Way, mean_curve, trajectory
 from benchmarks._contenders import (
     AUTO,
     DIGITS,
     MODELS,
-    OTHERS,
     OWN,
     PLAIN,
+    SEEDS,
     SMOKE,
     STATIC,
-    WORKERS,
     Contender,
     Model,
     Runs,
@@ -46,89 +46,11 @@ RATES, QUICK_RATES, SMOKE_RATES = (0.1, 1.0, 5.0, 20.0), (1.0, 20.0), (5.0,)
 SEARCHED_AT = 5.0
 """Rate at which a side that weighs throughput trains: where compressing pays, and a run does not take an hour."""
 
-SEEDS = (0, 1, 2)
-"""Of plain DDP, and of hetopt's own where communication is dearest; the quick form has the first."""
-
-RING = 2 * (WORKERS - 1) / WORKERS
-"""Bytes that each link carries for a byte of a dense exchange."""
+MOST_LOOKS = 3
+"""How often those that have become the best of the others are looked at more closely."""
 
 TIMED_S, LEAST_STEPS, MOST_STEPS = 6.0, 5, 16
 """How long steps are timed, about, and how many at least and at most."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """A side at a rate: its quality over time, and whether it trained there from begin to end."""
-
-    measured: Sequence[tuple[float, float]]
-    end_to_end: bool
-
-
-@dataclass(kw_only=True)
-class Comparison:
-    """What was measured.
-
-    Attributes:
-        runs: of what, with the declared time of a step.
-        rates: columns.
-        trajectories: of all but hetopt's own choice.
-        plain: those of plain DDP, one a seed.
-        cells: by side and rate.
-        own_share: bytes of hetopt's own choice over those of plain DDP, by rate.
-        composed_over_run: of the side that was both composed and run where communication is dearest; None: none was.
-    """
-
-    runs: Runs
-    rates: Sequence[float]
-    trajectories: dict[str, Trajectory]
-    cells: dict[str, dict[float, Cell]]
-    own_share: dict[float, float]
-    plain: Sequence[Trajectory] = ()
-    composed_over_run: float | None = None
-
-    @property
-    def target(self) -> float:
-        """The quality to reach: a little less than where plain DDP ends."""
-        return self.ends_with(PLAIN) - self.runs.model.margin
-
-    def ends_with(self, side: str, rate: float | None = None) -> float:
-        """Quality at the end, where communication is dearest if nothing else is said; larger is better."""
-        return final(self.cells[side][self.rates[-1] if rate is None else rate].measured)
-
-    def seconds(self, side: str, rate: float) -> float | None:
-        """Until the target; None: never."""
-        return reached_s(self.cells[side][rate].measured, self.target)
-
-    def best_s(self, rate: float) -> float | None:
-        """The least of the others; None: none of them reaches the target."""
-        times = [self.seconds(name, rate) for name in self.runs.others]
-        return min((time_s for time_s in times if time_s is not None), default=None)
-
-    def sent_share(self, side: str) -> float:
-        """Bytes over plain DDP's, of hetopt's own choice where communication is dearest."""
-        return self.own_share[self.rates[-1]] if side == AUTO else self.over_plain(self.trajectories[side])
-
-    def over_plain(self, trajectory: Trajectory) -> float:
-        """Its bytes over those of plain DDP's whole run."""
-        plain = self.trajectories[PLAIN]
-        return trajectory.sent_bytes / (plain.steps * plain.dense_bytes)
-
-    @property
-    def common_quality(self) -> float:
-        """The target, or where `STATIC` never reaches it what that ends with, as much less."""
-        last = self.rates[-1]
-        reached = self.seconds(STATIC, last) is not None
-        return self.target if reached else self.ends_with(STATIC) - self.runs.model.margin
-
-    def speed_up(self, rate: float) -> float:
-        """Over `STATIC`, to the quality that both reach."""
-        own, static = (reached_s(self.cells[side][rate].measured, self.common_quality) for side in (AUTO, STATIC))
-        return 0.0 if own is None or static is None else static / own
-
-    def bits_per_s(self, rate: float) -> float:
-        """Of links over which a dense exchange takes ``rate`` times a step's computation."""
-        assert self.runs.step_s is not None
-        return 8 * RING * self.trajectories[PLAIN].dense_bytes / (rate * self.runs.step_s)
 
 
 def measure(runs: Runs, rates: Sequence[float]) -> Comparison:
@@ -143,92 +65,112 @@ def measure(runs: Runs, rates: Sequence[float]) -> Comparison:
     """
     fast = {name: each for name, each in runs.others.items() if not each.weighs_throughput}
     note(f"training {len(fast)} sides on unlimited links")
-    logs = train(runs, fast, None)
-    plain = [logs[PLAIN], *train_seeds(runs, OTHERS[PLAIN], None)]
+    sides = [runs.side(name, each) for name, each in fast.items()]
+    logs = {name: told[0] for name, told in rehearse(hosts(None), sides, rounds=1).items()}
     comparison = Comparison(
         runs=replace(runs, step_s=HEADROOM * computation_s(logs[STATIC])),
         rates=rates,
-        trajectories={name: as_trajectory(runs, fast[name], log) for name, log in logs.items()},
-        plain=[as_trajectory(runs, OTHERS[PLAIN], log) for log in plain],
-        cells={},
-        own_share={},
+        trajectories={name: [as_trajectory(runs, fast[name], log)] for name, log in logs.items()},
     )
     note(f"a step computes for {comparison.runs.step_s:.3f} s from here on")
+    learn_more(comparison, PLAIN)
     search(comparison)
     for rate in comparison.rates:
         note(f"timing steps, and training {AUTO}, at {rate:g}x")
-        fill(comparison, rate)
+        time_ways(comparison, rate)
+        train_own(comparison, rate)
+    look_closer(comparison)
     if not runs.quick:
         confirm(comparison)
     return comparison
 
 
+def learn_more(comparison: Comparison, side: str) -> None:
+    """Train a side with all other seeds on unlimited links."""
+    runs = replace(comparison.runs, step_s=None)
+    if runs.seeds[1:]:
+        note(f"training {side} with {len(runs.seeds) - 1} more seeds")
+    logs = train(runs, side, runs.others[side], None, seeds=runs.seeds[1:])
+    comparison.trajectories[side] += [as_trajectory(runs, runs.others[side], log) for log in logs]
+
+
 def search(comparison: Comparison) -> None:
     """Train those that weigh throughput at one rate."""
     runs = comparison.runs
-    sides = {name: each for name, each in runs.others.items() if each.weighs_throughput}
-    if not sides:
-        return
-    note(f"training {', '.join(sides)} at {SEARCHED_AT:g}x")
-    for name, log in train(runs, sides, comparison.bits_per_s(SEARCHED_AT)).items():
-        comparison.trajectories[name] = as_trajectory(runs, sides[name], log)
-        comparison.cells[name] = {SEARCHED_AT: Cell(measured=qualities(log, runs.model.job), end_to_end=True)}
+    for name, each in runs.others.items():
+        if each.weighs_throughput:
+            note(f"training {name} at {SEARCHED_AT:g}x")
+            [log] = train(runs, name, each, comparison.bits_per_s(SEARCHED_AT))
+            comparison.trajectories[name] = [as_trajectory(runs, each, log)]
+            comparison.end_to_end[name, SEARCHED_AT] = qualities(log, runs.model.job)
 
 
-def fill(comparison: Comparison, rate: float) -> None:
-    """The column of a rate."""
-    runs, found = comparison.runs, comparison.trajectories
+def time_ways(comparison: Comparison, rate: float) -> None:
+    """Steps of every way to exchange that some side has used, and that were not timed at this rate yet."""
+    runs, known = comparison.runs, comparison.step_times_s.setdefault(rate, {})
     assert runs.step_s is not None
     ways: dict[Way, float] = {}
-    for each in found.values():
-        ways |= each.ways
+    for seeds in comparison.trajectories.values():
+        for each in seeds:
+            ways |= {way: sent_bytes for way, sent_bytes in each.ways.items() if way not in known}
     timed: dict[Way, Side] = {}
     for way, sent_bytes in ways.items():
-        expected_s = runs.step_s * (1 + 2 * rate * sent_bytes / found[PLAIN].dense_bytes)
+        expected_s = runs.step_s * (1 + 2 * rate * sent_bytes / comparison.trajectories[PLAIN][0].dense_bytes)
         steps = min(MOST_STEPS, max(LEAST_STEPS, round(TIMED_S / expected_s)))
         contender = Contender(by=way.by, compression=way.compression)
         timed[way] = runs.side(f"steps {len(timed) + 1} of {len(ways)}", contender, steps=steps)
-    logs = rehearse(hosts(comparison.bits_per_s(rate)), [*timed.values(), runs.side(AUTO, OWN)], rounds=1)
-    times = {
-        way: step_time_s(logs[side.name][0], from_step=side.spec.control_period_steps) for way, side in timed.items()
-    }
-    for name, each in found.items():
-        runs_of_it = comparison.plain if name == PLAIN else [each]
-        composed = Cell(measured=mean_curve([one.over(times) for one in runs_of_it]), end_to_end=False)
-        comparison.cells.setdefault(name, {}).setdefault(rate, composed)
-    own = [logs[AUTO][0]]
-    if rate == comparison.rates[-1]:
-        own += train_seeds(runs, OWN, comparison.bits_per_s(rate))
-    run = Cell(measured=mean_curve([qualities(log, runs.model.job) for log in own]), end_to_end=True)
-    comparison.cells.setdefault(AUTO, {})[rate] = run
-    comparison.own_share[rate] = comparison.over_plain(as_trajectory(runs, OWN, own[0]))
+    if timed:
+        logs = rehearse(hosts(comparison.bits_per_s(rate)), list(timed.values()), rounds=1)
+        for way, side in timed.items():
+            known[way] = step_time_s(logs[side.name][0], from_step=side.spec.control_period_steps)
+
+
+def train_own(comparison: Comparison, rate: float) -> None:
+    """Hetopt's own choice at a rate, with all seeds."""
+    runs = comparison.runs
+    own = train(runs, AUTO, OWN, comparison.bits_per_s(rate), seeds=runs.seeds)
+    comparison.own[rate] = mean_curve([qualities(log, runs.model.job) for log in own])
+    sent = [comparison.over_plain(as_trajectory(runs, OWN, log)) for log in own]
+    comparison.own_share[rate] = statistics.fmean(sent)
+
+
+def look_closer(comparison: Comparison) -> None:
+    """Train the best of the others at any rate with all seeds, too: the best of single runs is better than it is."""
+    for _ in range(MOST_LOOKS):
+        best = [found[1] for rate in comparison.rates if (found := comparison.best(rate)) is not None]
+        single = [
+            name
+            for name in dict.fromkeys(best)
+            if len(comparison.trajectories[name]) < len(comparison.runs.seeds)
+            and not comparison.runs.others[name].weighs_throughput
+        ]
+        if not single:
+            return
+        for name in single:
+            learn_more(comparison, name)
+        for rate in comparison.rates:
+            time_ways(comparison, rate)
 
 
 def confirm(comparison: Comparison) -> None:
     """Run the best of the others from begin to end where communication is dearest."""
     runs, rate = comparison.runs, comparison.rates[-1]
-    times = {name: comparison.seconds(name, rate) for name in runs.others}
-    reached = {name: time_s for name, time_s in times.items() if time_s is not None}
-    best = min(reached, key=reached.__getitem__)
+    found = comparison.best(rate)
+    if found is None:
+        return
+    _, best = found
     note(f"training {best} at {rate:g}x")
-    log = train(runs, {best: runs.others[best]}, comparison.bits_per_s(rate))[best]
-    measured = qualities(log, runs.model.job)
-    comparison.composed_over_run = comparison.cells[best][rate].measured[-1][0] / measured[-1][0]
-    comparison.cells[best][rate] = Cell(measured=measured, end_to_end=True)
+    [log] = train(runs, best, runs.others[best], comparison.bits_per_s(rate))
+    composed = comparison.trajectories[best][0].over(comparison.step_times_s[rate])
+    comparison.composed_over_run = composed[-1][0] / qualities(log, runs.model.job)[-1][0]
 
 
-def train(runs: Runs, contenders: Mapping[str, Contender], rate_bits_per_s: float | None) -> dict[str, Log]:
-    """The logs of whole runs."""
-    sides = [runs.side(name, each) for name, each in contenders.items()]
-    return {name: logs[0] for name, logs in rehearse(hosts(rate_bits_per_s), sides, rounds=1).items()}
-
-
-def train_seeds(runs: Runs, contender: Contender, rate_bits_per_s: float | None) -> list[Log]:
-    """The logs of whole runs with all seeds but the first."""
-    if runs.quick:
-        return []
-    sides = [runs.side(f"seed {seed}", contender, seed=seed) for seed in SEEDS[1:]]
-    logs = rehearse(hosts(rate_bits_per_s), sides, rounds=1)
+def train(
+    runs: Runs, name: str, contender: Contender, rate_bits_per_s: float | None, *, seeds: Sequence[int] = SEEDS[:1]
+) -> list[Log]:
+    """The logs of whole runs, one a seed."""
+    sides = [runs.side(f"{name}, seed {seed}", contender, seed=seed) for seed in seeds]
+    logs = rehearse(hosts(rate_bits_per_s), sides, rounds=1) if sides else {}
     return [logs[side.name][0] for side in sides]
 
 
@@ -271,7 +213,7 @@ def show(comparison: Comparison) -> None:
 def told(comparison: Comparison, name: str, rate: float) -> str:
     """One cell of it."""
     seconds, static = comparison.seconds(name, rate), comparison.seconds(STATIC, rate)
-    mark = "*" if comparison.cells[name][rate].end_to_end else " "
+    mark = "*" if comparison.is_run(name, rate) else " "
     if seconds is None:
         return f"never{mark}"
     return f"{seconds:.0f} s{mark}" if static is None else f"{seconds:.0f} s {static / seconds:5.2f}{mark}"
@@ -293,10 +235,10 @@ def outcome(comparison: Comparison) -> Outcome:
         place[f"final_{job.metric}_{key(name)}"] = round(sign * comparison.ends_with(name), 4)
         place[f"sent_over_dense_{key(name)}"] = round(comparison.sent_share(name), 5)
     for rate in comparison.rates:
-        own, best = comparison.seconds(AUTO, rate), comparison.best_s(rate)
+        own, best = comparison.seconds(AUTO, rate), comparison.best(rate)
         if best is not None:
             figure = f"over_the_best_at_{key(f'{rate:g}')}x"
-            figures[figure] = round(own / best, 4) if own is not None else NEVER
+            figures[figure] = round(own / best[0], 4) if own is not None else NEVER
             goals[figure] = {"at_most": 1.05}
     if model.speed_up is not None:
         figures["speed_up_over_topk_10x"] = round(comparison.speed_up(last), 3)
@@ -348,7 +290,7 @@ def main() -> None:
     asked = shared.parse_args()
     need_namespaces(or_skip=asked.smoke)
     if asked.smoke:
-        comparison = measure(Runs(model=SMOKE, quick=True, only=(PLAIN, STATIC)), SMOKE_RATES)
+        comparison = measure(Runs(model=SMOKE, quick=True, only=(PLAIN, STATIC), seeds=SEEDS[:1]), SMOKE_RATES)
     else:
         runs = Runs(model=chosen(asked.model, quick=asked.quick), quick=asked.quick)
         comparison = measure(runs, QUICK_RATES if asked.quick else RATES)
