@@ -25,6 +25,7 @@ class Comparison:
         trajectories: of all but hetopt's own choice, one a seed; of most only the first.
         step_times_s: of every way to exchange, by rate.
         own: quality over time of hetopt's own choice, by rate.
+        own_measuring_s: that hetopt measured network and compressors for before its first step, by rate.
         end_to_end: the same of others that trained at a rate from begin to end.
         own_share: bytes of hetopt's own choice over those of plain DDP, by rate.
         composed_over_run: of the side that was both composed and run where communication is dearest; None: none was.
@@ -36,6 +37,7 @@ class Comparison:
     step_times_s: dict[float, dict[Way, float]] = field(default_factory=dict)
     own: dict[float, Curve] = field(default_factory=dict)
     own_share: dict[float, float] = field(default_factory=dict)
+    own_measuring_s: dict[float, float] = field(default_factory=dict)
     end_to_end: dict[tuple[str, float], Curve] = field(default_factory=dict)
     composed_over_run: float | None = None
 

@@ -89,12 +89,12 @@ class PeriodRunner:
         self.control_s = 0.0
         self.log = PeriodLog(stopwatch)
 
-    def follow(self, form: Form, synchroniser: Synchroniser, task_epoch: Callable[[float], float]) -> None:
+    def follow(self, form: Form, synchroniser: Synchroniser | None, task_epoch: Callable[[float], float]) -> None:
         """From the next step on workers train for themselves.
 
         Args:
             form: the step.
-            synchroniser: brings them together.
+            synchroniser: brings them together; None: there is only one.
             task_epoch: where the task's schedule stands after so many epochs.
         """
         self._form, self._synchroniser = form, synchroniser

@@ -181,10 +181,10 @@ class Training:
 
     def _settle(self, settled: Settled) -> None:
         spec = settled.run(self.context.spec)
-        maker = replace(self._maker, context=replace(self.context, spec=spec), compression=spec.compression)
-        self.form = maker.make(self.balance.shares[self.context.rank])
-        self.sync = self._synchroniser(spec)
-        assert self.sync is not None
+        if spec.is_local:  # a worker that goes on alone has nobody to average with
+            maker = replace(self._maker, context=replace(self.context, spec=spec), compression=spec.compression)
+            self.form = maker.make(self.balance.shares[self.context.rank])
+            self.sync = self._synchroniser(spec)
         self.runner.follow(self.form, self.sync, settled.task_epoch)
         self.milestones = replace(self.milestones, stop=spec.stop)
         self.settled = settled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
@@ -21,7 +22,7 @@ STEPS, BEFORE_THE_END = 80, 60
 
 
 def settling(hosts: str, *, steps: int = STEPS, declared: DeclaredTime | None = None) -> RunSpec:
-    """Three workers of a model of 1.3 MB. Samples are handed on, so no twins say that thin gradients do no harm."""
+    """Workers of a model of 1.3 MB. Samples are handed on, so no twins say that thin gradients do no harm."""
     described = [one.host for one in parse_hosts(hosts)]
     return RunSpec(
         task=f"{TOY}:wide",
@@ -79,12 +80,23 @@ def test_over_quick_links_every_gradient_is_summed_to_the_end(box: None, tmp_pat
     assert all("sync" not in event for event in only(events, "step"))
 
 
-def test_a_run_that_has_settled_goes_on_with_averages_when_it_is_resumed(box: None, tmp_path: Path) -> None:
-    """To the step at which it would have ended uninterrupted: what it settled for is part of the checkpoint."""
-    first = trained(settling("rate=40mbit x3", steps=BEFORE_THE_END), tmp_path)
-    (settled,) = only(first, "sync_settled")
-    events = trained(settling("rate=40mbit x3"), tmp_path)
-    assert len(only(events, "sync_settled")) == 1
+@pytest.mark.parametrize("workers", [3, 1])
+def test_a_run_that_has_settled_goes_on_with_averages_when_it_is_resumed(
+    box: None, settled_before: Path, tmp_path: Path, workers: int
+) -> None:
+    """To the step at which it would have ended uninterrupted; a worker that goes on alone averages with nobody."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(settled_before, run_dir)
+    events = trained(settling(f"rate=40mbit x{workers}"), run_dir)
+    (settled,) = only(events, "sync_settled")
     assert events[-1]["step"] == pytest.approx(settled["step"] + (STEPS - settled["step"]) * settled["stretch"], abs=1)
     again = events[max(place for place, event in enumerate(events) if event["event"] == "run_started") :]
-    assert all("sync" in event for event in only(again, "step"))
+    assert {"sync" in event for event in only(again, "step")} == {workers > 1}
+
+
+@pytest.fixture(scope="module")
+def settled_before(_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that has settled, and ended early."""
+    folder = tmp_path_factory.mktemp("settled")
+    assert only(trained(settling("rate=40mbit x3", steps=BEFORE_THE_END), folder), "sync_settled")
+    return folder
