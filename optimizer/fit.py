@@ -115,6 +115,10 @@ class LinkModel:
     latency_s: float
     bytes_per_s: float
 
+    def time_s(self, messages: float, traffic_bytes: float) -> float:
+        """Seconds of a primitive with so many messages one after the other, and so many bytes over one link in all."""
+        return messages * self.latency_s + traffic_bytes / self.bytes_per_s
+
 
 @dataclass(frozen=True, kw_only=True)
 class GainCurve:

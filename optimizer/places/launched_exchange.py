@@ -91,8 +91,8 @@ class Meeting:
         """Seconds of the operations, when nobody has to be waited for."""
         total_s = 0.0
         for operation in self.operations(compression):
-            terms, link = operation.terms(), self.link(operation.primitive)
-            total_s += terms.messages * link.latency_s + terms.traffic_bytes / link.bytes_per_s
+            terms = operation.terms()
+            total_s += self.link(operation.primitive).time_s(terms.messages, terms.traffic_bytes)
         return total_s
 
     def compress_s(self, compression: Compression) -> float:

@@ -19,11 +19,6 @@ from collections.abc import Sequence
 from hetopt.optimizer.places.processor_sharing import finish_times_s
 from hetopt.optimizer.step_model.step_time import Breakdown
 
-EXCHANGED = 1.6
-"""Processor time of an exchange in training over what compressing was timed to take by itself, where nothing else had
-left the cache: 2.8, 5.0 and 2.6 ms beyond a dense exchange's against 2.1, 2.9 and 1.4 (int8, int4, Top-k 1 %; 98,000
-parameters, 3 workers)."""
-
 UNEVENNESS = 6.0
 """Power of the mean that the longer of both is taken by: free 60 ms and throttled 53 took 64.6, 47 and 60 took 61.1 (a
 small network on three hosts with 0.8, 0.5 and 0.3 of two processors, links of 400 Mbit/s)."""
@@ -39,10 +34,9 @@ def under_quotas(
         quotas: processors that each may use, in the mean.
         processors: that they share.
         exchange_s: of the whole exchange, when nobody has to be waited for.
-        compress_s: a worker's own part of it, as timed alone.
+        compress_s: processor time of a worker's own part of it.
     """
     pairs = list(zip(work_s, quotas, strict=True))
-    compress_s *= EXCHANGED
     computed_s = max(finish_times_s(work_s, processors))
     compute_s = _longer(computed_s, max(work / quota for work, quota in pairs))
     crowded = max(1.0, len(work_s) / processors)

@@ -23,6 +23,7 @@ from hetopt.optimizer.places.launched_exchange import Foreseen, Meeting, foresee
 from hetopt.optimizer.places.processor_sharing import least_factor, rounded_up
 from hetopt.optimizer.places.quotas import under_quotas
 from hetopt.optimizer.places.rehearsed_hosts import WantedHost, best_shares, check_batch, described_hosts, planned_hosts
+from hetopt.optimizer.places.rehearsed_links import BOX_BITS_PER_S, IN_TRAINING, box_link
 from hetopt.optimizer.plan import Plan, Prediction
 from hetopt.optimizer.step_model.profiled import learned_shape
 from hetopt.optimizer.step_model.step_time import step_time
@@ -35,20 +36,8 @@ HEADROOM = 1.4
 """Declared time over the end of the real computation: what is left of the processors goes to the exchange, to the other
 processes of the run, and to moments in which the machine is slower than it was."""
 
-BOX_BITS_PER_S = 1e9
-"""Fastest link that is imitated. Beyond it the processors that carry the packets are the bottleneck, not the limit."""
-
 MOST_FOR_LINKS = 3.0
 """How much larger than the computation demands the factor may become for the sake of fast links."""
-
-BOX_EFFICIENCY = 0.94
-"""Share of a limited link that a collective reaches. Headers take 4 %; ring all-reduces of 0.4 MB reached 0.95 of links
-of 25 and 100 Mbit/s, one of 10 MB over four hosts at 100 Mbit/s 0.91 (2-core virtual machine, gloo, 2026-11)."""
-
-BOX_LATENCY_S = 0.43e-3
-"""One message between hosts, for each worker that a processor has. Most of it is waiting for a processor: in rings of
-0.4 MB under training, a message took 0.85 ms among 4 workers on 2 processors (0.5 to 1.3 at three link rates), and
-1.7 ms among 8 (1.1 to 2.5)."""
 
 BUILD_S = 1.0
 """Until the conductor has built the network."""
@@ -272,10 +261,7 @@ def _meeting(run: RunSpec, here: SmallWorkers) -> Meeting:
     assert run.miniature is not None
     hosts, model = run.miniature.hosts, here.model
     slowest = min(host.rate_bits_per_s or BOX_BITS_PER_S for host in hosts)
-    limited = LinkModel(
-        latency_s=BOX_LATENCY_S * max(1.0, here.workers / here.cpus),
-        bytes_per_s=BOX_EFFICIENCY * min(slowest, BOX_BITS_PER_S) / 8,
-    )
+    limited = box_link(slowest, here.workers / here.cpus)
 
     def link(primitive: Primitive) -> LinkModel:
         return limited if len(hosts) > 1 else model.host_links.get(primitive, HOST_LINK)
@@ -286,7 +272,7 @@ def _meeting(run: RunSpec, here: SmallWorkers) -> Meeting:
         link=link,
         compressors={**model.reference.compressors, **here.fitted.compressors},
         overlap=learned_shape(model).overlap if _is_paced(run) else no_overlap,
-        crowding=here.crowding,
+        crowding=IN_TRAINING * here.crowding,
     )
 
 

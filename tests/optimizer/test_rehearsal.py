@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.places.hosting import ThisMachine
 from hetopt.optimizer.places.processor_sharing import finish_times_s
-from hetopt.optimizer.places.rehearsal import BOX_BITS_PER_S, HEADROOM, Rehearsal, rehearse
+from hetopt.optimizer.places.rehearsal import HEADROOM, Rehearsal, rehearse
+from hetopt.optimizer.places.rehearsed_links import BOX_BITS_PER_S
 from hetopt.optimizer.plan import Assumed, Candidate, Goal, Group, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
 from hetopt.profiler.errors import BadInput

@@ -1,0 +1,38 @@
+"""Links of a miniature: a message takes no less than its bytes or its waking, and no more than both."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.optimizer.fit import LinkModel
+from hetopt.optimizer.places.rehearsed_links import BOX_BITS_PER_S, BOX_LATENCY_S, box_link
+
+RATES = st.floats(1e6, 1e10)
+CROWDS = st.floats(0.1, 16)
+
+
+@given(rate=RATES, crowd=CROWDS, messages=st.integers(1, 64), traffic_bytes=st.floats(0, 1e9))
+def test_messages_take_the_longer_of_both_or_more_but_not_their_sum(rate, crowd, messages, traffic_bytes):
+    link = box_link(rate, crowd)
+    time_s = link.time_s(messages, traffic_bytes)
+    assert time_s >= max(messages * link.latency_s, traffic_bytes / link.bytes_per_s) * (1 - 1e-9)
+    one_after_the_other = LinkModel(latency_s=link.latency_s, bytes_per_s=link.bytes_per_s)
+    assert time_s <= one_after_the_other.time_s(messages, traffic_bytes) * (1 + 1e-9)
+
+
+def test_nothing_sent_takes_no_time_and_no_link_is_faster_than_the_box():
+    assert box_link(1e8, 2).time_s(0, 0) == 0
+    assert box_link(1e12, 1).bytes_per_s == box_link(BOX_BITS_PER_S, 1).bytes_per_s
+    assert box_link(1e8, 0.25).latency_s == BOX_LATENCY_S
+
+
+@pytest.mark.parametrize(
+    ("workers", "rate", "message_ms"),
+    [(4, 25e6, 34.0), (4, 100e6, 8.9), (4, 400e6, 2.75), (8, 25e6, 17.4), (8, 100e6, 5.2), (8, 400e6, 3.2)],
+)
+def test_messages_of_a_ring_beside_training_take_what_was_measured(workers, rate, message_ms):
+    messages = 2 * (workers - 1)
+    time_s = box_link(rate, workers / 2).time_s(messages, messages / workers * 393_000)
+    assert 1e3 * time_s / messages == pytest.approx(message_ms, rel=0.08)
