@@ -23,7 +23,7 @@ from hetopt.trainer.balance import Balance
 from hetopt.trainer.checkpoints.saver import CheckpointSaver
 from hetopt.trainer.checkpoints.state import RankState, SharedState, run_digest
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.control.ratio.averaging import EVERY_STEPS, STRETCH, Promise
+from hetopt.trainer.control.ratio.averaging import STRETCH, Promise
 from hetopt.trainer.control.sync.settled import Settled
 from hetopt.trainer.evaluation import average_buffers
 from hetopt.trainer.exchange.momentum_correction import own_momentum
@@ -170,8 +170,8 @@ class Training:
             promise: of averages, the same on all ranks.
         """
         settled = Settled(
-            every_steps=EVERY_STEPS,
-            compressor=promise.compressor,
+            every_steps=promise.every_steps,
+            compressor=promise.rounding.compressor,
             stretch=STRETCH,
             step=self.runner.step,
             epoch=self.epoch,

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.control.ratio.auto import AutoRatio
-from hetopt.trainer.control.ratio.averaging import EVERY_STEPS, LEAST_SAVING, ROUNDED, STRETCH, promised
+from hetopt.trainer.control.ratio.averaging import (
+    EVERY_STEPS,
+    HARMLESS_EVERY_STEPS,
+    HARMLESS_STEPS,
+    LEAST_SAVING,
+    LITTLE,
+    ROUNDED,
+    STRETCH,
+    promised,
+)
 from hetopt.trainer.control.ratio.twin_trial import Verdict
 from hetopt.trainer.control.sync.choose import why_not_local, why_not_settling
 from hetopt.trainer.control.sync.settled import Settled
@@ -67,7 +76,8 @@ def test_they_are_promised_where_they_are_clearly_quicker_and_nowhere_else(seed)
     if saving > LEAST_SAVING + 0.1:
         assert promise is not None
         assert promise.saving == pytest.approx(saving, abs=0.1)
-        assert promise.compressor in ROUNDED
+        assert promise.rounding.compressor in ROUNDED
+        assert promise.every_steps == EVERY_STEPS
     if saving < LEAST_SAVING - 0.1:
         assert promise is None
 
@@ -91,6 +101,34 @@ def test_it_is_not_told_before_anything_was_seen_or_while_twins_may_still_tell()
     assert promised(policy, state.model_copy(update={"periods": 1}), network) is None
     assert promised(policy, state.model_copy(update={"verdict": undecided, "trials": 1}), network) is None
     assert promised(policy, state.model_copy(update={"verdict": undecided, "trials": 2}), network) is not None
+
+
+@pytest.mark.parametrize("bytes_per_s", [3e5, 1e6, 3e6, 1e7, 3e7, 1e8])
+def test_workers_of_a_task_that_does_not_mind_meet_more_rarely_the_longer_an_average_takes(bytes_per_s):
+    policy, state, network, virtual = looked_at(compute_s=0.1, bytes_per_s=bytes_per_s)
+    harmless = state.model_copy(update={"verdict": Verdict(ratio=0.001, says="harmless")})
+    promise, minding = promised(policy, harmless, network), promised(policy, state, network)
+    average_s = min(virtual.step_s(one) - virtual.compute_s for one in EVERYTHING if one.compressor in ROUNDED)
+    if minding is not None:
+        assert promise is not None
+        assert promise.saving > minding.saving
+    if promise is not None:
+        assert EVERY_STEPS <= promise.every_steps <= HARMLESS_EVERY_STEPS
+        if EVERY_STEPS < promise.every_steps < HARMLESS_EVERY_STEPS:
+            assert average_s / promise.every_steps == pytest.approx(LITTLE * virtual.compute_s, rel=0.2)
+        step_s = virtual.compute_s + average_s / promise.every_steps
+        assert promise.saving == pytest.approx(1 - HARMLESS_STEPS * step_s / promise.instead.per_progress_s, abs=0.1)
+
+
+def test_a_verdict_of_some_steps_makes_no_thin_gradient_as_good_as_an_average():
+    """What is settled for is weighed against what is certain; until then twins may say what is sent."""
+    policy, state, network, _ = looked_at(compute_s=0.1, bytes_per_s=1e6, turning=1.0)
+    harmless = state.model_copy(update={"verdict": Verdict(ratio=0.001, says="harmless")})
+    thin = min(policy.usable(harmless, policy.outlook(harmless, network)), key=lambda judged: judged.per_progress_s)
+    assert thin.option.gain is None
+    promise = promised(policy, harmless, network)
+    assert promise is not None
+    assert promise.instead.per_progress_s > thin.per_progress_s
 
 
 def spec(**changes):

@@ -260,7 +260,11 @@ class Steering:
         }
 
     def _weigh_averages(self, used: Option) -> None:
-        """Whether the run had better settle for them: then what is held back is sent first, with one whole gradient."""
+        """Whether the run had better settle for them: then what is held back is sent first, with one whole gradient.
+
+        That is rounded as averages will be, which may leave a part in thousands of it behind: over slow links a whole
+        gradient takes as long as many steps.
+        """
         policy, state = self._policy, self._state
         if not (self._may_settle and isinstance(policy, AutoRatio) and isinstance(state, AutoState)):
             return
@@ -269,16 +273,15 @@ class Steering:
         promise = promised(policy, state, self.network)
         if promise is None:
             return
-        dense = self._menu.dense.option
-        if used.key == dense.key:
+        if used.gain is not None and used.gain >= (promise.rounding.gain or 1.0):
             self.promise = promise
-            self._decision = RatioDecision(ratio=dense.ratio, option=dense.key)
+            self._decision = RatioDecision(ratio=used.ratio, option=used.key)
             return
         self._promised = promise
         self._decision = RatioDecision(
-            ratio=dense.ratio,
-            option=dense.key,
-            reason=f"{dense.key} once, for all that is held back: from then on parameters are averaged",
+            ratio=promise.rounding.ratio,
+            option=promise.rounding.key,
+            reason=f"{promise.rounding.key} once, for all that is held back: from then on parameters are averaged",
             look_after_steps=1,
         )
 
