@@ -272,7 +272,8 @@ def _meeting(run: RunSpec, here: SmallWorkers) -> Meeting:
         link=link,
         compressors={**model.reference.compressors, **here.fitted.compressors},
         overlap=learned_shape(model).overlap if _is_paced(run) else no_overlap,
-        crowding=IN_TRAINING * here.crowding,
+        # Workers that declare their time end one after the other: the last of them compresses when others have.
+        crowding=IN_TRAINING * (1.0 if _is_paced(run) else here.crowding),
     )
 
 

@@ -20,12 +20,13 @@ BOX_EFFICIENCY = 0.94
 """Share of a limited link that a collective reaches. Headers take 4 %; ring all-reduces of 0.4 MB reached 0.95 of links
 of 25 and 100 Mbit/s, one of 10 MB over four hosts at 100 Mbit/s 0.91 (2-core virtual machine, gloo, 2026-11)."""
 
-BOX_LATENCY_S = 0.67e-3
-"""One message between hosts, for each worker that a processor has: waiting for a processor, nearly all of it. A message
-of a ring of 0.4 MB, beside training, took 34, 8.9 and 2.4 to 3.1 ms at 25, 100 and 400 Mbit/s among four workers on two
-processors, and 17.4, 5.2 and 3.2 ms among eight, whose messages are half as large."""
+BOX_LATENCY_S, CROWDED_LATENCY_S = 1.2e-3, 0.55e-3
+"""One message between hosts, and what is added for each worker that a processor has: waking workers up, nearly all of
+it. Beside training, on two processors, a message took 2.3 ms among four workers and 3.5 ms among eight (Top-k of 0.4 MB
+at 1 %, 400 Mbit/s); one of a ring of 0.4 MB took 34, 8.9 and 2.4 to 3.1 ms among four at 25, 100 and 400 Mbit/s, and
+17.4, 5.2 and 3.2 ms among eight, whose messages are half as large."""
 
-BESIDE_BYTES = 1.5
+BESIDE_BYTES = 3.0
 """The power p; the same measurements."""
 
 IN_TRAINING = 1.6
@@ -51,9 +52,9 @@ def box_link(rate_bits_per_s: float, workers_per_processor: float) -> BoxLink:
 
     Args:
         rate_bits_per_s: of the slowest host of the group.
-        workers_per_processor: that have to be woken on it; less than one counts as one.
+        workers_per_processor: that have to be woken.
     """
     return BoxLink(
-        latency_s=BOX_LATENCY_S * max(1.0, workers_per_processor),
+        latency_s=BOX_LATENCY_S + CROWDED_LATENCY_S * workers_per_processor,
         bytes_per_s=BOX_EFFICIENCY * min(rate_bits_per_s, BOX_BITS_PER_S) / 8,
     )

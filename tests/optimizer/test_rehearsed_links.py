@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.optimizer.fit import LinkModel
-from hetopt.optimizer.places.rehearsed_links import BOX_BITS_PER_S, BOX_LATENCY_S, box_link
+from hetopt.optimizer.places.rehearsed_links import BOX_BITS_PER_S, box_link
 
 RATES = st.floats(1e6, 1e10)
 CROWDS = st.floats(0.1, 16)
@@ -25,7 +25,7 @@ def test_messages_take_the_longer_of_both_or_more_but_not_their_sum(rate, crowd,
 def test_nothing_sent_takes_no_time_and_no_link_is_faster_than_the_box():
     assert box_link(1e8, 2).time_s(0, 0) == 0
     assert box_link(1e12, 1).bytes_per_s == box_link(BOX_BITS_PER_S, 1).bytes_per_s
-    assert box_link(1e8, 0.25).latency_s == BOX_LATENCY_S
+    assert box_link(1e8, 2).latency_s < box_link(1e8, 4).latency_s
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,9 @@ def test_messages_of_a_ring_beside_training_take_what_was_measured(workers, rate
     messages = 2 * (workers - 1)
     time_s = box_link(rate, workers / 2).time_s(messages, messages / workers * 393_000)
     assert 1e3 * time_s / messages == pytest.approx(message_ms, rel=0.08)
+
+
+@pytest.mark.parametrize(("workers", "gathered_ms"), [(3, 4.5), (4, 7.0), (8, 25.0)])
+def test_what_is_gathered_of_a_selection_takes_what_was_measured(workers, gathered_ms):
+    time_s = box_link(400e6, workers / 2).time_s(workers - 1, (workers - 1) * 7856)
+    assert 1e3 * time_s == pytest.approx(gathered_ms, rel=0.15)
