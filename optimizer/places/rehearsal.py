@@ -261,10 +261,11 @@ def _meeting(run: RunSpec, here: SmallWorkers) -> Meeting:
     assert run.miniature is not None
     hosts, model = run.miniature.hosts, here.model
     slowest = min(host.rate_bits_per_s or BOX_BITS_PER_S for host in hosts)
-    limited = box_link(slowest, here.workers / here.cpus)
 
     def link(primitive: Primitive) -> LinkModel:
-        return limited if len(hosts) > 1 else model.host_links.get(primitive, HOST_LINK)
+        if len(hosts) > 1:
+            return box_link(primitive, slowest, here.workers / here.cpus)
+        return model.host_links.get(primitive, HOST_LINK)
 
     return Meeting(
         model=model,

@@ -3,7 +3,11 @@
 The bytes of a message travel while the workers that wait for them are being woken: where bytes take long, waking hardly
 shows, and where they take no time, a message takes as long as waking does. So it takes less than the sum of both:
 
-    (latency^p + (bytes / rate)^p)^(1/p)
+    (waking^p + sending^p)^(1/p)
+
+A ring all-reduce has two messages on their way at any time: waking for one overlaps with the other, and links never
+rest. Whatever else is sent goes one after the other: while workers are woken the link rests, and saves up some time in
+which it then sends at full speed (`hetopt.trainer.launch.token_bucket`).
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ import math
 from dataclasses import dataclass
 
 from hetopt.optimizer.fit import LinkModel
+from hetopt.trainer.exchange.cost import Primitive
+from hetopt.trainer.launch.token_bucket import BURST_S
 
 BOX_BITS_PER_S = 1e9
 """Fastest link that is imitated. Beyond it the processors that carry the packets are the bottleneck, not the limit."""
@@ -20,13 +26,16 @@ BOX_EFFICIENCY = 0.94
 """Share of a limited link that a collective reaches. Headers take 4 %; ring all-reduces of 0.4 MB reached 0.95 of links
 of 25 and 100 Mbit/s, one of 10 MB over four hosts at 100 Mbit/s 0.91 (2-core virtual machine, gloo, 2026-11)."""
 
-BOX_LATENCY_S, CROWDED_LATENCY_S = 1.2e-3, 0.55e-3
-"""One message between hosts, and what is added for each worker that a processor has: waking workers up, nearly all of
-it. Beside training, on two processors, a message took 2.3 ms among four workers and 3.5 ms among eight (Top-k of 0.4 MB
-at 1 %, 400 Mbit/s); one of a ring of 0.4 MB took 34, 8.9 and 2.4 to 3.1 ms among four at 25, 100 and 400 Mbit/s, and
-17.4, 5.2 and 3.2 ms among eight, whose messages are half as large."""
+WAKING_S, CROWDED_WAKING_S = 1.2e-3, 0.55e-3
+"""One message between hosts, and what is added for each worker that a processor has. Beside training, on two
+processors, each of the messages that gather a Top-k of 0.4 MB at 1 % took 2.1 to 2.9 ms among four workers and 3.3 to
+3.7 ms among eight, at 25 as at 400 Mbit/s."""
 
-BESIDE_BYTES = 3.0
+RING_WAKING = 0.58
+"""The same in a ring all-reduce: of 0.4 MB, at 25, 100 and 400 Mbit/s, its messages took 34, 8.9 and 2.3 to 3.1 ms with
+four workers, and 17.4, 5.2 and 2.0 to 3.2 ms with eight, whose messages are half as large."""
+
+BESIDE_BYTES = 1.5
 """The power p; the same measurements."""
 
 IN_TRAINING = 1.6
@@ -37,24 +46,34 @@ parameters, 3 workers)."""
 
 @dataclass(frozen=True, kw_only=True)
 class BoxLink(LinkModel):
-    """A limited link between hosts of a miniature."""
+    """A limited link between hosts of a miniature; ``latency_s`` is that of waking.
+
+    Attributes:
+        saved_s: of sending at the limited rate, which a link that rests before each message saves up.
+    """
+
+    saved_s: float
 
     def time_s(self, messages: float, traffic_bytes: float) -> float:
         """Seconds of a primitive: its messages one after the other, each with its part of the bytes."""
         if messages <= 0:
             return 0.0
-        waking_s, bytes_s = self.latency_s, traffic_bytes / messages / self.bytes_per_s
-        return messages * math.pow(waking_s**BESIDE_BYTES + bytes_s**BESIDE_BYTES, 1 / BESIDE_BYTES)
+        sending_s = max(0.0, traffic_bytes / messages / self.bytes_per_s - self.saved_s)
+        return messages * math.pow(self.latency_s**BESIDE_BYTES + sending_s**BESIDE_BYTES, 1 / BESIDE_BYTES)
 
 
-def box_link(rate_bits_per_s: float, workers_per_processor: float) -> BoxLink:
-    """One of them.
+def box_link(primitive: Primitive, rate_bits_per_s: float, workers_per_processor: float) -> BoxLink:
+    """What a primitive finds one of them to be.
 
     Args:
+        primitive: ``all_reduce`` has two messages on their way at any time.
         rate_bits_per_s: of the slowest host of the group.
         workers_per_processor: that have to be woken.
     """
+    waking_s = WAKING_S + CROWDED_WAKING_S * workers_per_processor
+    ring = primitive == "all_reduce"
     return BoxLink(
-        latency_s=BOX_LATENCY_S + CROWDED_LATENCY_S * workers_per_processor,
+        latency_s=RING_WAKING * waking_s if ring else waking_s,
         bytes_per_s=BOX_EFFICIENCY * min(rate_bits_per_s, BOX_BITS_PER_S) / 8,
+        saved_s=0.0 if ring else min(BURST_S, waking_s),
     )
