@@ -149,7 +149,7 @@ def _case(plan: Plan, cluster: str, described: str, rate: str, way: str) -> Case
     )
     print(
         f"{cluster:8} {rate:8} {way:9} {1e3 * one.predicted_s:8.1f} ms {1e3 * one.measured_s:8.1f} ms "
-        f"{one.error:+7.1%}{'' if one.inside else '  outside its interval'}"
+        f"{one.error:+7.1%}{'' if one.inside else f'  outside {1e3 * told.low:.1f} to {1e3 * told.high:.1f} ms'}"
     )
     sys.stdout.flush()
     return one

@@ -108,6 +108,11 @@ class FittedDevice:
         return None if self.memory is None else self.memory.largest_batch(self.device.memory_limit_bytes)
 
 
+MEASURED_LINK_LOG_SD = 0.3
+"""Collectives of small gradients timed minutes apart on one 2-core virtual machine differed by up to a factor of two:
+where the scheduler puts the communication threads decides."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LinkModel:
     """One hop of a collective between workers: message latency and bandwidth (alpha-beta model)."""
@@ -118,6 +123,10 @@ class LinkModel:
     def time_s(self, messages: float, traffic_bytes: float) -> float:
         """Seconds of a primitive with so many messages one after the other, and so many bytes over one link in all."""
         return messages * self.latency_s + traffic_bytes / self.bytes_per_s
+
+    def sd_s(self, messages: float, traffic_bytes: float) -> float:
+        """Standard deviation of that time, as far as it is known beforehand."""
+        return MEASURED_LINK_LOG_SD * self.time_s(messages, traffic_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from hetopt.optimizer import words
-from hetopt.optimizer.fit import CompressorLine, FittedModel, LinkModel
-from hetopt.optimizer.step_model.links import MEASURED_LINK_LOG_SD
+from hetopt.optimizer.fit import MEASURED_LINK_LOG_SD, CompressorLine, FittedModel, LinkModel
 from hetopt.optimizer.step_model.local_steps import communication, exposed_s, spread
 from hetopt.optimizer.step_model.step_time import NO_OVERLAP, Overlap, step_time
 from hetopt.optimizer.steps_to_target.local_penalty import steps_in_words
@@ -55,6 +54,7 @@ class Meeting:
         overlap: how computing hides an exchange with a compressor; workers whose exchange needs the very processors
             that they compute on hide nothing.
         crowding: how much longer a worker needs for what all of them do at once.
+        steered_log_sd: standard deviation of the log of (true / foreseen) time where the exchange changes on the way.
     """
 
     model: FittedModel
@@ -63,6 +63,7 @@ class Meeting:
     compressors: Mapping[str, CompressorLine]
     overlap: Callable[[str], Overlap] = no_overlap
     crowding: float = 1.0
+    steered_log_sd: float = ASSUMED_LOG_SD
 
     @property
     def numel(self) -> int:
@@ -94,6 +95,17 @@ class Meeting:
             terms = operation.terms()
             total_s += self.link(operation.primitive).time_s(terms.messages, terms.traffic_bytes)
         return total_s
+
+    def exchange_log_sd(self, compression: Compression) -> float:
+        """Of the log of (true / foreseen) time: what all operations have in common is wrong for all of them."""
+        total_s = self.exchange_s(compression)
+        if total_s <= 0:
+            return MEASURED_LINK_LOG_SD
+        sd_s = 0.0
+        for operation in self.operations(compression):
+            terms = operation.terms()
+            sd_s += self.link(operation.primitive).sd_s(terms.messages, terms.traffic_bytes)
+        return sd_s / total_s
 
     def compress_s(self, compression: Compression) -> float:
         """Seconds of a worker's own work, as timed, or as long as Top-k's where this compressor was not."""
@@ -170,7 +182,6 @@ def foresee(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool
         return step.step_time_s * _slowdown(run, meeting, compression)
 
     chosen = min(_candidates(run, meeting), key=time_per_progress_s)
-    assumed = _is_assumed(chosen, meeting)
     changes = meeting.workers > 1 and (run.ratio_policy != "fixed" or run.collective_policy != "fixed")
     return Foreseen(
         compression=chosen,
@@ -178,7 +189,7 @@ def foresee(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool
         compress_s=meeting.compress_s(chosen),
         overlap=meeting.overlap(chosen.name),
         gain=meeting.gain(chosen),
-        log_sd=ASSUMED_LOG_SD if changes or assumed else MEASURED_LINK_LOG_SD,
+        log_sd=_log_sd(chosen, meeting, changes=changes),
         notes=tuple(_notes(run, chosen, meeting, to_target=to_target)),
     )
 
@@ -201,7 +212,7 @@ def _foresee_local(run: RunSpec, meeting: Meeting, *, compute_s: float, to_targe
         compress_s=told.share * meeting.compress_s(sent),
         overlap=NO_OVERLAP,
         gain=1.0,
-        log_sd=spread(told, ASSUMED_LOG_SD if _is_assumed(sent, meeting) else MEASURED_LINK_LOG_SD),
+        log_sd=spread(told, _log_sd(sent, meeting, changes=False)),
         notes=(*notes, *_notes_on_cost(sent, meeting)),
         stretch=float(penalty.inflation(told.share, meeting.workers)) if counts else 1.0,
         stretch_log_sd=float(penalty.log_sd(told.share, meeting.workers)) if counts else 0.0,
@@ -234,6 +245,14 @@ def _candidates(run: RunSpec, meeting: Meeting) -> Iterable[Compression]:
 def _slowdown(run: RunSpec, meeting: Meeting, compression: Compression) -> float:
     """Steps over those of dense training, as the run itself takes them to be before it has seen anything."""
     return step_inflation(max(meeting.gain(compression), 1e-9), run.slowdown_coefficient)
+
+
+def _log_sd(chosen: Compression, meeting: Meeting, *, changes: bool) -> float:
+    """Of the log of (true / foreseen) time of an exchange."""
+    if _is_assumed(chosen, meeting):
+        return ASSUMED_LOG_SD
+    known = meeting.exchange_log_sd(chosen)
+    return max(known, meeting.steered_log_sd) if changes else known
 
 
 def _is_assumed(chosen: Compression, meeting: Meeting) -> bool:

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from hetopt.optimizer import words
 from hetopt.optimizer.fit import LinkModel, fit
 from hetopt.optimizer.places.hosting import HOST_LINK, SmallWorkers, ThisMachine, begun_shares, predict_run
-from hetopt.optimizer.places.launched_exchange import Foreseen, Meeting, foresee, no_overlap
+from hetopt.optimizer.places.launched_exchange import ASSUMED_LOG_SD, Foreseen, Meeting, foresee, no_overlap
 from hetopt.optimizer.places.processor_sharing import least_factor, rounded_up
 from hetopt.optimizer.places.quotas import under_quotas
 from hetopt.optimizer.places.rehearsed_hosts import WantedHost, best_shares, check_batch, described_hosts, planned_hosts
-from hetopt.optimizer.places.rehearsed_links import BOX_BITS_PER_S, IN_TRAINING, box_link
+from hetopt.optimizer.places.rehearsed_links import BOX_BITS_PER_S, IN_TRAINING, STEERED_LOG_SD, box_link
 from hetopt.optimizer.plan import Plan, Prediction
 from hetopt.optimizer.step_model.profiled import learned_shape
 from hetopt.optimizer.step_model.step_time import step_time
@@ -275,6 +275,7 @@ def _meeting(run: RunSpec, here: SmallWorkers) -> Meeting:
         overlap=learned_shape(model).overlap if _is_paced(run) else no_overlap,
         # Workers that declare their time end one after the other: the last of them compresses when others have.
         crowding=IN_TRAINING * (1.0 if _is_paced(run) else here.crowding),
+        steered_log_sd=STEERED_LOG_SD if len(hosts) > 1 else ASSUMED_LOG_SD,
     )
 
 

@@ -38,6 +38,13 @@ four workers, and 17.4, 5.2 and 2.0 to 3.2 ms with eight, whose messages are hal
 BESIDE_BYTES = 1.5
 """The power p; the same measurements."""
 
+WAKING_LOG_SD, SENDING_LOG_SD = 0.15, 0.025
+"""How well both are known: what of an exchange is waking was up to a sixth longer or shorter than foreseen, while rates
+are kept to the percent."""
+
+STEERED_LOG_SD = 0.15
+"""The same of an exchange that is chosen on the way; trials are part of it."""
+
 IN_TRAINING = 1.6
 """Processor time of an exchange in training over what compressing was timed to take by itself, where nothing else had
 left the cache: 2.8, 5.0 and 2.6 ms beyond a dense exchange's against 2.1, 2.9 and 1.4 (int8, int4, Top-k 1 %; 98,000
@@ -58,8 +65,21 @@ class BoxLink(LinkModel):
         """Seconds of a primitive: its messages one after the other, each with its part of the bytes."""
         if messages <= 0:
             return 0.0
+        waking, sending = self._powers(messages, traffic_bytes)
+        return messages * math.pow(waking + sending, 1 / BESIDE_BYTES)
+
+    def sd_s(self, messages: float, traffic_bytes: float) -> float:
+        """Standard deviation of that time: of waking, and of sending."""
+        if messages <= 0:
+            return 0.0
+        waking, sending = self._powers(messages, traffic_bytes)
+        parts = math.hypot(waking * WAKING_LOG_SD, sending * SENDING_LOG_SD) / (waking + sending)
+        return parts * self.time_s(messages, traffic_bytes)
+
+    def _powers(self, messages: float, traffic_bytes: float) -> tuple[float, float]:
+        """Waking and sending of a message, to the power p."""
         sending_s = max(0.0, traffic_bytes / messages / self.bytes_per_s - self.saved_s)
-        return messages * math.pow(self.latency_s**BESIDE_BYTES + sending_s**BESIDE_BYTES, 1 / BESIDE_BYTES)
+        return self.latency_s**BESIDE_BYTES, sending_s**BESIDE_BYTES
 
 
 def box_link(primitive: Primitive, rate_bits_per_s: float, workers_per_processor: float) -> BoxLink:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetopt.optimizer.fit import FittedModel, LinkModel
+from hetopt.optimizer.fit import MEASURED_LINK_LOG_SD, FittedModel, LinkModel
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.trainer.exchange.wire import Collective
 
@@ -18,10 +18,6 @@ opens one flow between neighbours; NCCL opens several and is not bound by it."""
 
 NETWORK_LOG_SD = 0.35
 """x / 1.8 with 90 % probability, until the collectives between rented machines are timed."""
-
-MEASURED_LINK_LOG_SD = 0.3
-"""Collectives of small gradients timed minutes apart on one 2-core virtual machine differed by up to a factor of two:
-where the scheduler puts the communication threads decides."""
 
 BUS_LATENCY_S = 20e-6
 BUS_BYTES_PER_S = 8e9

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.optimizer.fit import LinkModel
-from hetopt.optimizer.places.rehearsed_links import BOX_BITS_PER_S, box_link
+from hetopt.optimizer.places.rehearsed_links import BOX_BITS_PER_S, SENDING_LOG_SD, WAKING_LOG_SD, box_link
 
 RATES = st.floats(1e6, 1e10)
 CROWDS = st.floats(0.1, 16)
@@ -24,8 +26,16 @@ def test_messages_take_the_longer_of_both_or_more_but_not_their_sum(primitive, r
     assert time_s <= one_after_the_other.time_s(messages, traffic_bytes) * (1 + 1e-9)
 
 
+@given(primitive=PRIMITIVES, rate=RATES, crowd=CROWDS, messages=st.integers(1, 64), traffic_bytes=st.floats(0, 1e9))
+def test_the_spread_lies_between_that_of_bytes_and_that_of_waking(primitive, rate, crowd, messages, traffic_bytes):
+    link = box_link(primitive, rate, crowd)
+    relative = link.sd_s(messages, traffic_bytes) / link.time_s(messages, traffic_bytes)
+    assert SENDING_LOG_SD / math.sqrt(2) <= relative * (1 + 1e-9)
+    assert relative <= WAKING_LOG_SD * (1 + 1e-9)
+
+
 def test_nothing_sent_takes_no_time_and_no_link_is_faster_than_the_box():
-    assert box_link("all_gather", 1e8, 2).time_s(0, 0) == 0
+    assert box_link("all_gather", 1e8, 2).time_s(0, 0) == box_link("all_gather", 1e8, 2).sd_s(0, 0) == 0
     assert box_link("all_gather", 1e12, 1).bytes_per_s == box_link("all_gather", BOX_BITS_PER_S, 1).bytes_per_s
     assert box_link("all_gather", 1e8, 2).latency_s < box_link("all_gather", 1e8, 4).latency_s
 
