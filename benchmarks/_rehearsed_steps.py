@@ -58,7 +58,7 @@ STEPS, WARM_UP_STEPS = 60, 20
 AUTO_STEPS, AUTO_SETTLES = 240, 160
 """`auto` tries its ways first: what is predicted is what it does then."""
 SEEDS = 5
-STEADY, MOST_TRIES = 1.1, 3
+STEADY, MOST_TRIES = 1.1, 5
 """How much a machine may change its speed during a case, and how often a case is begun for that."""
 TARGET_RATE = "100mbit"
 

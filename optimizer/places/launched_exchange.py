@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetopt.optimizer import words
 from hetopt.optimizer.fit import MEASURED_LINK_LOG_SD, CompressorLine, FittedModel, LinkModel
@@ -154,6 +154,10 @@ class Foreseen:
     notes: tuple[str, ...]
     stretch: float = 1.0
     stretch_log_sd: float = 0.0
+
+    def taking(self, factor: float) -> Foreseen:
+        """The same if it took so many times as long."""
+        return replace(self, exchange_s=factor * self.exchange_s, compress_s=factor * self.compress_s)
 
 
 def foresee(run: RunSpec, meeting: Meeting, *, compute_s: float, to_target: bool) -> Foreseen:

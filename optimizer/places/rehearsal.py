@@ -23,7 +23,7 @@ from hetopt.optimizer.places.launched_exchange import ASSUMED_LOG_SD, Foreseen, 
 from hetopt.optimizer.places.processor_sharing import least_factor, rounded_up
 from hetopt.optimizer.places.quotas import under_quotas
 from hetopt.optimizer.places.rehearsed_hosts import WantedHost, best_shares, check_batch, described_hosts, planned_hosts
-from hetopt.optimizer.places.rehearsed_links import BOX_BITS_PER_S, IN_TRAINING, STEERED_LOG_SD, box_link
+from hetopt.optimizer.places.rehearsed_links import BOX_BITS_PER_S, IN_TRAINING, STEERED, STEERED_LOG_SD, box_link
 from hetopt.optimizer.plan import Plan, Prediction
 from hetopt.optimizer.step_model.profiled import learned_shape
 from hetopt.optimizer.step_model.step_time import step_time
@@ -150,6 +150,8 @@ def rehearse(
     updated_s = [time_s + here.update_s for time_s in compute_s]
     meeting = _meeting(run, here)
     exchange = foresee(run, meeting, compute_s=max(updated_s), to_target=plan.goal.ends == "target")
+    if run.ratio_policy == "auto" and len(hosts) > 1:
+        exchange = exchange.taking(STEERED)
     notes += exchange.notes
     prediction = _predict(plan, run, here, updated_s, exchange)
     overhead = here.update_s / prediction.compute_s
