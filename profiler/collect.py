@@ -29,7 +29,6 @@ from hetopt.profiler.measurement import (
     PilotStarted,
     SweepEnded,
     SweepPoint,
-    YardstickPoint,
 )
 from hetopt.profiler.memory import fit_memory
 from hetopt.profiler.network import make_link
@@ -101,7 +100,7 @@ def collect(
         gain=_gain(_all(events, GainMeasured), schedule.gain_ratios),
         pilots=_pilots(_all(events, PilotStarted), _all(events, PilotEvaluation), _all(events, PilotFinished), job),
         evaluation_s=next((cost.evaluation_s for cost in _all(events, EvaluationCost)), None),
-        yardstick_s=_median([one.yardstick_s for one in _all(events, YardstickPoint)]),
+        yardstick_s=_usual_yardstick_s(_all(events, SweepPoint)),
         startup_s=max(0.0, begun - started_at_s),
         profiling_s=max(0.0, ended - started_at_s),
     )
@@ -109,7 +108,10 @@ def collect(
 
 def _devices(events: Sequence[Event], schedule: ProbeSchedule, device_type: str) -> tuple[Device, ...]:
     """One device for each sweep that measured anything."""
-    points, facts = _all(events, SweepPoint), {fact.sweep: fact for fact in _all(events, DeviceFacts)}
+    points = _all(events, SweepPoint)
+    usual_s = _usual_yardstick_s(points)
+    points = [_at_usual_speed(point, usual_s) for point in points]
+    facts = {fact.sweep: fact for fact in _all(events, DeviceFacts)}
     ended = {end.sweep: end for end in _all(events, SweepEnded)}
     compressors = _all(events, CompressorPoint)
     devices = []
@@ -147,6 +149,36 @@ def _devices(events: Sequence[Event], schedule: ProbeSchedule, device_type: str)
             hint="use a smaller model or a machine with more memory",
         )
     return tuple(devices)
+
+
+def _usual_yardstick_s(points: Sequence[SweepPoint]) -> float | None:
+    """How fast the machine was in the mean, while its steps were timed."""
+    read = [reading_s for point in points for reading_s in point.yardsticks_s]
+    return statistics.fmean(read) if read else None
+
+
+def _at_usual_speed(point: SweepPoint, usual_s: float | None) -> SweepPoint:
+    """What would have been measured had every worker's processor been as fast as in the mean.
+
+    A shared processor changes its speed by a third within seconds. Steps follow the yardstick (slope 0.9 to 1.0), and
+    scatter by two thirds as much where it is divided out.
+    """
+    if usual_s is None or len(point.yardsticks_s) != len(point.samples_s):
+        return point
+    factors = [usual_s / reading_s for reading_s in point.yardsticks_s]
+    phases = statistics.median(factors)
+    return point.model_copy(
+        update={
+            "samples_s": tuple(
+                tuple(factor * sample for sample in worker)
+                for factor, worker in zip(factors, point.samples_s, strict=True)
+            ),
+            "load_s": phases * point.load_s,
+            "forward_s": phases * point.forward_s,
+            "backward_s": phases * point.backward_s,
+            "optimizer_s": phases * point.optimizer_s,
+        }
+    )
 
 
 def _step_time(passes: Sequence[SweepPoint]) -> StepTime:
@@ -254,10 +286,6 @@ def _pilots(
             )
         )
     return tuple(pilots)
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return statistics.median(values) if values else None
 
 
 def _time_of(events: Iterable[Event], name: str) -> float | None:

@@ -54,6 +54,9 @@ class SweepPoint(Measurement):
     backward_s: NonNegativeFloat
     optimizer_s: NonNegativeFloat
     peak_memory_bytes: PositiveInt | None = Field(description="of the worker that used most")
+    yardsticks_s: tuple[PositiveFloat, ...] = Field(
+        default=(), description="of each worker's processor meanwhile; absent: it computes elsewhere"
+    )
 
 
 class SweepEnded(Measurement):
@@ -76,14 +79,6 @@ class CompressorPoint(Measurement):
     ratio: float = Field(gt=0, le=1)
     compress_s: NonNegativeFloat
     decompress_s: NonNegativeFloat
-
-
-class YardstickPoint(Measurement):
-    """How fast the leader's machine was at the moment (see `hetopt.profiler.yardstick`)."""
-
-    EVENT: ClassVar[str] = "yardstick"
-
-    yardstick_s: PositiveFloat
 
 
 class LinkPoint(Measurement):

@@ -19,19 +19,20 @@ _SIDE, _MAPS = 96, 200
 """Small enough for the cache: what other programs do to the memory says little about the processor."""
 
 
-def measure_yardstick_s(clock: Callable[[], float] = time.perf_counter) -> float:
-    """Seconds that one piece of work takes now, mean without the longest tenth of `REPEATS`.
+def measure_yardstick_s(clock: Callable[[], float] = time.perf_counter, *, repeats: int = REPEATS) -> float:
+    """Seconds that one piece of work takes now, mean without the longest tenth.
 
     Half of the work is the interpreter's and half is vector arithmetic of one thread, like a training step's. It takes
     three quarters of a second in all: what is predicted follows it, so its own noise must be less than a prediction's.
 
     Args:
-        clock: seconds, for tests.
+        clock: seconds; processor time where others may be using the processors.
+        repeats: how often the work is timed, after once that is not.
     """
     matrix = np.linspace(-1.0, 1.0, _SIDE * _SIDE, dtype=np.float32).reshape(_SIDE, _SIDE)
     _work(matrix)
     times = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         begun = clock()
         _work(matrix)
         times.append(clock() - begun)

@@ -57,12 +57,32 @@ def test_a_whole_log_gives_a_whole_profile(events: list[Event], schedule: ProbeS
     assert Profile.from_json(profile.to_json(), origin="memory") == profile
 
 
-def test_the_yardstick_is_that_of_the_middle_of_the_measurement(events: list[Event], schedule: ProbeSchedule) -> None:
-    assert profile_of(events, schedule).yardstick_s is None
-    held: list[Event] = [
-        {"event": "yardstick", "time_s": events[0]["time_s"], "yardstick_s": time_s} for time_s in (0.002, 0.009, 0.003)
-    ]
-    assert profile_of([*held, *events], schedule).yardstick_s == 0.003
+@given(speeds=st.lists(st.floats(0.5, 2.0), min_size=8, max_size=8))
+def test_a_machine_that_changes_its_speed_is_profiled_as_it_is_in_the_mean(
+    schedule: ProbeSchedule, speeds: list[float]
+) -> None:
+    """Steps that took longer while arithmetic took longer, too, are those of the same machine."""
+    recorded = [json.loads(line) for line in (RECORDED / "events.jsonl").read_text().splitlines()]
+    steady, changing, slower = json.loads(json.dumps(recorded)), json.loads(json.dumps(recorded)), []
+    for place, event in enumerate(recorded):
+        if event["event"] == "sweep_point":
+            factors = [speeds[(place + worker) % len(speeds)] for worker, _ in enumerate(event["samples_s"])]
+            slower += factors
+            steady[place]["yardsticks_s"] = [0.002 for _ in factors]
+            changing[place]["yardsticks_s"] = [0.002 * factor for factor in factors]
+            changing[place]["samples_s"] = [
+                [factor * sample for sample in worker]
+                for factor, worker in zip(factors, event["samples_s"], strict=True)
+            ]
+    mean = sum(slower) / len(slower)
+    before, now = profile_of(steady, schedule), profile_of(changing, schedule)
+    assert before.devices == profile_of(recorded, schedule).devices
+    assert profile_of(recorded, schedule).yardstick_s is None
+    assert before.yardstick_s == pytest.approx(0.002)
+    assert now.yardstick_s == pytest.approx(0.002 * mean)
+    for device, usual in zip(now.devices, before.devices, strict=True):
+        for point, same in zip(device.step_times, usual.step_times, strict=True):
+            assert point.step_time_s == pytest.approx(mean * same.step_time_s)
 
 
 def test_a_pilot_that_averaged_parameters_says_how(events: list[Event], schedule: ProbeSchedule) -> None:

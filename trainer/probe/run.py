@@ -6,9 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hetopt.profiler.errors import BadInput
-from hetopt.profiler.measurement import FINISHED, HOST_FACTS, JOB_FACTS, STARTED, EvaluationCost, YardstickPoint
+from hetopt.profiler.measurement import FINISHED, HOST_FACTS, JOB_FACTS, STARTED, EvaluationCost
 from hetopt.profiler.schedule import LATER_PASS_SHARE, ProbeSchedule
-from hetopt.profiler.yardstick import measure_yardstick_s
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.probe.crew import Crew, ProbeStopped
@@ -69,7 +68,6 @@ def _measure(crew: Crew, schedule: ProbeSchedule, task: Task, data: TaskData, re
         crew.note(HOST_FACTS, host_facts(context.device))
         part = MicroBatch(epoch=0, indices=range(min(COUNTED_SAMPLES, len(data.train))))
         crew.note(JOB_FACTS, job_facts(task, context.spec.task, replica, reader, part))
-    _hold_yardstick(crew)
     measured = [
         run_sweep(
             crew,
@@ -84,7 +82,6 @@ def _measure(crew: Crew, schedule: ProbeSchedule, task: Task, data: TaskData, re
     ]
 
     def come_back_to_sweeps() -> None:
-        _hold_yardstick(crew)
         for index, (sweep, sizes) in enumerate(zip(schedule.sweeps, measured, strict=True)):
             come_back(crew, replica, reader, index, sweep, sizes, share=LATER_PASS_SHARE)
 
@@ -117,14 +114,6 @@ def _measure(crew: Crew, schedule: ProbeSchedule, task: Task, data: TaskData, re
     come_back_to_sweeps()
     crew.gather([])
     crew.note(FINISHED)
-
-
-def _hold_yardstick(crew: Crew) -> None:
-    """How fast the machine is while its steps are timed. The others wait, so that the leader has it to itself."""
-    crew.gather([])
-    if crew.context.is_leader:
-        crew.record(YardstickPoint(yardstick_s=measure_yardstick_s(crew.context.clock)))
-    crew.gather([])
 
 
 def _short_computation(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +17,7 @@ import torch
 from hetopt.profiler.measurement import DeviceFacts, SweepEnded, SweepPoint
 from hetopt.profiler.memory import fit_memory, memory_limit_bytes
 from hetopt.profiler.schedule import CompressorProbe, Sweep
+from hetopt.profiler.yardstick import measure_yardstick_s
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import Indices
 from hetopt.trainer.data.micro_batch import MicroBatch
@@ -33,6 +35,10 @@ FEWEST_TIMED = 3
 FEWEST_SIZES = 2
 """Measured whatever it takes, as a line needs two points; larger sizes are left out when time runs short."""
 
+YARDSTICK_READINGS = 12
+"""Before the steps of a batch size and after them: 30 ms each time. A shared machine changes its speed within seconds,
+so that what was read once for a whole sweep says little of one batch size."""
+
 _PHASES = 4
 
 
@@ -42,21 +48,24 @@ class _Taken:
 
     exhausted: bool = False
     peak_memory_bytes: int | None = None
+    yardstick_s: float | None = None
     phases_s: tuple[float, ...] = (0.0,) * _PHASES
     samples_s: tuple[float, ...] = ()
 
     def row(self, length: int) -> list[float]:
         """As numbers that can be gathered, padded to ``length`` samples."""
         padding = [math.nan] * (length - len(self.samples_s))
-        return [float(self.exhausted), self.peak_memory_bytes or 0, *self.phases_s, *self.samples_s, *padding]
+        first = (float(self.exhausted), self.peak_memory_bytes or 0, self.yardstick_s or 0.0)
+        return [*first, *self.phases_s, *self.samples_s, *padding]
 
     @classmethod
     def of(cls, row: Sequence[float]) -> _Taken:
         return cls(
             exhausted=bool(row[0]),
             peak_memory_bytes=int(row[1]) or None,
-            phases_s=tuple(row[2 : 2 + _PHASES]),
-            samples_s=tuple(sample for sample in row[2 + _PHASES :] if not math.isnan(sample)),
+            yardstick_s=row[2] or None,
+            phases_s=tuple(row[3 : 3 + _PHASES]),
+            samples_s=tuple(sample for sample in row[3 + _PHASES :] if not math.isnan(sample)),
         )
 
 
@@ -171,6 +180,7 @@ def _measure(
     reset_peak_memory(device)
     timed: list[tuple[float, tuple[float, ...]]] = []
     warmups, steps = sweep.warmup_steps, sweep.timed_steps
+    before_s = _yardstick_s(device)
     align(group)
     while len(timed) < warmups + steps:
         try:
@@ -192,11 +202,18 @@ def _measure(
             warmups = min(sweep.warmup_steps, max(1, int(0.2 * allowed_s / step_s)))
             steps = min(sweep.timed_steps, max(FEWEST_TIMED, int(0.8 * allowed_s / step_s)))
     del timed[:warmups]
+    after_s = _yardstick_s(device)
     return _Taken(
         peak_memory_bytes=peak_memory_bytes(device),
+        yardstick_s=(before_s + after_s) / 2 if before_s is not None and after_s is not None else None,
         phases_s=tuple(statistics.median(phases[i] for _, phases in timed) for i in range(_PHASES)),
         samples_s=tuple(total for total, _ in timed),
     )
+
+
+def _yardstick_s(device: torch.device) -> float | None:
+    """How fast the processor is now that this worker computes on; in processor time, as others read theirs as well."""
+    return measure_yardstick_s(time.thread_time, repeats=YARDSTICK_READINGS) if device.type == "cpu" else None
 
 
 def _why_not(
@@ -230,6 +247,7 @@ def _point(index: int, size: int, workers: Sequence[_Taken]) -> SweepPoint:
         backward_s=backward_s,
         optimizer_s=optimizer_s,
         peak_memory_bytes=max((worker.peak_memory_bytes or 0 for worker in workers), default=0) or None,
+        yardsticks_s=tuple(worker.yardstick_s for worker in workers if worker.yardstick_s is not None),
     )
 
 
