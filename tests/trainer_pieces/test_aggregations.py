@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.trainer.exchange.blocks import BLOCK_ELEMENTS
 from hetopt.trainer.exchange.composition import (
     CORRECTION,
     FEEDBACK,
@@ -31,9 +32,9 @@ from hetopt.trainer.exchange.multi_scale import MultiScale
 from hetopt.trainer.exchange.planner import KEPT
 from hetopt.trainer.exchange.quantised_all_reduce import QuantisedSum
 from hetopt.trainer.exchange.rounding import AtRandom
-from hetopt.trainer.exchange.slice_coding import ScaledCodes
+from hetopt.trainer.exchange.slice_coding import NarrowFloats, ScaledCodes
 from hetopt.trainer.exchange.terngrad import TernGrad
-from hetopt.trainer.exchange.wire import wire_bytes
+from hetopt.trainer.exchange.wire import slice_elements, wire_bytes
 from hetopt.trainer.spec import Compression
 
 from . import exchange_program as program
@@ -42,6 +43,12 @@ from .thread_group import Crew
 SHAPES = ((24, 30), (24,), (5, 7, 3, 3), (10, 24), (1,))
 NUMEL = sum(math.prod(shape) for shape in SHAPES)
 EVERY = combinations()
+CODINGS = {
+    "fp16": NarrowFloats(torch.float16),
+    "bf16": NarrowFloats(torch.bfloat16),
+    "int8": ScaledCodes(8),
+    "int4": ScaledCodes(4),
+}
 UNBIASED = ("randomk", "qsgd_maxnorm", "qsgd_two_scale", "qsgd_multi_scale", "global_randomk_maxnorm")
 
 
@@ -194,11 +201,30 @@ def test_codes_with_scales_keep_what_the_planner_counts_on(bits, kept, power):
     """Of normal values and of their cubes, whose tails are heavier than those of most gradients."""
     values = torch.randn(100_000, generator=torch.Generator().manual_seed(power)) ** power
     coding = ScaledCodes(bits)
-    row = torch.empty(coding.width(values.numel()), dtype=coding.dtype)
-    coding.write(values, row)
-    lost = values - torch.cat([part for _, part in coding.read(row, values.numel())])
+    size = slice_elements(values.numel(), 3, group=coding.group)
+    rows = torch.empty(3, coding.width(size), dtype=coding.dtype)
+    coding.write(values, rows, size)
+    lost = values - torch.cat([part for _, part in coding.read(rows, size)])[: values.numel()]
     assert KEPT[f"int{bits}"] == kept
     assert 1 - lost.square().sum() / values.square().sum() >= kept
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16", "int8", "int4"])
+@pytest.mark.parametrize(("numel", "workers"), [(1_000, 7), (3 * BLOCK_ELEMENTS, 5), (3 * BLOCK_ELEMENTS - 100, 2)])
+def test_how_many_slices_are_rounded_at_once_changes_no_value(name, numel, workers):
+    """Slices that share a block, and slices of more than a block, are read as what they are read as one by one."""
+    coding = CODINGS[name]
+    size = slice_elements(numel, workers, group=coding.group)
+    values = torch.randn(numel, generator=torch.Generator().manual_seed(numel))
+    rows = torch.full((workers, coding.width(size)), 7, dtype=coding.dtype)
+    coding.write(values, rows, size)
+    read = torch.cat([part for _, part in coding.read(rows, size)])
+    assert not read[numel:].any()
+    for place, row in enumerate(rows):
+        alone, part = torch.empty(1, len(row), dtype=coding.dtype), values[place * size : (place + 1) * size]
+        coding.write(part, alone, size)
+        assert torch.equal(alone[0], row)
+        assert torch.equal(torch.cat([one for _, one in coding.read(alone, size)]), read[place * size :][:size])
 
 
 @given(
@@ -208,9 +234,10 @@ def test_codes_with_scales_keep_what_the_planner_counts_on(bits, kept, power):
 def test_a_code_is_off_by_half_a_step_of_its_group(values, bits):
     flat = torch.tensor(values)
     coding = ScaledCodes(bits)
-    row = torch.empty(coding.width(len(flat)), dtype=coding.dtype)
-    coding.write(flat, row)
-    read = torch.cat([part for _, part in coding.read(row, len(flat))])
+    size = slice_elements(len(flat), 2, group=coding.group)
+    rows = torch.empty(2, coding.width(size), dtype=coding.dtype)
+    coding.write(flat, rows, size)
+    read = torch.cat([part for _, part in coding.read(rows, size)])[: len(flat)]
     for begin in range(0, len(flat), 64):
         group, found = flat[begin : begin + 64].double(), read[begin : begin + 64].double()
         step = group.abs().max() / (2 ** (bits - 1) - 1)

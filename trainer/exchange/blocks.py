@@ -18,6 +18,18 @@ def blocks(numel: int, device: torch.device) -> Iterator[slice]:
         yield slice(start, min(start + step, numel))
 
 
+def row_blocks(rows: int, size: int, device: torch.device) -> Iterator[slice]:
+    """The same over rows of ``size`` elements that lie one after the other: some whole rows, or a part of one row."""
+    if device.type != "cpu" or size <= BLOCK_ELEMENTS:
+        together = size * (rows if device.type != "cpu" else BLOCK_ELEMENTS // max(1, size))
+        for start in range(0, rows * size, max(1, together)):
+            yield slice(start, min(start + together, rows * size))
+        return
+    for row in range(rows):
+        for block in blocks(size, device):
+            yield slice(row * size + block.start, row * size + block.stop)
+
+
 class Workspace:
     """Memory that is used anew in every step: a fresh vector of this size costs as much as several passes over it."""
 

@@ -40,45 +40,31 @@ class NarrowSum(Stateless):
     def run(self, prepared: Tensor, out: Tensor, channel: Channel, step: int) -> Payload:
         """Round, sum slices, round (see `Aggregation`)."""
         numel, workers = prepared.numel(), channel.workers
-        slices = Slices(size=slice_elements(numel, workers), coding=self._coding)
-        rows, received = (
-            self._rows("rows", workers, slices, prepared),
-            self._rows("received", workers, slices, prepared),
-        )
-        for row, part in zip(rows, slices.of(prepared, workers), strict=True):
-            self._coding.write(part, row)
+        coding = self._coding
+        size = slice_elements(numel, workers, group=coding.group)
+        rows, received = self._rows("rows", workers, size, prepared), self._rows("received", workers, size, prepared)
+        coding.write(prepared, rows, size)
         with channel.operation("all_reduce", rows.nbytes) as operation:
             channel.all_to_all(rows, received)
             with operation.pause():
-                total = self._workspace.take("total", slices.size, torch.float32, prepared.device).zero_()
-                for row in received:
-                    for block, values in self._coding.read(row, slices.size):
-                        total[block].add_(values)
-                own = self._rows("own", 1, slices, prepared)[0]
-                self._coding.write(total, own)
-                for block, values in self._coding.read(own, slices.size):
+                total = self._workspace.take("total", size, torch.float32, prepared.device).zero_()
+                for block, values in coding.read(received, size):
+                    begin, length = block.start % size, min(size, values.numel())
+                    for part in values.view(-1, length):
+                        total[begin : begin + length].add_(part)
+                own = self._rows("own", 1, size, prepared)
+                coding.write(total, own, size)
+                for block, values in coding.read(own, size):
                     torch.sub(values, total[block], out=total[block])
-            channel.gather_slices(own, received)
-        for row, part in zip(received, slices.of(out, workers), strict=True):
-            for block, values in self._coding.read(row, part.numel()):
-                part[block].copy_(values)
-        return NarrowPayload(rows=rows, slices=slices, numel=numel, rank=channel.rank, rounding=total)
+            channel.gather_slices(own[0], received)
+        for block, values in coding.read(received, size):
+            part = out[block]
+            part.copy_(values[: part.numel()])
+        return NarrowPayload(rows=rows, size=size, coding=coding, numel=numel, rank=channel.rank, rounding=total)
 
-    def _rows(self, name: str, count: int, slices: Slices, like: Tensor) -> Tensor:
-        width = self._coding.width(slices.size)
+    def _rows(self, name: str, count: int, size: int, like: Tensor) -> Tensor:
+        width = self._coding.width(size)
         return self._workspace.take(name, count * width, self._coding.dtype, like.device).view(count, width)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Slices:
-    """A gradient cut into slices of ``size`` elements, one for each worker."""
-
-    size: int
-    coding: SliceCoding
-
-    def of(self, flat: Tensor, workers: int) -> list[Tensor]:
-        """The slices of a vector; the last ones may be shorter, or empty."""
-        return [flat[rank * self.size : (rank + 1) * self.size] for rank in range(workers)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -86,7 +72,8 @@ class NarrowPayload:
     """A whole gradient as it was rounded, in rows of slices, and what rounding its sums added to this rank's slice."""
 
     rows: Tensor
-    slices: Slices
+    size: int
+    coding: SliceCoding
     numel: int
     rank: int
     rounding: Tensor
@@ -110,8 +97,8 @@ class NarrowPayload:
         return kept_energy(prepared, self.dense())
 
     def _add(self, flat: Tensor, *, sign: int) -> None:
-        for row, part in zip(self.rows, self.slices.of(flat, len(self.rows)), strict=True):
-            for block, values in self.slices.coding.read(row, part.numel()):
-                part[block].add_(values, alpha=sign)
-        own = self.slices.of(flat, len(self.rows))[self.rank]
+        for block, values in self.coding.read(self.rows, self.size):
+            part = flat[block]
+            part.add_(values[: part.numel()], alpha=sign)
+        own = flat[self.rank * self.size : (self.rank + 1) * self.size]
         own.add_(self.rounding[: own.numel()], alpha=sign)

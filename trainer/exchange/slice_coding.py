@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hetopt.trainer.exchange.blocks import blocks
+from hetopt.trainer.exchange.blocks import row_blocks
 from hetopt.trainer.exchange.threshold import largest_magnitude
 from hetopt.trainer.exchange.wire import SCALED_ELEMENTS, scaled_code_bytes
 
@@ -21,23 +21,33 @@ _SCALE_BYTES = 2
 
 
 class SliceCoding(Protocol):
-    """Rounds slices into rows and reads them back. NaN and infinity come out as something that is not finite."""
+    """Rounds slices into rows and reads them back. NaN and infinity come out as something that is not finite.
+
+    All slices have the same size, a multiple of ``group``. They lie one after the other in a flat vector,
+    which may end before the last of them does: what is missing counts as zeros. As many of them as stay in the cache
+    are rounded at once: of small gradients, calls are what costs.
+    """
 
     @property
     def dtype(self) -> torch.dtype:
         """Of a row."""
         ...
 
+    @property
+    def group(self) -> int:
+        """Elements that are rounded together."""
+        ...
+
     def width(self, size: int) -> int:
         """Elements of the row of a slice of ``size`` values."""
         ...
 
-    def write(self, part: Tensor, row: Tensor) -> None:
-        """Round a slice, or what there is of one, into its row."""
+    def write(self, flat: Tensor, rows: Tensor, size: int) -> None:
+        """Round the slices of a vector into the rows of a matrix."""
         ...
 
-    def read(self, row: Tensor, count: int) -> Iterator[tuple[slice, Tensor]]:
-        """The first ``count`` values of a row, block by block in fp32."""
+    def read(self, rows: Tensor, size: int) -> Iterator[tuple[slice, Tensor]]:
+        """The values of all rows, one after the other as in the vector: some whole rows or a part of one, in fp32."""
         ...
 
 
@@ -53,6 +63,11 @@ class NarrowFloats:
     dtype: torch.dtype
 
     @property
+    def group(self) -> int:
+        """See `SliceCoding`."""
+        return 1
+
+    @property
     def _header(self) -> int:
         """Elements before the values."""
         return int(self.dtype == torch.float16)
@@ -61,22 +76,37 @@ class NarrowFloats:
         """See `SliceCoding`."""
         return size + self._header
 
-    def write(self, part: Tensor, row: Tensor) -> None:
+    def write(self, flat: Tensor, rows: Tensor, size: int) -> None:
         """See `SliceCoding`."""
-        exponent = _exponent(part) if self._header and part.numel() else 0
+        exponents = [_exponent(flat[place * size : (place + 1) * size]) for place in range(len(rows) * self._header)]
         if self._header:
-            row[0] = float(exponent)
-        values = row[self._header :]
-        values[part.numel() :].zero_()
-        for block in blocks(part.numel(), part.device):
-            values[block].copy_(part[block] * 2.0**exponent if exponent else part[block])
+            rows[:, 0] = torch.tensor(exponents, dtype=rows.dtype)
+        powers = self._powers(rows, 1)
+        for block in row_blocks(len(rows), size, flat.device):
+            table = _padded(flat, block).view(-1, min(size, block.stop - block.start))
+            those, columns = self._place(block, size)
+            rows[those, columns].copy_(table if powers is None else table * powers[those])
 
-    def read(self, row: Tensor, count: int) -> Iterator[tuple[slice, Tensor]]:
+    def read(self, rows: Tensor, size: int) -> Iterator[tuple[slice, Tensor]]:
         """See `SliceCoding`."""
-        scale = 2.0 ** -float(row[0]) if self._header else 1.0
-        values = row[self._header :]
-        for block in blocks(count, row.device):
-            yield block, values[block].float().mul_(scale)
+        powers = self._powers(rows, -1)
+        for block in row_blocks(len(rows), size, rows.device):
+            those, columns = self._place(block, size)
+            values = rows[those, columns].float()
+            yield block, (values if powers is None else values.mul_(powers[those])).view(-1)
+
+    def _powers(self, rows: Tensor, sign: int) -> Tensor | None:
+        """What each row's values are multiplied by, on the way in (1) or out (-1)."""
+        if not self._header:
+            return None
+        return torch.tensor([[2.0 ** (sign * exponent)] for exponent in rows[:, 0].tolist()], device=rows.device)
+
+    def _place(self, block: slice, size: int) -> tuple[slice, slice]:
+        """The rows and the columns that hold a block."""
+        first, begin = divmod(block.start, size)
+        length = min(size, block.stop - block.start)
+        begin += self._header
+        return slice(first, first + (block.stop - block.start) // length), slice(begin, begin + length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +126,11 @@ class ScaledCodes:
         return torch.uint8
 
     @property
+    def group(self) -> int:
+        """See `SliceCoding`."""
+        return SCALED_ELEMENTS
+
+    @property
     def _levels(self) -> int:
         return (1 << (self.bits - 1)) - 1
 
@@ -103,62 +138,54 @@ class ScaledCodes:
         """See `SliceCoding`."""
         return scaled_code_bytes(size, self.bits)
 
-    def write(self, part: Tensor, row: Tensor) -> None:
+    def write(self, flat: Tensor, rows: Tensor, size: int) -> None:
         """See `SliceCoding`."""
-        scales, codes = self._split(row)
-        scales.zero_()
-        codes.fill_(self._zero)
-        for block in blocks(part.numel(), part.device):
-            values = part[block]
-            groups = math.ceil(values.numel() / SCALED_ELEMENTS)
-            if groups * SCALED_ELEMENTS != values.numel():
-                values = functional.pad(values, (0, groups * SCALED_ELEMENTS - values.numel()))
-            table = values.view(groups, SCALED_ELEMENTS)
-            scale = (table.abs().amax(dim=1) / self._levels).bfloat16()
-            first = block.start // SCALED_ELEMENTS
-            scales[first : first + groups].copy_(scale)
-            unit = scale.float().unsqueeze(1)
+        for block in row_blocks(len(rows), size, flat.device):
+            scales, codes = self._place(rows, block, size)
+            table = _padded(flat, block).view(*scales.shape, SCALED_ELEMENTS)
+            scale = (table.abs().amax(dim=2) / self._levels).bfloat16()
+            scales.copy_(scale)
             # Of what is not finite the scale tells; of what is too small for a scale nothing is sent.
-            rounded = (table / unit).nan_to_num_(0.0, 0.0, 0.0).round_().clamp_(-self._levels, self._levels).view(-1)
-            start = self._bytes(block.start)
+            rounded = (table / scale.float().unsqueeze(2)).nan_to_num_(0.0, 0.0, 0.0).round_()
+            rounded.clamp_(-self._levels, self._levels)
             if self.bits == 8:
-                codes[start : start + rounded.numel()].copy_(rounded.to(torch.int8).view(torch.uint8))
+                codes.copy_(rounded.view(len(codes), -1).to(torch.int8).view(torch.uint8))
             else:
-                nibbles = (rounded + 8).to(torch.uint8).view(-1, 2)
-                codes[start : start + len(nibbles)].copy_(nibbles[:, 0] | (nibbles[:, 1] << 4))
+                nibbles = rounded.add_(8).to(torch.uint8).view(len(codes), -1, 2)
+                torch.bitwise_or(nibbles[..., 0], nibbles[..., 1] << 4, out=codes)
 
-    def read(self, row: Tensor, count: int) -> Iterator[tuple[slice, Tensor]]:
+    def read(self, rows: Tensor, size: int) -> Iterator[tuple[slice, Tensor]]:
         """See `SliceCoding`."""
-        scales, codes = self._split(row)
-        for block in blocks(count, row.device):
-            size = block.stop - block.start
-            groups = math.ceil(size / SCALED_ELEMENTS)
-            first, start = block.start // SCALED_ELEMENTS, self._bytes(block.start)
-            packed = codes[start : start + self._bytes(groups * SCALED_ELEMENTS)]
+        for block in row_blocks(len(rows), size, rows.device):
+            scales, codes = self._place(rows, block, size)
             if self.bits == 8:
-                values = packed.view(torch.int8).float()
+                values = codes.view(torch.int8).float()
             else:
-                values = torch.stack((packed & 15, packed >> 4), dim=1).view(-1).float().sub_(8)
-            table = values.view(groups, SCALED_ELEMENTS)
-            table.mul_(scales[first : first + groups].float().unsqueeze(1))
-            yield block, values[:size]
+                values = torch.stack((codes & 15, codes >> 4), dim=2).float().sub_(8)
+            table = values.view(*scales.shape, SCALED_ELEMENTS)
+            yield block, table.mul_(scales.float().unsqueeze(2)).view(-1)
 
-    @property
-    def _zero(self) -> int:
-        """The byte that stands for zeros."""
-        return 0 if self.bits == 8 else 0x88
+    def _place(self, rows: Tensor, block: slice, size: int) -> tuple[Tensor, Tensor]:
+        """The scales and the codes of a block: rows by groups, and rows by bytes."""
+        first, begin = divmod(block.start, size)
+        length = min(size, block.stop - block.start)
+        those = rows[first : first + (block.stop - block.start) // length]
+        groups, head = length // SCALED_ELEMENTS, _SCALE_BYTES * (size // SCALED_ELEMENTS)
+        scaled, coded = _SCALE_BYTES * (begin // SCALED_ELEMENTS), head + begin * self.bits // 8
+        scales = those[:, scaled : scaled + _SCALE_BYTES * groups].view(torch.bfloat16)
+        return scales, those[:, coded : coded + length * self.bits // 8]
 
-    def _bytes(self, elements: int) -> int:
-        return elements * self.bits // 8
 
-    def _split(self, row: Tensor) -> tuple[Tensor, Tensor]:
-        groups = row.numel() // (_SCALE_BYTES + self._bytes(SCALED_ELEMENTS))
-        return row[: _SCALE_BYTES * groups].view(torch.bfloat16), row[_SCALE_BYTES * groups :]
+def _padded(flat: Tensor, block: slice) -> Tensor:
+    """A block of a vector, zeros where it has ended."""
+    values = flat[block]
+    missing = block.stop - block.start - values.numel()
+    return functional.pad(values, (0, missing)) if missing else values
 
 
 def _exponent(part: Tensor) -> int:
     """The power of two that lifts the largest magnitude to at least 2^14 and below 2^15; 0 if it is not finite."""
-    peak = largest_magnitude(part)
+    peak = largest_magnitude(part) if part.numel() else 0.0
     if not 0 < peak < math.inf:
         return 0
     return min(_MOST_EXPONENT, max(-_MOST_EXPONENT, _TOP_EXPONENT - math.frexp(peak)[1]))

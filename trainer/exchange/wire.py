@@ -44,9 +44,9 @@ MANY_WORKERS = 32
 """With more, taking turns leaves a worker's own choice waiting too long: automatic AR-Topk always elects."""
 
 
-def slice_elements(numel: int, workers: int) -> int:
-    """Elements of the part of a gradient that each worker sums; the last parts may be shorter."""
-    return math.ceil(numel / workers)
+def slice_elements(numel: int, workers: int, *, group: int = 1) -> int:
+    """Elements of the part of a gradient that each worker sums, in whole groups; the last parts may be shorter."""
+    return math.ceil(math.ceil(numel / workers) / group) * group
 
 
 def scaled_code_bytes(numel: int, bits: int) -> int:
