@@ -53,7 +53,8 @@ class Meeting:
         compressors: as timed on workers like these.
         overlap: how computing hides an exchange with a compressor; workers whose exchange needs the very processors
             that they compute on hide nothing.
-        crowding: how much longer a worker needs for what all of them do at once.
+        crowding: how much longer a worker needs for its own work before an exchange.
+        together: the same for work that all of them do at once, between the messages of a sum by slices and after them.
         steered_log_sd: standard deviation of the log of (true / foreseen) time where the exchange changes on the way.
     """
 
@@ -63,6 +64,7 @@ class Meeting:
     compressors: Mapping[str, CompressorLine]
     overlap: Callable[[str], Overlap] = no_overlap
     crowding: float = 1.0
+    together: float = 1.0
     steered_log_sd: float = ASSUMED_LOG_SD
 
     @property
@@ -114,7 +116,8 @@ class Meeting:
             return 0.0
         gathers = any(operation.primitive == "all_gather" for operation in self.operations(compression))
         by_slice = compression.name in ROUNDED
-        return self.crowding * line.time_s(compression.ratio, self.workers if gathers or by_slice else 1)
+        crowding = self.together if by_slice else self.crowding
+        return crowding * line.time_s(compression.ratio, self.workers if gathers or by_slice else 1)
 
     def gain(self, compression: Compression) -> float:
         """Retained gradient energy: measured for Top-k, which stands for all that send the largest elements.

@@ -266,7 +266,7 @@ def _meeting(run: RunSpec, here: SmallWorkers) -> Meeting:
 
     def link(primitive: Primitive) -> LinkModel:
         if len(hosts) > 1:
-            return box_link(primitive, slowest, here.workers / here.cpus)
+            return box_link(primitive, slowest, here.workers / here.cpus, model.profile.yardstick_s)
         return model.host_links.get(primitive, HOST_LINK)
 
     return Meeting(
@@ -275,8 +275,10 @@ def _meeting(run: RunSpec, here: SmallWorkers) -> Meeting:
         link=link,
         compressors={**model.reference.compressors, **here.fitted.compressors},
         overlap=learned_shape(model).overlap if _is_paced(run) else no_overlap,
-        # Workers that declare their time end one after the other: the last of them compresses when others have.
+        # Workers that declare their time end one after the other: the last of them compresses when others have. But
+        # all add up, and read, what has arrived at the same moment.
         crowding=IN_TRAINING * (1.0 if _is_paced(run) else here.crowding),
+        together=IN_TRAINING * here.crowding,
         steered_log_sd=STEERED_LOG_SD if len(hosts) > 1 else ASSUMED_LOG_SD,
     )
 

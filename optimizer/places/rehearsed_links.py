@@ -31,6 +31,9 @@ WAKING_S, CROWDED_WAKING_S = 1.2e-3, 0.55e-3
 processors, each of the messages that gather a Top-k of 0.4 MB at 1 % took 2.1 to 2.9 ms among four workers and 3.3 to
 3.7 ms among eight, at 25 as at 400 Mbit/s."""
 
+WAKING_YARDSTICK_S = 1.45e-3
+"""Yardstick (`hetopt.profiler.yardstick`) of the machine that these were measured on: waking is processors' work."""
+
 RING_WAKING = 0.58
 """The same in a ring all-reduce: of 0.4 MB, at 25, 100 and 400 Mbit/s, its messages took 34, 8.9 and 2.3 to 3.1 ms with
 four workers, and 17.4, 5.2 and 2.0 to 3.2 ms with eight, whose messages are half as large."""
@@ -42,9 +45,10 @@ WAKING_LOG_SD, SENDING_LOG_SD = 0.15, 0.025
 """How well both are known: what of an exchange is waking was up to a sixth longer or shorter than foreseen, while rates
 are kept to the percent."""
 
-STEERED, STEERED_LOG_SD = 1.15, 0.15
+STEERED, STEERED_LOG_SD = 1.15, 0.25
 """An exchange that `auto` chooses on the way, trials and looks included, over the one that promises most, and how well
-that is known: eleven rehearsals took 0 to 11 % longer, in the median 6 %, where exchanges were a third to a half."""
+that is known: eleven rehearsals took 0 to 11 % longer, in the median 6 %, where exchanges were a third to a half. Two
+took a quarter less: a trial had allowed them to send less."""
 
 IN_TRAINING = 1.6
 """Processor time of an exchange in training over what compressing was timed to take by itself, where nothing else had
@@ -83,15 +87,19 @@ class BoxLink(LinkModel):
         return self.latency_s**BESIDE_BYTES, sending_s**BESIDE_BYTES
 
 
-def box_link(primitive: Primitive, rate_bits_per_s: float, workers_per_processor: float) -> BoxLink:
+def box_link(
+    primitive: Primitive, rate_bits_per_s: float, workers_per_processor: float, yardstick_s: float | None = None
+) -> BoxLink:
     """What a primitive finds one of them to be.
 
     Args:
         primitive: ``all_reduce`` has two messages on their way at any time.
         rate_bits_per_s: of the slowest host of the group.
         workers_per_processor: that have to be woken.
+        yardstick_s: of this machine; absent: it is as fast as the one that links were measured on.
     """
-    waking_s = WAKING_S + CROWDED_WAKING_S * workers_per_processor
+    slower = 1.0 if yardstick_s is None else yardstick_s / WAKING_YARDSTICK_S
+    waking_s = slower * (WAKING_S + CROWDED_WAKING_S * workers_per_processor)
     ring = primitive == "all_reduce"
     return BoxLink(
         latency_s=RING_WAKING * waking_s if ring else waking_s,
