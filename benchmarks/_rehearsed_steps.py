@@ -7,7 +7,7 @@ of a ring over the link's rate, as one would by hand. Last, whole runs of four h
 seeds: the time that was predicted for it against the time that it took.
 
 Times are those of the cluster: a miniature that had to slow down, because its computation did not fit into the declared
-time, says by how much, and its steps are told in planned time. A shared machine may change its speed by a third from one
+time, says by how much, and its steps are told in planned time. A shared machine changes its speed by a third from one
 second to the next, and what is not declared follows it: all computing under quotas, and what exchanges ask of
 processors. Steps are predicted twice, before the case for the machine as it then was, and for the machine as it was on
 average while the steps ran, by a yardstick beside them (`benchmarks._machine_speed`). What is held against the goals is
@@ -88,6 +88,11 @@ class Case:
         """Of the prediction, relative to what was measured."""
         return self.predicted_s / self.measured_s - 1
 
+    @property
+    def error_before(self) -> float:
+        """Of the one before."""
+        return self.predicted_before_s / self.measured_s - 1
+
 
 def rehearsed_steps(*, quick: bool) -> tuple[dict[str, float], dict[str, float]]:
     """Figures and baselines of the rehearsals; quick: one rate, without `auto`, and one run to the target."""
@@ -115,7 +120,7 @@ def rehearsed_steps(*, quick: bool) -> tuple[dict[str, float], dict[str, float]]
         }
         by_hand = [abs(one.by_hand_s / one.measured_s - 1) for one in cases]
         baselines[f"rehearsed_{part}_median_error_by_hand"] = round(statistics.median(by_hand), 4)
-        before = [abs(one.predicted_before_s / one.measured_s - 1) for one in cases]
+        before = [abs(one.error_before) for one in cases]
         figures[f"rehearsed_{part}_median_error_as_told_before"] = round(statistics.median(before), 4)
     return figures | _to_target(profile, seeds=1 if quick else SEEDS), baselines
 
@@ -170,7 +175,7 @@ def _case(plan: Plan, cluster: str, described: str, rate: str, way: str) -> Case
     outside = "" if one.inside else f"  outside {1e3 * low_s:.1f} to {1e3 * high_s:.1f} ms"
     print(
         f"{cluster:8} {rate:8} {way:9} {1e3 * one.predicted_s:8.1f} ms {1e3 * one.measured_s:8.1f} ms "
-        f"{one.error:+7.1%} ({one.predicted_before_s / measured - 1:+.1%} before, {meanwhile_s / before_s:.2f} x){outside}"
+        f"{one.error:+7.1%} ({one.error_before:+.1%} before, {meanwhile_s / before_s:.2f} x){outside}"
     )
     sys.stdout.flush()
     return one
