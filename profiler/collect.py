@@ -87,6 +87,8 @@ def collect(
             "the measurement ended before it was finished, so there is no profile.",
             hint="run `hetopt profile` again",
         )
+    points = _all(events, SweepPoint)
+    usual_s = _usual_yardstick_s(points)
     return Profile(
         created=datetime.datetime.fromtimestamp(started_at_s, datetime.UTC).isoformat(timespec="seconds"),
         hetopt_version=hetopt_version,
@@ -94,23 +96,22 @@ def collect(
         data_dir=data_dir,
         host=_only(events, HOST_FACTS, Host),
         job=(job := _only(events, JOB_FACTS, Job)),
-        devices=_devices(events, schedule, device_type),
+        devices=_devices(events, [_at_usual_speed(point, usual_s) for point in points], schedule, device_type),
         links=_links(_all(events, LinkPoint)),
         noise=_noise(_all(events, NoiseMeasured)),
         gain=_gain(_all(events, GainMeasured), schedule.gain_ratios),
         pilots=_pilots(_all(events, PilotStarted), _all(events, PilotEvaluation), _all(events, PilotFinished), job),
         evaluation_s=next((cost.evaluation_s for cost in _all(events, EvaluationCost)), None),
-        yardstick_s=_usual_yardstick_s(_all(events, SweepPoint)),
+        yardstick_s=usual_s,
         startup_s=max(0.0, begun - started_at_s),
         profiling_s=max(0.0, ended - started_at_s),
     )
 
 
-def _devices(events: Sequence[Event], schedule: ProbeSchedule, device_type: str) -> tuple[Device, ...]:
+def _devices(
+    events: Sequence[Event], points: Sequence[SweepPoint], schedule: ProbeSchedule, device_type: str
+) -> tuple[Device, ...]:
     """One device for each sweep that measured anything."""
-    points = _all(events, SweepPoint)
-    usual_s = _usual_yardstick_s(points)
-    points = [_at_usual_speed(point, usual_s) for point in points]
     facts = {fact.sweep: fact for fact in _all(events, DeviceFacts)}
     ended = {end.sweep: end for end in _all(events, SweepEnded)}
     compressors = _all(events, CompressorPoint)

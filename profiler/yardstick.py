@@ -22,8 +22,8 @@ _SIDE, _MAPS = 96, 200
 def measure_yardstick_s(clock: Callable[[], float] = time.perf_counter, *, repeats: int = REPEATS) -> float:
     """Seconds that one piece of work takes now, mean without the longest tenth.
 
-    Half of the work is the interpreter's and half is vector arithmetic of one thread, like a training step's. It takes
-    three quarters of a second in all: what is predicted follows it, so its own noise must be less than a prediction's.
+    Half of the work is the interpreter's and half is vector arithmetic of one thread, like a training step's. `REPEATS`
+    take three quarters of a second: what is predicted follows it, so its own noise must be less than a prediction's.
 
     Args:
         clock: seconds; processor time where others may be using the processors.

@@ -18,7 +18,7 @@ from hetopt.optimizer.steps_to_target.local_penalty import steps_in_words
 from hetopt.profiler.inflation import LEAST_GAIN, MOST_LOST, step_inflation
 from hetopt.trainer.control.ratio.choose import CONTROLLERS
 from hetopt.trainer.exchange.composition import METHODS, PLAIN
-from hetopt.trainer.exchange.cost import Operation, Primitive
+from hetopt.trainer.exchange.cost import Operation, Primitive, Terms
 from hetopt.trainer.exchange.menu import IDENTITY, ROUNDED, Menu, settled_collective
 from hetopt.trainer.exchange.planner import KEPT
 from hetopt.trainer.exchange.wire import operations
@@ -92,22 +92,18 @@ class Meeting:
 
     def exchange_s(self, compression: Compression) -> float:
         """Seconds of the operations, when nobody has to be waited for."""
-        total_s = 0.0
-        for operation in self.operations(compression):
-            terms = operation.terms()
-            total_s += self.link(operation.primitive).time_s(terms.messages, terms.traffic_bytes)
-        return total_s
+        return sum(link.time_s(terms.messages, terms.traffic_bytes) for link, terms in self._hops(compression))
 
     def exchange_log_sd(self, compression: Compression) -> float:
         """Of the log of (true / foreseen) time: what all operations have in common is wrong for all of them."""
         total_s = self.exchange_s(compression)
         if total_s <= 0:
             return MEASURED_LINK_LOG_SD
-        sd_s = 0.0
-        for operation in self.operations(compression):
-            terms = operation.terms()
-            sd_s += self.link(operation.primitive).sd_s(terms.messages, terms.traffic_bytes)
-        return sd_s / total_s
+        return sum(link.sd_s(terms.messages, terms.traffic_bytes) for link, terms in self._hops(compression)) / total_s
+
+    def _hops(self, compression: Compression) -> Iterable[tuple[LinkModel, Terms]]:
+        """Of each operation of one exchange: what it finds a link to be, and what it sends over it."""
+        return ((self.link(operation.primitive), operation.terms()) for operation in self.operations(compression))
 
     def compress_s(self, compression: Compression) -> float:
         """Seconds of a worker's own work, as timed, or as long as Top-k's where this compressor was not."""

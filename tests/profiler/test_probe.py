@@ -130,6 +130,14 @@ def test_step_times_hold_their_parts(probed: tuple[list[Event], Profile]) -> Non
             assert point.peak_memory_bytes < device.memory_limit_bytes
 
 
+def test_every_worker_says_how_fast_its_processor_was_meanwhile(probed: tuple[list[Event], Profile]) -> None:
+    events, profile = probed
+    points = [event for event in events if event["event"] == "sweep_point"]
+    assert all(len(point["yardsticks_s"]) == len(point["samples_s"]) for point in points)
+    read = [reading_s for point in points for reading_s in point["yardsticks_s"]]
+    assert profile.yardstick_s == pytest.approx(sum(read) / len(read))
+
+
 def test_shared_memory_is_divided(probed: tuple[list[Event], Profile]) -> None:
     alone, together = probed[1].devices
     assert 2 * together.memory_limit_bytes == pytest.approx(alone.memory_limit_bytes, rel=1e-3)

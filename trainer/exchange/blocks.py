@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,16 +19,27 @@ def blocks(numel: int, device: torch.device) -> Iterator[slice]:
         yield slice(start, min(start + step, numel))
 
 
-def row_blocks(rows: int, size: int, device: torch.device) -> Iterator[slice]:
-    """The same over rows of ``size`` elements that lie one after the other: some whole rows, or a part of one row."""
-    if device.type != "cpu" or size <= BLOCK_ELEMENTS:
-        together = size * (rows if device.type != "cpu" else BLOCK_ELEMENTS // max(1, size))
-        for start in range(0, rows * size, max(1, together)):
-            yield slice(start, min(start + together, rows * size))
-        return
-    for row in range(rows):
-        for block in blocks(size, device):
-            yield slice(row * size + block.start, row * size + block.stop)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowBlock:
+    """Some whole rows of a matrix, or a part of one, and where their elements lie when rows follow each other."""
+
+    rows: slice
+    columns: slice
+    flat: slice
+
+
+def row_blocks(rows: int, size: int, device: torch.device) -> Iterator[RowBlock]:
+    """The same over ``rows`` rows of ``size`` elements: as many rows at once as fit, or each in pieces."""
+    if device.type == "cpu" and size > BLOCK_ELEMENTS:
+        for row in range(rows):
+            for columns in blocks(size, device):
+                flat = slice(row * size + columns.start, row * size + columns.stop)
+                yield RowBlock(rows=slice(row, row + 1), columns=columns, flat=flat)
+    elif size:
+        together = BLOCK_ELEMENTS // size if device.type == "cpu" else rows
+        for first in range(0, rows, together):
+            last = min(first + together, rows)
+            yield RowBlock(rows=slice(first, last), columns=slice(0, size), flat=slice(first * size, last * size))
 
 
 class Workspace:

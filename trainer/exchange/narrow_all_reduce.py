@@ -49,17 +49,16 @@ class NarrowSum(Stateless):
             with operation.pause():
                 total = self._workspace.take("total", size, torch.float32, prepared.device).zero_()
                 for block, values in coding.read(received, size):
-                    begin, length = block.start % size, min(size, values.numel())
-                    for part in values.view(-1, length):
-                        total[begin : begin + length].add_(part)
+                    for part in values:
+                        total[block.columns].add_(part)
                 own = self._rows("own", 1, size, prepared)
                 coding.write(total, own, size)
                 for block, values in coding.read(own, size):
-                    torch.sub(values, total[block], out=total[block])
+                    torch.sub(values[0], total[block.columns], out=total[block.columns])
             channel.gather_slices(own[0], received)
         for block, values in coding.read(received, size):
-            part = out[block]
-            part.copy_(values[: part.numel()])
+            part = out[block.flat]
+            part.copy_(values.view(-1)[: part.numel()])
         return NarrowPayload(rows=rows, size=size, coding=coding, numel=numel, rank=channel.rank, rounding=total)
 
     def _rows(self, name: str, count: int, size: int, like: Tensor) -> Tensor:
@@ -98,7 +97,7 @@ class NarrowPayload:
 
     def _add(self, flat: Tensor, *, sign: int) -> None:
         for block, values in self.coding.read(self.rows, self.size):
-            part = flat[block]
-            part.add_(values[: part.numel()], alpha=sign)
+            part = flat[block.flat]
+            part.add_(values.view(-1)[: part.numel()], alpha=sign)
         own = flat[self.rank * self.size : (self.rank + 1) * self.size]
         own.add_(self.rounding[: own.numel()], alpha=sign)

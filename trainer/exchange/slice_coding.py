@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hetopt.trainer.exchange.blocks import row_blocks
+from hetopt.trainer.exchange.blocks import RowBlock, row_blocks
 from hetopt.trainer.exchange.threshold import largest_magnitude
 from hetopt.trainer.exchange.wire import SCALED_ELEMENTS, scaled_code_bytes
 
@@ -23,9 +23,9 @@ _SCALE_BYTES = 2
 class SliceCoding(Protocol):
     """Rounds slices into rows and reads them back. NaN and infinity come out as something that is not finite.
 
-    All slices have the same size, a multiple of ``group``. They lie one after the other in a flat vector,
-    which may end before the last of them does: what is missing counts as zeros. As many of them as stay in the cache
-    are rounded at once: of small gradients, calls are what costs.
+    All slices have the same size, a multiple of ``group``. They lie one after the other in a flat vector, which may end
+    before the last of them does: what is missing counts as zeros. As many of them as stay in the cache are rounded at
+    once: of small gradients, calls are what costs.
     """
 
     @property
@@ -46,8 +46,8 @@ class SliceCoding(Protocol):
         """Round the slices of a vector into the rows of a matrix."""
         ...
 
-    def read(self, rows: Tensor, size: int) -> Iterator[tuple[slice, Tensor]]:
-        """The values of all rows, one after the other as in the vector: some whole rows or a part of one, in fp32."""
+    def read(self, rows: Tensor, size: int) -> Iterator[tuple[RowBlock, Tensor]]:
+        """The values of all rows in fp32, block by block: rows by columns, in contiguous memory."""
         ...
 
 
@@ -78,35 +78,23 @@ class NarrowFloats:
 
     def write(self, flat: Tensor, rows: Tensor, size: int) -> None:
         """See `SliceCoding`."""
-        exponents = [_exponent(flat[place * size : (place + 1) * size]) for place in range(len(rows) * self._header)]
+        powers = None
         if self._header:
+            exponents = [_exponent(flat[place * size : (place + 1) * size]) for place in range(len(rows))]
             rows[:, 0] = torch.tensor(exponents, dtype=rows.dtype)
-        powers = self._powers(rows, 1)
+            powers = _powers(exponents, rows.device)
+        values = rows[:, self._header :]
         for block in row_blocks(len(rows), size, flat.device):
-            table = _padded(flat, block).view(-1, min(size, block.stop - block.start))
-            those, columns = self._place(block, size)
-            rows[those, columns].copy_(table if powers is None else table * powers[those])
+            table = _table(flat, block)
+            values[block.rows, block.columns].copy_(table if powers is None else table * powers[block.rows])
 
-    def read(self, rows: Tensor, size: int) -> Iterator[tuple[slice, Tensor]]:
+    def read(self, rows: Tensor, size: int) -> Iterator[tuple[RowBlock, Tensor]]:
         """See `SliceCoding`."""
-        powers = self._powers(rows, -1)
+        powers = _powers([-exponent for exponent in rows[:, 0].tolist()], rows.device) if self._header else None
+        narrow = rows[:, self._header :]
         for block in row_blocks(len(rows), size, rows.device):
-            those, columns = self._place(block, size)
-            values = rows[those, columns].float()
-            yield block, (values if powers is None else values.mul_(powers[those])).view(-1)
-
-    def _powers(self, rows: Tensor, sign: int) -> Tensor | None:
-        """What each row's values are multiplied by, on the way in (1) or out (-1)."""
-        if not self._header:
-            return None
-        return torch.tensor([[2.0 ** (sign * exponent)] for exponent in rows[:, 0].tolist()], device=rows.device)
-
-    def _place(self, block: slice, size: int) -> tuple[slice, slice]:
-        """The rows and the columns that hold a block."""
-        first, begin = divmod(block.start, size)
-        length = min(size, block.stop - block.start)
-        begin += self._header
-        return slice(first, first + (block.stop - block.start) // length), slice(begin, begin + length)
+            values = narrow[block.rows, block.columns].to(torch.float32, memory_format=torch.contiguous_format)
+            yield block, values if powers is None else values.mul_(powers[block.rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +130,7 @@ class ScaledCodes:
         """See `SliceCoding`."""
         for block in row_blocks(len(rows), size, flat.device):
             scales, codes = self._place(rows, block, size)
-            table = _padded(flat, block).view(*scales.shape, SCALED_ELEMENTS)
+            table = _table(flat, block).view(*scales.shape, SCALED_ELEMENTS)
             scale = (table.abs().amax(dim=2) / self._levels).bfloat16()
             scales.copy_(scale)
             # Of what is not finite the scale tells; of what is too small for a scale nothing is sent.
@@ -154,7 +142,7 @@ class ScaledCodes:
                 nibbles = rounded.add_(8).to(torch.uint8).view(len(codes), -1, 2)
                 torch.bitwise_or(nibbles[..., 0], nibbles[..., 1] << 4, out=codes)
 
-    def read(self, rows: Tensor, size: int) -> Iterator[tuple[slice, Tensor]]:
+    def read(self, rows: Tensor, size: int) -> Iterator[tuple[RowBlock, Tensor]]:
         """See `SliceCoding`."""
         for block in row_blocks(len(rows), size, rows.device):
             scales, codes = self._place(rows, block, size)
@@ -163,24 +151,35 @@ class ScaledCodes:
             else:
                 values = torch.stack((codes & 15, codes >> 4), dim=2).float().sub_(8)
             table = values.view(*scales.shape, SCALED_ELEMENTS)
-            yield block, table.mul_(scales.float().unsqueeze(2)).view(-1)
+            yield block, table.mul_(scales.float().unsqueeze(2)).view(len(codes), -1)
 
-    def _place(self, rows: Tensor, block: slice, size: int) -> tuple[Tensor, Tensor]:
+    def _place(self, rows: Tensor, block: RowBlock, size: int) -> tuple[Tensor, Tensor]:
         """The scales and the codes of a block: rows by groups, and rows by bytes."""
-        first, begin = divmod(block.start, size)
-        length = min(size, block.stop - block.start)
-        those = rows[first : first + (block.stop - block.start) // length]
-        groups, head = length // SCALED_ELEMENTS, _SCALE_BYTES * (size // SCALED_ELEMENTS)
-        scaled, coded = _SCALE_BYTES * (begin // SCALED_ELEMENTS), head + begin * self.bits // 8
-        scales = those[:, scaled : scaled + _SCALE_BYTES * groups].view(torch.bfloat16)
-        return scales, those[:, coded : coded + length * self.bits // 8]
+        all_scales = _SCALE_BYTES * (size // SCALED_ELEMENTS)
+        scales = _stretched(block.columns, _SCALE_BYTES, SCALED_ELEMENTS)
+        codes = _stretched(block.columns, self.bits, 8)
+        return (
+            rows[block.rows, :all_scales][:, scales].view(torch.bfloat16),
+            rows[block.rows, all_scales:][:, codes],
+        )
 
 
-def _padded(flat: Tensor, block: slice) -> Tensor:
-    """A block of a vector, zeros where it has ended."""
-    values = flat[block]
-    missing = block.stop - block.start - values.numel()
-    return functional.pad(values, (0, missing)) if missing else values
+def _stretched(columns: slice, units: int, elements: int) -> slice:
+    """Where columns lie if so many units hold so many elements."""
+    return slice(columns.start * units // elements, columns.stop * units // elements)
+
+
+def _table(flat: Tensor, block: RowBlock) -> Tensor:
+    """A block of a vector as rows by columns, zeros where it has ended."""
+    values = flat[block.flat]
+    missing = block.flat.stop - block.flat.start - values.numel()
+    padded = functional.pad(values, (0, missing)) if missing else values
+    return padded.view(-1, block.columns.stop - block.columns.start)
+
+
+def _powers(exponents: Sequence[float], device: torch.device) -> Tensor:
+    """Of two, one for each row."""
+    return torch.tensor([[2.0**exponent] for exponent in exponents], device=device)
 
 
 def _exponent(part: Tensor) -> int:
