@@ -1,10 +1,19 @@
-"""What a worker of `benchmarks.exchange` does: calibrates the network as the trainer does, and times real exchanges."""
+"""What a worker of `benchmarks.exchange` does: calibrates the network as the trainer does, and times real exchanges.
+
+Workers on hosts of their own are done with compressing at the same time. Here several share a processor, and one would
+begin a collective while others still wait for theirs; so all begin each collective together. And as training computes
+between two exchanges, there is a pause before each.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,14 +21,14 @@ import torch.distributed as dist
 from hetopt.profiler.artifact import Record
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.exchange.calibration import measure_network
+from hetopt.trainer.exchange.channel import Channel, Pauses
 from hetopt.trainer.exchange.composition import PLAIN
-from hetopt.trainer.exchange.cost import Operation
-from hetopt.trainer.exchange.exchange import make_exchange
-from hetopt.trainer.exchange.hierarchical import HierarchicalExchange, HostGroups
+from hetopt.trainer.exchange.cost import Operation, Primitive
+from hetopt.trainer.exchange.exchange import make_aggregation
+from hetopt.trainer.exchange.hierarchical import HostGroups
 from hetopt.trainer.exchange.hosts import Hosts, measure_inside
 from hetopt.trainer.exchange.network_state import NetworkState
 from hetopt.trainer.exchange.network_tracker import measured
-from hetopt.trainer.exchange.stats import ExchangeStats
 from hetopt.trainer.exchange.wire import hierarchical_operations, operations
 from hetopt.trainer.spec import Compression
 
@@ -28,6 +37,9 @@ ANSWER_FILE = "answer.json"
 
 QUICK_S = 1.0
 """Exchanges that are over sooner are warmed up by one that does not count."""
+
+PAUSE_S = 0.01
+"""A link that limits its rate by a bucket of tokens has filled it again by then."""
 
 
 class Request(Record):
@@ -88,8 +100,19 @@ def time_exchanges(run_dir: Path, rank: int, world_size: int) -> None:
         (run_dir / ANSWER_FILE).write_text(answer.model_dump_json(), encoding="utf-8")
 
 
-class _Exchange(Protocol):
-    def run(self, flat: torch.Tensor) -> ExchangeStats: ...
+class _TogetherChannel(Channel):
+    """All workers begin each collective at the same moment, and agree on how long it took, as calibration does."""
+
+    @contextmanager
+    def operation(self, primitive: Primitive, payload_bytes: int) -> Iterator[Pauses]:
+        """Count and time what happens inside as one operation, once everyone is there."""
+        dist.barrier(self._group)
+        with super().operation(primitive, payload_bytes) as pauses:
+            yield pauses
+        time_s = torch.tensor([self.messages[-1].time_s], dtype=torch.float64)
+        # The source of a broadcast is done at once: it is over when the last has it.
+        dist.all_reduce(time_s, dist.ReduceOp.MAX if primitive == "broadcast" else dist.ReduceOp.MIN, self._group)
+        self.messages[-1] = replace(self.messages[-1], time_s=float(time_s))
 
 
 def _timed(
@@ -119,17 +142,42 @@ def _timed(
     repeats = min(request.repeats, int(request.cell_s / cell.expected_s) - warm_up)
     if repeats < 1:
         return cell
-    exchange: _Exchange = (
-        make_exchange(way, numel) if groups is None else HierarchicalExchange(way, numel, groups=groups)
-    )
+    exchange = _Collectives(way, numel, groups)
     own_s = []
-    for _ in range(warm_up + repeats):
-        flat = gradient.clone()
-        dist.barrier()
-        own_s.append(exchange.run(flat).sync_s)
+    for step in range(warm_up + repeats):
+        time.sleep(PAUSE_S)
+        own_s.append(exchange.time_s(gradient.clone(), step))
     everyones_s = gather_numbers(own_s[warm_up:], workers)
     least_s = [min(times_s) for times_s in zip(*everyones_s, strict=True)]
     return cell.model_copy(update={"sync_s": statistics.median(least_s)})
+
+
+class _Collectives:
+    """One way of exchanging gradients; with ``groups`` in two levels, as `HierarchicalExchange` does."""
+
+    def __init__(self, way: Compression, numel: int, groups: HostGroups | None) -> None:
+        self._groups = groups
+        self._between = None if groups is None else groups.between
+        self._aggregation = make_aggregation(way, numel, group=self._between) if _leads(groups) else None
+
+    def time_s(self, flat: torch.Tensor, step: int) -> float:
+        """Seconds of the collectives of one exchange; never over for a worker that does not take part in all."""
+        out, channels = torch.empty_like(flat), list[Channel]()
+        if self._groups is not None:
+            channels.append(_TogetherChannel(self._groups.inside, scope="host"))
+            channels[0].all_reduce(flat)
+        if self._aggregation is not None:
+            channels.append(_TogetherChannel(self._between))
+            self._aggregation.run(flat, out, channels[-1], step)
+        if self._groups is not None:
+            channels[0].broadcast(out, 0)
+        if self._aggregation is None:
+            return math.inf
+        return sum(message.time_s for channel in channels for message in channel.messages)
+
+
+def _leads(groups: HostGroups | None) -> bool:
+    return groups is None or groups.leads
 
 
 def _operations(way: Compression, numel: int, workers: int) -> tuple[Operation, ...]:

@@ -85,7 +85,7 @@ def test_a_run_ends_as_far_as_the_best_fixed_choice_for_its_length(seed, steps):
     assert virtual.elapsed_s - price_s <= 1.1 * min(fixed) * virtual.progress
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(32))
 def test_wrong_timings_cost_little_more(seed):
     """Collectives up to eight times as slow as they were timed, compressing up to ten times, twice the noise."""
     rng = random.Random(100 + seed)
@@ -144,7 +144,7 @@ def crowded_run(seed, *, compress_s, wait):
     return [key for _, key in used[len(used) // 2 :]], min(fixed, key=fixed.__getitem__)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(16))
 def test_what_comes_between_the_parts_of_a_step_counts(seed):
     """Compressing takes little by itself, but the workers begin to exchange that much later, each at another time."""
 
@@ -155,16 +155,15 @@ def test_what_comes_between_the_parts_of_a_step_counts(seed):
     assert settled.count(best) >= 0.8 * len(settled), Counter(settled)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_waiting_for_cores_is_not_taken_for_the_network(seed):
-    """Beside training every exchange waits 30 ms, sums that are timed alone do not."""
+def test_waiting_for_cores_is_not_taken_for_the_network():
+    """Beside training every exchange waits 30 ms, sums that are timed alone do not; the ways are within 3 %."""
 
     def wait(ways):
         return {"unforeseen_s": {way.key: 0.03 for way in ways}}
 
-    settled, _ = crowded_run(seed, compress_s=(0.004, 0.008, 0.012), wait=wait)
-    changes = sum(one != other for one, other in itertools.pairwise(settled))
-    assert changes <= len(settled) / 8, Counter(settled)
+    runs = [crowded_run(seed, compress_s=(0.004, 0.008, 0.012), wait=wait)[0] for seed in range(8)]
+    changes = sum(one != other for settled in runs for one, other in itertools.pairwise(settled))
+    assert changes <= sum(map(len, runs)) / 10, [Counter(settled) for settled in runs]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from hetopt.profiler.network import fit_alpha_beta
 from hetopt.trainer.exchange.cost import TRAINER, Algorithms, Operation, Scope, Terms
-from hetopt.trainer.exchange.network_state import ALPHA, BETA, LinkState, NetworkState, Parts
+from hetopt.trainer.exchange.network_state import ALPHA, BETA, LinkState, NetworkState, Part, Parts
 
 LINK_DRIFT = 0.01
 """Relative standard deviation of how far latency, and apart from it a byte's time, move between observations."""
@@ -59,6 +59,7 @@ _LEAST_SHARE = 0.002  # that latency, or bytes, have in the quickest, or slowest
 _GRACES_S = (0.0, 0.0003, 0.0005, 0.0007, 0.001, 0.0014, 0.002, 0.003)
 _GRACE_COSTS = 0.5  # of relative errors, all timings together; less is what noise of a twentieth may explain
 _LOST = 1.0  # a timing so far from everything says no more by being farther
+_PASSES, _SETTLED = 20, 1e-3
 _FARTHEST = 100.0  # along the direction of a jump; far beyond e^30 times slower or faster
 
 
@@ -308,11 +309,32 @@ def _with_grace(samples: Sequence[Timed], scope: Scope, algorithms: Algorithms, 
         felt = [own.traffic_bytes * statistics.median(rates) > grace_s for own in terms]
         terms = [own if is_felt else replace(own, traffic_bytes=0.0) for own, is_felt in zip(terms, felt, strict=True)]
         latency_s, byte_s = _line(terms, [s + grace_s * is_felt for s, is_felt in zip(times_s, felt, strict=True)])
-    state = NetworkState(links={scope: LinkState.guessed(latency_s, byte_s, grace_s)})
-    for sample in samples:
-        parts = state.parts([(1.0, [sample.operation])], algorithms)
-        state = NetworkState(links=_updated(parts, sample.time_s, TIMING_ERROR**2))
-    return state.links[scope]
+    prior = LinkState.guessed(latency_s, byte_s, grace_s).with_primitives([s.operation.primitive for s in samples])
+    exchanges = [[(s.operation.primitive, s.operation.terms(algorithms))] for s in samples]
+    link = prior
+    for _ in range(_PASSES):
+        before, link = link, _fitted_around(link, prior, exchanges, times_s)
+        if max(abs(new / old - 1) for new, old in zip(link.values, before.values, strict=True)) < _SETTLED:
+            break
+    return link
+
+
+def _fitted_around(
+    at: LinkState, prior: LinkState, exchanges: Sequence[Sequence[Part]], times_s: Sequence[float]
+) -> LinkState:
+    """What the times say together where they change with the unknowns as they do at ``at``: a step of Gauss and Newton.
+
+    All are told anew from the prior, so their order does not matter, and none is lost to what others said before it. A
+    time that is farther off than noise explains counts for less (Huber 1964).
+    """
+    link = prior
+    for exchange, time_s in zip(exchanges, times_s, strict=True):
+        expected_s, row = at.time_s(exchange), at.row(exchange)
+        sd_s = TIMING_ERROR * max(time_s, expected_s)
+        sd_s *= math.sqrt(max(1.0, abs(time_s - expected_s) / (CLIP * sd_s)))
+        said_s = expected_s + sum(slope * (link.values[i] - at.values[i]) for i, slope in row.items())
+        link = link.conditioned(row, time_s - said_s, sd_s**2)
+    return link
 
 
 def _longest(samples: Sequence[Timed], terms: Sequence[Terms]) -> list[tuple[float, Terms]]:

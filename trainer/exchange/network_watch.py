@@ -9,7 +9,8 @@ collective's own affair, or that of the cores that workers share.
 
 A measurement that finds the network as it was says that nothing has jumped: exchanges wait for something else beside
 training, cores that workers share before all, and do so in whichever way they travel. That wait is told apart from then
-on (`NetworkWatch.beside_s`). Taken for the network's, it would be found and forgotten with every measurement.
+on (`NetworkWatch.beside_s`). Taken for the network's, it would be found and forgotten with every measurement. An
+exchange that is over sooner than all are said to wait refutes it.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class NetworkWatch:
         measured_jumps: of the network when it was last measured.
         since_s, cost_s: time trained since the last measurement after a jump, or since the start, and what one takes.
         beside_s: how much longer than alone an exchange takes beside training, whatever it sends.
+        soonest_s: that an exchange was over on the network as it is now, waits and all.
         quiet: the network as it was last measured; None: before the first period.
         seen: the newest exchange that was nothing but sums, and what it took; None: there was none.
         jumps_before: of the network, before the last period.
@@ -76,6 +78,7 @@ class NetworkWatch:
     since_s: float = 0.0
     cost_s: float = FIRST_COST_S
     beside_s: float = 0.0
+    soonest_s: float = math.inf
     quiet: NetworkState | None = None
     seen: tuple[tuple[Operation, ...], float] | None = None
     jumps_before: int = 0
@@ -107,13 +110,19 @@ class NetworkWatch:
         if probe_s is not None:
             unprobed_s = 0.0
             network = observe(network, [self._probe(probe_bytes)], probe_s)
+        beside_s = self.beside_s
+        soonest_s = self.soonest_s if time_s is None or hidden else min(self.soonest_s, time_s)
         if time_s is not None:
-            alone_s = time_s if hidden else max(time_s - self.beside_s, _LEAST_ALONE * time_s)
+            if not hidden and time_s < beside_s:
+                beside_s = max(0.0, time_s - network.expected_s(operations))
+            alone_s = time_s if hidden else max(time_s - beside_s, _LEAST_ALONE * time_s)
             network = observe(network, operations, alone_s, exchanges=exchanges, may_jump=are_sums(operations))
         return replace(
             self,
             network=network,
             quiet=quiet,
+            beside_s=beside_s,
+            soonest_s=soonest_s,
             seen=self.seen if time_s is None or hidden or not are_sums(operations) else (tuple(operations), time_s),
             jumps_before=jumps_before,
             unprobed_s=unprobed_s + period_s,
@@ -137,17 +146,18 @@ class NetworkWatch:
         still = measured_again(quiet, timings)
         if _is_alike(quiet, largest) and (waited_s := self._waited_s(still, alarmed=alarmed)) is not None:
             network = still.model_copy(update={"noise": self.network.noise, "jumps": self.jumps_before})
-            beside_s = waited_s
+            beside_s, soonest_s = min(waited_s, self.soonest_s), self.soonest_s
         else:
             network = measured_again(self.network, timings)
             unseen = not alarmed and not _is_alike(self.network, largest)
             network = network.model_copy(update={"jumps": network.jumps + unseen})
-            beside_s = 0.0 if alarmed or unseen else self.beside_s
+            beside_s, soonest_s = (0.0, math.inf) if alarmed or unseen else (self.beside_s, self.soonest_s)
         return replace(
             self,
             network=network,
             quiet=network,
             beside_s=beside_s,
+            soonest_s=soonest_s,
             seen=None,
             measured_jumps=network.jumps,
             since_s=0.0,

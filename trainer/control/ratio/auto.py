@@ -152,7 +152,7 @@ class AutoRatio:
         state = self._booked(state, now, outlook, observation)
         expected = state.belief.expected(used) if used.gain is None else None
         kept = 1.0 if expected is None else now.gain / expected
-        excess = Excess(step_s=now.step_s - outlook.predicted_s(used), kept=kept, period=state.periods)
+        excess = Excess(step_s=now.step_s - outlook.parts_s(used), kept=kept, period=state.periods)
         state = state.model_copy(update={"excess": {**state.excess, used.key: excess}})
         if used.gain is None and _has_risen(state, observation.loss):
             return self._safe(state, used, network, outlook)
@@ -278,6 +278,7 @@ class AutoRatio:
 
     def outlook(self, state: AutoState, network: NetworkState) -> Outlook:
         """What every option is judged by."""
+        of_any_s = state.beside_s + state.rest_s
         left = {key: 0.5 ** ((state.periods - seen.period) / _FORGOTTEN_BY_HALF) for key, seen in state.excess.items()}
         return Outlook(
             network=network,
@@ -288,7 +289,7 @@ class AutoRatio:
             beside_s=state.beside_s,
             rest_s=state.rest_s,
             compress_factors=state.compress_factors,
-            excess_s={key: seen.step_s * left[key] for key, seen in state.excess.items()},
+            excess_s={key: (seen.step_s - of_any_s) * left[key] for key, seen in state.excess.items()},
             kept={key: seen.kept ** left[key] for key, seen in state.excess.items()},
             backlog=state.backlog,
             steps_left=math.inf if state.steps_left is None else state.steps_left,

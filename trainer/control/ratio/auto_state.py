@@ -22,10 +22,11 @@ class Tried(Record):
 
 
 class Excess(Record):
-    """What an option was like beyond what was predicted, and in which period it was last in use.
+    """What an option was like beyond what its parts say, and in which period it was last in use.
 
     Attributes:
-        step_s: how much longer its step took.
+        step_s: how much longer its step took than its parts together; what any option's would is part of that, so it
+            stays right when another option shows that to be more or less.
         kept: what it kept of the energy that it was expected to keep.
     """
 

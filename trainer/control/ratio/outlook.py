@@ -73,7 +73,7 @@ class Outlook:
         beside_s: that an exchange takes longer beside training than alone, whatever it sends.
         rest_s: that a step takes longer than its parts together, whatever it sends.
         compress_factors: measured over expected time to compress, by compressor.
-        excess_s: how much longer than predicted a step took of options that were in use.
+        excess_s: how much longer than predicted a step took of options that were in use, what is forgotten left out.
         kept: what they kept of what was expected.
         backlog: steps' worth of gradient that is held back now.
         steps_left: of the run; infinite: what is held back at its end does not matter.
@@ -93,16 +93,16 @@ class Outlook:
     rest_s: float = 0.0
 
     def predicted_s(self, option: Option) -> float:
-        """Time of a step, from its parts."""
-        return (
-            self.beside_s
-            + self.rest_s
-            + option.step_s(
-                compute_s=self.compute_s,
-                backward_s=self.backward_s,
-                compress_s=self._compress_s(option),
-                exchange_s=option.exchange_s(self.network),
-            )
+        """Time of a step, as far as it is predicted the same way for all options."""
+        return self.parts_s(option) + self.beside_s + self.rest_s
+
+    def parts_s(self, option: Option) -> float:
+        """Time of the parts of a step that have timings of their own."""
+        return option.step_s(
+            compute_s=self.compute_s,
+            backward_s=self.backward_s,
+            compress_s=self._compress_s(option),
+            exchange_s=option.exchange_s(self.network),
         )
 
     def judge(self, option: Option, *, step_s: float | None = None) -> Judged | None:

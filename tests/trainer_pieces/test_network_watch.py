@@ -1,0 +1,58 @@
+"""What the watch of a network tells of waits that are not the network's."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetopt.trainer.exchange.cost import TRAINER, LinkSpeed, Operation, dense, gathered
+from hetopt.trainer.exchange.network_tracker import Timed, measured
+from hetopt.trainer.exchange.network_watch import NetworkWatch
+
+WORKERS = 4
+LINK = LinkSpeed(latency_s=0.0005, bytes_per_s=5e6)
+SUM, GATHER = dense(400_000, WORKERS), gathered(1_000, WORKERS)
+
+
+def timed(primitive, size):
+    operation = Operation(primitive=primitive, payload_bytes=size, members=WORKERS)
+    return Timed(operation=operation, time_s=LINK.time_s(operation.terms(TRAINER)))
+
+
+def fresh():
+    network = measured([timed(p, size) for p in ("all_reduce", "all_gather") for size in (256, 65_536, 1 << 20)])
+    return NetworkWatch(network=network, workers=WORKERS, gradient_bytes=1 << 20)
+
+
+def after(watch, operations, time_s):
+    return watch.after(operations, time_s, exchanges=5, probe_bytes=0, probe_s=None, period_s=10.0)
+
+
+def measured_again(watch):
+    return watch.measured([timed("all_reduce", size) for size in (256, 65_536)])
+
+
+def alone_s(operations):
+    return sum(LINK.time_s(operation.terms(TRAINER)) for operation in operations)
+
+
+def crowded(watch, wait_s):
+    """Sums take so much longer, until the network is measured and found to be as it was."""
+    for _ in range(3):
+        watch = after(watch, SUM, alone_s(SUM) + wait_s)
+    return measured_again(watch)
+
+
+def test_what_sums_wait_for_is_expected_of_all():
+    watch = crowded(fresh(), 0.3)
+    assert watch.beside_s == pytest.approx(0.3, rel=0.1)
+
+
+def test_an_exchange_that_is_over_sooner_refutes_it():
+    """Sums alone are slow beside training: no wait of all, which only they would have told of."""
+    watch = after(crowded(fresh(), 0.3), GATHER, alone_s(GATHER))
+    assert watch.beside_s == pytest.approx(0, abs=0.01)
+
+
+def test_one_that_was_over_sooner_before_does_so_too():
+    watch = crowded(after(fresh(), GATHER, alone_s(GATHER) + 0.01), 0.3)
+    assert watch.beside_s <= alone_s(GATHER) + 0.01
