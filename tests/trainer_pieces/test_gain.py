@@ -104,7 +104,7 @@ def test_rounding_can_keep_less_than_nothing_of_a_worker_whose_gradients_are_sma
     def kept(rank: int) -> float:
         aggregation = make_aggregation(Compression(name="int4"), numel)
         prepared = flats[rank].clone()
-        return aggregation.run(prepared, flats[rank].clone(), group.channel(rank), 0).kept_energy(prepared)
+        return aggregation.run(prepared, flats[rank].clone(), group.channel(rank), 0).subtract_from(prepared)
 
     with ThreadPoolExecutor(len(sizes)) as pool:
         found = list(pool.map(kept, range(len(sizes))))

@@ -62,18 +62,18 @@ def look_up(packed: Tensor, table: Tensor, numel: int) -> Tensor:
     return table.index_select(0, packed.int()).view(-1)[:numel]
 
 
-def add_looked_up(packed: Tensor, table: Tensor, out: Tensor, *, sign: int = 1) -> None:
-    """Add to ``out`` (or subtract) the values that packed bytes stand for."""
+def add_looked_up(packed: Tensor, table: Tensor, out: Tensor) -> None:
+    """Add to ``out`` the values that packed bytes stand for."""
     lanes = table.shape[1]
     for block in _byte_blocks(packed, lanes):
         part = out[block.start * lanes : block.stop * lanes]
-        part.add_(look_up(packed[block], table, part.numel()), alpha=sign)
+        part.add_(look_up(packed[block], table, part.numel()))
 
 
-def add_whole_bytes(codes: Tensor, first: float, unit: float, out: Tensor, *, sign: int = 1) -> None:
-    """Add to ``out`` (or subtract) ``(first + code) * unit`` for codes of a byte each, quicker than by a table."""
+def add_whole_bytes(codes: Tensor, first: float, unit: float, out: Tensor) -> None:
+    """Add to ``out`` ``(first + code) * unit`` for codes of a byte each, quicker than by a table."""
     for block in blocks(codes.numel(), codes.device):
-        out[block].add_((codes[block] + first).mul_(unit), alpha=sign)
+        out[block].add_((codes[block] + first).mul_(unit))
 
 
 def _byte_blocks(packed: Tensor, lanes: int) -> list[slice]:

@@ -64,8 +64,7 @@ class Exchange:
         there = energy(prepared) if holds_back or look_at else None
         looked, looking_s = _look(prepared, look_at, channel)
         sent = self._aggregation.run(prepared, flat, channel, self._carried.step)
-        kept = sent.kept_energy(prepared) if holds_back else there
-        self._memory.commit(prepared, sent)
+        kept = self._memory.commit(prepared, sent)
         self._carried.step += 1
         sync_s = sum(message.time_s for message in channel.messages)
         return ExchangeStats(
@@ -74,7 +73,7 @@ class Exchange:
             sync_s=sync_s,
             messages=tuple(channel.messages),
             energy=there,
-            kept_energy=kept,
+            kept_energy=there if kept is None else kept,
             look_energies=looked,
         )
 
@@ -100,9 +99,9 @@ class _Carried:
         """The memory's."""
         return self._memory.prepare(gradient)
 
-    def commit(self, prepared: Tensor, sent: Payload) -> None:
+    def commit(self, prepared: Tensor, sent: Payload) -> float | None:
         """The memory's."""
-        self._memory.commit(prepared, sent)
+        return self._memory.commit(prepared, sent)
 
     def state(self) -> MemoryState:
         """Both, and the step."""

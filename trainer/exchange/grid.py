@@ -129,10 +129,13 @@ class QuantisedPayload:
         for block, values in self.grid.parts(self.codes):
             flat[block].add_(values)
 
-    def subtract_from(self, flat: Tensor) -> None:
-        """Subtract what the codes stand for from a dense vector, in place."""
+    def subtract_from(self, flat: Tensor) -> float:
+        """See `Payload`."""
+        kept = 0.0
         for block, values in self.grid.parts(self.codes):
+            kept += kept_energy(flat[block], values)
             flat[block].sub_(values)
+        return kept
 
     def dense(self) -> Tensor:
         """What the codes stand for."""
@@ -140,7 +143,3 @@ class QuantisedPayload:
         for block, values in self.grid.parts(self.codes):
             flat[block].copy_(values)
         return flat
-
-    def kept_energy(self, prepared: Tensor) -> float:
-        """See `Payload`."""
-        return sum(kept_energy(prepared[block], values) for block, values in self.grid.parts(self.codes))

@@ -82,20 +82,17 @@ class LowRankPayload:
         """Add the products to a dense vector, in place."""
         self._add(flat, sign=1)
 
-    def subtract_from(self, flat: Tensor) -> None:
-        """Subtract the products from a dense vector, in place."""
+    def subtract_from(self, flat: Tensor) -> float:
+        """See `Payload`. A projection; and its energy is that of the right factors, as the left are orthonormal."""
         self._add(flat, sign=-1)
+        whole = [energy(place.left_of(self.left).view(-1)) for place in self.places if not place.rank]
+        return energy(self.right) + sum(whole)
 
     def dense(self) -> Tensor:
         """The products."""
         flat = torch.zeros(self.numel, device=self.left.device)
         self.add_to(flat)
         return flat
-
-    def kept_energy(self, prepared: Tensor) -> float:
-        """See `Payload`. A projection; and its energy is that of the right factors, as the left are orthonormal."""
-        whole = [energy(place.left_of(self.left).view(-1)) for place in self.places if not place.rank]
-        return energy(self.right) + sum(whole)
 
     def _add(self, flat: Tensor, *, sign: int) -> None:
         for place in self.places:

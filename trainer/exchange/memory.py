@@ -43,8 +43,12 @@ class Memory(Remembered, Protocol):
         """
         ...
 
-    def commit(self, prepared: torch.Tensor, sent: Payload) -> None:
-        """Remember ``prepared - sent``, where ``sent`` is exactly what the other workers received."""
+    def commit(self, prepared: torch.Tensor, sent: Payload) -> float | None:
+        """Remember ``prepared - sent``, where ``sent`` is exactly what the other workers received.
+
+        Returns:
+            The energy that this took away (see `Payload.subtract_from`); None where nothing is remembered.
+        """
         ...
 
 
@@ -56,7 +60,7 @@ class NoMemory:
         return gradient
 
     def commit(self, prepared: torch.Tensor, sent: Payload) -> None:
-        """Nothing to remember."""
+        """Nothing to remember (see `Memory`)."""
 
     def state(self) -> MemoryState:
         """Empty."""
@@ -82,12 +86,13 @@ class ErrorFeedback:
         """Gradient plus residual (see `Memory`)."""
         return torch.add(gradient, self._residual, out=self._prepared)
 
-    def commit(self, prepared: torch.Tensor, sent: Payload) -> None:
+    def commit(self, prepared: torch.Tensor, sent: Payload) -> float:
         """Keep what was not sent (see `Memory`)."""
         if prepared is not self._prepared:
             self._prepared.copy_(prepared)
-        sent.subtract_from(self._prepared)
+        kept = sent.subtract_from(self._prepared)
         self._residual, self._prepared = self._prepared, self._residual
+        return kept
 
     def state(self) -> MemoryState:
         """``{"residual": ...}``, copied."""

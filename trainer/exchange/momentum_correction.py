@@ -75,15 +75,16 @@ class MomentumCorrection:
                 torch.mul(gradient, scale, out=self._next_velocity).add_(self._velocity, alpha=self._momentum)
         return torch.add(self._unsent, self._next_velocity, out=self._prepared)
 
-    def commit(self, prepared: Tensor, sent: Payload) -> None:
+    def commit(self, prepared: Tensor, sent: Payload) -> float:
         """Keep what was not sent, and forget the velocity of what was (see `Memory`)."""
         if prepared is not self._prepared:
             raise ValueError("only what this memory prepared can be committed: a velocity belongs to it")
-        sent.subtract_from(self._prepared)
+        kept = sent.subtract_from(self._prepared)
         if isinstance(sent, SparsePayload) and sent.indices.numel() < sent.numel:
             self._next_velocity.index_fill_(0, sent.indices.long(), 0.0)
         self._unsent, self._prepared = self._prepared, self._unsent
         self._velocity, self._next_velocity = self._next_velocity, self._velocity
+        return kept
 
     def state(self) -> MemoryState:
         """``{"velocity": ..., "unsent": ...}``, copied."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -79,11 +80,16 @@ class NarrowPayload:
 
     def add_to(self, flat: Tensor) -> None:
         """Add the rounded gradient to a dense vector, in place."""
-        self._add(flat, sign=1)
+        for place, values in self._parts():
+            flat[place].add_(values)
 
-    def subtract_from(self, flat: Tensor) -> None:
-        """Subtract the rounded gradient from a dense vector, in place."""
-        self._add(flat, sign=-1)
+    def subtract_from(self, flat: Tensor) -> float:
+        """See `Payload`."""
+        kept = 0.0
+        for place, values in self._parts():
+            kept += kept_energy(flat[place], values)
+            flat[place].sub_(values)
+        return kept
 
     def dense(self) -> Tensor:
         """The rounded gradient."""
@@ -91,13 +97,13 @@ class NarrowPayload:
         self.add_to(flat)
         return flat
 
-    def kept_energy(self, prepared: Tensor) -> float:
-        """See `Payload`."""
-        return kept_energy(prepared, self.dense())
-
-    def _add(self, flat: Tensor, *, sign: int) -> None:
-        for block, values in self.coding.read(self.rows, self.size):
-            part = flat[block.flat]
-            part.add_(values.view(-1)[: part.numel()], alpha=sign)
-        own = flat[self.rank * self.size : (self.rank + 1) * self.size]
-        own.add_(self.rounding[: own.numel()], alpha=sign)
+    def _parts(self) -> Iterator[tuple[slice, Tensor]]:
+        """What was sent, a part of the gradient after the other, while it is in the cache."""
+        first = self.rank * self.size
+        for block, table in self.coding.read(self.rows, self.size):
+            begin, end = block.flat.start, min(block.flat.stop, self.numel)
+            values = table.view(-1)[: max(0, end - begin)]
+            own_begin, own_end = max(begin, first), min(end, first + self.size)
+            if own_begin < own_end:
+                values[own_begin - begin : own_end - begin].add_(self.rounding[own_begin - first : own_end - first])
+            yield slice(begin, end), values

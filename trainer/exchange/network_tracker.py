@@ -295,7 +295,9 @@ def _fitted(samples: Sequence[Timed], scope: Scope, algorithms: Algorithms) -> L
 
     longest_s = max(sample.time_s for sample in samples)
     graces_s = [grace_s for grace_s in _GRACES_S if grace_s < longest_s]
-    return min((_with_grace(samples, scope, algorithms, grace_s) for grace_s in graces_s), key=unexplained)
+    # Where something is held at its least, the order matters: the largest come first, whose rate is felt.
+    ordered = sorted(samples, key=lambda s: (-s.operation.payload_bytes, s.operation.primitive))
+    return min((_with_grace(ordered, scope, algorithms, grace_s) for grace_s in graces_s), key=unexplained)
 
 
 def _with_grace(samples: Sequence[Timed], scope: Scope, algorithms: Algorithms, grace_s: float) -> LinkState:
@@ -324,8 +326,8 @@ def _fitted_around(
 ) -> LinkState:
     """What the times say together where they change with the unknowns as they do at ``at``: a step of Gauss and Newton.
 
-    All are told anew from the prior, so their order does not matter, and none is lost to what others said before it. A
-    time that is farther off than noise explains counts for less (Huber 1964).
+    All are told anew from the prior, so none is lost to what others said before it. A time that is farther off than
+    noise explains counts for less (Huber 1964).
     """
     link = prior
     for exchange, time_s in zip(exchanges, times_s, strict=True):

@@ -48,33 +48,29 @@ class PackedPayload:
 
     def add_to(self, flat: Tensor) -> None:
         """Add the values to a dense vector, in place."""
-        self._add(flat, sign=1)
-
-    def subtract_from(self, flat: Tensor) -> None:
-        """Subtract the values from a dense vector, in place."""
-        self._add(flat, sign=-1)
-
-    def dense(self) -> Tensor:
-        """The values."""
-        flat = torch.zeros(sum(self.sizes), device=self.packed.device)
-        self.add_to(flat)
-        return flat
-
-    def kept_energy(self, prepared: Tensor) -> float:
-        """See `Payload`."""
-        return kept_energy(prepared, self.dense())
-
-    def _add(self, flat: Tensor, *, sign: int) -> None:
         table = bit_values(torch.tensor(self.code_values), self.bits).to(flat.device)
         start = byte = 0
         for size, unit in zip(self.sizes, self.units.tolist(), strict=True):
             stop = byte + -(-size * self.bits // 8)
             part = flat[start : start + size]
             if self.bits == 8:
-                add_whole_bytes(self.packed[byte:stop], self.code_values[0], unit, part, sign=sign)
+                add_whole_bytes(self.packed[byte:stop], self.code_values[0], unit, part)
             else:
-                add_looked_up(self.packed[byte:stop], table * unit, part, sign=sign)
+                add_looked_up(self.packed[byte:stop], table * unit, part)
             start, byte = start + size, stop
+
+    def subtract_from(self, flat: Tensor) -> float:
+        """See `Payload`."""
+        values = self.dense()
+        kept = kept_energy(flat, values)
+        flat.sub_(values)
+        return kept
+
+    def dense(self) -> Tensor:
+        """The values."""
+        flat = torch.zeros(sum(self.sizes), device=self.packed.device)
+        self.add_to(flat)
+        return flat
 
 
 class Quantised(Protocol):

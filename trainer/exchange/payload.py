@@ -18,19 +18,17 @@ class Payload(Protocol):
         """Add the payload to a dense vector, in place."""
         ...
 
-    def subtract_from(self, flat: Tensor) -> None:
-        """Subtract the payload from a dense vector, in place."""
+    def subtract_from(self, flat: Tensor) -> float:
+        """Subtract the payload from the dense vector x that it was made of, in place.
+
+        Returns:
+            The energy that this takes away, ``||x||^2 - ||x - sent||^2``; of a selection, and of any other projection,
+            that is ``||sent||^2``.
+        """
         ...
 
     def dense(self) -> Tensor:
         """The dense vector that the payload stands for, 1-D fp32; may be the payload's own memory."""
-        ...
-
-    def kept_energy(self, prepared: Tensor) -> float:
-        """``||x||^2 - ||x - sent||^2`` for the vector x that it was made of, in double precision.
-
-        Of a selection, and of any other projection, that is ``||sent||^2``.
-        """
         ...
 
 
@@ -49,17 +47,15 @@ class DensePayload:
         """Add the payload to a dense vector, in place."""
         flat.add_(self.values)
 
-    def subtract_from(self, flat: Tensor) -> None:
-        """Subtract the payload from a dense vector, in place."""
+    def subtract_from(self, flat: Tensor) -> float:
+        """See `Payload`."""
+        kept = kept_energy(flat, self.values)
         flat.sub_(self.values)
+        return kept
 
     def dense(self) -> Tensor:
         """The values themselves."""
         return self.values
-
-    def kept_energy(self, prepared: Tensor) -> float:
-        """See `Payload`."""
-        return kept_energy(prepared, self.values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -79,16 +75,14 @@ class SparsePayload:
         """Add the payload to a dense vector, in place."""
         flat.index_add_(0, self.indices, self.values)
 
-    def subtract_from(self, flat: Tensor) -> None:
-        """Subtract the payload from a dense vector, in place."""
+    def subtract_from(self, flat: Tensor) -> float:
+        """See `Payload`."""
+        kept = kept_energy(flat.index_select(0, self.indices), self.values)
         flat.index_add_(0, self.indices, self.values, alpha=-1)
+        return kept
 
     def dense(self) -> Tensor:
         """Zeros but for the sent elements."""
         flat = torch.zeros(self.numel, dtype=self.values.dtype, device=self.values.device)
         self.add_to(flat)
         return flat
-
-    def kept_energy(self, prepared: Tensor) -> float:
-        """See `Payload`."""
-        return kept_energy(prepared.index_select(0, self.indices), self.values)
