@@ -57,7 +57,7 @@ GOALS: dict[str, dict[Bound, float]] = {
     "rehearsed_quota_steps_p90_error": {"at_most": 0.12},
     "rehearsed_target_time_error": {"at_most": 0.10},
 }
-"""Medians and 90th percentiles are means over the folders; coverage is that of the worst folder and protocol."""
+"""Medians and 90th percentiles are means over the folders; coverage is that of a folder over its protocols."""
 
 Scores = dict[str, list[Score]]
 """By protocol, in the order of the folders."""
@@ -158,17 +158,18 @@ def step_times(root: Path, *, quick: bool) -> tuple[dict[str, float], dict[str, 
     print(f"\nA fit to {FIT_ROWS} rows takes {statistics.median(seconds):.2f} s")
 
     own = contenders["hetopt"]
-    covered = [one.coverage for scores in own.values() for one in scores if one.coverage is not None]
     figures = {
         **errors(own, ""),
         **errors(contenders["hetopt, folder held out"], "_folder_held_out"),
-        "lowest_coverage": round(min(covered), 4),
-        "highest_coverage": round(max(covered), 4),
+        **coverages(own, ""),
+        **coverages(contenders["hetopt, folder held out"], "_folder_held_out"),
         "fit_2000_rows_s": round(statistics.median(seconds), 3),
     }
     if not quick:
         figures |= errors(contenders["hetopt, job held out"], "_job_held_out")
         figures |= errors(contenders["hetopt, cluster held out"], "_cluster_held_out")
+        figures |= coverages(contenders["hetopt, job held out"], "_job_held_out")
+        figures |= coverages(contenders["hetopt, cluster held out"], "_cluster_held_out")
     baselines = {
         key: value
         for peer, suffix in (*((peer, f"_{peer.lower().replace(', ', '_')}") for peer in PEERS), (ADAPTDL, "_adaptdl"))
@@ -184,6 +185,19 @@ def errors(scores: Scores, suffix: str) -> dict[str, float]:
         f"{name(protocol)}_{field}{suffix}": round(mean(scores[protocol], field), 4)
         for protocol in PROTOCOLS
         for field in ("median", "p90")
+    }
+
+
+def coverages(scores: Scores, suffix: str) -> dict[str, float]:
+    """Shares of the measured times inside the intervals, as figures: of whole folders, and of single protocols."""
+    table = [[one.coverage for one in scores[protocol] if one.coverage is not None] for protocol in PROTOCOLS]
+    folders = [statistics.fmean(column) for column in zip(*table, strict=True)]
+    single = [coverage for row in table for coverage in row]
+    return {
+        f"lowest_coverage{suffix}": round(min(folders), 4),
+        f"highest_coverage{suffix}": round(max(folders), 4),
+        f"lowest_coverage_of_a_protocol{suffix}": round(min(single), 4),
+        f"highest_coverage_of_a_protocol{suffix}": round(max(single), 4),
     }
 
 

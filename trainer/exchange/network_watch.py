@@ -110,11 +110,12 @@ class NetworkWatch:
         if probe_s is not None:
             unprobed_s = 0.0
             network = observe(network, [self._probe(probe_bytes)], probe_s)
-        beside_s = self.beside_s
-        soonest_s = self.soonest_s if time_s is None or hidden else min(self.soonest_s, time_s)
-        if time_s is not None:
-            if not hidden and time_s < beside_s:
+        beside_s, soonest_s = self.beside_s, self.soonest_s
+        if time_s is not None and not hidden:
+            soonest_s = min(soonest_s, time_s)
+            if time_s < beside_s:
                 beside_s = max(0.0, time_s - network.expected_s(operations))
+        if time_s is not None:
             alone_s = time_s if hidden else max(time_s - beside_s, _LEAST_ALONE * time_s)
             network = observe(network, operations, alone_s, exchanges=exchanges, may_jump=are_sums(operations))
         return replace(
