@@ -28,8 +28,8 @@ HEADLINES = {
     "prediction": "Steps on larger clusters of GPUs than the two nodes that were profiled are {no_probe_median:.1%} "
     "off in the median (the published goodput model, by its authors' code: {no_probe_median_adaptdl:.0%}), "
     "{one_probe_median:.1%} after one probe of hetopt's choice ({one_probe_median_adaptdl:.1%}); run times of "
-    "the demo are {demo_median_absolute_error:.1%} off, {demo_worst_absolute_error:.0%} at worst (by steps times the profiled step time "
-    "{demo_median_absolute_error_by_hand:.0%})",
+    "the demo are {demo_median_absolute_error:.1%} off, {demo_worst_absolute_error:.0%} at worst (by steps times "
+    "the profiled step time {demo_median_absolute_error_by_hand:.0%})",
     "compressors": "Exact Top-k of 25 million gradients at 1% takes 1 / {topk_speedup:.0f} of `torch.topk`'s time",
     "balance": "Workers as unequal as 2, 17 and 20 cores train {speed_up_2_17_20:.1f} times as fast as with equal "
     "shares, {share_of_ideal_2_17_20:.0%} of what is possible; equal ones need {equal_workers_over_ddp_resnet20:.2f} "
