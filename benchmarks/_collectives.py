@@ -2,7 +2,7 @@
 
 Workers on hosts of their own are done with compressing at the same time. Here several share a processor, and one would
 begin a collective while others still wait for theirs; so all begin each collective together. And as training computes
-between two exchanges, there is a pause before each.
+between two exchanges, there is the pause of calibration before each.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from hetopt.profiler.artifact import Record
 from hetopt.trainer.agreement import gather_numbers
-from hetopt.trainer.exchange.calibration import measure_network
+from hetopt.trainer.exchange.calibration import PAUSE_S, measure_network
 from hetopt.trainer.exchange.channel import Channel, Pauses
 from hetopt.trainer.exchange.composition import PLAIN
 from hetopt.trainer.exchange.cost import Operation, Primitive
@@ -37,9 +37,6 @@ ANSWER_FILE = "answer.json"
 
 QUICK_S = 1.0
 """Exchanges that are over sooner are warmed up by one that does not count."""
-
-PAUSE_S = 0.01
-"""A link that limits its rate by a bucket of tokens has filled it again by then."""
 
 
 class Request(Record):
@@ -158,7 +155,8 @@ class _Collectives:
     def __init__(self, way: Compression, numel: int, groups: HostGroups | None) -> None:
         self._groups = groups
         self._between = None if groups is None else groups.between
-        self._aggregation = make_aggregation(way, numel, group=self._between) if _leads(groups) else None
+        leads = groups is None or groups.leads
+        self._aggregation = make_aggregation(way, numel, group=self._between) if leads else None
 
     def time_s(self, flat: torch.Tensor, step: int) -> float:
         """Seconds of the collectives of one exchange; never over for a worker that does not take part in all."""
@@ -174,10 +172,6 @@ class _Collectives:
         if self._aggregation is None:
             return math.inf
         return sum(message.time_s for channel in channels for message in channel.messages)
-
-
-def _leads(groups: HostGroups | None) -> bool:
-    return groups is None or groups.leads
 
 
 def _operations(way: Compression, numel: int, workers: int) -> tuple[Operation, ...]:

@@ -157,19 +157,14 @@ def step_times(root: Path, *, quick: bool) -> tuple[dict[str, float], dict[str, 
         seconds.append(time.perf_counter() - started)
     print(f"\nA fit to {FIT_ROWS} rows takes {statistics.median(seconds):.2f} s")
 
-    own = contenders["hetopt"]
     figures = {
-        **errors(own, ""),
-        **errors(contenders["hetopt, folder held out"], "_folder_held_out"),
-        **coverages(own, ""),
-        **coverages(contenders["hetopt, folder held out"], "_folder_held_out"),
+        **errors_and_coverages(contenders["hetopt"], ""),
+        **errors_and_coverages(contenders["hetopt, folder held out"], "_folder_held_out"),
         "fit_2000_rows_s": round(statistics.median(seconds), 3),
     }
     if not quick:
-        figures |= errors(contenders["hetopt, job held out"], "_job_held_out")
-        figures |= errors(contenders["hetopt, cluster held out"], "_cluster_held_out")
-        figures |= coverages(contenders["hetopt, job held out"], "_job_held_out")
-        figures |= coverages(contenders["hetopt, cluster held out"], "_cluster_held_out")
+        figures |= errors_and_coverages(contenders["hetopt, job held out"], "_job_held_out")
+        figures |= errors_and_coverages(contenders["hetopt, cluster held out"], "_cluster_held_out")
     baselines = {
         key: value
         for peer, suffix in (*((peer, f"_{peer.lower().replace(', ', '_')}") for peer in PEERS), (ADAPTDL, "_adaptdl"))
@@ -188,12 +183,13 @@ def errors(scores: Scores, suffix: str) -> dict[str, float]:
     }
 
 
-def coverages(scores: Scores, suffix: str) -> dict[str, float]:
-    """Shares of the measured times inside the intervals, as figures: of whole folders, and of single protocols."""
+def errors_and_coverages(scores: Scores, suffix: str) -> dict[str, float]:
+    """Errors, and the shares of measured times inside the intervals: of whole folders, and of single protocols."""
     table = [[one.coverage for one in scores[protocol] if one.coverage is not None] for protocol in PROTOCOLS]
     folders = [statistics.fmean(column) for column in zip(*table, strict=True)]
     single = [coverage for row in table for coverage in row]
     return {
+        **errors(scores, suffix),
         f"lowest_coverage{suffix}": round(min(folders), 4),
         f"highest_coverage{suffix}": round(max(folders), 4),
         f"lowest_coverage_of_a_protocol{suffix}": round(min(single), 4),

@@ -40,3 +40,10 @@ def kept_energy(values: Tensor, sent: Tensor) -> float:
     if math.isfinite(both) and _SMALLEST_SAFE < 2 * both - own < math.inf:
         return float(2 * both - own)
     return sum(float(torch.dot(2 * there.double() - gone.double(), gone.double())) for there, gone in pairs)
+
+
+def take_out(flat: Tensor, sent: Tensor) -> float:
+    """Subtract what was sent from a vector, in place; the energy that this takes away."""
+    kept = kept_energy(flat, sent)
+    flat.sub_(sent)
+    return kept

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hetopt.trainer.exchange.bits import bit_values, look_up
 from hetopt.trainer.exchange.blocks import blocks
-from hetopt.trainer.exchange.energy import kept_energy
+from hetopt.trainer.exchange.energy import take_out
 from hetopt.trainer.exchange.levels import SCALE_STEP
 
 Rounding = Callable[[Tensor], Tensor]
@@ -131,11 +131,7 @@ class QuantisedPayload:
 
     def subtract_from(self, flat: Tensor) -> float:
         """See `Payload`."""
-        kept = 0.0
-        for block, values in self.grid.parts(self.codes):
-            kept += kept_energy(flat[block], values)
-            flat[block].sub_(values)
-        return kept
+        return sum(take_out(flat[block], values) for block, values in self.grid.parts(self.codes))
 
     def dense(self) -> Tensor:
         """What the codes stand for."""

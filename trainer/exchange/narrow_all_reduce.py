@@ -11,7 +11,7 @@ from torch import Tensor
 from hetopt.trainer.exchange.aggregation import Stateless
 from hetopt.trainer.exchange.blocks import Workspace
 from hetopt.trainer.exchange.channel import Channel
-from hetopt.trainer.exchange.energy import kept_energy
+from hetopt.trainer.exchange.energy import take_out
 from hetopt.trainer.exchange.payload import Payload
 from hetopt.trainer.exchange.slice_coding import SliceCoding
 from hetopt.trainer.exchange.wire import slice_elements
@@ -85,11 +85,7 @@ class NarrowPayload:
 
     def subtract_from(self, flat: Tensor) -> float:
         """See `Payload`."""
-        kept = 0.0
-        for place, values in self._parts():
-            kept += kept_energy(flat[place], values)
-            flat[place].sub_(values)
-        return kept
+        return sum(take_out(flat[place], values) for place, values in self._parts())
 
     def dense(self) -> Tensor:
         """The rounded gradient."""

@@ -59,7 +59,7 @@ _LEAST_SHARE = 0.002  # that latency, or bytes, have in the quickest, or slowest
 _GRACES_S = (0.0, 0.0003, 0.0005, 0.0007, 0.001, 0.0014, 0.002, 0.003)
 _GRACE_COSTS = 0.5  # of relative errors, all timings together; less is what noise of a twentieth may explain
 _LOST = 1.0  # a timing so far from everything says no more by being farther
-_PASSES, _SETTLED = 20, 1e-3
+_PASSES, _SETTLED = 20, 1e-3  # steps of the fit at most, and relative changes that are none
 _FARTHEST = 100.0  # along the direction of a jump; far beyond e^30 times slower or faster
 
 
@@ -302,8 +302,10 @@ def _fitted(samples: Sequence[Timed], scope: Scope, algorithms: Algorithms) -> L
 
 def _with_grace(samples: Sequence[Timed], scope: Scope, algorithms: Algorithms, grace_s: float) -> LinkState:
     """The hop, and how each primitive differs, if so much of the bytes' time is not felt."""
+    primitives = [sample.operation.primitive for sample in samples]
     terms = [sample.operation.terms(algorithms) for sample in samples]
     times_s = [sample.time_s for sample in samples]
+    exchanges = [[part] for part in zip(primitives, terms, strict=True)]
     latency_s, byte_s = _line(terms, times_s)
     if grace_s > 0:
         # The longest timings tell the rate, whatever passes before it is felt.
@@ -311,8 +313,7 @@ def _with_grace(samples: Sequence[Timed], scope: Scope, algorithms: Algorithms, 
         felt = [own.traffic_bytes * statistics.median(rates) > grace_s for own in terms]
         terms = [own if is_felt else replace(own, traffic_bytes=0.0) for own, is_felt in zip(terms, felt, strict=True)]
         latency_s, byte_s = _line(terms, [s + grace_s * is_felt for s, is_felt in zip(times_s, felt, strict=True)])
-    prior = LinkState.guessed(latency_s, byte_s, grace_s).with_primitives([s.operation.primitive for s in samples])
-    exchanges = [[(s.operation.primitive, s.operation.terms(algorithms))] for s in samples]
+    prior = LinkState.guessed(latency_s, byte_s, grace_s).with_primitives(primitives)
     link = prior
     for _ in range(_PASSES):
         before, link = link, _fitted_around(link, prior, exchanges, times_s)

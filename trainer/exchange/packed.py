@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from hetopt.trainer.exchange.bits import add_looked_up, add_whole_bytes, bit_values, pack_codes, pack_flags
 from hetopt.trainer.exchange.blocks import blocks
-from hetopt.trainer.exchange.energy import kept_energy
+from hetopt.trainer.exchange.energy import take_out
 from hetopt.trainer.exchange.grid import UniformGrid
 from hetopt.trainer.exchange.rounding import StochasticRounding, nearest
 from hetopt.trainer.exchange.threshold import excess
@@ -61,10 +61,7 @@ class PackedPayload:
 
     def subtract_from(self, flat: Tensor) -> float:
         """See `Payload`."""
-        values = self.dense()
-        kept = kept_energy(flat, values)
-        flat.sub_(values)
-        return kept
+        return take_out(flat, self.dense())
 
     def dense(self) -> Tensor:
         """The values."""

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hetopt.trainer.exchange.energy import kept_energy
+from hetopt.trainer.exchange.energy import kept_energy, take_out
 
 
 class Payload(Protocol):
@@ -49,9 +49,7 @@ class DensePayload:
 
     def subtract_from(self, flat: Tensor) -> float:
         """See `Payload`."""
-        kept = kept_energy(flat, self.values)
-        flat.sub_(self.values)
-        return kept
+        return take_out(flat, self.values)
 
     def dense(self) -> Tensor:
         """The values themselves."""
