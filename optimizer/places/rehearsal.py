@@ -266,7 +266,7 @@ def _meeting(run: RunSpec, here: SmallWorkers) -> Meeting:
 
     def link(primitive: Primitive) -> LinkModel:
         if len(hosts) > 1:
-            return box_link(primitive, slowest, here.workers / here.cpus, model.profile.yardstick_s)
+            return box_link(primitive, slowest, here.workers / here.cpus)
         return model.host_links.get(primitive, HOST_LINK)
 
     return Meeting(

@@ -29,10 +29,8 @@ of 25 and 100 Mbit/s, one of 10 MB over four hosts at 100 Mbit/s 0.91 (2-core vi
 WAKING_S, CROWDED_WAKING_S = 1.2e-3, 0.55e-3
 """One message between hosts, and what is added for each worker that a processor has. Beside training, on two
 processors, each of the messages that gather a Top-k of 0.4 MB at 1 % took 2.1 to 2.9 ms among four workers and 3.3 to
-3.7 ms among eight, at 25 as at 400 Mbit/s."""
-
-WAKING_YARDSTICK_S = 1.45e-3
-"""Yardstick (`hetopt.profiler.yardstick`) of the machine that these were measured on: waking is processors' work."""
+3.7 ms among eight, at 25 as at 400 Mbit/s. The same was found where processors compute twice as fast (yardsticks of
+1.45 and 0.7 ms): a worker waits for the turn that the kernel gives it, and turns last as long on any machine."""
 
 RING_WAKING = 0.58
 """The same in a ring all-reduce: of 0.4 MB, at 25, 100 and 400 Mbit/s, its messages took 34, 8.9 and 2.3 to 3.1 ms with
@@ -87,19 +85,15 @@ class BoxLink(LinkModel):
         return self.latency_s**BESIDE_BYTES, sending_s**BESIDE_BYTES
 
 
-def box_link(
-    primitive: Primitive, rate_bits_per_s: float, workers_per_processor: float, yardstick_s: float | None = None
-) -> BoxLink:
+def box_link(primitive: Primitive, rate_bits_per_s: float, workers_per_processor: float) -> BoxLink:
     """What a primitive finds one of them to be.
 
     Args:
         primitive: ``all_reduce`` has two messages on their way at any time.
         rate_bits_per_s: of the slowest host of the group.
         workers_per_processor: that have to be woken.
-        yardstick_s: of this machine; absent: it is as fast as the one that links were measured on.
     """
-    slower = 1.0 if yardstick_s is None else yardstick_s / WAKING_YARDSTICK_S
-    waking_s = slower * (WAKING_S + CROWDED_WAKING_S * workers_per_processor)
+    waking_s = WAKING_S + CROWDED_WAKING_S * workers_per_processor
     ring = primitive == "all_reduce"
     return BoxLink(
         latency_s=RING_WAKING * waking_s if ring else waking_s,
