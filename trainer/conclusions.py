@@ -59,6 +59,7 @@ def _settle(training: Training) -> None:
         "sync_settled",
         step=settled.step,
         every_steps=settled.every_steps,
+        fragments=settled.fragments,
         compressor=settled.compressor,
         stretch=settled.stretch,
         stop=training.milestones.stop.model_dump(exclude_none=True),

@@ -33,7 +33,7 @@ _FIRST: Mapping[str, tuple[str, ...]] = {
 _SELSYNC = ("delta", "synchronised_share", "votes", "quorum", "max_local_steps", "window", "smoothing", "vote_lag")
 _AVERAGED = ("momentum", "buffers", "stretch")
 _KEYS: Mapping[str, tuple[str, ...]] = {
-    "local-sgd": ("every_steps", "rate_power", *_AVERAGED),
+    "local-sgd": ("every_steps", "rate_power", "fragments", *_AVERAGED),
     "fedavg": ("participants", "every_epochs", *_AVERAGED),
     "ssp": ("staleness", "stretch"),
     "selsync": (*_SELSYNC, *_AVERAGED),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     Field,
@@ -12,6 +12,7 @@ from pydantic import (
     PositiveInt,
     SerializerFunctionWrapHandler,
     model_serializer,
+    model_validator,
 )
 
 from hetopt.profiler.artifact import Record
@@ -44,6 +45,8 @@ class Synchronisation(_Named):
         every_steps: ``local-sgd``: parameters are averaged after so many steps (H).
         rate_power: ``local-sgd``: H grows as the learning rate falls, by the largest rate so far over the present one
             to this power, and to eight times H at most; 0: it stays.
+        fragments: ``local-sgd``: the model is averaged in so many parts, one after the other, each under the step that
+            follows; 1: all of it at once, and every worker waits for that.
         participants: ``fedavg``: part of the workers whose parameters enter an average (C); all of them receive it.
         every_epochs: ``fedavg``: parameters are averaged after so many passes over the data (E).
         staleness: ``ssp``: a worker computes with all updates but those of so many steps, the newest.
@@ -68,6 +71,7 @@ class Synchronisation(_Named):
     name: SyncName = "bsp"
     every_steps: PositiveInt = 8
     rate_power: NonNegativeFloat = 0.0
+    fragments: PositiveInt = 1
     participants: float = Field(default=1.0, gt=0, le=1)
     every_epochs: PositiveFloat = 0.25
     staleness: NonNegativeInt = 4
@@ -82,6 +86,15 @@ class Synchronisation(_Named):
     momentum: Literal["keep", "average", "reset"] = "keep"
     buffers: Literal["average", "keep"] = "average"
     stretch: PositiveFloat = 1.0
+
+    @model_validator(mode="after")
+    def _fragments_leave_in_turn(self) -> Self:
+        if self.every_steps % self.fragments:
+            raise ValueError(
+                f"{self.fragments} fragments cannot leave one after the other in {self.every_steps} steps, which have "
+                "to be a multiple of them"
+            )
+        return self
 
     @property
     def is_local(self) -> bool:

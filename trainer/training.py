@@ -23,7 +23,7 @@ from hetopt.trainer.balance import Balance
 from hetopt.trainer.checkpoints.saver import CheckpointSaver
 from hetopt.trainer.checkpoints.state import RankState, SharedState, run_digest
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.control.ratio.averaging import STRETCH, Promise
+from hetopt.trainer.control.ratio.averaging import Promise
 from hetopt.trainer.control.sync.settled import Settled
 from hetopt.trainer.evaluation import average_buffers
 from hetopt.trainer.exchange.momentum_correction import own_momentum
@@ -171,8 +171,9 @@ class Training:
         """
         settled = Settled(
             every_steps=promise.every_steps,
+            fragments=promise.every_steps,
             compressor=promise.rounding.compressor,
-            stretch=STRETCH,
+            stretch=promise.stretch,
             step=self.runner.step,
             epoch=self.epoch,
         )

@@ -189,6 +189,8 @@ def happening(
             kind, text = "twins_tried", _tried(event)
         case "sync_settled":
             averages = f"averaged every {event['every_steps']} steps, in {event['compressor']}"
+            if event.get("fragments", 1) > 1:
+                averages += f", a fragment of {event['fragments']} at a time"
             kind, text = "sync_settled", f"from now on parameters are {averages} ({event['reason']})"
         case "exchange_changed":
             # Who weighs whole ways names them in the reason; who decides on a ratio does not.

@@ -7,6 +7,7 @@ gradients.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -98,7 +99,9 @@ def _oftener(pilot: LocalPilot) -> Iterator[Synchronisation]:
     for times in OFTENER:
         if sync.name == "local-sgd":
             if times == 1 or sync.every_steps // times >= 1 / MOST_SHARE:
-                yield sync.model_copy(update={"every_steps": sync.every_steps // times})
+                every_steps = sync.every_steps // times
+                fragments = math.gcd(every_steps, sync.fragments)
+                yield sync.model_copy(update={"every_steps": every_steps, "fragments": fragments})
         elif sync.name == "selsync" and sync.delta == "auto":
             if times == 1 or sync.synchronised_share * times <= MOST_SHARE:
                 yield sync.model_copy(update={"synchronised_share": sync.synchronised_share * times})

@@ -1,6 +1,7 @@
 """What workers that train for themselves spend on being brought together: which part of their steps communicate.
 
-Averages are made after the step, so nothing hides them; the share of steps that make one is known (local SGD, FedAvg),
+Averages are made after the step, so nothing hides them, but for those in fragments, which travel under the step that
+follows; the share of steps that make one is known (local SGD, FedAvg),
 steered (SelSync with ``auto``), measured by an earlier run, or assumed from what was published.
 """
 
@@ -74,11 +75,13 @@ def communication(
             )
     least = 1 / (sync.max_local_steps + 1) if sync.name == "selsync" and sync.max_local_steps else 0.0
     share = max(share, least)
-    return Communication(
-        share=share,
-        log_sd=log_sd,
-        note=f"Parameters are averaged in {share:.3g} of the steps, {known} ({sync.name}).",
-    )
+    note = f"Parameters are averaged in {share:.3g} of the steps, {known} ({sync.name})."
+    if sync.fragments > 1:
+        note = (
+            f"Parameters are averaged every {sync.every_steps} steps, in {sync.fragments} fragments one after the "
+            f"other, each of which travels under the step that follows ({sync.name})."
+        )
+    return Communication(share=share, log_sd=log_sd, note=note)
 
 
 def exposed_s(sync: Synchronisation, told: Communication, *, exchange_s: float, compute_s: float) -> float:
@@ -93,6 +96,8 @@ def exposed_s(sync: Synchronisation, told: Communication, *, exchange_s: float, 
     if sync.name == "ssp":
         rhythm = Rhythm.of(sync.staleness)
         return max(0.0, exchange_s / rhythm.every - (compute_s if rhythm.flights > 1 else 0.0))
+    if sync.fragments > 1:  # of which there are so many in the time of an average, each under a step's computation
+        return told.share * max(0.0, exchange_s - sync.fragments * compute_s)
     return told.share * exchange_s
 
 

@@ -67,6 +67,7 @@ UNEVEN = {
 # Workers that train for themselves and average parameters now and then, on parts of the data, with samples handed on.
 SELSYNC = {"name": "selsync", "delta": 0.15, "window": 5, "max_local_steps": 20}
 ROUNDED = {"sync": {"name": "local-sgd", "every_steps": 7}, "compression": {"name": "int4"}}
+FRAGMENTS = {"sync": {"name": "local-sgd", "every_steps": 6, "fragments": 3}, "compression": {"name": "int8"}}
 SYNC_SCENARIOS: list[dict[str, Any]] = [
     {"name": "selsync-0", "spec": toy_spec(sync={"name": "selsync", "delta": 0})},
     {"name": "local-sgd-1", "spec": toy_spec(sync={"name": "local-sgd", "every_steps": 1})},
@@ -87,12 +88,24 @@ SYNC_SCENARIOS: list[dict[str, Any]] = [
     {"name": "rounded", "spec": toy_spec("with_buffers", **ROUNDED)},
     {"name": "rounded-resumed", "spec": toy_spec("with_buffers", **ROUNDED, **HALF)},
     {"name": "rounded-resumed", "spec": toy_spec("with_buffers", **ROUNDED)},
+    {"name": "fragments", "spec": toy_spec("with_buffers", **FRAGMENTS)},
+    {"name": "fragments-resumed", "spec": toy_spec("with_buffers", **FRAGMENTS, **HALF)},
+    {"name": "fragments-resumed", "spec": toy_spec("with_buffers", **FRAGMENTS)},
+    {
+        "name": "fragments-watched",
+        "spec": toy_spec("with_buffers", **FRAGMENTS, evaluate_every_epochs=0.1, checkpoint_every_s=0.001),
+    },
+    {"name": "fragments-whole", "spec": toy_spec("with_buffers", sync=FRAGMENTS["sync"])},
     # Late updates and much momentum do not go together at the highest rate that dense training bears.
     {"name": "ssp", "spec": toy_spec(sync={"name": "ssp", "staleness": 5}, learning_rate_scale=0.2)},
     {"name": "ssp-resumed", "spec": toy_spec(sync={"name": "ssp", "staleness": 9}, learning_rate_scale=0.2, **HALF)},
     {"name": "ssp-resumed", "spec": toy_spec(sync={"name": "ssp", "staleness": 9}, learning_rate_scale=0.2)},
     {"name": "local-uneven", "spec": toy_spec(sync={"name": "local-sgd"}, stop={"max_steps": 64}, **UNEVEN)},
     {"name": "refused", "spec": toy_spec(sync={"name": "local-sgd"}, compression=TOPK)},
+    {
+        "name": "refused-fragments",
+        "spec": toy_spec(sync={"name": "local-sgd", "every_steps": 4, "fragments": 2, "momentum": "average"}),
+    },
     {"name": "refused-late", "spec": toy_spec(sync={"name": "ssp"}, compression={"name": "int8"})},
     {"name": "shards", "spec": toy_spec(partition={"name": "shards"}, **SHORT)},
     {"name": "seldp", "spec": toy_spec(partition={"name": "seldp"}, **HALF)},

@@ -30,6 +30,7 @@ LOCAL_RUNS = [
     "fedavg",
     "momentum",
     "rounded",
+    "fragments",
     "ssp",
     "local-uneven",
     "injection-local",
@@ -88,7 +89,7 @@ def test_the_log_tells_how_far_workers_came_apart(crew: Crew) -> None:
     assert all("divergence" not in event for event in events if not event["synchronised"])
 
 
-@pytest.mark.parametrize("name", ["selsync", "local-buffers", "rounded"])
+@pytest.mark.parametrize("name", ["selsync", "local-buffers", "rounded", "fragments"])
 def test_a_resumed_run_of_local_steps_ends_where_an_uninterrupted_one_does_to_the_bit(crew: Crew, name: str) -> None:
     whole, resumed = crew.finished(name), crew.finished(f"{name}-resumed")
     assert [event["resumed_step"] for event in crew.events(f"{name}-resumed", "run_started")] == [0, 43]
@@ -117,8 +118,28 @@ def test_averages_may_be_rounded_and_what_rounding_left_goes_with_the_next(crew:
     assert rounded == pytest.approx(whole, rel=0.3)
 
 
+def test_fragments_are_averaged_in_turn_and_as_often_as_the_whole_model_would_be(crew: Crew) -> None:
+    """A third of the model leaves in every other step; the last that leaves is on its way when the run ends."""
+    assert told(crew, "fragments-whole", "synchronised") == 49 // 3
+    assert told(crew, "fragments-whole", "synchronised") + told(crew, "fragments-whole", "local") == 100
+    parameters, statistics = 6 * 16 + 4 * 16 + 1, 2 * 16
+    # Every fragment brings how far workers are apart; 16 whole models, and the first fragment of the next.
+    travelled = 4 * (49 + 16 * (parameters + statistics) + parameters // 3)
+    assert told(crew, "fragments-whole", "sent_bytes") == travelled
+    assert told(crew, "fragments", "sent_bytes") < travelled
+    apart = [event["sync"]["divergence"] for event in crew.events("fragments", "step") if "divergence" in event["sync"]]
+    assert all(0 < one < 1 for one in apart)
+
+
+def test_a_fragment_that_travels_is_taken_in_when_it_is_due_whoever_looks_before(crew: Crew) -> None:
+    whole, watched = crew.finished("fragments"), crew.finished("fragments-watched")
+    assert len(crew.events("fragments-watched", "evaluated")) > 2 * len(crew.events("fragments", "evaluated"))
+    assert watched["parameters_sha256"] == whole["parameters_sha256"]
+
+
 def test_what_leaves_most_out_of_an_average_is_refused(crew: Crew) -> None:
     assert "leave most of what they have learned out" in reason(crew, "refused")
+    assert "Fragments of a model travel alone" in reason(crew, "refused-fragments")
     assert "nothing to act on" in reason(crew, "refused-late")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
@@ -19,16 +21,39 @@ class ModelVector:
         self._tensors = [*self._parameters, *self._buffers]
         self.parameters = sum(p.numel() for p in self._parameters)
         """Elements that are parameters; the first ones."""
+        self.elements = sum(tensor.numel() for tensor in self._tensors)
 
-    def read(self) -> Tensor:
-        """A copy, [elements]."""
+    def read(self, begin: int = 0, end: int | None = None) -> Tensor:
+        """A copy of the elements from ``begin`` to ``end``; absent: all, [elements]."""
         with torch.no_grad():
-            return torch.cat([tensor.detach().reshape(-1).float() for tensor in self._tensors])
+            spans = self._spans(begin, self.elements if end is None else end)
+            return torch.cat([tensor.detach().reshape(-1)[span].float() for tensor, span in spans])
 
-    def write(self, flat: Tensor, *, buffers: bool = True) -> None:
-        """Make the model what ``flat`` is, with its running statistics or without."""
-        tensors = self._tensors if buffers else self._parameters
-        parts = torch.split(flat[: sum(t.numel() for t in tensors)], [t.numel() for t in tensors])
+    def write(self, flat: Tensor, *, begin: int = 0) -> None:
+        """Make the model what ``flat`` is, from its element ``begin`` on.
+
+        Args:
+            flat: 1-D, as long as what is to be changed.
+            begin: where in the model it begins.
+        """
+        spans = list(self._spans(begin, begin + flat.numel()))
         with torch.no_grad():
-            for tensor, part in zip(tensors, parts, strict=True):
-                tensor.copy_(part.view(tensor.shape))
+            parts = torch.split(flat, [span.stop - span.start for _, span in spans])
+            for (tensor, span), part in zip(spans, parts, strict=True):
+                if part.numel() == tensor.numel():
+                    tensor.copy_(part.view(tensor.shape))
+                elif tensor.is_contiguous():
+                    tensor.view(-1)[span].copy_(part)
+                else:
+                    whole = tensor.reshape(-1)
+                    whole[span] = part.to(whole)
+                    tensor.copy_(whole.view(tensor.shape))
+
+    def _spans(self, begin: int, end: int) -> Iterator[tuple[Tensor, slice]]:
+        """Tensors that have elements between two places, and which of theirs."""
+        start = 0
+        for tensor in self._tensors:
+            low, high = max(begin - start, 0), min(end - start, tensor.numel())
+            if low < high:
+                yield tensor, slice(low, high)
+            start += tensor.numel()

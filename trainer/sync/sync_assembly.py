@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
@@ -18,6 +20,7 @@ from hetopt.trainer.spec import RunSpec
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.parameter_sync import ParameterSync
 from hetopt.trainer.sync.stale_sync import StaleSync
+from hetopt.trainer.sync.streaming_sync import StreamingSync
 from hetopt.trainer.sync.synchroniser import Synchroniser
 
 
@@ -56,6 +59,18 @@ def make_synchroniser(
         return StaleSync(
             staleness=spec.sync.staleness, model=model, optimizer=optimizer, rank=rank, stopwatch=stopwatch
         )
+    channel = partial(Channel, clock=clock, on=device)
+    if spec.sync.fragments > 1:
+        return StreamingSync(
+            sync=spec.sync,
+            model=model,
+            optimizer=optimizer,
+            compression=spec.compression,
+            channel=channel,
+            beside=partial(channel, _group_beside(spec.exchange_timeout_s)),
+            clock=clock,
+            stopwatch=stopwatch,
+        )
     policy = choose_sync_policy(
         spec.sync,
         workers=len(spec.workers),
@@ -70,9 +85,14 @@ def make_synchroniser(
         model=model,
         optimizer=optimizer,
         compression=spec.compression,
-        channel=partial(Channel, clock=clock, on=device),
+        channel=channel,
         stopwatch=stopwatch,
     )
+
+
+def _group_beside(timeout_s: float) -> dist.ProcessGroup | None:
+    """The same workers once more, for collectives that run beside those of the default group."""
+    return dist.new_group(timeout=timedelta(seconds=timeout_s)) if dist.is_initialized() else None
 
 
 def samples_drawn(spec: RunSpec) -> int:

@@ -16,12 +16,14 @@ class Settled(Record):
 
     Attributes:
         every_steps: from one average to the next, until the learning rate falls.
+        fragments: that the model is averaged in, one after the other, each under the step that follows.
         compressor: that rounds them.
         stretch: steps that are taken for one of what was left to do, and epochs of the schedule likewise.
         step, epoch: when it began: steps done, and passes over the data with fractions.
     """
 
     every_steps: PositiveInt
+    fragments: PositiveInt = 1
     compressor: str
     stretch: PositiveFloat
     step: NonNegativeInt
@@ -31,7 +33,9 @@ class Settled(Record):
         """The run as it is from then on: with a synchronisation of its own, and more steps to its end."""
         return spec.model_copy(
             update={
-                "sync": Synchronisation(name="local-sgd", every_steps=self.every_steps, rate_power=1.0),
+                "sync": Synchronisation(
+                    name="local-sgd", every_steps=self.every_steps, fragments=self.fragments, rate_power=1.0
+                ),
                 "compression": Compression(name=self.compressor),
                 "ratio_policy": "fixed",
                 "collective_policy": "fixed",

@@ -1,0 +1,166 @@
+"""Averages in fragments that travel while their workers train on."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.spec import Compression
+from hetopt.trainer.steps.step import StepTrace
+from hetopt.trainer.steps.stopwatch import make_stopwatch
+from hetopt.trainer.sync.model_vector import ModelVector
+from hetopt.trainer.sync.streaming_sync import StreamingSync
+from hetopt.trainer.synchronisation import Synchronisation
+
+from .thread_group import ThreadGroup
+
+WORKERS, SHARES = 3, (5, 2, 1)
+CPU = torch.device("cpu")
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
+
+
+class Worker:
+    """One of them: its model, which a test changes as it likes, and what brings it together with the others'."""
+
+    def __init__(self, sync, compression, groups, rank):
+        self.model = model()
+        self.vector = ModelVector(self.model)
+        self.sync = StreamingSync(
+            sync=sync,
+            model=self.model,
+            optimizer=torch.optim.SGD(self.model.parameters(), lr=0.1),
+            compression=Compression(name=compression),
+            channel=lambda: groups[0].channel(rank),
+            beside=lambda *_: groups[1].channel(rank),
+            clock=lambda: 0.0,
+            stopwatch=make_stopwatch(CPU),
+        )
+        self.random = torch.Generator().manual_seed(rank)
+
+    def draw(self, *, ahead=False):
+        """What it learns next; ``ahead``: it will draw the same once more."""
+        generator = torch.Generator().set_state(self.random.get_state()) if ahead else self.random
+        return torch.randn(self.vector.parameters, generator=generator)
+
+    def learn(self, much):
+        flat = self.vector.read()
+        flat[: self.vector.parameters] += much * self.draw()
+        self.vector.write(flat)
+
+
+def crew(sync, compression="identity"):
+    groups = (ThreadGroup(WORKERS), ThreadGroup(WORKERS))
+    return [Worker(sync, compression, groups, rank) for rank in range(WORKERS)]
+
+
+def together(workers, act):
+    with ThreadPoolExecutor(len(workers)) as pool:
+        return list(pool.map(act, workers))
+
+
+def step(workers, number, much):
+    def one(worker):
+        worker.learn(much)
+        mark = make_stopwatch(CPU).mark()
+        trace = StepTrace(loss_sum=torch.zeros(()), begun=mark, computed=mark, summed=mark, micro_batches=1)
+        return worker.sync.after(number, trace, SHARES)
+
+    return together(workers, one)
+
+
+def mean(workers):
+    """Of all parameters, each worker's weighted by what it has seen."""
+    parts = zip(workers, SHARES, strict=True)
+    flats = [worker.vector.read()[: worker.vector.parameters].double() * share for worker, share in parts]
+    return sum(flats) / sum(SHARES)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    fragments=st.integers(1, 6),
+    every=st.integers(1, 3),
+    compression=st.sampled_from(["identity", "int8", "int4"]),
+    learned=st.lists(st.sampled_from([0.0, 0.1, 1.0]), max_size=12),
+)
+def test_averages_change_no_mean_and_workers_that_stop_learning_become_one(fragments, every, compression, learned):
+    """What an average gives to one worker it takes from the others; what rounding leaves is sent later."""
+    workers = crew(Synchronisation(name="local-sgd", every_steps=every * fragments, fragments=fragments), compression)
+    number, expected = 0, mean(workers)
+    for much in learned:
+        expected += sum(
+            share * much * worker.draw(ahead=True).double() for worker, share in zip(workers, SHARES, strict=True)
+        ) / sum(SHARES)
+        step(workers, number := number + 1, much)
+        if compression == "identity":
+            torch.testing.assert_close(mean(workers), expected, rtol=0, atol=1e-5)
+    for _ in range(8 * every * fragments + 1):
+        step(workers, number := number + 1, 0.0)
+    flats = [worker.vector.read() for worker in workers]
+    for flat in flats[1:]:
+        torch.testing.assert_close(flat, flats[0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(mean(workers), expected, rtol=0, atol=1e-4)
+
+
+def test_all_are_judged_by_the_same_bits_and_train_on_as_they_were():
+    workers = crew(Synchronisation(name="local-sgd", every_steps=4, fragments=4), "int8")
+    for number in range(1, 8):
+        step(workers, number, 1.0)
+    before = [worker.vector.read() for worker in workers]
+
+    def look(worker):
+        with worker.sync.averaged(), worker.sync.averaged():
+            return worker.vector.read()
+
+    judged = together(workers, look)
+    assert torch.equal(judged[0], judged[1])
+    assert torch.equal(judged[0], judged[2])
+    torch.testing.assert_close(judged[0][: workers[0].vector.parameters].double(), mean(workers), rtol=0, atol=0.1)
+    for worker, flat in zip(workers, before, strict=True):
+        assert torch.equal(worker.vector.read(), flat)
+
+
+@pytest.mark.parametrize("broken", ["flight", "held_back", "counted"])
+def test_a_damaged_state_is_refused_with_a_sentence(broken):
+    workers = crew(Synchronisation(name="local-sgd", every_steps=2, fragments=2), "int8")
+    step(workers, 1, 1.0)
+    saved = workers[0].sync.state()
+    assert saved["flight"] is not None
+    with pytest.raises(BadInput, match="is damaged"):
+        workers[0].sync.resume({**saved, broken: {"place": 0}})
+
+
+def test_a_state_of_other_fragments_is_left_alone():
+    halves, thirds = (
+        crew(Synchronisation(name="local-sgd", every_steps=6, fragments=fragments)) for fragments in (2, 3)
+    )
+    for number in range(1, 5):
+        step(halves, number, 1.0)
+    together(list(zip(halves, thirds, strict=True)), lambda pair: pair[1].sync.resume(pair[0].sync.state()))
+    for worker in thirds:
+        assert torch.equal(worker.vector.read(), ModelVector(model()).read())
+
+
+@given(begin=st.integers(0, 67), length=st.integers(0, 67))
+def test_a_part_of_a_model_is_read_and_written_alone(begin, length):
+    one = model()
+    one[0].weight.data = one[0].weight.data.t().contiguous().t()  # in another memory format
+    vector = ModelVector(one)
+    end = min(vector.elements, begin + length)
+    if end <= begin:
+        return
+    whole = vector.read()
+    assert torch.equal(vector.read(begin, end), whole[begin:end])
+    fresh = torch.arange(end - begin, dtype=torch.float32)
+    vector.write(fresh, begin=begin)
+    whole[begin:end] = fresh
+    assert torch.equal(vector.read(), whole)

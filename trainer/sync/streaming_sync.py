@@ -1,0 +1,306 @@
+"""Averages a model part by part, in turn, each under the step that follows: hardly anybody ever waits for an average.
+
+A fragment of the parameters leaves every ``H / fragments`` steps, so each is averaged every H steps, and workers are
+far apart in a part of the model only. It travels, in a thread of its own, while the next step is computed. What arrives
+is the average of what the workers were when it left: they take it over and keep what they have learned since,
+
+    x_i <- x_i + (average - what x_i was)
+
+A step then takes as long as computing or as a fragment's journey, whichever is longer. (Streaming DiLoCo, arXiv
+2501.18512, without its outer optimizer; fragments are runs of the flat vector, which are equally large in any model.)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from pydantic import ValidationError
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.control.sync.periodic import LargestRate, LocalSgd
+from hetopt.trainer.control.sync.policy import SyncObservation
+from hetopt.trainer.events import Event
+from hetopt.trainer.exchange.channel import Channel
+from hetopt.trainer.exchange.parameter_average import RoundedSum, average_parameters, weights_by_samples
+from hetopt.trainer.exchange.stats import ExchangeStats
+from hetopt.trainer.spec import Compression
+from hetopt.trainer.steps.step import StepTrace
+from hetopt.trainer.steps.stopwatch import Stopwatch
+from hetopt.trainer.sync.model_vector import ModelVector
+from hetopt.trainer.synchronisation import Synchronisation
+
+Samples = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fragment:
+    """A part of the flat model.
+
+    Attributes:
+        begin, end: of its elements.
+        rounded: sums its updates in fewer bytes; None: in fp32.
+    """
+
+    begin: int
+    end: int
+    rounded: RoundedSum | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """What a fragment's journey brought: the average, how far workers were apart, and what this one sent."""
+
+    mean: Tensor
+    divergence: float
+    sent_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Flight:
+    """A fragment on its way.
+
+    Attributes:
+        place: of the fragment.
+        snapshot: what this worker's was when it left.
+        arrival: what comes back.
+    """
+
+    place: int
+    snapshot: Tensor
+    arrival: Future[Arrival]
+
+    def correction(self) -> Tensor:
+        """What this worker has to add to its fragment, once the average is there."""
+        return self.arrival.result().mean - self.snapshot
+
+
+class StreamingSync:
+    """One worker's end (see `Synchroniser`).
+
+    Args:
+        sync: local SGD in fragments.
+        model: this worker's; now the same on all of them.
+        optimizer: whose momentum is this worker's own.
+        compression: how averages are rounded.
+        channel: makes one, to the other workers.
+        beside: makes one of a group of its own, for collectives that run beside all others.
+        clock: seconds.
+        stopwatch: of the device.
+    """
+
+    def __init__(
+        self,
+        *,
+        sync: Synchronisation,
+        model: nn.Module,
+        optimizer: Optimizer,
+        compression: Compression,
+        channel: Callable[[], Channel],
+        beside: Callable[[], Channel],
+        clock: Callable[[], float],
+        stopwatch: Stopwatch,
+    ) -> None:
+        self._name = f"{sync.name} in {sync.fragments} fragments"
+        self._policy = LocalSgd(every_steps=sync.every_steps // sync.fragments, rate_power=sync.rate_power)
+        self._state: LargestRate = self._policy.initial()
+        self._optimizer = optimizer
+        self._vector = ModelVector(model)
+        self._base = self._vector.read()
+        self._fragments = _cut(self._vector, self._base, sync, compression)
+        self._channel, self._beside = channel, beside
+        self._clock = clock
+        self._stopwatch = stopwatch
+        self._workers, self._rank = (c := channel()).workers, c.rank
+        self._samples: Samples = (0,) * self._workers
+        self._counted: list[Samples] = [self._samples] * len(self._fragments)
+        """Samples of each worker until each fragment last left."""
+        self._steps_since = self._next = self._landed = 0
+        self._flight: Flight | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hetopt-averages")
+        self._told: deque[tuple[int, Arrival | None]] = deque()
+        self._own: Tensor | None = None  # this worker's model, while the average is in its place
+
+    def after(self, step: int, trace: StepTrace, samples: Sequence[int]) -> StepTrace:
+        """Take in the fragment that left a step ago, and send the next if it is time to (see `Synchroniser`)."""
+        self._samples = tuple(before + now for before, now in zip(self._samples, samples, strict=True))
+        waited_s, arrival = self._land()
+        self._told.append((step, arrival))
+        self._steps_since += 1
+        rate = float(self._optimizer.param_groups[0]["lr"])
+        self._state, decision = self._policy.decide(
+            self._state, SyncObservation(step=step, local_steps=self._steps_since, changes=None, learning_rate=rate)
+        )
+        if decision.synchronise:
+            self._depart()
+        stats = ExchangeStats(sent_bytes=arrival.sent_bytes if arrival else 0, compress_s=0.0, sync_s=waited_s)
+        return replace(trace, summed=self._stopwatch.mark(), exchange=stats)
+
+    def _depart(self) -> None:
+        place, fragment = self._next, self._fragments[self._next]
+        snapshot = self._vector.read(fragment.begin, fragment.end)
+        weight = self._weight(place)
+        self._counted[place] = self._samples
+        self._steps_since, self._next = 0, (place + 1) % len(self._fragments)
+        arrival = self._thread.submit(self._fly, fragment, snapshot.clone(), weight)
+        self._flight = Flight(place=place, snapshot=snapshot, arrival=arrival)
+
+    def _fly(self, fragment: Fragment, mean: Tensor, weight: float) -> Arrival:
+        """In the thread: nobody else touches the fragment's base meanwhile."""
+        channel = self._beside()
+        base = self._base[fragment.begin : fragment.end]
+        divergence = average_parameters(mean, base, weight, channel, fragment.rounded)
+        sent_bytes = sum(message.payload_bytes for message in channel.messages)
+        return Arrival(mean=mean, divergence=divergence, sent_bytes=sent_bytes)
+
+    def _land(self) -> tuple[float, Arrival | None]:
+        """Take in what has left, if something has; how long that had to be waited for, and what it was."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return 0.0, None
+        begun_s = self._clock()
+        arrival = flight.arrival.result()
+        waited_s = self._clock() - begun_s
+        fragment = self._fragments[flight.place]
+        now = self._vector.read(fragment.begin, fragment.end)
+        self._vector.write(now.add_(flight.correction()), begin=fragment.begin)
+        return waited_s, arrival
+
+    def _weight(self, place: int) -> float:
+        """This worker's part of the samples since a fragment last left; equal parts where there were none."""
+        counts = [now - then for now, then in zip(self._samples, self._counted[place], strict=True)]
+        return weights_by_samples(counts if any(counts) else (1,) * self._workers)[self._rank]
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The average of all workers' models, running statistics included (see `Synchroniser`).
+
+        What is on its way counts as if it had arrived; it is taken in when it is due, whoever looks before.
+        """
+        if self._own is not None:
+            yield
+            return
+        self._own = self._vector.read()
+        mean = self._own.clone()
+        if self._flight is not None:
+            flown = self._fragments[self._flight.place]
+            mean[flown.begin : flown.end] += self._flight.correction()
+        base = self._base.clone()
+        channel = self._channel()
+        for place, fragment in enumerate(self._fragments):
+            span = slice(fragment.begin, fragment.end)
+            average_parameters(mean[span], base[span], self._weight(place), channel, fragment.rounded, exactly=True)
+        self._vector.write(mean)
+        try:
+            yield
+        finally:
+            self._vector.write(self._own)
+            self._own = None
+
+    def event(self, step: int) -> Event:
+        """How many steps took an average in, what that sent, and how far workers had come apart in its part of the
+        model (see `Synchroniser`).
+
+        All fragments together are one average: of so many steps that take in a fragment one counts as synchronised.
+        """
+        arrivals: list[Arrival | None] = []
+        while self._told and self._told[0][0] <= step:
+            arrivals.append(self._told.popleft()[1])
+        if not arrivals:
+            return {}
+        landed = [one for one in arrivals if one is not None]
+        before, self._landed = self._landed, self._landed + len(landed)
+        rounds = self._landed // len(self._fragments) - before // len(self._fragments)
+        found: Event = {
+            "policy": "local-sgd",
+            "synchronised": rounds,
+            "local": len(arrivals) - rounds,
+            "sent_bytes": sum(one.sent_bytes for one in landed),
+        }
+        if landed:
+            found["divergence"] = round(sum(one.divergence for one in landed) / len(landed), 9)
+        return {"sync": found}
+
+    def state(self) -> dict[str, Any]:
+        """This worker's model and optimizer, what is on its way, and what everyone knows (see `Synchroniser`)."""
+        flight = None
+        if self._flight is not None:
+            arrival = self._flight.arrival.result()  # from here on, nobody changes what fragments remember
+            flight = {
+                "place": self._flight.place,
+                "snapshot": self._flight.snapshot,
+                "mean": arrival.mean,
+                "divergence": arrival.divergence,
+                "sent_bytes": arrival.sent_bytes,
+            }
+        held_back = [{} if one.rounded is None else one.rounded.memory.state() for one in self._fragments]
+        return {
+            "policy": self._name,
+            "policy_state": self._state.model_dump(mode="json"),
+            "own": self._vector.read() if self._own is None else self._own,
+            "base": self._base,
+            "held_back": held_back,
+            "optimizer": self._optimizer.state_dict(),
+            "samples": list(self._samples),
+            "counted": [list(samples) for samples in self._counted],
+            "steps_since": self._steps_since,
+            "next": self._next,
+            "landed": self._landed,
+            "flight": flight,
+        }
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on as this worker; with another policy, from the average (see `Synchroniser`)."""
+        self._base = self._vector.read()
+        if state.get("policy") != self._name:
+            return
+        try:
+            self._state = LargestRate.model_validate(state["policy_state"])
+            self._vector.write(state["own"].to(self._base))
+            self._base = state["base"].to(self._base)
+            for fragment, held_back in zip(self._fragments, state["held_back"], strict=True):
+                if fragment.rounded is not None:
+                    fragment.rounded.memory.load_state(held_back)
+            self._optimizer.load_state_dict(state["optimizer"])
+            self._samples = tuple(int(count) for count in state["samples"])
+            self._counted = [tuple(int(count) for count in counts) for counts in state["counted"]]
+            self._steps_since, self._next = int(state["steps_since"]), int(state["next"])
+            self._landed = int(state["landed"])
+            self._flight = None if state["flight"] is None else _flown(state["flight"], self._base)
+        except (ValidationError, RuntimeError, ValueError, KeyError, TypeError, AttributeError):
+            raise BadInput(
+                "The checkpoint's state of a worker that trains for itself is damaged.", hint="use an older checkpoint"
+            ) from None
+
+
+def _flown(saved: Mapping[str, Any], like: Tensor) -> Flight:
+    """A flight that is over, and not taken in yet."""
+    arrival: Future[Arrival] = Future()
+    arrival.set_result(
+        Arrival(mean=saved["mean"].to(like), divergence=float(saved["divergence"]), sent_bytes=int(saved["sent_bytes"]))
+    )
+    return Flight(place=int(saved["place"]), snapshot=saved["snapshot"].to(like), arrival=arrival)
+
+
+def _cut(vector: ModelVector, flat: Tensor, sync: Synchronisation, compression: Compression) -> tuple[Fragment, ...]:
+    """Fragments of as many parameters each; running statistics go with the last one, and are not rounded."""
+    parameters = vector.parameters
+    count = min(sync.fragments, parameters)
+    starts = [parameters * place // count for place in range(count + 1)]
+    return tuple(
+        Fragment(
+            begin=begin,
+            end=flat.numel() if end == parameters else end,
+            rounded=(
+                None if compression.name == "identity" else RoundedSum(compression, end - begin, device=flat.device)
+            ),
+        )
+        for begin, end in pairwise(starts)
+    )
