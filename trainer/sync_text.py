@@ -141,8 +141,13 @@ def _validated(record: type[RecordT], values: Mapping[str, str], option: str) ->
         return record.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        key = str(first["loc"][0])
         reason = first["msg"][:1].lower() + first["msg"][1:]
+        if not first["loc"]:  # each value may be, and together they may not
+            raise BadInput(
+                f"{option}: {reason.removeprefix('value error, ')}.",
+                hint="see docs/methods.md, or hetopt launch --help",
+            ) from None
+        key = str(first["loc"][0])
         raise BadInput(
             f"{option}: {key} cannot be {values[key]!r}: {reason}.", hint="see hetopt launch --help"
         ) from None

@@ -152,7 +152,14 @@ def unequal(world_size: int) -> RunSpec:
 EXCHANGES = ("topk:3x,memory=error_feedback", "bf16", "powersgd,rank=1", "topk:0.1", "dgc:0.1")
 """What gradients are sent by, as `hetopt launch` has it."""
 
-ALONE = ("local-sgd(4)", "local-sgd(4,momentum=average)", "selsync(auto,share=0.3,window=3)", "fedavg(0.5,1)", "ssp(2)")
+ALONE = (
+    "local-sgd(4)",
+    "local-sgd(4,momentum=average)",
+    "local-sgd(4,fragments=2)",
+    "selsync(auto,share=0.3,window=3)",
+    "fedavg(0.5,1)",
+    "ssp(2)",
+)
 """Of workers that train for themselves."""
 
 

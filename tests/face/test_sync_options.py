@@ -32,6 +32,7 @@ SPELLED = {
     "selsync(auto,synchronised_share=0.2,stretch=1.25)": Synchronisation(
         name="selsync", delta="auto", synchronised_share=0.2, stretch=1.25
     ),
+    "local-sgd(8,fragments=4)": Synchronisation(name="local-sgd", fragments=4),
     "local-sgd(8,momentum=average,buffers=keep)": Synchronisation(name="local-sgd", momentum="average", buffers="keep"),
 }
 
@@ -64,6 +65,7 @@ def test_partitions_and_injection_are_read() -> None:
         (("selsync(0.3,delta=0.4)", None, None), "says twice what delta is"),
         (("local-sgd(0)", None, None), "every_steps cannot be '0'"),
         (("local-sgd(8,delta=1)", None, None), "no option 'delta'"),
+        (("local-sgd(8,fragments=3)", None, None), "3 fragments cannot leave one after the other in 8 steps"),
         (("selsync(-1)", None, None), "delta cannot be '-1'"),
         (("bsp(3)", None, None), "a value too many"),
         ((None, "labels(none)", None), "labels cannot be 'none'"),
@@ -155,6 +157,9 @@ def test_a_prediction_counts_the_steps_that_communicate() -> None:
     assert mean_s("ssp(3)") == 0
     assert mean_s("ssp(0)") == 1
     assert mean_s("ssp(3)", exchange_s=5.0) == 3
+    assert mean_s("local-sgd(8,fragments=4)") == 0
+    assert mean_s("local-sgd(8,fragments=4)", exchange_s=10.0) == 1 / 4
+    assert mean_s("local-sgd(4,fragments=4)", exchange_s=10.0) == 1 / 2
     assert 0.03 < mean_s("selsync(0.3)") < 0.28  # what was published
     known = communication(SPELLED["local-sgd(16)"], dataset_size=10, global_batch_size=1)
     prior = communication(SPELLED["selsync(0.3)"], dataset_size=10, global_batch_size=1)
