@@ -138,10 +138,11 @@ def test_three_steps_on_one_batch_lower_its_loss(name: str, batch: Callable[[], 
     torch.manual_seed(0)
     model = task.model()
     data = batch()
-    # A tenth of the tuned rate: three steps on a handful of samples, not the noise-averaged gradient of a real batch.
+    # Far below the tuned rate: three steps on two samples. At a tenth of it the deepest network goes up or down with the
+    # rounding of the processor.
     optimizer = task.optimizer(model)
     for group in optimizer.param_groups:
-        group["lr"] *= 0.1
+        group["lr"] *= 0.03
 
     def loss() -> float:
         with torch.no_grad(), torch.random.fork_rng():
