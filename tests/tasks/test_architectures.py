@@ -138,8 +138,8 @@ def test_three_steps_on_one_batch_lower_its_loss(name: str, batch: Callable[[], 
     torch.manual_seed(0)
     model = task.model()
     data = batch()
-    # Far below the tuned rate: three steps on two samples. At a tenth of it the deepest network goes up or down with the
-    # rounding of the processor.
+    # Far below the tuned rate: these are three steps on two samples. At a tenth of it the deepest network goes up or
+    # down with the rounding of the processor.
     optimizer = task.optimizer(model)
     for group in optimizer.param_groups:
         group["lr"] *= 0.03
