@@ -27,6 +27,8 @@ What a step of an option took beyond what was predicted of it, because of cores 
 timing tells, is remembered for a while, and so is what it kept: otherwise it would be changed to and left again and
 again.
 
+What the first step of a way took is not held against it: until there was another one, it is what it was expected to be.
+
 **The price of finding out** is bounded. The first period after every change is a trial, kept short. What it takes
 longer than the option before would have taken for the same progress is booked (`AutoState.spent_s`); a trial that might
 cost, twice its standard deviation considered, more than is left of
@@ -146,14 +148,15 @@ class AutoRatio:
             raise ValueError(f"auto needs a network and one of its own options, not {observation.option!r}")
         state = learned(state, used, observation, network)
         outlook = self.outlook(state, network)
-        now = outlook.judge(used, step_s=state.step_s)
+        now = outlook.judge(used, step_s=state.step_s if state.is_warm else None)
         if now is None:
             raise ValueError(f"the gain of {used.key} was not measured although it was in use")
         state = self._booked(state, now, outlook, observation)
         expected = state.belief.expected(used) if used.gain is None else None
         kept = 1.0 if expected is None else now.gain / expected
-        excess = Excess(step_s=now.step_s - outlook.parts_s(used), kept=kept, period=state.periods)
-        state = state.model_copy(update={"excess": {**state.excess, used.key: excess}})
+        if state.is_warm:
+            excess = Excess(step_s=now.step_s - outlook.parts_s(used), kept=kept, period=state.periods)
+            state = state.model_copy(update={"excess": {**state.excess, used.key: excess}})
         if used.gain is None and _has_risen(state, observation.loss):
             return self._safe(state, used, network, outlook)
         worth_trying = self._worth_trying(state, outlook)
@@ -162,7 +165,8 @@ class AutoRatio:
             return state, replace(waiting, try_ratio=worth_trying, look_after_steps=1)
         chosen = self._choice(state, now, outlook)
         if chosen is None:
-            return state, self._keep(state, now, network, outlook)
+            keep = self._keep(state, now, network, outlook)
+            return state, keep if state.is_warm else replace(keep, look_after_steps=1)
         # Leaving what keeps too little is no trial: it costs what it costs.
         trial_after = used.key if self._keeps_enough(state, now, outlook) else None
         look = state.since_curve >= LOOK_AGAIN_AFTER or not state.belief.points

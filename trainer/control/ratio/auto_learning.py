@@ -37,9 +37,13 @@ def learned(state: AutoState, used: Option, observation: RatioObservation, netwo
         compute_s = state.compute_s + _WEIGHT * (compute_s - state.compute_s)
         backward_s = state.backward_s + _WEIGHT * (backward_s - state.backward_s)
     step_s = observation.step_time_s
-    if state.option == used.key and not jumped:
+    if state.option == used.key and not jumped and state.is_warm:
         step_s = state.step_s + _STEP_WEIGHT * (step_s - state.step_s)
-    rest_s = max(0.0, observation.step_time_s - observation.parts_s)
+    # The first step of a way makes its buffers, and finds nothing in the cache.
+    is_warm = state.option == used.key or observation.steps > 1
+    rest_s = state.rest_s
+    if is_warm:
+        rest_s += _REST_WEIGHT * (max(0.0, observation.step_time_s - observation.parts_s) - rest_s)
     gain = used.gain if used.gain is not None else observation.gain
     backlog = backlog_after(state.backlog, gain, observation.steps)
     verdict = observation.verdict
@@ -47,6 +51,7 @@ def learned(state: AutoState, used: Option, observation: RatioObservation, netwo
         update={
             "option": used.key,
             "step_s": step_s,
+            "is_warm": is_warm,
             "belief": state.belief.seen(used, observation.gain, observation.gain_curve),
             "verdict": verdict or state.verdict,
             "trials": state.trials + (verdict is not None),
@@ -59,7 +64,7 @@ def learned(state: AutoState, used: Option, observation: RatioObservation, netwo
             "since_curve": 0 if observation.gain_curve is not None else state.since_curve + observation.steps,
             "compute_s": compute_s,
             "beside_s": observation.beside_s,
-            "rest_s": state.rest_s + _REST_WEIGHT * (rest_s - state.rest_s),
+            "rest_s": rest_s,
             "backward_s": min(backward_s, compute_s),
             "compress_factors": factors,
             "tried": tried,

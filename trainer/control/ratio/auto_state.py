@@ -49,6 +49,7 @@ class AutoState(Record):
     Attributes:
         belief: about gains.
         option, step_s: what is in use, and the time of its step, smoothed.
+        is_warm: whether more was seen of that than its first step, which is slower than all that follow.
         compute_s, backward_s: smoothed.
         beside_s: that an exchange takes longer beside training than alone, whatever it sends.
         rest_s: that a step takes longer than its parts together, smoothed.
@@ -73,6 +74,7 @@ class AutoState(Record):
     belief: GainBelief = GainBelief()
     option: str | None = None
     step_s: NonNegativeFloat = 0.0
+    is_warm: bool = True
     compute_s: NonNegativeFloat | None = None
     backward_s: NonNegativeFloat = 0.0
     beside_s: NonNegativeFloat = 0.0

@@ -22,6 +22,10 @@ NETWORK_HOPE = 2.0
 """Standard errors of the network that an option may be hoped to be better by than it looks; of all else, one."""
 
 
+UNTRIED_SD = 0.2
+"""Of what a step takes beyond its computation, by an option that was never in use: what its parts say was a fifth to a
+quarter too much of dense, bf16 and int8 exchanges of 1.5 MB over links of 1 Gbit/s, each by another amount."""
+
 LEAST_DELIVERY = 0.02
 """Progress of a step, in dense steps, below which nothing is told apart."""
 
@@ -38,12 +42,16 @@ class Judged:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weighed:
-    """An option against the present one: what J would fall by, and how sure that is."""
+    """An option against the present one: what J would fall by, and how sure that is.
+
+    What nobody has seen yet may be better than it looks, beside all that is known to be uncertain (``untried_sd_s``).
+    """
 
     judged: Judged
     saving_s: float
     network_sd_s: float
     other_sd_s: float
+    untried_sd_s: float
 
     @property
     def sd_s(self) -> float:
@@ -53,7 +61,7 @@ class Weighed:
     @property
     def hope_s(self) -> float:
         """By how much it may be better than it looks."""
-        return math.hypot(NETWORK_HOPE * self.network_sd_s, self.other_sd_s)
+        return math.hypot(NETWORK_HOPE * self.network_sd_s, self.other_sd_s, self.untried_sd_s)
 
     @property
     def risk_s(self) -> float:
@@ -144,11 +152,15 @@ class Outlook:
         )
         rest_s = [slower[side] * COMPRESS_SD * self._compress_s(judged.option) for side, judged in sides]
         rest_s += [judged.step_s * self._steps_sd(judged) for judged in (now, other)]
+        untried_s = 0.0
+        if other.option.key not in self.excess_s:
+            untried_s = slower[-1] * UNTRIED_SD * max(0.0, other.step_s - self.compute_s)
         return Weighed(
             judged=other,
             saving_s=now.per_progress_s - other.per_progress_s,
             network_sd_s=network.sd_s,
             other_sd_s=math.hypot(*rest_s),
+            untried_sd_s=untried_s,
         )
 
     def unslowed(self) -> Outlook:
