@@ -19,6 +19,7 @@ WAYS = [
     Compression(name="powersgd", rank=2),
     Compression(name="randomk", ratio=0.1),
     Compression(name="topk_threshold", ratio=0.02),
+    Compression(name="bf16"),
     Compression(name="qsgd_maxnorm"),
 ]
 
@@ -34,7 +35,7 @@ def fresh() -> SwitchingExchange:
 
 def test_all_that_was_sent_in_all_ways_plus_the_residual_is_all_there_was():
     exchange, received, brought = fresh(), torch.zeros(NUMEL).double(), torch.zeros(NUMEL).double()
-    for step in range(32):
+    for step in range(36):
         exchange.use(WAYS[step // 2 % len(WAYS)])
         flat = gradient(step)
         brought += flat
@@ -46,7 +47,26 @@ def test_all_that_was_sent_in_all_ways_plus_the_residual_is_all_there_was():
             assert not held_back.any()
 
 
-@pytest.mark.parametrize("pause", [3, 6, 9, 13])
+def test_bf16_sends_what_others_held_back_and_forgets_its_own_rounding():
+    exchange = fresh()
+    exchange.run(torch.rand(NUMEL))
+    assert exchange.memory.state()["residual"].abs().max() > 0.1
+    exchange.use(Compression(name="bf16"))
+    exchange.run(torch.rand(NUMEL))
+    left = exchange.memory.state()["residual"]
+    assert 0 < left.abs().max() < 0.01, "all but its rounding is sent at once"
+    flat = torch.rand(NUMEL)
+    expected = flat.bfloat16().float()
+    exchange.run(flat)
+    assert torch.equal(flat, expected)
+    assert torch.equal(exchange.memory.state()["residual"], left), "it waits for who remembers"
+    exchange.use(Compression())
+    flat = torch.zeros(NUMEL)
+    exchange.run(flat)
+    assert torch.equal(flat, left)
+
+
+@pytest.mark.parametrize("pause", [3, 6, 9, 13, 15])
 def test_a_checkpoint_resumes_the_compression_that_was_in_use(pause):
     def live(exchange: SwitchingExchange, steps: range) -> list[torch.Tensor]:
         results = []
@@ -59,11 +79,11 @@ def test_a_checkpoint_resumes_the_compression_that_was_in_use(pause):
         return results
 
     whole, first, second = fresh(), fresh(), fresh()
-    expected = live(whole, range(16))
+    expected = live(whole, range(18))
     live(first, range(pause))
     second.memory.load_state(first.memory.state())
     assert second.compression == first.compression
-    for result, wanted in zip(live(second, range(pause, 16)), expected[pause:], strict=True):
+    for result, wanted in zip(live(second, range(pause, 18)), expected[pause:], strict=True):
         assert torch.equal(result, wanted)
 
 

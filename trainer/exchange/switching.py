@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hetopt.trainer.agreement import Store
-from hetopt.trainer.exchange.composition import AUTO, combine
+from hetopt.trainer.exchange.composition import AUTO, NONE, combine
 from hetopt.trainer.exchange.exchange import make_exchange, make_memory
-from hetopt.trainer.exchange.memory import ALIKE, MemoryState, Remembered
+from hetopt.trainer.exchange.memory import ALIKE, Memory, MemoryState, NoMemory, Remembered
 from hetopt.trainer.exchange.stats import ExchangeStats, LookingExchange
 from hetopt.trainer.exchange.wire import Shapes
 from hetopt.trainer.spec import Compression
@@ -20,6 +20,10 @@ from hetopt.trainer.spec import Compression
 _IN_USE = f"{ALIKE}compression"
 _STEPS = f"{ALIKE}steps"
 _OWES = f"{ALIKE}owes"
+_FORGETS = f"{ALIKE}forgets"
+
+FORGOTTEN = "bf16"
+"""The compression whose rounding is not worth remembering."""
 
 
 class SwitchingExchange:
@@ -28,6 +32,10 @@ class SwitchingExchange:
     The memory is that of the first compression. Others that do not name one use it as well: so the dense exchange
     between two thin ones sends all that was held back, and leaves nothing behind. What a compression itself carries
     from step to step (PowerSGD's factors) ends with its use.
+
+    bf16 only begins so. Once its first step has sent what others held back, its rounding is forgotten as it is where a
+    run asks for bf16: it leaves a part in 10^5 of a gradient's energy, and remembering that takes as long as rounding.
+    What the memory still holds then, that step's rounding, waits for the next compression.
 
     Args:
         first: the compression to begin with.
@@ -54,7 +62,7 @@ class SwitchingExchange:
         self._steps = 0
         self._owes = False
 
-        def make(compression: Compression, first_step: int) -> LookingExchange:
+        def make(compression: Compression, first_step: int, memory: Memory | None = None) -> LookingExchange:
             return make_exchange(
                 compression,
                 numel,
@@ -64,13 +72,14 @@ class SwitchingExchange:
                 shapes=shapes,
                 seed=seed,
                 store=store,
-                memory=self._memory,
+                memory=memory or self._memory,
                 first_step=first_step,
             )
 
         self._make = make
         self._compression = first
         self._exchange = make(first, 0)
+        self._forgetful: LookingExchange | None = None  # the same without its memory, once that may be
 
     @property
     def compression(self) -> Compression:
@@ -97,13 +106,24 @@ class SwitchingExchange:
         if compression != self._compression:
             self._exchange = self._make(compression, self._steps)
             self._compression = compression
+            self._forgetful = None
 
     def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
         """The exchange's (see `LookingExchange`)."""
-        stats = self._exchange.run(flat, look_at)
+        if self._forgetful is not None and not look_at:
+            stats = self._forgetful.run(flat)
+        else:
+            stats = self._exchange.run(flat, look_at)
+            if self._compression.name == FORGOTTEN:
+                self._forget()
         self._steps += 1
         self._owes = self._compression.name != "identity"
         return stats
+
+    def _forget(self) -> None:
+        if self._forgetful is None:
+            plain = self._compression.model_copy(update={"memory": NONE})
+            self._forgetful = self._make(plain, self._steps, NoMemory())
 
     def lend(self) -> MemoryState:
         """What is held back, for an exchange that keeps it from here on, until it is `returned`."""
@@ -121,17 +141,21 @@ class SwitchingExchange:
         """See `memory`."""
         in_use = torch.frombuffer(bytearray(self._compression.model_dump_json().encode()), dtype=torch.uint8)
         own = {_IN_USE: in_use, _STEPS: torch.tensor(self._steps), _OWES: torch.tensor(self._owes)}
+        own[_FORGETS] = torch.tensor(self._forgetful is not None)
         return {**self._exchange.memory.state(), **own}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """See `memory`."""
-        rest = {key: value for key, value in state.items() if key not in (_IN_USE, _STEPS, _OWES)}
+        rest = {key: value for key, value in state.items() if key not in (_IN_USE, _STEPS, _OWES, _FORGETS)}
         self._owes = bool(state.get(_OWES, torch.tensor(True)))
         in_use = compression_in(state)
         if in_use is not None and _STEPS in state:
             self._steps = int(state[_STEPS])
             self._compression = in_use
             self._exchange = self._make(self._compression, self._steps)
+        self._forgetful = None
+        if in_use is not None and bool(state.get(_FORGETS, torch.tensor(False))):
+            self._forget()
         self._exchange.memory.load_state(rest)
 
 
