@@ -60,7 +60,7 @@ _GRACES_S = (0.0, 0.0003, 0.0005, 0.0007, 0.001, 0.0014, 0.002, 0.003)
 _GRACE_COSTS = 0.5  # of relative errors, all timings together; less is what noise of a twentieth may explain
 _LOST = 1.0  # a timing so far from everything says no more by being farther
 _PASSES, _SETTLED = 20, 1e-3  # steps of the fit at most, and relative changes that are none
-_FARTHEST = 100.0  # along the direction of a jump; far beyond e^30 times slower or faster
+_FARTHEST = 30.0  # a part becomes no more than e^30 times slower or faster in a jump
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -277,12 +277,19 @@ def _least_change(latency_s: float, byte_s: float, target_s: float) -> tuple[flo
     """Factors of both parts that make them sum to the target, along the direction that is likeliest to first order."""
     whole_s = latency_s + byte_s
     direction = (ALPHA_JUMP**2 * latency_s / whole_s, BETA_JUMP**2 * byte_s / whole_s)
-    low, high = -_FARTHEST, _FARTHEST
-    for _ in range(60):
+
+    def factors(way: float) -> tuple[float, float]:
+        """So far along that direction; what has gone as far as may be leaves the rest to the other."""
+        latency, byte = (min(max(way * one, -_FARTHEST), _FARTHEST) for one in direction)
+        return math.exp(latency), math.exp(byte)
+
+    high = min(_FARTHEST / min(filter(None, direction)), 1e9)
+    low = -high
+    for _ in range(80):
         middle = (low + high) / 2
-        sum_s = latency_s * math.exp(middle * direction[0]) + byte_s * math.exp(middle * direction[1])
-        low, high = (middle, high) if sum_s < target_s else (low, middle)
-    return math.exp(low * direction[0]), math.exp(low * direction[1])
+        latency, byte = factors(middle)
+        low, high = (middle, high) if latency_s * latency + byte_s * byte < target_s else (low, middle)
+    return factors(low)
 
 
 def _fitted(samples: Sequence[Timed], scope: Scope, algorithms: Algorithms) -> LinkState:
