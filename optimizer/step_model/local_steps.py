@@ -1,8 +1,8 @@
 """What workers that train for themselves spend on being brought together: which part of their steps communicate.
 
 Averages are made after the step, so nothing hides them, but for those in fragments, which travel under the step that
-follows; the share of steps that make one is known (local SGD, FedAvg),
-steered (SelSync with ``auto``), measured by an earlier run, or assumed from what was published.
+follows; the share of steps that make one is known (local SGD, FedAvg), steered (SelSync with ``auto``), measured by an
+earlier run, or assumed from what was published.
 """
 
 from __future__ import annotations

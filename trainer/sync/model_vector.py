@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ class ModelVector:
         self._tensors = [*self._parameters, *self._buffers]
         self.parameters = sum(p.numel() for p in self._parameters)
         """Elements that are parameters; the first ones."""
+        self._own: Tensor | None = None
         self.elements = sum(tensor.numel() for tensor in self._tensors)
 
     def read(self, begin: int = 0, end: int | None = None) -> Tensor:
@@ -48,6 +50,26 @@ class ModelVector:
                     whole = tensor.reshape(-1)
                     whole[span] = part.to(whole)
                     tensor.copy_(whole.view(tensor.shape))
+
+    @contextmanager
+    def replaced_by(self, flat: Tensor) -> Iterator[None]:
+        """The model is ``flat`` inside, and what it was again afterwards."""
+        self._own = self.read()
+        self.write(flat)
+        try:
+            yield
+        finally:
+            self.write(self._own)
+            self._own = None
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether something else is in its place."""
+        return self._own is not None
+
+    def own(self) -> Tensor:
+        """The model itself, whatever is in its place, [elements]."""
+        return self.read() if self._own is None else self._own
 
     def _spans(self, begin: int, end: int) -> Iterator[tuple[Tensor, slice]]:
         """Tensors that have elements between two places, and which of theirs."""

@@ -89,7 +89,6 @@ class ParameterSync:
         self._change = GradientChange(smoothing=sync.smoothing)
         self._votes: Gathering | None = None
         self._told: deque[Told] = deque()
-        self._own: Tensor | None = None  # this worker's model, while the average is in its place
 
     def after(self, step: int, trace: StepTrace, samples: Sequence[int]) -> StepTrace:
         """Vote, and average if it is time to (see `Synchroniser`)."""
@@ -169,20 +168,15 @@ class ParameterSync:
     def averaged(self) -> Iterator[None]:
         """The average of all workers' models, running statistics included (see `Synchroniser`)."""
         is_settled = self._local_steps == 0 and self._sync.buffers == "average" and self._rounded is None
-        if self._own is not None or is_settled:
+        if self._vector.is_replaced or is_settled:
             yield
             return
-        self._own = self._vector.read()
         samples = self._samples if self._local_steps else (1,) * self._workers
-        mean, base = self._own.clone(), self._base.clone()
+        mean, base = self._vector.read(), self._base.clone()
         weight = weights_by_samples(samples)[self._rank]
         average_parameters(mean, base, weight, self._channel(), self._rounded, exactly=True)
-        self._vector.write(mean)
-        try:
+        with self._vector.replaced_by(mean):
             yield
-        finally:
-            self._vector.write(self._own)
-            self._own = None
 
     def event(self, step: int) -> Event:
         """How many steps synchronised, what was sent, and how far workers had come apart (see `Synchroniser`)."""
@@ -211,7 +205,7 @@ class ParameterSync:
         return {
             "policy": self._sync.name,
             "policy_state": self._state.model_dump(mode="json"),
-            "own": self._vector.read() if self._own is None else self._own,
+            "own": self._vector.own(),
             "base": self._base,
             "held_back": {} if self._rounded is None else self._rounded.memory.state(),
             "optimizer": self._optimizer.state_dict(),

@@ -126,7 +126,6 @@ class StreamingSync:
         self._flight: Flight | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hetopt-averages")
         self._told: deque[tuple[int, Arrival | None]] = deque()
-        self._own: Tensor | None = None  # this worker's model, while the average is in its place
 
     def after(self, step: int, trace: StepTrace, samples: Sequence[int]) -> StepTrace:
         """Take in the fragment that left a step ago, and send the next if it is time to (see `Synchroniser`)."""
@@ -184,11 +183,10 @@ class StreamingSync:
 
         What is on its way counts as if it had arrived; it is taken in when it is due, whoever looks before.
         """
-        if self._own is not None:
+        if self._vector.is_replaced:
             yield
             return
-        self._own = self._vector.read()
-        mean = self._own.clone()
+        mean = self._vector.read()
         if self._flight is not None:
             flown = self._fragments[self._flight.place]
             mean[flown.begin : flown.end] += self._flight.correction()
@@ -197,12 +195,8 @@ class StreamingSync:
         for place, fragment in enumerate(self._fragments):
             span = slice(fragment.begin, fragment.end)
             average_parameters(mean[span], base[span], self._weight(place), channel, fragment.rounded, exactly=True)
-        self._vector.write(mean)
-        try:
+        with self._vector.replaced_by(mean):
             yield
-        finally:
-            self._vector.write(self._own)
-            self._own = None
 
     def event(self, step: int) -> Event:
         """How many steps took an average in, what that sent, and how far workers had come apart in its part of the
@@ -244,7 +238,7 @@ class StreamingSync:
         return {
             "policy": self._name,
             "policy_state": self._state.model_dump(mode="json"),
-            "own": self._vector.read() if self._own is None else self._own,
+            "own": self._vector.own(),
             "base": self._base,
             "held_back": held_back,
             "optimizer": self._optimizer.state_dict(),
