@@ -7,16 +7,17 @@ import itertools
 import os
 import statistics
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks._collectives import Cell, Request
 from benchmarks._outcome import Results, parser, publish
-from benchmarks._rate_schedule import AUTO, PHASES, phases_of, scheduled_runs, slowdown_coefficients
-from benchmarks._rehearsal import Log, launch, need_namespaces, time_exchanges
+from benchmarks._rate_schedule import AUTO, PHASES, Phase, phases_of, scheduled_runs, slowdown_coefficients
+from benchmarks._rehearsal import Log, Ratio, launch, need_namespaces, time_exchanges
 from hetopt.trainer.exchange.cost import PUBLISHED_RING, PUBLISHED_TREE, LinkSpeed, gathered, shared_index, time_s
 from hetopt.trainer.miniature import MiniatureHost
-from hetopt.trainer.spec import Compression
+from hetopt.trainer.spec import Compression, RunSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,8 @@ class Scale:
     fixed_steps: int
     """The same for choices that stay what they are."""
     period: int
+    rounds: int
+    """Runs of `auto`, and of the fixed choices that come close to the best."""
     fixed: int
     """Fixed choices beside `auto`, of `FIXED` from the start."""
     levels: tuple[tuple[int, float], ...]
@@ -40,15 +43,17 @@ class Scale:
 
 SMOKE = Scale(
     hosts=(2,), rates=(1e9,), gradients=(25_000,), repeats=1, cell_s=1.0, phase_steps=20, fixed_steps=20, period=5,
-    fixed=1, levels=((2, 1e9),),
+    rounds=2, fixed=1, levels=((2, 1e9),),
 )  # fmt: skip
 QUICK = Scale(
     hosts=(2, 4), rates=(2.5e7, 1e9), gradients=(2_500, 250_000, 2_500_000), repeats=5, cell_s=3.0,
-    phase_steps=75, fixed_steps=20, period=5, fixed=4, levels=((2, 1e8),),
+    phase_steps=75, fixed_steps=20, period=5, rounds=3,
+    fixed=4, levels=((2, 1e8),),
 )  # fmt: skip
 FULL = Scale(
     hosts=(2, 4, 8), rates=(2.5e7, 1e8, 1e9), gradients=(2_500, 25_000, 250_000, 2_500_000, 12_500_000), repeats=11,
-    cell_s=20.0, phase_steps=150, fixed_steps=25, period=5, fixed=99, levels=((2, 1e8), (4, 1e8), (2, 1e9), (4, 1e9)),
+    cell_s=20.0, phase_steps=150, fixed_steps=25, period=5, rounds=3,
+    fixed=99, levels=((2, 1e8), (4, 1e8), (2, 1e9), (4, 1e9)),
 )  # fmt: skip
 
 
@@ -202,45 +207,81 @@ def levels_part(scale: Scale, results: Results) -> None:
 
 
 def schedule_part(scale: Scale, results: Results) -> None:
-    """Every fixed choice and `auto` through the same schedule of rates."""
+    """Every fixed choice and `auto` through the same schedule of rates; then `auto` and the closest choices in turn."""
     rates = ", ".join(f"{rate / 1e6:g}" for rate in PHASES)
     print(
         f"\nlink rates change while training ({rates} Mbit/s; {scale.phase_steps} steps each, {scale.fixed_steps} of "
         "fixed choices)"
     )
-    logs: dict[str, Log] = {}
     runs = scheduled_runs(
         phase_steps=scale.phase_steps, fixed_steps=scale.fixed_steps, period=scale.period, fixed=scale.fixed
     )
-    for name, run in runs.items():
-        print(f"  {name}", file=sys.stderr, flush=True)
-        logs[name] = launch(run)
-    coefficients = slowdown_coefficients(logs[AUTO])
+    auto = _scheduled(AUTO, runs[AUTO])
+    coefficients = slowdown_coefficients(auto)
+    phases = {AUTO: [phases_of(auto, coefficients)]}
+    for name in [name for name in runs if name != AUTO]:
+        phases[name] = [phases_of(_scheduled(name, runs[name]), coefficients)]
+    in_turn = [name for name in runs if _is_close(name, phases)]
+    for turn in range(1, scale.rounds):
+        for name in in_turn[::-1] if turn % 2 else in_turn:
+            phases[name].append(phases_of(_scheduled(name, runs[name]), coefficients))
     told = ", ".join(f"{coefficient:.3f}" for coefficient in coefficients)
     print(f"J: ms for the progress of a dense step, 1 + a sqrt(1 / gain - 1) steps, a = {told} as auto measured;")
-    print("in the later half of each phase (in all of it)")
-    phases = {name: phases_of(log, coefficients) for name, log in logs.items()}
-    for name, found in phases.items():
-        print(f"{name:>34}  " + "  ".join(f"{1e3 * p.settled_j_s:>8.1f} ({1e3 * p.whole_j_s:>7.1f})" for p in found))
+    print(f"in the later half of each phase (in all of it); medians of {scale.rounds} runs of what was close, in turn")
+    for name in runs:
+        print(f"{name:>34}  " + "  ".join(_timed(phases[name], number) for number in range(len(PHASES))))
     worst = worst_whole = 0.0
     for number, rate in enumerate(PHASES):
-        fixed = {name: found[number] for name, found in phases.items() if name != AUTO}
-        best = min(fixed, key=lambda name: fixed[name].settled_j_s)
-        ours = phases[AUTO][number]
-        over = ours.settled_j_s / fixed[best].settled_j_s
-        whole = ours.whole_j_s / min(one.whole_j_s for one in fixed.values())
-        worst, worst_whole = max(worst, over), max(worst_whole, whole)
+        settled = {name: [run[number].settled_j_s for run in phases[name]] for name in in_turn}
+        whole = {name: [run[number].whole_j_s for run in phases[name]] for name in in_turn}
+        best, over = _against_best(settled)
+        _, over_whole = _against_best(whole)
+        worst, worst_whole = max(worst, over.median), max(worst_whole, over_whole.median)
         key = f"phase_{number + 1}_{rate / 1e6:g}_mbit"
-        results.figures[f"auto_over_best_fixed_{key}"] = round(over, 4)
-        results.figures[f"auto_over_best_fixed_with_settling_{key}"] = round(whole, 4)
-        results.baselines[f"best_fixed_j_s_{key}"] = round(fixed[best].settled_j_s, 6)
-        print(
-            f"{rate / 1e6:>6g} Mbit/s: best fixed choice {best}; auto {over:.3f} of it when settled, "
-            f"{whole:.3f} in all; used {', then '.join(ours.ways)}"
-        )
+        results.figures[f"auto_over_best_fixed_{key}"] = round(over.median, 4)
+        results.figures[f"auto_over_best_fixed_with_settling_{key}"] = round(over_whole.median, 4)
+        results.baselines[f"best_fixed_j_s_{key}"] = round(statistics.median(settled[best]), 6)
+        print(f"{rate / 1e6:>6g} Mbit/s: best fixed choice {best}; auto {over} of it when settled, {over_whole} in all")
+        for run in phases[AUTO]:
+            print(f"    used {', then '.join(run[number].ways)}")
     results.figures["slowdown_coefficient"] = round(coefficients[-1], 4)
     results.goal("auto_over_best_fixed_worst_phase", worst, at_most=1.05)
     results.figures["auto_over_best_fixed_with_settling_worst_phase"] = round(worst_whole, 4)
+
+
+CLOSE = 1.1
+"""Times the least J of any choice, in some phase, within which one run of each cannot say which is better."""
+
+
+def _scheduled(name: str, run: RunSpec) -> Log:
+    print(f"  {name}", file=sys.stderr, flush=True)
+    return launch(run)
+
+
+def _is_close(name: str, phases: Mapping[str, Sequence[Sequence[Phase]]]) -> bool:
+    """Whether it is `auto`, or about the best fixed choice of some phase, settled or in all."""
+    if name == AUTO:
+        return True
+    fixed = {other: runs[0] for other, runs in phases.items() if other != AUTO}
+    return any(
+        own.settled_j_s <= CLOSE * min(other.settled_j_s for other in others)
+        or own.whole_j_s <= CLOSE * min(other.whole_j_s for other in others)
+        for own, *others in zip(fixed[name], *fixed.values(), strict=True)
+    )
+
+
+def _against_best(times_s: Mapping[str, Sequence[float]]) -> tuple[str, Ratio]:
+    """The fixed choice with the least median, and `auto` over it, round by round."""
+    best = min(times_s.keys() - {AUTO}, key=lambda name: (statistics.median(times_s[name]), name))
+    ratios = [ours / theirs for ours, theirs in zip(times_s[AUTO], times_s[best], strict=True)]
+    return best, Ratio(low=min(ratios), median=statistics.median(ratios), high=max(ratios))
+
+
+def _timed(runs: Sequence[Sequence[Phase]], number: int) -> str:
+    settled, whole = (
+        1e3 * statistics.median(getattr(run[number], field) for run in runs) for field in ("settled_j_s", "whole_j_s")
+    )
+    return f"{settled:>8.1f} ({whole:>7.1f})"
 
 
 PARTS = {

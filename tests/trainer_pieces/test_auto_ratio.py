@@ -163,7 +163,33 @@ def test_waiting_for_cores_is_not_taken_for_the_network():
 
     runs = [crowded_run(seed, compress_s=(0.004, 0.008, 0.012), wait=wait)[0] for seed in range(8)]
     changes = sum(one != other for settled in runs for one, other in itertools.pairwise(settled))
-    assert changes <= sum(map(len, runs)) / 10, [Counter(settled) for settled in runs]
+    assert changes <= sum(map(len, runs)) / 7, [Counter(settled) for settled in runs]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_disturbed_first_look_condemns_nothing(seed):
+    """The best way's first steps take a third longer, as on a machine that does something else meanwhile."""
+    numel, workers = 400_000, 4
+    best, dense = (
+        make_option(name, "all_reduce", 1.0, numel=numel, workers=workers, compress_s=0.0)
+        for name in ("bf16", "identity")
+    )
+    virtual = VirtualRun(
+        workers=workers, links=[LinkSpeed(latency_s=0.0005, bytes_per_s=GBIT)], compute_s=0.06, noise=0.05, seed=seed
+    )
+    take, disturbed = virtual.take, 5
+
+    def disturbed_take(option):
+        nonlocal disturbed
+        virtual.unforeseen_s = {best.key: 0.025} if disturbed else {}
+        disturbed -= option is best and disturbed > 0
+        return take(option)
+
+    virtual.take = disturbed_take
+    used, _ = run(AutoRatio(options=(dense, best)), virtual, until_step=300, steps=5)
+    late = [key for step, key in used if step > 150]
+    assert disturbed == 0
+    assert late.count(best.key) >= 0.75 * len(late), Counter(late)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -261,7 +287,8 @@ def test_twins_say_whether_thin_exchanges_may_be_used(seed, turning, says):
     assert state.verdict is not None
     assert state.verdict.says == says
     by_key = {option.key: option for option in policy.options}
-    late = {by_key[key].ratio for step, key in used if step > steps / 4}
+    # Near the end, what was held back is worth sending.
+    late = {by_key[key].ratio for step, key in used if steps / 4 < step < 0.95 * steps}
     if says == "harmless":
         assert state.trials == 1
         assert max(late) < 1

@@ -35,7 +35,8 @@ class SwitchingExchange:
 
     bf16 only begins so. Once its first step has sent what others held back, its rounding is forgotten as it is where a
     run asks for bf16: it leaves a part in 10^5 of a gradient's energy, and remembering that takes as long as rounding.
-    What the memory still holds then, that step's rounding, waits for the next compression.
+    What the memory still holds then, that step's rounding, waits for the next compression. A run that names its memory
+    keeps it.
 
     Args:
         first: the compression to begin with.
@@ -114,7 +115,7 @@ class SwitchingExchange:
             stats = self._forgetful.run(flat)
         else:
             stats = self._exchange.run(flat, look_at)
-            if self._compression.name == FORGOTTEN:
+            if self._compression.name == FORGOTTEN and self._first.memory == AUTO:
                 self._forget()
         self._steps += 1
         self._owes = self._compression.name != "identity"

@@ -28,6 +28,8 @@ timing tells, is remembered for a while, and so is what it kept: otherwise it wo
 again.
 
 What the first step of a way took is not held against it: until there was another one, it is what it was expected to be.
+What was seen for a few periods, each as noisy as periods of one option are, may be better than that: it is tried again
+sooner, counts together with what was seen before, and a single look is forgotten twice as quickly.
 
 **The price of finding out** is bounded. The first period after every change is a trial, kept short. What it takes
 longer than the option before would have taken for the same progress is booked (`AutoState.spent_s`); a trial that might
@@ -46,8 +48,9 @@ import math
 from dataclasses import dataclass, replace
 
 from hetopt.profiler.inflation import CAUTIOUS_COEFFICIENT
-from hetopt.trainer.control.ratio.auto_learning import is_dense, learned
-from hetopt.trainer.control.ratio.auto_state import LOOK_AGAIN_AFTER, AutoState, Excess, TooThin
+from hetopt.trainer.control.ratio.auto_again import has_risen, is_barred, may_be_seen, may_hope, proved
+from hetopt.trainer.control.ratio.auto_learning import MOST_SEEN, is_dense, learned, step_weight
+from hetopt.trainer.control.ratio.auto_state import LOOK_AGAIN_AFTER, AutoState, Excess
 from hetopt.trainer.control.ratio.outlook import Judged, Outlook, Weighed
 from hetopt.trainer.control.ratio.policy import DENSE, RatioDecision, RatioObservation, percent
 from hetopt.trainer.control.ratio.twin_trial import most_cost_s
@@ -61,9 +64,6 @@ SURE = 1.5
 SCOUTED = 4.0
 """Times the bytes of what is in use that tell more of the bandwidth."""
 
-RISEN, RISEN_OF_FIRST = 1.5, 0.05
-"""Times the least loss of a period, and part of the first loss above it, that call for sending everything."""
-
 HARMLESS_COEFFICIENT = 0.02
 """Of the law of slowdown for tasks that thin exchanges do not hold back: of two that take as long, what keeps more."""
 
@@ -71,9 +71,7 @@ ALARM_FACTOR = 2.5
 """An exchange that takes so many times as long as expected calls for a look before the period is over."""
 
 _PART_FOR_ONE = 0.25  # of what is left, for a trial of more than one step
-_RETRIED_AFTER = 4  # periods, doubled with every trial
 _SCOUTED_AFTER = 10  # periods
-_FORGOTTEN_BY_HALF = 30  # periods
 _LEARNT_AFTER = 15  # periods, in all of which something is new
 _LOOK_WHEN_SETTLED_EVERY = 3  # periods, for a look takes longer than the selection that is sent
 _LOOK_AT_GAIN_EVERY = 5  # periods of dense training, in which a gain curve costs a selection that nobody sends
@@ -146,8 +144,12 @@ class AutoRatio:
         network = observation.network
         if used is None or network is None:
             raise ValueError(f"auto needs a network and one of its own options, not {observation.option!r}")
+        is_new = state.option != used.key or not state.is_warm
         state = learned(state, used, observation, network)
         outlook = self.outlook(state, network)
+        if is_new and used.key in state.excess:  # one period alone may have been disturbed
+            remembered_s, weight = state.excess[used.key].whole_s, step_weight(state.seen(used.key))
+            state = state.model_copy(update={"step_s": remembered_s + weight * (state.step_s - remembered_s)})
         now = outlook.judge(used, step_s=state.step_s if state.is_warm else None)
         if now is None:
             raise ValueError(f"the gain of {used.key} was not measured although it was in use")
@@ -155,9 +157,16 @@ class AutoRatio:
         expected = state.belief.expected(used) if used.gain is None else None
         kept = 1.0 if expected is None else now.gain / expected
         if state.is_warm:
-            excess = Excess(step_s=now.step_s - outlook.parts_s(used), kept=kept, period=state.periods)
+            seen = min(MOST_SEEN, 1 + state.seen(used.key))
+            excess = Excess(
+                step_s=now.step_s - outlook.parts_s(used),
+                whole_s=now.step_s,
+                kept=kept,
+                period=state.periods,
+                seen=seen,
+            )
             state = state.model_copy(update={"excess": {**state.excess, used.key: excess}})
-        if used.gain is None and _has_risen(state, observation.loss):
+        if used.gain is None and has_risen(state, observation.loss):
             return self._safe(state, used, network, outlook)
         worth_trying = self._worth_trying(state, outlook)
         if worth_trying is not None:
@@ -174,7 +183,7 @@ class AutoRatio:
             update={"trial_after": trial_after, "last_curve": state.periods if look else state.last_curve}
         )
         if used.gain is None and not self._keeps_enough(state, now, outlook):
-            state = state.model_copy(update={"too_thin": _proved(state, used.ratio)})
+            state = state.model_copy(update={"too_thin": proved(state, used.ratio)})
         return state, RatioDecision(
             ratio=chosen.judged.option.ratio,
             option=chosen.judged.option.key,
@@ -189,7 +198,7 @@ class AutoRatio:
     ) -> tuple[AutoState, RatioDecision]:
         """Everything is sent: training may be about to diverge."""
         dense = next(option for option in self.options if is_dense(option))
-        state = state.model_copy(update={"trial_after": None, "too_thin": _proved(state, used.ratio)})
+        state = state.model_copy(update={"trial_after": None, "too_thin": proved(state, used.ratio)})
         return state, RatioDecision(
             ratio=dense.ratio,
             option=dense.key,
@@ -226,7 +235,7 @@ class AutoRatio:
         if not math.isinf(state.harmless_from) or not self.tries_twins or state.steps < due:
             return None
         unslowed = outlook.unslowed()
-        found = [unslowed.judge(option) for option in self.options if not _is_barred(state, option)]
+        found = [unslowed.judge(option) for option in self.options if not is_barred(state, option)]
         best = min(
             (judged for judged in found if judged is not None and judged.gain >= self.least_gain),
             key=lambda judged: judged.per_progress_s,
@@ -283,7 +292,8 @@ class AutoRatio:
     def outlook(self, state: AutoState, network: NetworkState) -> Outlook:
         """What every option is judged by."""
         of_any_s = state.beside_s + state.rest_s
-        left = {key: 0.5 ** ((state.periods - seen.period) / _FORGOTTEN_BY_HALF) for key, seen in state.excess.items()}
+        left = {key: state.left(seen) for key, seen in state.excess.items()}
+        sd = math.sqrt(state.step_variance or 0.0)
         return Outlook(
             network=network,
             belief=state.belief,
@@ -295,13 +305,14 @@ class AutoRatio:
             compress_factors=state.compress_factors,
             excess_s={key: (seen.step_s - of_any_s) * left[key] for key, seen in state.excess.items()},
             kept={key: seen.kept ** left[key] for key, seen in state.excess.items()},
+            noise={key: sd / math.sqrt(seen.seen) for key, seen in state.excess.items()},
             backlog=state.backlog,
             steps_left=math.inf if state.steps_left is None else state.steps_left,
         )
 
     def usable(self, state: AutoState, outlook: Outlook) -> list[Judged]:
         """The options that keep enough, as far as is known; dense training is always one of them."""
-        judged = [outlook.judge(option) for option in self.options if not _is_barred(state, option)]
+        judged = [outlook.judge(option) for option in self.options if not is_barred(state, option)]
         return [one for one in judged if one is not None and self._keeps_enough(state, one, outlook)]
 
     def _choice(self, state: AutoState, now: Judged, outlook: Outlook) -> Weighed | None:
@@ -324,7 +335,8 @@ class AutoRatio:
         hopeful = [
             other
             for other in affordable
-            if other.saving_s + other.hope_s >= needed_s and self._may_hope(state, other.judged.option.key)
+            if (other.saving_s + other.hope_s >= needed_s and may_hope(state, other.judged.option.key))
+            or (other.saving_s + other.seen_sd_s >= needed_s and may_be_seen(state, other.judged.option.key))
         ]
         if hopeful:
             return max(hopeful, key=lambda other: other.saving_s + other.hope_s)
@@ -348,11 +360,6 @@ class AutoRatio:
         last = max((state.tried[key].period for key in telling if key in state.tried), default=0)
         return telling if state.periods >= last + _SCOUTED_AFTER else frozenset()
 
-    def _may_hope(self, state: AutoState, key: str) -> bool:
-        """Whether a trial on nothing but hope is due: the first at once, each further one after twice as long."""
-        before = state.tried.get(key)
-        return before is None or state.periods >= before.period + _RETRIED_AFTER * 2**before.times
-
     def _left_s(self, state: AutoState, now: Judged) -> float:
         return self.trial_steps * now.per_progress_s + self.exploration * state.elapsed_s - state.spent_s
 
@@ -362,30 +369,6 @@ class AutoRatio:
             return self.trial_steps
         affordable = _PART_FOR_ONE * max(0.0, self._left_s(state, now)) / chosen.risk_s
         return max(1, min(self.trial_steps, int(affordable)))
-
-
-def _has_risen(state: AutoState, loss: float | None) -> bool:
-    """Whether the loss of a period is far above the least there was; losses below zero are compared with none."""
-    if loss is None or state.least_loss is None or state.first_loss is None or state.least_loss <= 0:
-        return False
-    return loss > max(RISEN * state.least_loss, state.least_loss + RISEN_OF_FIRST * state.first_loss)
-
-
-def _proved(state: AutoState, ratio: float) -> tuple[TooThin, ...]:
-    """What is too thin once this ratio was: for a while that doubles with every time it turns out so."""
-    before = next((one for one in state.too_thin if one.ratio == ratio), None)
-    times = 1 if before is None else before.times + 1
-    proved = TooThin(ratio=ratio, times=times, until=state.periods + _RETRIED_AFTER * 2**times)
-    return (*(one for one in state.too_thin if one.ratio != ratio), proved)
-
-
-def _is_barred(state: AutoState, option: Option) -> bool:
-    """Whether as much or more has proved to be too little, not long ago: no estimate of a gain is better than that."""
-    if option.gain is not None:
-        return False
-    if option.ratio < state.harmless_from < math.inf:
-        return True
-    return any(option.ratio <= one.ratio and state.periods < one.until for one in state.too_thin)
 
 
 def _traffic_bytes(option: Option) -> float:

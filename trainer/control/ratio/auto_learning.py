@@ -10,7 +10,13 @@ from hetopt.trainer.exchange.planner import Option
 
 _WEIGHT = 0.5  # of the newest times
 _REST_WEIGHT = 0.2  # of the newest, whichever way it was
-_STEP_WEIGHT = 0.3  # of the newest time of a step of the same option
+_VARIANCE_WEIGHT = 0.2  # of the newest square
+_MOST_DEVIATION = 0.1  # relative, of a period from what was before: more is no noise
+
+_STEP_WEIGHT = 0.2  # of the newest time of a step of the same option, where many were seen
+
+MOST_SEEN = 2 / _STEP_WEIGHT - 1
+"""Periods whose mean is as sure as what is remembered of ever so many."""
 
 
 def learned(state: AutoState, used: Option, observation: RatioObservation, network: NetworkState) -> AutoState:
@@ -36,9 +42,11 @@ def learned(state: AutoState, used: Option, observation: RatioObservation, netwo
     if state.compute_s is not None:
         compute_s = state.compute_s + _WEIGHT * (compute_s - state.compute_s)
         backward_s = state.backward_s + _WEIGHT * (backward_s - state.backward_s)
-    step_s = observation.step_time_s
+    step_s, step_variance = observation.step_time_s, state.step_variance
     if state.option == used.key and not jumped and state.is_warm:
-        step_s = state.step_s + _STEP_WEIGHT * (step_s - state.step_s)
+        square = min(abs(step_s / state.step_s - 1), _MOST_DEVIATION) ** 2
+        step_variance = square if step_variance is None else step_variance + _VARIANCE_WEIGHT * (square - step_variance)
+        step_s = state.step_s + step_weight(state.seen(used.key)) * (step_s - state.step_s)
     # The first step of a way makes its buffers, and finds nothing in the cache.
     is_warm = state.option == used.key or observation.steps > 1
     rest_s = state.rest_s
@@ -52,6 +60,7 @@ def learned(state: AutoState, used: Option, observation: RatioObservation, netwo
             "option": used.key,
             "step_s": step_s,
             "is_warm": is_warm,
+            "step_variance": step_variance,
             "belief": state.belief.seen(used, observation.gain, observation.gain_curve),
             "verdict": verdict or state.verdict,
             "trials": state.trials + (verdict is not None),
@@ -75,6 +84,11 @@ def learned(state: AutoState, used: Option, observation: RatioObservation, netwo
             "last_curve": state.last_curve if observation.gain_curve is None else state.periods + 1,
         }
     )
+
+
+def step_weight(seen: float) -> float:
+    """Of the newest time of a step of an option that was seen for so many periods before."""
+    return max(_STEP_WEIGHT, 1 / (seen + 1))
 
 
 def _least(before: float | None, fresh: float | None) -> float | None:

@@ -13,6 +13,10 @@ from hetopt.trainer.control.ratio.twin_trial import Verdict
 LOOK_AGAIN_AFTER = 20
 """Steps between gain curves: looking may take as long as a step."""
 
+FORGOTTEN_BY_HALF, SEEN_OFTEN = 30, 2
+"""Periods after which half is left of what an option was like beyond what its parts say, if so many had shown it. What
+fewer did is forgotten sooner: something else may have disturbed them."""
+
 
 class Tried(Record):
     """How often an option was changed to since the network last jumped, and in which period last."""
@@ -27,12 +31,16 @@ class Excess(Record):
     Attributes:
         step_s: how much longer its step took than its parts together; what any option's would is part of that, so it
             stays right when another option shows that to be more or less.
+        whole_s: what its step took.
         kept: what it kept of the energy that it was expected to keep.
+        seen: periods that say so, those that are as good as forgotten left out.
     """
 
     step_s: float
+    whole_s: PositiveFloat
     kept: PositiveFloat = 1.0
     period: NonNegativeInt
+    seen: PositiveFloat = 1.0
 
 
 class TooThin(Record):
@@ -50,6 +58,7 @@ class AutoState(Record):
         belief: about gains.
         option, step_s: what is in use, and the time of its step, smoothed.
         is_warm: whether more was seen of that than its first step, which is slower than all that follow.
+        step_variance: relative, of a period's time of a step around what it was before; absent until there were two.
         compute_s, backward_s: smoothed.
         beside_s: that an exchange takes longer beside training than alone, whatever it sends.
         rest_s: that a step takes longer than its parts together, smoothed.
@@ -75,6 +84,7 @@ class AutoState(Record):
     option: str | None = None
     step_s: NonNegativeFloat = 0.0
     is_warm: bool = True
+    step_variance: NonNegativeFloat | None = None
     compute_s: NonNegativeFloat | None = None
     backward_s: NonNegativeFloat = 0.0
     beside_s: NonNegativeFloat = 0.0
@@ -104,3 +114,13 @@ class AutoState(Record):
         """The ratio that may be sent, and all above, however little of the gradient that keeps; infinite: no trial has
         shown so."""
         return self.verdict.ratio if self.verdict is not None and self.verdict.says == "harmless" else math.inf
+
+    def left(self, seen: Excess) -> float:
+        """Part of it that is not forgotten."""
+        half = FORGOTTEN_BY_HALF * min(1.0, seen.seen / SEEN_OFTEN)
+        return float(0.5 ** ((self.periods - seen.period) / half))
+
+    def seen(self, key: str) -> float:
+        """Periods of an option that are remembered."""
+        before = self.excess.get(key)
+        return 0.0 if before is None else before.seen * self.left(before)

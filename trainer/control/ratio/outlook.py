@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hetopt.profiler.inflation import backlog_after, distance
 from hetopt.trainer.control.ratio.gain_belief import GainBelief
@@ -44,7 +44,8 @@ class Judged:
 class Weighed:
     """An option against the present one: what J would fall by, and how sure that is.
 
-    What nobody has seen yet may be better than it looks, beside all that is known to be uncertain (``untried_sd_s``).
+    Beside all that a prediction is uncertain by, what nobody has seen yet may be better than it looks
+    (``untried_sd_s``), and so may what was seen for a few periods, each as noisy as they are (``seen_sd_s``).
     """
 
     judged: Judged
@@ -52,6 +53,7 @@ class Weighed:
     network_sd_s: float
     other_sd_s: float
     untried_sd_s: float
+    seen_sd_s: float
 
     @property
     def sd_s(self) -> float:
@@ -61,7 +63,7 @@ class Weighed:
     @property
     def hope_s(self) -> float:
         """By how much it may be better than it looks."""
-        return math.hypot(NETWORK_HOPE * self.network_sd_s, self.other_sd_s, self.untried_sd_s)
+        return math.hypot(NETWORK_HOPE * self.network_sd_s, self.other_sd_s, self.untried_sd_s, self.seen_sd_s)
 
     @property
     def risk_s(self) -> float:
@@ -83,6 +85,7 @@ class Outlook:
         compress_factors: measured over expected time to compress, by compressor.
         excess_s: how much longer than predicted a step took of options that were in use, what is forgotten left out.
         kept: what they kept of what was expected.
+        noise: relative standard deviation of the time of their step, as far as that was seen.
         backlog: steps' worth of gradient that is held back now.
         steps_left: of the run; infinite: what is held back at its end does not matter.
     """
@@ -95,6 +98,7 @@ class Outlook:
     compress_factors: Mapping[str, float]
     excess_s: Mapping[str, float]
     kept: Mapping[str, float]
+    noise: Mapping[str, float] = field(default_factory=dict)
     backlog: float = 0.0
     steps_left: float = math.inf
     beside_s: float = 0.0
@@ -161,11 +165,15 @@ class Outlook:
             network_sd_s=network.sd_s,
             other_sd_s=math.hypot(*rest_s),
             untried_sd_s=untried_s,
+            seen_sd_s=math.hypot(*(slower[side] * self._noise_s(judged) for side, judged in sides)),
         )
 
     def unslowed(self) -> Outlook:
         """The same if late gradients cost nothing but their lateness."""
         return replace(self, coefficient=0.0)
+
+    def _noise_s(self, judged: Judged) -> float:
+        return judged.step_s * self.noise.get(judged.option.key, 0.0)
 
     def _steps_sd(self, judged: Judged) -> float:
         """What an error of the gain makes of the steps, which is most where all is kept."""
