@@ -67,7 +67,7 @@ def test_bf16_sends_what_others_held_back_and_forgets_its_own_rounding():
 
 
 def test_who_names_a_memory_keeps_what_bf16_rounds_off():
-    exchange = SwitchingExchange(Compression(name="bf16", memory="error_feedback"), NUMEL)
+    exchange = SwitchingExchange(Compression(name="bf16", memory="error_feedback"), NUMEL, forgets=False)
     brought, received = torch.zeros(NUMEL, dtype=torch.float64), torch.zeros(NUMEL, dtype=torch.float64)
     for _ in range(5):
         flat = torch.rand(NUMEL)

@@ -35,12 +35,13 @@ class SwitchingExchange:
 
     bf16 only begins so. Once its first step has sent what others held back, its rounding is forgotten as it is where a
     run asks for bf16: it leaves a part in 10^5 of a gradient's energy, and remembering that takes as long as rounding.
-    What the memory still holds then, that step's rounding, waits for the next compression. A run that names its memory
-    keeps it.
+    What the memory still holds then, that step's rounding, waits for the next compression. Whoever asks for a memory by
+    name (``forgets=False``) keeps it.
 
     Args:
         first: the compression to begin with.
         numel, device, group, clock, shapes, seed, store: as of `make_exchange`.
+        forgets: whether bf16 among others does.
 
     Raises:
         BadInput: an unknown name, or things that do not go together.
@@ -57,8 +58,10 @@ class SwitchingExchange:
         shapes: Shapes | None = None,
         seed: int = 0,
         store: Store | None = None,
+        forgets: bool = True,
     ) -> None:
         self._first = first
+        self._forgets = forgets
         self._memory = make_memory(first, numel, device=device, group=group)
         self._steps = 0
         self._owes = False
@@ -115,7 +118,7 @@ class SwitchingExchange:
             stats = self._forgetful.run(flat)
         else:
             stats = self._exchange.run(flat, look_at)
-            if self._compression.name == FORGOTTEN and self._first.memory == AUTO:
+            if self._compression.name == FORGOTTEN and self._forgets:
                 self._forget()
         self._steps += 1
         self._owes = self._compression.name != "identity"

@@ -17,7 +17,7 @@ from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.exchange.buckets import BucketExchange
 from hetopt.trainer.exchange.calibration import Calibration, measure_network, timed_menu
 from hetopt.trainer.exchange.channel import Channel
-from hetopt.trainer.exchange.composition import METHODS, combine
+from hetopt.trainer.exchange.composition import AUTO, METHODS, combine
 from hetopt.trainer.exchange.guarded import Guard
 from hetopt.trainer.exchange.hierarchical import HierarchicalExchange, HostGroups
 from hetopt.trainer.exchange.hosts import Hosts, exchange_as_one, measure_inside
@@ -214,6 +214,7 @@ class StepMaker:
                 shapes=self._shapes,
                 seed=context.spec.seed,
                 store=context.store,
+                forgets=self.compression.memory == AUTO,
             )
         return HierarchicalExchange(
             first,

@@ -49,7 +49,7 @@ from dataclasses import dataclass, replace
 
 from hetopt.profiler.inflation import CAUTIOUS_COEFFICIENT
 from hetopt.trainer.control.ratio.auto_again import has_risen, is_barred, may_be_seen, may_hope, proved
-from hetopt.trainer.control.ratio.auto_learning import MOST_SEEN, is_dense, learned, step_weight
+from hetopt.trainer.control.ratio.auto_learning import MOST_SEEN, is_dense, learned, reminded
 from hetopt.trainer.control.ratio.auto_state import LOOK_AGAIN_AFTER, AutoState, Excess
 from hetopt.trainer.control.ratio.outlook import Judged, Outlook, Weighed
 from hetopt.trainer.control.ratio.policy import DENSE, RatioDecision, RatioObservation, percent
@@ -147,9 +147,8 @@ class AutoRatio:
         is_new = state.option != used.key or not state.is_warm
         state = learned(state, used, observation, network)
         outlook = self.outlook(state, network)
-        if is_new and used.key in state.excess:  # one period alone may have been disturbed
-            remembered_s, weight = state.excess[used.key].whole_s, step_weight(state.seen(used.key))
-            state = state.model_copy(update={"step_s": remembered_s + weight * (state.step_s - remembered_s)})
+        if is_new:
+            state = reminded(state, used)
         now = outlook.judge(used, step_s=state.step_s if state.is_warm else None)
         if now is None:
             raise ValueError(f"the gain of {used.key} was not measured although it was in use")

@@ -12,6 +12,7 @@ _WEIGHT = 0.5  # of the newest times
 _REST_WEIGHT = 0.2  # of the newest, whichever way it was
 _VARIANCE_WEIGHT = 0.2  # of the newest square
 _MOST_DEVIATION = 0.1  # relative, of a period from what was before: more is no noise
+_ANOTHER = 0.25  # the same, that makes what was before another time
 
 _STEP_WEIGHT = 0.2  # of the newest time of a step of the same option, where many were seen
 
@@ -84,6 +85,21 @@ def learned(state: AutoState, used: Option, observation: RatioObservation, netwo
             "last_curve": state.last_curve if observation.gain_curve is None else state.periods + 1,
         }
     )
+
+
+def reminded(state: AutoState, used: Option) -> AutoState:
+    """With what a step of an option that is in use again took before as well: one period alone may be disturbed.
+
+    What it takes now may have nothing to do with that: then it is forgotten.
+    """
+    before = state.excess.get(used.key)
+    if before is None:
+        return state
+    if abs(state.step_s / before.whole_s - 1) > _ANOTHER:
+        excess = {key: seen for key, seen in state.excess.items() if key != used.key}
+        return state.model_copy(update={"excess": excess})
+    weight = step_weight(state.seen(used.key))
+    return state.model_copy(update={"step_s": before.whole_s + weight * (state.step_s - before.whole_s)})
 
 
 def step_weight(seen: float) -> float:

@@ -183,4 +183,12 @@ class Outlook:
         return self.steps_per_progress(less) - self.steps_per_progress(judged.gain)
 
     def _compress_s(self, option: Option) -> float:
-        return option.compress_s * self.compress_factors.get(option.compressor, 1.0)
+        factor = self.compress_factors.get(option.compressor)
+        return option.compress_s * (self._common_factor if factor is None else factor)
+
+    @property
+    def _common_factor(self) -> float:
+        """Of a compressor that was never in use: workers that share cores wait for them in all, so what others showed
+        counts, and one more that would take as long as expected."""
+        logs = list(map(math.log, self.compress_factors.values()))
+        return math.exp(sum(logs) / (len(logs) + 1))
