@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks._rehearsal import Log
-from hetopt.profiler.inflation import distance
+from hetopt.profiler.inflation import MOST_LOST, distance
 from hetopt.trainer.events import Event
 from hetopt.trainer.launch.schedule import CONDITION_CHANGED
 from hetopt.trainer.miniature import EVERY_HOST, Change, DeclaredTime, Miniature, MiniatureHost
@@ -53,12 +53,19 @@ class Phase:
     Attributes:
         whole_j_s: over all control periods that lie within the phase.
         settled_j_s: over the later half of them.
+        slowdown: steps for the progress of one dense step, over the later half.
         ways: in which gradients were exchanged, in their order.
     """
 
     whole_j_s: float
     settled_j_s: float
+    slowdown: float
     ways: tuple[str, ...]
+
+    @property
+    def loses_much(self) -> bool:
+        """Whether more is lost than hetopt accepts of compression where the number of steps is fixed, as it is here."""
+        return self.slowdown > 1 + MOST_LOST
 
 
 def scheduled_runs(*, phase_steps: int, fixed_steps: int, period: int, fixed: int) -> dict[str, RunSpec]:
@@ -90,11 +97,13 @@ def phases_of(log: Log, coefficients: Sequence[float]) -> list[Phase]:
     """
     return [
         Phase(
-            whole_j_s=_per_progress_s(periods, coefficient),
-            settled_j_s=_per_progress_s(periods[len(periods) // 2 :], coefficient),
+            whole_j_s=_seconds(periods) / _progress(periods, coefficient),
+            settled_j_s=_seconds(later) / _progress(later, coefficient),
+            slowdown=sum(period["steps"] for period in later) / _progress(later, coefficient),
             ways=tuple(way for way, _ in itertools.groupby(str(period["exchange"]["way"]) for period in periods)),
         )
         for periods, coefficient in zip(_by_phase(log), coefficients, strict=True)
+        for later in (periods[len(periods) // 2 :],)
     ]
 
 
@@ -116,12 +125,15 @@ def _by_phase(log: Log) -> list[list[Event]]:
     return found
 
 
-def _per_progress_s(periods: Sequence[Event], coefficient: float) -> float:
-    seconds = sum(period["steps"] * period["step_time_s"] for period in periods)
-    progress = sum(
-        period["steps"] / (1 + coefficient * distance(min(1.0, period["exchange"]["gain"]))) for period in periods
+def _seconds(periods: Sequence[Event]) -> float:
+    return float(sum(period["steps"] * period["step_time_s"] for period in periods))
+
+
+def _progress(periods: Sequence[Event], coefficient: float) -> float:
+    """In dense steps."""
+    return float(
+        sum(period["steps"] / (1 + coefficient * distance(min(1.0, period["exchange"]["gain"]))) for period in periods)
     )
-    return float(seconds / progress)
 
 
 def _name(way: Compression) -> str:

@@ -15,6 +15,7 @@ from benchmarks._collectives import Cell, Request
 from benchmarks._outcome import Results, parser, publish
 from benchmarks._rate_schedule import AUTO, PHASES, Phase, phases_of, scheduled_runs, slowdown_coefficients
 from benchmarks._rehearsal import Log, Ratio, launch, need_namespaces, time_exchanges
+from hetopt.profiler.inflation import MOST_LOST
 from hetopt.trainer.exchange.cost import PUBLISHED_RING, PUBLISHED_TREE, LinkSpeed, gathered, shared_index, time_s
 from hetopt.trainer.miniature import MiniatureHost
 from hetopt.trainer.spec import Compression, RunSpec
@@ -52,7 +53,7 @@ QUICK = Scale(
 )  # fmt: skip
 FULL = Scale(
     hosts=(2, 4, 8), rates=(2.5e7, 1e8, 1e9), gradients=(2_500, 25_000, 250_000, 2_500_000, 12_500_000), repeats=11,
-    cell_s=20.0, phase_steps=150, fixed_steps=25, period=5, rounds=3,
+    cell_s=20.0, phase_steps=150, fixed_steps=25, period=5, rounds=5,
     fixed=99, levels=((2, 1e8), (4, 1e8), (2, 1e9), (4, 1e9)),
 )  # fmt: skip
 
@@ -227,19 +228,28 @@ def schedule_part(scale: Scale, results: Results) -> None:
             phases[name].append(phases_of(_scheduled(name, runs[name]), coefficients))
     told = ", ".join(f"{coefficient:.3f}" for coefficient in coefficients)
     print(f"J: ms for the progress of a dense step, 1 + a sqrt(1 / gain - 1) steps, a = {told} as auto measured;")
-    print(f"in the later half of each phase (in all of it); medians of {scale.rounds} runs of what was close, in turn")
+    print(f"in the later half of each phase (in all of it); medians of {scale.rounds} runs of what was close, in turn;")
+    print(
+        f"*: loses more than {MOST_LOST:.0%} of the steps by that, which auto does not accept in a run of so many steps"
+    )
     for name in runs:
         print(f"{name:>34}  " + "  ".join(_timed(phases[name], number) for number in range(len(PHASES))))
     worst = worst_whole = 0.0
     for number, rate in enumerate(PHASES):
-        settled = {name: [run[number].settled_j_s for run in phases[name]] for name in in_turn}
-        whole = {name: [run[number].whole_j_s for run in phases[name]] for name in in_turn}
+        kept = [name for name in in_turn if name == AUTO or not phases[name][0][number].loses_much]
+        settled = {name: [run[number].settled_j_s for run in phases[name]] for name in kept}
+        whole = {name: [run[number].whole_j_s for run in phases[name]] for name in kept}
         best, over = _against_best(settled)
         _, over_whole = _against_best(whole)
         worst, worst_whole = max(worst, over.median), max(worst_whole, over_whole.median)
         key = f"phase_{number + 1}_{rate / 1e6:g}_mbit"
         results.figures[f"auto_over_best_fixed_{key}"] = round(over.median, 4)
         results.figures[f"auto_over_best_fixed_with_settling_{key}"] = round(over_whole.median, 4)
+        least_s = min(
+            statistics.median(run[number].settled_j_s for run in phases[name]) for name in runs if name != AUTO
+        )
+        ours_s = statistics.median(settled[AUTO])
+        results.figures[f"auto_over_least_of_any_loss_{key}"] = round(ours_s / least_s, 4)
         results.baselines[f"best_fixed_j_s_{key}"] = round(statistics.median(settled[best]), 6)
         print(f"{rate / 1e6:>6g} Mbit/s: best fixed choice {best}; auto {over} of it when settled, {over_whole} in all")
         for run in phases[AUTO]:
@@ -259,15 +269,18 @@ def _scheduled(name: str, run: RunSpec) -> Log:
 
 
 def _is_close(name: str, phases: Mapping[str, Sequence[Sequence[Phase]]]) -> bool:
-    """Whether it is `auto`, or about the best fixed choice of some phase, settled or in all."""
+    """Whether it is `auto`, or about the best fixed choice of some phase that loses little, settled or in all."""
     if name == AUTO:
         return True
     fixed = {other: runs[0] for other, runs in phases.items() if other != AUTO}
-    return any(
-        own.settled_j_s <= CLOSE * min(other.settled_j_s for other in others)
-        or own.whole_j_s <= CLOSE * min(other.whole_j_s for other in others)
-        for own, *others in zip(fixed[name], *fixed.values(), strict=True)
-    )
+    for own, *others in zip(fixed[name], *fixed.values(), strict=True):
+        kept = [other for other in others if not other.loses_much]
+        if own in kept and (
+            own.settled_j_s <= CLOSE * min(other.settled_j_s for other in kept)
+            or own.whole_j_s <= CLOSE * min(other.whole_j_s for other in kept)
+        ):
+            return True
+    return False
 
 
 def _against_best(times_s: Mapping[str, Sequence[float]]) -> tuple[str, Ratio]:
@@ -281,7 +294,7 @@ def _timed(runs: Sequence[Sequence[Phase]], number: int) -> str:
     settled, whole = (
         1e3 * statistics.median(getattr(run[number], field) for run in runs) for field in ("settled_j_s", "whole_j_s")
     )
-    return f"{settled:>8.1f} ({whole:>7.1f})"
+    return f"{settled:>8.1f}{'*' if runs[0][number].loses_much else ' '} ({whole:>7.1f})"
 
 
 PARTS = {

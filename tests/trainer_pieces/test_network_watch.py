@@ -56,3 +56,20 @@ def test_an_exchange_that_is_over_sooner_refutes_it():
 def test_one_that_was_over_sooner_before_does_so_too():
     watch = crowded(after(fresh(), GATHER, alone_s(GATHER) + 0.01), 0.3)
     assert watch.beside_s <= alone_s(GATHER) + 0.01
+
+
+def test_a_network_that_has_become_quicker_is_measured_as_soon_as_that_is_cheap():
+    """The last measurement took long on slow links; the next one takes a fortieth of that."""
+    watch = measured_again(fresh())
+    sooner = 0
+    while watch.network.jumps == watch.measured_jumps or not watch.wants_measurement:
+        watch = watch.after(SUM, alone_s(SUM) / 40, exchanges=5, probe_bytes=0, probe_s=None, period_s=watch.cost_s / 2)
+        sooner += 1
+        assert sooner <= 10, "thirty times what it took would be sixty periods"
+    slower = measured_again(fresh())
+    for _ in range(10):
+        slower = slower.after(
+            SUM, 40 * alone_s(SUM), exchanges=5, probe_bytes=0, probe_s=None, period_s=slower.cost_s / 2
+        )
+    assert slower.network.jumps > slower.measured_jumps
+    assert not slower.wants_measurement

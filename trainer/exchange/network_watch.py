@@ -61,7 +61,8 @@ class NetworkWatch:
         unprobed_s: time trained since the last probe.
         is_silent: whether the exchanges of the last period tell nothing of how quick the network is.
         measured_jumps: of the network when it was last measured.
-        since_s, cost_s: time trained since the last measurement after a jump, or since the start, and what one takes.
+        since_s, cost_s: time trained since the last measurement after a jump, or since the start, and what one took.
+        timed: what was summed in it.
         beside_s: how much longer than alone an exchange takes beside training, whatever it sends.
         soonest_s: that an exchange was over on the network as it is now, waits and all.
         quiet: the network as it was last measured; None: before the first period.
@@ -77,6 +78,7 @@ class NetworkWatch:
     measured_jumps: int = 0
     since_s: float = 0.0
     cost_s: float = FIRST_COST_S
+    timed: tuple[Operation, ...] = ()
     beside_s: float = 0.0
     soonest_s: float = math.inf
     quiet: NetworkState | None = None
@@ -135,12 +137,18 @@ class NetworkWatch:
     def wants_measurement(self) -> bool:
         """Whether the network should be measured again, now."""
         if self.network.jumps > self.measured_jumps:
-            return self.since_s >= MEASURED_AFTER * self.cost_s
+            return self.since_s >= MEASURED_AFTER * self._next_cost_s
         return self.is_silent and self.since_s >= MEASURED_ANYWAY_AFTER * self.cost_s
+
+    @property
+    def _next_cost_s(self) -> float:
+        """Of a measurement now: less than the last one took, if the network has become quicker since."""
+        if not self.timed:
+            return self.cost_s
+        return min(self.cost_s, _cost_s([self.network.expected_s([operation]) for operation in self.timed]))
 
     def measured(self, timings: Sequence[Timed]) -> NetworkWatch:
         """After it was; the same timings on all ranks."""
-        cost_s = sum(t.time_s * (1 if t.time_s >= REPEATED_BELOW_S else TIMED_EACH) for t in timings)
         largest = max(timings, key=lambda timing: timing.operation.payload_bytes)
         quiet = self.quiet or self.network
         alarmed = self.network.jumps > self.measured_jumps
@@ -162,7 +170,8 @@ class NetworkWatch:
             seen=None,
             measured_jumps=network.jumps,
             since_s=0.0,
-            cost_s=cost_s,
+            cost_s=_cost_s([timing.time_s for timing in timings]),
+            timed=tuple(timing.operation for timing in timings),
         )
 
     def _waited_s(self, still: NetworkState, *, alarmed: bool) -> float | None:
@@ -200,6 +209,11 @@ class NetworkWatch:
 def are_sums(operations: Sequence[Operation]) -> bool:
     """Whether an exchange is nothing but what probes are, whose time is the link's affair alone."""
     return all(operation.primitive == "all_reduce" and not operation.sliced for operation in operations)
+
+
+def _cost_s(times_s: Sequence[float]) -> float:
+    """Of timing sums that take so long each."""
+    return sum(time_s * (1 if time_s >= REPEATED_BELOW_S else TIMED_EACH) for time_s in times_s)
 
 
 def _is_alike(network: NetworkState, timing: Timed) -> bool:
