@@ -14,12 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hetopt.profiler.artifact import Record
-from hetopt.profiler.errors import BadInput
 from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.control.sync.gradient_change import GradientChange
 from hetopt.trainer.control.sync.policy import SyncDecision, SyncObservation, SyncPolicy
@@ -32,6 +30,7 @@ from hetopt.trainer.spec import Compression
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.model_vector import ModelVector
+from hetopt.trainer.sync.synchroniser import own_state
 from hetopt.trainer.synchronisation import Synchronisation
 
 VOTE_BYTES = 8
@@ -221,7 +220,7 @@ class ParameterSync:
         self._base = self._vector.read()
         if state.get("policy") != self._sync.name:
             return
-        try:
+        with own_state():
             self._state = type(self._policy.initial()).model_validate(state["policy_state"])
             self._vector.write(state["own"].to(self._base))
             self._base = state["base"].to(self._base)
@@ -232,10 +231,6 @@ class ParameterSync:
             self._local_steps = int(state["local_steps"])
             self._change = replace(self._change, mean=state["mean"], change=float(state["change"]))
             self._votes = None if state["votes"] is None else _Arrived(state["votes"])
-        except (ValidationError, RuntimeError, ValueError, KeyError, TypeError):
-            raise BadInput(
-                "The checkpoint's state of a worker that trains for itself is damaged.", hint="use an older checkpoint"
-            ) from None
 
 
 class _Arrived(Gathering):

@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hetopt.profiler.errors import BadInput
 from hetopt.trainer.control.sync.rhythm import Rhythm
 from hetopt.trainer.events import Event
 from hetopt.trainer.exchange.group import staging_device
@@ -27,6 +26,7 @@ from hetopt.trainer.exchange.stats import ExchangeStats
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.model_vector import ModelVector
+from hetopt.trainer.sync.synchroniser import own_state
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -138,9 +138,5 @@ class StaleSync:
         self._begin(self._vector.read())
         if state.get("policy") != "ssp":
             return
-        try:
+        with own_state():
             self._optimizer.load_state_dict(state["optimizer"])
-        except (RuntimeError, ValueError, KeyError, TypeError):
-            raise BadInput(
-                "The checkpoint's state of a worker that trains for itself is damaged.", hint="use an older checkpoint"
-            ) from None

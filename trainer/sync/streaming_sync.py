@@ -20,11 +20,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hetopt.profiler.errors import BadInput
 from hetopt.trainer.control.sync.periodic import LargestRate, LocalSgd
 from hetopt.trainer.control.sync.policy import SyncObservation
 from hetopt.trainer.events import Event
@@ -35,6 +33,7 @@ from hetopt.trainer.spec import Compression
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.model_vector import ModelVector
+from hetopt.trainer.sync.synchroniser import own_state
 from hetopt.trainer.synchronisation import Synchronisation
 
 Samples = tuple[int, ...]
@@ -255,7 +254,7 @@ class StreamingSync:
         self._base = self._vector.read()
         if state.get("policy") != self._name:
             return
-        try:
+        with own_state():
             self._state = LargestRate.model_validate(state["policy_state"])
             self._vector.write(state["own"].to(self._base))
             self._base = state["base"].to(self._base)
@@ -268,10 +267,6 @@ class StreamingSync:
             self._steps_since, self._next = int(state["steps_since"]), int(state["next"])
             self._landed = int(state["landed"])
             self._flight = None if state["flight"] is None else _flown(state["flight"], self._base)
-        except (ValidationError, RuntimeError, ValueError, KeyError, TypeError, AttributeError):
-            raise BadInput(
-                "The checkpoint's state of a worker that trains for itself is damaged.", hint="use an older checkpoint"
-            ) from None
 
 
 def _flown(saved: Mapping[str, Any], like: Tensor) -> Flight:

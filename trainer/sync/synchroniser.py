@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
+from pydantic import ValidationError
+
+from hetopt.profiler.errors import BadInput
 from hetopt.trainer.events import Event
 from hetopt.trainer.steps.step import StepTrace
 
@@ -45,3 +48,18 @@ class Synchroniser(Protocol):
             BadInput: it is damaged, or of another model.
         """
         ...
+
+
+@contextmanager
+def own_state() -> Iterator[None]:
+    """What a checkpoint kept of this worker is read inside.
+
+    Raises:
+        BadInput: it is damaged, or of another model.
+    """
+    try:
+        yield
+    except (ValidationError, RuntimeError, ValueError, KeyError, TypeError, AttributeError):
+        raise BadInput(
+            "The checkpoint's state of a worker that trains for itself is damaged.", hint="use an older checkpoint"
+        ) from None
