@@ -275,7 +275,7 @@ def _is_close(name: str, phases: Mapping[str, Sequence[Sequence[Phase]]]) -> boo
     fixed = {other: runs[0] for other, runs in phases.items() if other != AUTO}
     for own, *others in zip(fixed[name], *fixed.values(), strict=True):
         kept = [other for other in others if not other.loses_much]
-        if own in kept and (
+        if not own.loses_much and (
             own.settled_j_s <= CLOSE * min(other.settled_j_s for other in kept)
             or own.whole_j_s <= CLOSE * min(other.whole_j_s for other in kept)
         ):

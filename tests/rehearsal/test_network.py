@@ -45,10 +45,10 @@ time.sleep(600)
 """
 BURN = """
 import time
-until = time.monotonic() + 1
+begun, until = time.process_time(), time.monotonic() + 1
 while time.monotonic() < until:
     pass
-print(time.process_time())
+print(time.process_time() - begun)
 """
 
 
@@ -289,7 +289,7 @@ def test_a_host_gets_the_cores_that_it_was_given(box: None) -> None:
     hierarchy = Hierarchy.find()
     assert hierarchy is not None
     with MiniatureNetwork.create([MiniatureHost(name="h0", cpu_cores=0.1)], owner="a test") as network:
-        assert _burned_s(network) < 0.2  # what a time slice gives beyond the quota, in each of its periods, included
+        assert _burned_s(network) < 0.1 + 0.05
         network.set_cpu(0, 1)
         assert max(_burned_s(network) for _ in range(2)) > 0.2  # of one second; others may want the cores, too
         assert list(hierarchy.root.glob(f"hetopt-{network.id}*"))

@@ -148,7 +148,7 @@ def test_workers_take_as_long_as_they_are_declared_to(crew: Crew, name: str) -> 
     uses = [event["pace_use"] for event in steps if "pace_use" in event]
     assert uses
     assert all(len(use) == WORLD_SIZE and min(use) > 0 for use in uses)
-    assert min(max(use) for use in uses) < (1 if was_ours(crew.folder) else 1.25)
+    assert min(max(use) for use in uses) < 1
     assert not any("pace_use" in event for event in crew.events("dense", "step"))
 
 

@@ -86,6 +86,7 @@ class HierarchicalExchange:
         numel: elements of the flat gradient.
         groups: of all workers.
         device, clock, shapes, seed, store: as of `make_exchange`.
+        forgets: as of `SwitchingExchange`.
 
     Raises:
         BadInput: an unknown name, or things that do not go together. Only leaders notice.
@@ -102,6 +103,7 @@ class HierarchicalExchange:
         shapes: Shapes | None = None,
         seed: int = 0,
         store: Store | None = None,
+        forgets: bool = True,
     ) -> None:
         self._first = first
         self._compression = first
@@ -113,7 +115,14 @@ class HierarchicalExchange:
         if groups.leads:
             # Who is missing is found out by all workers together: no store for the leaders alone.
             self._between = SwitchingExchange(
-                first, numel, device=device, group=groups.between, clock=clock, shapes=shapes, seed=seed
+                first,
+                numel,
+                device=device,
+                group=groups.between,
+                clock=clock,
+                shapes=shapes,
+                seed=seed,
+                forgets=forgets,
             )
         description = f"{first.model_dump_json()} between hosts ({numel} elements; {' '.join(groups.hosts)})"
         self._guard = Guard(description, store=store)

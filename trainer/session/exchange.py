@@ -11,7 +11,7 @@ from torch import Tensor
 from hetopt.trainer.agreement import Store
 from hetopt.trainer.events import Event
 from hetopt.trainer.exchange.calibration import measure_network, timed_menu
-from hetopt.trainer.exchange.composition import METHODS
+from hetopt.trainer.exchange.composition import AUTO, METHODS
 from hetopt.trainer.exchange.menu import Menu, way_name
 from hetopt.trainer.exchange.network_probe import NetworkProbe
 from hetopt.trainer.exchange.stats import ExchangeStats
@@ -57,7 +57,13 @@ class SessionExchange:
             self._steering = self._steered(list(shapes), numel, device)
             first = self._steering.way.compression
         self._exchange = SwitchingExchange(
-            first, numel, device=device, shapes=list(shapes), seed=spec.seed, store=store
+            first,
+            numel,
+            device=device,
+            shapes=list(shapes),
+            seed=spec.seed,
+            store=store,
+            forgets=spec.compression.memory == AUTO,
         )
 
     def _steered(self, shapes: list[tuple[int, ...]], numel: int, device: torch.device) -> Steering:

@@ -225,6 +225,7 @@ class StepMaker:
             shapes=self._shapes,
             seed=context.spec.seed,
             store=context.store,
+            forgets=self.compression.memory == AUTO,
         )
 
     @property

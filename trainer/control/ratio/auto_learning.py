@@ -47,7 +47,7 @@ def learned(state: AutoState, used: Option, observation: RatioObservation, netwo
     if state.option == used.key and not jumped and state.is_warm:
         square = min(abs(step_s / state.step_s - 1), _MOST_DEVIATION) ** 2
         step_variance = square if step_variance is None else step_variance + _VARIANCE_WEIGHT * (square - step_variance)
-        step_s = state.step_s + step_weight(state.seen(used.key)) * (step_s - state.step_s)
+        step_s = state.step_s + _step_weight(state.seen(used.key)) * (step_s - state.step_s)
     # The first step of a way makes its buffers, and finds nothing in the cache.
     is_warm = state.option == used.key or observation.steps > 1
     rest_s = state.rest_s
@@ -98,11 +98,11 @@ def reminded(state: AutoState, used: Option) -> AutoState:
     if abs(state.step_s / before.whole_s - 1) > _ANOTHER:
         excess = {key: seen for key, seen in state.excess.items() if key != used.key}
         return state.model_copy(update={"excess": excess})
-    weight = step_weight(state.seen(used.key))
+    weight = _step_weight(state.seen(used.key))
     return state.model_copy(update={"step_s": before.whole_s + weight * (state.step_s - before.whole_s)})
 
 
-def step_weight(seen: float) -> float:
+def _step_weight(seen: float) -> float:
     """Of the newest time of a step of an option that was seen for so many periods before."""
     return max(_STEP_WEIGHT, 1 / (seen + 1))
 
