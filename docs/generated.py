@@ -12,6 +12,7 @@ import os
 import string
 import textwrap
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).resolve().parent
 README = DOCS.parent / "README.md"
@@ -114,6 +115,7 @@ def measured() -> str:
             f"## {told['benchmark']}",
             "",
             f"`python -m benchmarks.{told['benchmark']}`, {told['date']}, commit {told['commit']}: {verdict}.",
+            *_later_parts(told),
             "",
             "| figure | value | goal |",
             "|---|---:|---|",
@@ -182,6 +184,15 @@ def _filled(page: Path, name: str, words: str) -> str:
     begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
     before, _, rest = page.read_text(encoding="utf-8").partition(begin)
     return before + begin + words + "\n" + end + rest.partition(end)[2]
+
+
+def _later_parts(told: dict[str, Any]) -> list[str]:
+    """Which parts of a result another commit measured, one line; none where all are of one."""
+    measured_at = {
+        part: one["commit"] for part, one in told.get("parts", {}).items() if one["commit"] != told["commit"]
+    }
+    named = ", ".join(f"{part} at {commit}" for part, commit in measured_at.items())
+    return [f"Measured at another commit: {named}."] if named else []
 
 
 def _number(value: float) -> str:
