@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,7 +21,7 @@ from hetopt.trainer.assembly import open_training_data
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.fetch import MapDataset
 from hetopt.trainer.data.micro_batch import Cutting, MicroBatch, upcoming
-from hetopt.trainer.data.prefetch import ProcessReadAhead, ReadAhead, ReadingWatch, ThreadReadAhead
+from hetopt.trainer.data.prefetch import Flag, ProcessReadAhead, ReadAhead, ReadingWatch, ThreadReadAhead
 from hetopt.trainer.steps.local_batch import BatchReader, SampleFeed
 
 from . import reading_task
@@ -146,6 +148,30 @@ def test_loader_processes_outlive_signals_and_are_missed_when_they_are_gone() ->
     with pytest.raises(RunFailed, match="a loader process is gone"):
         list(map(ahead.next, parts[5:]))
     ahead.close()
+
+
+def test_who_is_killed_while_looking_at_a_flag_keeps_nobody_waiting() -> None:
+    """Of eight that do nothing else, most would hold a lock if there were one."""
+    context = multiprocessing.get_context("forkserver")
+    flags, at_it = [[Flag() for _ in range(8)] for _ in range(2)]
+    code = "while True: flag.is_set(); at_it.set()"
+    looking = [
+        context.Process(target=exec, args=(code, {"flag": flag, "at_it": begun}), daemon=True)
+        for flag, begun in zip(flags, at_it, strict=True)
+    ]
+    for process in looking:
+        process.start()
+    while not all(begun.is_set() for begun in at_it):
+        assert all(process.is_alive() for process in looking)
+        time.sleep(0.01)
+    for process in looking:
+        process.kill()
+        process.join()
+    raising = threading.Thread(target=lambda: [flag.set() for flag in flags], daemon=True)
+    raising.start()
+    raising.join(timeout=10)
+    assert not raising.is_alive()
+    assert all(flag.is_set() for flag in flags)
 
 
 @pytest.mark.parametrize(

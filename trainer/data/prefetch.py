@@ -6,6 +6,7 @@ dropped: only reading is wasted, for the cursor moves when samples are taken, no
 
 from __future__ import annotations
 
+import ctypes
 import pickle
 import signal
 import statistics
@@ -13,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing.context import ForkServerContext
+from multiprocessing.sharedctypes import RawValue
 from typing import Any, Protocol
 
 import numpy as np
@@ -132,6 +135,30 @@ class _Once(Sampler[_Request]):
         return self._requests
 
 
+class Flag:
+    """An event that takes no lock, for a process that is killed while it holds one keeps it for ever.
+
+    Loader processes look at it before every micro-batch, and the loop that misses one of them asks it as well: with
+    the event of `multiprocessing` the loop would wait for the dead.
+    """
+
+    def __init__(self) -> None:
+        self._raised = RawValue(ctypes.c_bool, False)
+
+    def is_set(self) -> bool:
+        return bool(self._raised.value)
+
+    def set(self) -> None:
+        self._raised.value = True
+
+
+class _LoaderContext(ForkServerContext):
+    """Starts loader processes. Not by fork: what trains has threads, and perhaps a GPU, that a fork would break."""
+
+    def Event(self) -> Flag:  # type: ignore[override]  # noqa: N802  # of which torch's loader uses these two methods
+        return Flag()
+
+
 class ProcessReadAhead:
     """Reads in processes of torch's DataLoader: right where the samples of a data set cost Python's time.
 
@@ -165,8 +192,7 @@ class ProcessReadAhead:
             collate_fn=_as_it_is,
             pin_memory=pin,
             worker_init_fn=_outlive_signals,
-            # Not fork: a process that trains has threads, and perhaps a GPU, that a fork would break.
-            multiprocessing_context="forkserver",
+            multiprocessing_context=_LoaderContext(),
             # Its own: a loader draws a seed, and the global generator is part of the training.
             generator=torch.Generator(),
         )
