@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import time
@@ -217,15 +218,20 @@ def test_sixty_four_machines_take_little_more_of_our_time_than_four(
     plan_of(profile, catalog, groups, budget_usd=200.0).save(tmp_path / "many.json")
 
     def ours_s(*command: object) -> float:
-        began_s = time.process_time()
-        assert hetopt(*command).code == 0
-        return time.process_time() - began_s
+        # To collect what other tests of this process left takes seconds, and may fall into any command.
+        gc.disable()
+        try:
+            began_s = time.process_time()
+            assert hetopt(*command).code == 0
+            return time.process_time() - began_s
+        finally:
+            gc.enable()
 
     few = [ours_s("launch", plan_file, "--yes", "--detach"), ours_s("status")]
     assert hetopt("stop").code == 0
     many = [ours_s("launch", tmp_path / "many.json", "--yes", "--detach"), ours_s("status")]
     assert len([one for one in leftovers(cloud) if one.kind == "instance"]) == 64
-    assert all(of_many < 3 * of_few for of_few, of_many in zip(few, many, strict=True))
+    assert all(of_many < 3 * of_few for of_few, of_many in zip(few, many, strict=True)), (few, many)
     cloud(Request(step="x", service="sts", operation="get_caller_identity", parameters={}, purpose=REGION))
 
 

@@ -36,7 +36,9 @@ model = torch.nn.Linear(3, 1)
 with session(model, torch.optim.SGD(model.parameters(), lr=0.1)) as run:
     loader = run.loader(DataLoader(TensorDataset(torch.zeros(32, 3)), batch_size=32))
     own = [len(batch[0]) for batch in loader]
-    print("worker", run.rank, "of", run.world_size, "takes", own[0], "of", sum(run.shares), flush=True)
+    # In one piece: the workers of a machine write to the same pipe.
+    told = f"worker {run.rank} of {run.world_size} takes {own[0]} of {sum(run.shares)}"
+    print(told + chr(10), end="", flush=True)
 """
 
 
