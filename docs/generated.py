@@ -115,7 +115,7 @@ def measured() -> str:
             f"## {told['benchmark']}",
             "",
             f"`python -m benchmarks.{told['benchmark']}`, {told['date']}, commit {told['commit']}: {verdict}.",
-            *_later_parts(told),
+            *_other_parts(told),
             "",
             "| figure | value | goal |",
             "|---|---:|---|",
@@ -186,7 +186,7 @@ def _filled(page: Path, name: str, words: str) -> str:
     return before + begin + words + "\n" + end + rest.partition(end)[2]
 
 
-def _later_parts(told: dict[str, Any]) -> list[str]:
+def _other_parts(told: dict[str, Any]) -> list[str]:
     """Which parts of a result another commit measured, one line; none where all are of one."""
     measured_at = {
         part: one["commit"] for part, one in told.get("parts", {}).items() if one["commit"] != told["commit"]
