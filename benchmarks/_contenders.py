@@ -89,13 +89,15 @@ class Runs:
     Attributes:
         model: that is trained.
         quick: for less long.
-        only: of the others, those that take part; none: all.
+        every_side: all of the others take part; or else those of the quick form.
+        only: of those, the ones that take part; none: all.
         seeds: of those sides that train more than once.
         step_s: declared time of a step's computation; None: as fast as the machine goes.
     """
 
     model: Model
     quick: bool
+    every_side: bool = False
     only: tuple[str, ...] = ()
     seeds: tuple[int, ...] = SEEDS
     step_s: float | None = None
@@ -108,7 +110,7 @@ class Runs:
     @property
     def others(self) -> dict[str, Contender]:
         """That take part."""
-        taking_part = {name: each for name, each in OTHERS.items() if each.is_quick or not self.quick}
+        taking_part = {name: each for name, each in OTHERS.items() if each.is_quick or self.every_side}
         return {name: taking_part[name] for name in self.only or taking_part}
 
     def side(self, name: str, contender: Contender, *, steps: int | None = None, seed: int = 0) -> Side:

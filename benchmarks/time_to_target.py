@@ -3,7 +3,8 @@
 Training is done once, on unlimited links and as fast as the machine goes, by every side whose steps do not depend on
 links. Then, for each rate of the links, the steps of every way to exchange are timed, and hetopt's own choice, which
 does depend on links, trains from begin to end; where communication is dearest, so does the best of the others, which
-shows how far composed times can be trusted.
+shows how far composed times can be trusted. ``--quick`` has fewer sides, fewer rates and shorter runs; ``--sweep`` has
+all sides and all rates, in runs as short.
 
 Runs that differ in nothing but their seed end a point apart. So plain DDP, hetopt's own choice, and those of the others
 that are the best at some rate, are means over the same seeds. Times are those of training: evaluations, and what models
@@ -81,7 +82,7 @@ def measure(runs: Runs, rates: Sequence[float]) -> Comparison:
         time_ways(comparison, rate)
         train_own(comparison, rate)
     look_closer(comparison)
-    if not runs.quick:
+    if runs.every_side:
         confirm(comparison)
     return comparison
 
@@ -296,13 +297,17 @@ def main() -> None:
     """Measure and publish."""
     shared = parser(__doc__)
     shared.add_argument("--model", choices=sorted(MODELS), default="resnet", help="whose sibling is trained")
+    shared.add_argument("--sweep", action="store_true", help="every side at every rate, for no longer than in --quick")
     asked = shared.parse_args()
     need_namespaces(or_skip=asked.smoke)
     if asked.smoke:
-        comparison = measure(Runs(model=SMOKE, quick=True, only=(PLAIN, STATIC), seeds=SEEDS[:1]), SMOKE_RATES)
+        runs = Runs(model=SMOKE, quick=True, only=(PLAIN, STATIC), seeds=SEEDS[:1])
+        comparison = measure(runs, SMOKE_RATES)
     else:
-        runs = Runs(model=chosen(asked.model, quick=asked.quick), quick=asked.quick)
-        comparison = measure(runs, QUICK_RATES if asked.quick else RATES)
+        every_side = asked.sweep or not asked.quick
+        model = chosen(asked.model, quick=asked.quick)
+        runs = Runs(model=model, quick=asked.quick or asked.sweep, every_side=every_side)
+        comparison = measure(runs, RATES if every_side else QUICK_RATES)
     show(comparison)
     publish(outcome(comparison), asked.json)
 
