@@ -234,7 +234,7 @@ def schedule_part(scale: Scale, results: Results) -> None:
     )
     for name in runs:
         print(f"{name:>34}  " + "  ".join(_timed(phases[name], number) for number in range(len(PHASES))))
-    worst = worst_whole = 0.0
+    worst = worst_whole = worst_of_any_loss = 0.0
     for number, rate in enumerate(PHASES):
         kept = [name for name in in_turn if name == AUTO or not phases[name][0][number].loses_much]
         settled = {name: [run[number].settled_j_s for run in phases[name]] for name in kept}
@@ -249,6 +249,7 @@ def schedule_part(scale: Scale, results: Results) -> None:
             statistics.median(run[number].settled_j_s for run in phases[name]) for name in runs if name != AUTO
         )
         ours_s = statistics.median(settled[AUTO])
+        worst_of_any_loss = max(worst_of_any_loss, ours_s / least_s)
         results.figures[f"auto_over_least_of_any_loss_{key}"] = round(ours_s / least_s, 4)
         results.baselines[f"best_fixed_j_s_{key}"] = round(statistics.median(settled[best]), 6)
         print(f"{rate / 1e6:>6g} Mbit/s: best fixed choice {best}; auto {over} of it when settled, {over_whole} in all")
@@ -257,6 +258,7 @@ def schedule_part(scale: Scale, results: Results) -> None:
     results.figures["slowdown_coefficient"] = round(coefficients[-1], 4)
     results.goal("auto_over_best_fixed_worst_phase", worst, at_most=1.05)
     results.figures["auto_over_best_fixed_with_settling_worst_phase"] = round(worst_whole, 4)
+    results.figures["auto_over_least_of_any_loss_worst_phase"] = round(worst_of_any_loss, 4)
 
 
 CLOSE = 1.1

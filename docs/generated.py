@@ -38,7 +38,7 @@ HEADLINES = {
     "exchange": "Exchanges take {cost_model_median_error:.1%} more or less than their price in the median; what `auto` "
     "chooses takes at most {auto_over_best_fixed_worst_phase:.2f} times as long as the best choice in hindsight, while "
     "rates change (choices that cost over a tenth more steps are not counted; with them "
-    "{auto_over_least_of_any_loss_phase_3_25_mbit:.2f})",
+    "{auto_over_least_of_any_loss_worst_phase:.2f})",
     "sync": "SelSync with averages in 8 bits is {resnet_speed_up_at_5x:.1f} times as fast to BSP's quality where an "
     "exchange takes five times as long as computing, and {resnet_speed_up_at_20x:.1f} times where it takes twenty "
     "(ResNet sibling)",
