@@ -11,6 +11,9 @@ from benchmarks._contenders import AUTO, PLAIN, STATIC, WORKERS, Runs
 RING = 2 * (WORKERS - 1) / WORKERS
 """Bytes that each link carries for a byte of a dense exchange."""
 
+CLOSE = 0.8
+"""Times the time of the best of the others, beyond which composed times do not do: runs take a tenth longer."""
+
 Curve = Sequence[tuple[float, float]]
 """Seconds trained until each evaluation, and the quality then; larger is better."""
 
@@ -28,7 +31,8 @@ class Comparison:
         own_measuring_s: that hetopt measured network and compressors for before its first step, by rate.
         end_to_end: the same of others that trained at a rate from begin to end.
         own_share: bytes of hetopt's own choice over those of plain DDP, by rate.
-        composed_over_run: of the side that was both composed and run where communication is dearest; None: none was.
+        run_over_composed: how much longer a run from begin to end took than it was composed to take, of the sides
+            that were both, by rate; their other seeds are taken to take as much longer.
     """
 
     runs: Runs
@@ -39,7 +43,7 @@ class Comparison:
     own_share: dict[float, float] = field(default_factory=dict)
     own_measuring_s: dict[float, float] = field(default_factory=dict)
     end_to_end: dict[tuple[str, float], Curve] = field(default_factory=dict)
-    composed_over_run: float | None = None
+    run_over_composed: dict[tuple[str, float], float] = field(default_factory=dict)
 
     @property
     def target(self) -> float:
@@ -60,11 +64,13 @@ class Comparison:
 
     def composed(self, side: str, rate: float) -> Curve:
         """What was learned on unlimited links, in steps that take as long as over links of this rate."""
-        return mean_curve([one.over(self.step_times_s[rate]) for one in self.trajectories[side]])
+        learned = mean_curve([one.over(self.step_times_s[rate]) for one in self.trajectories[side]])
+        longer = self.run_over_composed.get((side, rate), 1.0)
+        return [(longer * at_s, quality) for at_s, quality in learned]
 
     def is_run(self, side: str, rate: float) -> bool:
         """Whether the side trained at this rate from begin to end."""
-        return side == AUTO or (side, rate) in self.end_to_end
+        return side == AUTO or (side, rate) in self.end_to_end or (side, rate) in self.run_over_composed
 
     def seconds(self, side: str, rate: float) -> float | None:
         """Until the target; None: never."""
@@ -74,6 +80,11 @@ class Comparison:
         """The least of the others, and whose it is; None: none of them reaches the target."""
         times = [(self.seconds(name, rate), name) for name in self.runs.others]
         return min(((time_s, name) for time_s, name in times if time_s is not None), default=None)
+
+    def is_close(self, rate: float) -> bool:
+        """Whether the best of the others is about as fast as hetopt's own choice, or that is never there."""
+        own, best = self.seconds(AUTO, rate), self.best(rate)
+        return best is not None and (own is None or CLOSE * best[0] < own)
 
     def sent_share(self, side: str) -> float:
         """Bytes over plain DDP's, of hetopt's own choice where communication is dearest."""

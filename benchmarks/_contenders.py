@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from benchmarks._quality import Job, data_folder
 from benchmarks._rehearsal import By, Side, equal_shares
-from benchmarks._siblings import DIGITS_EPOCHS, IMAGE_EPOCHS, TEXT_EPOCHS
+from benchmarks._siblings import DIGITS_EPOCHS, IMAGE_EPOCHS, SHORT_TEXT_EPOCHS, TEXT_EPOCHS
 from hetopt.trainer.miniature import DeclaredTime, MiniatureHost
 from hetopt.trainer.spec import Compression, RatioPolicyName, RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.synchronisation import Synchronisation
@@ -51,9 +51,9 @@ OTHERS: Mapping[str, Contender] = MappingProxyType(
         "DDP, fp16 hook": Contender(by="ddp-fp16"),
         "DDP, PowerSGD hook": Contender(by="ddp-powersgd", is_quick=True),
         STATIC: Contender(compression=Compression(name="topk", ratio=0.1), is_quick=True),
-        "Top-k 1000x": Contender(compression=Compression(name="topk", ratio=0.001), is_quick=True),
+        "Top-k 1000x": Contender(compression=Compression(name="topk", ratio=0.001)),
         "DGC 1000x": Contender(compression=Compression(name="dgc", ratio=0.001), ratio_policy="warm_up"),
-        "RedSync 1000x": Contender(compression=Compression(name="redsync", ratio=0.001)),
+        "RedSync 1000x": Contender(compression=Compression(name="redsync", ratio=0.001), is_quick=True),
         "Accordion": Contender(compression=Compression(name="topk", ratio=0.01), ratio_policy="accordion"),
         "GraVAC": Contender(
             compression=Compression(name="topk", ratio=0.001), ratio_policy="gravac", weighs_throughput=True
@@ -70,6 +70,7 @@ class Model:
     Attributes:
         job: task, data and length.
         quick_epochs: of the quick form.
+        quick_task: that is trained in it; None: the job's.
         evaluations: in an epoch.
         margin: units of the metric by which the target is easier than what dense training ends with.
         speed_up: over static Top-k 10x, that GraVAC was published with (arXiv 2305.12201, table 2); None: nobody's.
@@ -77,6 +78,7 @@ class Model:
 
     job: Job
     quick_epochs: float
+    quick_task: str | None = None
     evaluations: int
     margin: float
     speed_up: float | None
@@ -122,7 +124,7 @@ class Runs:
         job, folder = self.model.job, data_folder(self.model.job)
         shares = equal_shares(WORKERS, job.batch)
         return RunSpec(
-            task=job.task,
+            task=(self.model.quick_task if self.quick else None) or job.task,
             data_dir=str(folder) if folder is not None else None,
             workers=tuple(
                 WorkerSpec(
@@ -197,7 +199,8 @@ MODELS: Mapping[str, Model] = MappingProxyType(
                 points=1.0,
                 learning_rate_scale=0.25,
             ),
-            quick_epochs=2,
+            quick_epochs=SHORT_TEXT_EPOCHS,
+            quick_task=sibling("short_lstm"),
             evaluations=4,
             margin=10.0,
             speed_up=6.67,

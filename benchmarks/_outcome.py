@@ -26,9 +26,14 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Figures with units in their names, what they should be, and what they are compared with."""
+    """Figures with units in their names, what they should be, and what they are compared with.
+
+    Attributes:
+        asked: options that say what was measured, as they were given: "--model lstm".
+    """
 
     benchmark: str
+    asked: str = ""
     quick: bool
     figures: Mapping[str, float]
     goals: Mapping[str, Mapping[Bound, float]] = field(default_factory=dict)
@@ -113,6 +118,7 @@ def publish(outcome: Outcome, json_file: Path | None, *, part: str | None = None
     text = json.dumps(
         {
             "benchmark": outcome.benchmark,
+            **({"asked": outcome.asked} if outcome.asked else {}),
             "quick": outcome.quick,
             **measured,
             **({"parts": parts} if parts else {}),

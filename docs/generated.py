@@ -60,8 +60,9 @@ HEADLINES = {
 
 
 ABOUT_MEASURED = (
-    "Made from `benchmarks/results/`, which holds the last full run of each benchmark. A goal is what it is to reach; "
-    "a baseline ran in the same call. Figures are seconds, bytes, dollars or ratios, as their names say.",
+    "Made from `benchmarks/results/`, which holds the last run of each benchmark, in the form that is named. A goal is "
+    "what it is to reach; a baseline ran in the same call. Figures are seconds, bytes, dollars or ratios, as their "
+    "names say.",
     "**Where:** on a virtual machine with two cores. Links are those of network namespaces on it; workers that are "
     "faster or slower than it are real processes that wait until the machine they stand for would be done. No GPU was "
     "used unless the name of a benchmark or figure says so.",
@@ -114,7 +115,7 @@ def measured() -> str:
         parts += [
             f"## {told['benchmark']}",
             "",
-            f"`python -m benchmarks.{told['benchmark']}`, {told['date']}, commit {told['commit']}: {verdict}.",
+            f"`{_command(told)}`, {told['date']}, commit {told['commit']}: {verdict}.",
             *_other_parts(told),
             "",
             "| figure | value | goal |",
@@ -137,7 +138,7 @@ def headlines() -> str:
         if wanted <= set(figures):
             missed = "" if told["met"] else "; not all of its goals are met"
             claim = template.format(**figures).replace("%", " %")
-            words = f"{claim} (`python -m benchmarks.{name}`, {told['date']}{missed})."
+            words = f"{claim} (`{_command(told)}`, {told['date']}{missed})."
             lines.append(textwrap.fill(words, 119, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
     return "\n".join(lines)
 
@@ -184,6 +185,11 @@ def _filled(page: Path, name: str, words: str) -> str:
     begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
     before, _, rest = page.read_text(encoding="utf-8").partition(begin)
     return before + begin + words + "\n" + end + rest.partition(end)[2]
+
+
+def _command(told: dict[str, Any]) -> str:
+    """What measured a result."""
+    return " ".join(filter(None, ("python -m", f"benchmarks.{told['benchmark']}", told.get("asked"))))
 
 
 def _other_parts(told: dict[str, Any]) -> list[str]:
