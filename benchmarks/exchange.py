@@ -248,9 +248,9 @@ def schedule_part(scale: Scale, results: Results) -> None:
         least_s = min(
             statistics.median(run[number].settled_j_s for run in phases[name]) for name in runs if name != AUTO
         )
-        ours_s = statistics.median(settled[AUTO])
-        worst_of_any_loss = max(worst_of_any_loss, ours_s / least_s)
-        results.figures[f"auto_over_least_of_any_loss_{key}"] = round(ours_s / least_s, 4)
+        over_least = statistics.median(settled[AUTO]) / least_s
+        worst_of_any_loss = max(worst_of_any_loss, over_least)
+        results.figures[f"auto_over_least_of_any_loss_{key}"] = round(over_least, 4)
         results.baselines[f"best_fixed_j_s_{key}"] = round(statistics.median(settled[best]), 6)
         print(f"{rate / 1e6:>6g} Mbit/s: best fixed choice {best}; auto {over} of it when settled, {over_whole} in all")
         for run in phases[AUTO]:
