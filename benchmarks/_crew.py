@@ -21,6 +21,7 @@ import torch.distributed as dist
 from benchmarks._collectives import time_exchanges
 from benchmarks._plain_ddp import train_plainly
 from benchmarks._torch_hooks import HookName
+from hetopt.trainer.allocator import keep_freed_memory
 from hetopt.trainer.conditions import ConditionsReader
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.events import EVENTS_FILE, EventLog
@@ -64,6 +65,7 @@ def main(folder: Path) -> int:
 def _work(folder: Path, runs: list[dict[str, str]], rank: int, world_size: int) -> int:
     """Do all runs as one worker; the exit code is that of the first that failed."""
     torch.set_num_threads(1)
+    keep_freed_memory()  # as hetopt's workers do, on every side: what is compared is not the allocator
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
     for run in runs:
         run_dir = folder / run["name"]

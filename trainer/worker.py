@@ -20,6 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from hetopt.profiler.errors import BadInput
+from hetopt.trainer.allocator import keep_freed_memory
 from hetopt.trainer.events import EVENTS_FILE, EventLog
 from hetopt.trainer.launch.guard import die_with_parent
 from hetopt.trainer.launch.host import HOST_PID_VARIABLE, MEETING_VARIABLE, died_of
@@ -203,6 +204,7 @@ def _work(run_dir: Path, place: Place, meeting: str | None) -> None:
 
     from hetopt.trainer.context import WorkerContext
 
+    keep_freed_memory()
     spec = read_spec(run_dir)
     if place.world_size != len(spec.workers):
         raise BadInput(

@@ -186,6 +186,7 @@ class VirtualRun:
             probe_bytes=probe_bytes,
             probe_s=probe_s,
             period_s=self.elapsed_s - begun_s,
+            exposed_s=len(seen) * (medians[1] + medians[2]),
         )
         if tracked.wants_measurement:
             tracked = self.measured_again(tracked)

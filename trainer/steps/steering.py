@@ -170,6 +170,7 @@ class Steering:
             probe_s=traffic.probe_s,
             hidden=self.way.in_buckets,
             period_s=traffic.exchanges * (traffic.compute_s + traffic.compress_s + traffic.sync_s),
+            exposed_s=traffic.exchanges * (traffic.compress_s + traffic.sync_s),
         )
         return self._watch.wants_measurement
 

@@ -1,0 +1,47 @@
+"""Memory that a step frees stays with the process."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+
+import pytest
+
+STEPS, PAGE_BYTES = 20, 4096
+PROGRAM = """
+import json, resource, sys
+import torch
+from hetopt.trainer.allocator import keep_freed_memory
+
+kept = keep_freed_memory() if sys.argv[1] == "keeps" else None
+torch.set_num_threads(1)
+
+def step():
+    # What forward takes and backward frees: blocks of some MB, all of them given back at the end.
+    return sum(block.sum() for block in [torch.ones(2 * 2**20) for _ in range(4)])
+
+step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(int(sys.argv[2])):
+    step()
+print(json.dumps([kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before]))
+"""
+
+
+def faults(how):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, how, str(STEPS)], capture_output=True, text=True, check=True, timeout=120
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has no such option")
+def test_steps_get_the_pages_that_the_step_before_has_freed():
+    kept, few = faults("keeps")
+    _, many = faults("as it comes")
+    assert kept is True
+    pages = 4 * 8 * 2**20 // PAGE_BYTES
+    assert many > STEPS * pages / 2, "glibc hands pages back by itself: what is the option for?"
+    assert few < pages
