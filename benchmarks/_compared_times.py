@@ -29,7 +29,9 @@ class Comparison:
         step_times_s: of every way to exchange, by rate.
         own: quality over time of hetopt's own choice, by rate.
         own_measuring_s: that hetopt measured network and compressors for before its first step, by rate.
-        end_to_end: the same of others that trained at a rate from begin to end.
+        own_computation: what a step of hetopt's own choice computed for over what is declared, by rate; above 1 the
+            miniature is too small for its machine.
+        end_to_end: quality over time of others that trained at a rate from begin to end.
         own_share: bytes of hetopt's own choice over those of plain DDP, by rate.
         run_over_composed: how much longer a run from begin to end took than it was composed to take, of the sides
             that were both, by rate; their other seeds are taken to take as much longer.
@@ -42,6 +44,7 @@ class Comparison:
     own: dict[float, Curve] = field(default_factory=dict)
     own_share: dict[float, float] = field(default_factory=dict)
     own_measuring_s: dict[float, float] = field(default_factory=dict)
+    own_computation: dict[float, float] = field(default_factory=dict)
     end_to_end: dict[tuple[str, float], Curve] = field(default_factory=dict)
     run_over_composed: dict[tuple[str, float], float] = field(default_factory=dict)
 

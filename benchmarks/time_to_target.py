@@ -39,8 +39,9 @@ from benchmarks._outcome import Bound, Outcome, parser, publish
 from benchmarks._quality import data_folder, qualities
 from benchmarks._rehearsal import Log, Side, need_namespaces, rehearse, step_time_s
 
-HEADROOM = 1.3
-"""Declared over measured computation: two cores are enough for four workers then, and for what they do besides."""
+HEADROOM = 2.0
+"""Declared over measured computation. Four workers share two cores; exchanges take half as much processor time again as
+computing does, which every host of a real cluster has for itself, and the machine is not always equally fast."""
 
 RATES, QUICK_RATES, SMOKE_RATES = (0.1, 1.0, 5.0, 20.0), (0.1, 1.0, 20.0), (1.0, 5.0)
 """Time of a dense exchange over that of a step's computation; the last is called communication-bound."""
@@ -138,6 +139,8 @@ def train_own(comparison: Comparison, rate: float) -> None:
     sent = [comparison.over_plain(as_trajectory(runs, OWN, log)) for log in own]
     comparison.own_share[rate] = statistics.fmean(sent)
     comparison.own_measuring_s[rate] = statistics.fmean(map(measuring_s, own))
+    assert runs.step_s is not None
+    comparison.own_computation[rate] = statistics.fmean(map(computation_s, own)) / runs.step_s
 
 
 def look_closer(comparison: Comparison) -> None:
@@ -217,6 +220,7 @@ def show(comparison: Comparison) -> None:
         f"{comparison.speed_up(last):.2f} times as fast as {STATIC} at {last:g}x to {job.metric} "
         f"{sign * comparison.common_quality:.4g}, which both reach"
     )
+    print(f"{AUTO} computes for {max(comparison.own_computation.values()):.3f} times the declared time, at most")
     print(f"{AUTO} measures for {comparison.own_measuring_s[last]:.1f} s before its first step, which is left out")
     for (name, rate), longer in comparison.run_over_composed.items():
         print(f"{name} at {rate:g}x took {longer:.3f} times as long as composed")
@@ -256,6 +260,7 @@ def outcome(comparison: Comparison, asked: str) -> Outcome:
         figures["speed_up_over_topk_10x"] = round(comparison.speed_up(last), 3)
         goals["speed_up_over_topk_10x"] = {"at_least": model.speed_up}
     figures["measuring_before_the_first_step_s"] = round(comparison.own_measuring_s[last], 2)
+    figures["computation_over_declared_at_worst"] = round(max(comparison.own_computation.values()), 4)
     figures["common_quality"] = round(sign * comparison.common_quality, 4)
     worst = min(comparison.ends_with(AUTO, rate) for rate in comparison.rates)
     figures["final_points_below_dense_at_worst"] = round((comparison.ends_with(PLAIN) - worst) / job.points, 3)

@@ -6,7 +6,7 @@ import pytest
 
 from hetopt.trainer.exchange.cost import TRAINER, LinkSpeed, Operation, dense, gathered
 from hetopt.trainer.exchange.network_tracker import Timed, measured
-from hetopt.trainer.exchange.network_watch import LEAST_EXPOSED, MEASURED_AFTER, NetworkWatch
+from hetopt.trainer.exchange.network_watch import LEAST_EXPOSED, NetworkWatch
 
 WORKERS = 4
 LINK = LinkSpeed(latency_s=0.0005, bytes_per_s=5e6)
@@ -27,14 +27,12 @@ def after(watch, operations, time_s):
     return watch.after(operations, time_s, exchanges=5, probe_bytes=0, probe_s=None, period_s=10.0, exposed_s=10.0)
 
 
-def trained(watch, time_s, *, period_s, exposed=1.0):
-    return watch.after(
-        SUM, time_s, exchanges=5, probe_bytes=0, probe_s=None, period_s=period_s, exposed_s=exposed * period_s
-    )
+def trained(watch, time_s, *, period_s):
+    return watch.after(SUM, time_s, exchanges=5, probe_bytes=0, probe_s=None, period_s=period_s, exposed_s=period_s)
 
 
-def measured_again(watch, sizes=(256, 65_536)):
-    return watch.measured([timed("all_reduce", size) for size in sizes])
+def measured_again(watch):
+    return watch.measured([timed("all_reduce", size) for size in (256, 65_536)])
 
 
 def alone_s(operations):
@@ -66,33 +64,17 @@ def test_one_that_was_over_sooner_before_does_so_too():
 
 def test_a_network_that_has_become_quicker_is_measured_as_soon_as_that_is_cheap():
     """The last measurement took long on slow links; the next one takes a fortieth of that."""
-    large = (262_144, 1 << 20)  # sums of seconds: pauses between them do not become shorter
-    watch = measured_again(fresh(), large)
+    watch = measured_again(fresh())
     sooner = 0
     while watch.network.jumps == watch.measured_jumps or not watch.wants_measurement:
         watch = trained(watch, alone_s(SUM) / 40, period_s=watch.cost_s / 2)
         sooner += 1
-        assert sooner <= 10, "twenty times what it took would be forty periods"
-    slower = measured_again(fresh(), large)
+        assert sooner <= 10, "thirty times what it took would be sixty periods"
+    slower = measured_again(fresh())
     for _ in range(10):
         slower = trained(slower, 40 * alone_s(SUM), period_s=slower.cost_s / 2)
     assert slower.network.jumps > slower.measured_jumps
     assert not slower.wants_measurement
-
-
-def test_where_steps_hardly_wait_for_the_network_it_is_measured_as_much_more_rarely():
-    """A jump is no reason to spend a thirtieth of a run on the network, where that is a tenth of its steps."""
-
-    def periods(exposed):
-        watch, count = measured_again(fresh()), 0
-        while not (watch.network.jumps > watch.measured_jumps and watch.wants_measurement):
-            watch = trained(watch, 2 * alone_s(SUM), period_s=watch.cost_s, exposed=exposed)
-            count += 1
-        return count
-
-    assert periods(1.0) == pytest.approx(MEASURED_AFTER, abs=1)
-    assert periods(0.5) == pytest.approx(2 * MEASURED_AFTER, abs=1)
-    assert periods(0.01) == pytest.approx(MEASURED_AFTER / LEAST_EXPOSED, abs=1)
 
 
 def test_hidden_exchanges_are_looked_after_for_a_part_of_what_steps_wait_for():
@@ -117,5 +99,5 @@ def test_hidden_exchanges_are_looked_after_for_a_part_of_what_steps_wait_for():
         return count, probes / count
 
     (often, probed), (rarely, seldom_probed) = looks(False), looks(True)
-    assert rarely == pytest.approx(often / LEAST_EXPOSED, abs=1)
+    assert rarely == pytest.approx(often / LEAST_EXPOSED, rel=0.02)
     assert seldom_probed < probed / 2

@@ -24,13 +24,16 @@ from hetopt.trainer.exchange.exchange import make_exchange
 from hetopt.trainer.exchange.menu import ROUNDED, CompressTime, Family, Menu
 from hetopt.trainer.exchange.network_state import NetworkState
 from hetopt.trainer.exchange.network_tracker import Timed, measured
-from hetopt.trainer.exchange.network_watch import PAUSE_S, REPEATED_BELOW_S, TIMED_EACH
+from hetopt.trainer.exchange.network_watch import REPEATED_BELOW_S, TIMED_EACH
 from hetopt.trainer.exchange.stats import LookingExchange
 from hetopt.trainer.exchange.wire import Shapes, kept_elements, operations
 from hetopt.trainer.spec import Compression
 
 REPEATED_S = 0.1
 """Short timings are repeated for so long: what disturbs one of a millisecond takes several."""
+
+PAUSE_S = 0.004
+"""Before each, as computation is in training: a link that limits its rate then lets the first bytes pass at once."""
 
 LONGEST_S = 0.4
 """What one timing may take: of a larger gradient, or over a slow link, only a part is sent."""

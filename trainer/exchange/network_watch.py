@@ -31,15 +31,14 @@ SHORTEST_PROBE_S, LONGEST_PROBE_S = 0.01, 0.05
 
 LEAST_PROBE_BYTES = 1024
 
-MEASURED_AFTER = 20.0
-"""Times of a measurement that exchanges must have taken since the last: a network that keeps jumping is only followed,
-and where steps hardly wait for it, knowing it better hardly pays."""
+MEASURED_AFTER = 30.0
+"""Times of a measurement that must have passed since the last: a network that keeps jumping is only followed."""
 
 LEAST_EXPOSED = 0.2
-"""Part of the time trained that counts as theirs at least: what little they take may be why so little is sent. Where
-backward hides them there is no such reason, and nothing else that looks at the network counts more time either."""
+"""Where backward hides exchanges, what they add to the steps counts as time trained, and no less than this part of it:
+little is to be had from knowing the network better, and were it slower, the steps would wait for it."""
 
-MEASURED_ANYWAY_AFTER = 100.0
+MEASURED_ANYWAY_AFTER = 150.0
 """Times after which it is measured again though nothing has shown, where exchanges do not do it: probes are small."""
 
 ANOTHER = 1.5
@@ -54,9 +53,6 @@ FIRST_COST_S = 0.1
 TIMED_EACH, REPEATED_BELOW_S = 5, 0.05
 """Sums behind a timing, warm-up included, unless one of them takes so long."""
 
-PAUSE_S = 0.004
-"""Before each, as computation is in training: a link that limits its rate then lets the first bytes pass at once."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetworkWatch:
@@ -66,11 +62,10 @@ class NetworkWatch:
         network: as tracked.
         workers: that sum.
         gradient_bytes: that no probe exceeds.
-        unprobed_s: time trained since the last probe; where exchanges were hidden, what of it they took.
+        unprobed_s: time trained since the last probe; where exchanges were hidden, what of it they added.
         is_silent: whether the exchanges of the last period tell nothing of how quick the network is.
         measured_jumps: of the network when it was last measured.
         since_s, cost_s: the same since the last measurement after a jump, or since the start, and what one took.
-        exposed_s: of all that time, what steps took for exchanges; `LEAST_EXPOSED` at least.
         timed: what was summed in it.
         beside_s: how much longer than alone an exchange takes beside training, whatever it sends.
         soonest_s: that an exchange was over on the network as it is now, waits and all.
@@ -86,7 +81,6 @@ class NetworkWatch:
     is_silent: bool = True
     measured_jumps: int = 0
     since_s: float = 0.0
-    exposed_s: float = 0.0
     cost_s: float = FIRST_COST_S
     timed: tuple[Operation, ...] = ()
     beside_s: float = 0.0
@@ -120,8 +114,7 @@ class NetworkWatch:
             hidden: the exchanges travelled under the backward pass, which hides what else they may have waited for.
         """
         network, unprobed_s = self.network, self.unprobed_s
-        exposed_s = max(exposed_s, LEAST_EXPOSED * period_s)
-        counted_s = exposed_s if hidden else period_s
+        counted_s = max(exposed_s, LEAST_EXPOSED * period_s) if hidden else period_s
         quiet, jumps_before = self.quiet or network, network.jumps
         if probe_s is not None:
             unprobed_s = 0.0
@@ -145,14 +138,13 @@ class NetworkWatch:
             unprobed_s=unprobed_s + counted_s,
             is_silent=time_s is None or not are_sums(operations),
             since_s=self.since_s + counted_s,
-            exposed_s=self.exposed_s + exposed_s,
         )
 
     @property
     def wants_measurement(self) -> bool:
         """Whether the network should be measured again, now."""
         if self.network.jumps > self.measured_jumps:
-            return self.exposed_s >= MEASURED_AFTER * self._next_cost_s
+            return self.since_s >= MEASURED_AFTER * self._next_cost_s
         return self.is_silent and self.since_s >= MEASURED_ANYWAY_AFTER * self.cost_s
 
     @property
@@ -185,7 +177,6 @@ class NetworkWatch:
             seen=None,
             measured_jumps=network.jumps,
             since_s=0.0,
-            exposed_s=0.0,
             cost_s=_cost_s([timing.time_s for timing in timings]),
             timed=tuple(timing.operation for timing in timings),
         )
@@ -228,8 +219,8 @@ def are_sums(operations: Sequence[Operation]) -> bool:
 
 
 def _cost_s(times_s: Sequence[float]) -> float:
-    """Of timing sums that take so long each, with the pauses between them."""
-    return sum((time_s + PAUSE_S) * (1 if time_s >= REPEATED_BELOW_S else TIMED_EACH) for time_s in times_s)
+    """Of timing sums that take so long each."""
+    return sum(time_s * (1 if time_s >= REPEATED_BELOW_S else TIMED_EACH) for time_s in times_s)
 
 
 def _is_alike(network: NetworkState, timing: Timed) -> bool:
