@@ -40,8 +40,8 @@ from benchmarks._quality import data_folder, qualities
 from benchmarks._rehearsal import Log, Side, need_namespaces, rehearse, step_time_s
 
 HEADROOM = 2.0
-"""Declared over measured computation. Four workers share two cores; exchanges take half as much processor time again as
-computing does, which every host of a real cluster has for itself, and the machine is not always equally fast."""
+"""Declared over measured computation. Four workers share two cores; exchanges take up to half as much processor time
+again as computing does, which every host of a real cluster has for itself, and the machine is not always as fast."""
 
 RATES, QUICK_RATES, SMOKE_RATES = (0.1, 1.0, 5.0, 20.0), (0.1, 1.0, 20.0), (1.0, 5.0)
 """Time of a dense exchange over that of a step's computation; the last is called communication-bound."""

@@ -24,5 +24,5 @@ def keep_freed_memory() -> bool:
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is None:
         return False
-    # In this order: setting either stops glibc from adjusting both.
+    # Both: setting either stops glibc from adjusting the other.
     return bool(set_option(_M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES)) and bool(set_option(_M_TRIM_THRESHOLD, _NEVER))

@@ -23,12 +23,10 @@ def fresh():
     return NetworkWatch(network=network, workers=WORKERS, gradient_bytes=1 << 20)
 
 
-def after(watch, operations, time_s):
-    return watch.after(operations, time_s, exchanges=5, probe_bytes=0, probe_s=None, period_s=10.0, exposed_s=10.0)
-
-
-def trained(watch, time_s, *, period_s):
-    return watch.after(SUM, time_s, exchanges=5, probe_bytes=0, probe_s=None, period_s=period_s, exposed_s=period_s)
+def after(watch, operations, time_s, *, period_s=10.0):
+    return watch.after(
+        operations, time_s, exchanges=5, probe_bytes=0, probe_s=None, period_s=period_s, exposed_s=period_s
+    )
 
 
 def measured_again(watch):
@@ -67,12 +65,12 @@ def test_a_network_that_has_become_quicker_is_measured_as_soon_as_that_is_cheap(
     watch = measured_again(fresh())
     sooner = 0
     while watch.network.jumps == watch.measured_jumps or not watch.wants_measurement:
-        watch = trained(watch, alone_s(SUM) / 40, period_s=watch.cost_s / 2)
+        watch = after(watch, SUM, alone_s(SUM) / 40, period_s=watch.cost_s / 2)
         sooner += 1
         assert sooner <= 10, "thirty times what it took would be sixty periods"
     slower = measured_again(fresh())
     for _ in range(10):
-        slower = trained(slower, 40 * alone_s(SUM), period_s=slower.cost_s / 2)
+        slower = after(slower, SUM, 40 * alone_s(SUM), period_s=slower.cost_s / 2)
     assert slower.network.jumps > slower.measured_jumps
     assert not slower.wants_measurement
 

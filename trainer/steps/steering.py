@@ -162,6 +162,7 @@ class Steering:
             compress_s = self.way.option.compress_s
             whole_s = whole_exchange_s(sync_s, BACKWARD * traffic.compute_s, buckets, compress_s=compress_s)
             sync_s = None if whole_s is None else whole_s / buckets
+        exposed_s = traffic.exchanges * (traffic.compress_s + traffic.sync_s)
         self._watch = self._watch.after(
             self.way.option.operations,
             sync_s,
@@ -169,8 +170,8 @@ class Steering:
             probe_bytes=self.probe_bytes,
             probe_s=traffic.probe_s,
             hidden=self.way.in_buckets,
-            period_s=traffic.exchanges * (traffic.compute_s + traffic.compress_s + traffic.sync_s),
-            exposed_s=traffic.exchanges * (traffic.compress_s + traffic.sync_s),
+            period_s=traffic.exchanges * traffic.compute_s + exposed_s,
+            exposed_s=exposed_s,
         )
         return self._watch.wants_measurement
 
