@@ -42,17 +42,19 @@ FIXED = (
     Compression(name="topk", ratio=0.001, collective="ar_topk_star", coding="packed_bf16"),
 )
 AUTO = "auto"
+TWINS_TRIED = "twins_tried"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
     """What one run was like while the links had one rate.
 
-    J is the time that one dense step's progress took: seconds over progress, the sum over steps of 1 / slowdown.
+    J is the time that one dense step's progress took: seconds over progress, the sum over steps of 1 / slowdown. What is
+    decided and measured between steps counts.
 
     Attributes:
         whole_j_s: over all control periods that lie within the phase.
-        settled_j_s: over the later half of them.
+        settled_j_s: over the later half of them, trials of twins left out: their price is paid once.
         slowdown: steps for the progress of one dense step, over the later half.
         ways: in which gradients were exchanged, in their order.
     """
@@ -98,7 +100,7 @@ def phases_of(log: Log, coefficients: Sequence[float]) -> list[Phase]:
     return [
         Phase(
             whole_j_s=_seconds(periods) / _progress(periods, coefficient),
-            settled_j_s=_seconds(later) / _progress(later, coefficient),
+            settled_j_s=(_seconds(later) - _twins_s(later)) / _progress(later, coefficient),
             slowdown=sum(period["steps"] for period in later) / _progress(later, coefficient),
             ways=tuple(way for way, _ in itertools.groupby(str(period["exchange"]["way"]) for period in periods)),
         )
@@ -108,25 +110,33 @@ def phases_of(log: Log, coefficients: Sequence[float]) -> list[Phase]:
 
 
 def _by_phase(log: Log) -> list[list[Event]]:
-    """The control periods of each phase; those in which the rates changed are nobody's."""
+    """The control periods of each phase, with what twins took before them; those of changes are nobody's."""
     found: list[list[Event]] = [[]]
-    straddles = False
+    straddles, twins_s = False, 0.0
     for event in log:
-        if event["event"] == CONDITION_CHANGED:
+        if event["event"] == TWINS_TRIED:
+            twins_s += event["took_s"]
+        elif event["event"] == CONDITION_CHANGED:
             if not straddles:  # one event a host
                 found.append([])
             straddles = True
         elif event["event"] == "step":
             if not straddles:
-                found[-1].append(event)
-            straddles = False
+                found[-1].append({**event, "twins_s": twins_s})
+            straddles, twins_s = False, 0.0
     if not all(found):
         raise ValueError(f"of {len(found)} phases, {sum(not one for one in found)} had no whole control period")
     return found
 
 
 def _seconds(periods: Sequence[Event]) -> float:
-    return float(sum(period["steps"] * period["step_time_s"] for period in periods))
+    """Of the steps, and of all that is done between them."""
+    return float(sum(period["steps"] * (period["step_time_s"] + period["control_s"]) for period in periods))
+
+
+def _twins_s(periods: Sequence[Event]) -> float:
+    """Of that, what trials of twins took."""
+    return float(sum(period["twins_s"] for period in periods))
 
 
 def _progress(periods: Sequence[Event], coefficient: float) -> float:

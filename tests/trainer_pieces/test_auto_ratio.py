@@ -299,6 +299,21 @@ def test_twins_say_whether_thin_exchanges_may_be_used(seed, turning, says):
         assert 1 + CAUTIOUS_COEFFICIENT * distance(thinnest) <= 1 + 2 * MOST_LOST
 
 
+def test_after_twins_fell_behind_more_has_to_be_at_stake():
+    """A short run on slow links asks once; a long one asks again."""
+
+    def trials(steps):
+        virtual, policy = any_run(2, turning=2.0, kept=0.1, noise=0.0)
+        dense_s = fixed_s(alone(virtual), policy.options[0], progress=1)
+        virtual.compute_s = 0.3 * dense_s
+        policy = replace(policy, coefficient=CAUTIOUS_COEFFICIENT, most_lost=MOST_LOST, tries_twins=True)
+        virtual.last_step = steps
+        return run(policy, virtual, until_step=steps)[1].trials
+
+    assert trials(60) == 1
+    assert trials(2000) >= 3
+
+
 def test_twins_are_not_trained_where_little_can_be_saved():
     virtual, policy = any_run(0, noise=0.0)
     virtual.compute_s = 50 * fixed_s(alone(virtual), policy.options[0], progress=1)

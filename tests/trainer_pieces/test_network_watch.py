@@ -61,18 +61,30 @@ def test_one_that_was_over_sooner_before_does_so_too():
 
 
 def test_a_network_that_has_become_quicker_is_measured_as_soon_as_that_is_cheap():
-    """The last measurement took long on slow links; the next one takes a fortieth of that."""
+    """The last measurement took long on slow links; of the next one sums take a fortieth of that, and pauses what they
+    took."""
     watch = measured_again(fresh())
     sooner = 0
     while watch.network.jumps == watch.measured_jumps or not watch.wants_measurement:
         watch = after(watch, SUM, alone_s(SUM) / 40, period_s=watch.cost_s / 2)
         sooner += 1
-        assert sooner <= 10, "thirty times what it took would be sixty periods"
+        assert sooner <= 30, "thirty times what it took would be sixty periods"
     slower = measured_again(fresh())
     for _ in range(10):
         slower = after(slower, SUM, 40 * alone_s(SUM), period_s=slower.cost_s / 2)
     assert slower.network.jumps > slower.measured_jumps
     assert not slower.wants_measurement
+
+
+@pytest.mark.parametrize(("factor", "jumps"), [(10, 0), (1, 0), (1 / 10, 1)])
+def test_what_is_not_a_sum_tells_that_the_network_is_quicker_and_never_that_it_is_slower(factor, jumps):
+    """What takes longer may be the collective's own affair."""
+    watch = fresh()
+    for _ in range(5):
+        watch = after(watch, GATHER, alone_s(GATHER))
+    for _ in range(2):
+        watch = after(watch, GATHER, factor * alone_s(GATHER))
+    assert watch.network.jumps == jumps
 
 
 def test_hidden_exchanges_are_looked_after_for_a_part_of_what_steps_wait_for():

@@ -24,16 +24,13 @@ from hetopt.trainer.exchange.exchange import make_exchange
 from hetopt.trainer.exchange.menu import ROUNDED, CompressTime, Family, Menu
 from hetopt.trainer.exchange.network_state import NetworkState
 from hetopt.trainer.exchange.network_tracker import Timed, measured
-from hetopt.trainer.exchange.network_watch import REPEATED_BELOW_S, TIMED_EACH
+from hetopt.trainer.exchange.network_watch import PAUSE_S, REPEATED_BELOW_S, TIMED_EACH
 from hetopt.trainer.exchange.stats import LookingExchange
 from hetopt.trainer.exchange.wire import Shapes, kept_elements, operations
 from hetopt.trainer.spec import Compression
 
 REPEATED_S = 0.1
 """Short timings are repeated for so long: what disturbs one of a millisecond takes several."""
-
-PAUSE_S = 0.004
-"""Before each, as computation is in training: a link that limits its rate then lets the first bytes pass at once."""
 
 LONGEST_S = 0.4
 """What one timing may take: of a larger gradient, or over a slow link, only a part is sent."""
@@ -69,6 +66,9 @@ class Repeats:
 
 THOROUGHLY = Repeats(least=3, most=15)
 ONCE = Repeats(least=1, most=1)
+GLANCE = Repeats(least=0, most=0, once_from_s=0.0)
+"""The first time, which counts."""
+
 SHORTLY = Repeats(least=TIMED_EACH - 1, most=TIMED_EACH - 1, once_from_s=REPEATED_BELOW_S, counts=min)
 """The shortest, as so few cannot tell hiccups apart."""
 
@@ -115,7 +115,9 @@ def measure_network(
 def measure_again(
     gradient_bytes: int, *, device: torch.device, group: dist.ProcessGroup | None = None
 ) -> tuple[Timed, ...]:
-    """Time sums between machines of more and more bytes, until they are felt: a tenth of a second.
+    """Time the smallest sum between machines, and the first that is felt of those with more and more bytes.
+
+    What lies between is only glanced at: training waits, a tenth of a second.
 
     Args:
         gradient_bytes: that none of them exceeds.
@@ -123,12 +125,17 @@ def measure_again(
         group: of two workers or more.
     """
     channel = Channel(group, on=device, scope="network")
-    size, timings = min(LEAST_BYTES, gradient_bytes), list[Timed]()
-    while True:
-        timings.append(_timed(channel, "all_reduce", size, device, SHORTLY))
-        if size >= gradient_bytes or timings[-1].time_s >= max(FELT_S, 2 * timings[0].time_s):
-            return tuple(timings)
+    size = min(LEAST_BYTES, gradient_bytes)
+    timings = [_timed(channel, "all_reduce", size, device, SHORTLY)]
+    felt_s = max(FELT_S, 2 * timings[0].time_s)
+    while timings[-1].time_s < felt_s and size < gradient_bytes:
         size = min(gradient_bytes, _STRIDE * size)
+        seen = _timed(channel, "all_reduce", size, device, GLANCE)
+        if seen.time_s >= felt_s or size == gradient_bytes:
+            # A glance that took long is as good as another.
+            is_long = seen.time_s >= REPEATED_BELOW_S
+            timings.append(seen if is_long else _timed(channel, "all_reduce", size, device, SHORTLY))
+    return tuple(timings)
 
 
 def handed_on(timings: Sequence[Timed], source: int, *, scope: Scope = "host") -> tuple[Timed, ...]:

@@ -5,7 +5,8 @@ a vector now and then that nobody needs, as large as costs next to nothing. And 
 has jumped fits many networks: it is measured again then, by a few sums.
 
 It is sums that say whether the network has jumped. What takes longer than thought beside a sum that does not is the
-collective's own affair, or that of the cores that workers share.
+collective's own affair, or that of the cores that workers share. Nothing but a quicker network, however, makes any
+exchange much shorter than it was thought to be.
 
 A measurement that finds the network as it was says that nothing has jumped: exchanges wait for something else beside
 training, cores that workers share before all, and do so in whichever way they travel. That wait is told apart from then
@@ -42,7 +43,8 @@ MEASURED_ANYWAY_AFTER = 150.0
 """Times after which it is measured again though nothing has shown, where exchanges do not do it: probes are small."""
 
 ANOTHER = 1.5
-"""Times that the largest sum takes as long as was thought, or as short, in a network that has jumped unseen."""
+"""Times that the largest sum takes as long as was thought, or as short, in a network that has jumped unseen; and that an
+exchange was thought to take which tells of a quicker network."""
 
 _LEAST_ALONE = 0.1
 """Part of the time of an exchange that is the network's, however long it may have waited for something else."""
@@ -52,6 +54,9 @@ FIRST_COST_S = 0.1
 
 TIMED_EACH, REPEATED_BELOW_S = 5, 0.05
 """Sums behind a timing, warm-up included, unless one of them takes so long."""
+
+PAUSE_S = 0.004
+"""Before each, as computation is in training: a link that limits its rate then lets the first bytes pass at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,7 +131,9 @@ class NetworkWatch:
                 beside_s = max(0.0, time_s - network.expected_s(operations))
         if time_s is not None:
             alone_s = time_s if hidden else max(time_s - beside_s, _LEAST_ALONE * time_s)
-            network = observe(network, operations, alone_s, exchanges=exchanges, may_jump=are_sums(operations))
+            is_short = ANOTHER * time_s < network.expected_s(operations)  # waits and all
+            may_jump = is_short or are_sums(operations)
+            network = observe(network, operations, alone_s, exchanges=exchanges, may_jump=may_jump)
         return replace(
             self,
             network=network,
@@ -219,8 +226,9 @@ def are_sums(operations: Sequence[Operation]) -> bool:
 
 
 def _cost_s(times_s: Sequence[float]) -> float:
-    """Of timing sums that take so long each."""
-    return sum(time_s * (1 if time_s >= REPEATED_BELOW_S else TIMED_EACH) for time_s in times_s)
+    """Of timing sums that take so long each: before each comes a pause, and a smallest sum to begin it together."""
+    before_s = PAUSE_S + min(times_s)
+    return sum((before_s + time_s) * (1 if time_s >= REPEATED_BELOW_S else TIMED_EACH) for time_s in times_s)
 
 
 def _is_alike(network: NetworkState, timing: Timed) -> bool:

@@ -7,6 +7,7 @@ the same link cancels in their difference: the planner may be sure which is quic
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ KEPT: Mapping[str, float] = MappingProxyType({"identity": 1.0, "fp16": 1.0, "bf1
 ones, and of rows of an embedding most of which are zero, it is more."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Option:
     """One way to exchange the gradient, for the workers there are.
 
@@ -60,9 +61,9 @@ class Option:
         if not 0 <= self.compress_s < math.inf or self.buckets < 1:
             raise ValueError(f"impossible time {self.compress_s} s to compress {self.buckets} buckets")
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
-        """Names the option among its peers."""
+        """Names the option among its peers; asked for a hundred times in every decision."""
         overlap = f" in {self.buckets} buckets" if self.buckets > 1 else ""
         coded = "" if self.coding == PLAIN else f", {self.coding}"
         method = METHODS.get(self.compressor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 
 from hetopt.trainer.control.ratio.gain_curve import GainCurve, gain_of
 from hetopt.trainer.exchange.stats import ExchangeStats
@@ -47,7 +47,7 @@ class Traffic:
 
     def to_list(self) -> list[float]:
         """The numbers, in the order of the fields."""
-        *single, looked = astuple(self)
+        *single, looked = (getattr(self, field.name) for field in fields(self))
         return [*single, *looked]
 
     @classmethod

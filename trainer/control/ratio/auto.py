@@ -76,6 +76,7 @@ _LEARNT_AFTER = 15  # periods, in all of which something is new
 _LOOK_WHEN_SETTLED_EVERY = 3  # periods, for a look takes longer than the selection that is sent
 _LOOK_AT_GAIN_EVERY = 5  # periods of dense training, in which a gain curve costs a selection that nobody sends
 _TRIED_AGAIN_AT, _TRIED_LATER_BY = 50, 4  # steps, for twins that did not keep up, and how many times as many then
+_ODDS_AFTER_HARM = 0.5  # for each trial, that the next one shows something else
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,10 +207,13 @@ class AutoRatio:
         )
 
     def _keeps_enough(self, state: AutoState, judged: Judged, outlook: Outlook) -> bool:
+        return self._is_enough(state, judged.option, judged.gain, outlook)
+
+    def _is_enough(self, state: AutoState, option: Option, gain: float, outlook: Outlook) -> bool:
         """Whether so much is learned as it has to be; lateness alone is weighed, not forbidden."""
-        if judged.option.ratio >= state.harmless_from:
+        if option.ratio >= state.harmless_from:
             return True
-        return judged.gain >= self.least_gain and outlook.slowdown(judged.gain) <= 1 + self.most_lost
+        return gain >= self.least_gain and outlook.slowdown(gain) <= 1 + self.most_lost
 
     def _reason(self, state: AutoState, now: Judged, chosen: Weighed, outlook: Outlook) -> str:
         other, saving = chosen.judged, chosen.saving_s / now.per_progress_s
@@ -233,18 +237,17 @@ class AutoRatio:
         due = _TRIED_AGAIN_AT * _TRIED_LATER_BY ** (state.trials - 1) if state.trials else 0
         if not math.isinf(state.harmless_from) or not self.tries_twins or state.steps < due:
             return None
-        unslowed = outlook.unslowed()
-        found = [unslowed.judge(option) for option in self.options if not is_barred(state, option)]
-        best = min(
-            (judged for judged in found if judged is not None and judged.gain >= self.least_gain),
-            key=lambda judged: judged.per_progress_s,
-        )
+        keeping = [option for option in self.options if (outlook.gain(option) or 0.0) >= self.least_gain]
+        judged = [outlook.judge(one, late_is_harmless=True) for one in keeping if not is_barred(state, one)]
+        best = min((one for one in judged if one is not None), key=lambda one: one.per_progress_s)
         if best.option.gain is not None:
             return None
         certain = [outlook.judge(option) for option in self.options if option.gain is not None]
         safe_s = min(judged.per_progress_s for judged in certain if judged is not None)
         saving_s = safe_s - best.per_progress_s
-        if saving_s < self.least_saving * safe_s or saving_s * outlook.steps_left < most_cost_s(outlook.compute_s):
+        is_harmful = state.verdict is not None and state.verdict.says == "harmful"
+        odds = _ODDS_AFTER_HARM**state.trials if is_harmful else 1.0
+        if saving_s < self.least_saving * safe_s or odds * saving_s * outlook.steps_left < most_cost_s(outlook.compute_s):
             return None
         return best.option.ratio
 
@@ -311,8 +314,14 @@ class AutoRatio:
 
     def usable(self, state: AutoState, outlook: Outlook) -> list[Judged]:
         """The options that keep enough, as far as is known; dense training is always one of them."""
-        judged = [outlook.judge(option) for option in self.options if not is_barred(state, option)]
-        return [one for one in judged if one is not None and self._keeps_enough(state, one, outlook)]
+        # Most keep too little, which is found sooner than what they take.
+        enough = [
+            option
+            for option in self.options
+            if (gain := outlook.gain(option)) is not None and self._is_enough(state, option, gain, outlook)
+        ]
+        judged = [outlook.judge(option) for option in enough if not is_barred(state, option)]
+        return [one for one in judged if one is not None]
 
     def _choice(self, state: AutoState, now: Judged, outlook: Outlook) -> Weighed | None:
         """The option to change to, if any."""

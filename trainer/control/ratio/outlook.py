@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from hetopt.profiler.inflation import backlog_after, distance
 from hetopt.trainer.control.ratio.gain_belief import GainBelief
@@ -103,6 +103,7 @@ class Outlook:
     steps_left: float = math.inf
     beside_s: float = 0.0
     rest_s: float = 0.0
+    _parts_s: dict[str, float] = field(init=False, repr=False, compare=False, default_factory=dict)  # by option, once asked
 
     def predicted_s(self, option: Option) -> float:
         """Time of a step, as far as it is predicted the same way for all options."""
@@ -110,38 +111,52 @@ class Outlook:
 
     def parts_s(self, option: Option) -> float:
         """Time of the parts of a step that have timings of their own."""
-        return option.step_s(
-            compute_s=self.compute_s,
-            backward_s=self.backward_s,
-            compress_s=self._compress_s(option),
-            exchange_s=option.exchange_s(self.network),
-        )
+        known_s = self._parts_s.get(option.key)
+        if known_s is None:
+            known_s = self._parts_s[option.key] = option.step_s(
+                compute_s=self.compute_s,
+                backward_s=self.backward_s,
+                compress_s=self._compress_s(option),
+                exchange_s=option.exchange_s(self.network),
+            )
+        return known_s
 
-    def judge(self, option: Option, *, step_s: float | None = None) -> Judged | None:
+    def judge(self, option: Option, *, step_s: float | None = None, late_is_harmless: bool = False) -> Judged | None:
         """The option as it looks now; None where nothing is known of its gain.
 
         Args:
             option: to judge.
             step_s: time of its step where that was measured just now; absent: predicted.
+            late_is_harmless: as if late gradients cost nothing but their lateness.
         """
-        gain = self.belief.gain(option)
+        gain = self.gain(option, measured=step_s is not None)
         if gain is None:
             return None
         if step_s is None:
-            if option.gain is None:
-                gain = min(1.0, gain * self.kept.get(option.key, 1.0))
             # Nothing is quicker than its computation, whatever is remembered.
             step_s = max(self.compute_s, self.predicted_s(option) + self.excess_s.get(option.key, 0.0))
-        per_progress_s = step_s * self.steps_per_progress(gain)
+        per_progress_s = step_s * self.steps_per_progress(gain, late_is_harmless=late_is_harmless)
         return Judged(option=option, gain=gain, step_s=step_s, per_progress_s=per_progress_s)
+
+    def gain(self, option: Option, *, measured: bool = False) -> float | None:
+        """That the option settles to; None where nothing is known of it.
+
+        Args:
+            option: to judge.
+            measured: whether it is in use, so that its gain is known and not expected.
+        """
+        gain = self.belief.gain(option)
+        if gain is None or measured or option.gain is not None:
+            return gain
+        return min(1.0, gain * self.kept.get(option.key, 1.0))
 
     def slowdown(self, gain: float) -> float:
         """Steps at this gain over dense steps, once it has settled."""
         return 1 + self.coefficient * distance(gain)
 
-    def steps_per_progress(self, gain: float) -> float:
+    def steps_per_progress(self, gain: float, *, late_is_harmless: bool = False) -> float:
         """The same over the steps that are left: what is held back at the end was no progress."""
-        delivered = 1 / self.slowdown(gain)
+        delivered = 1.0 if late_is_harmless else 1 / self.slowdown(gain)
         if self.steps_left < math.inf:
             more = backlog_after(self.backlog, gain, self.steps_left) - self.backlog
             delivered -= more / self.steps_left
@@ -167,10 +182,6 @@ class Outlook:
             untried_sd_s=untried_s,
             seen_sd_s=math.hypot(*(slower[side] * self._noise_s(judged) for side, judged in sides)),
         )
-
-    def unslowed(self) -> Outlook:
-        """The same if late gradients cost nothing but their lateness."""
-        return replace(self, coefficient=0.0)
 
     def _noise_s(self, judged: Judged) -> float:
         return judged.step_s * self.noise.get(judged.option.key, 0.0)
