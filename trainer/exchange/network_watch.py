@@ -44,7 +44,7 @@ MEASURED_ANYWAY_AFTER = 150.0
 
 ANOTHER = 1.5
 """Times that the largest sum takes as long as was thought, or as short, in a network that has jumped unseen; and that an
-exchange was thought to take which tells of a quicker network."""
+exchange was thought to take longer than it does, where that tells of a quicker network."""
 
 _LEAST_ALONE = 0.1
 """Part of the time of an exchange that is the network's, however long it may have waited for something else."""
