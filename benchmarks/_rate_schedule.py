@@ -49,8 +49,8 @@ TWINS_TRIED = "twins_tried"
 class Phase:
     """What one run was like while the links had one rate.
 
-    J is the time that one dense step's progress took: seconds over progress, the sum over steps of 1 / slowdown. Seconds
-    are those of steps, and of what is decided and measured between them.
+    J is the time that one dense step's progress took: seconds over progress, the sum over steps of 1 / slowdown. The
+    seconds are those of steps, and of what is decided and measured between them.
 
     Attributes:
         whole_j_s: over all control periods that lie within the phase.

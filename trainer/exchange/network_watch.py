@@ -43,8 +43,8 @@ MEASURED_ANYWAY_AFTER = 150.0
 """Times after which it is measured again though nothing has shown, where exchanges do not do it: probes are small."""
 
 ANOTHER = 1.5
-"""Times that the largest sum takes as long as was thought, or as short, in a network that has jumped unseen; and that an
-exchange was thought to take longer than it does, where that tells of a quicker network."""
+"""Times that the largest sum takes as long as was thought, or as short, in a network that has jumped unseen; and that
+an exchange was thought to take longer than it does, where that tells of a quicker network."""
 
 _LEAST_ALONE = 0.1
 """Part of the time of an exchange that is the network's, however long it may have waited for something else."""
