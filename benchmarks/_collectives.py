@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from hetopt.profiler.artifact import Record
 from hetopt.trainer.agreement import gather_numbers
-from hetopt.trainer.exchange.calibration import PAUSE_S, measure_network
+from hetopt.trainer.exchange.calibration import measure_network
 from hetopt.trainer.exchange.channel import Channel, Pauses
 from hetopt.trainer.exchange.composition import PLAIN
 from hetopt.trainer.exchange.cost import Operation, Primitive
@@ -29,6 +29,7 @@ from hetopt.trainer.exchange.hierarchical import HostGroups
 from hetopt.trainer.exchange.hosts import Hosts, measure_inside
 from hetopt.trainer.exchange.network_state import NetworkState
 from hetopt.trainer.exchange.network_tracker import measured
+from hetopt.trainer.exchange.network_watch import PAUSE_S
 from hetopt.trainer.exchange.wire import hierarchical_operations, operations
 from hetopt.trainer.spec import Compression
 
