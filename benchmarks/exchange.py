@@ -48,7 +48,7 @@ SMOKE = Scale(
 )  # fmt: skip
 QUICK = Scale(
     hosts=(2, 4), rates=(2.5e7, 1e9), gradients=(2_500, 250_000, 2_500_000), repeats=5, cell_s=3.0,
-    phase_steps=75, fixed_steps=20, period=5, rounds=3,
+    phase_steps=150, fixed_steps=20, period=5, rounds=3,
     fixed=4, levels=((2, 1e8),),
 )  # fmt: skip
 FULL = Scale(
