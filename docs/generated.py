@@ -189,7 +189,8 @@ def _filled(page: Path, name: str, words: str) -> str:
 
 def _command(told: dict[str, Any]) -> str:
     """What measured a result."""
-    return " ".join(filter(None, ("python -m", f"benchmarks.{told['benchmark']}", told.get("asked"))))
+    form = "--quick" if told["quick"] else None
+    return " ".join(filter(None, ("python -m", f"benchmarks.{told['benchmark']}", told.get("asked"), form)))
 
 
 def _other_parts(told: dict[str, Any]) -> list[str]:
