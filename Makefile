@@ -12,8 +12,8 @@ BENCHMARKS := $(filter-out __init__ _%,$(basename $(notdir $(wildcard benchmarks
 # Those that have a form of a minute.
 SMOKED := balance chaos command_line exchange report_page search spot_rehearsal spot_replay streams sync time_to_target topk_selection
 
-# Tests side by side; 0 runs them in one process, for a debugger.
-JOBS ?= 2
+# Tests side by side: many wait for processes of their own. 0 runs them in one, for a debugger.
+JOBS ?= 3
 
 DEMO ?= demo-run
 BUDGET ?= 2
