@@ -247,9 +247,8 @@ class AutoRatio:
         saving_s = safe_s - best.per_progress_s
         is_harmful = state.verdict is not None and state.verdict.says == "harmful"
         odds = _ODDS_AFTER_HARM**state.trials if is_harmful else 1.0
-        if saving_s < self.least_saving * safe_s or odds * saving_s * outlook.steps_left < most_cost_s(
-            outlook.compute_s
-        ):
+        pays = odds * saving_s * outlook.steps_left >= most_cost_s(outlook.compute_s)
+        if saving_s < self.least_saving * safe_s or not pays:
             return None
         return best.option.ratio
 

@@ -103,9 +103,8 @@ class Outlook:
     steps_left: float = math.inf
     beside_s: float = 0.0
     rest_s: float = 0.0
-    _parts_s: dict[str, float] = field(
-        init=False, repr=False, compare=False, default_factory=dict
-    )  # by option, once asked
+    # What was asked already, by option.
+    _parts_s: dict[str, float] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def predicted_s(self, option: Option) -> float:
         """Time of a step, as far as it is predicted the same way for all options."""
