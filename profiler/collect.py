@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
@@ -103,6 +104,7 @@ def collect(
         pilots=_pilots(_all(events, PilotStarted), _all(events, PilotEvaluation), _all(events, PilotFinished), job),
         evaluation_s=next((cost.evaluation_s for cost in _all(events, EvaluationCost)), None),
         yardstick_s=usual_s,
+        yardstick_log_sd=_yardstick_log_sd(points),
         startup_s=max(0.0, begun - started_at_s),
         profiling_s=max(0.0, ended - started_at_s),
     )
@@ -154,8 +156,18 @@ def _devices(
 
 def _usual_yardstick_s(points: Sequence[SweepPoint]) -> float | None:
     """How fast the machine was in the mean, while its steps were timed."""
-    read = [reading_s for point in points for reading_s in point.yardsticks_s]
+    read = _yardsticks_s(points)
     return statistics.fmean(read) if read else None
+
+
+def _yardstick_log_sd(points: Sequence[SweepPoint]) -> float | None:
+    """How far readings lie apart that were taken within the minutes of a profile."""
+    read = _yardsticks_s(points)
+    return statistics.stdev(map(math.log, read)) if len(read) > 1 else None
+
+
+def _yardsticks_s(points: Sequence[SweepPoint]) -> list[float]:
+    return [reading_s for point in points for reading_s in point.yardsticks_s]
 
 
 def _at_usual_speed(point: SweepPoint, usual_s: float | None) -> SweepPoint:

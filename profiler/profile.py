@@ -195,6 +195,9 @@ class Profile(Artifact):
     yardstick_s: PositiveFloat | None = Field(
         default=None, description="how fast the machine was then: the time of one fixed piece of arithmetic"
     )
+    yardstick_log_sd: NonNegativeFloat | None = Field(
+        default=None, description="how far that time scattered meanwhile: standard deviation of its log"
+    )
     profiling_s: NonNegativeFloat = Field(description="wall time the measurement took")
     profiling_usd: NonNegativeFloat = Field(
         default=0.0, description="what its machines cost; nothing where they are owned"

@@ -25,6 +25,10 @@ from hetopt.trainer.spec import RunSpec, WorkerSpec
 
 STARTUP_LOG_SD = 0.15
 
+RUN_TO_RUN_LOG_SD = 0.08
+"""Computing in earnest, the same job on the same machine some minutes later: nine runs of `benchmarks.prediction` on a
+shared 2-core virtual machine (2026-11-20) lay 10 % from their predictions in the median, on both sides."""
+
 HOST_LINK = LinkModel(latency_s=5e-5, bytes_per_s=1e9)
 """Workers of one host over the loopback interface, where the profile holds no measurement."""
 

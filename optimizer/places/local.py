@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetopt.optimizer.fit import FittedDevice, FittedModel, fit
-from hetopt.optimizer.places.hosting import HOST_LINK, begun_shares, division, predict_run
+from hetopt.optimizer.places.hosting import HOST_LINK, RUN_TO_RUN_LOG_SD, begun_shares, division, predict_run
 from hetopt.optimizer.places.launched_exchange import Foreseen, Meeting, foresee, no_overlap
 from hetopt.optimizer.plan import Plan, Prediction
 from hetopt.optimizer.step_model.profiled import learned_shape
@@ -19,10 +19,6 @@ from hetopt.trainer.spec import RunSpec, WorkerSpec
 
 STARTUP_S = 8.0
 """Starting processes that import torch, where the profile does not say."""
-
-RUN_TO_RUN_LOG_SD = 0.08
-"""The same job on the same machine some minutes later: nine runs of `benchmarks.prediction` on a shared 2-core virtual
-machine (2026-11-20) lay 10 % from their predictions in the median, on both sides."""
 
 UNMEASURED_DIVISION_LOG_SD = 0.2
 """Added when the host was never measured divided among so many workers."""

@@ -1,14 +1,21 @@
-"""What a profile of this machine would say were it taken now, when the machine may be faster or slower than it was."""
+"""What a profile of this machine would say were it taken now, when the machine may be faster or slower than it was.
+
+One reading of the yardstick tells how fast the machine is for a second. Where a profile's own readings lay far apart,
+as on processors that are shared with others and change their speed every few seconds, the next minutes will be more
+like the mean of those readings than like the last one. A difference ``r`` of logs is followed as far as a James-Stein
+estimate would, ``1 - sd^2 / r^2`` of it: not at all below the scatter, almost wholly far above it.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from hetopt.optimizer.plan import Plan
 from hetopt.profiler.profile import CompressorCost, Device, Link, Profile, StepTime
 
-WORTH_FOLLOWING = 0.05
-"""Smaller differences are the yardstick's own scatter."""
+OWN_LOG_SD = 0.05
+"""The yardstick's own scatter, on a machine that keeps its speed: nothing below it is followed."""
 
 WORTH_SAYING = 0.15
 
@@ -27,15 +34,25 @@ def at_present(plan: Plan, measure_s: Callable[[], float]) -> tuple[Plan, tuple[
     if then_s is None or any(device.kind != "cpu" for device in plan.profile.devices):
         return plan, ()
     slower = measure_s() / then_s
-    if abs(slower - 1) < WORTH_FOLLOWING:
-        return plan, ()
-    changed = plan.model_copy(update={"profile": slowed(plan.profile, slower)})
+    scatter = max(OWN_LOG_SD, plan.profile.yardstick_log_sd or 0.0)
+    followed = _followed(slower, scatter)
+    changed = plan if followed == 1 else plan.model_copy(update={"profile": slowed(plan.profile, followed)})
     if max(slower, 1 / slower) < 1 + WORTH_SAYING:
         return changed, ()
     compared = f"{slower:.2f} times as long as" if slower > 1 else f"{slower:.0%} of the time that it took"
-    return changed, (
-        f"The same arithmetic takes this machine {compared} when the job was profiled: the prediction follows.",
-    )
+    follows = "the prediction follows."
+    if scatter > WORTH_SAYING / 2:
+        follows = (
+            f"the prediction is for {followed:.2f} times as long, as that time also scattered by {scatter:.0%} then."
+        )
+    return changed, (f"The same arithmetic takes this machine {compared} when the job was profiled: {follows}",)
+
+
+def _followed(slower: float, log_sd: float) -> float:
+    """What part of a difference is not scatter, as a factor."""
+    difference = math.log(slower)
+    share = 0.0 if abs(difference) <= log_sd else 1 - (log_sd / difference) ** 2
+    return math.exp(share * difference)
 
 
 def slowed(profile: Profile, slower: float) -> Profile:

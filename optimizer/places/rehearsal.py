@@ -18,7 +18,14 @@ from dataclasses import dataclass
 
 from hetopt.optimizer import words
 from hetopt.optimizer.fit import LinkModel, fit
-from hetopt.optimizer.places.hosting import HOST_LINK, SmallWorkers, ThisMachine, begun_shares, predict_run
+from hetopt.optimizer.places.hosting import (
+    HOST_LINK,
+    RUN_TO_RUN_LOG_SD,
+    SmallWorkers,
+    ThisMachine,
+    begun_shares,
+    predict_run,
+)
 from hetopt.optimizer.places.launched_exchange import ASSUMED_LOG_SD, Foreseen, Meeting, foresee, no_overlap
 from hetopt.optimizer.places.processor_sharing import least_factor, rounded_up
 from hetopt.optimizer.places.quotas import under_quotas
@@ -323,7 +330,7 @@ def _predict(
     largest_part = max(worker.local_batch_size for worker in run.workers) / run.global_batch_size
     evaluation_s = (profile.evaluation_s or 0.0) * slower * max(largest_part, 1 / here.processors)
     compute_share = step.compute_s / step.step_time_s
-    paced_log_sd = REHEARSED_LOG_SD if _is_paced(run) else here.fitted.step_time.log_sd
+    compute_log_sd = REHEARSED_LOG_SD if _is_paced(run) else math.hypot(RUN_TO_RUN_LOG_SD, here.fitted.step_time.log_sd)
     return predict_run(
         model,
         plan,
@@ -331,7 +338,7 @@ def _predict(
         gain=exchange.gain,
         stretch=exchange.stretch,
         stretch_log_sd=exchange.stretch_log_sd,
-        step_log_sd=math.hypot(compute_share * paced_log_sd, (1 - compute_share) * exchange.log_sd),
+        step_log_sd=math.hypot(compute_share * compute_log_sd, (1 - compute_share) * exchange.log_sd),
         evaluation_s=evaluation_s,
         startup_s=_startup_s(profile.startup_s, len(hosts), here),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.places.hosting import ThisMachine
 from hetopt.optimizer.places.local import predict_on_local
-from hetopt.optimizer.places.present import at_present, slowed
+from hetopt.optimizer.places.present import OWN_LOG_SD, at_present, slowed
 from hetopt.optimizer.places.rehearsal import rehearse
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
@@ -88,6 +90,35 @@ def test_what_matters_is_said(plan: Plan, slower: float, said: str) -> None:
     assert said in "".join(notes)
     assert bool(said) == bool(notes)
     assert (later == plan) == (slower == 1.03)
+
+
+@given(slower=slowness, scatter=st.floats(0.0, 0.6))
+def test_what_is_within_the_scatter_of_the_profile_is_not_followed(plan: Plan, slower: float, scatter: float) -> None:
+    unsteady = plan.model_copy(update={"profile": plan.profile.model_copy(update={"yardstick_log_sd": scatter})})
+    (later, _), (surely, _) = (at_present(one, lambda: slower * THEN_S) for one in (unsteady, plan))
+    followed, steadily = (math.log((one.profile.yardstick_s or 0.0) / THEN_S) for one in (later, surely))
+    assert 0 <= followed / math.log(slower) <= steadily / math.log(slower) <= 1 if slower != 1 else followed == 0
+    if abs(math.log(slower)) <= scatter:
+        assert later == unsteady
+    if abs(math.log(slower)) > 3 * max(scatter, OWN_LOG_SD):
+        assert abs(followed) >= 0.88 * abs(math.log(slower))
+
+
+def test_how_far_an_unsteady_machine_is_followed_is_said(plan: Plan) -> None:
+    unsteady = plan.model_copy(update={"profile": plan.profile.model_copy(update={"yardstick_log_sd": 0.2})})
+    _, notes = at_present(unsteady, lambda: 1.5 * THEN_S)
+    assert notes == (
+        "The same arithmetic takes this machine 1.50 times as long as when the job was profiled: the prediction is for "
+        "1.36 times as long, as that time also scattered by 20% then.",
+    )
+    _, notes = at_present(unsteady, lambda: 1.18 * THEN_S)
+    assert "the prediction is for 1.00 times as long" in notes[0]
+
+
+def test_computing_in_earnest_is_less_certain_than_what_is_declared(plan: Plan) -> None:
+    earnest, declared = (rehearse(plan, HERE, parse_hosts(hosts)).prediction for hosts in ("cpu=0.5 x2", "speed=1 x2"))
+    widths = [math.log(told.step_time_s.high / told.step_time_s.low) for told in (earnest, declared)]
+    assert widths[0] > 2 * widths[1]
 
 
 def test_an_old_profile_stays_as_it_is(plan: Plan) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,6 +82,9 @@ def test_a_machine_that_changes_its_speed_is_profiled_as_it_is_in_the_mean(
     assert profile_of(recorded, schedule).yardstick_s is None
     assert before.yardstick_s == pytest.approx(0.002)
     assert now.yardstick_s == pytest.approx(0.002 * mean)
+    assert profile_of(recorded, schedule).yardstick_log_sd is None
+    assert before.yardstick_log_sd == 0
+    assert now.yardstick_log_sd == pytest.approx(statistics.stdev(map(math.log, slower)))
     for device, usual in zip(now.devices, before.devices, strict=True):
         for point, same in zip(device.step_times, usual.step_times, strict=True):
             assert point.step_time_s == pytest.approx(mean * same.step_time_s)
