@@ -19,7 +19,7 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -118,14 +118,18 @@ def rehearsed_steps(*, quick: bool) -> tuple[dict[str, float], dict[str, float]]
         figures |= {
             f"rehearsed_{part}_median_error": round(statistics.median(errors), 4),
             f"rehearsed_{part}_p90_error": round(float(np.quantile(errors, 0.9)), 4),
-            f"rehearsed_{part}_coverage": round(sum(one.inside for one in cases) / len(cases), 4),
+            f"rehearsed_{part}_coverage": _coverage(cases),
         }
         by_hand = [abs(one.by_hand_s / one.measured_s - 1) for one in cases]
         baselines[f"rehearsed_{part}_median_error_by_hand"] = round(statistics.median(by_hand), 4)
         before = [abs(one.error_before) for one in cases]
         figures[f"rehearsed_{part}_median_error_as_told_before"] = round(statistics.median(before), 4)
-    figures["rehearsed_coverage"] = round(sum(one.inside for one in every) / len(every), 4)
+    figures["rehearsed_coverage"] = _coverage(every)
     return figures | _to_target(profile, seeds=1 if quick else SEEDS), baselines
+
+
+def _coverage(cases: Sequence[Case]) -> float:
+    return round(sum(one.inside for one in cases) / len(cases), 4)
 
 
 def _plan(profile: Profile, goal: Goal) -> Plan:

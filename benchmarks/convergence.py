@@ -113,6 +113,14 @@ def last_target(logs: Sequence[Log]) -> tuple[list[float], list[float]]:
     return crossed, found
 
 
+def prior_runs(logs: Sequence[Log], steps: Sequence[float]) -> list[PriorRun]:
+    """What the laws learn from: so many steps at each batch size."""
+    return [
+        PriorRun(global_batch_size=log.batch_size, steps_to_target=count)
+        for log, count in zip(logs, steps, strict=True)
+    ]
+
+
 def leave_one_out(
     logs: Sequence[Log], steps: Sequence[float], laws: Sequence[StepsLaw], found: Sequence[float] | None = None
 ) -> list[Guess]:
@@ -124,10 +132,7 @@ def leave_one_out(
         laws: to choose from.
         found: the evaluations that found it, where those are to be predicted; absent: ``steps`` themselves.
     """
-    runs = [
-        PriorRun(global_batch_size=log.batch_size, steps_to_target=count)
-        for log, count in zip(logs, steps, strict=True)
-    ]
+    runs = prior_runs(logs, steps)
     guesses = []
     for place, (log, held) in enumerate(zip(logs, runs, strict=True)):
         curve = choose(laws, [run for run in runs if run is not held]).curve
@@ -142,10 +147,7 @@ def leave_one_out(
 
 def seen(logs: Sequence[Log], steps: Sequence[float]) -> list[Guess]:
     """Every batch size by the curve through all of them."""
-    runs = [
-        PriorRun(global_batch_size=log.batch_size, steps_to_target=count)
-        for log, count in zip(logs, steps, strict=True)
-    ]
+    runs = prior_runs(logs, steps)
     curve = choose(LAWS[HETOPT], runs).curve
     return [guess(run, float(curve.steps(run.global_batch_size)), None) for run in runs]
 

@@ -89,7 +89,9 @@ def collect(
             hint="run `hetopt profile` again",
         )
     points = _all(events, SweepPoint)
-    usual_s = _usual_yardstick_s(points)
+    yardsticks_s = [reading_s for point in points for reading_s in point.yardsticks_s]
+    # How fast the machine was in the mean, while its steps were timed.
+    usual_s = statistics.fmean(yardsticks_s) if yardsticks_s else None
     return Profile(
         created=datetime.datetime.fromtimestamp(started_at_s, datetime.UTC).isoformat(timespec="seconds"),
         hetopt_version=hetopt_version,
@@ -104,7 +106,7 @@ def collect(
         pilots=_pilots(_all(events, PilotStarted), _all(events, PilotEvaluation), _all(events, PilotFinished), job),
         evaluation_s=next((cost.evaluation_s for cost in _all(events, EvaluationCost)), None),
         yardstick_s=usual_s,
-        yardstick_log_sd=_yardstick_log_sd(points),
+        yardstick_log_sd=statistics.stdev(map(math.log, yardsticks_s)) if len(yardsticks_s) > 1 else None,
         startup_s=max(0.0, begun - started_at_s),
         profiling_s=max(0.0, ended - started_at_s),
     )
@@ -152,22 +154,6 @@ def _devices(
             hint="use a smaller model or a machine with more memory",
         )
     return tuple(devices)
-
-
-def _usual_yardstick_s(points: Sequence[SweepPoint]) -> float | None:
-    """How fast the machine was in the mean, while its steps were timed."""
-    read = _yardsticks_s(points)
-    return statistics.fmean(read) if read else None
-
-
-def _yardstick_log_sd(points: Sequence[SweepPoint]) -> float | None:
-    """How far readings lie apart that were taken within the minutes of a profile."""
-    read = _yardsticks_s(points)
-    return statistics.stdev(map(math.log, read)) if len(read) > 1 else None
-
-
-def _yardsticks_s(points: Sequence[SweepPoint]) -> list[float]:
-    return [reading_s for point in points for reading_s in point.yardsticks_s]
 
 
 def _at_usual_speed(point: SweepPoint, usual_s: float | None) -> SweepPoint:
