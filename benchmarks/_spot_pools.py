@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.optimizer.costs.capacity import Seen
+from benchmarks._pool_capacity import Seen
 
 ON_DEMAND_USD_PER_HOUR = {"v100_1": 3.06, "intel_64": 4.032}
 """p3.2xlarge and r5.16xlarge, Linux, us-east-1, in 2023."""

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks._deadline_policies import Assignment, DeadlinePolicy, SwitchWhenLate, UniformProgress
+from benchmarks._expected_cost import ExpectedCost
 from benchmarks._outcome import Bound, Outcome, options, publish
+from benchmarks._policy_runs import CostPromise, PolicyRuns, run_policy
+from benchmarks._pool_capacity import Capacity, Seen
 from benchmarks._spot_pools import Pool, dispersion_elsewhere, read_pools
-from hetopt.optimizer.costs.capacity import Capacity, Seen
-from hetopt.optimizer.costs.deadline_policies import Assignment, DeadlinePolicy, SwitchWhenLate, UniformProgress
-from hetopt.optimizer.costs.expected_cost import ExpectedCost
-from hetopt.optimizer.costs.policy_runs import CostPromise, PolicyRuns, run_policy
 
 CHANGEOVER_S = 360.0
 WORK_H = (4.0, 10.0)

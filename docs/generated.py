@@ -49,8 +49,9 @@ HEADLINES = {
     "spot_rehearsal": "On a recorded spot cluster, replayed with hosts that die and return, training comes to "
     "{notice_of_oracle_0:.0%} of what one could who knew the recording, {sudden_of_oracle_0:.0%} where hosts die "
     "without notice, and under torchrun with snapshots to {torchrun_of_oracle_0:.0%}",
-    "spot_replay": "On recorded spot pools a deadline costs {cold_over_uniform_progress:.2f} times what the "
-    "uniform-progress rule pays, and {cold_over_knowing:.2f} times what it would if the pool's rates were known",
+    "spot_replay": "Simulated on recorded spot pools, used by no command yet: a policy of least expected cost keeps "
+    "deadlines for {cold_over_uniform_progress:.2f} times what the uniform-progress rule pays, and "
+    "{cold_over_knowing:.2f} times what it would if the pool's rates were known",
     "ec2_in_a_box": "Renting, losing machines and ending on a simulated EC2 leaves {instances_left:.0f} machines "
     "behind; the ledger differs from the bill by {ledger_error:.2%}",
     "report_page": "The page of a run of 100,000 steps on 16 workers is made in {dense_page_s:.1f} s, or "

@@ -203,8 +203,8 @@ class Supervisor:
         surest = min(safe, key=lambda one: one.total_s(self._steps_left(standing)))
         needed_s = surest.total_s(self._steps_left(standing))
         slack_s = promise.deadline_s - standing.now_s - needed_s
-        # One more changeover must fit: the present machines may be lost at once (`deadline_policies.must_switch`).
-        # Where even these machines would be late, nothing is paid for them.
+        # One more changeover must fit: the present machines may be lost at once. Where even these machines would be
+        # late, nothing is paid for them.
         if not 0 <= slack_s < surest.changeover_s + reserve_s:
             return None
         return Decision(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetopt.optimizer.costs.capacity import DISPERSION, Array, Capacity, Flags, Seen
-from hetopt.optimizer.costs.deadline_policies import Assignment, Choice, DeadlinePolicy, Moment
+from benchmarks._deadline_policies import Assignment, Choice, DeadlinePolicy, Moment
+from benchmarks._pool_capacity import DISPERSION, Array, Capacity, Flags, Seen
 
 _SECONDS_PER_HOUR = 3600.0
 

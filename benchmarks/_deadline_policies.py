@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.optimizer.costs.capacity import Array, Flags, Seen
+from benchmarks._pool_capacity import Array, Flags, Seen
 
 Choices = NDArray[np.intp]
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.optimizer.costs.capacity import Capacity, Seen
-from hetopt.optimizer.costs.deadline_policies import (
+from benchmarks._deadline_policies import (
     Assignment,
     Choice,
     DeadlinePolicy,
@@ -16,8 +15,9 @@ from hetopt.optimizer.costs.deadline_policies import (
     SwitchWhenLate,
     UniformProgress,
 )
-from hetopt.optimizer.costs.expected_cost import ExpectedCost
-from hetopt.optimizer.costs.policy_runs import CostPromise, imagined, run_policy
+from benchmarks._expected_cost import ExpectedCost
+from benchmarks._policy_runs import CostPromise, imagined, run_policy
+from benchmarks._pool_capacity import Capacity, Seen
 
 JOB = Assignment(
     work_s=4 * 3600.0,

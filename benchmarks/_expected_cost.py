@@ -1,6 +1,6 @@
 """The deadline policy of least expected cost: dynamic programming over work and time left, averaged over a belief.
 
-For one pair of rates (`capacity.Capacity`) the cheapest way to end in time solves
+For one pair of rates (`_pool_capacity.Capacity`) the cheapest way to end in time solves
 
     V(time, work, state) = min over choices of  price * duration + E[V(time - duration, work - progress, next state)]
 
@@ -20,8 +20,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.optimizer.costs.capacity import Array, Capacity, Seen
-from hetopt.optimizer.costs.deadline_policies import Assignment, Choice, Choices, Moment, slack_s
+from benchmarks._deadline_policies import Assignment, Choice, Choices, Moment, slack_s
+from benchmarks._pool_capacity import Array, Capacity, Seen
 
 STEPS_TO_DEADLINE = 320
 _IMPOSSIBLE = 1e9

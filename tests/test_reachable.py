@@ -1,0 +1,108 @@
+"""Every module of the product is reached from something that a person can start, by the imports that stand in it."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+FOLDERS: dict[str, str] = PYPROJECT["tool"]["setuptools"]["package-dir"]
+
+STARTED = {
+    "hetopt.optimizer.cli.main": "the command line",
+    "hetopt.trainer.worker": "a worker, started by torchrun",
+    "hetopt.trainer.probe": "what `hetopt profile` starts",
+    "hetopt.trainer.launch.host": "a host of a run",
+    "hetopt.trainer.launch.ec2.agent": "the agent of a rented machine",
+    "hetopt.trainer.session": "what a script of one's own imports",
+    "hetopt.trainer.task": "what a task imports",
+    "hetopt.catalogs.build": "`python -m hetopt.catalogs.build`, which makes the bundled catalogue",
+}
+"""What people and programs start or import by name; docs/decisions/0032 says what of it is promised."""
+
+NAMED = {
+    "hetopt.trainer.data.stream.writer": "scripts that feed a stream import it (docs/streams.md)",
+}
+"""Documented for scripts, and imported by nothing else. Each entry names the page."""
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the product by its name; a package goes by its own."""
+    found = {}
+    for package, folder in FOLDERS.items():
+        for path in sorted((REPOSITORY / folder).rglob("*.py")):
+            parts = [package, *path.relative_to(REPOSITORY / folder).with_suffix("").parts]
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def texts(tree: ast.AST) -> Iterator[str]:
+    """Literal texts but for docstrings: modules are also started by their name, as `python -m NAME`."""
+    docstrings = {
+        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
+
+
+def imported(name: str, path: Path, known: dict[str, Path]) -> Iterator[str]:
+    """What a module imports anywhere in it, but for types alone, and modules that it names as a whole text."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    typed = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for part in node.body
+        for inner in ast.walk(part)
+    }
+    for node in ast.walk(tree):
+        if id(node) in typed:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+    # Such as "hetopt.trainer.launch.host", or "hetopt.trainer.tasks.digits:digits".
+    yield from (name for text in texts(tree) if (name := text.partition(":")[0]) in known)
+
+
+def reached(known: dict[str, Path], start: set[str]) -> set[str]:
+    """What is imported from there, and from that, and so on; a module also runs the packages that it is in."""
+    seen: set[str] = set()
+    waiting = list(start)
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name not in known:
+            continue
+        seen.add(name)
+        waiting += [name.rpartition(".")[0], *imported(name, known[name], known)]
+    return seen
+
+
+def test_what_is_started_is_there() -> None:
+    known = modules()
+    assert {*STARTED, *NAMED} <= set(known)
+    for name, page in NAMED.items():
+        text = (REPOSITORY / page.rpartition("(")[2].rstrip(")")).read_text(encoding="utf-8")
+        assert name in text, f"{name} is not in the page that is said to name it"
+
+
+def test_every_module_can_be_reached() -> None:
+    known = modules()
+    lost = set(known) - reached(known, {*STARTED, *NAMED})
+    assert not lost, f"nothing that can be started imports {', '.join(sorted(lost))}"
+
+
+def test_a_module_that_nothing_imports_is_found() -> None:
+    known = modules()
+    without = {name: path for name, path in known.items() if name != "hetopt.optimizer.cli.recommend"}
+    lost = set(without) - reached(without, {*STARTED, *NAMED})
+    assert "hetopt.optimizer.cli.plan_view" in lost
