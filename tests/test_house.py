@@ -97,3 +97,64 @@ def test_nothing_is_left_that_does_not_belong_in_a_repository(rule: str) -> None
         if FORBIDDEN[rule].search(line)
     ]
     assert not found, f"{rule}:\n" + "\n".join(found)
+
+
+FOLDER_WORDS = ("folder", "dir", "path", "home", "root", "where", "parent", "bundled", "base")
+
+OURS = {
+    "optimizer/cli/catalog_refresh.py: home / day.isoformat()": "a date",
+    "optimizer/cli/metrics.py: into / f'.{EVENT_FILE}.partial'": "a constant",
+    "optimizer/ec2/launcher.py: run_dir / name": "one of two constants",
+    "optimizer/ec2/observing.py: run_dir / f'.observed.{order.life}'": "a number",
+    "optimizer/market/catalog_refresh.py: bundled / name": "a constant",
+    "optimizer/market/answer_store.py: self.folder / f'{part}.jsonl'": "a constant part of what AWS is asked",
+    "trainer/checkpoints/folder.py: self._folder / f'step-{step}'": "a number",
+    "trainer/checkpoints/folder.py: self._folder / f'step-{step}{_PARTIAL}'": "a number",
+    "trainer/checkpoints/folder.py: folder / name": "state.pt or rank-N.pt",
+    "trainer/checkpoints/folder.py: self.path(step) / name": "state.pt or rank-N.pt",
+    "trainer/checkpoints/folder.py: path.with_name(f'.{path.name}.partial')": "the file's own name",
+    "trainer/checkpoints/manifest.py: folder / name": "a CheckpointFile",
+    "trainer/launch/cgroups.py: hierarchy.root / name": "made of a process id",
+    "trainer/launch/ec2/checkpoints.py: path.parent / newest": "what checkpoint_name let through",
+    "trainer/launch/netns.py: _FOLDER / name": "made of a process id",
+    "trainer/launch/runs.py: self.home / name": "made of a time and what is left of a label",
+    "trainer/lone_host.py: host_log_folder(run_dir, node.host) / 'run' / attempt": "a number",
+    "trainer/lone_host.py: host_log_folder(run_dir, node.host) / 'run' / attempt / str(local_rank)": "a number",
+    "trainer/tasks/cifar.py: folder / layout.folder": "a constant",
+    "trainer/tasks/cifar.py: folder / name": "a constant",
+    "trainer/tasks/corpus.py: folder / inside": "a constant",
+    "trainer/tasks/corpus.py: folder / inside / naming.format(first)": "a constant",
+    "trainer/tasks/corpus.py: folder / inside / naming.format(second)": "a constant",
+    "profiler/paths.py: folder.joinpath(*parts)": "the one place",
+}  # fmt: skip
+"""Joins whose right side is not written out, and why it is nobody else's."""
+
+
+def joins(path: Path) -> set[str]:
+    """What a module joins to a folder beside constants, as it is written there."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            constant = isinstance(node.right, ast.Constant) or (
+                isinstance(node.right, ast.Name) and node.right.id.isupper()
+            )
+            words = [
+                part.id if isinstance(part, ast.Name) else part.attr
+                for part in ast.walk(node.left)
+                if isinstance(part, ast.Name | ast.Attribute)
+            ]
+            if not constant and (
+                isinstance(node.right, ast.JoinedStr)
+                or any(word in name.lower() for name in words for word in FOLDER_WORDS)
+            ):
+                found.add(ast.unparse(node))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("joinpath", "path.join", "with_name")):
+            found.add(ast.unparse(node))
+    return found
+
+
+def test_names_are_joined_to_folders_in_one_way() -> None:
+    """A name that is not ours goes through `inside`; one that is stands in the list with its reason."""
+    found = {f"{path.relative_to(REPOSITORY).as_posix()}: {join}" for path in MODULES for join in joins(path)}
+    assert found - set(OURS) == set(), "use hetopt.profiler.paths.inside, or say why the name is ours"
+    assert set(OURS) - found == set(), "these are gone"

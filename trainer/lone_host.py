@@ -17,7 +17,7 @@ from typing import NoReturn
 from hetopt.profiler.errors import BadInput, HetoptError
 from hetopt.trainer.launch.guard import die_with_parent
 from hetopt.trainer.launch.host import HOST_PID_VARIABLE, MEETING_VARIABLE
-from hetopt.trainer.launch.logs import LOG_FOLDER
+from hetopt.trainer.launch.logs import host_log_folder
 from hetopt.trainer.launch.nodes import Node, first_rank, workers_on
 from hetopt.trainer.presence import INCARNATION_VARIABLE
 from hetopt.trainer.run_folder import read_spec
@@ -80,7 +80,7 @@ def _works(run_dir: Path, spec: RunSpec, node: Node) -> list[_Placed]:
             place=first + local_rank,
             local_rank=local_rank,
             workers=len(spec.workers),
-            log=run_dir / LOG_FOLDER / node.host / "run" / attempt / str(local_rank) / "stderr.log",
+            log=host_log_folder(run_dir, node.host) / "run" / attempt / str(local_rank) / "stderr.log",
             work=WardedWork(run_dir, node.meeting, warden),
         )
         for local_rank in range(workers_on(spec, node.host))

@@ -17,6 +17,7 @@ from pydantic import (
 
 from hetopt.profiler.artifact import Record
 from hetopt.profiler.inflation import CAUTIOUS_COEFFICIENT
+from hetopt.profiler.paths import HostName
 from hetopt.profiler.schedule import ProbeSchedule
 from hetopt.trainer.miniature import DeclaredTime, Miniature
 from hetopt.trainer.stream import Stream
@@ -72,7 +73,7 @@ class Compression(Record):
 class WorkerSpec(Record):
     """One worker (one process, one device), in rank order."""
 
-    host: str = Field(description="name of the machine the worker runs on, unique in the run")
+    host: HostName = Field(description="name of the machine the worker runs on, unique in the run")
     type: str = Field(description="device type it was planned as: a catalogue name or 'local'")
     local_batch_size: PositiveInt
     pace: PositiveFloat = Field(default=1.0, ge=1, description="compute is stretched by this factor")

@@ -14,18 +14,16 @@ def adopt(
 
     It takes the same credentials, and changes nothing.
     """
-    import re
     import time
 
     from hetopt.optimizer.cli import render
     from hetopt.optimizer.ec2 import account, adoption
     from hetopt.optimizer.ec2.session import connect
     from hetopt.profiler.errors import BadInput
+    from hetopt.profiler.paths import inside, run_name
     from hetopt.trainer.launch.runs import runs_home
 
-    folder = runs_home() / run
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}", run):
-        raise BadInput(f"no run is called {run!r}.", hint="list them with `hetopt gc --on ec2`")
+    folder = inside(runs_home(), run_name(run), what="run")
     if folder.exists():
         raise BadInput(f"{run} is known here.", hint=f"look at it with `hetopt status {run}`")
     edge = connect(region)

@@ -31,6 +31,7 @@ def refresh(
     from hetopt.optimizer.market.catalog_folder import write_catalog
     from hetopt.optimizer.market.catalog_refresh import refreshed
     from hetopt.profiler.errors import BadInput, CloudRefused
+    from hetopt.profiler.paths import inside
 
     try:
         from hetopt.optimizer.market import pricing
@@ -42,7 +43,7 @@ def refresh(
 
     now = datetime.datetime.now(datetime.UTC)
     pricing.check_region(region)
-    home = catalogs_home() / region
+    home = inside(catalogs_home(), region, what="region")
     store = AnswerStore.open(home / "reading", now)
     try:
         with render.progress(f"reading {region}") as live:
@@ -53,7 +54,7 @@ def refresh(
                 told=lambda part, items: live(f"{part}, {items:,}", None),
             )
     except CloudRefused:
-        if (BUNDLED / "regions" / f"{region}.csv").exists():
+        if inside(BUNDLED, f"regions/{region}.csv", what="region").exists():
             kept = catalog_in_use(region, None, today=now.date())
             age = f", {(now.date() - kept.day).days} days old ({kept.day})" if kept.day else ", which has no prices"
             render.note(f"In use stays {'the bundled catalogue' if kept.bundled else kept.catalog.directory}{age}.")

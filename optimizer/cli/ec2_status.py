@@ -55,6 +55,7 @@ def look(folder: Path, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
         "ends_in_s": seen.lease_end_s - now_s if seen.lease_end_s is not None and seen.alive else None,
         "zone": seen.zone,
         "leaves_for_zone": seen.zone_wanted,
+        "strange_objects": seen.strange_objects,
         "everything_is_removed": seen.cleared,
         "machines": [
             {
@@ -115,6 +116,9 @@ def show(rental: dict[str, Any]) -> None:
                 for machine in rental["machines"]
             ],
         )
+    if rental["strange_objects"]:
+        names = ", ".join(rental["strange_objects"])
+        render.note(f"objects in the bucket whose names no file of a run has were left there: {names}")
     if rental["not_asked"] is not None:
         age = words.duration(rental["seen_s_ago"]) if rental["seen_s_ago"] is not None else None
         render.note(f"this is {age} old: {rental['not_asked']}" if age else rental["not_asked"])

@@ -11,6 +11,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from hetopt.optimizer.ec2.tags import RunTags
 from hetopt.optimizer.plan import Market
 from hetopt.profiler.artifact import Artifact, Record
+from hetopt.profiler.paths import REGION_PATTERN, HostName, RunName
 
 ORDER_FILE = "order.json"
 
@@ -42,7 +43,7 @@ class Role(Record):
 
     name: str
     instance_types: tuple[str, ...] = Field(min_length=1, description="as planned, then substitutes")
-    hosts: tuple[str, ...] = Field(min_length=1, description="their names in the run")
+    hosts: tuple[HostName, ...] = Field(min_length=1, description="their names in the run")
     workers_per_machine: PositiveInt
     market: Market
     image_kind: str
@@ -67,10 +68,10 @@ class Order(Artifact):
     VERSION: ClassVar[int] = 1
     MADE_BY: ClassVar[str] = "hetopt launch PLAN --on ec2"
 
-    run_id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,79}$")
+    run_id: RunName
     life: NonNegativeInt = Field(default=0, description="how often it was resumed; what is asked for is new each time")
     hetopt_version: str
-    region: str = Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d$")
+    region: str = Field(pattern=REGION_PATTERN)
     account_id: str = Field(pattern=r"^\d{12}$")
     owner: str = Field(description="the caller's id, as policies can compare it")
     bucket: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")

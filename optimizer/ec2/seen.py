@@ -13,6 +13,7 @@ from hetopt.optimizer.ec2.budget import Stay, spent_usd
 from hetopt.optimizer.ec2.order import Zone
 from hetopt.optimizer.plan import Market
 from hetopt.profiler.artifact import Artifact, Record
+from hetopt.profiler.paths import HostName
 from hetopt.trainer.spec import WorkerSpec
 
 SEEN_FILE = "seen.json"
@@ -27,7 +28,7 @@ class SeenMachine(Record):
     """One machine as EC2 told of it."""
 
     id: str
-    host: str
+    host: HostName
     instance_type: str
     state: str = Field(description="as EC2 calls it: pending, running, shutting-down, terminated; or 'gone'")
     reason: str | None = None
@@ -112,6 +113,9 @@ class Seen(Artifact):
     placed_s: NonNegativeFloat = Field(default=0.0, description="when this generation began")
     resume_from: str | None = Field(default=None, description="the checkpoint that this generation went on from")
     paused_s: NonNegativeFloat | None = Field(default=None, description="when it was told to wait for new machines")
+    strange_objects: tuple[str, ...] = Field(
+        default=(), description="the first of the bucket's objects that are no files of a run, and were not fetched"
+    )
     cleared: bool = Field(default=False, description="groups and templates are gone too")
     minimum_billed_s: NonNegativeFloat = 60.0
     free_within_s: NonNegativeFloat = 3600.0

@@ -6,6 +6,7 @@ The run's folder is brought up to date as if the run were here: its events and l
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,11 +22,19 @@ from hetopt.optimizer.ec2.placement import Seat
 from hetopt.optimizer.ec2.request import Answer, Edge, Request
 from hetopt.optimizer.ec2.seen import SEEN_FILE, Duty, Seen, SeenMachine, ending_of
 from hetopt.profiler.artifact import write_atomically
+from hetopt.profiler.errors import BadInput
+from hetopt.profiler.paths import inside, shown
 from hetopt.trainer.events import EVENTS_FILE
 from hetopt.trainer.launch.ec2.protocol import LEASE_OBJECT, Lease
+from hetopt.trainer.launch.ec2.uploads import LOG_TAIL_BYTES
 from hetopt.trainer.launch.logs import LOG_FOLDER
 
+_EVENTS_NAME = re.compile(r"([0-9]{1,15})\.jsonl")
 _ENDED_AT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
+
+_STRANGE_SHOWN = 8
+LARGEST_EVENTS_BYTES = 256 * 2**20
+"""Machines send what a log has gained in seconds; what is larger is none of their parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,9 +125,14 @@ class Watcher:
             machines = self._machines(before, beats) if before.alive else before.machines
             heard = self._hear(before) if before.alive else before
             # Events last: a run whose machines have ended has written all of them.
-            self._fetch_events()
-            self._fetch_logs()
-            seen = heard.model_copy(update={"time_s": self.clock(), "machines": machines})
+            strange = [*self._fetch_events(), *self._fetch_logs()]
+            seen = heard.model_copy(
+                update={
+                    "time_s": self.clock(),
+                    "machines": machines,
+                    "strange_objects": tuple(strange[:_STRANGE_SHOWN]),
+                }
+            )
             self.save(seen)
             return seen
 
@@ -139,31 +153,53 @@ class Watcher:
             heard |= {"stop_wished_s": self.clock(), "stop_reason": "stopped from another terminal"}
         return before.model_copy(update=heard)
 
-    def _fetch_events(self) -> None:
-        """Append what is new; each object is named by the place in the log where it begins."""
+    def _fetch_events(self) -> list[str]:
+        """Append what is new; each object is named by the place in the log where it begins.
+
+        Returns:
+            names of objects that are no part of a log.
+        """
+        strange: list[str] = []
         path = self.run_dir / EVENTS_FILE
         have = path.stat().st_size if path.exists() else 0
         prefix = f"{self.order.prefix}/events/"
         for one in self._list(prefix, after=f"{prefix}{have - 1:015d}~" if have else None):
-            begins = int(Path(one["Key"]).stem)
-            if begins != have:
+            name = one["Key"].removeprefix(prefix)
+            match = _EVENTS_NAME.fullmatch(name)
+            if match is None or one["Size"] > LARGEST_EVENTS_BYTES:
+                strange.append(shown(f"events/{name}"))
+                continue
+            if int(match[1]) != have:
                 continue  # a part that is here already
             body: bytes = self.edge(calls.get_object(self.order, one["Key"]))["Body"]
             with path.open("ab") as stream:
                 stream.write(body)
             have += len(body)
+        return strange
 
-    def _fetch_logs(self) -> None:
-        """Take whatever log has grown. The machines keep only the end of a long one."""
+    def _fetch_logs(self) -> list[str]:
+        """Take whatever log has grown. The machines keep only the end of a long one.
+
+        Returns:
+            names of objects that cannot be files of the run here.
+        """
+        strange: list[str] = []
         prefix = f"{self.order.prefix}/{LOG_FOLDER}/"
         for one in self._list(prefix):
             name = one["Key"].removeprefix(prefix)
-            path = self.run_dir / LOG_FOLDER / name
-            if ".." in Path(name).parts or (path.exists() and path.stat().st_mtime >= one["LastModified"].timestamp()):
+            try:
+                path = inside(self.run_dir / LOG_FOLDER, name, what="log")
+                if path.exists() and path.stat().st_mtime >= one["LastModified"].timestamp():
+                    continue
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if path.is_dir() or one["Size"] > 2 * LOG_TAIL_BYTES:
+                    raise OSError(errno.EISDIR, "it is a folder here, or larger than what machines send of a log")
+            except (BadInput, OSError):
+                strange.append(shown(f"{LOG_FOLDER}/{name}"))
                 continue
-            path.parent.mkdir(parents=True, exist_ok=True)
             body: bytes = self.edge(calls.get_object(self.order, one["Key"]))["Body"]
             write_atomically(path, body.decode("utf-8", errors="replace"))
+        return strange
 
     def _list(self, prefix: str, after: str | None = None) -> list[Answer]:
         parameters: dict[str, Any] = {

@@ -16,6 +16,7 @@ from hetopt.optimizer.market.catalog_rows import Row, read_rows
 from hetopt.optimizer.market.instance_type import Accelerator, AcceleratorModel, InstanceType, read_instance_types
 from hetopt.optimizer.market.provenance import Source, Sources, read_sources
 from hetopt.profiler.errors import BadInput
+from hetopt.profiler.paths import inside
 
 __all__ = [
     "Accelerator",
@@ -279,7 +280,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
 
 
 def _region_rows(catalog: Catalog, region: str) -> Iterable[Row]:
-    path = catalog.directory / "regions" / f"{region}.csv"
+    path = inside(catalog.directory, f"regions/{region}.csv", what="region")
     return read_rows(path, required=("instance_type",), optional=_REGION_COLUMNS)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.optimizer.market.catalog import BUNDLED, Catalog, load_catalog
+from hetopt.profiler.paths import inside
 
 STALE_DAYS = 7
 """Spot prices move by the week; older ones are worth a word."""
@@ -23,8 +24,12 @@ def catalogs_home() -> Path:
 
 
 def refreshed_folders(region: str, home: Path | None = None) -> tuple[Path, ...]:
-    """Refreshed catalogues of the region, newest first. A folder is complete when it has its day as name."""
-    folder = (home or catalogs_home()) / region
+    """Refreshed catalogues of the region, newest first. A folder is complete when it has its day as name.
+
+    Raises:
+        BadInput: no region can be called so.
+    """
+    folder = inside(home or catalogs_home(), region, what="region")
     if not folder.is_dir():
         return ()
     return tuple(sorted((path for path in folder.iterdir() if _DAY.fullmatch(path.name)), reverse=True))

@@ -21,6 +21,7 @@ from typing import Any
 from hetopt.catalogs.build import OTHER_ACCELERATORS, VENDORS, as_csv, canonical_accelerators, number
 from hetopt.optimizer.market.instance_type import TYPE_COLUMNS
 from hetopt.optimizer.market.zone_prices import COLUMNS, ZonePrice, zone_prices
+from hetopt.profiler.paths import inside
 
 Answer = Mapping[str, Any]
 """One item of an API's answer, as botocore parses it."""
@@ -100,7 +101,7 @@ def refreshed(answers: Answers, region: str, day: datetime.date, bundled: Path) 
     by_zone = zone_prices(answers.spot_prices, answers.zones)
     by_zone, odd = plausible(by_zone, demand)
     left_out += odd
-    before = bundled / "regions" / f"{region}.csv"
+    before = inside(bundled, f"regions/{region}.csv", what="region")
     advised = {row["instance_type"]: row for row in _rows(before)} if before.exists() else {}
     here = sorted((set(zones) | set(demand) | set(by_zone)) & set(types))
     left_out += [

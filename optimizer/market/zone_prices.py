@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hetopt.optimizer.market.catalog_rows import read_rows
+from hetopt.profiler.paths import inside
 
 COLUMNS = ("instance_type", "zone", "spot_usd_per_hour", "spot_log_sd")
 
@@ -64,7 +65,7 @@ def read_zone_prices(directory: Path, region: str) -> dict[str, dict[str, ZonePr
     Raises:
         BadInput: the file cannot be used; names the line.
     """
-    path = directory / "zones" / f"{region}.csv"
+    path = inside(directory, f"zones/{region}.csv", what="region")
     prices: dict[str, dict[str, ZonePrice]] = defaultdict(dict)
     for row in read_rows(path, required=COLUMNS) if path.exists() else ():
         usd = row.number("spot_usd_per_hour")

@@ -244,7 +244,7 @@ class CheckpointFolder:
 def _steps_of(folders: Iterable[Path]) -> list[int]:
     """The steps that folders are named after, in their order."""
     names = [path.name.removeprefix("step-").removesuffix(_PARTIAL) for path in folders if path.is_dir()]
-    return sorted(int(name) for name in names if name.isdigit())
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
 def save_model(path: Path, model: nn.Module) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints
 
 from hetopt.profiler.artifact import Artifact, Record
 
 STATE_FILE = "state.pt"
+
+CheckpointFile = Annotated[str, StringConstraints(pattern=r"^(state|rank-[0-9]{1,6})\.pt$")]
+"""The files that a checkpoint has; a manifest may come from a bucket, and names no others."""
 
 
 class FileRecord(Record):
@@ -52,7 +55,7 @@ class Manifest(Artifact):
     step: NonNegativeInt
     digest: str = Field(description="of the run, see run_digest")
     workers: PositiveInt
-    files: Mapping[str, FileRecord]
+    files: Mapping[CheckpointFile, FileRecord]
 
     def fault(self, folder: Path) -> str | None:
         """What is wrong with the files in a folder, in a few words that name the first; None: nothing.

@@ -23,7 +23,7 @@ from hetopt.trainer.conditions import ConditionsReader, write_conditions
 from hetopt.trainer.events import EVENTS_FILE, EventLog, parse_events, read_events
 from hetopt.trainer.launch.changes import CHANGES_FILE, comes_and_goes, parse_requests
 from hetopt.trainer.launch.guard import StopSignal, die_with_parent
-from hetopt.trainer.launch.logs import LOG_FOLDER, read_from
+from hetopt.trainer.launch.logs import host_log_folder, read_from
 from hetopt.trainer.launch.namespaces import LINK, MiniatureNetwork
 from hetopt.trainer.launch.nodes import MEETING_PORT, Node
 from hetopt.trainer.launch.outcome import exit_code, failure_reason, last_log_line
@@ -118,7 +118,7 @@ class Conductor:
         else:
             meeting = f"{self._network.address(0)}:{MEETING_PORT}"
         node = Node(host=name, address=self._network.address(place), meeting=meeting)
-        folder = self._run_dir / LOG_FOLDER / name
+        folder = host_log_folder(self._run_dir, name)
         folder.mkdir(parents=True, exist_ok=True)
         module = "hetopt.trainer.lone_host" if self._comes_and_goes else "hetopt.trainer.launch.host"
         program = [sys.executable, "-m", module, str(self._run_dir), str(os.getpid())]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from hetopt.profiler.errors import BadInput, HetoptError, RunFailed
 from hetopt.trainer.events import EVENTS_FILE, EventLog, read_events
 from hetopt.trainer.launch.guard import die_with_parent
-from hetopt.trainer.launch.logs import LOG_FOLDER
+from hetopt.trainer.launch.logs import LOG_FOLDER, host_log_folder
 from hetopt.trainer.launch.nodes import MEETING_PORT, Node, host_names, workers_on
 from hetopt.trainer.launch.outcome import failure_reason, last_log_line
 from hetopt.trainer.run_folder import read_spec
@@ -54,7 +54,7 @@ def torchrun_arguments(spec: RunSpec, run_dir: Path, node: Node | None = None) -
         "--rdzv-id=run",
         f"--max-restarts={spec.max_restarts}",
         f"--shutdown-timeout={_SHUTDOWN_TIMEOUT_S}",
-        f"--log-dir={run_dir / LOG_FOLDER if node is None else run_dir / LOG_FOLDER / node.host}",
+        f"--log-dir={run_dir / LOG_FOLDER if node is None else host_log_folder(run_dir, node.host)}",
         "--redirects=3",
         "--module",
         "hetopt.trainer.worker",

@@ -6,10 +6,20 @@ import re
 from pathlib import Path
 
 from hetopt.profiler.errors import BadInput
+from hetopt.profiler.paths import inside
 from hetopt.trainer.launch.nodes import first_rank
 from hetopt.trainer.run_folder import read_spec
 
 LOG_FOLDER = "log"
+
+
+def host_log_folder(run_dir: Path, host: str) -> Path:
+    """Where the processes of one host write what they print; it need not exist yet.
+
+    Raises:
+        BadInput: no host can be called so.
+    """
+    return inside(run_dir / LOG_FOLDER, host, what="host")
 
 
 def log_files(run_dir: Path, worker: int | None = None) -> dict[str, Path]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetopt.profiler.errors import BadInput
+from hetopt.profiler.paths import HOST_PATTERN, is_name, shown
 from hetopt.trainer.spec import RunSpec
 
 MEETING_PORT = 29400
@@ -26,6 +29,20 @@ class Node:
     host: str
     address: str
     meeting: str
+
+    def __post_init__(self) -> None:
+        """Refuse what is no host of a network: it comes from a bucket or a command line, and becomes arguments.
+
+        Raises:
+            BadInput: a name, an address or a port is none.
+        """
+        if not is_name(HOST_PATTERN, self.host):
+            raise BadInput(f"no host can be called {shown(self.host)}.", hint="use letters, digits and ._-")
+        for address, port in ((self.address, "1"), *(one.rpartition(":")[::2] for one in self.meeting.split(","))):
+            if not _is_address(address) or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+                raise BadInput(
+                    f"hosts cannot meet at {shown(address)}, port {shown(port)}.", hint="give IP addresses and ports"
+                )
 
     @property
     def stands_alone(self) -> bool:
@@ -54,6 +71,14 @@ class Node:
         if len(arguments) != 2 * len(_FLAGS) or set(values) != set(_FLAGS):
             raise BadInput(f"{' '.join(arguments)!r} describes no node.", hint=f"give {', '.join(_FLAGS)}")
         return cls(host=values["--host"], address=values["--address"], meeting=values["--meeting"])
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def host_names(spec: RunSpec) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from hetopt.profiler.errors import BadInput
+from hetopt.profiler.paths import host_name
 from hetopt.trainer.compression_text import parse_compression
 from hetopt.trainer.exchange.checked import checked
 from hetopt.trainer.exchange.composition import AUTO
@@ -67,7 +68,7 @@ class SessionPlan:
 
     def run_spec(self, shares: tuple[int, ...]) -> RunSpec:
         """The session as a run: what policies are chosen by and logs begin with."""
-        host = socket.gethostname()
+        host = host_name(socket.gethostname())
         return RunSpec(
             task=TASK,
             workers=tuple(
@@ -102,7 +103,7 @@ def make_plan(
         return SessionPlan(
             spec=RunSpec(
                 task=TASK,
-                workers=(WorkerSpec(host="", type="local", local_batch_size=1),) * world_size,
+                workers=(WorkerSpec(host="local", type="local", local_batch_size=1),) * world_size,
                 compression=Compression() if auto else _compression(compression),
                 ratio_policy="auto" if auto else "fixed",
                 collective_policy="cheapest" if auto else "fixed",

@@ -38,7 +38,7 @@ from hetopt.trainer.launch.ec2.protocol import (
 )
 from hetopt.trainer.launch.ec2.uploads import Uploads
 from hetopt.trainer.launch.local import QUIET_TORCH
-from hetopt.trainer.launch.logs import LOG_FOLDER
+from hetopt.trainer.launch.logs import host_log_folder
 from hetopt.trainer.run_folder import STOP_FILE, write_spec
 
 TURN_S = 1.0
@@ -189,7 +189,7 @@ class Agent:
 
     def _start_host(self, run_dir: Path, placement: Placement) -> subprocess.Popen[bytes]:
         node = placement.node
-        log = run_dir / LOG_FOLDER / node.host
+        log = host_log_folder(run_dir, node.host)
         log.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "hetopt.trainer.launch.host", str(run_dir), str(os.getpid())]
         with (log / "host.log").open("ab") as output:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import asdict, dataclass
+
+from hetopt.profiler.paths import REGION_PATTERN, RUN_PATTERN, is_name
 
 USER_DATA_LIMIT_BYTES = 16_384
 """Of the raw text, by EC2's reference."""
@@ -20,10 +21,10 @@ USER_DATA_LIMIT_BYTES = 16_384
 CONFIG_FILE = "node.json"
 
 _SAFE = {
-    "run_id": r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}",
-    "region": r"[a-z]{2}(-[a-z]+)+-\d",
+    "run_id": RUN_PATTERN,
+    "region": REGION_PATTERN,
     "bucket": r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]",
-    "account_id": r"\d{12}",
+    "account_id": r"[0-9]{12}",
     "bundle_sha256": r"[0-9a-f]{64}",
     "version": r"[A-Za-z0-9.+-]{1,40}",
 }
@@ -51,7 +52,7 @@ class NodeConfig:
         """Refuse whatever a shell could read as more than a word."""
         for name, pattern in _SAFE.items():
             value = getattr(self, name)
-            if not re.fullmatch(pattern, value):
+            if not is_name(pattern, value):
                 raise ValueError(f"{name} cannot be {value!r}")
         if not 0 < self.end_s < math.inf:
             raise ValueError(f"end_s cannot be {self.end_s}")

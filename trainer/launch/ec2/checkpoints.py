@@ -19,11 +19,13 @@ from pathlib import Path
 
 from hetopt.profiler.artifact import write_atomically
 from hetopt.profiler.errors import RunFailed
+from hetopt.profiler.paths import inside
 from hetopt.trainer.launch.ec2.objects import Objects
-from hetopt.trainer.launch.ec2.protocol import LATEST_OBJECT, WANTED_OBJECT, Latest, checkpoint_name
+from hetopt.trainer.launch.ec2.protocol import CHECKPOINT_PATTERN, LATEST_OBJECT, WANTED_OBJECT, Latest, checkpoint_name
 from hetopt.trainer.run_folder import CHECKPOINT_FOLDER, MANIFEST_FILE
 
-_FOLDER = re.compile(r"(step-\d+)(\.partial)?")
+_FOLDER = re.compile(rf"({CHECKPOINT_PATTERN})(\.partial)?")
+_PARTS = re.compile(r"(state\.pt|rank-[0-9]{1,6}\.pt|manifest\.json)")
 
 
 @dataclass(kw_only=True)
@@ -66,8 +68,12 @@ class Checkpoints:
         shutil.rmtree(folder, ignore_errors=True)
         if checkpoint is None:
             return
-        for name in self.objects.names(f"ckpt/{checkpoint}/"):
-            path = folder / checkpoint / Path(name).name
+        prefix = f"ckpt/{checkpoint}/"
+        for name in self.objects.names(prefix):
+            part = name.removeprefix(prefix)
+            if not _PARTS.fullmatch(part):
+                continue  # nothing that a checkpoint has
+            path = inside(folder, f"{checkpoint}/{part}", what="file of a checkpoint")
             path.parent.mkdir(parents=True, exist_ok=True)
             if not self.objects.fetch(name, path):
                 raise RunFailed(f"the checkpoint {checkpoint} cannot be read.", hint="launch the run again")
@@ -158,8 +164,8 @@ class Checkpoints:
     def _forget_older(self, named: str, before: str | None) -> None:
         """Keep two in the bucket: whoever is just reading the one before must still find it."""
         for name in self.objects.names("ckpt/step-"):
-            step = name.split("/")[1]
-            if step not in (named, before) and _step(step) < _step(named):
+            step = checkpoint_name(name.split("/")[1])
+            if step is not None and step not in (named, before) and _step(step) < _step(named):
                 self.objects.delete(name)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hetopt.profiler.errors import BadInput
+from hetopt.profiler.paths import inside
 
 _READABLE = "name a folder of the run's own bucket, which is what the machines' role may read"
 
@@ -180,7 +181,8 @@ class S3Objects:
         """Fetch everything under ``s3://BUCKET/PREFIX`` into a folder.
 
         Raises:
-            BadInput: there is nothing, or the machine's role may not read it.
+            BadInput: there is nothing, an object has a name that no file can have, or the machine's role may not read
+                it.
         """
         from botocore.exceptions import BotoCoreError, ClientError
 
@@ -190,11 +192,11 @@ class S3Objects:
         try:
             for page in self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
                 for one in page.get("Contents", ()):
-                    relative = Path(one["Key"].removeprefix(prefix))
-                    if one["Key"].endswith("/") or relative.is_absolute() or ".." in relative.parts:
-                        continue
-                    (folder / relative).parent.mkdir(parents=True, exist_ok=True)
-                    self.client.download_file(bucket, one["Key"], str(folder / relative))
+                    if one["Key"].endswith("/"):
+                        continue  # consoles make these to show folders
+                    path = inside(folder, one["Key"].removeprefix(prefix), what="object", any_text=True)
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    self.client.download_file(bucket, one["Key"], str(path))
                     count += 1
         except (ClientError, BotoCoreError) as error:
             raise BadInput(f"{url} cannot be read by the machines: {error}.", hint=_READABLE) from None

@@ -29,6 +29,8 @@ OUTCOME_OBJECT = "outcome.json"
 LATEST_OBJECT = "ckpt/LATEST"
 WANTED_OBJECT = "ckpt/WANTED"
 
+CHECKPOINT_PATTERN = r"step-[0-9]{1,15}"
+
 READ_OFTEN = (LEASE_OBJECT, PLACEMENT_OBJECT)
 READ_EVERY_S = 5.0
 """How often a machine looks for news."""
@@ -101,7 +103,7 @@ def placement_of(data: bytes, instance_id: str) -> Placement | None:
 
 def checkpoint_name(found: object) -> str | None:
     """The name of a checkpoint, where it is one."""
-    return found if isinstance(found, str) and re.fullmatch(r"step-\d+", found) else None
+    return found if isinstance(found, str) and re.fullmatch(CHECKPOINT_PATTERN, found) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +121,7 @@ class Latest:
     @classmethod
     def of(cls, data: bytes) -> Latest | None:
         """What `data` gave; None where it is something else."""
-        found = re.fullmatch(r"(step-\d+)(?: (\d+))?\s*", data.decode("ascii", errors="replace"))
+        found = re.fullmatch(rf"({CHECKPOINT_PATTERN})(?: ([0-9]{{1,9}}))?\s*", data.decode("ascii", errors="replace"))
         return None if found is None else cls(checkpoint=found[1], generation=int(found[2] or 0))
 
 

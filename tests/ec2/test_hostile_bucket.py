@@ -1,0 +1,188 @@
+"""What is in the bucket was written by machines, or by whoever may write there: it never leaves the run's folder here,
+and it never keeps a run from being looked at or ended."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hetopt.optimizer.ec2.bundle import Bundle
+from hetopt.optimizer.ec2.edge import BotoEdge
+from hetopt.optimizer.ec2.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
+from hetopt.optimizer.ec2.order import ORDER_FILE, Order
+from hetopt.optimizer.ec2.request import Answer, Edge, Request
+from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
+from hetopt.optimizer.plan import Plan
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.launch.base import RunState
+from hetopt.trainer.launch.ec2.checkpoints import Checkpoints
+from hetopt.trainer.launch.ec2.objects import S3Objects
+from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, Recording
+from tests.ec2.followed import event, put
+from tests.profiler.test_paths import HOSTILE
+
+Make = Callable[..., Order]
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, order_for: Make, plan: Plan, bundle: Bundle) -> Path:
+    folder = tmp_path / "runs" / "a-run"
+    folder.mkdir(parents=True)
+    order_for().save(folder / ORDER_FILE)
+    plan.save(folder / PLAN_OBJECT)
+    (folder / BUNDLE_FILE).write_bytes(bundle.data)
+    return folder
+
+
+@pytest.fixture
+def launcher(cloud: BotoEdge, tmp_path: Path, patience: Patience) -> Ec2Launcher:
+    return Ec2Launcher(home=tmp_path, inner=Recording(inner=cloud), clock=patience.clock, sleep=patience.sleep)
+
+
+def files_outside(folder: Path, inside: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.is_file() and not path.is_relative_to(inside)}
+
+
+NAMES = ["/{secret}", "h0//{secret}", ".ssh/x", "-x/y.log", "h0/" + "n" * 300]
+"""That an HTTP client sends as they are; `..` it takes out itself, and other clients do not."""
+
+
+class Listing:
+    """Lists objects beside those that are there, as other clients can make them."""
+
+    def __init__(self, inner: Edge, folder: str, names: list[str]) -> None:
+        self.inner, self.folder, self.names = inner, folder, names
+
+    def __call__(self, request: Request) -> Answer:
+        prefix = str(request.parameters.get("Prefix", ""))
+        if request.operation == "list_objects_v2" and prefix.endswith(f"/{self.folder}/"):
+            found = self.inner(request)
+            now = datetime.datetime(2200, 1, 1, tzinfo=datetime.UTC)
+            more = [{"Key": f"{prefix}{name}", "LastModified": now, "Size": 8} for name in self.names]
+            return {**found, "Contents": [*found.get("Contents", ()), *more]}
+        key = str(request.parameters.get("Key", ""))
+        if request.operation == "get_object" and any(key.endswith(f"/{self.folder}/{name}") for name in self.names):
+            return {"Body": b"attacker", "ETag": '"x"'}
+        return self.inner(request)
+
+
+def test_an_object_is_a_file_of_the_run_or_nothing(
+    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience, tmp_path: Path
+) -> None:
+    order = Order.load(run_dir / ORDER_FILE)
+    handle = launcher.start(plan.run, run_dir, {})
+    secret = tmp_path / "authorized_keys"
+    secret.write_text("the operator's own key\n")
+    (run_dir / "log").mkdir()
+    (run_dir / "log" / "link").symlink_to(tmp_path)
+    before = files_outside(tmp_path, run_dir)
+    for name in NAMES:
+        put(cloud, order, f"log/{name.format(secret=secret)}", "the attacker's key\n")
+    put(cloud, order, "log/link/authorized_keys", "the attacker's key\n")
+    put(cloud, order, "log/h0/host.log", "hello\n")
+    patience.now_s += 1e9  # every object is newer than every file
+    assert launcher.poll(handle).state is RunState.STARTING
+    assert secret.read_text() == "the operator's own key\n"
+    assert files_outside(tmp_path, run_dir) == before
+    assert (run_dir / "log" / "h0" / "host.log").read_text() == "hello\n", "all others are still read"
+    assert len(Seen.load(run_dir / SEEN_FILE).strange_objects) == len(NAMES) + 1
+
+
+@pytest.mark.parametrize("folder", ["log", "events", "state"])
+def test_no_key_that_a_bucket_can_hold_leads_anywhere(
+    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience, tmp_path: Path, folder: str
+) -> None:
+    handle = launcher.start(plan.run, run_dir, {})
+    secret = tmp_path / "secret"
+    secret.write_text("mine")
+    before = files_outside(tmp_path, run_dir)
+    names = [
+        *HOSTILE,
+        "../../../secret",
+        str(secret),
+        f"../{run_dir.name}/../../secret",
+        "../seen.json",
+        "../order.json",
+    ]
+    order = (run_dir / ORDER_FILE).read_text()
+    hostile = replace(launcher, inner=Listing(cloud, folder, names))
+    patience.now_s += 60
+    assert hostile.poll(handle).state is RunState.STARTING
+    assert secret.read_text() == "mine"
+    assert files_outside(tmp_path, run_dir) == before
+    assert (run_dir / ORDER_FILE).read_text() == order
+    assert Seen.load(run_dir / SEEN_FILE).machines
+    assert all(name.isprintable() for name in Seen.load(run_dir / SEEN_FILE).strange_objects)
+
+
+def test_an_object_that_is_no_part_of_the_log_is_passed_over(
+    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience
+) -> None:
+    order = Order.load(run_dir / ORDER_FILE)
+    handle = launcher.start(plan.run, run_dir, {})
+    for name in ("x.jsonl", "²³.jsonl", f"{0:015d}.json", "-1.jsonl", f"{'9' * 400}.jsonl", "a/0.jsonl"):
+        put(cloud, order, f"events/{name}", "no event")
+    put(cloud, order, f"events/{0:015d}.jsonl", event("run_started") + event("training_started", step=0))
+    patience.now_s += 60
+    assert launcher.poll(handle).state is RunState.RUNNING
+    assert "'events/x.jsonl'" in Seen.load(run_dir / SEEN_FILE).strange_objects
+
+
+@pytest.fixture
+def objects(cloud: BotoEdge) -> S3Objects:
+    return S3Objects.connect(region=REGION, bucket=BUCKET, prefix="runs/r", account_id=ACCOUNT)
+
+
+@pytest.mark.parametrize("name", ["/{outside}/x", "a//{outside}/x", "link/x"])
+def test_data_stays_in_its_folder_or_is_refused(objects: S3Objects, tmp_path: Path, name: str) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "data"
+    outside.mkdir()
+    folder.mkdir()
+    (folder / "link").symlink_to(outside)
+    assert objects.put("d/" + name.format(outside=str(outside).lstrip("/")), b"x")
+    with pytest.raises(BadInput, match="the object"):
+        objects.download(f"s3://{BUCKET}/runs/r/d", folder)
+    assert list(outside.iterdir()) == []
+
+
+def test_data_is_called_as_people_call_it(objects: S3Objects, tmp_path: Path) -> None:
+    for name in ("train images/Bär (1).png", ".meta", "日本.bin"):
+        objects.put(f"d/{name}", b"x")
+    objects.put("d/train images/", b"")  # as consoles show folders
+    objects.download(f"s3://{BUCKET}/runs/r/d", tmp_path / "data")
+    found = {
+        path.relative_to(tmp_path / "data").as_posix() for path in (tmp_path / "data").rglob("*") if path.is_file()
+    }
+    assert found == {"train images/Bär (1).png", ".meta", "日本.bin"}
+
+
+def test_a_checkpoint_has_its_own_files_alone(objects: S3Objects, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    for name in ("state.pt", "rank-0.pt", "manifest.json", "/x.pt", "x/rank-1.pt", "evil.py"):
+        objects.put(f"ckpt/step-4/{name}", b"x")
+    Checkpoints(objects=objects, run_dir=run_dir, leads=True, workers=1).restore("step-4")
+    found = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file())
+    folder = "run/checkpoint"
+    assert found == [
+        f"{folder}/LATEST",
+        *(f"{folder}/step-4/{name}" for name in ("manifest.json", "rank-0.pt", "state.pt")),
+    ]
+
+
+def test_what_is_in_the_way_of_a_checkpoint_does_not_end_the_next(objects: S3Objects, tmp_path: Path) -> None:
+    """Keys that only look like checkpoints are not numbers."""
+    one = Checkpoints(objects=objects, run_dir=tmp_path, leads=True, workers=1)
+    for name in ("step-x/state.pt", "step-/y", f"step-{'9' * 500}/z", "step-²/z"):
+        objects.put(f"ckpt/{name}", b"x")
+    folder = tmp_path / "checkpoint" / "step-7"
+    folder.mkdir(parents=True)
+    for name in ("state.pt", "rank-0.pt", "manifest.json"):
+        objects.put(f"ckpt/step-7/{name}", b"x")
+        (folder / name).write_bytes(b"x")
+    (tmp_path / "checkpoint" / "LATEST").write_text("step-7\n")
+    assert one.send(ended=True)
+    assert objects.get("ckpt/LATEST") == b"step-7 0\n"
