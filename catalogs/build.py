@@ -1,8 +1,9 @@
 """Cleans the raw AWS snapshots into the files that hetopt ships: `python -m hetopt.catalogs.build --from DIR`.
 
-DIR holds `instances.csv` (specifications, us-east-1 prices, CoreMark) and `spot_advisor_linux.csv` (savings and
-interruption bands for each region). Only `instance_types.csv` and `regions/*.csv` are written; the other files of the
-catalogue are kept by hand. README.md says what is cleaned, and why.
+DIR holds `instances.csv` (specifications, us-east-1 on-demand prices, CoreMark), `spot_prices_*_REGION_DAY.csv` (spot
+prices of August 2026), `spot_advisor_linux.csv` (savings and interruption bands of June 2025 for each region) and
+`spot_advisor_us-east-1_linux_DAY.csv` (newer bands of one region). Only `instance_types.csv` and `regions/*.csv` are
+written; the other files of the catalogue are kept by hand. README.md says what is cleaned, and why.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import argparse
 import csv
 import io
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hetopt.profiler.artifact import write_atomically
@@ -44,8 +45,8 @@ def canonical_accelerators(accelerators: Iterable[Row]) -> dict[str, str]:
     }
 
 
-def instance_type(raw: Row, accelerators: Mapping[str, str]) -> dict[str, str]:
-    """One row of `instance_types.csv`."""
+def instance_type(raw: Row, accelerators: Mapping[str, str], on_spot: Container[str]) -> dict[str, str]:
+    """One row of `instance_types.csv`. What has a spot price somewhere is sold on spot, whatever an older dump says."""
     name = raw["instance_type"]
     gpu = raw["gpu_name"]
     # A fractional GPU is reported with a count of 0: the machine still sees one device.
@@ -75,7 +76,7 @@ def instance_type(raw: Row, accelerators: Mapping[str, str]) -> dict[str, str]:
         "placement_group": raw["placement_cluster"],
         "bare_metal": raw["bare_metal"],
         "burstable": raw["burstable"],
-        "spot_supported": raw["spot_supported"],
+        "spot_supported": "1" if name in on_spot else raw["spot_supported"],
         "local_nvme_gb": number(raw["local_nvme_gb"]),
         "ebs_baseline_mbps": number(raw["ebs_baseline_mbps"]),
         "coremark_iterations_per_s": "" if name in IMPLAUSIBLE_COREMARK else number(raw["coremark_iter_s"]),
@@ -83,31 +84,61 @@ def instance_type(raw: Row, accelerators: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def regions(types: Sequence[Row], advisor: Iterable[Row]) -> dict[str, list[dict[str, str]]]:
+def spot_prices(rows: Iterable[Row], known: Container[str]) -> dict[str, str]:
+    """Spot prices in USD per hour by instance type, without types whose specifications are unknown (retired ones)."""
+    return {row["instance_type"]: number(row["spot_usd_per_hour"]) for row in rows if row["instance_type"] in known}
+
+
+def bands(rows: Iterable[Row], known: Container[str]) -> dict[str, str]:
+    """Interruption bands by instance type; none where the saving is not positive, which marks a placeholder."""
+    return {
+        row["instance_type"]: row["interruption_band"]
+        for row in rows
+        if row["instance_type"] in known and int(row["saving_percent"]) > 0
+    }
+
+
+def regions(
+    types: Sequence[Row],
+    advisor: Iterable[Row],
+    spot: Mapping[str, Mapping[str, str]],
+    newer_bands: Mapping[str, Mapping[str, str]],
+) -> dict[str, list[dict[str, str]]]:
     """The rows of each `regions/*.csv`, by region.
 
+    A saving is kept only where no spot price is known, and a band of June 2025 only in regions without newer ones.
     Advisor rows without a positive saving are sentinels or stale and are dropped, as are those of retired types
     whose specifications are unknown.
+
+    Args:
+        types: of `instances.csv`.
+        advisor: of `spot_advisor_linux.csv`.
+        spot: USD per hour, by region and instance type.
+        newer_bands: by region and instance type.
     """
-    known = {row["instance_type"] for row in types}
-    spot: dict[str, dict[str, dict[str, str]]] = defaultdict(dict)
+    known = {row["instance_type"]: row for row in types}
+    advised: dict[str, dict[str, Row]] = defaultdict(dict)
     for row in advisor:
         if row["instance_type"] in known and int(row["savings_pct"]) > 0:
-            spot[row["region"]][row["instance_type"]] = {
-                "spot_saving_percent": row["savings_pct"],
-                "interruption_band": row["interrupt_band"],
-            }
-    none = {"spot_saving_percent": "", "interruption_band": ""}
-    priced = []
-    for row in types:
-        name = row["instance_type"]
-        zones = "" if row["source"] == KARPENTER else str(len(row["us_east_1_azs"]))
-        price = number(row["on_demand_usd_hr_us_east_1"])
-        if price or name in spot[PRICED_REGION] or zones not in ("", "0"):
-            advised = spot[PRICED_REGION].get(name, none)
-            priced.append({"instance_type": name, "zones": zones, "on_demand_usd_per_hour": price, **advised})
-    rows = {region: [{"instance_type": name, **row} for name, row in found.items()] for region, found in spot.items()}
-    return {**rows, PRICED_REGION: priced}
+            advised[row["region"]][row["instance_type"]] = row
+    made: dict[str, list[dict[str, str]]] = {}
+    for region in sorted({*advised, *spot}):
+        priced, old, new = spot.get(region, {}), advised.get(region, {}), newer_bands.get(region)
+        rows = []
+        for name, facts in known.items():
+            here = {}
+            if region == PRICED_REGION:
+                here["zones"] = "" if facts["source"] == KARPENTER else str(len(facts["us_east_1_azs"]))
+                here["on_demand_usd_per_hour"] = number(facts["on_demand_usd_hr_us_east_1"])
+            if priced:
+                here["spot_usd_per_hour"] = priced.get(name, "")
+            here["spot_saving_percent"] = "" if name in priced or name not in old else old[name]["savings_pct"]
+            band = old[name]["interrupt_band"] if name in old else ""
+            here["interruption_band"] = band if new is None else new.get(name, "")
+            if any(value not in ("", "0") for value in here.values()):
+                rows.append({"instance_type": name, **here})
+        made[region] = rows
+    return made
 
 
 def as_csv(rows: Sequence[Row]) -> str:
@@ -127,11 +158,18 @@ def build(raw: Path, *, kept: Path = HERE) -> dict[str, str]:
             return list(csv.DictReader(stream))
 
     types = read(raw / "instances.csv")
+    known = {row["instance_type"] for row in types}
     accelerators = canonical_accelerators(read(kept / "accelerators.csv"))
-    by_region = regions(types, read(raw / "spot_advisor_linux.csv"))
+    spot: dict[str, dict[str, str]] = defaultdict(dict)
+    for path in sorted(raw.glob("spot_prices_*_*_*.csv")):
+        spot[path.stem.split("_")[3]] |= spot_prices(read(path), known)
+    newer = {
+        path.stem.split("_")[2]: bands(read(path), known) for path in sorted(raw.glob("spot_advisor_*_linux_*.csv"))
+    }
+    by_region = regions(types, read(raw / "spot_advisor_linux.csv"), spot, newer)
     return {
-        "instance_types.csv": as_csv([instance_type(row, accelerators) for row in types]),
-        **{f"regions/{region}.csv": as_csv(rows) for region, rows in sorted(by_region.items())},
+        "instance_types.csv": as_csv([instance_type(row, accelerators, set().union(*spot.values())) for row in types]),
+        **{f"regions/{region}.csv": as_csv(rows) for region, rows in by_region.items()},
     }
 
 

@@ -97,18 +97,19 @@ class Artifact(Record):
         write_atomically(path, self.to_json())
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write ``text`` beside ``path``, flush it to disk, then rename it into place.
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write ``content`` (text as UTF-8) beside ``path``, flush it to disk, then rename it into place.
 
     A link is followed; a device or pipe such as ``/dev/stdout`` is written to, never replaced.
 
     Raises:
         BadInput: the folder is missing or cannot be written.
     """
+    data = content.encode() if isinstance(content, str) else content
     path = path.resolve()
     if path.exists() and not path.is_file() and not path.is_dir():
-        with path.open("w", encoding="utf-8") as stream:
-            stream.write(text)
+        with path.open("wb") as stream:
+            stream.write(data)
         return
     try:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
@@ -117,8 +118,8 @@ def write_atomically(path: Path, text: str) -> None:
             f"{path} cannot be written: {error.strerror}.", hint="name a file in a folder that you can write to"
         ) from None
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
         umask = os.umask(0)

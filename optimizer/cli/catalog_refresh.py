@@ -31,6 +31,7 @@ def refresh(
     from hetopt.optimizer.market.catalog_folder import write_catalog
     from hetopt.optimizer.market.catalog_refresh import refreshed
     from hetopt.profiler.errors import BadInput, CloudRefused
+    from hetopt.profiler.extras import install_command
     from hetopt.profiler.paths import inside
 
     try:
@@ -38,7 +39,7 @@ def refresh(
     except ModuleNotFoundError as error:
         if error.name not in ("boto3", "botocore"):
             raise
-        raise BadInput("Asking AWS needs boto3, which is not installed.", hint="pip install 'hetopt[aws]'") from None
+        raise BadInput("Asking AWS needs boto3, which is not installed.", hint=install_command("aws")) from None
     from hetopt.optimizer.market.answer_store import AnswerStore
 
     now = datetime.datetime.now(datetime.UTC)

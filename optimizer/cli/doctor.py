@@ -78,10 +78,11 @@ def _torch() -> Check:
     import importlib.metadata
 
     from hetopt.optimizer.ec2.doctor import Check
+    from hetopt.profiler.extras import install_command
 
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         said = "torch is not installed here: profiles and local runs need it, planning and renting do not"
-        return Check(name="torch", verdict="unknown", said=said, hint="pip install 'hetopt[train]'")
+        return Check(name="torch", verdict="unknown", said=said, hint=install_command("train"))
     return Check(name="torch", verdict="good", said=version)

@@ -49,9 +49,10 @@ def check(task: str, data: Path | None, ec2_data: str | None) -> None:
 
     from hetopt.optimizer.ec2.bundle import make_bundle
     from hetopt.profiler.errors import BadInput
+    from hetopt.profiler.extras import install_command
 
     if importlib.util.find_spec("boto3") is None:
-        raise BadInput("renting needs boto3, which is not installed.", hint="pip install 'hetopt[aws]'")
+        raise BadInput("renting needs boto3, which is not installed.", hint=install_command("aws"))
     make_bundle(task)
     if ec2_data is not None and not ec2_data.startswith("s3://"):
         raise BadInput(f"rented machines cannot read {ec2_data}.", hint="for example --ec2-data s3://BUCKET/data/NAME")

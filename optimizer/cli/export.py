@@ -30,26 +30,32 @@ def export(
     _write(_texts(plan, torchrun, skypilot, schemas), force=force)
 
 
-def _texts(plan: Path | None, torchrun: Path | None, skypilot: Path | None, schemas: Path | None) -> dict[Path, str]:
+def _texts(
+    plan: Path | None, torchrun: Path | None, skypilot: Path | None, schemas: Path | None
+) -> dict[Path, str | bytes]:
     """What to write where; everything is made before anything is written."""
     from hetopt.optimizer.plan import Plan
     from hetopt.optimizer.reports.exports import SCRIPT_FILE, SPEC_FILE, skypilot_task, torchrun_script
+    from hetopt.optimizer.reports.own_wheel import own_wheel
     from hetopt.optimizer.reports.schemas import schemas as all_schemas
 
-    texts: dict[Path, str] = {}
+    texts: dict[Path, str | bytes] = {}
     if plan is not None:
         made = Plan.load(plan)
+        name, wheel = own_wheel()
         if torchrun is not None:
+            texts[torchrun / name] = wheel
             texts[torchrun / SPEC_FILE] = made.run.model_dump_json(indent=2) + "\n"
-            texts[torchrun / SCRIPT_FILE] = torchrun_script(made)
+            texts[torchrun / SCRIPT_FILE] = torchrun_script(made, name)
         if skypilot is not None:
-            texts[skypilot] = skypilot_task(made)
+            texts[skypilot.parent / name] = wheel
+            texts[skypilot] = skypilot_task(made, name)
     if schemas is not None:
         texts |= {schemas / name: text for name, text in all_schemas().items()}
     return texts
 
 
-def _write(texts: dict[Path, str], *, force: bool) -> None:
+def _write(texts: dict[Path, str | bytes], *, force: bool) -> None:
     from hetopt.optimizer.cli import render
     from hetopt.optimizer.cli.parse import ready_to_write
     from hetopt.profiler.artifact import write_atomically

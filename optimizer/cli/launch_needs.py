@@ -17,9 +17,10 @@ def torch() -> None:
     import importlib.util
 
     from hetopt.profiler.errors import BadInput
+    from hetopt.profiler.extras import install_command
 
     if importlib.util.find_spec("torch") is None:
-        raise BadInput("training needs torch, which is not installed.", hint="pip install 'hetopt[train]'")
+        raise BadInput("training needs torch, which is not installed.", hint=install_command("train"))
 
 
 def rights(place: Place) -> None:

@@ -194,11 +194,12 @@ def _prepare(
     import os
 
     from hetopt.profiler.errors import BadInput
+    from hetopt.profiler.extras import install_command
     from hetopt.profiler.schedule import make_schedule
     from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
 
     if importlib.util.find_spec("torch") is None:
-        raise BadInput("profiling needs torch, which is not installed.", hint="pip install 'hetopt[train]'")
+        raise BadInput("profiling needs torch, which is not installed.", hint=install_command("train"))
     if data is not None and not data.is_dir():
         raise BadInput(f"there is no data folder {data}.", hint="give the folder that holds the task's files")
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hetopt.profiler.errors import BadInput
+from hetopt.profiler.extras import install_command
 
 
 def check_task(task: str | None, data: Path | None, *, json_: bool) -> None:
@@ -20,7 +21,7 @@ def check_task(task: str | None, data: Path | None, *, json_: bool) -> None:
     if task is None:
         raise BadInput("name the task to check.", hint="hetopt profile --check digits")
     if importlib.util.find_spec("torch") is None:
-        raise BadInput("checking a task needs torch, which is not installed.", hint="pip install 'hetopt[train]'")
+        raise BadInput("checking a task needs torch, which is not installed.", hint=install_command("train"))
     from hetopt.trainer.check import check
 
     findings = check(task, data)

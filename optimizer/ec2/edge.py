@@ -14,6 +14,7 @@ from typing import Any
 from hetopt.optimizer.ec2.errors import ApiRefused
 from hetopt.optimizer.ec2.request import Answer, Request
 from hetopt.profiler.errors import BadInput
+from hetopt.profiler.extras import install_command
 
 _CONNECT_TIMEOUT_S = 10
 _READ_TIMEOUT_S = 60
@@ -31,7 +32,7 @@ class BotoEdge:
         try:
             import boto3
         except ImportError:
-            raise BadInput("renting needs boto3, which is not installed.", hint="pip install 'hetopt[aws]'") from None
+            raise BadInput("renting needs boto3, which is not installed.", hint=install_command("aws")) from None
         self.region = region
         self._connect_timeout_s = connect_timeout_s
         self._session_class = boto3.Session

@@ -328,6 +328,7 @@ def _sources(bundled: Path, region: str, day: datetime.date) -> str:
         fields["instance_types.csv"][column] = [SPECIFICATIONS, *fields["instance_types.csv"][column]]
     fields[f"regions/{region}.csv"] = {
         **fields["regions/*.csv"],
+        **fields.get(f"regions/{region}.csv", {}),
         "zones": [OFFERINGS],
         "on_demand_usd_per_hour": [PRICE_LIST],
         "spot_usd_per_hour": [SPOT],

@@ -9,11 +9,11 @@ from fnmatch import fnmatchcase
 from itertools import combinations
 from types import MappingProxyType
 
-from hetopt.optimizer.market.catalog import Catalog, InstanceType, Market, Offer, did_you_mean, offers
+from hetopt.optimizer.market.catalog import Catalog, InstanceType, Market, Offer, Price, did_you_mean, offers
 from hetopt.optimizer.market.catalog_filter import AnyMarket, has_accelerator, known_accelerator
 from hetopt.optimizer.market.instance_type import Architecture
 from hetopt.optimizer.market.quota import Quotas, most_machines
-from hetopt.optimizer.market.zone_prices import read_zone_prices
+from hetopt.optimizer.market.zone_prices import ZonePrice, read_zone_prices
 from hetopt.profiler.errors import BadInput
 
 ANY_GPU, NO_GPU = "any", "none"
@@ -209,8 +209,12 @@ def _in_zone(catalog: Catalog, found: Sequence[Offer], zone: str) -> list[Offer]
         if offer.price.market == "on-demand":
             there.append(offer)
         elif price is not None:
-            there.append(replace(offer, price=replace(offer.price, usd_per_hour=price.usd_per_hour, is_estimate=False)))
+            there.append(replace(offer, price=_price_there(offer.price, price)))
     return there
+
+
+def _price_there(price: Price, zone: ZonePrice) -> Price:
+    return replace(price, usd_per_hour=zone.usd_per_hour, is_estimate=False, log_sd=zone.log_sd)
 
 
 def _gpu(catalog: Catalog, text: str) -> Callable[[InstanceType], bool]:

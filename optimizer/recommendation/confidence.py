@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hetopt.optimizer.costs.possible_runs import Finalist, PossibleRuns, RentedPool, RunTerms, possible_runs
 from hetopt.optimizer.search.aims import Limits
-from hetopt.optimizer.search.forecast import PRICE_ESTIMATE_LOG_SD, JobModel
+from hetopt.optimizer.search.forecast import JobModel
 from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
 from hetopt.profiler.errors import BadInput
@@ -108,6 +108,6 @@ def _pool(option: MachineOption, machines: int) -> RentedPool:
     return RentedPool(
         machines=machines,
         usd_per_hour=price.usd_per_hour,
-        price_log_sd=PRICE_ESTIMATE_LOG_SD if price.is_estimate else 0.0,
+        price_log_sd=price.log_sd,
         belief=option.belief,
     )

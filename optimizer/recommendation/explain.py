@@ -18,6 +18,7 @@ from hetopt.optimizer.search.search import NEAR, Found, Limits, choose
 from hetopt.optimizer.step_model.local_steps import communication
 from hetopt.optimizer.step_model.transfer import ReferenceHost
 from hetopt.optimizer.steps_to_target.local_penalty import steps_in_words
+from hetopt.optimizer.steps_to_target.steps_law import Z90
 from hetopt.optimizer.words import duration, usd
 from hetopt.profiler.profile import Profile
 
@@ -189,14 +190,22 @@ def _no_better_mix(found: Found) -> str:
 
 
 def _on_demand(chosen: Candidate, catalog: Catalog) -> Iterator[str]:
-    spot = demand = 0.0
+    spot = demand = spread = 0.0
     for group in chosen.groups:
-        price = catalog.price(group.instance_type, "on-demand")
-        if group.market != "spot" or price is None:
+        price, quoted = (catalog.price(group.instance_type, market) for market in ("on-demand", "spot"))
+        if group.market != "spot" or price is None or quoted is None:
             return
         spot += group.machines * group.price_usd_per_hour
         demand += group.machines * price.usd_per_hour
-    yield f"The same machines on demand cost {demand / spot:.1f} times as much an hour, and are not taken back."
+        spread = max(spread, quoted.log_sd)
+    on_demand = f"The same machines on demand cost {demand / spot:.2g} times as much an hour, and are not taken back"
+    if demand <= spot * math.exp(Z90 * spread):
+        yield (
+            f"Spot may save nothing here: the price is {spot / demand:.0%} of on demand, and spot prices differ by "
+            f"more than that between zones and days. {on_demand}: look with --on-demand."
+        )
+    else:
+        yield f"{on_demand}."
 
 
 def _time(chosen: Candidate) -> str:

@@ -18,8 +18,8 @@ _SKYPILOT_RANK = '"$SKYPILOT_NODE_RANK"'
 _SKYPILOT_HEAD = '"$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"'
 
 
-def torchrun_script(plan: Plan) -> str:
-    """A shell script that starts any one machine of a plan; `SPEC_FILE` lies beside it.
+def torchrun_script(plan: Plan, wheel: str) -> str:
+    """A shell script that starts any one machine of a plan; `SPEC_FILE` and the wheel of hetopt lie beside it.
 
     The rendezvous is torchrun's static one: a machine's number decides its workers' ranks, and with them their shares.
     """
@@ -35,7 +35,8 @@ def torchrun_script(plan: Plan) -> str:
     last = len(machines) - 1
     return f"""#!/bin/sh
 # {_title(plan)}
-# On each machine, in a copy of this folder and with hetopt[train] installed:
+# On each machine, in a copy of this folder:
+#   pip install './{wheel}[train]'
 #   sh {SCRIPT_FILE} NUMBER ADDRESS            trains the plan's task
 #   sh {SCRIPT_FILE} NUMBER ADDRESS train.py   trains a script of your own that opens hetopt.trainer.session
 # NUMBER is the machine's own, ADDRESS that of machine 0:
@@ -56,8 +57,8 @@ exec torchrun --nnodes={len(machines)} --node-rank="$number" --nproc-per-node="$
 """
 
 
-def skypilot_task(plan: Plan) -> str:
-    """A SkyPilot task (YAML) that rents the plan's machines and trains its task.
+def skypilot_task(plan: Plan, wheel: str) -> str:
+    """A SkyPilot task (YAML) that rents the plan's machines and trains its task; the wheel of hetopt lies beside it.
 
     Raises:
         BadInput: the plan mixes machine types, which a SkyPilot task cannot.
@@ -95,7 +96,7 @@ def skypilot_task(plan: Plan) -> str:
         f"  instance_type: {json.dumps(group.instance_type)}",
         f"  use_spot: {json.dumps(group.market == 'spot')}",
         "setup: |",
-        "  pip install 'hetopt[train]'",
+        f"  pip install './{wheel}[train]'",
         "run: |",
         *(f"  {line}" for line in run),
     ]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hetopt.optimizer.costs.hazard import SHOCKS
 from hetopt.optimizer.market.quota import bucket_of
-from hetopt.optimizer.search.forecast import PRICE_ESTIMATE_LOG_SD, ClusterTable
+from hetopt.optimizer.search.forecast import ClusterTable
 from hetopt.optimizer.search.group_shares import Lines, earliest_finish, feasible, share, water_level
 from hetopt.optimizer.search.search_space import MAX_TYPES, Cluster, SearchSpace
 from hetopt.trainer.exchange.wire import Collective
@@ -155,7 +155,7 @@ class Columns:
             ),
             workers=np.array([option.worker.workers for option in options], dtype=np.intp),
             usd_per_hour=column([option.usd_per_hour for option in options]),
-            price_log_sd=column([PRICE_ESTIMATE_LOG_SD * option.offer.price.is_estimate for option in options]),
+            price_log_sd=column([option.offer.price.log_sd for option in options]),
             log_sd=column([option.worker.log_sd for option in options]),
             compress_factor=column([option.worker.compress_factor for option in options]),
             evaluation_s=column([option.evaluation_s for option in options]),

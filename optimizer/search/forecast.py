@@ -19,9 +19,6 @@ from hetopt.trainer.partition import GroupShares, solve_group_shares
 
 Array = NDArray[np.float64]
 
-PRICE_ESTIMATE_LOG_SD = 0.15
-"""Spot estimates are a published saving on the list price, a month's mean of another season."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class JobModel:

@@ -310,7 +310,7 @@ def _figures(option: MachineOption) -> list[float]:
         -option.relief,
         option.bus.latency_s,
         -option.bus.bytes_per_s,
-        float(option.offer.price.is_estimate),
+        option.offer.price.log_sd,
         *(value for link in option.links.values() for value in (link.latency_s, -link.bytes_per_s)),
     ]
 

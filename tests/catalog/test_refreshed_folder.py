@@ -35,7 +35,7 @@ def price(name: str, usd: float, region: str = "us-east-1") -> str:
 def test_prices_of_other_regions_systems_and_free_dimensions_are_none() -> None:
     windows = json.loads(price("c7i.xlarge", 0.3))
     windows["product"]["attributes"]["operatingSystem"] = "Windows"
-    listed = [price("c7i.xlarge", 0.1785), price("c7i.xlarge", 0.2, region="eu-west-1"), json.dumps(windows)]
+    listed = [price("c7i.xlarge", 0.1785), price("c7i.xlarge", 0.2, region="eu-west-2"), json.dumps(windows)]
     assert on_demand_prices(listed, "us-east-1") == {"c7i.xlarge": 0.1785}
 
 
@@ -121,7 +121,7 @@ def test_the_bundled_catalogue_is_in_use_until_there_is_another(tmp_path: Path) 
     second = catalog_in_use("us-east-1", None, today=today, home=tmp_path)
     assert not second.bundled
     assert second.catalog.directory == newest
-    assert catalog_in_use("eu-west-1", None, today=today, home=tmp_path).bundled
+    assert catalog_in_use("eu-west-2", None, today=today, home=tmp_path).bundled
     assert catalog_in_use("us-east-1", BUNDLED, today=today, home=tmp_path).bundled
 
 

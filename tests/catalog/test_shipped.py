@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import datetime
+import math
+import statistics
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -11,18 +13,31 @@ import pytest
 
 from hetopt.catalogs.build import build
 from hetopt.optimizer.costs.billing import load_billing
-from hetopt.optimizer.market.catalog import BUNDLED, Catalog, load_catalog, offers
+from hetopt.optimizer.market.catalog import BUNDLED, SAVING_LOG_SD, Catalog, load_catalog, offers
 from hetopt.profiler.errors import BadInput
 
 SNAPSHOT = datetime.date(2026, 7, 20)
 ADVISOR = datetime.date(2025, 6, 28)
+FEED = datetime.date(2026, 8, 1)
+PRICED = (
+    "ap-northeast-1",
+    "ap-south-1",
+    "eu-central-1",
+    "eu-north-1",
+    "eu-west-1",
+    "us-east-1",
+    "us-east-2",
+    "us-west-2",
+)
 
 
 def test_counts(catalog: Catalog, everywhere: dict[str, Catalog]) -> None:
     assert len(catalog.instance_types) == 1373
     assert len(everywhere) == 33
     assert sum(listing.on_demand is not None for listing in catalog.listings.values()) == 1346
-    assert sum(listing.spot is not None for listing in catalog.listings.values()) == 884 - 6  # a1 has no spot data
+    spot = [listing.spot for listing in catalog.listings.values() if listing.spot is not None]
+    assert sum(not price.is_estimate for price in spot) == 1112  # 72 - 3 GPU types and 1,043 others
+    assert sum(price.is_estimate for price in spot) == 153
     assert sum(found.accelerator is not None for found in catalog.instance_types.values()) == 71
     assert sum(path.stat().st_size for path in BUNDLED.rglob("*") if path.is_file()) < 1_000_000
 
@@ -36,10 +51,10 @@ def test_every_price_is_positive_and_has_date_and_source(everywhere: dict[str, C
                     assert price.usd_per_hour > 0
                     assert price.market == market
                     assert price.region == region
-                    assert price.date == (ADVISOR if price.is_estimate else SNAPSHOT)
+                    assert price.date == (ADVISOR if price.is_estimate else FEED if market == "spot" else SNAPSHOT)
                     assert price.source
             if listing.band is not None:
-                assert listing.band.date == ADVISOR
+                assert listing.band.date == (FEED if region == "us-east-1" else ADVISOR)
                 assert listing.band.region == region
                 assert 0 <= listing.band.low < listing.band.high <= 1
 
@@ -49,15 +64,26 @@ def test_spot_never_costs_more_than_on_demand(catalog: Catalog) -> None:
         if listing.spot is not None:
             assert listing.on_demand is not None
             assert listing.spot.usd_per_hour < listing.on_demand.usd_per_hour
-            assert listing.spot.is_estimate
+            assert listing.spot_saving == pytest.approx(1 - listing.spot.usd_per_hour / listing.on_demand.usd_per_hour)
 
 
-def test_prices_are_known_in_one_region_and_never_invented(everywhere: dict[str, Catalog]) -> None:
-    assert everywhere["us-east-1"].regions_with_prices() == ("us-east-1",)
+def test_a_spot_price_says_how_far_it_may_be_off_and_an_estimate_further(catalog: Catalog) -> None:
+    """One price for a region is not that of the zone in which machines will be rented; a list price is what is paid."""
+    for listing in catalog.listings.values():
+        if listing.on_demand is not None:
+            assert listing.on_demand.log_sd == 0
+        if listing.spot is not None:
+            gpu = listing.instance_type.accelerator is not None
+            assert listing.spot.log_sd == ((0.33 if gpu else 0.27) if listing.spot.is_estimate else 0.19)
+
+
+def test_prices_are_known_in_some_regions_and_never_invented(everywhere: dict[str, Catalog]) -> None:
+    assert everywhere["us-east-1"].regions_with_prices() == PRICED
     for region, there in everywhere.items():
-        assert there.has_prices == (region == "us-east-1")
-    with pytest.raises(BadInput, match="no spot prices for eu-west-1") as refused:
-        offers(everywhere["eu-west-1"], "spot")
+        assert there.has_prices == (region in PRICED)
+        assert region == "us-east-1" or not any(listing.on_demand for listing in there.listings.values())
+    with pytest.raises(BadInput, match="no spot prices for eu-west-2") as refused:
+        offers(everywhere["eu-west-2"], "spot")
     assert "us-east-1" in (refused.value.hint or "")
 
 
@@ -179,7 +205,7 @@ def test_names_are_spelled_one_way(catalog: Catalog) -> None:
 
 def test_what_a_source_does_not_say_is_unknown_and_not_zero(catalog: Catalog) -> None:
     found = catalog.instance_type("c9g.xlarge")
-    assert (found.cores, found.efa, found.burstable, found.network_peak_gbps, found.spot_supported) == (None,) * 5
+    assert (found.cores, found.efa, found.burstable, found.network_peak_gbps) == (None,) * 4
     assert catalog.listing("c9g.xlarge").zones is None
     assert any("headline" in caveat.note for caveat in catalog.caveats("c9g.xlarge"))
     assert catalog.instance_type("mac2.metal").architecture is None
@@ -210,10 +236,10 @@ def test_an_implausible_benchmark_is_left_out(catalog: Catalog, name: str) -> No
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("p3dn.24xlarge", "low confidence"),
-        ("r6in.metal", "low confidence"),
+        ("x1.32xlarge", "low confidence"),
+        ("m8in.96xlarge", "low confidence"),
         ("g5.12xlarge", "check the live price"),
-        ("r7a.32xlarge", "check the live price"),
+        ("r7a.16xlarge", "check the live price"),
         ("g6.2xlarge", "check the live price"),
         ("m8gb.metal-24xl", "probably wrong"),
         ("r8gb.metal-24xl", "probably wrong"),
@@ -270,7 +296,35 @@ def test_figures_agree_with_the_snapshots(shared_data: Path, catalog: Catalog) -
             assert (found.vcpus, found.memory_gib) == (int(row["vcpus"]), float(row["memory_gib"]))
             spot = catalog.price(found.name, "spot")
             if spot is not None:
-                assert spot.usd_per_hour == pytest.approx(float(row["spot_usd_hr_est_us_east_1"]), abs=1e-5)
+                estimate = float(row["spot_usd_hr_est_us_east_1"] or "nan")
+                assert not spot.is_estimate or spot.usd_per_hour == pytest.approx(estimate, abs=1e-5)
+
+
+def test_spot_prices_are_those_of_the_feed(shared_data: Path, everywhere: dict[str, Catalog]) -> None:
+    found = 0
+    for path in (shared_data / "catalog").glob("spot_prices_*.csv"):
+        there = everywhere[path.stem.split("_")[3]]
+        with path.open(encoding="utf-8", newline="") as stream:
+            for row in csv.DictReader(stream):
+                if row["instance_type"] in there.instance_types:
+                    price = there.price(row["instance_type"], "spot")
+                    assert price is not None
+                    assert (price.usd_per_hour, price.is_estimate) == (float(row["spot_usd_per_hour"]), False)
+                    found += 1
+    assert found == 1476
+
+
+def test_the_spread_of_an_estimate_is_what_the_feed_showed(shared_data: Path, catalog: Catalog) -> None:
+    """The saving of 2025 on the list price, against what AWS asked in August 2026."""
+    off: dict[str, list[float]] = {"gpu": [], "cpu": []}
+    with (shared_data / "catalog" / "instances.csv").open(encoding="utf-8", newline="") as stream:
+        for row in csv.DictReader(stream):
+            price = catalog.price(row["instance_type"], "spot") if row["instance_type"] in catalog.listings else None
+            if price and not price.is_estimate and row["spot_usd_hr_est_us_east_1"] and row["family"] != "a1":
+                kind = "gpu" if catalog.instance_type(row["instance_type"]).accelerator else "cpu"
+                off[kind].append(math.log(price.usd_per_hour / float(row["spot_usd_hr_est_us_east_1"])))
+    for kind, logs in off.items():
+        assert statistics.pstdev(logs) == pytest.approx(SAVING_LOG_SD[kind], abs=0.01)
 
 
 def test_on_demand_agrees_with_an_independent_sample(shared_data: Path, catalog: Catalog) -> None:
@@ -286,7 +340,7 @@ def test_on_demand_agrees_with_an_independent_sample(shared_data: Path, catalog:
 def test_another_folder_loads_alike(small: Path) -> None:
     other = load_catalog("us-east-1", small)
     bundled = load_catalog()
-    assert other.regions == ("eu-west-1", "us-east-1")
+    assert other.regions == ("eu-west-2", "us-east-1")
     assert set(other.instance_types) < set(bundled.instance_types)
     for name, listing in other.listings.items():
         assert listing == bundled.listings[name]
@@ -296,17 +350,17 @@ def test_a_measured_spot_price_replaces_the_estimate(small: Path) -> None:
     """A folder may give spot prices; they need a source of their own."""
     path = small / "regions" / "us-east-1.csv"
     header, *rows = path.read_text(encoding="utf-8").splitlines()
-    lines = [f"{header},spot_usd_per_hour", *(f"{row},{0.31 if row.startswith('g5.') else ''}" for row in rows)]
+    lines = [header, *(row.replace(",21.5,,79", ",21.5,0.31,79") for row in rows)]
+    assert lines[1:] != rows
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    sources = small / "sources.json"
+    text = sources.read_text(encoding="utf-8")
+    sources.write_text(text.replace('"spot_usd_per_hour": ["spot-feed"],', ""), encoding="utf-8")
     with pytest.raises(BadInput, match="no source for spot_usd_per_hour"):
         load_catalog("us-east-1", small)
-    sources = small / "sources.json"
-    text = sources.read_text(encoding="utf-8").replace(
-        '"zones": [', '"spot_usd_per_hour": ["karpenter-prices"], "zones": ['
-    )
-    sources.write_text(text, encoding="utf-8")
+    sources.write_text(text.replace('"spot-feed"]', '"karpenter-prices"]'), encoding="utf-8")
     found = load_catalog("us-east-1", small)
-    measured, estimated = found.price("g5.xlarge", "spot"), found.price("c7i.xlarge", "spot")
+    measured, estimated = found.price("trn1.32xlarge", "spot"), load_catalog().price("trn1.32xlarge", "spot")
     assert measured is not None
     assert estimated is not None
     assert (measured.usd_per_hour, measured.is_estimate, measured.date) == (0.31, False, SNAPSHOT)

@@ -80,7 +80,7 @@ def test_every_method_is_in_the_tables() -> None:
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     if importlib.util.find_spec("mkdocs") is None:
-        pytest.skip("no mkdocs: pip install 'hetopt[docs]'")
+        pytest.skip("no mkdocs: pip install -e '.[docs]'")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

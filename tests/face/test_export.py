@@ -28,6 +28,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 RECORDED = REPOSITORY / "tests" / "recorded"
 SCHEMAS = REPOSITORY / "docs" / "schemas"
 
+WHEEL = "hetopt-0.1.0-py3-none-any.whl"
+
 SCRIPT = """
 import os, torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -61,21 +63,21 @@ def mixed(plan: Plan) -> Plan:
 
 
 def test_text_of_a_torchrun_script(mixed: Plan, golden: Callable[[str, str], None]) -> None:
-    golden("run.sh", torchrun_script(mixed))
+    golden("run.sh", torchrun_script(mixed, WHEEL))
 
 
 def test_text_of_a_skypilot_task(plan: Plan, golden: Callable[[str, str], None]) -> None:
-    golden("skypilot.yaml", skypilot_task(plan))
+    golden("skypilot.yaml", skypilot_task(plan, WHEEL))
 
 
 def test_skypilot_cannot_mix(mixed: Plan) -> None:
     with pytest.raises(BadInput, match=r"1 × g5.xlarge \+ 1 × g4dn.12xlarge"):
-        skypilot_task(mixed)
+        skypilot_task(mixed, WHEEL)
 
 
 @pytest.mark.parametrize(("number", "workers"), [(0, 1), (1, 2)])
 def test_the_commands_are_torchruns(number: int, workers: int, mixed: Plan, tmp_path: Path) -> None:
-    (tmp_path / "run.sh").write_text(torchrun_script(mixed))
+    (tmp_path / "run.sh").write_text(torchrun_script(mixed, WHEEL))
     (tmp_path / "torchrun").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     (tmp_path / "torchrun").chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"

@@ -8,7 +8,7 @@ from dataclasses import fields
 import numpy as np
 
 from hetopt.optimizer.costs.hazard import SHOCKS
-from hetopt.optimizer.search.forecast import PRICE_ESTIMATE_LOG_SD, ClusterTable, shares_of
+from hetopt.optimizer.search.forecast import ClusterTable, shares_of
 from hetopt.optimizer.search.search_space import Cluster, MachineOption, SearchSpace
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.partition import GroupShares
@@ -84,7 +84,7 @@ def _row(space: SearchSpace, cluster: Cluster, shares: GroupShares) -> tuple[flo
         evaluation_s,
         max(option.worker.log_sd for option, _ in groups),
         sum(option.usd_per_hour * count for option, count in groups),
-        max(PRICE_ESTIMATE_LOG_SD * option.offer.price.is_estimate for option, _ in groups),
+        max(option.offer.price.log_sd for option, _ in groups),
         calm,
         calm + (scarce / scarce_chance if scarce_chance > 0 else 0.0),
         scarce_chance,

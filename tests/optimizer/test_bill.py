@@ -72,7 +72,9 @@ def from_the_rows(
     for name, count, market in machines:
         hourly = Decimal(rows[name]["on_demand_usd_per_hour"])
         if market == "spot":
-            hourly = round(hourly * (100 - Decimal(rows[name]["spot_saving_percent"])) / 100, 6)
+            saving = rows[name]["spot_saving_percent"]
+            estimate = round(hourly * (100 - Decimal(saving)) / 100, 6) if saving else Decimal("nan")
+            hourly = Decimal(rows[name]["spot_usd_per_hour"] or estimate)
         usd += count * hours * (hourly + volume_hourly + terms["public_ipv4_usd_per_hour"])
     usd += Decimal(str(crossed_gb)) * 2 * terms["cross_zone_usd_per_gb_each_direction"]
     size = Decimal(str(checkpoint_gb)) * 10**9

@@ -114,7 +114,7 @@ def test_a_plan_explains_itself(plan: Plan) -> None:
         assert word in said
     for group in plan.chosen.groups:
         assert group.price_date in said
-    assert "878 offers" in plan.searched
+    assert "1264 offers" in plan.searched
     assert "bare metal" in plan.searched
 
 

@@ -1,6 +1,7 @@
 #!/bin/sh
 # digits on 1 × g5.xlarge spot + 1 × g4dn.12xlarge spot, as hetopt 0.1.0 planned it.
-# On each machine, in a copy of this folder and with hetopt[train] installed:
+# On each machine, in a copy of this folder:
+#   pip install './hetopt-0.1.0-py3-none-any.whl[train]'
 #   sh run.sh NUMBER ADDRESS            trains the plan's task
 #   sh run.sh NUMBER ADDRESS train.py   trains a script of your own that opens hetopt.trainer.session
 # NUMBER is the machine's own, ADDRESS that of machine 0:

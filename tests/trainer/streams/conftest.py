@@ -14,7 +14,7 @@ _keys = itertools.count()
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """A Redis that all tests share, each with keys of its own."""
-    pytest.importorskip("redis", reason="needs redis-py: pip install 'hetopt[streams]'")
+    pytest.importorskip("redis", reason="needs redis-py: pip install -e '.[streams]'")
     if PROGRAM is None:
         pytest.skip(MISSING)
     started = RedisServer(tmp_path_factory.mktemp("redis"), *DURABLE)
@@ -25,7 +25,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
     """Starts a Redis with options of one's own."""
-    pytest.importorskip("redis", reason="needs redis-py: pip install 'hetopt[streams]'")
+    pytest.importorskip("redis", reason="needs redis-py: pip install -e '.[streams]'")
     if PROGRAM is None:
         pytest.skip(MISSING)
     started: list[RedisServer] = []

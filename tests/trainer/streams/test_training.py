@@ -64,7 +64,7 @@ def test_a_resumed_replay_goes_on_with_other_samples(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(PROGRAM is None, reason=MISSING)
 def test_kills_of_workers_and_broker_lose_nothing_and_train_nothing_twice(tmp_path: Path) -> None:
-    pytest.importorskip("redis", reason="needs redis-py: pip install 'hetopt[streams]'")
+    pytest.importorskip("redis", reason="needs redis-py: pip install -e '.[streams]'")
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks._stream_chaos", str(tmp_path), "3"],
         cwd=HOUSE,

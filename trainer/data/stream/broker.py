@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from hetopt.profiler.errors import BadInput, HetoptError, RunFailed
+from hetopt.profiler.extras import install_command
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -36,7 +37,7 @@ def connect(url: str) -> Redis:
         from redis.backoff import NoBackoff
         from redis.retry import Retry
     except ImportError:
-        raise BadInput("streams out of Redis need its client.", hint="pip install 'hetopt[streams]'") from None
+        raise BadInput("streams out of Redis need its client.", hint=install_command("streams")) from None
     options: dict[str, Any] = {
         "password": os.environ.get(PASSWORD_VARIABLE) or None,
         "socket_connect_timeout": _CONNECT_S,
