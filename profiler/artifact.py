@@ -62,7 +62,7 @@ class Artifact(Record):
         if isinstance(version, int) and version > cls.VERSION:
             raise BadInput(
                 f"{origin} was written with {cls.KIND} schema {version}; this hetopt reads up to {cls.VERSION}.",
-                hint="upgrade with `pip install -U hetopt`",
+                hint="install the newer hetopt that wrote it",
             )
         if version != cls.VERSION:
             raise BadInput(f"{origin} has {cls.KIND} schema {version!r}, which this hetopt cannot read.", hint=again)

@@ -118,7 +118,7 @@ def read_object(path: Path) -> dict[str, object]:
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise BadInput(
             f"{path} was written with catalogue schema {version}; this hetopt reads up to {SCHEMA_VERSION}.",
-            hint="upgrade with `pip install -U hetopt`",
+            hint="install the newer hetopt that wrote it",
         )
     if version != SCHEMA_VERSION:
         raise BadInput(f"{path} has catalogue schema {version!r}, which this hetopt cannot read.", hint=HINT)
