@@ -125,6 +125,7 @@ OURS = {
     "trainer/tasks/corpus.py: folder / inside": "a constant",
     "trainer/tasks/corpus.py: folder / inside / naming.format(first)": "a constant",
     "trainer/tasks/corpus.py: folder / inside / naming.format(second)": "a constant",
+    "optimizer/cli/export.py: skypilot.parent / name": "of hetopt's own wheel",
     "profiler/paths.py: folder.joinpath(*parts)": "the one place",
 }  # fmt: skip
 """Joins whose right side is not written out, and why it is nobody else's."""
