@@ -26,6 +26,7 @@ from hetopt.trainer.conditions import ConditionsReader
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.events import EVENTS_FILE, EventLog
 from hetopt.trainer.failure import FailureReport
+from hetopt.trainer.launch.stores import group_store
 from hetopt.trainer.loop import train
 from hetopt.trainer.run_folder import read_spec
 from hetopt.trainer.steps.pace import make_pace
@@ -66,7 +67,7 @@ def _work(folder: Path, runs: list[dict[str, str]], rank: int, world_size: int) 
     """Do all runs as one worker; the exit code is that of the first that failed."""
     torch.set_num_threads(1)
     keep_freed_memory()  # as hetopt's workers do, on every side: what is compared is not the allocator
-    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    dist.init_process_group("gloo", store=group_store(os.environ, rank), rank=rank, world_size=world_size)
     for run in runs:
         run_dir = folder / run["name"]
         if rank == 0:

@@ -325,9 +325,9 @@ def _start_store() -> tuple[str, int]:
 
 
 def _hold_store(tell: Connection) -> NoReturn:
-    import torch.distributed as dist
+    from hetopt.trainer.launch.stores import open_store
 
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]  # torch's gap
+    store = open_store()
     tell.send_bytes(f"127.0.0.1:{store.port}".encode())
     while True:
         signal.pause()

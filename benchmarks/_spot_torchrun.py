@@ -26,10 +26,10 @@ from hetopt.trainer.spec import RunSpec
 
 _LOOK_S = 0.02
 _START_S = 120.0
-_STORE = f"""
-import signal
-import torch.distributed as dist
-store = dist.TCPStore("0.0.0.0", {MEETING_PORT}, is_master=True, wait_for_workers=False)
+_STORE = """
+import signal, sys
+from hetopt.trainer.launch.stores import open_store
+store = open_store(sys.argv[1], int(sys.argv[2]))
 signal.pause()
 """
 
@@ -50,7 +50,8 @@ def run_under_torchrun(
     hosts, events = spec.miniature.hosts, folder / EVENTS_FILE
     write_spec(folder, spec)
     with MiniatureNetwork.create([*hosts, MiniatureHost(name="store")], owner=str(folder)) as network:
-        network.popen(len(hosts), [sys.executable, "-c", _STORE], env=dict(os.environ))
+        where = [network.address(len(hosts)), str(MEETING_PORT)]
+        network.popen(len(hosts), [sys.executable, "-c", _STORE, *where], env=dict(os.environ))
         for place in range(len(hosts)):
             _start(network, folder, place, len(hosts), snapshot_every_s)
         began_s = _when_training_begins(events)

@@ -98,10 +98,10 @@ def _start_store(meeting: str) -> int:
 
 def _hold_store(meeting: str, warden: int) -> NoReturn:
     die_with_parent(warden, signal.SIGKILL)
-    import torch.distributed as dist
+    from hetopt.trainer.launch.stores import open_store
 
     address, _, port = meeting.rpartition(":")
-    store = dist.TCPStore(address, int(port), is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]  # torch's gap
+    store = open_store(address, int(port))
     assert store is not None  # it lives as long as this process
     while True:
         signal.pause()

@@ -259,9 +259,9 @@ def _work_among_changing(
         life=life_of(os.environ, os.getpid()),
         run_dir=run_dir,
         meetings=meetings,
-        # Where all workers start again together nobody is to find what the last ones left; torchrun takes another port
-        # each time. Hosts that start for themselves have nothing else in common than what is there.
-        attempt=f"{os.environ.get('MASTER_PORT', '')}/" if len(meetings) == 1 else "",
+        # Where all workers start again together nobody is to find what the last ones left; torchrun counts how often.
+        # Hosts that start for themselves have nothing else in common than what is there.
+        attempt=f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/" if len(meetings) == 1 else "",
         device=device,
         backend=choose_backend,
         machine=os.uname().nodename,
@@ -299,9 +299,10 @@ def _process_group(place: Place, device: object, timeout_s: float) -> Iterator[S
         yield None
         return
     import torch.distributed as dist
-    from torch.distributed.rendezvous import rendezvous
 
-    store, _, _ = next(rendezvous("env://", place.rank, place.world_size))
+    from hetopt.trainer.launch.stores import group_store
+
+    store = group_store(os.environ, place.rank)
     store.set(f"hetopt/device/{place.rank}", f"{os.uname().nodename}/{device}")
     devices = [store.get(f"hetopt/device/{rank}").decode() for rank in range(place.world_size)]
     dist.init_process_group(

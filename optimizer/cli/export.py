@@ -38,6 +38,7 @@ def _texts(
     from hetopt.optimizer.reports.exports import SCRIPT_FILE, SPEC_FILE, skypilot_task, torchrun_script
     from hetopt.optimizer.reports.own_wheel import own_wheel
     from hetopt.optimizer.reports.schemas import schemas as all_schemas
+    from hetopt.trainer.launch.secret import new_secret
 
     texts: dict[Path, str | bytes] = {}
     if plan is not None:
@@ -46,10 +47,10 @@ def _texts(
         if torchrun is not None:
             texts[torchrun / name] = wheel
             texts[torchrun / SPEC_FILE] = made.run.model_dump_json(indent=2) + "\n"
-            texts[torchrun / SCRIPT_FILE] = torchrun_script(made, name)
+            texts[torchrun / SCRIPT_FILE] = torchrun_script(made, name, new_secret())
         if skypilot is not None:
             texts[skypilot.parent / name] = wheel
-            texts[skypilot] = skypilot_task(made, name)
+            texts[skypilot] = skypilot_task(made, name, new_secret())
     if schemas is not None:
         texts |= {schemas / name: text for name, text in all_schemas().items()}
     return texts

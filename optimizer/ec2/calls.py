@@ -203,6 +203,7 @@ def _template_call(order: Order, kind: str, generation: int, end_s: float) -> Re
             end_s=end_s,
             has_gpu=kind.endswith("-gpu"),
             version=order.hetopt_version,
+            group_secret=order.group_secret,
         )
     )
     data: dict[str, Any] = {

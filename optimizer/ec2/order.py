@@ -12,6 +12,7 @@ from hetopt.optimizer.ec2.tags import RunTags
 from hetopt.optimizer.plan import Market
 from hetopt.profiler.artifact import Artifact, Record
 from hetopt.profiler.paths import REGION_PATTERN, HostName, RunName
+from hetopt.trainer.launch.secret import SECRET_PATTERN
 
 ORDER_FILE = "order.json"
 
@@ -84,6 +85,9 @@ class Order(Artifact):
     roles: tuple[Role, ...] = Field(min_length=1)
     images: dict[str, BootImage]
     bundle_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    group_secret: str = Field(
+        default="", pattern=rf"^({SECRET_PATTERN})?$", description="by which the machines of the run know each other"
+    )
     created_s: NonNegativeFloat
     budget_usd: PositiveFloat
     fixed_usd: NonNegativeFloat = Field(description="storage and requests, whatever the machines do")

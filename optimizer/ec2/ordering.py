@@ -18,6 +18,7 @@ from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
 from hetopt.profiler.errors import BadInput, BudgetStop
 from hetopt.trainer.launch.ec2.protocol import HEARTBEAT_S, READ_EVERY_S, READ_OFTEN
+from hetopt.trainer.launch.secret import new_secret
 
 PROFILE_NAME = "hetopt-node"
 """The instance profile where none is named; see `hetopt setup`."""
@@ -266,6 +267,7 @@ def order_of(
         roles=roles,
         images=account.boot_images(edge, (role.image_kind for role in roles), wishes.images),
         bundle_sha256=bundle_sha256,
+        group_secret=new_secret(),
         created_s=now_s,
         budget_usd=budget,
         fixed_usd=fixed,

@@ -10,6 +10,7 @@ from hetopt.optimizer import words
 from hetopt.optimizer.plan import Group, Plan
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.launch.nodes import MEETING_PORT
+from hetopt.trainer.launch.secret import SECRET_VARIABLE
 
 SPEC_FILE = "spec.json"
 SCRIPT_FILE = "run.sh"
@@ -18,10 +19,15 @@ _SKYPILOT_RANK = '"$SKYPILOT_NODE_RANK"'
 _SKYPILOT_HEAD = '"$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"'
 
 
-def torchrun_script(plan: Plan, wheel: str) -> str:
+def torchrun_script(plan: Plan, wheel: str, secret: str) -> str:
     """A shell script that starts any one machine of a plan; `SPEC_FILE` and the wheel of hetopt lie beside it.
 
-    The rendezvous is torchrun's static one: a machine's number decides its workers' ranks, and with them their shares.
+    A machine's number decides its workers' ranks, and with them their shares.
+
+    Args:
+        plan: of any cluster.
+        wheel: its file name.
+        secret: by which the machines know each other; it is in the script (see `hetopt.trainer.launch.secret`).
     """
     machines = list(_machines(plan))
     listed = "\n".join(
@@ -33,15 +39,19 @@ def torchrun_script(plan: Plan, wheel: str) -> str:
         f"  {number}) workers={group.workers_per_machine} ;;" for number, (group, _) in enumerate(machines)
     )
     last = len(machines) - 1
+    keep = knows = ""
+    if last > 0:
+        keep = "# Whoever knows the secret below can join the run: keep this folder to yourself.\n"
+        knows = f" {SECRET_VARIABLE}={secret}"
     return f"""#!/bin/sh
 # {_title(plan)}
 # On each machine, in a copy of this folder:
 #   pip install './{wheel}[train]'
 #   sh {SCRIPT_FILE} NUMBER ADDRESS            trains the plan's task
 #   sh {SCRIPT_FILE} NUMBER ADDRESS train.py   trains a script of your own that opens hetopt.trainer.session
-# NUMBER is the machine's own, ADDRESS that of machine 0:
+# NUMBER is the machine's own, ADDRESS that of machine 0 in the network of the machines:
 {listed}
-set -eu
+{keep}set -eu
 if [ $# -lt 2 ]; then echo "usage: sh $0 NUMBER ADDRESS [SCRIPT ...]" >&2; exit 2; fi
 number=$1 address=$2
 shift 2
@@ -50,15 +60,20 @@ case $number in
   *) echo "NUMBER must be 0 to {last}, not $number" >&2; exit 2 ;;
 esac
 here=$(cd "$(dirname "$0")" && pwd)
-export HETOPT_SPEC="$here/{SPEC_FILE}"
+export HETOPT_SPEC="$here/{SPEC_FILE}"{knows}
 if [ $# -eq 0 ]; then set -- --module hetopt.trainer.worker "$here"; fi
-exec torchrun --nnodes={len(machines)} --node-rank="$number" --nproc-per-node="$workers" \\
+exec python3 -m hetopt.trainer.torchrun --nnodes={len(machines)} --node-rank="$number" --nproc-per-node="$workers" \\
     --master-addr="$address" --master-port={MEETING_PORT} "$@"
 """
 
 
-def skypilot_task(plan: Plan, wheel: str) -> str:
+def skypilot_task(plan: Plan, wheel: str, secret: str) -> str:
     """A SkyPilot task (YAML) that rents the plan's machines and trains its task; the wheel of hetopt lies beside it.
+
+    Args:
+        plan: of machines of one type.
+        wheel: its file name.
+        secret: by which the machines know each other; it is in the task (see `hetopt.trainer.launch.secret`).
 
     Raises:
         BadInput: the plan mixes machine types, which a SkyPilot task cannot.
@@ -75,12 +90,14 @@ def skypilot_task(plan: Plan, wheel: str) -> str:
     spec = plan.run.model_dump_json(exclude_defaults=True)
     if "HETOPT_END" in spec:
         raise BadInput("The run's spec holds the word HETOPT_END, which ends it in the task file.", hint="rename it")
+    knows = f"{SECRET_VARIABLE}={secret} " if group.machines > 1 else ""
     run = [
         "mkdir -p hetopt-run",
         f"cat > hetopt-run/{SPEC_FILE} <<'HETOPT_END'",
         spec,
         "HETOPT_END",
-        f"torchrun --nnodes={group.machines} --node-rank={_SKYPILOT_RANK} "
+        f"{knows}python3 -m hetopt.trainer.torchrun "
+        f"--nnodes={group.machines} --node-rank={_SKYPILOT_RANK} "
         f"--nproc-per-node={group.workers_per_machine} --master-addr={_SKYPILOT_HEAD} --master-port={MEETING_PORT} "
         "--module hetopt.trainer.worker hetopt-run",
     ]

@@ -27,6 +27,7 @@ CONFIG = NodeConfig(
     end_s=1_800_000_000.9,
     has_gpu=False,
     version="0.1.0",
+    group_secret="5ec4e7" + 58 * "0",
 )
 
 
@@ -59,6 +60,8 @@ def test_a_shell_can_read_it(tmp_path: Path) -> None:
         {"region": "us-east-1 "},
         {"account_id": "1"},
         {"bundle_sha256": "z" * 64},
+        {"group_secret": ""},
+        {"group_secret": "$(id)"},
         {"version": "1'"},
         {"end_s": 0.0},
         {"end_s": float("inf")},

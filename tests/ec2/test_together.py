@@ -80,6 +80,7 @@ def test_a_machine_that_vanishes_is_replaced_and_training_goes_on(cloud: BotoEdg
             end_s=time.time() + 900.0,
             has_gpu=False,
             version="0.1.0",
+            group_secret="5ec4e7" + 58 * "0",
         )
         (root / CONFIG_FILE).write_text(config.to_json())
         service = stack.enter_context(metadata_service({"/latest/meta-data/instance-id": id_}))

@@ -29,7 +29,7 @@ RECORDED = REPOSITORY / "tests" / "recorded"
 SCHEMAS = REPOSITORY / "docs" / "schemas"
 
 WHEEL = "hetopt-0.1.0-py3-none-any.whl"
-
+SECRET = "5ec4e7" + 58 * "0"
 SCRIPT = """
 import os, torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -63,29 +63,31 @@ def mixed(plan: Plan) -> Plan:
 
 
 def test_text_of_a_torchrun_script(mixed: Plan, golden: Callable[[str, str], None]) -> None:
-    golden("run.sh", torchrun_script(mixed, WHEEL))
+    golden("run.sh", torchrun_script(mixed, WHEEL, SECRET))
 
 
 def test_text_of_a_skypilot_task(plan: Plan, golden: Callable[[str, str], None]) -> None:
-    golden("skypilot.yaml", skypilot_task(plan, WHEEL))
+    golden("skypilot.yaml", skypilot_task(plan, WHEEL, SECRET))
 
 
 def test_skypilot_cannot_mix(mixed: Plan) -> None:
     with pytest.raises(BadInput, match=r"1 × g5.xlarge \+ 1 × g4dn.12xlarge"):
-        skypilot_task(mixed, WHEEL)
+        skypilot_task(mixed, WHEEL, SECRET)
 
 
 @pytest.mark.parametrize(("number", "workers"), [(0, 1), (1, 2)])
 def test_the_commands_are_torchruns(number: int, workers: int, mixed: Plan, tmp_path: Path) -> None:
-    (tmp_path / "run.sh").write_text(torchrun_script(mixed, WHEEL))
-    (tmp_path / "torchrun").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    (tmp_path / "torchrun").chmod(0o755)
+    (tmp_path / "run.sh").write_text(torchrun_script(mixed, WHEEL, SECRET))
+    (tmp_path / "python3").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "python3").chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
     command = ["sh", str(tmp_path / "run.sh"), str(number), "10.0.0.1"]
     told = subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=True).stdout
-    arguments = parse_args(told.splitlines())
+    option, program, *rest = told.splitlines()
+    assert (option, program) == ("-m", "hetopt.trainer.torchrun")
+    arguments = parse_args(rest)
     assert (arguments.nnodes, arguments.node_rank, arguments.nproc_per_node) == ("2", number, str(workers))
-    assert (arguments.master_addr, arguments.rdzv_backend) == ("10.0.0.1", "static")
+    assert (arguments.master_addr, arguments.master_port) == ("10.0.0.1", 29400)
     assert (arguments.module, arguments.training_script) == (True, "hetopt.trainer.worker")
     assert arguments.training_script_args == [str(tmp_path)]
 

@@ -9,6 +9,7 @@ import pytest
 
 from hetopt.trainer.launch.base import RunState
 from hetopt.trainer.launch.host import died_of, torchrun_arguments
+from hetopt.trainer.launch.listening import collectives_on
 from hetopt.trainer.launch.local import run_environment
 from hetopt.trainer.launch.outcome import failure_reason, judge, last_log_line, read_tail
 from hetopt.trainer.spec import RunSpec
@@ -87,8 +88,6 @@ def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
 def test_a_local_run_stays_on_this_machine(tmp_path: Path) -> None:
     arguments = torchrun_arguments(SPEC, tmp_path)
     assert "--nproc-per-node=3" in arguments
-    assert "--rdzv-endpoint=127.0.0.1:0" in arguments
-    assert "--local-addr=127.0.0.1" in arguments
-    assert run_environment(3, 2)["GLOO_SOCKET_IFNAME"] == "lo"
+    assert collectives_on("127.0.0.1") == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     assert run_environment(3, 2)["OMP_NUM_THREADS"] == "1"
     assert run_environment(2, 16)["OMP_NUM_THREADS"] == "8"

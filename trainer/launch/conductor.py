@@ -29,6 +29,7 @@ from hetopt.trainer.launch.nodes import MEETING_PORT, Node
 from hetopt.trainer.launch.outcome import exit_code, failure_reason, last_log_line
 from hetopt.trainer.launch.progress import Progress
 from hetopt.trainer.launch.schedule import CONDITION_CHANGED, HostNow, split, still_to_come
+from hetopt.trainer.launch.secret import SECRET_VARIABLE, new_secret
 from hetopt.trainer.launch.slowdown import FitWatch
 from hetopt.trainer.miniature import Change, Conditions, Miniature
 from hetopt.trainer.presence import INCARNATION_VARIABLE, PRESENCE_FILE, HostThere, write_presence
@@ -88,6 +89,7 @@ class Conductor:
         self._codes: dict[int, int] = {}
         self._failed_s: float | None = None
         self._comes_and_goes = comes_and_goes(spec)
+        self._secret = new_secret()
         self._incarnations = [0] * len(self._hosts)
         self._farewells: list[tuple[float, int]] = []
         self._training_on = [worker.host for worker in spec.workers]
@@ -130,6 +132,7 @@ class Conductor:
                 env={
                     **os.environ,
                     "GLOO_SOCKET_IFNAME": LINK,
+                    **({} if self._comes_and_goes else {SECRET_VARIABLE: self._secret}),
                     INCARNATION_VARIABLE: str(self._incarnations[place]),
                 },
                 stdout=output,

@@ -8,8 +8,6 @@ says why.
 
 from __future__ import annotations
 
-import datetime
-import logging
 import os
 import signal
 import sys
@@ -20,37 +18,39 @@ from typing import TYPE_CHECKING
 from hetopt.profiler.errors import BadInput, HetoptError, RunFailed
 from hetopt.trainer.events import EVENTS_FILE, EventLog, read_events
 from hetopt.trainer.launch.guard import die_with_parent
+from hetopt.trainer.launch.listening import LOOPBACK
 from hetopt.trainer.launch.logs import LOG_FOLDER, host_log_folder
-from hetopt.trainer.launch.nodes import MEETING_PORT, Node, host_names, workers_on
+from hetopt.trainer.launch.nodes import Node, first_rank, host_names, workers_on
 from hetopt.trainer.launch.outcome import failure_reason, last_log_line
+from hetopt.trainer.launch.secret import SECRET_VARIABLE, checked_secret
 from hetopt.trainer.run_folder import read_spec
 from hetopt.trainer.spec import RunSpec
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import TCPStore
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+    from hetopt.trainer.launch.rendezvous import Meeting
 
 HOST_PID_VARIABLE = "HETOPT_HOST_PID"
 MEETING_VARIABLE = "HETOPT_MEETING"
 """Where workers meet that can go on when others are lost; in their environment. ``address:port``, of every host with
 commas between them where each stands alone."""
-_MEETING_PATIENCE = datetime.timedelta(seconds=30)
 _SHUTDOWN_TIMEOUT_S = 10
 _SAME_EVENT_S = 5
-_MEETING_PATIENCE_S = 600  # hosts that share a few cores import torch one after another
 
 
 def torchrun_arguments(spec: RunSpec, run_dir: Path, node: Node | None = None) -> list[str]:
-    """The torchrun command line of one node of a run.
+    """The torchrun command line of one node of a run, but for how nodes meet: see `hetopt.trainer.launch.rendezvous`.
 
     Args:
         spec: the run.
         run_dir: its folder.
-        node: which of its hosts this is; None when all workers are on this machine, reachable from this machine alone.
+        node: which of its hosts this is; None when all workers are on this machine.
     """
+    workers = len(spec.workers) if node is None else workers_on(spec, node.host)
     return [
-        *(_alone(spec) if node is None else _among_others(spec, node)),
-        "--rdzv-backend=c10d",
+        f"--nnodes={1 if node is None else len(host_names(spec))}",
+        f"--nproc-per-node={workers}",
         "--rdzv-id=run",
         f"--max-restarts={spec.max_restarts}",
         f"--shutdown-timeout={_SHUTDOWN_TIMEOUT_S}",
@@ -59,28 +59,6 @@ def torchrun_arguments(spec: RunSpec, run_dir: Path, node: Node | None = None) -
         "--module",
         "hetopt.trainer.worker",
         str(run_dir),
-    ]
-
-
-def _alone(spec: RunSpec) -> list[str]:
-    return [
-        "--nnodes=1",
-        f"--nproc-per-node={len(spec.workers)}",
-        "--rdzv-endpoint=127.0.0.1:0",
-        # Port 0 names no host to compare with our own addresses, so we say that the store is opened here.
-        "--rdzv-conf=is_host=1",
-        "--local-addr=127.0.0.1",
-    ]
-
-
-def _among_others(spec: RunSpec, node: Node) -> list[str]:
-    return [
-        f"--nnodes={len(host_names(spec))}",
-        f"--nproc-per-node={workers_on(spec, node.host)}",
-        f"--rdzv-endpoint={node.meeting}",
-        # torchrun would compare names with addresses to find out who opens the store, and often nobody would.
-        f"--rdzv-conf=is_host={int(node.opens_meeting)},read_timeout={_MEETING_PATIENCE_S}",
-        f"--local-addr={node.address}",
     ]
 
 
@@ -129,23 +107,20 @@ def main(argv: list[str]) -> int:
         die_with_parent(int(argv[1]), signal.SIGTERM)
     spec = read_spec(run_dir)
     node = Node.of_arguments(argv[2:])
+    told = os.environ.pop(SECRET_VARIABLE, None)  # workers, and the code that they run, do without it
+    secret = None if node is None else checked_secret(told)
     arguments = torchrun_arguments(spec, run_dir, node)
 
     # torch takes seconds to import: only after the guard stands and the spec is known to be good.
-    from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    if node is not None:
-        # Hosts end one after another, and the later ones warn that the meeting has been left already.
-        logging.getLogger("torch.distributed.elastic.rendezvous.dynamic_rendezvous").setLevel(logging.ERROR)
     os.environ[HOST_PID_VARIABLE] = str(os.getpid())
-    store = _open_meeting(node) if spec.is_elastic else None  # kept here: workers come and go
-    # The store that workers meet in would otherwise outlive them, and restarted workers may read in it the addresses of
-    # those that died. Without sharing, rank 0 opens a new store at every attempt.
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    meeting = _meet(spec, node, secret)
+    if spec.is_elastic:
+        os.environ[MEETING_VARIABLE] = f"{LOOPBACK}:{meeting.port}"  # kept here: workers come and go
     try:
-        torchrun.run(torchrun.parse_args(arguments))  # type: ignore[no-untyped-call]  # torch's gap
+        meeting.run_torchrun(arguments)
     except ChildFailedError as failed:
         exit_codes = _first_exit_codes(failed.failures)
         _report_failure(exit_codes, spec, run_dir, node)
@@ -153,25 +128,19 @@ def main(argv: list[str]) -> int:
         return min((code for code in exit_codes.values() if code > 1), default=RunFailed.exit_code)
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
-    finally:
-        del store
     return 0
 
 
-def _open_meeting(node: Node | None) -> TCPStore | None:
-    """Open the store that workers meet over, where this is the host that does, and tell them where it is."""
-    import torch.distributed as dist
+def _meet(spec: RunSpec, node: Node | None, secret: bytes | None) -> Meeting:
+    """Open the store of the run, or reach that of its first host."""
+    from hetopt.trainer.launch.rendezvous import Meeting
 
-    address, port = ("127.0.0.1", 0) if node is None else (node.meeting.rpartition(":")[0], MEETING_PORT + 1)
-    store: TCPStore | None = None
-    if node is None or node.opens_meeting:
-        store = dist.TCPStore(  # type: ignore[attr-defined]  # torch's gap
-            address, port, is_master=True, wait_for_workers=False, timeout=_MEETING_PATIENCE
-        )
-        assert store is not None
-        port = store.port
-    os.environ[MEETING_VARIABLE] = f"{address}:{port}"
-    return store
+    if node is None or secret is None:
+        return Meeting.alone()
+    names = host_names(spec)
+    first_rank(spec, node.host)  # refuses a host that the run does not have
+    address, _, port = node.meeting.rpartition(":")
+    return Meeting.among_others(names.index(node.host), len(names), address, int(port), secret)
 
 
 if __name__ == "__main__":

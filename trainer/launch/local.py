@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetopt.trainer.launch.listening import LOOPBACK, collectives_on
 from hetopt.trainer.launch.processes import ProcessLauncher, Program
 from hetopt.trainer.spec import RunSpec
 
@@ -19,10 +20,9 @@ QUIET_TORCH = {
 def run_environment(workers: int, cpus: int) -> dict[str, str]:
     """What the processes of a local run need in their environment, unless the caller says otherwise.
 
-    Collectives stay on the loopback device; the cores are shared out, because every worker would otherwise start a
-    thread for each of them.
+    The cores are shared out, because every worker would otherwise start a thread for each of them.
     """
-    return {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": str(max(1, cpus // workers)), **QUIET_TORCH}
+    return {"OMP_NUM_THREADS": str(max(1, cpus // workers)), **QUIET_TORCH}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,4 +34,5 @@ class LocalLauncher(ProcessLauncher):
             module="hetopt.trainer.launch.host",
             log_name="host.log",
             defaults=run_environment(len(spec.workers), len(os.sched_getaffinity(0))),
+            fixed=collectives_on(LOOPBACK),
         )

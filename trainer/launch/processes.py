@@ -39,11 +39,13 @@ class Program:
         module: started as ``python -m MODULE RUN_DIR [LAUNCHER_PID]``; it ends with the launcher that is named.
         log_name: where its own output goes, in the run's log folder.
         defaults: its environment, unless the launcher's own or the caller's says otherwise.
+        fixed: its environment, whatever they say.
     """
 
     module: str
     log_name: str
     defaults: Mapping[str, str]
+    fixed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +110,7 @@ class ProcessLauncher(ABC):
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**program.defaults, **os.environ, **environment},
+                env={**program.defaults, **os.environ, **environment, **program.fixed},
                 start_new_session=True,
                 pass_fds=(held,),
             )

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.rendezvous import rendezvous
 
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.agreement import Store
+from hetopt.trainer.launch.listening import LOOPBACK, collectives_on
+from hetopt.trainer.launch.stores import group_store
 
 
 def find_place(environment: Mapping[str, str]) -> tuple[int, int]:
@@ -40,7 +41,11 @@ def join(model: nn.Module, rank: int, world_size: int, timeout_s: float) -> tupl
         return None, lambda: None
     cuda = any(parameter.is_cuda for parameter in model.parameters())
     own_devices = cuda and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
-    store, _, _ = next(rendezvous("env://", rank, world_size))
+    if os.environ.get("LOCAL_WORLD_SIZE") == str(world_size):
+        # All are on this machine: gloo would listen on the address that its name stands for, which others may reach.
+        for name, interface in collectives_on(LOOPBACK).items():
+            os.environ.setdefault(name, interface)
+    store = group_store(os.environ, rank)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if own_devices else "gloo",
         store=store,

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from hetopt.profiler.errors import RunFailed
 from hetopt.trainer.elastic.connections import DEAF_S, break_all_but, open_sockets
 from hetopt.trainer.elastic.packing import pack, unpack
 from hetopt.trainer.elastic.stores import TcpMeetingStore, connect, reachable, where_to_meet
+from hetopt.trainer.launch import stores
 from hetopt.trainer.presence import (
     INCARNATION_VARIABLE,
     PRESENCE_FILE,
@@ -117,7 +117,7 @@ def test_only_newer_connections_break_and_listeners_stay() -> None:
 
 
 def open_store() -> tuple[Any, str]:
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    store = stores.open_store()
     return store, f"127.0.0.1:{store.port}"
 
 

@@ -12,11 +12,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
 
 from hetopt.profiler.errors import BadInput, RunFailed
 from hetopt.trainer.events import EVENTS_FILE, read_events
@@ -37,8 +35,10 @@ from hetopt.trainer.launch.ec2.protocol import (
     placement_of,
 )
 from hetopt.trainer.launch.ec2.uploads import Uploads
+from hetopt.trainer.launch.listening import collectives_on
 from hetopt.trainer.launch.local import QUIET_TORCH
 from hetopt.trainer.launch.logs import host_log_folder
+from hetopt.trainer.launch.secret import SECRET_VARIABLE
 from hetopt.trainer.run_folder import STOP_FILE, write_spec
 
 TURN_S = 1.0
@@ -198,7 +198,12 @@ class Agent:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**QUIET_TORCH, **os.environ, **interface_environment(node.address)},
+                env={
+                    **QUIET_TORCH,
+                    **os.environ,
+                    **collectives_on(node.address),
+                    SECRET_VARIABLE: self.config.group_secret,
+                },
             )
 
     def _look_after(
@@ -288,14 +293,6 @@ class Agent:
             f"state/{instance_id}.json", json.dumps({"time_s": self.clock(), "does": what, **more}).encode()
         ):
             self._said = what
-
-
-def interface_environment(address: str) -> Mapping[str, str]:
-    """Tells the collectives which network interface the others know this machine by."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address == address for one in addresses):
-            return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
-    return {}
 
 
 def _is_due(due: dict[str, float], what: str, now_s: float, every_s: float) -> bool:

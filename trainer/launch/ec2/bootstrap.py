@@ -1,7 +1,8 @@
 """The text that a rented machine runs when it boots: a timer that ends it first, then everything that may fail.
 
 Pure text. What varies is a JSON file inside a quoted here-document and a few values that can hold nothing but letters,
-digits and dashes, so nothing that a user typed is ever read by the shell. No secret is in it: machines have a role.
+digits and dashes, so nothing that a user typed is ever read by the shell. No credentials are in it: machines have a
+role. The run's own secret is, by which its machines know each other, and it is of use for nothing else.
 
 ``HETOPT_ROOT`` says where to install; it and every program are looked up, so that the text also runs where a machine is
 only imitated.
@@ -14,6 +15,7 @@ import math
 from dataclasses import asdict, dataclass
 
 from hetopt.profiler.paths import REGION_PATTERN, RUN_PATTERN, is_name
+from hetopt.trainer.launch.secret import SECRET_PATTERN
 
 USER_DATA_LIMIT_BYTES = 16_384
 """Of the raw text, by EC2's reference."""
@@ -27,6 +29,7 @@ _SAFE = {
     "account_id": r"[0-9]{12}",
     "bundle_sha256": r"[0-9a-f]{64}",
     "version": r"[A-Za-z0-9.+-]{1,40}",
+    "group_secret": SECRET_PATTERN,
 }
 
 
@@ -37,6 +40,7 @@ class NodeConfig:
     Attributes:
         end_s: when it ends, whatever happens, in seconds since the epoch: what the budget pays for at the worst.
         has_gpu: whether it needs torch with CUDA.
+        group_secret: what all machines of the run know, and nobody else (`hetopt.trainer.launch.gate`).
     """
 
     run_id: str
@@ -47,6 +51,7 @@ class NodeConfig:
     end_s: float
     has_gpu: bool
     version: str
+    group_secret: str
 
     def __post_init__(self) -> None:
         """Refuse whatever a shell could read as more than a word."""
