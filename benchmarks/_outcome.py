@@ -7,10 +7,13 @@ import datetime
 import json
 import statistics
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
+
+from hetopt.trainer.launch.interruption import Terminated, ends_by_signals, exit_code_of
 
 Bound = Literal["at_least", "at_most"]
 
@@ -68,6 +71,15 @@ class Results:
         return Outcome(
             benchmark=benchmark, quick=quick, figures=self.figures, goals=self.goals, baselines=self.baselines
         )
+
+
+def run_benchmark(main: Callable[[], None]) -> None:
+    """Run a benchmark; what it has made (networks, folders, processes) goes by whatever signal it is ended."""
+    try:
+        with ends_by_signals():
+            main()
+    except (KeyboardInterrupt, Terminated) as error:
+        sys.exit(exit_code_of(error))
 
 
 def parser(docstring: str | None) -> argparse.ArgumentParser:

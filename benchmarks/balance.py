@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks._outcome import Results, parser, publish
+from benchmarks._outcome import Results, parser, publish, run_benchmark
 from benchmarks._quality import BIG_JOBS, DIGITS, data_folder, qualities, time_to
 from benchmarks._rehearsal import (
     Log,
@@ -372,4 +372,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

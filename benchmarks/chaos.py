@@ -35,7 +35,7 @@ import psutil
 from benchmarks import _rehearsed_faults
 from benchmarks._faulty_runs import OUTCOME_FILE, RUNS_FILE
 from benchmarks._in_turns import Turns, had_s, in_turns
-from benchmarks._outcome import Options, Results, parser, publish, quartiles
+from benchmarks._outcome import Options, Results, parser, publish, quartiles, run_benchmark
 from benchmarks._simulated_run import check
 from benchmarks._soak import soak
 from hetopt.optimizer.costs.checkpointing import CHECKPOINT_INTERVAL_S
@@ -387,4 +387,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks._outcome import Outcome, options, publish, quartiles
+from benchmarks._outcome import Outcome, options, publish, quartiles, run_benchmark
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 HELP_GOAL_S = 0.4
@@ -59,4 +59,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

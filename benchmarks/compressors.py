@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks._outcome import Outcome, options, publish, quartiles
+from benchmarks._outcome import Outcome, options, publish, quartiles, run_benchmark
 from hetopt.trainer.exchange.channel import Channel
 from hetopt.trainer.exchange.composition import AR_TOPK, METHODS, PACKED, PACKED_BF16, PLAIN, STAR, combine
 from hetopt.trainer.exchange.exchange import make_aggregation
@@ -121,4 +121,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks._outcome import Bound, Outcome, options, publish
+from benchmarks._outcome import Bound, Outcome, options, publish, run_benchmark
 from hetopt.optimizer.steps_to_target.averaged_law import AveragedLaw
 from hetopt.optimizer.steps_to_target.convergence import default_laws
 from hetopt.optimizer.steps_to_target.law_choice import choose
@@ -247,4 +247,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks._outcome import Results, options, publish
+from benchmarks._outcome import Results, options, publish, run_benchmark
 from benchmarks._rehearsal import need_namespaces
 from benchmarks.box.box import Box
 from benchmarks.box.story import Act, Played, Stage, meeting_host, timeline, trained
@@ -162,4 +162,4 @@ def _results(box: Box, played: Played, plan: Plan, left: str) -> Results:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

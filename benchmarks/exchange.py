@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks._collectives import Cell, Request
-from benchmarks._outcome import Results, parser, publish
+from benchmarks._outcome import Results, parser, publish, run_benchmark
 from benchmarks._rate_schedule import AUTO, PHASES, Phase, phases_of, scheduled_runs, slowdown_coefficients
 from benchmarks._rehearsal import Log, Ratio, launch, need_namespaces, time_exchanges
 from hetopt.profiler.inflation import MOST_LOST
@@ -322,4 +322,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

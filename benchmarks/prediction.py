@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks import _adaptdl
 from benchmarks._demo import Demo, demo
 from benchmarks._held_out_priors import FLAT, learned_priors
-from benchmarks._outcome import Bound, Outcome, parser, publish
+from benchmarks._outcome import Bound, Outcome, parser, publish, run_benchmark
 from benchmarks._probe_search import probe_search
 from benchmarks._rehearsed_steps import rehearsed_steps
 from benchmarks._step_traces import FOLDERS, PROTOCOLS, Samples, Score, Task, read, score, score_hetopt, tasks, traces
@@ -240,4 +240,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

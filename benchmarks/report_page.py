@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks._outcome import Results, options, publish, quartiles
+from benchmarks._outcome import Results, options, publish, quartiles, run_benchmark
 from hetopt.optimizer.cli import render
 from hetopt.optimizer.cli.watch import EVERY_S, Watched, picture
 from hetopt.optimizer.launch_record import Launch
@@ -151,4 +151,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

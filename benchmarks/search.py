@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from benchmarks._outcome import Bound, Outcome, options, publish
+from benchmarks._outcome import Bound, Outcome, options, publish, run_benchmark
 from benchmarks._search_contenders import CONTENDERS, run
 from benchmarks._search_growth import Growth, measure
 from benchmarks._search_spaces import EPOCHS, Question, best_score, everything, small
@@ -175,4 +175,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks._outcome import Outcome, Results, parser, publish
+from benchmarks._outcome import Outcome, Results, parser, publish, run_benchmark
 from benchmarks._rehearsal import need_namespaces
 from benchmarks._spot_nodes import Move, NodeTrace, best_samples, moves_of, read_node_traces
 from benchmarks._spot_torchrun import run_under_torchrun
@@ -231,4 +231,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks._deadline_policies import Assignment, DeadlinePolicy, SwitchWhenLate, UniformProgress
 from benchmarks._expected_cost import ExpectedCost
-from benchmarks._outcome import Bound, Outcome, options, publish
+from benchmarks._outcome import Bound, Outcome, options, publish, run_benchmark
 from benchmarks._policy_runs import CostPromise, PolicyRuns, run_policy
 from benchmarks._pool_capacity import Capacity, Seen
 from benchmarks._spot_pools import Pool, dispersion_elsewhere, read_pools
@@ -181,4 +181,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from benchmarks._in_process import train_here
-from benchmarks._outcome import Results, parser, publish
+from benchmarks._outcome import Results, parser, publish, run_benchmark
 from benchmarks._redis_server import DURABLE, MISSING, PROGRAM, RedisServer
 from benchmarks._stream_crew import RUNS_FILE
 from benchmarks._stream_task import small_digits
@@ -326,4 +326,4 @@ def kills(folder: Path, count: int, results: Results) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from benchmarks._composed import final, mean_curve, reached_s
 from benchmarks._contenders import DIGITS, MODELS, WORKERS, Contender, Model, Runs, hosts
-from benchmarks._outcome import Results, parser, publish
+from benchmarks._outcome import Results, parser, publish, run_benchmark
 from benchmarks._quality import data_folder
 from benchmarks._rehearsal import Log, Side, need_namespaces, rehearse, step_time_s
 from benchmarks._skewed_labels import show_skew, skew
@@ -344,4 +344,4 @@ def parts(only: str | None, *, quick: bool, smoke: bool) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -35,7 +35,7 @@ from benchmarks._contenders import (
     Runs,
     hosts,
 )
-from benchmarks._outcome import Bound, Outcome, parser, publish
+from benchmarks._outcome import Bound, Outcome, parser, publish, run_benchmark
 from benchmarks._quality import data_folder, qualities
 from benchmarks._rehearsal import Log, Side, need_namespaces, rehearse, step_time_s
 
@@ -326,4 +326,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from benchmarks._outcome import Outcome, options, publish, quartiles
+from benchmarks._outcome import Outcome, options, publish, quartiles, run_benchmark
 from hetopt.trainer.exchange.topk import largest_magnitudes
 from hetopt.trainer.exchange.wire import kept_elements
 
@@ -92,4 +92,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -54,3 +54,9 @@ class RunFailed(HetoptError):
     """A worker died or the run could not go on."""
 
     exit_code = 6
+
+
+class RunStopped(HetoptError):
+    """Somebody, or something else than its plan, ended the run before it was done."""
+
+    exit_code = 7

@@ -100,12 +100,14 @@ def _hermetic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _heard_interrupts() -> Iterator[None]:
-    """Processes that tests start hear Ctrl-C, even where a shell runs the tests in its background and ignores it."""
-    before = signal.getsignal(signal.SIGINT)
-    if before == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Processes that tests start hear Ctrl-C and SIGHUP, even where a shell or nohup runs the tests without either."""
+    defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    ignored = [number for number in defaults if signal.getsignal(number) == signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, defaults[number])
     yield
-    signal.signal(signal.SIGINT, before)
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _guarded(connect: Callable[[socket.socket, Any], Any]) -> Callable[[socket.socket, Any], Any]:

@@ -29,7 +29,7 @@ from hetopt.trainer.elastic.crew import Crew
 from hetopt.trainer.elastic.handover import Held, alike_part, hand_over
 from hetopt.trainer.elastic.membership import Version
 from hetopt.trainer.evaluation import evaluate
-from hetopt.trainer.run_folder import MODEL_FILE
+from hetopt.trainer.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE
 from hetopt.trainer.spec import RunSpec
 from hetopt.trainer.statistics import Period
 from hetopt.trainer.task import Task, TaskData
@@ -368,7 +368,9 @@ class _Run:
                     "please report it if not",
                 )
             if context.is_leader:
-                save_model(context.run_dir / MODEL_FILE, self._model)
+                done, so_far = context.run_dir / MODEL_FILE, context.run_dir / UNFINISHED_MODEL_FILE
+                save_model(so_far if reason == "stopped" else done, self._model)
+                (done if reason == "stopped" else so_far).unlink(missing_ok=True)
         if self._crew is not None and context.is_leader:
             self._crew.finished()
         context.events.write(

@@ -298,6 +298,7 @@ def _start_and_follow(record: Launch, folder: Path, accept: Accept | None, *, de
     from hetopt.optimizer.cli.run_record import launcher_for
     from hetopt.optimizer.ec2.launcher import Ec2Launcher
     from hetopt.optimizer.launch_record import LAUNCH_FILE
+    from hetopt.trainer.launch.interruption import stopping
     from hetopt.trainer.run_folder import read_spec
 
     launcher = launcher_for("ec2")
@@ -317,8 +318,9 @@ def _start_and_follow(record: Launch, folder: Path, accept: Accept | None, *, de
             follow.keep_up(launcher, handle, record, live)
         except BaseException:
             if handle is not None and not detach:
-                live("stopping the machines", None)
-                launcher.stop(handle)
+                what, command = f"the rented machines of {folder.name}", f"hetopt stop {folder.name}"
+                with stopping(what, command, lambda told: live(told, None)):
+                    launcher.stop(handle)
             raise
     _finish(launcher, handle, as_json=as_json)
 
@@ -328,6 +330,8 @@ def _finish(launcher: Ec2Launcher, handle: RunHandle, *, as_json: bool) -> None:
 
     Raises:
         BudgetStop: the budget ended it.
+        RunFailed: it failed.
+        RunStopped: somebody else ended it.
     """
     from hetopt.optimizer.cli import follow, render
     from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
@@ -337,12 +341,13 @@ def _finish(launcher: Ec2Launcher, handle: RunHandle, *, as_json: bool) -> None:
     render.note(
         f"the machines are gone; they cost ${seen.spent_usd(seen.time_s):.4f} at the prices that were seen meanwhile"
     )
-    follow.finish(launcher, handle.run_dir, as_json=as_json)
+    ended_by = None
     if seen.stop_reason is not None and "budget" in seen.stop_reason:
-        raise BudgetStop(
+        ended_by = BudgetStop(
             f"the run was ended with a checkpoint, because {seen.stop_reason}.",
             hint=f"look at what it reached with `hetopt report {handle.run_dir.name}`, and plan again with more",
         )
+    follow.finish(launcher, handle.run_dir, as_json=as_json, ended_by=ended_by)
 
 
 def _spec(spec: RunSpec, bundle: Bundle, data: str | None) -> RunSpec:

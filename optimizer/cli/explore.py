@@ -185,6 +185,7 @@ def _run(launcher: Launcher, probe: ProbeRun, tell: Live) -> StepSample:
     from hetopt.profiler.errors import RunFailed
     from hetopt.trainer.events import EVENTS_FILE, read_events
     from hetopt.trainer.launch.base import RunHandle, RunState
+    from hetopt.trainer.launch.interruption import stopping
 
     folder = Path(tempfile.mkdtemp(prefix="hetopt-probe-"))
     handle, keep = RunHandle(run_dir=folder), False
@@ -200,8 +201,8 @@ def _run(launcher: Launcher, probe: ProbeRun, tell: Live) -> StepSample:
             )
         return read_sample(probe, read_events(folder / EVENTS_FILE))
     except BaseException:
-        tell("stopping the workers", None)
-        launcher.stop(handle)
+        with stopping("the probe's workers", None, lambda told: tell(told, None)):
+            launcher.stop(handle)
         raise
     finally:
         if not keep:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hetopt.optimizer.cli.render import Live
     from hetopt.optimizer.launch_record import Launch
+    from hetopt.profiler.errors import HetoptError
     from hetopt.trainer.launch.base import Launcher, RunHandle
 
 POLL_S = 0.2
@@ -20,6 +21,7 @@ def run(launcher: Launcher, record: Launch, folder: Path) -> None:
     import os
 
     from hetopt.optimizer.cli import render
+    from hetopt.trainer.launch.interruption import stopping
 
     handle: RunHandle | None = None
     with render.progress("training") as live:
@@ -29,8 +31,8 @@ def run(launcher: Launcher, record: Launch, folder: Path) -> None:
             keep_up(launcher, handle, record, live)
         except BaseException:
             if handle is not None:
-                live("stopping the workers", None)
-                launcher.stop(handle)
+                with stopping(f"run {folder.name}", f"hetopt stop {folder.name}", lambda told: live(told, None)):
+                    launcher.stop(handle)
             raise
 
 
@@ -86,11 +88,18 @@ def keep_up(launcher: Launcher, handle: RunHandle, record: Launch, live: Live) -
         time.sleep(POLL_S)
 
 
-def finish(launcher: Launcher, folder: Path, *, as_json: bool) -> None:
+def finish(launcher: Launcher, folder: Path, *, as_json: bool, ended_by: HetoptError | None = None) -> None:
     """Say how it ended, with the exit code that goes with it.
+
+    Args:
+        launcher: of the run.
+        folder: its own.
+        as_json: for programs.
+        ended_by: why it was stopped, where that is known; absent: somebody else stopped it.
 
     Raises:
         RunFailed: it failed.
+        RunStopped: it was stopped before its planned end; or what ``ended_by`` is.
     """
     import sys
 
@@ -98,18 +107,39 @@ def finish(launcher: Launcher, folder: Path, *, as_json: bool) -> None:
     from hetopt.optimizer.cli import render
     from hetopt.optimizer.cli.run_record import read_run
     from hetopt.optimizer.reports.report import make_report
-    from hetopt.profiler.errors import RunFailed
+    from hetopt.profiler.errors import RunFailed, RunStopped
     from hetopt.trainer.launch.base import RunHandle, RunState
+    from hetopt.trainer.run_folder import UNFINISHED_MODEL_FILE
 
     status = launcher.poll(RunHandle(run_dir=folder))
     if status.state is RunState.FAILED:
         raise RunFailed(status.reason or "the run failed without saying why.", hint=f"read `hetopt logs {folder.name}`")
     record = read_run(folder)
     progress = record.progress
+    done = f"{words.count(progress.step)} steps"
+    if status.state is RunState.STOPPED and record.launch is not None:
+        done = f"{words.count(progress.step)} of {_planned(record.launch)} steps"
     if as_json and record.launch is not None:
         sys.stdout.write(make_report(record.launch, progress, record.timeline, state=status.state.value).to_json())
-        return
-    metrics = "  ".join(f"{name} {value:.4g}" for name, value in progress.metrics.items())
-    took = f" in {words.duration(progress.training_s)}" if progress.training_s is not None else ""
-    render.line(f"{status.state.value} after {words.count(progress.step)} steps{took}: {metrics}", style="bold")
-    render.note(f"model and log are in {folder}; compare with the prediction by `hetopt report`")
+    else:
+        metrics = "  ".join(f"{name} {value:.4g}" for name, value in progress.metrics.items())
+        took = f" in {words.duration(progress.training_s)}" if progress.training_s is not None else ""
+        render.line(f"{status.state.value} after {done}{took}: {metrics}", style="bold")
+        render.note(f"model and log are in {folder}; compare with the prediction by `hetopt report`")
+    if ended_by is not None:
+        raise ended_by
+    if status.state is RunState.STOPPED:
+        on = record.launch.on if record.launch is not None else "local"
+        raise RunStopped(
+            f"the run was stopped after {done}; the model of so far is {folder / UNFINISHED_MODEL_FILE}.",
+            hint=f"go on with `hetopt launch --on {on} --resume {folder.name}`",
+        )
+
+
+def _planned(launch: Launch) -> str:
+    """The steps that the run was to do; where a target or a number of epochs ends it, as they were predicted."""
+    from hetopt.optimizer import words
+
+    most = launch.spec.stop.max_steps
+    predicted = words.count(max(1, round(launch.prediction.steps.value)))
+    return words.count(most) if most is not None else f"about {predicted}"

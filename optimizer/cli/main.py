@@ -26,6 +26,7 @@ from hetopt.optimizer.cli import (
     stop,
 )
 from hetopt.profiler.errors import HetoptError
+from hetopt.trainer.launch.interruption import Terminated, ends_by_signals, exit_code_of
 
 app = typer.Typer(
     name="hetopt",
@@ -46,7 +47,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     epilog="Exit codes: 0 done · 2 bad input · 3 no feasible plan · 4 cloud refused · 5 budget or deadline stop · "
-    "6 run failed · 130 interrupted.",
+    "6 run failed · 7 run stopped before its end · 129, 130, 143 ended by SIGHUP, Ctrl-C, SIGTERM.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
@@ -88,14 +89,15 @@ app.add_typer(catalog.app, name="catalog")
 def main() -> None:
     """Entry point of the `hetopt` command."""
     try:
-        app(prog_name="hetopt")
+        with ends_by_signals():
+            app(prog_name="hetopt")
     except HetoptError as error:
         from hetopt.optimizer.cli import render
 
         render.error(error.message, error.hint)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except (KeyboardInterrupt, Terminated) as error:
+        sys.exit(exit_code_of(error))
 
 
 if __name__ == "__main__":

@@ -301,6 +301,7 @@ def _follow(
     from hetopt.profiler.progress import progress
     from hetopt.trainer.events import EVENTS_FILE, read_events
     from hetopt.trainer.launch.base import RunHandle
+    from hetopt.trainer.launch.interruption import stopping
 
     handle = RunHandle(run_dir=folder)
     environment = {} if any(name in os.environ for name in SPIN_VARIABLES) else SPIN
@@ -314,6 +315,6 @@ def _follow(
                 return status
             time.sleep(POLL_S)
     except BaseException:
-        tell("stopping the workers", None)
-        launcher.stop(handle)
+        with stopping("the measurement's workers", None, lambda told: tell(told, None)):
+            launcher.stop(handle)
         raise

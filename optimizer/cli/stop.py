@@ -24,7 +24,11 @@ def stop(
     before = launcher.poll(handle).state
     if not before.is_over:
         render.note(f"stopping {folder.name} …")
-        launcher.stop(handle)
+        try:
+            launcher.stop(handle)
+        except BaseException:
+            render.note(f"{folder.name} may still run: end it with `hetopt stop {folder.name}`")
+            raise
     after = launcher.poll(handle)
     if json_:
         render.print_json({"run": folder.name, "was": before.value, "is": after.state.value, "reason": after.reason})

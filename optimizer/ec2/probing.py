@@ -25,6 +25,7 @@ from hetopt.profiler.profile import Profile
 from hetopt.profiler.step_samples import Configuration, Node, StepSample
 from hetopt.trainer.events import EVENTS_FILE, read_events
 from hetopt.trainer.launch.base import RunState
+from hetopt.trainer.launch.interruption import stopping
 from hetopt.trainer.spec import WorkerSpec
 
 BOOT_S = 180.0
@@ -158,7 +159,8 @@ class Prober:
             while not (status := self.launcher.poll(handle)).state.is_over:
                 self.sleep(1.0)
         except BaseException:
-            self.launcher.stop(handle)
+            with stopping(f"the rented machines of {folder.name}", f"hetopt gc --on ec2 --run {folder.name} --remove"):
+                self.launcher.stop(handle)
             raise
         if status.state is not RunState.FINISHED:
             raise RunFailed(

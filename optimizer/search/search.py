@@ -25,6 +25,7 @@ from hetopt.optimizer.search.pareto import pareto_front, thin
 from hetopt.optimizer.search.pool import Pool
 from hetopt.optimizer.search.search_space import MAX_TYPES, Cluster, SearchSpace
 from hetopt.profiler.errors import BadInput
+from hetopt.trainer.launch.interruption import goes_on
 
 __all__ = ["NEAR", "Effort", "Found", "Limits", "Proof", "choose", "search"]
 
@@ -166,6 +167,7 @@ def search(
             around = [other for cluster in best for other in _neighbours(space, cluster, shortlist, effort.types)]
             pool.add(ClusterRows.of(around))
         except KeyboardInterrupt:
+            goes_on()
             stopped = True
             pool.add(ClusterRows.of(asked))
     return _found(pool, proof, trials=len(asked), stopped=stopped)

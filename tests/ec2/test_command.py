@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import re
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -104,20 +105,25 @@ def test_a_run_is_rented_looked_at_and_stopped_from_other_terminals(
     assert order.roles[0].instance_types == ("c7i.large", "c6i.large")
 
 
-def test_a_launch_that_is_interrupted_gives_everything_back(cloud: BotoEdge, plan_file: Path, home: Path) -> None:
-    import signal
-
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_launch_that_is_interrupted_gives_everything_back(
+    cloud: BotoEdge, plan_file: Path, home: Path, number: signal.Signals
+) -> None:
     process = start("launch", plan_file, "--yes")
     deadline = time.monotonic() + 250
     while not list(home.glob(f"*/{SEEN_FILE}")) and time.monotonic() < deadline:
         time.sleep(0.2)
     (folder,) = home.iterdir()
     assert leftovers(cloud)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    process.send_signal(number)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)  # somebody who is impatient: it waits until everything is given back
+    assert process.wait(PATIENCE_S) == 128 + number
     assert process.stdout is not None
     assert process.stderr is not None
-    assert "Traceback" not in process.stderr.read()
+    told = process.stderr.read()
+    assert "Traceback" not in told
+    assert f"stopping the rented machines of {folder.name}" in " ".join(told.split())
     process.stdout.close()
     process.stderr.close()
     assert leftovers(cloud) == []

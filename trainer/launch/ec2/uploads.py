@@ -8,7 +8,7 @@ from pathlib import Path
 from hetopt.trainer.events import EVENTS_FILE
 from hetopt.trainer.launch.ec2.objects import Objects
 from hetopt.trainer.launch.logs import LOG_FOLDER
-from hetopt.trainer.run_folder import MODEL_FILE
+from hetopt.trainer.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE
 
 LOG_TAIL_BYTES = 256 * 1024
 
@@ -63,7 +63,7 @@ class Uploads:
                     self._logs_sent[name] = state
 
     def model(self) -> None:
-        """Send the trained model, where it is."""
-        path = self.run_dir / MODEL_FILE
-        if path.exists():
-            self.objects.send(MODEL_FILE, path)
+        """Send the model, whether trained to the end or not, where it is."""
+        for path in (self.run_dir / MODEL_FILE, self.run_dir / UNFINISHED_MODEL_FILE):
+            if path.exists():
+                self.objects.send(path.name, path)

@@ -1,0 +1,269 @@
+"""A signal ends a command as Ctrl-C does, once: what it has started is stopped, and what it has made is removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
+from hetopt.optimizer.plan import Plan
+from hetopt.trainer.events import EVENTS_FILE, Event, read_events
+from hetopt.trainer.launch.namespaces import find_networks, why_not
+from hetopt.trainer.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE
+from tests.disturbance import PATIENCE_S
+
+from .test_report import plan
+
+__all__ = ["plan"]
+
+COMMAND = [sys.executable, "-m", "hetopt.optimizer.cli.main"]
+STEPS = 100_000
+
+
+@pytest.fixture
+def plan_file(plan: Plan, tmp_path: Path) -> Path:
+    """Two workers that would train for hours."""
+    stop = plan.run.stop.model_copy(update={"max_steps": STEPS, "max_epochs": None})
+    run = plan.run.model_copy(update={"stop": stop})
+    plan.model_copy(update={"run": run}).save(tmp_path / "plan.json")
+    return tmp_path / "plan.json"
+
+
+@pytest.fixture
+def launched(plan_file: Path) -> Iterator[Callable[..., Launched]]:
+    """Starts them; whatever is left of one when the test ends goes."""
+    started: list[Launched] = []
+
+    def start(*options: str, **streams: Any) -> Launched:
+        started.append(Launched(plan_file, *options, **streams))
+        return started[-1]
+
+    yield start
+    for run in started:
+        run.process.kill()
+        run.process.wait()
+
+
+class Launched:
+    """`hetopt launch` as a process of its own."""
+
+    def __init__(self, plan_file: Path, *options: str, **streams: Any) -> None:
+        self.home = plan_file.parent / "home"
+        self.told_file = plan_file.parent / "told.txt"
+        with self.told_file.open("wb") as told:
+            self.process = subprocess.Popen(
+                [*COMMAND, "launch", str(plan_file), "--yes", *options],
+                env={**os.environ, "HETOPT_HOME": str(self.home), "OMP_NUM_THREADS": "1"},
+                **({"stdin": subprocess.DEVNULL, "stderr": told} | streams),
+            )
+
+    @property
+    def folder(self) -> Path:
+        (folder,) = (self.home / "runs").iterdir()
+        return folder
+
+    def events(self, name: str) -> list[Event]:
+        if not (self.home / "runs").is_dir():
+            return []
+        return [event for event in read_events(self.folder / EVENTS_FILE) if event["event"] == name]
+
+    def until(self, reached: Callable[[], object]) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not reached():
+            assert self.process.poll() is None, self.told
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+
+    @property
+    def told(self) -> str:
+        return " ".join(self.told_file.read_text().split())
+
+    def ended(self) -> tuple[int, str]:
+        return self.process.wait(PATIENCE_S), self.told
+
+    def left(self) -> list[str]:
+        """Processes that have the run's folder on their command line."""
+        lines = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+        return [line for line in lines if str(self.home) in line]
+
+
+def assert_stopped_with_what_it_had(run: Launched) -> None:
+    assert run.left() == []
+    (finished,) = run.events("training_finished")
+    assert finished["reason"] == "stopped"
+    assert 0 < finished["step"] < STEPS
+    assert (run.folder / UNFINISHED_MODEL_FILE).is_file()
+    assert not (run.folder / MODEL_FILE).exists()
+    assert (run.folder / "checkpoint" / "LATEST").exists()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "code"),
+    [
+        ([signal.SIGTERM], 143),
+        ([signal.SIGHUP], 129),
+        ([signal.SIGINT] * 4, 130),
+        ([signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTERM], 143),
+    ],
+    ids=["SIGTERM", "SIGHUP", "four times Ctrl-C", "one after another"],
+)
+def test_a_signal_stops_the_run_and_more_of_them_wait(
+    launched: Callable[..., Launched], numbers: list[signal.Signals], code: int
+) -> None:
+    run = launched("--on", "local")
+    run.until(lambda: run.events("step"))
+    for number in numbers:
+        run.process.send_signal(number)
+        run.until(lambda: "stopping run" in run.told)
+        time.sleep(0.05)
+    ended, told = run.ended()
+    assert ended == code, told
+    assert f"stopping run {run.folder.name}" in told
+    assert ("still ending, please wait" in told) == (len(numbers) > 1)
+    assert "Traceback" not in told
+    assert_stopped_with_what_it_had(run)
+
+
+def test_a_terminal_that_goes_away_stops_the_run(launched: Callable[..., Launched]) -> None:
+    """Whatever is written to it from then on fails, which must not end the stopping."""
+    terminal, end = pty.openpty()
+    run = launched("--on", "local", stdin=end, stdout=end, stderr=end, start_new_session=True)
+    os.close(end)
+    os.set_blocking(terminal, False)
+    run.until(lambda: run.events("step"))
+    os.close(terminal)
+    run.process.send_signal(signal.SIGHUP)  # as the kernel does where the terminal is the session's own
+    assert run.ended()[0] == 129
+    assert_stopped_with_what_it_had(run)
+
+
+def test_nohup_is_heeded(launched: Callable[..., Launched]) -> None:
+    run = launched("--on", "local", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    run.until(lambda: run.events("step"))
+    run.process.send_signal(signal.SIGHUP)
+    before = len(run.events("step"))
+    run.until(lambda: len(run.events("step")) > before)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.ended()[0] == 143
+
+
+def test_a_run_that_somebody_else_ends_is_no_success(
+    launched: Callable[..., Launched], hetopt: Callable[..., Any]
+) -> None:
+    """What Slurm, systemd or a daemon that frees memory does: SIGTERM to the process that hosts the workers."""
+    run = launched("--on", "local")
+    run.until(lambda: run.events("step"))
+    host = json.loads((run.folder / "process.json").read_text())["pid"]
+    os.kill(host, signal.SIGTERM)
+    ended, told = run.ended()
+    assert ended == 7, told
+    step = run.events("training_finished")[-1]["step"]
+    assert f"the run was stopped after {step:,} of {STEPS:,} steps" in told
+    assert f"--resume {run.folder.name}" in told
+    assert_stopped_with_what_it_had(run)
+    # It goes on, and is a model once it has come to its end.
+    record = Launch.load(run.folder / LAUNCH_FILE)
+    stop = record.spec.stop.model_copy(update={"max_steps": step + 3})
+    record.model_copy(update={"spec": record.spec.model_copy(update={"stop": stop})}).save(run.folder / LAUNCH_FILE)
+    again = subprocess.run(
+        [*COMMAND, "launch", "--on", "local", "--resume", run.folder.name, "--yes"],
+        env={**os.environ, "HETOPT_HOME": str(run.home), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert again.returncode == 0, again.stderr
+    assert (run.folder / MODEL_FILE).is_file()
+    assert not (run.folder / UNFINISHED_MODEL_FILE).exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_ends_a_profile_and_its_folder_goes(tmp_path: Path, number: signal.Signals) -> None:
+    task = f"{Path(__file__).resolve().parents[1] / 'profiler' / 'tiny_task.py'}:task"
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    process = subprocess.Popen(
+        [*COMMAND, "profile", task, "-o", str(tmp_path / "p.json"), "--time-budget", "60", "--workers", "2"],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not list(temporary.glob(f"hetopt-profile-*/{EVENTS_FILE}")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, told = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 128 + number, told
+    assert "Traceback" not in told
+    assert list(temporary.glob("hetopt-*")) == []
+    assert not (tmp_path / "p.json").exists()
+    assert not [
+        one for one in psutil.process_iter(["cmdline"]) if str(temporary) in " ".join(one.info["cmdline"] or [])
+    ]
+
+
+@pytest.mark.skipif(why_not() is not None, reason="needs network namespaces")
+def test_a_signal_ends_a_rehearsal_and_its_network_goes(launched: Callable[..., Launched]) -> None:
+    before = {network.id for network in find_networks()}
+    run = launched("--on", "rehearsal", "--hosts", "speed=1,rate=1gbit x2")
+    run.until(lambda: run.events("run_started"))
+    run.process.send_signal(signal.SIGTERM)
+    run.process.send_signal(signal.SIGINT)
+    ended, told = run.ended()
+    assert ended == 143, told
+    assert run.left() == []
+    own = [one for one in find_networks() if one.id not in before and one.owner and str(run.home) in one.owner.purpose]
+    assert own == []
+
+
+HARNESS = """
+import sys, time
+from benchmarks._outcome import run_benchmark
+from hetopt.trainer.launch.namespaces import MiniatureNetwork
+from hetopt.trainer.miniature import MiniatureHost
+
+def main():
+    with MiniatureNetwork.create([MiniatureHost(name="h0"), MiniatureHost(name="h1")], owner=sys.argv[1]) as network:
+        print(network.id, flush=True)
+        time.sleep(600)
+
+run_benchmark(main)
+"""
+
+
+@pytest.mark.skipif(why_not() is not None, reason="needs network namespaces")
+def test_a_benchmark_that_is_ended_takes_its_network_along(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HARNESS, str(tmp_path)],
+        cwd=Path(__file__).resolve().parents[2],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    made = process.stdout.readline().strip()
+    assert made in {network.id for network in find_networks()}
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 143
+    assert made not in {network.id for network in find_networks()}
+
+
+def test_every_benchmark_is_ended_by_signals() -> None:
+    folder = Path(__file__).resolve().parents[2] / "benchmarks"
+    commands = [path for path in sorted(folder.glob("[a-z]*.py")) if "__main__" in path.read_text()]
+    assert len(commands) > 10
+    assert [path.name for path in commands if not path.read_text().endswith("    run_benchmark(main)\n")] == []

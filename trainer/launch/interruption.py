@@ -1,0 +1,127 @@
+"""Signals that end a command: SIGTERM and SIGHUP do what Ctrl-C does, and none of them cuts the tidying up short.
+
+A signal becomes an exception, so that every ``finally`` and ``except BaseException`` on the way is run: what the
+command has started is stopped, and what it has made for itself is removed. From then on further signals are only told
+of, until the command has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Terminated(BaseException):
+    """SIGTERM or SIGHUP came. No KeyboardInterrupt: nobody may take it for the wish to go on with less."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+def exit_code_of(error: KeyboardInterrupt | Terminated) -> int:
+    """What a shell gives for a command that the signal ended: 130 (SIGINT), 143 (SIGTERM) or 129 (SIGHUP)."""
+    return 128 + (error.number if isinstance(error, Terminated) else int(signal.SIGINT))
+
+
+class _Command:
+    """What this process does when a signal comes."""
+
+    def __init__(self) -> None:
+        self.is_ending = False
+        self.in_the_way = ""
+        self.terminals: list[int] = []
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            self._let_go_of_terminals()
+        if self.is_ending:
+            _write(f"still ending, please wait{self.in_the_way}\n")
+            return
+        self.is_ending = True
+        raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
+
+    def _let_go_of_terminals(self) -> None:
+        """A terminal that has gone refuses what is written to it, and that must not end the tidying up."""
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for descriptor in self.terminals:
+            os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+        self.terminals.clear()
+
+
+_COMMAND = _Command()
+
+
+@contextmanager
+def ends_by_signals() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP end what is inside by an exception; those that are ignored (nohup) stay so.
+
+    Raises:
+        KeyboardInterrupt: SIGINT came.
+        Terminated: one of the others did.
+    """
+    before: dict[signal.Signals, Callable[[int, FrameType | None], object] | int | None] = {}
+    _COMMAND.is_ending, _COMMAND.in_the_way = False, ""
+    _COMMAND.terminals = [descriptor for descriptor in (0, 1, 2) if _is_terminal(descriptor)]
+    for number in SIGNALS:
+        handler = signal.getsignal(number)
+        if handler is not signal.SIG_IGN:
+            before[number] = handler
+            signal.signal(number, _COMMAND.on_signal)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        _COMMAND.is_ending = False
+
+
+def goes_on() -> None:
+    """The command takes Ctrl-C for the wish to go on with what it has: the next signal is heard again."""
+    _COMMAND.is_ending = False
+
+
+@contextmanager
+def stopping(what: str, command: str | None, tell: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Stop inside what this command has started; signals wait until that is done.
+
+    Where it cannot be stopped, the last line says what may still run and how to end it.
+
+    Args:
+        what: that is stopped, such as "run 2026-1-digits".
+        command: that would end it; None: it ends with this process, however that ends.
+        tell: says what goes on.
+    """
+    before = _COMMAND.is_ending
+    _COMMAND.is_ending = True
+    _COMMAND.in_the_way = f"; should this process be killed, end {what} with `{command}`" if command else ""
+    if tell is not None:
+        with suppress(OSError, ValueError):  # a terminal that is gone, or a closed stream
+            tell(f"stopping {what}")
+    try:
+        yield
+    except BaseException:
+        if command:
+            _write(f"{what} may still run: end it with `{command}`\n")
+        raise
+    finally:
+        _COMMAND.is_ending, _COMMAND.in_the_way = before, ""
+
+
+def _is_terminal(descriptor: int) -> bool:
+    try:
+        return os.isatty(descriptor)
+    except OSError:
+        return False
+
+
+def _write(text: str) -> None:
+    """To standard error, also from within a signal handler."""
+    with suppress(OSError):
+        os.write(2, text.encode())
