@@ -9,6 +9,12 @@ recording: it trains on every host that has started, at the pace of the quicker 
 change, no lost step and no checkpoint. A host has started when torch could be imported on it, by a process that does
 nothing else, in calm times: nobody trains before. Those seconds are not compressed, and weigh as the minutes in which a
 machine boots. Beside that stands the share of what hosts without any start would train.
+
+One replay is one draw of which hosts go, on a machine whose speed changes: hetopt's sides are replayed `ROUNDS` times,
+with other draws, and figures are medians with the least beside them. What is missing to the oracle is told in two
+factors: ``attended``, what those hosts that did train would have trained at the calm pace, over the oracle (below 1:
+hosts joined later than they had started), and ``at_pace``, what was trained, over that (below 1: steps were slower than
+in calm times, were redone, or stood still while workers changed).
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -42,6 +48,7 @@ CHECKPOINT_EVERY_S = 600.0
 """Of the recording's time, on both sides."""
 BATCH, FIXED_S, PER_SAMPLE_S = 96, 0.02, 0.002
 OF_ORACLE = 0.9
+ROUNDS = 3
 DATA = Path(os.environ.get("HETOPT_SHARED_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
 TASK = f"{Path(__file__).with_name('_toy.py')}:noise"
 _START_S = 120.0
@@ -124,6 +131,17 @@ def samples_in(events: Sequence[Event], lasts_s: float) -> float:
     return float(told[-1]["step"] * BATCH) if told else 0.0
 
 
+def attended_samples(events: Sequence[Event], lasts_s: float, rates: Mapping[int, float]) -> float:
+    """What the workers that took part in each step would have trained in its time, at the calm pace of so many."""
+    began_s = next(event["time_s"] for event in events if event["event"] == "training_started")
+    before_s, samples = began_s, 0.0
+    for event in events:
+        if event["event"] == "step" and event["time_s"] <= began_s + lasts_s:
+            samples += (event["time_s"] - before_s) * rates[len(event["local_batch_sizes"])]
+            before_s = event["time_s"]
+    return samples
+
+
 def time_of_import(rounds: int = 3) -> float:
     """Median time in which a process that does nothing else has imported torch."""
     times = []
@@ -159,44 +177,61 @@ def rehearse(
     start_s: float,
     number: int,
     sides: Sequence[str],
+    rounds: int,
 ) -> None:
-    """Replay one recording on every side."""
+    """Replay one recording on every side: hetopt's in every round, the peer's in the first."""
     lasts_s = len(trace.running) * trace.gap_s / compression
     every_s = CHECKPOINT_EVERY_S / compression
-    logs: dict[str, list[Event]] = {}
-    for side in sides:
-        moves = moves_of(trace, compression=compression, seed=number, notice=side == "notice")
-        run_dir = folder / f"{number}-{side}"
-        run_dir.mkdir()
-        print(f"  {trace.name}: {side}, {len(moves)} changes in {lasts_s:.0f} s", file=sys.stderr)
-        wish = spec(trace.nodes, () if side == "torchrun" else moves, every_s)
-        if side == "torchrun":
-            logs[side] = run_under_torchrun(run_dir, wish, moves, lasts_s=lasts_s, snapshot_every_s=every_s)
-        else:
-            logs[side] = run_hetopt(run_dir, wish, lasts_s=lasts_s)
-    moves = moves_of(trace, compression=compression, seed=number, notice=False)
-    rates = calm_rates(logs.values(), trace.nodes)
-    best = best_samples(moves, trace.nodes, lasts_s, rates, start_s=start_s)
-    without_start = best_samples(moves, trace.nodes, lasts_s, rates)
     paid_s = trace.paid_node_s() / compression
-    shares = {side: samples_in(events, lasts_s) / best for side, events in logs.items()}
-    for side, events in logs.items():
-        changed = [event for event in events if event["event"] == "workers_changed" and "recovery_s" in event]
-        took = f"{statistics.median(event['recovery_s'] for event in changed):.2f} s each" if changed else ""
-        print(
-            f"{trace.name:<28}{side:<10}{shares[side] * best / paid_s:>8.1f} samples a paid second"
-            f"{shares[side]:>8.1%} of the oracle, {shares[side] * best / without_start:.1%} of one without starts   "
-            f"{len(changed):>3} changes of workers {took}"
-        )
-        more = {
-            f"{side}_of_oracle_without_starts_{number}": round(shares[side] * best / without_start, 4),
-            f"{side}_samples_a_paid_second_{number}": round(shares[side] * best / paid_s, 1),
-        }
+    told: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
+    for round_ in range(rounds):
+        seed = number + len(sides) * round_
+        logs: dict[str, list[Event]] = {}
+        for side in sides:
+            if side == "torchrun" and round_ > 0:
+                continue
+            moves = moves_of(trace, compression=compression, seed=seed, notice=side == "notice")
+            run_dir = folder / f"{number}-{round_}-{side}"
+            run_dir.mkdir()
+            print(f"  {trace.name}: {side}, {len(moves)} changes in {lasts_s:.0f} s", file=sys.stderr)
+            wish = spec(trace.nodes, () if side == "torchrun" else moves, every_s)
+            if side == "torchrun":
+                logs[side] = run_under_torchrun(run_dir, wish, moves, lasts_s=lasts_s, snapshot_every_s=every_s)
+            else:
+                logs[side] = run_hetopt(run_dir, wish, lasts_s=lasts_s)
+        moves = moves_of(trace, compression=compression, seed=seed, notice=False)
+        rates = calm_rates(logs.values(), trace.nodes)
+        best = best_samples(moves, trace.nodes, lasts_s, rates, start_s=start_s)
+        without_start = best_samples(moves, trace.nodes, lasts_s, rates)
+        for side, events in logs.items():
+            trained, attended = samples_in(events, lasts_s), attended_samples(events, lasts_s, rates)
+            told[side].append(
+                {
+                    "of_oracle": trained / best,
+                    "of_oracle_without_starts": trained / without_start,
+                    "samples_a_paid_second": trained / paid_s,
+                    "attended": attended / best,
+                    "at_pace": trained / attended,
+                }
+            )
+            changed = [event for event in events if event["event"] == "workers_changed" and "recovery_s" in event]
+            took = f"{statistics.median(event['recovery_s'] for event in changed):.2f} s each" if changed else ""
+            newest = told[side][-1]
+            print(
+                f"{trace.name:<28}{side:<10}{newest['samples_a_paid_second']:>8.1f} samples a paid second"
+                f"{newest['of_oracle']:>8.1%} of the oracle (attended {newest['attended']:.1%}, at pace "
+                f"{newest['at_pace']:.1%}), {newest['of_oracle_without_starts']:.1%} of one without starts   "
+                f"{len(changed):>3} changes of workers {took}"
+            )
+    for side, rows in told.items():
+        figures = {f"{side}_{key}_{number}": statistics.median(row[key] for row in rows) for key in rows[0]}
+        figures[f"{side}_of_oracle_least_{number}"] = min(row["of_oracle"] for row in rows)
+        rounded = {name: round(value, 4) for name, value in figures.items()}
         if side == "torchrun":
-            results.baselines.update({f"{side}_of_oracle_{number}": round(shares[side], 4), **more})
+            results.baselines.update(rounded)
         else:
-            results.goal(f"{side}_of_oracle_{number}", shares[side], at_least=OF_ORACLE)
-            results.figures.update(more)
+            results.figures.update(rounded)
+            results.goal(f"{side}_of_oracle_{number}", figures[f"{side}_of_oracle_{number}"], at_least=OF_ORACLE)
 
 
 def main() -> None:
@@ -224,7 +259,14 @@ def main() -> None:
             part = trace.grouped(SMOKE_HOSTS if read.smoke else HOSTS).busiest(samples)
             results.figures[f"nodes_{number}"] = trace.nodes
             rehearse(
-                results, Path(temporary), part, compression=compression, start_s=start_s, number=number, sides=sides
+                results,
+                Path(temporary),
+                part,
+                compression=compression,
+                start_s=start_s,
+                number=number,
+                sides=sides,
+                rounds=1 if read.smoke else ROUNDS,
             )
     only = None if read.recording is None else f"recording {read.recording}"
     publish(results.outcome("spot_rehearsal", quick=quick), read.json, part=only)
