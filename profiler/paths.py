@@ -10,9 +10,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import StringConstraints
 
 from hetopt.profiler.errors import BadInput
 
@@ -24,11 +21,6 @@ LONGEST_NAME_BYTES = 1024
 HOST_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$"
 RUN_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,79}$"
 REGION_PATTERN = r"^[a-z]{2}(-[a-z]{1,20}){1,4}-[0-9]{1,2}$"
-
-HostName = Annotated[str, StringConstraints(pattern=HOST_PATTERN)]
-"""A machine of a run, as it is called in the run: it becomes a folder, a key and a word on command lines."""
-RunName = Annotated[str, StringConstraints(pattern=RUN_PATTERN)]
-"""A run: it becomes a folder, a key and a tag."""
 
 _PLAIN_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+@,-]*")
 _SHOWN = 80

@@ -9,11 +9,14 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from hetopt.profiler.artifact import Artifact, Record
+from hetopt.profiler.artifact import Artifact, Record, Told
 from hetopt.profiler.step_samples import StepSample
 
 Collective = Literal["all_reduce", "all_gather", "broadcast"]
 LearningRateRule = Literal["none", "linear", "sqrt"]
+MOST_BYTES_A_PARAMETER = 16
+"""Of its gradient: complex numbers of double precision."""
+
 LOCAL = "local"
 """The device type of a machine that is not in the catalogue: the one where the profile was taken."""
 
@@ -21,13 +24,13 @@ LOCAL = "local"
 class Host(Record):
     """The machine that was measured."""
 
-    cpu_model: str
+    cpu_model: Told
     logical_cpus: PositiveInt
     memory_bytes: PositiveInt
-    operating_system: str
-    python_version: str
-    torch_version: str
-    accelerator: str | None = None
+    operating_system: Told
+    python_version: Told
+    torch_version: Told
+    accelerator: Told | None = None
     accelerator_count: int = Field(default=0, ge=0)
     accelerator_memory_bytes: PositiveInt | None = None
 
@@ -51,6 +54,15 @@ class Job(Record):
     flops_per_sample: PositiveFloat | None = Field(
         default=None, description="forward and backward floating-point operations of matrix work, a sample"
     )
+
+    @model_validator(mode="after")
+    def _one_gradient_of_the_parameters(self) -> Self:
+        if not self.parameters <= self.gradient_bytes <= MOST_BYTES_A_PARAMETER * self.parameters:
+            raise ValueError(
+                f"gradient_bytes is {self.gradient_bytes:,} for {self.parameters:,} parameters, but a parameter's "
+                f"gradient has 1 to {MOST_BYTES_A_PARAMETER} bytes"
+            )
+        return self
 
 
 class StepTime(Record):

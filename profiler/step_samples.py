@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar, Self, TypeVar
 
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     NonNegativeFloat,
@@ -23,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from hetopt.profiler.artifact import Artifact
+from hetopt.profiler.artifact import Artifact, PlainText, Told
 from hetopt.profiler.errors import BadInput
 
 HINT = "a line looks like " + (
@@ -33,7 +32,7 @@ MOST_WORKERS = 65_536
 MOST_SAMPLES = 20_000
 
 
-class _Line(BaseModel):
+class _Line(PlainText):
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
@@ -116,7 +115,7 @@ class StepSamples(Artifact):
 
     created: str = Field(description="ISO 8601, UTC")
     hetopt_version: str
-    source: str = Field(description="the file that was imported")
+    source: Told = Field(description="the file that was imported")
     samples: tuple[StepSample, ...] = Field(min_length=1)
 
 

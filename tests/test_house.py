@@ -104,6 +104,7 @@ FOLDER_WORDS = ("folder", "dir", "path", "home", "root", "where", "parent", "bun
 OURS = {
     "optimizer/cli/catalog_refresh.py: home / day.isoformat()": "a date",
     "optimizer/cli/metrics.py: into / f'.{EVENT_FILE}.partial'": "a constant",
+    "optimizer/cli/export.py: skypilot.parent / name": "the wheel of this hetopt",
     "optimizer/ec2/launcher.py: run_dir / name": "one of two constants",
     "optimizer/ec2/observing.py: run_dir / f'.observed.{order.life}'": "a number",
     "optimizer/market/catalog_refresh.py: bundled / name": "a constant",
@@ -125,7 +126,6 @@ OURS = {
     "trainer/tasks/corpus.py: folder / inside": "a constant",
     "trainer/tasks/corpus.py: folder / inside / naming.format(first)": "a constant",
     "trainer/tasks/corpus.py: folder / inside / naming.format(second)": "a constant",
-    "optimizer/cli/export.py: skypilot.parent / name": "of hetopt's own wheel",
     "profiler/paths.py: folder.joinpath(*parts)": "the one place",
 }  # fmt: skip
 """Joins whose right side is not written out, and why it is nobody else's."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from hetopt.profiler.artifact import write_atomically
+from hetopt.profiler.artifact import read_record, write_atomically
+from hetopt.profiler.errors import BadInput
 from hetopt.trainer.miniature import Conditions
 
 CONDITIONS_FILE = "conditions.json"
@@ -29,13 +28,13 @@ class ConditionsReader:
         """The present conditions; without a file, everything is as it was declared."""
         try:
             status = self._path.stat()
-        except FileNotFoundError:
+        except OSError:
             return self._conditions
         identity = (status.st_ino, status.st_mtime_ns)
         if identity != self._seen:
             try:
-                self._conditions = Conditions.model_validate_json(self._path.read_bytes())
-            except (FileNotFoundError, ValidationError):
+                self._conditions = read_record(Conditions, self._path, hint="launch the run again")
+            except BadInput:
                 return self._conditions  # not one that `write_conditions` left: keep what was known
             self._seen = identity
         return self._conditions

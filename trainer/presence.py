@@ -10,9 +10,10 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pydantic import NonNegativeInt, ValidationError
+from pydantic import NonNegativeInt
 
-from hetopt.profiler.artifact import Record, write_atomically
+from hetopt.profiler.artifact import Record, read_record, write_atomically
+from hetopt.profiler.errors import BadInput
 
 PRESENCE_FILE = "hosts.json"
 INCARNATION_VARIABLE = "HETOPT_INCARNATION"
@@ -83,13 +84,13 @@ class KnownPresence:
     def _now(self) -> Mapping[str, HostThere] | None:
         try:
             status = os.stat(self._path)
-        except FileNotFoundError:
+        except OSError:
             return self._there
         identity = (status.st_ino, status.st_mtime_ns)
         if identity != self._seen:
             try:
-                self._there = Hosts.model_validate_json(self._path.read_bytes()).there
-            except (FileNotFoundError, ValidationError):
+                self._there = read_record(Hosts, self._path, hint="launch the run again").there
+            except BadInput:
                 return self._there  # none that `write_presence` left
             self._seen = identity
         return self._there

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from hetopt.profiler.artifact import write_atomically
-from hetopt.profiler.errors import BadInput
+from hetopt.profiler.artifact import read_record, write_atomically
 from hetopt.trainer.spec import RunSpec
 
 SPEC_FILE = "spec.json"
@@ -37,15 +34,4 @@ def read_spec(run_dir: Path) -> RunSpec:
     Raises:
         BadInput: there is none, or it is not a spec.
     """
-    path = run_dir / SPEC_FILE
-    try:
-        return RunSpec.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror}.", hint="name the folder of a run") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        reason = first["msg"].removeprefix("Value error, ")
-        raise BadInput(
-            f"{path}: {where + ': ' if where else ''}{reason[:1].lower()}{reason[1:]}.", hint="launch the run again"
-        ) from None
+    return read_record(RunSpec, run_dir / SPEC_FILE, hint="name the folder of a run, or launch the run again")

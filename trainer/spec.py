@@ -15,9 +15,8 @@ from pydantic import (
     model_validator,
 )
 
-from hetopt.profiler.artifact import Record
+from hetopt.profiler.artifact import HostName, Record
 from hetopt.profiler.inflation import CAUTIOUS_COEFFICIENT
-from hetopt.profiler.paths import HostName
 from hetopt.profiler.schedule import ProbeSchedule
 from hetopt.trainer.miniature import DeclaredTime, Miniature
 from hetopt.trainer.stream import Stream

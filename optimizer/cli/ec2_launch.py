@@ -95,9 +95,8 @@ def run(
         partial: fewer machines will do where not all are to be had.
     """
     import datetime
-    import sys
 
-    from hetopt.optimizer.cli import ec2_view, render
+    from hetopt.optimizer.cli import ec2_view, render, terminal
     from hetopt.optimizer.costs.billing import load_billing
     from hetopt.optimizer.ec2 import calls, ordering
     from hetopt.optimizer.ec2.bundle import make_bundle
@@ -144,7 +143,7 @@ def run(
     render.note(f"run {folder.name}; look at it from another terminal with `hetopt status`, end it with `hetopt stop`")
     accept = (lambda spec: _accept_fewer(wanted, spec, yes=yes)) if partial else None
     _start_and_follow(record, folder, accept, detach=detach, as_json=as_json)
-    sys.stdout.flush()
+    terminal.flush()
 
 
 def resume(

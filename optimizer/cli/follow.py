@@ -101,10 +101,9 @@ def finish(launcher: Launcher, folder: Path, *, as_json: bool, ended_by: HetoptE
         RunFailed: it failed.
         RunStopped: it was stopped before its planned end; or what ``ended_by`` is.
     """
-    import sys
 
     from hetopt.optimizer import words
-    from hetopt.optimizer.cli import render
+    from hetopt.optimizer.cli import render, terminal
     from hetopt.optimizer.cli.run_record import read_run
     from hetopt.optimizer.reports.report import make_report
     from hetopt.profiler.errors import RunFailed, RunStopped
@@ -120,7 +119,7 @@ def finish(launcher: Launcher, folder: Path, *, as_json: bool, ended_by: HetoptE
     if status.state is RunState.STOPPED and record.launch is not None:
         done = f"{words.count(progress.step)} of {_planned(record.launch)} steps"
     if as_json and record.launch is not None:
-        sys.stdout.write(make_report(record.launch, progress, record.timeline, state=status.state.value).to_json())
+        terminal.write(make_report(record.launch, progress, record.timeline, state=status.state.value).to_json())
     else:
         metrics = "  ".join(f"{name} {value:.4g}" for name, value in progress.metrics.items())
         took = f" in {words.duration(progress.training_s)}" if progress.training_s is not None else ""

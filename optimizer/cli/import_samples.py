@@ -11,22 +11,19 @@ if TYPE_CHECKING:
 
 def read_file(source: Path) -> tuple[StepSample, ...]:
     """The step samples of a file (JSON Lines, ``-`` for standard input), checked."""
-    import sys
-
     from hetopt.optimizer.cli import lines
     from hetopt.profiler.step_samples import read_samples
 
-    with lines.opened(source, "--from-samples") as stream:
-        return read_samples(stream, origin="standard input" if stream is sys.stdin else str(source))
+    with lines.opened(source, "--from-samples") as (rows, _):
+        return read_samples(rows, origin="standard input" if str(source) == "-" else str(source))
 
 
 def import_samples(source: Path, output: Path | None, *, force: bool, json_: bool) -> None:
     """Read step samples (JSON Lines, ``-`` for standard input), check them, and write them as an artifact."""
     import datetime
-    import sys
     from importlib.metadata import version
 
-    from hetopt.optimizer.cli import parse, render
+    from hetopt.optimizer.cli import parse, render, terminal
     from hetopt.profiler.sample_remarks import remarks
     from hetopt.profiler.step_samples import StepSamples
 
@@ -44,7 +41,7 @@ def import_samples(source: Path, output: Path | None, *, force: bool, json_: boo
     for remark in remarks(samples):
         render.note(remark)
     if json_:
-        sys.stdout.write(imported.to_json())
+        terminal.write(imported.to_json())
         return
     layouts = {sample.layout for sample in samples}
     types = sorted({node.type for sample in samples for node in sample.nodes})

@@ -159,6 +159,7 @@ def launch(
         render,
         stream_options,
         sync_options,
+        terminal,
     )
     from hetopt.optimizer.cli.run_record import launcher_for
     from hetopt.optimizer.launch_record import LAUNCH_FILE
@@ -265,7 +266,7 @@ def launch(
         record = record.model_copy(update={"spec": record.spec.model_copy(update={"max_restarts": restarts})})
     if dry_run:
         if json_:
-            sys.stdout.write(record.to_json())
+            terminal.write(record.to_json())
         else:
             launch_view.show(record)
         return

@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import stat
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TextIO
 
+from hetopt.optimizer.cli import terminal
 from hetopt.profiler.errors import BadInput
-from hetopt.profiler.step_samples import Configuration, parse_configuration
+from hetopt.profiler.reading import lines_of, opened_file, parse_json
+from hetopt.profiler.step_samples import HINT, Configuration, parse_configuration
 
 
 @contextmanager
-def opened(path: Path, option: str) -> Iterator[TextIO]:
-    """The file, or standard input for ``-``.
+def opened(path: Path, option: str) -> Iterator[tuple[Iterator[str], bool]]:
+    """The lines of a file, or of standard input for ``-``, and whether all of them are there already.
 
     Raises:
         BadInput: it cannot be read, also while it is being read.
     """
     if str(path) == "-":
-        yield sys.stdin
+        at_once = stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode)
+        yield lines_of(sys.stdin, origin="standard input", hint="give JSON Lines"), at_once
         return
-    try:
-        stream = path.open(encoding="utf-8")
-    except FileNotFoundError:
-        raise BadInput(f"{option} names {path}, which does not exist.", hint="name a JSON Lines file, or -") from None
-    except OSError as error:
-        raise BadInput(f"{option}: {path} cannot be read: {error.strerror}.", hint="name another file") from None
-    try:
-        with stream:
-            yield stream
-    except UnicodeDecodeError:
-        raise BadInput(f"{option}: {path} is not UTF-8 text.", hint="name a JSON Lines file") from None
+    hint = f"name a JSON Lines file with {option}, or - for standard input"
+    with opened_file(path, hint=hint) as stream, io.TextIOWrapper(stream, encoding="utf-8") as text:
+        yield lines_of(text, origin=str(path), hint=hint), True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +52,11 @@ class Query:
 
     def write(self, **answer: object) -> None:
         """The line with an answer added, on standard output."""
-        sys.stdout.write(json.dumps({**self.fields, **answer}, allow_nan=False) + "\n")
+        try:
+            text = json.dumps({**self.fields, **answer}, allow_nan=False)
+        except ValueError:  # NaN and infinity in fields that hetopt does not read
+            text = json.dumps({**json.loads(json.dumps(self.fields), parse_constant=str), **answer}, allow_nan=False)
+        terminal.write(text + "\n")
 
 
 def queries(lines: Iterable[str]) -> Iterator[Query]:
@@ -74,14 +75,11 @@ def chunks(asked: Iterable[Query], size: int) -> Iterator[list[Query]]:
 
 def _query(number: int, line: str) -> Query:
     fields: dict[str, object] = {}
+    configuration, reason = None, ""
     try:
+        data = parse_json(line, origin=f"line {number}", hint=HINT)
+        fields = data if isinstance(data, dict) else {}
         configuration = parse_configuration(line)
     except BadInput as error:
-        try:
-            data = json.loads(line, parse_constant=str)
-        except ValueError:
-            data = None
-        if isinstance(data, dict):
-            fields = data
-        return Query(number=number, fields=fields, configuration=None, reason=error.message)
-    return Query(number=number, fields=json.loads(line, parse_constant=str), configuration=configuration)
+        reason = error.message
+    return Query(number=number, fields=fields, configuration=configuration, reason=reason)

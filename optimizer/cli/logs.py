@@ -12,9 +12,9 @@ def logs(
     worker: int | None = typer.Option(None, "--worker", "-w", min=0, help="Only this worker's output."),
 ) -> None:
     """Print what the workers of a run wrote, each line behind its file's name; -f follows."""
-    import sys
     import time
 
+    from hetopt.optimizer.cli import terminal
     from hetopt.optimizer.cli.run_record import launcher_of, read_launch
     from hetopt.optimizer.supervisor.decision_log import DECISIONS_FILE
     from hetopt.profiler.errors import BadInput
@@ -35,8 +35,8 @@ def logs(
         for label, path in files.items():
             text, offsets[label] = read_from(path, offsets.get(label, 0))
             for line in text.splitlines():
-                sys.stdout.write(f"{line}\n" if events else f"[{label}] {line}\n")
-        sys.stdout.flush()
+                terminal.write(f"{line}\n" if events else f"[{label}] {line}\n")
+        terminal.flush()
         if over or not follow:
             return
         time.sleep(0.3)

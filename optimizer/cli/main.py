@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import typer
@@ -24,8 +25,9 @@ from hetopt.optimizer.cli import (
     setup,
     status,
     stop,
+    terminal,
 )
-from hetopt.profiler.errors import HetoptError
+from hetopt.profiler.errors import BadInput, HetoptError
 from hetopt.trainer.launch.interruption import Terminated, ends_by_signals, exit_code_of
 
 app = typer.Typer(
@@ -88,16 +90,37 @@ app.add_typer(catalog.app, name="catalog")
 
 def main() -> None:
     """Entry point of the `hetopt` command."""
+    terminal.prepare()
+    sys.exit(terminal.finish(_exit_code()))
+
+
+def _exit_code() -> int:
+    """Do what was typed; what goes wrong is said, and becomes the exit code that goes with it."""
     try:
+        terminal.check_arguments(sys.argv[1:])
         with ends_by_signals():
             app(prog_name="hetopt")
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    except terminal.ReaderGone as gone:
+        return gone.exit_code
     except HetoptError as error:
-        from hetopt.optimizer.cli import render
-
-        render.error(error.message, error.hint)
-        sys.exit(error.exit_code)
+        return _said(error.message, error.hint, error.exit_code)
+    except OSError as error:
+        # What the machine refuses is no fault of the program: it has no place in it that a person should look at.
+        what = f"{error.filename}: " if error.filename else ""
+        return _said(f"{what}{error.strerror or error}.", "correct that, then try again", BadInput.exit_code)
     except (KeyboardInterrupt, Terminated) as error:
-        sys.exit(exit_code_of(error))
+        return exit_code_of(error)
+    return 0
+
+
+def _said(message: str, hint: str | None, code: int) -> int:
+    from hetopt.optimizer.cli import render
+
+    with contextlib.suppress(terminal.OutputLost):
+        render.error(message, hint)
+    return code
 
 
 if __name__ == "__main__":

@@ -24,9 +24,8 @@ def metrics(
     ),
 ) -> None:
     """Give a run's figures to other tools. Without an option, print them in Prometheus' text format."""
-    import sys
 
-    from hetopt.optimizer.cli import render
+    from hetopt.optimizer.cli import render, terminal
     from hetopt.trainer.launch.runs import RunFolders, runs_home
 
     folder = RunFolders(home=runs_home()).find(run)
@@ -39,7 +38,7 @@ def metrics(
         with server:
             server.serve_forever()
     elif tensorboard is None:
-        sys.stdout.write(_text(folder))
+        terminal.write(_text(folder))
 
 
 def _text(folder: Path) -> str:

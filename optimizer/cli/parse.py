@@ -15,6 +15,7 @@ from hetopt.optimizer.market.catalog_filter import AnyMarket
 from hetopt.optimizer.market.instance_type import Architecture
 from hetopt.optimizer.plan import Objective, ScalingRule
 from hetopt.profiler.errors import BadInput
+from hetopt.profiler.reading import read_text
 from hetopt.trainer.spec import BatchPolicy
 
 _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -161,14 +162,12 @@ def time_weight(text: str | None) -> float | None:
 
 
 def text_of(path: Path, option: str) -> str:
-    """The text in a file that an option names."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise BadInput(f"{option} names {path}, which does not exist.", hint="name a text file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise BadInput(f"{option} names {path}, which cannot be read: {reason}.", hint="name a text file") from None
+    """The text in a file that an option names.
+
+    Raises:
+        BadInput: it cannot be read.
+    """
+    return read_text(path, hint=f"name a text file with {option}")
 
 
 def names(text: str | None) -> tuple[str, ...]:

@@ -52,9 +52,6 @@ def predict(
 
     Every line of QUERIES comes back in its place with step_time_s, step_time_low_s and step_time_high_s added.
     """
-    import os
-    import stat
-    import sys
     from functools import partial
 
     from hetopt.optimizer.cli import lines
@@ -69,38 +66,28 @@ def predict(
     observed, samples, priors = _observed(profile)
     catalog = load_catalog(region, catalog_dir)
     own = StepTimeModel.fit(observed, catalog.instance_types, priors)
-    with lines.opened(queries, "QUERIES") as stream:
-        try:
-            if explain is not None:
-                _explain(own, lines.queries(stream), explain, as_json=json_)
-            elif suggest_probes:
-                prices = partial(_probe_usd, catalog, "spot" if market == "spot" else "on-demand")
-                _suggest(own, list(lines.queries(stream)), suggest_probes, prices)
-            else:
-                at_once = CHUNK if stat.S_ISREG(os.fstat(stream.fileno()).st_mode) else 1
-                _answer(_chosen(model, own, samples), lines.chunks(lines.queries(stream), at_once))
-            sys.stdout.flush()
-        except BrokenPipeError:
-            # Whoever read has seen enough; Python would complain once more when it closes the stream.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with lines.opened(queries, "QUERIES") as (rows, is_whole):
+        if explain is not None:
+            _explain(own, lines.queries(rows), explain, as_json=json_)
+        elif suggest_probes:
+            prices = partial(_probe_usd, catalog, "spot" if market == "spot" else "on-demand")
+            _suggest(own, list(lines.queries(rows)), suggest_probes, prices)
+        else:
+            at_once = CHUNK if is_whole else 1
+            _answer(_chosen(model, own, samples), lines.chunks(lines.queries(rows), at_once))
 
 
 def _observed(path: Path) -> tuple[Observed, tuple[StepSample, ...], Mapping[str, Normal]]:
     """What was measured, from either kind of profile, whole steps where there are any, and what else is believed."""
-    import json
-
     from hetopt.optimizer.fit import fit
     from hetopt.optimizer.step_model.observed import observe
     from hetopt.optimizer.step_model.priors import PRIORS
     from hetopt.optimizer.step_model.profiled import observe_profile, profile_priors
+    from hetopt.profiler.artifact import kind_in
     from hetopt.profiler.profile import Profile
     from hetopt.profiler.step_samples import StepSamples
 
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        data = None  # Reading it as an artifact says what is wrong.
-    if isinstance(data, dict) and data.get("kind") == StepSamples.KIND:
+    if kind_in(path) == StepSamples.KIND:
         samples = StepSamples.load(path).samples
         return observe(samples), samples, PRIORS
     profile = Profile.load(path)
@@ -132,7 +119,7 @@ def _chosen(wanted: str, own: StepTimeModel, samples: tuple[StepSample, ...]) ->
 
 def _answer(model: Predictor, chunks: Iterable[list[Query]]) -> None:
     """One line out for each line in. Lines that cannot be predicted carry the reason, and are counted at the end."""
-    import sys
+    from hetopt.optimizer.cli import terminal
 
     total, refused = 0, list[str]()
     for chunk in chunks:
@@ -144,7 +131,7 @@ def _answer(model: Predictor, chunks: Iterable[list[Query]]) -> None:
             else:
                 query.write(**asdict(answer))
         if len(chunk) == 1:
-            sys.stdout.flush()
+            terminal.flush()
     _report(total, refused)
 
 

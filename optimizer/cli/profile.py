@@ -79,9 +79,8 @@ def profile(
 
     The profile is what `hetopt recommend` plans from. Measure while the machine has nothing else to do.
     """
-    import sys
 
-    from hetopt.optimizer.cli import parse, profile_view, render
+    from hetopt.optimizer.cli import parse, profile_view, render, terminal
     from hetopt.optimizer.cli.import_samples import import_samples, read_file
     from hetopt.profiler.errors import BadInput
 
@@ -151,7 +150,7 @@ def profile(
         measured.save(output)
         render.note(f"wrote {output}")
     if json_:
-        sys.stdout.write(measured.to_json())
+        terminal.write(measured.to_json())
     else:
         profile_view.show(measured)
 

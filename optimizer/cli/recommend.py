@@ -109,9 +109,8 @@ def recommend(
     Works offline, from the bundled catalogue, without credentials.
     """
     import datetime
-    import sys
 
-    from hetopt.optimizer.cli import parse, plan_view, render, sync_options
+    from hetopt.optimizer.cli import parse, plan_view, render, sync_options, terminal
     from hetopt.optimizer.market.catalog_choice import catalog_in_use
     from hetopt.optimizer.market.quota import read_quotas
     from hetopt.optimizer.recommendation.recommend import Options
@@ -181,24 +180,19 @@ def recommend(
         plan.save(output)
         render.note(f"wrote {output}")
     if json_:
-        sys.stdout.write(plan.to_json())
+        terminal.write(plan.to_json())
     else:
         plan_view.show(plan)
 
 
 def _profile(path: Path) -> Profile:
     """The profile, or what is missing where the file holds step samples alone."""
-    import json
-
+    from hetopt.profiler.artifact import kind_in
     from hetopt.profiler.errors import BadInput
     from hetopt.profiler.profile import Profile
     from hetopt.profiler.step_samples import StepSamples
 
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        data = None  # Reading it as an artifact says what is wrong.
-    if isinstance(data, dict) and data.get("kind") == StepSamples.KIND:
+    if kind_in(path) == StepSamples.KIND:
         raise BadInput(
             f"{path} holds step times alone. A plan also needs what is trained: the task and its data set, the size of "
             "the gradient, the memory that a sample takes, and how many steps the target needs.",

@@ -1,4 +1,7 @@
-"""How things look in a terminal; the only file that knows rich. stdout carries the artifact, stderr the progress."""
+"""How things look in a terminal; the only file that knows rich. stdout carries the artifact, stderr the progress.
+
+All text goes through `hetopt.optimizer.cli.terminal.shown`: what others wrote commands nothing here.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,10 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 from rich.text import Text
 
+from hetopt.optimizer.cli import terminal
+from hetopt.optimizer.cli.terminal import shown
+from hetopt.profiler.reading import shortened
+
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
@@ -28,6 +35,19 @@ class Column:
     fixed: bool = False
 
 
+class _Console(Console):
+    """A console whose stream may fail: a full disk and a reader that has gone are told as such."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """See rich.
+
+        Raises:
+            OutputLost: it cannot be written.
+        """
+        with terminal.losses_told():
+            super().print(*objects, **options)
+
+
 def console(*, stderr: bool = False) -> Console:
     """A console on the stream as it is now (tests and pipes replace it).
 
@@ -35,7 +55,7 @@ def console(*, stderr: bool = False) -> Console:
     words, and the width of a terminal that is not there must not break them.
     """
     stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, highlight=False, soft_wrap=stderr and not stream.isatty())
+    return _Console(file=stream, highlight=False, soft_wrap=stderr and not stream.isatty())
 
 
 def width() -> int:
@@ -45,7 +65,7 @@ def width() -> int:
 
 def print_json(value: Any) -> None:
     """``value`` as indented JSON on stdout."""
-    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
+    terminal.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, caption: str | None = None) -> None:
@@ -53,28 +73,28 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, caption: 
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
         grid.add_column(
-            column.name,
+            _cell(column.name),
             justify=column.justify,
             style=column.style,
             no_wrap=column.fixed or column.justify == "right",
             overflow="fold",
         )
     for row in rows:
-        grid.add_row(*(escape(cell) for cell in row))
+        grid.add_row(*(_cell(cell) for cell in row))
     out = console()
     out.print(grid)
     if caption is not None:
-        out.print(caption, style="dim", markup=False)
+        out.print(shown(caption), style="dim", markup=False)
 
 
 def heading(text: str) -> None:
     """A line that opens a part of the output."""
-    console().print(f"\n{escape(text)}", style="bold")
+    console().print(f"\n{_cell(text)}", style="bold")
 
 
 def line(text: str = "", *, style: str | None = None) -> None:
     """A plain line on stdout, wrapped at the terminal's width."""
-    console().print(text, style=style, markup=False)
+    console().print(shown(text), style=style, markup=False)
 
 
 def bullet(text: str, *, mark: str = "•") -> None:
@@ -83,7 +103,7 @@ def bullet(text: str, *, mark: str = "•") -> None:
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
-    grid.add_row(mark, escape(text))
+    grid.add_row(mark, _cell(text))
     out.print(Padding(grid, (0, 0, 0, 2), expand=False))
 
 
@@ -93,21 +113,21 @@ def facts(values: Mapping[str, str]) -> None:
     grid.add_column(no_wrap=True, style="dim")
     grid.add_column(overflow="fold")
     for name, value in values.items():
-        grid.add_row(escape(name), escape(value))
+        grid.add_row(_cell(name), _cell(value))
     console().print(Padding(grid, (0, 0, 0, 2), expand=False))
 
 
 def note(text: str) -> None:
     """A remark on stderr: what is going on, where a file went."""
-    console(stderr=True).print(text, markup=False, style="dim")
+    console(stderr=True).print(shown(text), markup=False, style="dim")
 
 
 def error(message: str, hint: str | None) -> None:
     """What is wrong and what to do next, on stderr."""
     out = console(stderr=True)
-    out.print(f"[bold red]error:[/] {escape(message)}")
+    out.print(f"[bold red]error:[/] {_cell(shortened(message, terminal.MOST_MESSAGE_CHARACTERS))}")
     if hint:
-        out.print(f"  [bold]→[/] {escape(hint)}")
+        out.print(f"  [bold]→[/] {_cell(shortened(hint, terminal.MOST_MESSAGE_CHARACTERS))}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +154,8 @@ class Picture:
 
 def drawn(picture: Picture) -> Text:
     """The picture as rich shows it. Made of plain text: laying out a table takes several times as long."""
-    text = Text(picture.title, style="bold", no_wrap=True, overflow="ellipsis")
-    return text.append("\n" + "\n".join(picture.lines), style="not bold")
+    text = Text(shown(picture.title), style="bold", no_wrap=True, overflow="ellipsis")
+    return text.append("\n" + shown("\n".join(picture.lines)), style="not bold")
 
 
 @contextmanager
@@ -161,7 +181,7 @@ def progress(description: str) -> Iterator[Live]:
             if text != last[0]:
                 last[0] = text
                 share = "" if done is None else f" ({done:.0%})"
-                out.print(f"{description}: {text}{share}", markup=False, style="dim")
+                out.print(shown(f"{description}: {text}{share}"), markup=False, style="dim")
 
         yield Live(tell=plain, note=note)
         return
@@ -174,10 +194,15 @@ def progress(description: str) -> Iterator[Live]:
         console=out,
         transient=True,
     ) as bar:
-        task = bar.add_task(description, total=1.0, what="")
+        task = bar.add_task(_cell(description), total=1.0, what="")
 
         def live(text: str, done: float | None) -> None:
-            bar.update(task, what=escape(text), completed=done)
+            bar.update(task, what=_cell(text), completed=done)
 
         # Through the bar's own console, or the remark would be written into the line.
-        yield Live(tell=live, note=lambda text: bar.console.print(text, markup=False, style="dim"))
+        yield Live(tell=live, note=lambda text: bar.console.print(shown(text), markup=False, style="dim"))
+
+
+def _cell(text: str) -> str:
+    """Plain text where rich expects its own markup."""
+    return escape(shown(text))

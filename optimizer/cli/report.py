@@ -28,9 +28,8 @@ def report(
     json_: bool = typer.Option(False, "--json", help="Print the report as JSON."),
 ) -> None:
     """Hold a run against its prediction: time, steps, cost, how the workers were balanced, and what they exchanged."""
-    import sys
 
-    from hetopt.optimizer.cli import render
+    from hetopt.optimizer.cli import render, terminal
     from hetopt.optimizer.cli.parse import ready_to_write
     from hetopt.optimizer.cli.run_record import launcher_of, read_run
     from hetopt.optimizer.reports.report import make_report
@@ -62,7 +61,7 @@ def report(
         write_atomically(html, page(made, record.launch, series(record.events)))
         render.note(f"wrote {html}")
     if json_:
-        sys.stdout.write(made.to_json())
+        terminal.write(made.to_json())
     else:
         show(made)
 

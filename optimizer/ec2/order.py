@@ -10,8 +10,8 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from hetopt.optimizer.ec2.tags import RunTags
 from hetopt.optimizer.plan import Market
-from hetopt.profiler.artifact import Artifact, Record
-from hetopt.profiler.paths import REGION_PATTERN, HostName, RunName
+from hetopt.profiler.artifact import Artifact, HostName, Record, RunName
+from hetopt.profiler.paths import REGION_PATTERN
 from hetopt.trainer.launch.secret import SECRET_PATTERN
 
 ORDER_FILE = "order.json"

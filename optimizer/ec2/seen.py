@@ -12,8 +12,7 @@ from hetopt.optimizer.costs.billing import is_free
 from hetopt.optimizer.ec2.budget import Stay, spent_usd
 from hetopt.optimizer.ec2.order import Zone
 from hetopt.optimizer.plan import Market
-from hetopt.profiler.artifact import Artifact, Record
-from hetopt.profiler.paths import HostName
+from hetopt.profiler.artifact import Artifact, HostName, Record, Told
 from hetopt.trainer.spec import WorkerSpec
 
 SEEN_FILE = "seen.json"
@@ -30,8 +29,8 @@ class SeenMachine(Record):
     id: str
     host: HostName
     instance_type: str
-    state: str = Field(description="as EC2 calls it: pending, running, shutting-down, terminated; or 'gone'")
-    reason: str | None = None
+    state: Told = Field(description="as EC2 calls it: pending, running, shutting-down, terminated; or 'gone'")
+    reason: Told | None = None
     ending: Ending | None = None
     since_s: NonNegativeFloat
     until_s: NonNegativeFloat | None = None
@@ -96,7 +95,7 @@ class Seen(Artifact):
     lease_end_s: NonNegativeFloat | None = Field(default=None, description="until when the machines may live")
     lease_tag: str | None = Field(default=None, description="which version of the lease in the bucket that was")
     stop_wished_s: NonNegativeFloat | None = None
-    stop_reason: str | None = None
+    stop_reason: Told | None = None
     absent: tuple[WorkerSpec, ...] = Field(
         default=(), description="workers whose machines are lost, and are to come back"
     )

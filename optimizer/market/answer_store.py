@@ -12,8 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hetopt.profiler.errors import BadInput
+from hetopt.profiler.reading import parse_json, read_text
+
 KEPT_HOURS = 6
 """Prices of an older reading would be mixed with today's, and page tokens do not live much longer."""
+
+
+MOST_BYTES_KEPT = 1_000_000_000
+"""The price list of a region has tens of megabytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +47,8 @@ class AnswerStore:
         """The store, emptied if it was begun too long ago."""
         note = folder / "begun"
         begun = now
-        with contextlib.suppress(OSError, ValueError):
-            begun = datetime.datetime.fromisoformat(note.read_text(encoding="utf-8"))
+        with contextlib.suppress(BadInput, ValueError):
+            begun = datetime.datetime.fromisoformat(read_text(note))
         if not datetime.timedelta() <= now - begun <= datetime.timedelta(hours=KEPT_HOURS):
             shutil.rmtree(folder)
             begun = now
@@ -54,11 +61,10 @@ class AnswerStore:
         items: list[Any] = []
         token, complete = None, False
         path = self._path(part)
-        if path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                try:
-                    page = json.loads(line)
-                except json.JSONDecodeError:
+        with contextlib.suppress(BadInput):  # what cannot be read is asked for again
+            for line in read_text(path, most_bytes=MOST_BYTES_KEPT).splitlines():
+                page = parse_json(line, origin=str(path))
+                if not isinstance(page, dict) or not isinstance(page.get("items"), list) or "next" not in page:
                     break
                 items += page["items"]
                 token, complete = page["next"], page["next"] is None

@@ -22,6 +22,7 @@ from hetopt.catalogs.build import OTHER_ACCELERATORS, VENDORS, as_csv, canonical
 from hetopt.optimizer.market.instance_type import TYPE_COLUMNS
 from hetopt.optimizer.market.zone_prices import COLUMNS, ZonePrice, zone_prices
 from hetopt.profiler.paths import inside
+from hetopt.profiler.reading import read_json, read_text
 
 Answer = Mapping[str, Any]
 """One item of an API's answer, as botocore parses it."""
@@ -130,13 +131,8 @@ def refreshed(answers: Answers, region: str, day: datetime.date, bundled: Path) 
         for zone, price in sorted(prices.items())
     ]
     kept = {
-        f"regions/{path.name}": path.read_text(encoding="utf-8")
-        for path in (bundled / "regions").glob("*.csv")
-        if path.stem != region
-    } | {
-        name: (bundled / name).read_text(encoding="utf-8")
-        for name in ("accelerators.csv", "caveats.csv", "billing.json")
-    }
+        f"regions/{path.name}": read_text(path) for path in (bundled / "regions").glob("*.csv") if path.stem != region
+    } | {name: read_text(bundled / name) for name in ("accelerators.csv", "caveats.csv", "billing.json")}
     files = {
         **kept,
         "instance_types.csv": as_csv([{column: row[column] for column in TYPE_COLUMNS} for row in types.values()]),
@@ -300,8 +296,7 @@ def _usd(value: float | None) -> str:
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as stream:
-        return list(csv.DictReader(stream))
+    return list(csv.DictReader(io.StringIO(read_text(path), newline="")))
 
 
 def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> str:
@@ -314,7 +309,7 @@ def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> str:
 
 def _sources(bundled: Path, region: str, day: datetime.date) -> str:
     """The bundled sources, and those of this day in the columns that they fill."""
-    data = json.loads((bundled / "sources.json").read_text(encoding="utf-8"))
+    data = read_json(bundled / "sources.json")
     titles = {
         SPECIFICATIONS: "AWS DescribeInstanceTypes",
         OFFERINGS: "AWS DescribeInstanceTypeOfferings",

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hetopt.profiler.errors import BadInput
+from hetopt.profiler.plain_text import fault_of, texts_in
+from hetopt.profiler.reading import read_json, read_text, shortened
 
 SCHEMA_VERSION = 1
+MOST_DIGITS = 15
+"""Of a whole number: more are no count of anything that is rented."""
+
+NAME_ANOTHER = "name a folder in the format of the bundled catalogue, or leave out --catalog"
 HINT = "correct the file, or leave out --catalog to use the bundled catalogue"
 
 
@@ -54,7 +59,7 @@ class Row:
             value = math.nan
         if 0 <= value < math.inf:
             return value
-        raise self.bad(f"{column} is '{cell}', which is not a number of 0 or more")
+        raise self.bad(f"{column} is '{shortened(cell, 40)}', which is not a number of 0 or more")
 
     def optional_number(self, column: str) -> float | None:
         """A finite number, 0 or more, or unknown."""
@@ -63,9 +68,9 @@ class Row:
     def count(self, column: str) -> int:
         """A whole number, 0 or more."""
         cell = self.required(column)
-        if cell.isdecimal():
+        if cell.isdecimal() and len(cell) <= MOST_DIGITS:
             return int(cell)
-        raise self.bad(f"{column} is '{cell}', which is not a whole number of 0 or more")
+        raise self.bad(f"{column} is '{shortened(cell, 40)}', which is not a whole number of 0 or more")
 
     def optional_count(self, column: str) -> int | None:
         """A whole number, 0 or more, or unknown."""
@@ -76,7 +81,7 @@ class Row:
         cell = self.text(column)
         if cell in ("", "0", "1"):
             return None if not cell else cell == "1"
-        raise self.bad(f"{column} is '{cell}', which is neither 0, 1 nor blank")
+        raise self.bad(f"{column} is '{shortened(cell, 40)}', which is neither 0, 1 nor blank")
 
 
 def read_rows(path: Path, *, required: Sequence[str], optional: Sequence[str] = ()) -> Iterator[Row]:
@@ -108,10 +113,11 @@ def read_rows(path: Path, *, required: Sequence[str], optional: Sequence[str] = 
 
 def read_object(path: Path) -> dict[str, object]:
     """A JSON object with the ``schema_version`` that this hetopt reads."""
-    try:
-        data = json.loads(_text(path))
-    except json.JSONDecodeError as error:
-        raise BadInput(f"{path} is not complete JSON (line {error.lineno}: {error.msg.lower()}).", hint=HINT) from None
+    data = read_json(path, hint=NAME_ANOTHER)
+    for text in texts_in(data):
+        fault = fault_of(text)
+        if fault is not None:
+            raise BadInput(f"{path}: a text {fault}.", hint=HINT)
     if not isinstance(data, dict):
         raise BadInput(f"{path} does not hold a JSON object.", hint=HINT)
     version = data.get("schema_version")
@@ -121,26 +127,21 @@ def read_object(path: Path) -> dict[str, object]:
             hint="install the newer hetopt that wrote it",
         )
     if version != SCHEMA_VERSION:
-        raise BadInput(f"{path} has catalogue schema {version!r}, which this hetopt cannot read.", hint=HINT)
-    return data
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise BadInput(
-            f"The catalogue file {path} cannot be read: {reason}.",
-            hint="name a folder in the format of the bundled catalogue, or leave out --catalog",
-        ) from None
+            f"{path} has catalogue schema {shortened(repr(version), 40)}, which this hetopt cannot read.", hint=HINT
+        )
+    return data
 
 
 def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Non-blank lines with their numbers."""
-    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
+    reader = csv.reader(io.StringIO(read_text(path, hint=NAME_ANOTHER), newline=""), strict=True)
     try:
         for cells in reader:
+            for cell in cells:
+                fault = fault_of(cell)
+                if fault is not None:
+                    raise BadInput(f"{path} line {reader.line_num}: a cell {fault}.", hint=HINT)
             if cells:
                 yield reader.line_num, cells
     except csv.Error as error:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from hetopt.optimizer import words
 from hetopt.optimizer.plan import Group, Plan
 from hetopt.profiler.errors import BadInput
+from hetopt.profiler.plain_text import one_line
 from hetopt.trainer.launch.nodes import MEETING_PORT
 from hetopt.trainer.launch.secret import SECRET_VARIABLE
 
@@ -31,7 +32,7 @@ def torchrun_script(plan: Plan, wheel: str, secret: str) -> str:
     """
     machines = list(_machines(plan))
     listed = "\n".join(
-        f"#   {number}  {group.instance_type}, {words.count(group.workers_per_machine)} "
+        f"#   {number}  {one_line(group.instance_type)}, {words.count(group.workers_per_machine)} "
         f"{'worker' if group.workers_per_machine == 1 else 'workers'}, {'+'.join(map(str, samples))} samples of a step"
         for number, (group, samples) in enumerate(machines)
     )
@@ -44,7 +45,7 @@ def torchrun_script(plan: Plan, wheel: str, secret: str) -> str:
         keep = "# Whoever knows the secret below can join the run: keep this folder to yourself.\n"
         knows = f" {SECRET_VARIABLE}={secret}"
     return f"""#!/bin/sh
-# {_title(plan)}
+{_comment(_title(plan))}
 # On each machine, in a copy of this folder:
 #   pip install './{wheel}[train]'
 #   sh {SCRIPT_FILE} NUMBER ADDRESS            trains the plan's task
@@ -86,10 +87,11 @@ def skypilot_task(plan: Plan, wheel: str, secret: str) -> str:
             hint="plan one type with `hetopt recommend --types TYPE`, or export for torchrun",
         )
     (group,) = groups
-    name = "".join(letter if letter.isalnum() else "-" for letter in plan.run.task.rpartition("/")[2]).strip("-")
-    spec = plan.run.model_dump_json(exclude_defaults=True)
-    if "HETOPT_END" in spec:
-        raise BadInput("The run's spec holds the word HETOPT_END, which ends it in the task file.", hint="rename it")
+    name = "".join(
+        letter if letter.isascii() and letter.isalnum() else "-" for letter in plan.run.task.rpartition("/")[2]
+    ).strip("-")
+    # One line of ASCII that begins with a brace: it can end neither the block of YAML nor the here-document.
+    spec = json.dumps(plan.run.model_dump(mode="json", exclude_defaults=True), separators=(",", ":"))
     knows = f"{SECRET_VARIABLE}={secret} " if group.machines > 1 else ""
     run = [
         "mkdir -p hetopt-run",
@@ -102,7 +104,7 @@ def skypilot_task(plan: Plan, wheel: str, secret: str) -> str:
         "--module hetopt.trainer.worker hetopt-run",
     ]
     lines = [
-        f"# {_title(plan)}",
+        _comment(_title(plan)),
         f"# Predicted: {words.duration(plan.chosen.prediction.total_s.value)}, "
         f"{words.usd(plan.chosen.prediction.cost_usd.value)}. SkyPilot keeps neither budget nor deadline.",
         f"name: {json.dumps(name or 'hetopt')}",
@@ -126,6 +128,11 @@ def _machines(plan: Plan) -> Iterator[tuple[Group, tuple[int, ...]]]:
         each = group.workers_per_machine
         for machine in range(group.machines):
             yield group, group.local_batch_sizes[machine * each : (machine + 1) * each]
+
+
+def _comment(text: str) -> str:
+    """A line that a shell and YAML pass over, whatever the text: it stays one line, and nothing in it acts."""
+    return f"# {one_line(text)}"
 
 
 def _title(plan: Plan) -> str:

@@ -11,7 +11,7 @@ from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.plan import Range
 from hetopt.optimizer.reports.progress import Progress
 from hetopt.optimizer.reports.timeline import Happening, Moment, Timeline
-from hetopt.profiler.artifact import Artifact, Record
+from hetopt.profiler.artifact import Artifact, Record, Told
 from hetopt.profiler.errors import BadInput
 
 TOLERANCE = 0.10
@@ -41,8 +41,8 @@ class Compared(Record):
 class WorkerReport(Record):
     """One worker over the whole run. Seconds are means over its steps."""
 
-    host: str
-    type: str
+    host: Told
+    type: Told
     pace: PositiveFloat
     speed: PositiveFloat | None = Field(default=None, description="of its host in a rehearsal, relative")
     local_batch_size: int = Field(description="share at the end, samples")
@@ -53,7 +53,7 @@ class WorkerReport(Record):
 class Way(Record):
     """One way to exchange gradients, and in how many steps it was used."""
 
-    way: str = Field(description="compressor, ratio and collective")
+    way: Told = Field(description="compressor, ratio and collective")
     steps: int
 
 
@@ -74,7 +74,7 @@ class Sent(Record):
 class BroughtTogether(Record):
     """How often workers that train for themselves averaged their parameters."""
 
-    policy: str
+    policy: Told
     synchronised: int = Field(description="steps that ended in an average")
     local: int = Field(description="steps that did not")
     sent_bytes: NonNegativeFloat = Field(description="by one worker, votes included")
@@ -97,11 +97,11 @@ class Report(Artifact):
     MADE_BY: ClassVar[str] = "hetopt report RUN"
 
     run_id: str
-    task: str
+    task: Told
     on: str
     state: str
-    finish_reason: str | None
-    metrics: dict[str, float]
+    finish_reason: Told | None
+    metrics: dict[Told, float]
     compared: tuple[Compared, ...]
     workers: tuple[WorkerReport, ...]
     global_batch_size: int
@@ -110,7 +110,7 @@ class Report(Artifact):
     together: BroughtTogether | None = Field(default=None, description="absent where gradients are exchanged")
     hourly_usd: NonNegativeFloat = Field(description="what the plan's machines cost an hour")
     within_tolerance: bool | None = Field(description="run time within 10 % of its prediction; absent while running")
-    verdict: tuple[str, ...] = Field(description="a sentence each: did the prediction hold, and where did it miss")
+    verdict: tuple[Told, ...] = Field(description="a sentence each: did the prediction hold, and where did it miss")
     rented_total_s: NonNegativeFloat = Field(description="predicted for the rented cluster")
     rented_cost_usd: NonNegativeFloat = Field(description="predicted for the rented cluster")
     timeline: tuple[Moment, ...] = Field(default=(), description="the run over time, in order")

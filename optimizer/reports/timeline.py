@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from hetopt.optimizer import words
 from hetopt.optimizer.reports.columns import matrix
 from hetopt.optimizer.supervisor.decision_log import gain_in_words
-from hetopt.profiler.artifact import Record
+from hetopt.profiler.artifact import Record, Told
 
 MOST_MOMENTS = 400
 """More than a chart of any width shows; longer runs are kept in coarser steps of time."""
@@ -52,7 +52,7 @@ _DONE = {
 class Exchanged(Record):
     """The exchanges of gradients in a stretch of the run: means of one exchange, where not said otherwise."""
 
-    way: str = Field(description="compressor, ratio and collective; the last, where they changed")
+    way: Told = Field(description="compressor, ratio and collective; the last, where they changed")
     ratio: float = Field(gt=0, le=1, description="fraction of the elements that was sent")
     gain: NonNegativeFloat = Field(description="gradient energy that this retained")
     sent_bytes: NonNegativeFloat = Field(description="contributed by one worker")
@@ -90,8 +90,8 @@ class Happening(Record):
     kind: Kind
     time_s: float = Field(description="seconds since training began")
     step: NonNegativeInt | None
-    hosts: tuple[str, ...] = Field(default=(), description="where; none for what concerns all")
-    text: str
+    hosts: tuple[Told, ...] = Field(default=(), description="where; none for what concerns all")
+    text: Told
 
     @property
     def sentence(self) -> str:

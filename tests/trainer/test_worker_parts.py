@@ -124,7 +124,7 @@ def test_how_samples_are_read_makes_no_difference(tmp_path: Path, signals: None)
     ("spoil", "words"),
     [
         (lambda folder: (folder / "spec.json").write_text("{"), "spec.json"),
-        (lambda folder: (folder / "spec.json").unlink(), "cannot be read"),
+        (lambda folder: (folder / "spec.json").unlink(), "does not exist"),
         (lambda folder: write_spec(folder, spec_of("cpu", "cpu")), "2 workers, but 1"),
         (lambda folder: write_spec(folder, spec_of("cpu").model_copy(update={"task": "nothing"})), "nothing"),
         (

@@ -13,7 +13,6 @@ newest one that is whole counts, whatever LATEST says; one that is torn or alter
 from __future__ import annotations
 
 import io
-import json
 import os
 import pickle
 import shutil
@@ -27,6 +26,7 @@ from torch import nn
 
 from hetopt.profiler.artifact import write_atomically
 from hetopt.profiler.errors import BadInput, RunFailed
+from hetopt.profiler.reading import MissingFile, parse_json, read_text
 from hetopt.trainer.checkpoints.manifest import STATE_FILE, FileRecord, Manifest, rank_file
 from hetopt.trainer.checkpoints.state import RankState, SharedState
 from hetopt.trainer.exchange.memory import redistribute
@@ -183,11 +183,11 @@ class CheckpointFolder:
         """
         path = self.path(step) / MANIFEST_FILE
         try:
-            text = path.read_text(encoding="utf-8")
-            version = json.loads(text)["schema_version"]
-        except FileNotFoundError:
+            text = read_text(path)
+            version = parse_json(text, origin=str(path))["schema_version"]
+        except MissingFile:
             return f"{MANIFEST_FILE} is missing"
-        except (OSError, ValueError, KeyError, TypeError):
+        except (BadInput, KeyError, TypeError):
             return f"{MANIFEST_FILE} is damaged"
         if version != Manifest.VERSION:
             raise BadInput(f"{path} was written by another version of hetopt.", hint=_start_over(self._folder))

@@ -15,7 +15,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
+
+from pydantic import TypeAdapter, ValidationError
+
+from hetopt.profiler.errors import BadInput, RunFailed
+from hetopt.profiler.reading import parse_json, shortened
 
 NO_GENERATION = -1
 
@@ -49,7 +54,7 @@ class Member:
         life: tells it from others that had its place before.
         joined: the generation that it was last part of.
         beside: places of all workers of that generation, itself included.
-        lives: of the same.
+        lives: of the same; empty: not known.
         version: of the state that it holds.
         share: its last local batch size, samples; 0: it has just started.
     """
@@ -62,16 +67,23 @@ class Member:
     lives: tuple[str, ...] = ()
     version: Version = Version()
 
+    def __post_init__(self) -> None:
+        """Refuse lives that are not those of the places."""
+        if self.lives and len(self.lives) != len(self.beside):
+            raise ValueError(f"{len(self.lives)} lives of {len(self.beside)} workers")
+
     def to_json(self) -> str:
         """As it is registered."""
         return json.dumps(asdict(self))
 
     @classmethod
     def of_json(cls, text: str) -> Self:
-        """What `to_json` wrote."""
-        data = json.loads(text)
-        beside, lives = tuple(data["beside"]), tuple(data["lives"])
-        return cls(**{**data, "beside": beside, "lives": lives, "version": Version(**data["version"])})
+        """What `to_json` wrote.
+
+        Raises:
+            RunFailed: it is something else.
+        """
+        return cls(**_fields(cls, text))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,13 +117,30 @@ class Generation:
 
     def to_json(self) -> str:
         """As it is closed."""
-        return json.dumps({"number": self.number, "members": [member.to_json() for member in self.members]})
+        return json.dumps(asdict(self))
 
     @classmethod
     def of_json(cls, text: str) -> Self:
-        """What `to_json` wrote."""
-        data = json.loads(text)
-        return cls(number=data["number"], members=tuple(map(Member.of_json, data["members"])))
+        """What `to_json` wrote.
+
+        Raises:
+            RunFailed: it is something else.
+        """
+        return cls(**_fields(cls, text))
+
+
+def _fields(kind: type[Member] | type[Generation], text: str) -> dict[str, Any]:
+    """What another worker has written into the store: a stranger's word, until it has been looked at."""
+    try:
+        return dict(vars(_READERS[kind].validate_python(parse_json(text, origin="a message"))))
+    except (BadInput, ValidationError):
+        raise RunFailed(
+            f"what another worker registered of itself cannot be read: {shortened(text, 80)!r}.",
+            hint="launch the run again: it resumes from its last checkpoint",
+        ) from None
+
+
+_READERS: Mapping[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Member, Generation)}
 
 
 @dataclass(frozen=True, kw_only=True)

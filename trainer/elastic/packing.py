@@ -57,7 +57,7 @@ def unpack(data: Tensor) -> Any:
         end = _LENGTH_BYTES + length
         header = json.loads(raw[_LENGTH_BYTES:end].numpy().tobytes().decode())
         value, used = _restored(header, raw, end)
-    except (ValueError, KeyError, TypeError, RuntimeError, OverflowError, IndexError):
+    except (ValueError, KeyError, TypeError, RuntimeError, OverflowError, IndexError, RecursionError):
         raise RunFailed("what another worker sent of its state cannot be read.") from None
     if used != raw.numel():
         raise RunFailed("what another worker sent of its state is not all of it.")

@@ -20,6 +20,7 @@ import psutil
 
 from hetopt.profiler.artifact import write_atomically
 from hetopt.profiler.errors import BadInput
+from hetopt.profiler.reading import MissingFile, read_json
 from hetopt.trainer.launch.base import RunHandle, RunState, RunStatus
 from hetopt.trainer.launch.lease import lease
 from hetopt.trainer.launch.logs import LOG_FOLDER
@@ -184,13 +185,13 @@ def run_status(run_dir: Path) -> RunStatus:
 def _find_process(run_dir: Path) -> psutil.Process | None:
     """The living process that hosts the run. A number that another process has since been given does not count."""
     try:
-        identity = json.loads((run_dir / PROCESS_FILE).read_text(encoding="utf-8"))
+        identity = read_json(run_dir / PROCESS_FILE)
         process = psutil.Process(int(identity["pid"]))
         same = abs(process.create_time() - float(identity["create_time"])) < _SAME_START_S
         return process if same and _lives(process) else None
-    except (FileNotFoundError, psutil.NoSuchProcess):
+    except (MissingFile, psutil.NoSuchProcess):
         return None
-    except (ValueError, KeyError, TypeError):
+    except (BadInput, ValueError, KeyError, TypeError, OverflowError):
         return None  # not a file that `start` wrote, so nothing that we may signal
 
 

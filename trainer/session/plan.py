@@ -6,8 +6,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
+from hetopt.profiler.artifact import read_record
 from hetopt.profiler.errors import BadInput
 from hetopt.profiler.paths import host_name
 from hetopt.trainer.compression_text import parse_compression
@@ -112,7 +111,7 @@ def make_plan(
                 stop=StopRule(max_steps=1),
             )
         )
-    told = spec if isinstance(spec, RunSpec) else _read(Path(spec))
+    told = spec if isinstance(spec, RunSpec) else read_record(RunSpec, Path(spec), hint="write it with `hetopt export`")
     if len(told.workers) != world_size:
         raise BadInput(
             f"The run is planned for {len(told.workers)} workers, but {world_size} were started.",
@@ -125,16 +124,3 @@ def _compression(said: Compression | str) -> Compression:
     compression = parse_compression(said, option="compression") if isinstance(said, str) else said
     checked(compression)
     return compression
-
-
-def _read(path: Path) -> RunSpec:
-    try:
-        return RunSpec.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise BadInput(
-            f"{path} cannot be read: {error.strerror}.", hint="name the file `hetopt export` wrote"
-        ) from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise BadInput(f"{path}: {where}: {first['msg']}.", hint="write it again with `hetopt export`") from None

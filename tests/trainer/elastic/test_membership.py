@@ -131,20 +131,55 @@ def test_nobody_waits_for_those_that_are_dead_or_replaced() -> None:
     assert may_close(fresh, range(3), 0.0, PATIENCE, Known({1})), "a run begins with those that have a host"
 
 
-@given(
-    st.lists(
-        st.builds(
-            Member,
-            place=st.integers(0, 50),
-            life=st.text(max_size=5),
-            joined=st.integers(-1, 9),
-            beside=st.lists(st.integers(0, 9)).map(tuple),
-            lives=st.lists(st.text(max_size=5)).map(tuple),
-            version=st.builds(Version, agreed=st.integers(-1, 9), step=st.integers(0), decisions=st.integers(0)),
-        ),
-        min_size=1,
+COUNTS = st.integers(0, 2**40)
+
+
+@st.composite
+def _members(draw: st.DrawFn) -> Member:
+    beside = draw(st.lists(st.tuples(st.integers(0, 9), st.text(max_size=5))))
+    known = draw(st.booleans())
+    return Member(
+        place=draw(st.integers(0, 50)),
+        life=draw(st.text(max_size=5)),
+        share=draw(COUNTS),
+        joined=draw(st.integers(-1, 9)),
+        beside=tuple(place for place, _ in beside),
+        lives=tuple(life for _, life in beside) if known else (),
+        version=Version(agreed=draw(st.integers(-1, 9)), step=draw(COUNTS), decisions=draw(COUNTS)),
     )
-)
+
+
+def _damaged(value: object, draw: st.DrawFn) -> object:
+    """A message with one of its parts gone, or something else in its place."""
+    if isinstance(value, dict) and value and draw(st.booleans()):
+        key = draw(st.sampled_from(sorted(value)))
+        rest = {name: each for name, each in value.items() if name != key}
+        return rest if draw(st.booleans()) else {**rest, key: _damaged(value[key], draw)}
+    if isinstance(value, list) and value and draw(st.booleans()):
+        return [_damaged(value[0], draw), *value[1:]]
+    return draw(st.sampled_from([None, True, -1, 1e400, 10**30, "", "x", [], {}, [[]], {"a": {}}, [1], "[" * 5000]))
+
+
+@given(st.data(), _members(), st.sampled_from([Member, Generation]))
+def test_a_message_of_a_stranger_is_read_or_refused_in_one_sentence(
+    data: st.DataObject, member: Member, kind: type[Member] | type[Generation]
+) -> None:
+    good = member if kind is Member else Generation(number=3, members=(member,))
+    text = json.dumps(_damaged(json.loads(good.to_json()), data.draw))
+    try:
+        read = kind.of_json(text)
+    except RunFailed as error:
+        told = error.message
+    else:
+        told = "."
+        registered = {one.place: one for one in (read.members if isinstance(read, Generation) else (read,))}
+        may_close(registered, range(3), 0.0, PATIENCE)
+        entitled(registered)
+        assert is_hopeless(registered, 1e9, PATIENCE)
+    assert told.endswith(".")
+
+
+@given(st.lists(_members(), min_size=1))
 def test_generations_survive_the_store(members: list[Member]) -> None:
     generation = Generation(number=3, members=tuple(members))
     assert Generation.of_json(generation.to_json()) == generation

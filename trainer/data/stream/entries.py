@@ -71,7 +71,13 @@ def decoded(key: str, entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]], ex
     try:
         for text, group in groupby(entries, key=lambda entry: entry[1][HEADER_FIELD]):
             same = list(group)
-            header = read_header(text)
+            try:
+                header = read_header(text)
+            except RunFailed as error:
+                name = same[0][0].decode("ascii", errors="replace")
+                raise RunFailed(
+                    f"entry {name} of {key}: {error.message}", hint=f"{error.hint}; drop it with `XDEL {key} {name}`"
+                ) from None
             if header.leaves != expected.leaves:
                 raise RunFailed(
                     f"the samples of {key} are {header}, and those of the task's data are {expected}.",

@@ -9,6 +9,7 @@ Samples of one header are packed and unpacked together, as columns of one table 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ class Leaf:
     @property
     def numel(self) -> int:
         """Elements."""
-        return int(np.prod(self.shape, dtype=np.int64)) if self.shape else 1
+        return math.prod(self.shape)
 
     @property
     def wire_bytes(self) -> int:
@@ -185,7 +186,7 @@ def _leaves_of(tree: Any, depth: int = 0) -> Iterator[Leaf]:
         raise ValueError("nested too deeply")
     if "dtype" in tree:
         shape = tuple(tree["shape"])
-        if tree["dtype"] not in _DTYPES or not all(isinstance(n, int) and 0 <= n <= _MOST_BYTES for n in shape):
+        if tree["dtype"] not in _DTYPES or not all(type(n) is int and 0 <= n <= _MOST_BYTES for n in shape):
             raise ValueError("no tensor")
         yield Leaf(dtype=tree["dtype"], shape=shape)
         return
