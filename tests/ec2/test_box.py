@@ -77,7 +77,7 @@ def test_the_meeting_host_is_lost_another_joins_and_the_run_is_stopped_from_else
     )
     played = stage.play((plan, "--steps", "100000", "--yes", "--unprobed", *STAND_IN), acts, within_s=800)
     told = "\n".join(f"{one.time_s:.1f} {one.what}" for one in timeline(box, played))
-    assert played.code == 0, told + played.err
+    assert played.code == 7, told + played.err
     assert "stopped after" in played.out
     types = [one.type for one in box.instances()]
     assert len(types) == 3, told

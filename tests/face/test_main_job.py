@@ -135,7 +135,7 @@ def test_stop_and_resume_from_another_terminal(hetopt: Hetopt, home: Path) -> No
     assert stopped.code == 0, stopped.err
     assert json.loads(stopped.out)["is"] == "stopped"
     _, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, err
+    assert process.returncode == 7, err
     assert _processes_of(run) == []
     first = read_events(run / "events.jsonl")[-1]
     assert first["reason"] == "stopped"

@@ -184,6 +184,7 @@ def test_an_address_that_cannot_be_is_refused(environment: dict[str, str], said:
 
 def test_the_collectives_interface_is_that_of_the_address() -> None:
     assert collectives_on(LOOPBACK)["NCCL_SOCKET_IFNAME"] == "lo"
+    assert collectives_on("127.0.0.2") == collectives_on(LOOPBACK)
     with pytest.raises(RunFailed, match="no network interface"):
         collectives_on("203.0.113.9")
 

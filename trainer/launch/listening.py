@@ -52,8 +52,9 @@ def is_loopback(address: str) -> bool:
 
 def interface_of(address: str) -> str | None:
     """The name of this machine's network interface that has an address; None: no interface has it."""
+    wanted = LOOPBACK if address.startswith("127.") else address  # it has all of them, and is listed with one
     for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address == address for one in addresses):
+        if any(one.address == wanted for one in addresses):
             return name
     return None
 
