@@ -222,6 +222,7 @@ def test_a_signal_ends_a_rehearsal_and_its_network_goes(launched: Callable[..., 
     run = launched("--on", "rehearsal", "--hosts", "speed=1,rate=1gbit x2")
     run.until(lambda: run.events("run_started"))
     run.process.send_signal(signal.SIGTERM)
+    run.until(lambda: "stopping run" in run.told)
     run.process.send_signal(signal.SIGINT)
     ended, told = run.ended()
     assert ended == 143, told
