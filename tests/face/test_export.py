@@ -19,6 +19,7 @@ from hetopt.optimizer.reports.schemas import schemas
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.spec import RunSpec, WorkerSpec
 from tests.disturbance import PATIENCE_S
+from tests.listeners import watched
 
 from .conftest import Answer
 from .test_report import plan
@@ -90,8 +91,8 @@ def hostile(plan: Plan, made: Path, *, told: str) -> Plan:
 def test_no_text_of_a_plan_is_a_command_of_the_script(told: str, plan: Plan, tmp_path: Path) -> None:
     made = tmp_path / "made"
     (tmp_path / "run.sh").write_text(torchrun_script(hostile(plan, made, told=told), WHEEL, SECRET))
-    (tmp_path / "torchrun").write_text("#!/bin/sh\n")
-    (tmp_path / "torchrun").chmod(0o755)
+    (tmp_path / "python3").write_text("#!/bin/sh\n")
+    (tmp_path / "python3").chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     for arguments in ((), ("0", "127.0.0.1")):
         subprocess.run(["sh", "run.sh", *arguments], cwd=tmp_path, env=environment, check=False, capture_output=True)
@@ -106,8 +107,8 @@ def test_no_text_of_a_plan_is_a_command_of_the_task_file(told: str, plan: Plan, 
     assert len(changed.splitlines()) == len(plain.splitlines()), "a text has begun a line of its own"
     told_lines = changed.splitlines()
     run = [line.removeprefix("  ") for line in told_lines[told_lines.index("run: |") + 1 :]]
-    (tmp_path / "torchrun").write_text("#!/bin/sh\n")
-    (tmp_path / "torchrun").chmod(0o755)
+    (tmp_path / "python3").write_text("#!/bin/sh\n")
+    (tmp_path / "python3").chmod(0o755)
     environment = {
         "SKYPILOT_NODE_RANK": "0",
         "SKYPILOT_NODE_IPS": "127.0.0.1",
@@ -167,8 +168,8 @@ def test_a_script_gets_the_plans_shares(mixed: Plan, tmp_path: Path, hetopt: Cal
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
     }
+    environment.pop("GLOO_SOCKET_IFNAME", None)
     machines = [
         subprocess.Popen(
             ["sh", str(tmp_path / "cluster" / "run.sh"), str(number), "127.0.0.1", str(tmp_path / "train.py")],
@@ -179,7 +180,10 @@ def test_a_script_gets_the_plans_shares(mixed: Plan, tmp_path: Path, hetopt: Cal
         )
         for number in range(2)
     ]
-    told = [machine.communicate(timeout=PATIENCE_S) for machine in machines]
+    with watched(os.getpid()) as listeners:
+        told = [machine.communicate(timeout=PATIENCE_S) for machine in machines]
+    assert listeners.seen
+    assert not listeners.outside_of("127."), "not on the address that the machines know each other by"
     assert [machine.returncode for machine in machines] == [0, 0], [err for _, err in told]
     lines = sorted(line for out, _ in told for line in out.splitlines() if line.startswith("worker"))
     shares = (16, 8, 8)

@@ -100,7 +100,7 @@ def stopping(what: str, command: str | None, tell: Callable[[str], None] | None 
     """
     before = _COMMAND.is_ending
     _COMMAND.is_ending = True
-    _COMMAND.in_the_way = f"; should this process be killed, end {what} with `{command}`" if command else ""
+    _COMMAND.in_the_way = f"; should this process be killed, `{command}` ends {what}" if command else ""
     if tell is not None:
         with suppress(OSError, ValueError):  # a terminal that is gone, or a closed stream
             tell(f"stopping {what}")
@@ -108,7 +108,7 @@ def stopping(what: str, command: str | None, tell: Callable[[str], None] | None 
         yield
     except BaseException:
         if command:
-            _write(f"{what} may still run: end it with `{command}`\n")
+            _write(f"{what} may still run; `{command}` ends that\n")
         raise
     finally:
         _COMMAND.is_ending, _COMMAND.in_the_way = before, ""
