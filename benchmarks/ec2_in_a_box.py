@@ -20,14 +20,17 @@ from benchmarks._rehearsal import need_namespaces
 from benchmarks.box.box import Box
 from benchmarks.box.story import Act, Played, Stage, meeting_host, timeline, trained
 from hetopt.optimizer.ec2.seen import Seen
-from hetopt.optimizer.market.catalog import load_catalog
-from hetopt.optimizer.plan import Plan
+from hetopt.optimizer.market.catalog import Catalog, load_catalog
+from hetopt.optimizer.plan import Group, Plan
 from hetopt.profiler.profile import Profile
+from hetopt.trainer.spec import WorkerSpec
 
 REGION = "us-east-1"
 GOAL = ("--budget", "5", "--epochs", "20000", "--batch-size", "1024")
-# A quota of 14 vCPUs buys three of the larger type and one of the smaller.
-CHOICE = ("--types", "c7i.xlarge,c6in.large", "--quota", "standard=14", "--max-machines", "4", "--mixed-types", "2")
+CHOICE = ("--types", "c7i.xlarge,c6in.large", "--max-machines", "4", "--mixed-types", "2")
+MIX = (("c7i.xlarge", 3, 288), ("c6in.large", 1, 160))
+"""What the story is about: machines of two types, with each one's part of the batch. What `recommend` would choose
+depends on the machine that was profiled, and another cluster would be another story."""
 PROBE_BUDGET_USD = 0.1
 EXPLORED = ("--explore", "--on", "ec2", "--types", "c7i.xlarge,c6in.large", "--yes", "--probe-budget", PROBE_BUDGET_USD)
 STAND_INS = ("--substitute", "c7i.xlarge=c6i.xlarge,m7i.xlarge", "--substitute", "c6in.large=c7i.large,m7i.large")
@@ -75,13 +78,45 @@ def interruptions(between: int) -> Sequence[Act]:
 
 
 def planned(stage: Stage, length: Length) -> Path:
-    """A profile of this machine, and the plan that is made of it."""
+    """A profile of this machine, and a plan that is made of it, on the story's machines."""
     profile, plan = stage.home / "profile.json", stage.home / "plan.json"
     print("profiling", file=sys.stderr)
     stage.hetopt("profile", "digits", "--time-budget", length.profile_s, "-o", profile)
     print("planning", file=sys.stderr)
     stage.hetopt("recommend", profile, *GOAL, *CHOICE, "-o", plan)
+    recommended = Plan.load(plan)
+    plan.unlink()
+    on_the_mix(recommended, load_catalog(REGION)).save(plan)
     return plan
+
+
+def on_the_mix(plan: Plan, catalog: Catalog) -> Plan:
+    """A plan on the story's machines, whichever were recommended."""
+    like = plan.chosen.groups[0]
+    groups: list[Group] = []
+    workers: list[WorkerSpec] = []
+    for name, machines, size in MIX:
+        price = catalog.price(name, "spot")
+        assert price is not None
+        told = {
+            "instance_type": name,
+            "machines": machines,
+            "market": "spot",
+            "price_usd_per_hour": price.usd_per_hour,
+            "price_date": str(price.date),
+            "price_source": price.source,
+            "price_is_estimate": price.is_estimate,
+            "interruption_band": None,
+            "local_batch_sizes": (size,) * machines,
+        }
+        groups.append(like.model_copy(update=told))
+        workers += [
+            WorkerSpec(host=f"h{len(workers) + place}", type=name, local_batch_size=size) for place in range(machines)
+        ]
+    batch = sum(worker.local_batch_size for worker in workers)
+    chosen = plan.chosen.model_copy(update={"groups": tuple(groups), "global_batch_size": batch})
+    run = plan.run.model_copy(update={"workers": tuple(workers)})
+    return plan.model_copy(update={"chosen": chosen, "pareto": (chosen,), "run": run})
 
 
 def probed(stage: Stage) -> Profile:
