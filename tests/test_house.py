@@ -107,6 +107,7 @@ OURS = {
     "optimizer/cli/export.py: skypilot.parent / name": "the wheel of this hetopt",
     "optimizer/ec2/launcher.py: run_dir / name": "one of two constants",
     "optimizer/ec2/observing.py: run_dir / f'.observed.{order.life}'": "a number",
+    "optimizer/ec2/watch.py: self.run_dir / folder": "one of two constants",
     "optimizer/market/catalog_refresh.py: bundled / name": "a constant",
     "optimizer/market/answer_store.py: self.folder / f'{part}.jsonl'": "a constant part of what AWS is asked",
     "trainer/checkpoints/folder.py: self._folder / f'step-{step}'": "a number",

@@ -31,6 +31,8 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoReque
 from moto.s3.models import FakeBucket
 from werkzeug.serving import run_simple
 
+from benchmarks.box import manners
+
 Environment = dict[str, Any]
 Start = Callable[..., Any]
 
@@ -167,6 +169,7 @@ def main(arguments: list[str]) -> None:
     port, prices = arguments
     told = json.loads(Path(prices).read_text(encoding="utf-8"))
     pools = Pools(told["usd_per_hour"])
+    manners.teach()
     fill_gaps(pools)
     moto = DomainDispatcherApplication(create_backend_app)
     application = BesideMoto(moto, pools, told["region"])

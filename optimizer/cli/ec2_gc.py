@@ -6,24 +6,36 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hetopt.optimizer.ec2.removal import Found
+    from hetopt.optimizer.ec2.survey import Found
+    from hetopt.profiler.errors import CloudRefused
+
+_FIRST_REGION = "us-east-1"
+"""Which is asked for the others; every account has it."""
 
 
-def run(*, regions: Sequence[str], run_id: str | None, everything: bool, remove: bool, as_json: bool) -> None:
-    """Look in every region, show what is there, and remove what belongs to no run that goes on.
+def run(
+    *, regions: Sequence[str], run_id: str | None, everything: bool, everybody: bool, remove: bool, as_json: bool
+) -> None:
+    """Look in every region, show what is there, and remove what belongs to no run that goes on, nor to others.
 
     Args:
         regions: to look in beside those that were ever used from here.
         run_id: only this run, even if it goes on.
         everything: also what belongs to runs that go on.
+        everybody: also what belongs to other people.
         remove: do it.
         as_json: print rows for programs.
+
+    Raises:
+        CloudRefused: something could not be looked at, or not be removed.
     """
     import time
 
     from hetopt.optimizer.cli import render
-    from hetopt.optimizer.ec2 import leftovers
+    from hetopt.optimizer.ec2 import elsewhere, leftovers
+    from hetopt.optimizer.ec2.account import identity
     from hetopt.optimizer.ec2.launcher import fleets_of
+    from hetopt.optimizer.ec2.ledger import LEDGER_FILE, Made, made, read_ledger
     from hetopt.optimizer.ec2.removal import Remover
     from hetopt.optimizer.ec2.session import connect, connect_run
     from hetopt.profiler.errors import CloudRefused
@@ -31,27 +43,47 @@ def run(*, regions: Sequence[str], run_id: str | None, everything: bool, remove:
 
     home = runs_home().parent
     runs = leftovers.local_runs(RunFolders(home=runs_home()).all())
-    places = leftovers.regions_to_look_in(home, runs, regions or _configured_region())
+    refused: list[CloudRefused] = []
+    places = leftovers.regions_to_look_in(home, runs, regions)
+    if not places:
+        places, unasked = _regions_of_the_account(_configured_region())
+        refused += unasked
+    places = sorted({*places, *_configured_region()})
+    who = identity(connect(places[0]))
     leftovers.settle(runs, time.time(), time.sleep)
     rows: list[dict[str, object]] = []
-    refused: list[CloudRefused] = []
+    looked_at: list[str] = []
     for region in places:
-        fleets = [id_ for run in runs.values() if run.region == region for id_ in fleets_of(run.folder)]
+        edge = connect(region)
+        fleets = [
+            id_ for run in runs.values() if run.region == region and not run.cleared for id_ in fleets_of(run.folder)
+        ]
+        survey = Remover(edge=edge, sleep=time.sleep, made=Made(ids=tuple(fleets))).look(run_id)
         try:
-            found = Remover(edge=connect(region), sleep=time.sleep, fleet_ids=fleets).find(run_id)
-        except CloudRefused as error:  # the other regions can still be looked at
-            refused.append(error)
-            continue
+            survey.check()
+            looked_at.append(region)
+        except CloudRefused as error:  # what was found is shown, and the other regions can still be looked at
+            refused.append(CloudRefused(f"in {region}, {error.message}", hint=error.hint))
         by_run: dict[str, list[Found]] = {}
-        for one in found:
+        for one in survey.found:
             by_run.setdefault(one.run_id, []).append(one)
+        bucket = elsewhere.Bucket(edge=edge, region=region, account_id=who.account_id)
         for name, things in by_run.items():
-            kept = None if everything or run_id is not None else _kept(things, runs)
+            known = runs.get(name)
+            if not everybody and not all(elsewhere.is_of(one, who) for one in things):
+                kept: str | None = f"it belongs to {elsewhere.owner_named(things)}; --everybody includes it"
+            elif everything or run_id is not None:
+                kept = None
+            elif leftovers.is_known(known, time.time()):
+                kept = next((why for one in things if (why := leftovers.why_leave(one, runs, time.time()))), None)
+            else:
+                kept = bucket.why_leave(things, time.time())
             removed = False
             if remove and kept is None:
-                edge = connect_run(region, runs[name].folder, home) if name in runs else connect(region)
+                mine = connect_run(region, known.folder, home) if known is not None else edge
+                ledger = made(read_ledger(known.folder / LEDGER_FILE), time.time()) if known is not None else Made()
                 try:
-                    remover = Remover(edge=edge, sleep=time.sleep, fleet_ids=fleets)
+                    remover = Remover(edge=mine, sleep=time.sleep, made=ledger)
                     remover.remove(things)
                     remover.remove_run(name)
                     removed = True
@@ -61,19 +93,24 @@ def run(*, regions: Sequence[str], run_id: str | None, everything: bool, remove:
     if as_json:
         render.print_json(rows)
     else:
-        _show(rows, places, remove=remove)
+        _show(rows, looked_at, remove=remove)
     if refused:
-        raise refused[0]
+        told = " ".join(dict.fromkeys(error.message for error in refused))
+        raise CloudRefused(told, hint=refused[0].hint)
 
 
-def _kept(things: Sequence[Found], runs: object) -> str | None:
-    import time
+def _regions_of_the_account(configured: Sequence[str]) -> tuple[list[str], list[CloudRefused]]:
+    """Where nothing was ever rented from here: every region that the account can use; and why not all are known."""
+    from hetopt.optimizer.ec2.account import regions
+    from hetopt.optimizer.ec2.session import connect
+    from hetopt.profiler.errors import CloudRefused
 
-    from hetopt.optimizer.ec2.leftovers import why_leave
-
-    assert isinstance(runs, dict)
-    reasons = [why_leave(one, runs, time.time()) for one in things]
-    return next((reason for reason in reasons if reason is not None), None)
+    asked = configured[0] if configured else _FIRST_REGION
+    try:
+        return regions(connect(asked)), []
+    except CloudRefused as error:
+        told = f"the account's regions cannot be listed, so that only {asked} was looked in: {error.message}"
+        return [asked], [CloudRefused(told, hint=error.hint)]
 
 
 def _row(region: str, one: Found, kept: str | None, removed: bool) -> dict[str, object]:
@@ -83,7 +120,7 @@ def _row(region: str, one: Found, kept: str | None, removed: bool) -> dict[str, 
         "kind": one.kind,
         "id": one.id,
         "detail": one.detail,
-        "owner": one.owner,
+        "owner": one.launched_by or one.owner,
         "left_alone": kept,
         "removed": removed,
     }
@@ -93,10 +130,8 @@ def _show(rows: Sequence[dict[str, object]], places: Sequence[str], *, remove: b
     from hetopt.optimizer.cli import render
 
     if not rows:
-        where = (
-            ", ".join(places) if places else "any region: nothing was ever rented from here (name one with --region)"
-        )
-        render.line(f"nothing is left behind in {where}")
+        if places:
+            render.line(f"nothing is left behind in {', '.join(places)}")
         return
     for region, run in dict.fromkeys((str(row["region"]), str(row["run"])) for row in rows):
         mine = [row for row in rows if (row["region"], row["run"]) == (region, run)]

@@ -17,6 +17,7 @@ def gc(
     region: list[str] = typer.Option([], "--region", help="ec2: look here too, beside where anything was ever rented."),
     run: str | None = typer.Option(None, "--run", help="ec2: only this run (its full name), even if it goes on."),
     everything: bool = typer.Option(False, "--all", help="ec2: also what belongs to runs that go on."),
+    everybody: bool = typer.Option(False, "--everybody", help="ec2: also what belongs to other people."),
     json_: bool = typer.Option(False, "--json", help="Print what was found as JSON."),
 ) -> None:
     """Remove the network namespaces, and the processes in them, of rehearsals whose launcher is dead.
@@ -24,8 +25,9 @@ def gc(
     Rehearsals that run are left alone.
 
     With --on ec2: machines, fleets, launch templates, security groups and disks that carry hetopt's tags, in every
-    region that was ever used from here. They are only listed, unless --remove is given. What belongs to a run that goes
-    on is left alone.
+    region that was ever used from here; in all regions of the account, where none was. They are only listed, unless
+    --remove is given. What belongs to a run that goes on, by its lease and its machines' heartbeats, or to somebody
+    else is left alone. What could not be looked at is named, and the exit code is not 0.
     """
     from hetopt.optimizer.cli import render
     from hetopt.profiler.errors import BadInput, RunFailed
@@ -34,9 +36,9 @@ def gc(
         from hetopt.optimizer.cli import ec2_gc
 
         wanted = remove_ and not dry_run
-        ec2_gc.run(regions=region, run_id=run, everything=everything, remove=wanted, as_json=json_)
+        ec2_gc.run(regions=region, run_id=run, everything=everything, everybody=everybody, remove=wanted, as_json=json_)
         return
-    if on != "rehearsal" or remove_ or region or run is not None or everything:
+    if on != "rehearsal" or remove_ or region or run is not None or everything or everybody:
         raise BadInput(
             f"there is nothing to find on {on!r}." if on != "rehearsal" else "--remove and the like are for --on ec2.",
             hint="use --on ec2 or --on rehearsal",

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hetopt.optimizer.ec2.images import IMAGES
+from hetopt.optimizer.ec2.errors import ApiRefused
+from hetopt.optimizer.ec2.images import IMAGES, OWNER, architecture_of
 from hetopt.optimizer.ec2.order import BootImage, Rate, Role, Zone
 from hetopt.optimizer.ec2.request import Answer, Edge, Request
 from hetopt.optimizer.ec2.spot_prices import newest_prices, price_request
@@ -22,6 +23,14 @@ class Identity:
     arn: str
     user_id: str
 
+    @property
+    def owner(self) -> str:
+        """What stands in the tags of what they rent, and is the same in every process.
+
+        A role's session is called by the role's id and a name of its own, which profiles make anew in each process.
+        """
+        return self.user_id.partition(":")[0] if ":assumed-role/" in self.arn else self.user_id
+
 
 def identity(edge: Edge) -> Identity:
     """Who these credentials belong to. Needs no permission, so whatever is refused here is about the credentials."""
@@ -35,6 +44,20 @@ def identity(edge: Edge) -> Identity:
         )
     )
     return Identity(account_id=answer["Account"], arn=answer["Arn"], user_id=answer["UserId"])
+
+
+def regions(edge: Edge) -> list[str]:
+    """Every region that the account can use."""
+    answer = edge(
+        Request(
+            step="regions",
+            service="ec2",
+            operation="describe_regions",
+            parameters={},
+            purpose="which regions the account can use",
+        )
+    )
+    return sorted(str(one["RegionName"]) for one in answer["Regions"])
 
 
 def check_bucket(edge: Edge, bucket: str, account_id: str) -> None:
@@ -59,24 +82,105 @@ def default_bucket(account_id: str, region: str) -> str:
     return f"hetopt-{account_id}-{region}"
 
 
-def boot_images(edge: Edge, kinds: Iterable[str], chosen: Mapping[str, str] | None = None) -> dict[str, BootImage]:
-    """The newest image for each kind of machine, or the one that was chosen for it."""
-    found: dict[str, BootImage] = {}
-    for kind in dict.fromkeys(kinds):
-        image = IMAGES[kind]
-        ami = (chosen or {}).get(kind) or str(edge(_image_request(kind))["Parameter"]["Value"])
-        found[kind] = BootImage(ami=ami, root_device=image.root_device)
-    return found
+def boot_images(
+    edge: Edge, kinds: Iterable[str], chosen: Mapping[str, str] | None = None, *, volume_gb: int
+) -> dict[str, BootImage]:
+    """The newest image for each kind of machine, or the one that was chosen for it.
+
+    Args:
+        edge: carries out calls.
+        kinds: of machines.
+        chosen: images by kind, instead of the newest.
+        volume_gb: of the disk that machines boot from.
+
+    Raises:
+        CloudRefused: there is no such image.
+        BadInput: the one that was chosen does not fit.
+    """
+    return {kind: boot_image(edge, kind, (chosen or {}).get(kind), volume_gb) for kind in dict.fromkeys(kinds)}
 
 
-def _image_request(kind: str) -> Request:
-    return Request(
+def boot_image(edge: Edge, kind: str, chosen: str | None, volume_gb: int) -> BootImage:
+    """The image of one kind of machine, with the name of its root device, which its disk must be mapped by.
+
+    Args:
+        edge: carries out calls.
+        kind: of machine.
+        chosen: an image's id; absent: the newest.
+        volume_gb: of the disk that machines boot from.
+
+    Raises:
+        CloudRefused: there is no such image.
+        BadInput: it does not fit the machines or their disk.
+    """
+    image = _described(edge, kind, chosen) if chosen is not None else _newest(edge, kind)
+    id_, architecture = str(image["ImageId"]), image.get("Architecture", architecture_of(kind))
+    if architecture != architecture_of(kind):
+        raise BadInput(
+            f"the image {id_} is for {architecture}, and {kind} machines need one for {architecture_of(kind)}.",
+            hint=f"name another: --image {kind}=AMI, or leave --image out to take Amazon's newest",
+        )
+    root = str(image.get("RootDeviceName") or "/dev/xvda")
+    sizes = [disk.get("Ebs", {}).get("VolumeSize", 0) for disk in image.get("BlockDeviceMappings", ())]
+    if max(sizes, default=0) > volume_gb:
+        raise BadInput(
+            f"the image {id_} needs a disk of {max(sizes)} GB, and machines get one of {volume_gb} GB.",
+            hint=f"name a smaller one: --image {kind}=AMI",
+        )
+    return BootImage(ami=id_, root_device=root)
+
+
+def _newest(edge: Edge, kind: str) -> Answer:
+    """What the public parameter names; where the region has no such parameter, the newest image of that name."""
+    image = IMAGES[kind]
+    parameter = Request(
         step=f"image-{kind}",
         service="ssm",
         operation="get_parameter",
-        parameters={"Name": IMAGES[kind].parameter},
+        parameters={"Name": image.parameter},
         purpose=f"the newest image for {kind} machines",
     )
+    try:
+        return _described(edge, kind, str(edge(parameter)["Parameter"]["Value"]))
+    except ApiRefused as refused:
+        if refused.code != "ParameterNotFound":
+            raise
+    filters = {"name": image.name, "state": "available", "architecture": architecture_of(kind)}
+    named = Request(
+        step=f"images-{kind}",
+        service="ec2",
+        operation="describe_images",
+        parameters={
+            "Owners": [OWNER],
+            "Filters": [{"Name": name, "Values": [value]} for name, value in filters.items()],
+        },
+        purpose=f"the newest image for {kind} machines, by its name",
+    )
+    found = sorted(edge(named)["Images"], key=lambda one: str(one.get("CreationDate", "")))
+    if not found:
+        raise CloudRefused(
+            f"this region has no image for {kind} machines: neither the parameter {image.parameter} nor an image of "
+            f"Amazon's called '{image.name}'.",
+            hint=f"name one with --image {kind}=AMI, or plan for another region",
+        )
+    newest: Answer = found[-1]
+    return newest
+
+
+def _described(edge: Edge, kind: str, ami: str) -> Answer:
+    request = Request(
+        step=f"image-{kind}-itself",
+        service="ec2",
+        operation="describe_images",
+        parameters={"ImageIds": [ami]},
+        purpose=f"the architecture and the root device of the image for {kind} machines",
+    )
+    found: Sequence[Answer] = edge(request)["Images"]
+    if not found:
+        raise CloudRefused(
+            f"there is no image {ami} in this region.", hint=f"leave --image {kind}=AMI out to take Amazon's newest"
+        )
+    return found[0]
 
 
 def zones_for(edge: Edge, roles: Sequence[Role], catalog: Catalog, extras_usd: float, now_s: float) -> tuple[Zone, ...]:

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from hetopt.optimizer.ec2 import calls
 from hetopt.optimizer.ec2.order import Order, Role, Zone
 from hetopt.optimizer.ec2.placement import Machine, Seat
-from hetopt.optimizer.ec2.removal import Remover
 from hetopt.optimizer.ec2.renting import NoCapacity, Renter, Tell
 from hetopt.optimizer.ec2.request import Answer, Edge
 from hetopt.optimizer.ec2.seen import Seen
 from hetopt.optimizer.ec2.watch import Watcher
-from hetopt.profiler.errors import CloudRefused
+from hetopt.profiler.errors import CloudRefused, HetoptError
 
 _ATTEMPTS_AN_ASK = 100
 """Tokens of later asks must differ from those of the zones that were tried first."""
@@ -58,7 +57,7 @@ class Asker:
             zone: where.
 
         Raises:
-            CloudRefused: for another reason than capacity. What was granted before that is given back.
+            CloudRefused: for another reason than capacity. Whatever ends the asking, what was granted is given back.
         """
         ask = seen.asks + 1
         # Before anything is rented: whatever ends this process, the next ask has other tokens.
@@ -78,10 +77,9 @@ class Asker:
             if not ids:
                 return seen, missing
             (found,) = renter.machines(order, zone, [list(ids.values())])
-        except CloudRefused:
+        except BaseException as error:
             # Nobody would know them, and they would be paid until they end by themselves.
-            if ids:
-                Remover(edge=self.edge, sleep=self.sleep).end_machines(list(ids.values()))
+            self._give_back(renter, error)
             raise
         by_id: dict[str, Machine] = {machine.id: machine for machine in found}
         seats = [Seat(host=host, machine=by_id[id_]) for host, id_ in ids.items()]
@@ -90,11 +88,27 @@ class Asker:
         watcher.save(seen)
         return seen, missing
 
+    def _give_back(self, renter: Renter, error: BaseException) -> None:
+        """End what was granted by its ids; the first reason stays the one that is told."""
+        try:
+            renter.give_back()
+        except CloudRefused as stayed:
+            also = f"machines that were granted could not be ended ({stayed.message}): `hetopt gc --on ec2 --remove`"
+            self.tell(also)
+            if isinstance(error, HetoptError):
+                error.hint = f"{error.hint}; {also}" if error.hint else also
+
     def _templates(self, order: Order, zone: Zone, ask: int, end_s: float | None) -> dict[str, Answer]:
         """Launch templates by their steps, for machines that end when the others do."""
         lookup = calls.group_calls(order, zone)[0].if_exists
         assert lookup is not None
-        results = {calls.GROUP_STEP: lookup.entity(self.edge(lookup))}
+        try:
+            results = {calls.GROUP_STEP: lookup.entity(self.edge(lookup))}
+        except IndexError:
+            raise CloudRefused(
+                f"the security group of {order.run_id} is not listed, so nothing can be rented into it.",
+                hint="look again with `hetopt status` in a minute; if it was removed, stop the run and resume it",
+            ) from None
         for request in calls.template_calls(order, generation=ask, end_s=end_s):
             resolved = request.resolved(results)
             results[request.step] = resolved.entity(self.edge(resolved))

@@ -226,7 +226,7 @@ def _template_call(order: Order, kind: str, generation: int, end_s: float) -> Re
                 },
             }
         ],
-        "TagSpecifications": order.tags.specification("instance", "volume"),
+        "TagSpecifications": order.tags.specification("instance", "network-interface", "volume"),
     }
     return Request(
         step=step,
@@ -263,8 +263,9 @@ def fleet_step(role: Role, attempt: int) -> str:
 def fleet_call(order: Order, role: Role, zone: Zone, *, attempt: int) -> Request:
     """Rent all machines of a role in one zone, or none of them.
 
-    `MinTargetCapacity` is what makes it all or none. No highest price is set: AWS advises against it, as it raises
-    interruptions; the budget bounds the time instead.
+    `MinTargetCapacity` is what makes it all or none. Whatever comes with a machine is tagged here as well as by the
+    launch template: policies look at the tags of the call that makes a thing. No highest price is set: AWS advises
+    against it, as it raises interruptions; the budget bounds the time instead.
     """
     spot = role.market == "spot"
     options = {
@@ -293,10 +294,9 @@ def fleet_call(order: Order, role: Role, zone: Zone, *, attempt: int) -> Request
             ],
             "TargetCapacitySpecification": {
                 "TotalTargetCapacity": role.machines,
-                "TargetCapacityUnitType": "units",
                 "DefaultTargetCapacityType": role.market,
             },
-            "TagSpecifications": order.tags.specification("fleet", "instance"),
+            "TagSpecifications": order.tags.specification("fleet", "instance", "network-interface", "volume"),
         },
         purpose=f"{role.machines} × {' or '.join(role.instance_types)}, {role.market}, in {zone.name}; all or none",
         makes="fleet",

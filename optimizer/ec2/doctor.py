@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from hetopt.optimizer.costs.bill import Volume
 from hetopt.optimizer.ec2 import account
 from hetopt.optimizer.ec2.errors import ApiRefused
 from hetopt.optimizer.ec2.order import Role
 from hetopt.optimizer.ec2.quotas import Quota, quota_of
 from hetopt.optimizer.ec2.request import Edge, Request
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.profiler.errors import CloudRefused
+from hetopt.profiler.errors import BadInput, CloudRefused, HetoptError
 
 LARGEST_SKEW_S = 240.0
 """AWS refuses signatures that are five minutes off."""
@@ -83,7 +84,9 @@ def account_checks(
 
 
 def role_checks(edge: Edge, catalog: Catalog, roles: Sequence[Role]) -> Iterator[Check]:
-    """The quotas that a plan needs, one for each family and market."""
+    """The images that a plan's machines boot, and the quotas that it needs, one for each family and market."""
+    for kind in dict.fromkeys(role.image_kind for role in roles):
+        yield _image(edge, kind)
     needed: dict[str, tuple[Quota, int]] = {}
     for role in roles:
         quota = quota_of(role.instance_types[0], role.market)
@@ -91,6 +94,15 @@ def role_checks(edge: Edge, catalog: Catalog, roles: Sequence[Role]) -> Iterator
         needed[quota.code] = (quota, needed.get(quota.code, (quota, 0))[1] + vcpus)
     for quota, vcpus in needed.values():
         yield _quota(edge, quota, vcpus)
+
+
+def _image(edge: Edge, kind: str) -> Check:
+    name = f"image for {kind}"
+    try:
+        image = account.boot_image(edge, kind, None, round(Volume().gb))
+    except (CloudRefused, BadInput) as refused:
+        return _bad(name, refused)
+    return Check(name=name, verdict="good", said=f"{image.ami}, whose root device is {image.root_device}")
 
 
 def _quota(edge: Edge, quota: Quota, vcpus: int) -> Check:
@@ -230,7 +242,7 @@ def _try(name: str, step: Callable[[], None], said: str) -> Check:
     return Check(name=name, verdict="good", said=said)
 
 
-def _bad(name: str, refused: CloudRefused) -> Check:
+def _bad(name: str, refused: HetoptError) -> Check:
     return Check(name=name, verdict="bad", said=refused.message.rstrip("."), hint=refused.hint)
 
 

@@ -37,7 +37,7 @@ def unasked_hosts(seen: Seen, now_s: float) -> list[str]:
         if machine.duty != "relieved" and (machine.on_demand or not seen.on_demand)
     }
     hosts = [*(machine.host for machine in seen.serving), *(worker.host for worker in seen.absent)]
-    return [host for host in dict.fromkeys(hosts) if host not in had]
+    return [host for host in dict.fromkeys(hosts) if host not in had and host not in seen.given_up]
 
 
 def joining(seen: Seen, now_s: float) -> list[SeenMachine]:

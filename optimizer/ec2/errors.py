@@ -112,7 +112,7 @@ TABLE = (
     Meaning(
         codes=("UnauthorizedOperation", "AccessDenied*"),
         reaction="stop",
-        cause="these credentials may not do {action}",
+        cause="these credentials may not do {action}: {text}",
         hint="an administrator allows it with the policy of `hetopt setup --print-policy`",
     ),
     Meaning(
@@ -128,10 +128,29 @@ TABLE = (
         hint="an administrator runs once: `aws iam create-service-linked-role --aws-service-name {linked_role}`",
     ),
     Meaning(
-        codes=("OptInRequired", "AuthFailure"),
+        codes=("OptInRequired",),
         reaction="stop",
         cause="the account cannot use this region",
         hint="enable the region in the account's settings, or plan for another with `hetopt recommend --region`",
+    ),
+    Meaning(
+        codes=("AuthFailure",),
+        reaction="stop",
+        cause="EC2 does not accept these credentials in this region: {text}",
+        hint="check them with `aws sts get-caller-identity` and the clock with `hetopt doctor`; a region that is not "
+        "enabled for the account answers the same",
+    ),
+    Meaning(
+        codes=("PendingVerification",),
+        reaction="stop",
+        cause="AWS is still verifying this account for the region",
+        hint="wait for its e-mail, usually within minutes and at most four hours, then launch again",
+    ),
+    Meaning(
+        codes=("Blocked",),
+        reaction="stop",
+        cause="AWS has blocked this account: {text}",
+        hint="ask at https://aws.amazon.com/support, or use another account",
     ),
     Meaning(
         codes=(
@@ -187,7 +206,7 @@ TABLE = (
         hint="plan for a region that exists: `hetopt recommend PROFILE --region us-east-1`",
     ),
     Meaning(
-        codes=("Unsupported", "InvalidFleetConfiguration", "UnsupportedOperation"),
+        codes=("Unsupported", "InvalidFleetConfig", "InvalidFleetConfiguration", "UnsupportedOperation"),
         reaction="elsewhere",
         cause="{types} cannot be started so in this zone: the type is not there, or does not fit the image",
         hint="plan with other types: `hetopt recommend PROFILE --exclude {types}`",
@@ -261,8 +280,8 @@ TABLE = (
     Meaning(
         codes=("ParameterNotFound", "InvalidAMIID.*", "InvalidAMIName.*"),
         reaction="stop",
-        cause="the region has no machine image for these types",
-        hint="name one with --image, or plan for another region",
+        cause="the region has no such machine image: {text}",
+        hint="name one with --image, or plan for another region; `hetopt doctor PLAN` looks each of them up",
     ),
     Meaning(
         codes=(
@@ -333,7 +352,9 @@ def _words(request: Request, code: str, text: str, endpoint: str) -> dict[str, s
         "action": request.api_name,
         "service": request.service,
         "code": code,
-        "text": " ".join(text.split())[:300].rstrip(".") or "no reason was given",
+        # Some refusals end with a page of what only AWS can decode.
+        "text": " ".join(text.partition("Encoded authorization failure message")[0].split())[:300].rstrip(" .")
+        or "no reason was given",
         "endpoint": endpoint,
         "types": ", ".join(types) or "machines",
         "quota": f"{quota.name}, {quota.code}" if quota else code,

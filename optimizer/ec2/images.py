@@ -1,7 +1,8 @@
 """Which machine image a type boots: Amazon Linux 2023 everywhere, with NVIDIA's driver where there is a GPU.
 
-The ids are looked up by public parameters that Amazon keeps (user guides of AL2023 and of the Deep Learning AMIs,
-2026-09): the newest image, in any region. Both have Python 3.12 and the AWS command line, which booting relies on.
+The ids are looked up by public parameters that Amazon keeps: the newest image, in any region. A region without the
+parameter is asked for the newest image of that name. Both have Python 3.12 and the AWS command line, which booting
+relies on. Names cannot be checked without an account, so each says where it was seen, and when.
 """
 
 from __future__ import annotations
@@ -14,27 +15,64 @@ from hetopt.profiler.errors import BadInput
 ImageKind = str
 """Architecture and accelerator, such as 'x86_64-cpu' or 'arm64-gpu'."""
 
+OWNER = "amazon"
+"""Whose images are taken: the account alias that EC2 gives Amazon's own."""
+
+_AL2023_SEEN = (
+    "Amazon Linux 2023 user guide, 'AL2023 on EC2', and image names in public Terraform and Packer files, 2026-11-26"
+)
+_DLAMI_SEEN = (
+    "DLAMI developer guide, 'find-dlami-id': the image's title without deep, learning and ami; a public Terraform file "
+    "that resolved the x86_64 one on 2026-09-27; titles in the release notes of 2026-10-01; read 2026-11-26"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """Where to look an image up, and what must be known of it.
+    """Where images of a kind are found.
 
     Attributes:
-        root_device: the name that its root volume is mapped by.
+        parameter: of the Systems Manager, which holds the id of the newest.
+        name: what their names look like, where there is no such parameter.
+        seen: where both names were seen, and when.
     """
 
     parameter: str
-    root_device: str = "/dev/xvda"
+    name: str
+    seen: str
+
+
+def _gpu_parameter(architecture: str) -> str:
+    return f"/aws/service/deeplearning/ami/{architecture}/base-oss-nvidia-driver-gpu-amazon-linux-2023/latest/ami-id"
 
 
 IMAGES: dict[ImageKind, Image] = {
-    "x86_64-cpu": Image(parameter="/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64"),
-    "arm64-cpu": Image(parameter="/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-arm64"),
-    "x86_64-gpu": Image(
-        parameter="/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-al2023/latest/ami-id"
+    "x86_64-cpu": Image(
+        parameter="/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64",
+        name="al2023-ami-2023.*-kernel-*-x86_64",
+        seen=_AL2023_SEEN,
     ),
-    "arm64-gpu": Image(parameter="/aws/service/deeplearning/ami/arm64/base-oss-nvidia-driver-gpu-al2023/latest/ami-id"),
+    "arm64-cpu": Image(
+        parameter="/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-arm64",
+        name="al2023-ami-2023.*-kernel-*-arm64",
+        seen=_AL2023_SEEN,
+    ),
+    "x86_64-gpu": Image(
+        parameter=_gpu_parameter("x86_64"),
+        name="Deep Learning Base OSS Nvidia Driver GPU AMI (Amazon Linux 2023) *",
+        seen=_DLAMI_SEEN,
+    ),
+    "arm64-gpu": Image(
+        parameter=_gpu_parameter("arm64"),
+        name="Deep Learning ARM64 Base OSS Nvidia Driver GPU AMI (Amazon Linux 2023) *",
+        seen=_DLAMI_SEEN,
+    ),
 }
+
+
+def architecture_of(kind: ImageKind) -> str:
+    """The processor architecture of an image, as EC2 spells it."""
+    return kind.rpartition("-")[0]
 
 
 def image_kind(found: InstanceType) -> ImageKind:

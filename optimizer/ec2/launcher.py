@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from hetopt.optimizer.ec2 import calls
 from hetopt.optimizer.ec2.changing import Changed, enlarged, guard_of, moved, switched
 from hetopt.optimizer.ec2.errors import ApiRefused
-from hetopt.optimizer.ec2.ledger import LEDGER_FILE, read_ledger, recorded_ids
+from hetopt.optimizer.ec2.ledger import LEDGER_FILE, Made, made, read_ledger, recorded_ids
 from hetopt.optimizer.ec2.order import ORDER_FILE, Order
 from hetopt.optimizer.ec2.placing import latest_checkpoint
 from hetopt.optimizer.ec2.pools import pools_of
-from hetopt.optimizer.ec2.recovery import Recovery
+from hetopt.optimizer.ec2.recovery import CannotGoOn, Recovery
 from hetopt.optimizer.ec2.removal import Remover
 from hetopt.optimizer.ec2.renting import Accept, Renter, Tell
 from hetopt.optimizer.ec2.request import Edge
@@ -95,7 +96,10 @@ class Ec2Launcher:
         edge = self._edge(order, run_dir)
         watcher = self._watcher(order, run_dir, edge)
         generation = watcher.next_generation()
-        rented = Renter(edge=edge, sleep=self.sleep, tell=self.tell, accept=self.accept).rent(
+        renter = Renter(
+            edge=edge, sleep=self.sleep, tell=self.tell, accept=self.accept, made=partial(self._made, run_dir)
+        )
+        rented = renter.rent(
             order,
             spec,
             self._contents(run_dir),
@@ -292,7 +296,13 @@ class Ec2Launcher:
         recovery = Recovery.of(
             watcher.edge, sleep=self.sleep, tell=self.tell, clock=self.clock, stopped_s=stopped_s(events)
         )
-        seen = recovery.end(watcher, seen) if is_finished(events) else recovery.step(order, watcher, seen)
+        try:
+            seen = recovery.end(watcher, seen) if is_finished(events) else recovery.step(order, watcher, seen)
+        except CannotGoOn as ended:
+            self.tell(f"{ended.message} {ended.hint}")
+            last = watcher.last().model_copy(update={"stop_reason": ended.message})
+            watcher.save(last)
+            return self._clear(order, watcher, last, watcher.run_dir)
         if seen.lease_end_s is None or end_s > seen.lease_end_s + _LEASE_GROWS_S:
             return self._grant(order, watcher, seen, end_s, guard.stop_training_s(end_s))
         return seen
@@ -324,8 +334,7 @@ class Ec2Launcher:
         return seen
 
     def _clear(self, order: Order, watcher: Watcher, seen: Seen, run_dir: Path) -> Seen:
-        fleets = recorded_ids(read_ledger(run_dir / LEDGER_FILE), "fleet-")
-        Remover(edge=watcher.edge, sleep=self.sleep, fleet_ids=fleets).remove_run(order.run_id)
+        Remover(edge=watcher.edge, sleep=self.sleep, made=self._made(run_dir)).remove_run(order.run_id)
         if seen.alive:
             seen = watcher.look()
         seen = seen.model_copy(update={"cleared": not seen.alive})
@@ -348,8 +357,12 @@ class Ec2Launcher:
         names = (PLAN_OBJECT, ORDER_FILE)
         return {name: (run_dir / name).read_bytes() for name in names if (run_dir / name).exists()}
 
+    def _made(self, run_dir: Path) -> Made:
+        """What the ledger knows to be there."""
+        return made(read_ledger(run_dir / LEDGER_FILE), self.clock())
+
     def _edge(self, order: Order, run_dir: Path) -> Edge:
-        return connect_run(order.region, run_dir, self.home, self.inner)
+        return connect_run(order.region, run_dir, self.home, self.inner, clock=self.clock)
 
     def _watcher(self, order: Order, run_dir: Path, edge: Edge) -> Watcher:
         return Watcher(edge=edge, order=order, run_dir=run_dir, clock=self.clock)

@@ -9,16 +9,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hetopt.optimizer.ec2.errors import ApiRefused
 from hetopt.optimizer.ec2.request import Answer, Edge, Kind, Request
 from hetopt.profiler.errors import BadInput, HetoptError
 
 LEDGER_FILE = "ledger.jsonl"
 REGIONS_FILE = "regions"
+
+SETTLES_S = 60.0
+"""EC2 may not list for seconds what it has just made, nor know its id."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +31,7 @@ class Entry:
 
     Attributes:
         call: number of the call within the run; its lines share it.
-        event: begun, done or refused.
+        event: begun, done, refused, or lost where nobody knows whether it was carried out.
         ids: of what the call made, in the line after.
     """
 
@@ -66,6 +70,10 @@ class Ledger:
         """Write down that the cloud said no."""
         self._write(request, call, "refused", reason=reason)
 
+    def lost(self, call: int, request: Request, reason: str) -> None:
+        """Write down that the answer never came, so that it may have been carried out."""
+        self._write(request, call, "lost", reason=reason)
+
     def _write(self, request: Request, call: int, event: str, **more: object) -> None:
         line: dict[str, object] = {
             "call": call,
@@ -94,7 +102,8 @@ class LedgerEdge:
         try:
             answer = self.inner(request)
         except HetoptError as error:
-            self.ledger.refused(call, request, error.message)
+            unknown = isinstance(error, ApiRefused) and error.reaction == "again"
+            (self.ledger.lost if unknown else self.ledger.refused)(call, request, error.message)
             raise
         self.ledger.done(call, request, made_ids(request, answer))
         return answer
@@ -130,12 +139,12 @@ def read_ledger(path: Path) -> list[Entry]:
 
 
 def unresolved(entries: Iterable[Entry]) -> list[Entry]:
-    """Calls that were begun and of which nobody knows how they ended: the process died on the way."""
+    """Calls of which nobody knows how they ended: the process died on the way, or the answer never came."""
     open_: dict[int, Entry] = {}
     for entry in entries:
         if entry.event == "begun":
             open_[entry.call] = entry
-        else:
+        elif entry.event != "lost":
             open_.pop(entry.call, None)
     return list(open_.values())
 
@@ -143,6 +152,44 @@ def unresolved(entries: Iterable[Entry]) -> list[Entry]:
 def recorded_ids(entries: Iterable[Entry], prefix: str) -> list[str]:
     """Every id of one kind that the ledger knows, by its prefix such as 'fleet-'."""
     return list(dict.fromkeys(name for entry in entries for name in entry.ids if name.startswith(prefix)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """What a run has made and not removed, as far as its ledger knows.
+
+    Attributes:
+        ids: of machines, fleets, templates and groups.
+        settles_s: for so long EC2 may not know all of it: what it has just made is in no list.
+        hanging: whether machines may have been rented by a call whose answer nobody has.
+    """
+
+    ids: tuple[str, ...] = ()
+    settles_s: float = 0.0
+    hanging: bool = False
+
+    def of_kind(self, prefix: str) -> list[str]:
+        """The ids that begin so."""
+        return [id_ for id_ in self.ids if id_.startswith(prefix)]
+
+
+def made(entries: Sequence[Entry], now_s: float) -> Made:
+    """What the ledger knows to have been made, and not to have been removed.
+
+    Args:
+        entries: of the ledger.
+        now_s: seconds since the epoch.
+    """
+    done = [entry for entry in entries if entry.event == "done"]
+    removed = {id_ for entry in done if entry.makes is None for id_ in entry.ids}
+    ids = [id_ for entry in done if entry.makes not in (None, "object") for id_ in entry.ids]
+    open_ = [entry for entry in unresolved(entries) if entry.makes == "fleet"]
+    newest_s = max((entry.time_s for entry in entries if entry.makes not in (None, "object")), default=-SETTLES_S)
+    return Made(
+        ids=tuple(id_ for id_ in dict.fromkeys(ids) if id_ not in removed),
+        settles_s=min(SETTLES_S, max(0.0, newest_s + SETTLES_S - now_s)),
+        hanging=any(now_s < entry.time_s + SETTLES_S for entry in open_),
+    )
 
 
 def remember_region(home: Path, region: str) -> None:

@@ -6,14 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetopt.optimizer.ec2.ledger import LEDGER_FILE, Entry, known_regions, read_ledger, unresolved
+from hetopt.optimizer.ec2.ledger import LEDGER_FILE, SETTLES_S, Entry, known_regions, read_ledger, unresolved
 from hetopt.optimizer.ec2.order import ORDER_FILE, Order
-from hetopt.optimizer.ec2.removal import Found
 from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
+from hetopt.optimizer.ec2.survey import Found
 from hetopt.profiler.errors import BadInput
-
-SETTLES_S = 60.0
-"""EC2 may not list for seconds what it has just made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +20,7 @@ class LocalRun:
     Attributes:
         follows: until when its machines may live, by what they were told last.
         over: it was stopped, or its machines were seen to end.
+        cleared: everything of it was removed.
         hanging: calls that were begun and never heard of again.
     """
 
@@ -30,6 +28,7 @@ class LocalRun:
     region: str | None
     follows: float | None
     over: bool
+    cleared: bool
     hanging: tuple[Entry, ...]
 
 
@@ -46,6 +45,7 @@ def local_runs(folders: Iterable[Path]) -> dict[str, LocalRun]:
             region=_region(folder / ORDER_FILE) or next((entry.region for entry in entries), None),
             follows=seen.lease_end_s if seen is not None else None,
             over=seen is None or seen.cleared or not seen.alive,
+            cleared=seen is not None and seen.cleared,
             hanging=tuple(unresolved(entries)),
         )
     return runs
@@ -69,6 +69,11 @@ def why_leave(found: Found, runs: Mapping[str, LocalRun], now_s: float) -> str |
     if found.expires_at_s is not None and now_s < found.expires_at_s:
         return "a run from elsewhere may be going on"
     return None
+
+
+def is_known(run: LocalRun | None, now_s: float) -> bool:
+    """Whether what is known here tells if a run goes on: somebody elsewhere may follow it since."""
+    return run is not None and (run.over or (run.follows is not None and now_s < run.follows))
 
 
 def settle(runs: Mapping[str, LocalRun], now_s: float, sleep: Callable[[float], None]) -> None:

@@ -74,7 +74,8 @@ class Order(Artifact):
     hetopt_version: str
     region: str = Field(pattern=REGION_PATTERN)
     account_id: str = Field(pattern=r"^\d{12}$")
-    owner: str = Field(description="the caller's id, as policies can compare it")
+    owner: str = Field(description="the id of the caller or of the caller's role, as policies can compare it")
+    launched_by: str = Field(default="", description="the caller's name, for people")
     bucket: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")
     instance_profile: str = Field(pattern=r"^[\w+=,.@-]{1,128}$")
     volume_gb: PositiveInt
@@ -116,6 +117,8 @@ class Order(Artifact):
         return RunTags(
             run_id=self.run_id,
             owner=self.owner,
+            launched_by=self.launched_by,
+            bucket=self.bucket,
             created_s=self.created_s,
             expires_at_s=self.created_s + self.lifetime_s,
             version=self.hetopt_version,

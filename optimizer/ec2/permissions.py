@@ -20,14 +20,17 @@ READS = (
     "ec2:DescribeFleets",
     "ec2:DescribeImages",
     "ec2:DescribeInstanceTypeOfferings",
+    "ec2:DescribeInstanceTypes",
     "ec2:DescribeInstances",
     "ec2:DescribeLaunchTemplates",
+    "ec2:DescribeRegions",
     "ec2:DescribeSecurityGroups",
     "ec2:DescribeSpotPriceHistory",
     "ec2:DescribeSubnets",
     "ec2:DescribeTags",
     "ec2:DescribeVolumes",
     "iam:GetInstanceProfile",
+    "pricing:GetProducts",
     "servicequotas:GetAWSDefaultServiceQuota",
     "servicequotas:GetServiceQuota",
     "sts:GetCallerIdentity",
@@ -65,8 +68,11 @@ def operator_policy(*, account_id: str, region: str, bucket: str, role: str, typ
     here = {"aws:RequestedRegion": region}
     only_types = {"StringEquals": {"ec2:InstanceType": list(types), **here}} if types else {"StringEquals": here}
     tagged = {"Null": {f"aws:RequestTag/{RUN_ID}": "false", f"aws:RequestTag/{OWNER}": "false"}}
-    # The id of GetCallerIdentity, and not the name: names of assumed roles lack their path there.
-    mine = {"StringEquals": {f"aws:ResourceTag/{OWNER}": "${aws:userid}"}}
+    # A role's sessions are called 'ID:SESSION', and its profiles have a new one in every process: only the role's id is
+    # in the tag. An id and no name, as GetCallerIdentity does not tell a role's path. (Any global key can stand
+    # as a variable: IAM user guide, 'IAM policy elements: variables and tags', 2026-11.)
+    owner = f"${{aws:ResourceTag/{OWNER}}}"
+    mine = {"StringLike": {"aws:userid": [owner, f"{owner}:*"]}}
     return _policy(
         _statement("Look", READS, ["*"]),
         _statement("LookUpImages", ["ssm:GetParameter"], [f"arn:aws:ssm:{region}::parameter/aws/service/*"]),
@@ -95,7 +101,7 @@ def operator_policy(*, account_id: str, region: str, bucket: str, role: str, typ
         _statement(
             "TagWhatIsMade",
             ["ec2:CreateTags"],
-            [f"{everything}:{thing}/*" for thing in _TAGGED_THINGS],
+            [f"{everything}:{thing}/*" for thing in (*_TAGGED_THINGS, "network-interface")],
             {"StringEquals": {"ec2:CreateAction": [name.partition(":")[2] for name in MAKES]}},
         ),
         _statement("RemoveWhatIsMine", REMOVES, [f"{everything}:{thing}/*" for thing in _TAGGED_THINGS], mine),

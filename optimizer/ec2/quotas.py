@@ -1,7 +1,6 @@
 """Which quota a machine counts against: EC2 counts vCPUs by family and market, each with a code of its own.
 
-Codes from the Service Quotas reference for EC2, 2026-11; those of the P families have been divided before and may be
-again, so a quota is also recognised by its name.
+Quotas of the P families have been divided before and may be again, so a quota is also recognised by its name.
 """
 
 from __future__ import annotations
@@ -12,6 +11,11 @@ from types import MappingProxyType
 
 from hetopt.optimizer.market.catalog import Market
 from hetopt.optimizer.market.quota import family_of
+
+SEEN = (
+    "codes and defaults: EC2 user guide, 'Spot Instance quotas' and 'On-Demand Instance quotas', and the answers of "
+    "list-service-quotas in public repositories, read 2026-11-26"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from hetopt.optimizer.ec2.asking import Asker, roles_for
+from hetopt.optimizer.ec2.boots import BOOT_FOLDER, TRIES, failed, hopeless_hosts, hopeless_types, why_failed
 from hetopt.optimizer.ec2.duties import ASK_AGAIN_S, joining, lost_hosts, needs_machines, unasked_hosts, with_places
 from hetopt.optimizer.ec2.order import Order
 from hetopt.optimizer.ec2.placement import shared, without
@@ -29,6 +30,10 @@ from hetopt.optimizer.ec2.zone_switch import ZoneSwitch, send_away
 from hetopt.profiler.errors import CloudRefused
 from hetopt.trainer.run_folder import read_spec
 from hetopt.trainer.spec import RunSpec, WorkerSpec
+
+
+class CannotGoOn(CloudRefused):
+    """A run whose machines cannot hold the batch, and for which no others are to be had. It is ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +79,11 @@ class Recovery:
         """Do what is to be done next, if anything is.
 
         Raises:
+            CannotGoOn: nothing will come any more that the run could go on with.
             CloudRefused: for another reason than capacity, or too little is left to go on.
         """
         self._end_relieved(seen)
+        seen = self._give_up_hopeless(order, watcher, seen)
         if seen.zone_wanted is not None:
             seen = ZoneSwitch(asker=self.asker, placer=self.placer, clock=self.clock).step(order, watcher, seen)
             if seen.zone_wanted is not None:
@@ -112,6 +119,27 @@ class Recovery:
         if relieved:
             Remover(edge=self.asker.edge, sleep=self.asker.sleep).end_machines(relieved)
 
+    def _give_up_hopeless(self, order: Order, watcher: Watcher, seen: Seen) -> Seen:
+        """Ask no more for hosts whose machines fail to boot, and say once what these said last."""
+        hosts = [host for role in order.roles for host in role.hosts if host not in seen.given_up]
+        hopeless = hopeless_hosts(order, seen, hosts)
+        if not hopeless:
+            return seen
+        machines = failed(seen.machines, order.life)
+        mine = [machine for machine in machines if machine.host in hopeless] or machines
+        self.asker.tell(
+            f"{why_failed(watcher.run_dir, mine)}. That was tried {TRIES} times: "
+            f"no machine is rented for {', '.join(hopeless)} again"
+        )
+        after = seen.model_copy(
+            update={
+                "given_up": (*seen.given_up, *hopeless),
+                "absent": tuple(worker for worker in seen.absent if worker.host not in hopeless),
+            }
+        )
+        watcher.save(after)
+        return after
+
     def _take_over(self, order: Order, watcher: Watcher, seen: Seen, new: Iterable[SeenMachine]) -> Seen:
         """All who trained were lost at once: those that were to join or to relieve them have nobody to wait for."""
         hosts, spec = {machine.host for machine in new}, read_spec(watcher.run_dir)
@@ -133,7 +161,7 @@ class Recovery:
         gone = [worker for worker in spec.workers if worker.host in lost]
         batch = spec.global_batch_size
         growth = batch / (batch - sum(worker.local_batch_size for worker in gone))
-        absent = _scaled((*seen.absent, *gone), growth)
+        absent = _scaled((*seen.absent, *(worker for worker in gone if worker.host not in seen.given_up)), growth)
         after = seen.model_copy(update={"absent": absent, "asked_s": None})
         self.asker.tell(f"lost {', '.join(lost)}; the others go on without")
         return self.placer.place(order, watcher, after, left)
@@ -142,6 +170,11 @@ class Recovery:
         self, order: Order, watcher: Watcher, seen: Seen, spec: RunSpec, lost: Sequence[str], refused: CloudRefused
     ) -> Seen:
         """The others cannot hold the batch alone: they wait for what was lost, if it is to be had."""
+        hopeless = [host for host in lost if host in seen.given_up]
+        if hopeless:
+            machines = [machine for machine in failed(seen.machines, order.life) if machine.host in hopeless]
+            why = why_failed(watcher.run_dir, machines or failed(seen.machines, order.life))
+            raise CannotGoOn(f"{refused.message} {why}.", hint=f"its log is in {watcher.run_dir / BOOT_FOLDER}")
         coming = {machine.host for machine in seen.waiting}
         missing = [host for host in lost if host not in coming]
         if missing:
@@ -157,7 +190,12 @@ class Recovery:
     def _ask(self, order: Order, watcher: Watcher, seen: Seen, hosts: Sequence[str]) -> Seen:
         """Rent what was lost or is to be relieved, in the same zone."""
         self.asker.tell(f"asking for {', '.join(hosts)} {'on demand' if seen.on_demand else 'again'}")
-        roles = roles_for(order, hosts, on_demand=seen.on_demand)
+        types = hopeless_types(order, seen)
+        roles = [
+            role.model_copy(update={"instance_types": tuple(name for name in role.instance_types if name not in types)})
+            for role in roles_for(order, hosts, on_demand=seen.on_demand)
+            if not types.issuperset(role.instance_types)
+        ]
         seen, missing = self.asker.ask(order, watcher, seen, roles, order.zone(seen.zone))
         if missing:
             again = f"it is asked for again in {ASK_AGAIN_S:.0f} s"

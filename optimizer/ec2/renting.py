@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hetopt.optimizer.ec2 import calls
 from hetopt.optimizer.ec2.errors import ApiRefused, meaning_of
+from hetopt.optimizer.ec2.ledger import SETTLES_S, Made
 from hetopt.optimizer.ec2.order import Order, Role, Zone
 from hetopt.optimizer.ec2.placement import Machine, Seat, placement_json, seat, seated_spec, without
 from hetopt.optimizer.ec2.removal import Remover, is_dying
 from hetopt.optimizer.ec2.request import Answer, Edge, Request
+from hetopt.optimizer.ec2.survey import Found
 from hetopt.profiler.errors import CloudRefused, HetoptError
 from hetopt.trainer.spec import RunSpec
 
@@ -42,13 +44,7 @@ class Granted:
 
 
 class NoCapacity(CloudRefused):
-    """A pool had not enough to give.
-
-    Attributes:
-        granted: what it gave all the same.
-    """
-
-    granted = 0
+    """A pool had not enough to give. What it gave all the same has been given back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +56,16 @@ class Renter:
         sleep: waits for machines to appear.
         tell: says what goes on.
         accept: whether the run may begin on fewer machines, when no zone has all; absent: all or none.
+        made: what the run's ledger knows to be there.
     """
 
     edge: Edge
     sleep: Callable[[float], None]
     tell: Tell
     accept: Accept | None = None
+    made: Callable[[], Made] = Made
+    _granted: list[str] = field(default_factory=list, repr=False, compare=False)
+    """Machines and fleets that answers have named, and that are not given back."""
 
     def rent(
         self,
@@ -129,7 +129,7 @@ class Renter:
             except NoCapacity as error:
                 reasons.append(f"{zone.name}: {error.message}")
                 hint = error.hint
-                if ids or error.granted:
+                if ids:
                     # Other groups of the same zone were granted: they are paid for, and of no use alone.
                     self._release(order)
         if self.accept is not None:
@@ -165,11 +165,11 @@ class Renter:
         return Granted(zone=zone, roles=tuple(roles), ids=tuple(ids), spec=left)
 
     def fleet(self, order: Order, role: Role, zone: Zone, attempt: int, results: Mapping[str, Answer]) -> list[str]:
-        """Rent the machines of one role; answers their ids.
+        """Rent the machines of one role; answers their ids. Fewer than that are given back at once.
 
         Raises:
             NoCapacity: the zone has not all of them.
-            CloudRefused: it cannot be had anywhere.
+            CloudRefused: it cannot be had anywhere, or what was granted cannot be given back.
         """
         request = calls.fleet_call(order, role, zone, attempt=attempt).resolved(results)
         try:
@@ -179,12 +179,31 @@ class Renter:
                 raise NoCapacity(refused.message, hint=refused.hint) from None
             raise
         ids = [id_ for one in answer.get("Instances", ()) for id_ in one["InstanceIds"]]
+        fleets = [str(answer["FleetId"])] if "FleetId" in answer else []
+        self._granted.extend([*ids, *fleets])
         if len(ids) >= role.machines:
-            return ids
+            self.give_back(ids[role.machines :])
+            return ids[: role.machines]
         why = self._why_short(request, answer, len(ids), role)
-        if isinstance(why, NoCapacity):
-            why.granted = len(ids)
+        try:
+            # All or none is what was asked for, but refusals have come with machines all the same.
+            self.give_back([*ids, *fleets] if ids else [])
+        except CloudRefused as stayed:
+            raise CloudRefused(
+                f"{why.message} {len(ids)} were granted all the same, and could not be ended: {stayed.message}",
+                hint="end them at once: `hetopt gc --on ec2 --remove`",
+            ) from None
         raise why
+
+    def give_back(self, ids: Sequence[str] | None = None) -> None:
+        """End machines by the ids that answers named; absent: all that are left of what was granted.
+
+        Raises:
+            CloudRefused: they cannot be ended.
+        """
+        ids = list(self._granted if ids is None else ids)
+        self._remover(ids).give_back(ids)
+        self._granted[:] = [id_ for id_ in self._granted if id_ not in ids]
 
     def _why_short(self, request: Request, answer: Answer, granted: int, role: Role) -> CloudRefused:
         """A fleet that was accepted, and not filled: its errors are inside the answer."""
@@ -235,21 +254,33 @@ class Renter:
             waited_s += _LOOK_S
 
     def _release(self, order: Order) -> None:
-        """Give back machines and fleets, and keep what the next zone needs."""
-        remover = Remover(edge=self.edge, sleep=self.sleep)
-        remover.remove([one for one in remover.find(order.run_id) if one.kind in ("instance", "fleet")])
+        """Give back machines and fleets, and keep what the next zone needs. Ids in hand go first: lists lag."""
+        ids = list(self._granted)
+        remover = self._remover(ids)
+        self.give_back()
+        listed = [one for one in remover.look(order.run_id).found if one.kind in ("instance", "fleet")]
+        # They count against the quota until they have ended.
+        named = [Found(kind="instance", id=id_, run_id=order.run_id) for id_ in ids if id_.startswith("i-")]
+        remover.remove(list({one.id: one for one in (*named, *listed)}.values()))
 
     def _clear(self, order: Order, error: BaseException) -> None:
         """Remove what was made before it went wrong; the first reason stays the one that is told."""
-        self.tell("removing what was made")
+        known = self.made()
+        soon = "; EC2 may take a minute to list all of it" if known.hanging else ""
+        self.tell(f"removing what was made{soon}")
+        ids = dict.fromkeys((*self._granted, *known.ids))
+        made = Made(ids=tuple(ids), settles_s=SETTLES_S, hanging=known.hanging)
         try:
-            Remover(edge=self.edge, sleep=self.sleep).remove_run(order.run_id)
+            Remover(edge=self.edge, sleep=self.sleep, made=made).remove_run(order.run_id)
         except HetoptError as stayed:
             also = f"something may be left of run {order.run_id} ({stayed.message}): `hetopt gc --on ec2 --remove`"
             if isinstance(error, HetoptError):
                 error.hint = f"{error.hint}; {also}" if error.hint else also
             else:
                 self.tell(also)
+
+    def _remover(self, ids: Sequence[str]) -> Remover:
+        return Remover(edge=self.edge, sleep=self.sleep, made=Made(ids=tuple(ids), settles_s=SETTLES_S))
 
 
 def _machine(instance: Answer, zone: Zone) -> Machine:

@@ -16,6 +16,7 @@ from hetopt.optimizer.ec2.request import Answer, Edge, Request
 ATTEMPTS = 6
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 20.0
+LISTED_WITHIN_S = 30.0
 PATIENCE_S = 300.0
 """For what goes away by itself: interfaces leave a group when their machines have ended, which takes minutes."""
 
@@ -55,12 +56,19 @@ class Retrying:
             waited_s += wait_s
 
     def _found(self, lookup: Request, refused: ApiRefused) -> Answer:
-        """What bears the name already, if it is of this run."""
-        answer = self(lookup)
-        try:
-            return lookup.entity(answer)
-        except (KeyError, IndexError):
-            raise refused from None
+        """What bears the name already, if it is of this run. Lists may not show for seconds what was just made."""
+        waited_s, attempt = 0.0, 0
+        while True:
+            attempt += 1
+            answer = self(lookup)
+            try:
+                return lookup.entity(answer)
+            except (KeyError, IndexError):
+                if waited_s >= LISTED_WITHIN_S:
+                    raise refused from None
+            wait_s = wait_before(attempt, self.random)
+            self.sleep(wait_s)
+            waited_s += wait_s
 
 
 def _nested(path: tuple[str | int, ...], entity: Answer) -> Answer:

@@ -42,6 +42,14 @@ class SeenMachine(Record):
     heartbeat_s: NonNegativeFloat | None = Field(default=None, description="when the machine last said that it lives")
     on_demand: bool = Field(default=False, description="nobody takes it back")
     duty: Duty = "serves"
+    address: str = Field(default="", description="in the run's network, by which EC2 names its host")
+    life: NonNegativeInt = Field(default=0, description="how often the run had been resumed when it was rented")
+
+    @property
+    def failed_to_boot(self) -> bool:
+        """Whether it ended by itself before it ever said that it lives. One that EC2 has forgotten may have lived."""
+        by_itself = self.ending in ("finished", "unknown") and self.state != "gone"
+        return not self.alive and self.heartbeat_s is None and by_itself
 
     @property
     def alive(self) -> bool:
@@ -98,6 +106,9 @@ class Seen(Artifact):
     stop_reason: Told | None = None
     absent: tuple[WorkerSpec, ...] = Field(
         default=(), description="workers whose machines are lost, and are to come back"
+    )
+    given_up: tuple[str, ...] = Field(
+        default=(), description="hosts that no machine is rented for again: their boots fail"
     )
     asks: NonNegativeInt = Field(default=0, description="how often lost machines were asked for")
     asked_s: NonNegativeFloat | None = Field(default=None, description="when they were asked for last")

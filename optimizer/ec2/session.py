@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -17,7 +18,9 @@ def connect(region: str) -> Edge:
     return Retrying(inner=BotoEdge(region), sleep=time.sleep, random=Random())
 
 
-def connect_run(region: str, run_dir: Path, home: Path, inner: Edge | None = None) -> Edge:
+def connect_run(
+    region: str, run_dir: Path, home: Path, inner: Edge | None = None, clock: Callable[[], float] = time.time
+) -> Edge:
     """An edge whose calls are in the ledger of a run.
 
     Args:
@@ -25,7 +28,8 @@ def connect_run(region: str, run_dir: Path, home: Path, inner: Edge | None = Non
         run_dir: the run's folder, which holds its ledger.
         home: where the regions that were ever used are kept.
         inner: instead of `connect`.
+        clock: seconds since the epoch.
     """
     remember_region(home, region)
-    ledger = Ledger(path=run_dir / LEDGER_FILE, region=region, clock=time.time)
+    ledger = Ledger(path=run_dir / LEDGER_FILE, region=region, clock=clock)
     return LedgerEdge(inner=inner or connect(region), ledger=ledger)

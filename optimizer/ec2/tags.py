@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 RUN_ID = "hetopt:run-id"
 OWNER = "hetopt:owner"
+LAUNCHED_BY = "hetopt:launched-by"
+BUCKET = "hetopt:bucket"
 CREATED = "hetopt:created"
 EXPIRES_AT = "hetopt:expires-at"
 VERSION = "hetopt:version"
@@ -17,10 +19,18 @@ AwsTags = list[dict[str, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class RunTags:
-    """What everything of a run carries. Times in seconds since the epoch; written as ISO 8601 in UTC."""
+    """What everything of a run carries. Times in seconds since the epoch; written as ISO 8601 in UTC.
+
+    Attributes:
+        owner: as policies compare it.
+        launched_by: the same for people.
+        bucket: where the run's lease is, by which others see that it goes on.
+    """
 
     run_id: str
     owner: str
+    launched_by: str
+    bucket: str
     created_s: float
     expires_at_s: float
     version: str
@@ -30,11 +40,13 @@ class RunTags:
         values = {
             RUN_ID: self.run_id,
             OWNER: self.owner,
+            LAUNCHED_BY: self.launched_by,
+            BUCKET: self.bucket,
             CREATED: iso(self.created_s),
             EXPIRES_AT: iso(self.expires_at_s),
             VERSION: self.version,
         }
-        return [{"Key": key, "Value": value} for key, value in values.items()]
+        return [{"Key": key, "Value": value} for key, value in values.items() if value]
 
     def specification(self, *kinds: str) -> list[dict[str, object]]:
         """TagSpecifications of a call that makes things of these kinds."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from hetopt.optimizer.ec2.boots import failed, why_failed
 from hetopt.optimizer.ec2.order import Order
 from hetopt.optimizer.ec2.seen import Seen
 from hetopt.trainer.events import Event
@@ -55,5 +56,8 @@ def _last_words(run_dir: Path, seen: Seen) -> str | None:
     told = last_log_line(run_dir)
     if told is not None:
         return told
+    unbooted = failed(seen.machines)
+    if unbooted:
+        return why_failed(run_dir, unbooted)
     reasons = [machine.reason for machine in seen.machines if machine.reason]
     return reasons[0] if reasons else None

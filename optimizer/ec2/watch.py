@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hetopt.optimizer.ec2 import calls
+from hetopt.optimizer.ec2.boots import BOOT_FOLDER
 from hetopt.optimizer.ec2.errors import ApiRefused
 from hetopt.optimizer.ec2.order import Order, Zone
 from hetopt.optimizer.ec2.placement import Seat
@@ -102,6 +103,8 @@ class Watcher:
                 extras_usd_per_hour=self.order.extras_usd_per_hour,
                 on_demand=market == "on-demand",
                 duty=duty,
+                address=seat.machine.address,
+                life=self.order.life,
             )
 
         return tuple(machine(seat) for seat in seats)
@@ -125,7 +128,7 @@ class Watcher:
             machines = self._machines(before, beats) if before.alive else before.machines
             heard = self._hear(before) if before.alive else before
             # Events last: a run whose machines have ended has written all of them.
-            strange = [*self._fetch_events(), *self._fetch_logs()]
+            strange = [*self._fetch_events(), *self._fetch_logs(LOG_FOLDER), *self._fetch_logs(BOOT_FOLDER)]
             seen = heard.model_copy(
                 update={
                     "time_s": self.clock(),
@@ -177,25 +180,28 @@ class Watcher:
             have += len(body)
         return strange
 
-    def _fetch_logs(self) -> list[str]:
+    def _fetch_logs(self, folder: str) -> list[str]:
         """Take whatever log has grown. The machines keep only the end of a long one.
+
+        Args:
+            folder: in the bucket, and in the run's folder.
 
         Returns:
             names of objects that cannot be files of the run here.
         """
         strange: list[str] = []
-        prefix = f"{self.order.prefix}/{LOG_FOLDER}/"
+        prefix = f"{self.order.prefix}/{folder}/"
         for one in self._list(prefix):
             name = one["Key"].removeprefix(prefix)
             try:
-                path = inside(self.run_dir / LOG_FOLDER, name, what="log")
+                path = inside(self.run_dir / folder, name, what="log")
                 if path.exists() and path.stat().st_mtime >= one["LastModified"].timestamp():
                     continue
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if path.is_dir() or one["Size"] > 2 * LOG_TAIL_BYTES:
                     raise OSError(errno.EISDIR, "it is a folder here, or larger than what machines send of a log")
             except (BadInput, OSError):
-                strange.append(shown(f"{LOG_FOLDER}/{name}"))
+                strange.append(shown(f"{folder}/{name}"))
                 continue
             body: bytes = self.edge(calls.get_object(self.order, one["Key"]))["Body"]
             write_atomically(path, body.decode("utf-8", errors="replace"))

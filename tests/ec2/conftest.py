@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -23,13 +24,15 @@ from hetopt.optimizer.ec2.edge import BotoEdge
 from hetopt.optimizer.ec2.ledger import LEDGER_FILE, Ledger, LedgerEdge
 from hetopt.optimizer.ec2.order import Order
 from hetopt.optimizer.ec2.ordering import Wishes, make_order
-from hetopt.optimizer.ec2.removal import Found, Remover
+from hetopt.optimizer.ec2.removal import Remover
 from hetopt.optimizer.ec2.request import Answer, Edge, Request
 from hetopt.optimizer.ec2.retry import Retrying
+from hetopt.optimizer.ec2.survey import Found
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.plan import Candidate, Group, Plan, Prediction, Range
 from hetopt.profiler.profile import Profile
 from hetopt.trainer.spec import Compression, RunSpec, StopRule, WorkerSpec
+from tests.ec2 import reviewed_members
 from tests.face.conftest import RECORDED, hetopt
 
 __all__ = ["hetopt"]
@@ -39,13 +42,31 @@ ACCOUNT = "123456789012"
 BUCKET = f"hetopt-{ACCOUNT}-{REGION}"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def only_what_was_read() -> Iterator[None]:
+    """No call of any test here holds a member whose documentation nobody has read."""
+    import botocore.client
+
+    plain = botocore.client.BaseClient._make_api_call
+
+    def call(self: Any, operation: str, parameters: dict[str, Any]) -> Any:
+        new = reviewed_members.unread(f"{self.meta.service_model.service_name}:{operation}", parameters)
+        assert not new, f"read the documentation of {new}, then see tests/ec2/reviewed_members.py"
+        return plain(self, operation, parameters)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(botocore.client.BaseClient, "_make_api_call", call)
+        yield
+
+
 @pytest.fixture(scope="session")
 def moto_url() -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        [sys.executable, "-m", "tests.ec2.unkind_cloud", str(port)],
+        cwd=Path(__file__).resolve().parents[2],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         # A thousand images with their disks are no test's business, and take seconds whenever it starts over.
@@ -90,6 +111,14 @@ def start_over(edge: BotoEdge) -> None:
     reset = urllib.request.Request(f"{os.environ['AWS_ENDPOINT_URL']}/moto-api/reset", method="POST")
     urllib.request.urlopen(reset).close()
     edge(make_bucket())
+
+
+def be_unkind(**how: object) -> None:
+    """What the account does to us from now on, until the next test; see `tests.ec2.unkind_cloud`."""
+    asked = urllib.request.Request(
+        f"{os.environ['AWS_ENDPOINT_URL']}/unkind", method="POST", data=json.dumps(how).encode()
+    )
+    urllib.request.urlopen(asked).close()
 
 
 def make_bucket(name: str = BUCKET) -> Request:

@@ -11,6 +11,7 @@ from typing import Literal
 from hetopt.optimizer.ec2 import calls, leftovers
 from hetopt.optimizer.ec2.errors import TABLE, ApiRefused
 from hetopt.optimizer.ec2.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher, fleets_of
+from hetopt.optimizer.ec2.ledger import Made
 from hetopt.optimizer.ec2.order import ORDER_FILE, Order
 from hetopt.optimizer.ec2.removal import Remover
 from hetopt.optimizer.ec2.request import Answer, Edge, Request
@@ -128,7 +129,7 @@ class Life:
         order = Order.load(self.folder / ORDER_FILE) if (self.folder / ORDER_FILE).exists() else None
         if order is not None:
             self.patience.now_s = max(self.patience.now_s, order.created_s + 10 * order.lifetime_s)
-        remover = Remover(edge=self.cloud, sleep=self.patience.sleep, fleet_ids=fleets_of(self.folder))
+        remover = Remover(edge=self.cloud, sleep=self.patience.sleep, made=Made(ids=tuple(fleets_of(self.folder))))
         found = remover.find()
         mine = [one for one in found if leftovers.why_leave(one, runs, self.patience.now_s) is None]
         for run_id in {one.run_id for one in mine}:

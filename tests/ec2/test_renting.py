@@ -96,7 +96,7 @@ def test_what_moto_drops_is_in_the_request(order_for: Make, plan: Plan, bundle: 
     assert disk["Ebs"]["Encrypted"]
     assert disk["Ebs"]["DeleteOnTermination"]
     assert base64.b64decode(data["UserData"]).startswith(b"#!/bin/bash\n")
-    assert {tags["ResourceType"] for tags in data["TagSpecifications"]} == {"instance", "volume"}
+    assert {tags["ResourceType"] for tags in data["TagSpecifications"]} == {"instance", "network-interface", "volume"}
     fleet = requests["fleet-0-c7i-large"].parameters
     assert fleet["SpotOptions"]["MinTargetCapacity"] == 3
     assert fleet["SpotOptions"]["SingleAvailabilityZone"]

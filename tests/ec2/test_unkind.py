@@ -1,0 +1,385 @@
+"""On an account as unkind as EC2: what was granted is ended, what is there is found, and nobody is told less."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from hetopt.optimizer.ec2 import calls
+from hetopt.optimizer.ec2.asking import Asker
+from hetopt.optimizer.ec2.bundle import Bundle
+from hetopt.optimizer.ec2.edge import BotoEdge
+from hetopt.optimizer.ec2.errors import ApiRefused
+from hetopt.optimizer.ec2.ledger import LEDGER_FILE, SETTLES_S, Made, made, read_ledger
+from hetopt.optimizer.ec2.order import ORDER_FILE, Order
+from hetopt.optimizer.ec2.removal import Remover
+from hetopt.optimizer.ec2.renting import Renter
+from hetopt.optimizer.ec2.request import Answer, Edge, Request
+from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
+from hetopt.optimizer.ec2.watch import Watcher
+from hetopt.optimizer.plan import Plan
+from hetopt.profiler.errors import CloudRefused
+from tests.ec2.conftest import ACCOUNT, BUCKET, Patience, Recording, be_unkind, leftovers, stack
+from tests.face.conftest import Answer as Said
+
+Make = Callable[..., Order]
+Hetopt = Callable[..., Said]
+LAG_S = 5.0
+ROLE = f"arn:aws:sts::{ACCOUNT}:assumed-role"
+
+
+class Shared(Patience):
+    """A clock that the account has, too: whoever waits here finds its lists further."""
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        be_unkind(advance_s=seconds)
+
+
+@pytest.fixture
+def patience() -> Patience:
+    return Shared()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "runs"
+
+
+@pytest.fixture
+def plan_file(plan: Plan, tmp_path: Path) -> Path:
+    plan.save(tmp_path / "plan.json")
+    return tmp_path / "plan.json"
+
+
+def renter(edge: Edge, folder: Path, patience: Patience) -> Renter:
+    return Renter(
+        edge=stack(edge, folder, patience),
+        sleep=patience.sleep,
+        tell=lambda _: None,
+        made=lambda: made(read_ledger(folder / LEDGER_FILE), patience.now_s),
+    )
+
+
+def asking(service: str, operation: str, **parameters: object) -> Request:
+    return Request(step="t", service=service, operation=operation, parameters=parameters, purpose="")
+
+
+def refusing(*operations: str) -> Callable[[BotoEdge, Request], Answer]:
+    """An edge to which some lists are closed."""
+    plain = BotoEdge.__call__
+
+    def call(self: BotoEdge, request: Request) -> Answer:
+        return Failing(partial(plain, self), *operations)(request)
+
+    return call
+
+
+def alive(cloud: Edge) -> list[str]:
+    be_unkind(lag_s=0)
+    return [one.id for one in leftovers(cloud) if one.kind == "instance"]
+
+
+def test_what_no_list_shows_yet_is_ended_by_the_ids_that_were_granted(
+    cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
+) -> None:
+    """The second group has no capacity in any zone; the first is granted in each, and is in no list for seconds."""
+    order = order_for()
+    be_unkind(lag_s=LAG_S, exhausted=["c7g.xlarge"])
+    seen = Recording(inner=cloud)
+    with pytest.raises(CloudRefused, match="no zone has all machines"):
+        renter(seen, tmp_path, patience).rent(order, plan.run, {}, bundle.data)
+    granted = {id_ for entry in read_ledger(tmp_path / LEDGER_FILE) if entry.makes == "fleet" for id_ in entry.ids}
+    ending = [one.parameters["InstanceIds"] for one in seen.seen if one.operation == "terminate_instances"]
+    ended = {id_ for ids in ending for id_ in ids}
+    assert {id_ for id_ in granted if id_.startswith("i-")} <= ended
+    assert len(ended) == 3 * len(order.zones)
+    be_unkind(lag_s=0)
+    assert leftovers(cloud) == []
+
+
+def test_a_launch_that_is_broken_off_gives_back_what_no_list_shows_yet(
+    cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
+) -> None:
+    """Ctrl-C just after the last fleet."""
+
+    class Broken:
+        def __init__(self) -> None:
+            self.fleets = 0
+
+        def __call__(self, request: Request) -> Answer:
+            if self.fleets == 2 and request.operation == "describe_instances":
+                self.fleets += 1
+                raise KeyboardInterrupt
+            self.fleets += request.operation == "create_fleet"
+            return cloud(request)
+
+    be_unkind(lag_s=LAG_S)
+    with pytest.raises(KeyboardInterrupt):
+        renter(Broken(), tmp_path, patience).rent(order_for(), plan.run, {}, bundle.data)
+    be_unkind(lag_s=0)
+    assert leftovers(cloud) == []
+
+
+def test_machines_whose_grant_was_never_heard_of_are_found_when_lists_have_settled(
+    cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
+) -> None:
+    class Lost:
+        def __call__(self, request: Request) -> Answer:
+            answer = cloud(request)
+            if request.operation == "create_fleet":
+                raise KeyboardInterrupt
+            return answer
+
+    be_unkind(lag_s=LAG_S)
+    with pytest.raises(KeyboardInterrupt):
+        renter(Lost(), tmp_path, patience).rent(order_for(), plan.run, {}, bundle.data)
+    be_unkind(lag_s=0)
+    assert leftovers(cloud) == []
+    assert sum(patience.waits) <= 3 * SETTLES_S
+
+
+@pytest.mark.parametrize("partly", [True, False])
+def test_machines_beside_a_refusal_are_ended_at_once(
+    cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience, partly: bool
+) -> None:
+    """InsufficientInstanceCapacity, and a machine all the same: at launch, and with --allow-partial."""
+    be_unkind(lag_s=LAG_S, short={"c7i.large": 1})
+    renting = renter(cloud, tmp_path, patience)
+    if partly:
+        renting = replace(renting, accept=lambda spec: True)
+        rented = renting.rent(order_for(), plan.run, {}, bundle.data)
+        assert len(rented.seats) == 1
+        assert alive(cloud) == [rented.seats[0].machine.id], "the c7g.xlarge, which is there as asked for"
+    else:
+        with pytest.raises(CloudRefused, match="no zone has all machines"):
+            renting.rent(order_for(), plan.run, {}, bundle.data)
+        assert alive(cloud) == []
+
+
+def test_machines_beside_a_refusal_are_ended_where_a_run_asks_for_more(
+    cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
+) -> None:
+    order = order_for()
+    rented = renter(cloud, tmp_path, patience).rent(order, plan.run, {}, bundle.data)
+    before = alive(cloud)
+    edge = stack(cloud, tmp_path, patience)
+    watcher = Watcher(edge=edge, order=order, run_dir=tmp_path, clock=patience.clock)
+    seen = watcher.begin(rented.seats, rented.zone)
+    be_unkind(advance_s=60, lag_s=LAG_S, short={"c7i.large": 2})
+    asker = Asker(edge=edge, sleep=patience.sleep, tell=lambda _: None, clock=patience.clock)
+    seen, missing = asker.ask(order, watcher, seen, order.roles[:1], rented.zone)
+    assert set(missing) == set(order.roles[0].hosts)
+    assert alive(cloud) == before
+    # And where the asking itself is broken off.
+    be_unkind(lag_s=LAG_S, short={})
+
+    def broken(request: Request) -> Answer:
+        if request.operation == "describe_instances":
+            raise KeyboardInterrupt
+        return edge(request)
+
+    with pytest.raises(KeyboardInterrupt):
+        replace(asker, edge=broken).ask(order, watcher, seen, order.roles[:1], rented.zone)
+    assert alive(cloud) == before
+
+
+def test_forgotten_fleets_hide_nothing(
+    cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
+) -> None:
+    """EC2 forgets instant fleets after some days, and refuses every call that names one of them."""
+    order = order_for()
+    rented = renter(cloud, tmp_path, patience).rent(order, plan.run, {}, bundle.data)
+    fleets = tuple(one.id for one in leftovers(cloud) if one.kind == "fleet")
+    with pytest.raises(ApiRefused, match="fleet-old"):
+        cloud(asking("ec2", "describe_fleets", FleetIds=["fleet-old"]))
+    remover = Remover(edge=cloud, sleep=patience.sleep, made=Made(ids=("fleet-old", *fleets, "fleet-older")))
+    found = remover.find()
+    assert {one.id for one in found if one.kind == "fleet"} == set(fleets), "those that are known are told of"
+    assert sum(one.kind == "instance" for one in found) == len(rented.seats) == 4
+    be_unkind(forget_fleets=True)
+    assert sum(one.kind == "instance" for one in remover.find()) == 4
+    remover.remove_run(order.run_id)
+    assert leftovers(cloud) == []
+
+
+class Failing:
+    """Some lists cannot be had."""
+
+    def __init__(self, inner: Edge, *operations: str) -> None:
+        self.inner, self.operations = inner, operations
+
+    def __call__(self, request: Request) -> Answer:
+        if request.operation in self.operations:
+            raise ApiRefused(request, "UnauthorizedOperation", f"not authorized to perform {request.api_name}")
+        return self.inner(request)
+
+
+LISTS = (
+    "describe_instances",
+    "describe_tags",
+    "describe_fleets",
+    "describe_launch_templates",
+    "describe_security_groups",
+    "describe_volumes",
+)
+
+
+def test_a_list_that_cannot_be_had_hides_no_other_and_is_no_all_clear(
+    cloud: BotoEdge, order_for: Make, plan: Plan, bundle: Bundle, tmp_path: Path, patience: Patience
+) -> None:
+    order = order_for()
+    renter(cloud, tmp_path, patience).rent(order, plan.run, {}, bundle.data)
+    whole = leftovers(cloud)
+    for operation in LISTS:
+        remover = Remover(edge=Failing(cloud, operation), sleep=patience.sleep)
+        survey = remover.look()
+        assert len(survey.unseen) == 1, operation
+        kind = survey.unseen[0].kind
+        assert {one.id for one in survey.found} == {one.id for one in whole if one.kind != kind}
+        with pytest.raises(CloudRefused, match=f"the {kind}s were not looked at, so some may be left"):
+            survey.check()
+    # What can be found goes all the same.
+    with pytest.raises(CloudRefused, match="fleets were not looked at"):
+        Remover(edge=Failing(cloud, "describe_tags"), sleep=patience.sleep).remove_run(order.run_id)
+    assert alive(cloud) == []
+
+
+def test_a_run_is_stopped_and_resumed_after_its_fleets_are_forgotten(
+    cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, home: Path
+) -> None:
+    assert hetopt("launch", plan_file, "--yes", "--detach").code == 0
+    (folder,) = home.iterdir()
+    be_unkind(forget_fleets=True)
+    listed = hetopt("gc", "--on", "ec2")
+    assert listed.code == 0, listed.err
+    assert "its run goes on" in listed.out
+    answer = hetopt("stop", "--json")
+    assert answer.code == 0, answer.err
+    assert json.loads(answer.out)["is"] == "stopped"
+    assert Seen.load(folder / SEEN_FILE).cleared
+    assert leftovers(cloud) == []
+    answer = hetopt("launch", "--resume", folder.name, "--yes", "--detach")
+    assert answer.code == 0, answer.err
+    be_unkind(forget_fleets=True)
+    assert hetopt("stop").code == 0
+    assert leftovers(cloud) == []
+
+
+def test_what_was_not_looked_at_is_said_and_is_no_success(
+    cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hetopt("launch", plan_file, "--yes", "--detach").code == 0
+    without = refusing("describe_tags", "describe_security_groups")
+    with monkeypatch.context() as patch:
+        patch.setattr(BotoEdge, "__call__", without)
+        answer = hetopt("gc", "--on", "ec2")
+        assert answer.code == 4
+        told = " ".join(answer.err.split())
+        assert "in us-east-1, the fleets and security-groups were not looked at" in told, told
+        assert "4 machines" in answer.out or answer.out.count("i-") >= 4, "the machines are shown"
+        assert "nothing is left behind" not in answer.out
+    assert hetopt("stop").code == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(BotoEdge, "__call__", without)
+        answer = hetopt("gc", "--on", "ec2")
+        assert answer.code == 4
+        assert "nothing is left behind" not in answer.out, "that is no all-clear"
+
+
+def test_a_fresh_home_asks_every_region_of_the_account(
+    cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hetopt("launch", plan_file, "--yes", "--detach").code == 0
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "fresh"))
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    plain = BotoEdge.__call__
+
+    def three(self: BotoEdge, request: Request) -> Answer:
+        """Seventeen regions take a minute."""
+        answer = plain(self, request)
+        if request.operation != "describe_regions":
+            return answer
+        some = ("eu-west-1", "us-east-1", "us-west-2")
+        return {"Regions": [one for one in answer["Regions"] if one["RegionName"] in some]}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BotoEdge, "__call__", three)
+        answer = hetopt("gc", "--on", "ec2")
+        assert answer.code == 0, answer.err
+        assert re.search(r"us-east-1 +\S+: left alone", answer.out), answer.out
+    with monkeypatch.context() as patch:
+        patch.setattr(BotoEdge, "__call__", refusing("describe_regions"))
+        answer = hetopt("gc", "--on", "ec2")
+        assert answer.code == 4
+        assert "only eu-west-1 was looked in" in " ".join(answer.err.split())
+
+
+def another(cloud: BotoEdge, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user_id: str) -> None:
+    """From now on somebody else is here, on another machine."""
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path / f"home-of-{user_id.replace(':', '-')}"))
+    be_unkind(user_id=user_id, arn=f"{ROLE}/{user_id.replace(':', '/')}")
+
+
+def expired(cloud: BotoEdge, order: Order) -> None:
+    """Its tags say that it is over since long: prices were low, and its lease was made longer."""
+    from hetopt.optimizer.ec2.tags import EXPIRES_AT
+
+    ids = [one.id for one in leftovers(cloud, order.run_id)]
+    import boto3
+
+    boto3.client("ec2", region_name="us-east-1").create_tags(
+        Resources=ids, Tags=[{"Key": EXPIRES_AT, "Value": "2020-01-01T00:00:00+00:00"}]
+    )
+
+
+def test_nobody_removes_the_living_run_of_another(
+    cloud: BotoEdge,
+    hetopt: Hetopt,
+    plan_file: Path,
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tests.ec2.reviewed_members.unread", lambda *_: [])  # tags are changed here, by nobody else
+    be_unkind(user_id="AROATEAM:botocore-session-1", arn=f"{ROLE}/Team/botocore-session-1")
+    assert hetopt("launch", plan_file, "--yes", "--detach").code == 0
+    (folder,) = home.iterdir()
+    order = Order.load(folder / ORDER_FILE)
+    assert order.owner == "AROATEAM", "the same in every session of the role"
+    assert order.bucket == BUCKET
+    expired(cloud, order)
+    there = len(leftovers(cloud))
+
+    another(cloud, home, tmp_path, monkeypatch, "AROAOTHER:ann")
+    answer = hetopt("gc", "--on", "ec2", "--region", "us-east-1", "--remove", "--run", folder.name)
+    assert "it belongs to arn:aws:sts::123456789012:assumed-role/Team/botocore-session-1" in " ".join(
+        answer.out.split()
+    )
+    answer = hetopt("gc", "--on", "ec2", "--region", "us-east-1", "--remove", "--everybody")
+    assert "its run goes on" in answer.out, "by its lease, whatever its tags say"
+    assert len(leftovers(cloud)) == there
+
+    # The same role from another machine: its own, and it goes on.
+    another(cloud, home, tmp_path, monkeypatch, "AROATEAM:botocore-session-2")
+    answer = hetopt("gc", "--on", "ec2", "--region", "us-east-1", "--remove")
+    assert "its run goes on" in answer.out
+    assert len(leftovers(cloud)) == there
+    # Its lease has ended, but its machines say that they live.
+    lease = json.dumps({"end_s": 1.0, "stop_training_s": 1.0}).encode()
+    cloud(calls.put_object(order, "t", f"{order.prefix}/lease.json", lease, "it is over"))
+    cloud(calls.put_object(order, "t", f"{order.prefix}/state/i-1.json", b"{}", "a machine lives"))
+    answer = hetopt("gc", "--on", "ec2", "--region", "us-east-1", "--remove")
+    assert "that they live" in answer.out
+    assert len(leftovers(cloud)) == there
+    key = f"{order.prefix}/state/i-1.json"
+    cloud(asking("s3", "delete_object", Bucket=BUCKET, Key=key, ExpectedBucketOwner=ACCOUNT))
+    assert hetopt("gc", "--on", "ec2", "--region", "us-east-1", "--remove").code == 0
+    assert leftovers(cloud) == [], "over by its lease, and one's own"
