@@ -26,13 +26,14 @@ from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal
 from hetopt.optimizer.recommendation.recommend import Options, recommend
-from hetopt.optimizer.reports.progress import Progress, follow
+from hetopt.optimizer.reports.progress import follow
 from hetopt.optimizer.reports.report import make_report
 from hetopt.optimizer.reports.report_page.page import page
 from hetopt.optimizer.reports.report_page.series import series
 from hetopt.optimizer.reports.timeline import timeline
 from hetopt.profiler.profile import Profile
-from hetopt.trainer.events import EVENTS_FILE, read_events
+from hetopt.trainer.event_reader import read_log
+from hetopt.trainer.events import EVENTS_FILE
 
 RECORDED = Path(__file__).resolve().parent.parent / "tests" / "recorded" / "digits.json"
 STEPS, WORKERS = 100_000, 16
@@ -83,9 +84,11 @@ def make_launch() -> Launch:
 def page_s(path: Path, launch: Launch) -> tuple[float, int]:
     """Seconds to make the page of a log, and its bytes."""
     begun_s = time.perf_counter()
-    events = read_events(path)
-    report = make_report(launch, follow(events, launch.started_s), timeline(events), state="finished")
-    text = page(report, launch, series(events))
+    events = read_log(path).events
+    report = make_report(
+        launch, follow(events, launch.starts), timeline(events, starts=launch.starts), state="finished"
+    )
+    text = page(report, launch, series(events, launch.starts))
     return time.perf_counter() - begun_s, len(text.encode())
 
 
@@ -104,14 +107,14 @@ def watch_share(folder: Path, launch: Launch, pictures: int) -> float:
     growing = folder / "growing"
     growing.mkdir(exist_ok=True)
     (growing / EVENTS_FILE).write_text("\n".join([*lines[:2], ""]), encoding="utf-8")
-    watched = Watched(progress=Progress(started_s=launch.started_s))
+    watched = Watched.of(growing, launch)
     console = Console(file=io.StringIO(), width=120, force_terminal=True)
     shares = []
     for start in range(2, len(lines), 2):
         with (growing / EVENTS_FILE).open("a", encoding="utf-8") as stream:
             stream.write("\n".join([*lines[start : start + 2], ""]))
         begun_s = time.process_time()
-        watched.read(growing, time_factor=1.0)
+        watched.read(time_factor=1.0)
         console.print(render.drawn(picture("run", "running", watched, launch, now_s=2000.0)))
         shares.append((time.process_time() - begun_s) / EVERY_S)
     return quartiles(shares)[1]

@@ -27,12 +27,18 @@ class Launch(Artifact):
 
     created: str
     started_s: float = Field(description="seconds since the epoch when the processes were asked for")
+    resumed_s: tuple[float, ...] = Field(default=(), description="the same for each time that the run went on")
     run_id: str
     on: Place
     plan: Plan
     spec: RunSpec = Field(description="the plan's run as it was mapped onto this place's workers")
     prediction: Prediction = Field(description="for this place, not for the rented cluster")
     notes: tuple[str, ...] = Field(default=(), description="what to know of this place to read its numbers")
+
+    @property
+    def starts(self) -> tuple[float, ...]:
+        """When each of the run's sessions was asked for, seconds since the epoch."""
+        return (self.started_s, *self.resumed_s)
 
     @property
     def hourly_usd(self) -> float:

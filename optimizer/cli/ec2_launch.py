@@ -196,7 +196,12 @@ def resume(
     _ask(order, yes)
     order.save(folder / ORDER_FILE)
     # All hosts of the plan again, also those that were lost on the way.
-    record = record.model_copy(update={"spec": record.spec.model_copy(update={"workers": record.plan.run.workers})})
+    record = record.model_copy(
+        update={
+            "spec": record.spec.model_copy(update={"workers": record.plan.run.workers}),
+            "resumed_s": (*record.resumed_s, now_s),
+        }
+    )
     record.save(folder / LAUNCH_FILE)
     accept = (lambda spec: _accept_fewer(record.plan, spec, yes=yes)) if partial else None
     _start_and_follow(record, folder, accept, detach=detach, as_json=as_json)

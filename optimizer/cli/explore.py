@@ -183,7 +183,8 @@ def _run(launcher: Launcher, probe: ProbeRun, tell: Live) -> StepSample:
 
     from hetopt.optimizer.places.probe_runs import read_sample
     from hetopt.profiler.errors import RunFailed
-    from hetopt.trainer.events import EVENTS_FILE, read_events
+    from hetopt.trainer.event_reader import read_log
+    from hetopt.trainer.events import EVENTS_FILE
     from hetopt.trainer.launch.base import RunHandle, RunState
     from hetopt.trainer.launch.interruption import stopping
 
@@ -199,7 +200,7 @@ def _run(launcher: Launcher, probe: ProbeRun, tell: Live) -> StepSample:
                 f"a probe failed: {status.reason or 'it was stopped from outside'}",
                 hint=f"what the workers printed is in {folder}",
             )
-        return read_sample(probe, read_events(folder / EVENTS_FILE))
+        return read_sample(probe, read_log(folder / EVENTS_FILE).events)
     except BaseException:
         with stopping("the probe's workers", None, lambda told: tell(told, None)):
             launcher.stop(handle)

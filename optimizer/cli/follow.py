@@ -42,16 +42,16 @@ def keep_up(launcher: Launcher, handle: RunHandle, record: Launch, live: Live) -
     from functools import partial
 
     from hetopt.optimizer import words
-    from hetopt.optimizer.reports.progress import Progress, advance
+    from hetopt.optimizer.reports.progress import advance, begin
     from hetopt.optimizer.reports.timeline import happening
     from hetopt.optimizer.supervisor.acting import Supervision
-    from hetopt.trainer.events import EVENTS_FILE, parse_events
+    from hetopt.trainer.event_reader import EventReader
+    from hetopt.trainer.events import EVENTS_FILE
     from hetopt.trainer.launch.base import Renting
-    from hetopt.trainer.launch.logs import read_from
 
-    progress, offset = Progress(started_s=record.started_s), 0
+    progress, reader = begin(record.starts), EventReader(path=handle.run_dir / EVENTS_FILE)
+    unread = reader.unread
     expected = max(record.prediction.steps.value, 1.0)
-    hosts = [worker.host for worker in record.spec.workers]
     replace = partial(launcher.replace, handle) if isinstance(launcher, Renting) else None
     move = partial(launcher.move, handle) if isinstance(launcher, Renting) else None
     add = partial(launcher.add, handle) if isinstance(launcher, Renting) else None
@@ -63,14 +63,18 @@ def keep_up(launcher: Launcher, handle: RunHandle, record: Launch, live: Live) -
     looked_s = time.monotonic()
     while True:
         over = launcher.poll(handle).state.is_over
-        text, offset = read_from(handle.run_dir / EVENTS_FILE, offset)
-        for event in parse_events(text.splitlines(keepends=True)):
+        for event in reader.read():
             progress = advance(progress, event)
             supervision.take_in(event)
-            passed = happening(event, hosts, time_factor=record.time_factor)
+            if event.time_s < record.starts[-1]:
+                continue  # of an earlier session, in which it was told
+            passed = happening(event, progress.roster.host, time_factor=record.time_factor)
             # The report draws what is routine.
             if passed is not None and not passed.is_routine:
                 live.note(f"step {words.count(progress.step)}: {passed.sentence}")
+        if reader.unread.lines != unread.lines:
+            unread = reader.unread
+            live.note(f"{unread.sentence}")
         if progress.logged_steps:
             metrics = " ".join(f"{name} {value:.4g}" for name, value in progress.metrics.items())
             loss = f", loss {progress.loss:.4g}" if progress.loss is not None else ""
@@ -118,8 +122,13 @@ def finish(launcher: Launcher, folder: Path, *, as_json: bool, ended_by: HetoptE
     done = f"{words.count(progress.step)} steps"
     if status.state is RunState.STOPPED and record.launch is not None:
         done = f"{words.count(progress.step)} of {_planned(record.launch)} steps"
+    if record.unread.sentence is not None:
+        render.note(record.unread.sentence)
     if as_json and record.launch is not None:
-        terminal.write(make_report(record.launch, progress, record.timeline, state=status.state.value).to_json())
+        made = make_report(
+            record.launch, progress, record.timeline, state=status.state.value, unread_lines=record.unread.lines
+        )
+        terminal.write(made.to_json())
     else:
         metrics = "  ".join(f"{name} {value:.4g}" for name, value in progress.metrics.items())
         took = f" in {words.duration(progress.training_s)}" if progress.training_s is not None else ""

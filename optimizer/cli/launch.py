@@ -280,7 +280,10 @@ def launch(
         now = datetime.datetime.now(datetime.UTC)
         folder = folders.create(record.spec.task, now)
         record = record.model_copy(update={"run_id": folder.name, "created": now.isoformat(timespec="seconds")})
-    record = record.model_copy(update={"started_s": time.time()})
+    if resume is None:
+        record = record.model_copy(update={"started_s": time.time()})
+    else:
+        record = record.model_copy(update={"resumed_s": (*record.resumed_s, time.time())})
     record.save(folder / LAUNCH_FILE)
     render.note(f"run {folder.name}; look at it from another terminal with `hetopt status`, end it with `hetopt stop`")
     follow.run(launcher, record, folder)

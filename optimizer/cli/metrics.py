@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -12,6 +13,12 @@ if TYPE_CHECKING:
     from http.server import ThreadingHTTPServer
 
 EVENT_FILE = "events.out.tfevents.hetopt"
+
+MOST_CLIENTS = 8
+"""That are answered at once; others are sent away."""
+
+CLIENT_S = 10.0
+"""For which a client may say nothing."""
 
 
 def metrics(
@@ -24,7 +31,6 @@ def metrics(
     ),
 ) -> None:
     """Give a run's figures to other tools. Without an option, print them in Prometheus' text format."""
-
     from hetopt.optimizer.cli import render, terminal
     from hetopt.trainer.launch.runs import RunFolders, runs_home
 
@@ -38,24 +44,62 @@ def metrics(
         with server:
             server.serve_forever()
     elif tensorboard is None:
-        terminal.write(_text(folder))
+        figures = Figures(folder)
+        terminal.write(figures.text())
+        if figures.unread is not None:
+            render.note(figures.unread)
 
 
-def _text(folder: Path) -> str:
-    from hetopt.optimizer.reports.prometheus import exposition
-    from hetopt.optimizer.reports.scalars import scalars
-    from hetopt.trainer.events import EVENTS_FILE, read_events
+class Figures:
+    """The newest figures of a run, by its log as far as it was read: each scrape reads what the log has gained.
 
-    return exposition(scalars(read_events(folder / EVENTS_FILE)), run=folder.name)
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from threading import Lock
+
+        from hetopt.optimizer.reports.prometheus import Newest
+        from hetopt.trainer.event_reader import EventReader
+        from hetopt.trainer.events import EVENTS_FILE
+
+        self._reader = EventReader(path=folder / EVENTS_FILE)
+        self._newest = Newest()
+        self._run = folder.name
+        self._reading = Lock()
+
+    def text(self) -> str:
+        """In Prometheus' format, with what is logged by now; scrapes that come together wait for one reading.
+
+        Raises:
+            BadInput: the log cannot be read.
+        """
+        from hetopt.optimizer.reports.prometheus import exposition
+
+        with self._reading:
+            for events in self._reader.parts():
+                self._newest.take(events)
+            return exposition(self._newest, run=self._run, unread=self._reader.unread.lines)
+
+    @property
+    def unread(self) -> str | None:
+        """What is told of lines that could not be read; None: all could."""
+        return self._reader.unread.sentence
 
 
 def _write(folder: Path, into: Path) -> None:
+    from hetopt.optimizer.cli import render
     from hetopt.optimizer.reports.scalars import scalars
     from hetopt.optimizer.reports.tensorboard import event_file
     from hetopt.profiler.errors import BadInput
-    from hetopt.trainer.events import EVENTS_FILE, read_events
+    from hetopt.trainer.event_reader import read_log
+    from hetopt.trainer.events import EVENTS_FILE
 
-    data = event_file(scalars(read_events(folder / EVENTS_FILE)))
+    log = read_log(folder / EVENTS_FILE)
+    if log.unread.sentence is not None:
+        render.note(log.unread.sentence)
+    data = event_file(scalars(log.events))
     try:
         into.mkdir(parents=True, exist_ok=True)
         partial = into / f".{EVENT_FILE}.partial"
@@ -75,15 +119,24 @@ def serve(folder: Path, listen: str) -> ThreadingHTTPServer:
         BadInput: the address is none, or taken.
     """
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+    from threading import BoundedSemaphore
 
     from hetopt.optimizer.reports.prometheus import CONTENT_TYPE
     from hetopt.profiler.errors import BadInput
 
+    figures, places = Figures(folder), BoundedSemaphore(MOST_CLIENTS)
+
     class Answer(BaseHTTPRequestHandler):
+        timeout = CLIENT_S
+
         def do_GET(self) -> None:
             found = self.path.partition("?")[0] == "/metrics"
-            body = (_text(folder) if found else "see /metrics\n").encode()
-            self.send_response(200 if found else 404)
+            try:
+                status, text = (200, figures.text()) if found else (404, "see /metrics\n")
+            except BadInput as error:
+                status, text = 500, f"{error.message}\n"
+            body = text.encode()
+            self.send_response(status)
             self.send_header("Content-Type", CONTENT_TYPE)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -92,9 +145,29 @@ def serve(folder: Path, listen: str) -> ThreadingHTTPServer:
         def log_message(self, *_: object) -> None:
             """Scrapes are no news."""
 
+    class Bounded(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def process_request(self, request: Any, client_address: Any) -> None:
+            if places.acquire(blocking=False):
+                super().process_request(request, client_address)
+            else:  # who asks so often at once asks again
+                self.shutdown_request(request)
+
+        def process_request_thread(self, request: Any, client_address: Any) -> None:
+            try:
+                super().process_request_thread(request, client_address)
+            finally:
+                places.release()
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """A client that goes away in the middle of an answer is no news either."""
+            if not isinstance(sys.exception(), OSError):
+                super().handle_error(request, client_address)
+
     address, _, port = listen.rpartition(":")
     try:
-        return ThreadingHTTPServer((address or "127.0.0.1", int(port)), Answer)
+        return Bounded((address or "127.0.0.1", int(port)), Answer)
     except (ValueError, OverflowError):
         raise BadInput(f"--listen must be ADDRESS:PORT, not {listen!r}.", hint="for example 127.0.0.1:9400") from None
     except OSError as error:

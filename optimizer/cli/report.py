@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from hetopt.optimizer.launch_record import Launch
     from hetopt.optimizer.reports.report import BroughtTogether, Compared, Report, Sent
-    from hetopt.trainer.events import Event
+    from hetopt.trainer.log_events import LogEvent
 
 SHOWN_WAYS = 3
 
@@ -47,7 +47,11 @@ def report(
             hint="choose a run from `hetopt status --all`",
         )
     state = launcher_of(record.launch, folder).poll(RunHandle(run_dir=folder)).state
-    made = make_report(record.launch, record.progress, record.timeline, state=state.value)
+    made = make_report(
+        record.launch, record.progress, record.timeline, state=state.value, unread_lines=record.unread.lines
+    )
+    if record.unread.sentence is not None:
+        render.note(record.unread.sentence)
     if output is not None:
         made.save(output)
         render.note(f"wrote {output}")
@@ -58,7 +62,7 @@ def report(
         from hetopt.optimizer.reports.report_page.series import series
         from hetopt.profiler.artifact import write_atomically
 
-        write_atomically(html, page(made, record.launch, series(record.events)))
+        write_atomically(html, page(made, record.launch, series(record.events, record.starts)))
         render.note(f"wrote {html}")
     if json_:
         terminal.write(made.to_json())
@@ -66,7 +70,7 @@ def report(
         show(made)
 
 
-def _learn(path: Path, launch: Launch, events: Sequence[Event]) -> None:
+def _learn(path: Path, launch: Launch, events: Sequence[LogEvent]) -> None:
     """Bring a profile up to date with what a run measured."""
     from hetopt.optimizer.cli import render
     from hetopt.optimizer.reports.learn import learn

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from hetopt.optimizer.launch_record import Launch, Place
     from hetopt.optimizer.reports.progress import Progress
     from hetopt.optimizer.reports.timeline import Timeline
-    from hetopt.trainer.events import Event
+    from hetopt.trainer.event_reader import Unread
     from hetopt.trainer.launch.base import Launcher
+    from hetopt.trainer.log_events import LogEvent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,26 +24,34 @@ class RunRecord:
     launch: Launch | None
     progress: Progress
     timeline: Timeline
-    events: Sequence[Event]
+    events: Sequence[LogEvent]
+    unread: Unread
+
+    @property
+    def starts(self) -> tuple[float, ...]:
+        """When the run was launched and went on, where that was written down."""
+        return self.launch.starts if self.launch is not None else ()
 
 
 def read_run(folder: Path) -> RunRecord:
     """What was launched (if that was written down) and how far it got.
 
     Raises:
-        BadInput: the launch record cannot be read.
+        BadInput: the launch record or the log cannot be read.
     """
     from hetopt.optimizer.reports.progress import follow
     from hetopt.optimizer.reports.timeline import timeline
     from hetopt.optimizer.supervisor.decision_log import read_with_decisions
 
     launch = read_launch(folder)
-    events = read_with_decisions(folder)
+    log = read_with_decisions(folder)
+    starts = launch.starts if launch is not None else ()
     return RunRecord(
         launch=launch,
-        progress=follow(events, launch.started_s if launch else None),
-        timeline=timeline(events, time_factor=launch.time_factor if launch else 1.0),
-        events=events,
+        progress=follow(log.events, starts),
+        timeline=timeline(log.events, starts=starts, time_factor=launch.time_factor if launch else 1.0),
+        events=log.events,
+        unread=log.unread,
     )
 
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 LATEST_HAPPENINGS = 5
 
+UNREADABLE = "unreadable"
+"""The state of a run whose folder holds what nobody can read."""
+
 
 def status(
     run: str | None = typer.Argument(None, help="Run, or any unambiguous part of its name. Default: the newest."),
@@ -33,15 +36,32 @@ def status(
             raise BadInput("--watch shows one run to a person.", hint="leave --all and --json out")
         watch_run(runs.find(run))
         return
-    folders = runs.all() if all_ else [runs.find(run)]
-    # A list of runs is read from their folders: it needs no login, and answers at once.
-    facts = [_facts(folder, ask=not all_) for folder in folders]
+    if all_:
+        # A list of runs is read from their folders: it needs no login, and answers at once.
+        listed = [_facts_or_why(folder) for folder in runs.all()]
+        if json_:
+            render.print_json(listed)
+        else:
+            _show_all(listed)
+        return
+    facts = _facts(runs.find(run), ask=True)
     if json_:
-        render.print_json(facts if all_ else facts[0])
-    elif all_:
-        _show_all(facts)
+        render.print_json(facts)
     else:
-        _show(facts[0])
+        _show(facts)
+
+
+def _facts_or_why(folder: Path) -> dict[str, Any]:
+    """The facts of a run; of one that cannot be read, why: it must not hide the others."""
+    from hetopt.profiler.errors import HetoptError
+
+    try:
+        return _facts(folder, ask=False)
+    except HetoptError as error:
+        return {"run": folder.name, "folder": str(folder), "state": UNREADABLE, "reason": error.message}
+    except OSError as error:
+        reason = f"{error.filename or folder} cannot be read: {error.strerror}"
+        return {"run": folder.name, "folder": str(folder), "state": UNREADABLE, "reason": reason}
 
 
 def _facts(folder: Path, *, ask: bool) -> dict[str, Any]:
@@ -59,11 +79,7 @@ def _facts(folder: Path, *, ask: bool) -> dict[str, Any]:
     speeds = launch.speeds if launch else {}
     hourly = launch.hourly_usd if launch else None
     predicted_steps = launch.prediction.steps.value if launch else None
-    elapsed_s = (
-        progress.last_event_s - progress.started_s
-        if progress.last_event_s is not None and progress.started_s is not None
-        else None
-    )
+    elapsed_s = progress.elapsed_s
     return {
         "run": folder.name,
         "folder": str(folder),
@@ -83,6 +99,10 @@ def _facts(folder: Path, *, ask: bool) -> dict[str, Any]:
         "usd_at_plan_rate": hourly * elapsed_s / 3600 if hourly is not None and elapsed_s is not None else None,
         "rental": rental,
         "restarts": progress.restarts,
+        "sessions": progress.sessions,
+        "lost_steps": progress.lost_steps,
+        "unread_lines": record.unread.lines,
+        "unread": record.unread.sentence,
         "exchange": _exchange(progress),
         "workers": [
             {
@@ -91,8 +111,9 @@ def _facts(folder: Path, *, ask: bool) -> dict[str, Any]:
                 "pace": worker.pace,
                 "speed": speeds.get(worker.host),
                 "local_batch_size": worker.local_batch_size,
-                "compute_s": worker.compute_s / progress.logged_steps if progress.logged_steps else None,
-                "wait_s": worker.wait_s / progress.logged_steps if progress.logged_steps else None,
+                "compute_s": worker.mean_compute_s if worker.steps else None,
+                "wait_s": worker.mean_wait_s if worker.steps else None,
+                "is_present": worker.is_present,
             }
             for worker in progress.workers
         ],
@@ -140,13 +161,18 @@ def _show_all(facts: list[dict[str, Any]]) -> None:
             [
                 fact["run"],
                 fact["state"],
-                words.count(fact["step"]),
-                words.duration(fact["elapsed_s"]) if fact["elapsed_s"] else "",
-                _metrics(fact["metrics"]),
+                words.count(fact["step"]) if "step" in fact else "",
+                words.duration(fact["elapsed_s"]) if fact.get("elapsed_s") else "",
+                _metrics(fact.get("metrics", {})),
             ]
             for fact in facts
         ],
     )
+    for fact in facts:
+        if fact["state"] == UNREADABLE:
+            render.note(f"{fact['run']}: {fact['reason']}")
+        elif fact["unread"]:
+            render.note(f"{fact['run']}: {fact['unread']}")
 
 
 def _metrics(metrics: dict[str, float]) -> str:
@@ -173,7 +199,10 @@ def _show(fact: dict[str, Any]) -> None:
             if fact["usd_at_plan_rate"] is not None
             else ""
         )
-        render.line(f"  {words.duration(fact['elapsed_s'])} since launch{cost}")
+        in_all = f" in {fact['sessions']} sessions" if fact["sessions"] > 1 else ""
+        again = f", {words.count(fact['lost_steps'])} steps of it done again" if fact["lost_steps"] else ""
+        since = f"{in_all}{again}" if in_all or again else " since launch"
+        render.line(f"  {words.duration(fact['elapsed_s'])}{since}{cost}")
     if fact["rental"] is not None:
         from hetopt.optimizer.cli import ec2_status
 
@@ -186,6 +215,8 @@ def _show(fact: dict[str, Any]) -> None:
         worker_table(fact["workers"])
     if fact["conditions"]:
         _show_conditions(fact)
+    if fact["unread"]:
+        render.note(fact["unread"])
     render.note(fact["folder"])
 
 
@@ -231,7 +262,7 @@ def worker_table(workers: list[dict[str, Any]]) -> None:
                 worker["host"],
                 worker["type"],
                 f"{worker[speed]:g}",
-                words.count(worker["local_batch_size"]),
+                words.count(worker["local_batch_size"]) if worker["is_present"] else "gone",
                 words.duration(worker["compute_s"]) if worker["compute_s"] is not None else "",
                 words.duration(worker["wait_s"]) if worker["wait_s"] is not None else "",
             ]

@@ -36,7 +36,7 @@ LETTERS: Mapping[Kind, _Letter] = MappingProxyType(
 @dataclass(frozen=True, kw_only=True)
 class _Quantity:
     title: str
-    of: Callable[[Moment], Sequence[float]]
+    of: Callable[[Moment], Sequence[float | None]]
     say: words.Say
 
 
@@ -78,6 +78,8 @@ class _Row:
     def range(self) -> str:
         """Smallest and largest in words."""
         known = [value for value in self.values if value is not None]
+        if not known:
+            return ""
         low, high = self.say(min(known)), self.say(max(known))
         return low if low == high else f"{low} – {high}"
 
@@ -86,11 +88,12 @@ def draw(told: Timeline, hosts: Sequence[str], width: int) -> list[str]:
     """The lines of the chart, none longer than ``width``; none at all for a run that has not been through a step.
 
     Bars start at zero, and those of one quantity share their scale, so that workers can be compared. A gap is time in
-    which the run did something else than stepping. The exchange is drawn where something was compressed.
+    which the run did something else than stepping, or in which a worker was not there. The exchange is drawn where
+    something was compressed.
 
     Args:
         told: the run.
-        hosts: where the workers are, in rank order.
+        hosts: of all workers that ever trained, in the order of the moments' lists.
         width: of the terminal, characters.
     """
     if not told.moments:
@@ -138,18 +141,19 @@ def _sections(moments: Sequence[Moment], labels: Sequence[str]) -> list[tuple[st
     sections = []
     for quantity in _QUANTITIES:
         # Workers beyond those that are shown count too, or a bar would say another thing than it seems to.
-        level = _of_largest(max(max(quantity.of(moment)) for moment in moments))
+        known = [value for moment in moments for value in quantity.of(moment) if value is not None]
+        level = _of_largest(max(known, default=0.0))
         rows = [
-            _Row(label=label, values=[quantity.of(moment)[rank] for moment in moments], say=quantity.say, level=level)
-            for rank, label in enumerate(labels)
+            _Row(label=label, values=[quantity.of(moment)[place] for moment in moments], say=quantity.say, level=level)
+            for place, label in enumerate(labels)
         ]
         sections.append((quantity.title, rows))
     exchanges = [moment.exchange for moment in moments]
-    known = [one for one in exchanges if one is not None]
-    if any(one.sent_bytes != one.dense_bytes or _differ(one.gain, 1.0) for one in known):
+    told = [one for one in exchanges if one is not None]
+    if any(one.sent_bytes != one.dense_bytes or _differ(one.gain, 1.0) for one in told):
         rows = []
         for wanted in _EXCHANGE_ROWS:
-            values = [wanted.of(one) for one in known]
+            values = [wanted.of(one) for one in told]
             if wanted.dull is None or any(_differ(value, wanted.dull) for value in values):
                 level = _in_decades if wanted.in_decades else _of_largest(wanted.dull or max(values))
                 each = [None if one is None else wanted.of(one) for one in exchanges]

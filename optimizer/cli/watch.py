@@ -7,13 +7,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hetopt.optimizer.cli.render import Picture
     from hetopt.optimizer.launch_record import Launch
     from hetopt.optimizer.reports.progress import Progress
     from hetopt.optimizer.reports.timeline import Happening
+    from hetopt.trainer.event_reader import EventReader
+    from hetopt.trainer.log_events import StepsLogged
 
 EVERY_S = 2.0
 """Drawing sixteen workers takes some ten milliseconds: less than a hundredth of a core."""
@@ -25,7 +27,7 @@ LATEST_HAPPENINGS = 5
 BAR = 24
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Watched:
     """What was read of a run so far.
 
@@ -34,34 +36,43 @@ class Watched:
         recent: of the last minute: (when, steps, seconds a step).
         latest: worker's figures of the newest steps.
         happenings: the newest.
-        offset, decided_offset: read so far of the log, and of what the supervisor did.
+        log, decisions: where reading goes on, in the log and in what the supervisor did.
     """
 
     progress: Progress
     recent: deque[tuple[float, int, float]] = field(default_factory=deque)
-    latest: dict[str, Any] = field(default_factory=dict)
+    latest: StepsLogged | None = None
     happenings: deque[Happening] = field(default_factory=lambda: deque(maxlen=LATEST_HAPPENINGS))
-    offset: int = 0
-    decided_offset: int = 0
+    log: EventReader
+    decisions: EventReader
 
-    def read(self, folder: Path, *, time_factor: float) -> None:
+    @classmethod
+    def of(cls, folder: Path, launch: Launch | None) -> Watched:
+        """Nothing was read of a run yet."""
+        from hetopt.optimizer.reports.progress import begin
+        from hetopt.optimizer.supervisor.decision_log import DECISIONS_FILE
+        from hetopt.trainer.event_reader import EventReader
+        from hetopt.trainer.events import EVENTS_FILE
+
+        return cls(
+            progress=begin(launch.starts if launch is not None else ()),
+            log=EventReader(path=folder / EVENTS_FILE),
+            decisions=EventReader(path=folder / DECISIONS_FILE),
+        )
+
+    def read(self, *, time_factor: float) -> None:
         """Go on with what the log has gained."""
         from hetopt.optimizer.reports.progress import advance
         from hetopt.optimizer.reports.timeline import happening
-        from hetopt.optimizer.supervisor.decision_log import DECISIONS_FILE
-        from hetopt.trainer.events import EVENTS_FILE, parse_events
-        from hetopt.trainer.launch.logs import read_from
+        from hetopt.trainer.log_events import StepsLogged
 
-        decided, self.decided_offset = read_from(folder / DECISIONS_FILE, self.decided_offset)
-        text, self.offset = read_from(folder / EVENTS_FILE, self.offset)
-        for event in parse_events([*text.splitlines(keepends=True), *decided.splitlines(keepends=True)]):
+        for event in [*self.log.read(), *self.decisions.read()]:
             self.progress = advance(self.progress, event)
-            if event["event"] == "step":
+            if isinstance(event, StepsLogged):
                 self.latest = event
-                self.recent.append((float(event["time_s"]), event["steps"], event["step_time_s"]))
-            hosts = [worker.host for worker in self.progress.workers]
-            began_s = self.progress.training_started_s or float(event["time_s"])
-            found = happening(event, hosts, began_s=began_s, time_factor=time_factor)
+                self.recent.append((event.time_s, event.steps, event.step_time_s))
+            at_s = self.progress.trained_for_s
+            found = happening(event, self.progress.roster.host, at_s=at_s, time_factor=time_factor)
             if found is not None:
                 self.happenings.append(found)
         while self.recent and self.recent[-1][0] - self.recent[0][0] > RECENT_S:
@@ -78,18 +89,17 @@ def watch(folder: Path, *, sleep: Callable[[float], None] = time.sleep) -> None:
     """Show a run until it is over. Where stdout is no terminal, each new state is one line."""
     from hetopt.optimizer.cli import render
     from hetopt.optimizer.cli.run_record import launcher_of, read_launch
-    from hetopt.optimizer.reports.progress import Progress
     from hetopt.trainer.launch.base import RunHandle
 
     launch = read_launch(folder)
     launcher = launcher_of(launch, folder)
-    watched = Watched(progress=Progress(started_s=launch.started_s if launch else None))
+    watched = Watched.of(folder, launch)
     factor = launch.time_factor if launch else 1.0
     if not render.is_terminal():
         last = ""
         while True:
             status = launcher.poll(RunHandle(run_dir=folder))
-            watched.read(folder, time_factor=factor)
+            watched.read(time_factor=factor)
             shown = picture(folder.name, status.state.value, watched, launch, now_s=time.time())
             if shown.title != last:
                 last = shown.title
@@ -100,7 +110,7 @@ def watch(folder: Path, *, sleep: Callable[[float], None] = time.sleep) -> None:
     with render.live_view() as show:
         while True:
             status = launcher.poll(RunHandle(run_dir=folder))
-            watched.read(folder, time_factor=factor)
+            watched.read(time_factor=factor)
             state = status.state.value + (f" ({status.reason})" if status.reason else "")
             show(picture(folder.name, state, watched, launch, now_s=time.time()))
             if status.state.is_over:
@@ -134,6 +144,7 @@ def picture(name: str, state: str, watched: Watched, launch: Launch | None, *, n
             *_money(progress, launch, state, now_s),
             *_exchange(watched),
             *_table(_workers(watched)),
+            *([f"  {unread.sentence}"] if (unread := watched.log.unread + watched.decisions.unread).lines else []),
             *(f"  at {words.duration(max(0.0, one.time_s))} {one.sentence}" for one in reversed(watched.happenings)),
         ],
     )
@@ -175,10 +186,10 @@ def _pace(watched: Watched, launch: Launch | None, expected: float | None) -> li
 def _money(progress: Progress, launch: Launch | None, state: str, now_s: float) -> list[str]:
     from hetopt.optimizer import words
 
-    if launch is None or progress.started_s is None or progress.last_event_s is None:
+    if launch is None or progress.elapsed_s is None or progress.last_event_s is None:
         return []
-    until_s = now_s if state.startswith("running") else progress.last_event_s
-    elapsed_s = max(0.0, until_s - progress.started_s)
+    since_s = now_s - progress.last_event_s if state.startswith("running") else 0.0
+    elapsed_s = progress.elapsed_s + max(0.0, since_s)
     spent = launch.hourly_usd * elapsed_s / 3600
     budget = launch.plan.goal.budget_usd
     of = f" of a budget of {words.usd(budget)}" if budget is not None else ""
@@ -189,29 +200,28 @@ def _money(progress: Progress, launch: Launch | None, state: str, now_s: float) 
 def _exchange(watched: Watched) -> list[str]:
     from hetopt.optimizer import words
 
-    traffic, told = watched.progress.traffic, watched.latest.get("exchange")
-    if traffic is None or not told:
+    traffic, told = watched.progress.traffic, watched.latest.exchange if watched.latest is not None else None
+    if traffic is None or told is None:
         return []
     share = words.share(traffic.sent_bytes / traffic.dense_bytes)
-    return [f"  gradients go as {traffic.way}: {words.bytes_(told['sent_bytes'])} a step, {share} of dense so far"]
+    return [f"  gradients go as {traffic.way}: {words.bytes_(told.sent_bytes)} a step, {share} of dense so far"]
 
 
 def _workers(watched: Watched) -> list[list[str]]:
     from hetopt.optimizer import words
 
     latest = watched.latest
-    if not latest:
+    if latest is None:
         return []
     rows = []
-    longest = max(latest["step_time_s"], 1e-9)
-    for rank, share in enumerate(latest["local_batch_sizes"]):
-        compute_s, wait_s = latest["compute_s"][rank], latest["wait_s"][rank]
-        workers = watched.progress.workers
+    longest = max(latest.step_time_s, 1e-9)
+    for rank, share in enumerate(latest.local_batch_sizes):
+        compute_s, wait_s = latest.compute_s[rank], latest.wait_s[rank]
         computing = round(BAR * min(compute_s / longest, 1.0))
-        waiting = min(round(BAR * wait_s / longest), BAR - computing)
+        waiting = round(min(BAR * wait_s / longest, BAR - computing))
         rows.append(
             [
-                workers[rank].host if rank < len(workers) else f"worker {rank}",
+                watched.progress.roster.host(rank),
                 words.count(share),
                 words.duration(compute_s),
                 words.duration(wait_s),

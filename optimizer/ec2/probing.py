@@ -23,7 +23,8 @@ from hetopt.optimizer.places.probe_runs import PROBE_STEPS, ProbeRun, probe_spec
 from hetopt.profiler.errors import BadInput, RunFailed
 from hetopt.profiler.profile import Profile
 from hetopt.profiler.step_samples import Configuration, Node, StepSample
-from hetopt.trainer.events import EVENTS_FILE, read_events
+from hetopt.trainer.event_reader import read_log
+from hetopt.trainer.events import EVENTS_FILE
 from hetopt.trainer.launch.base import RunState
 from hetopt.trainer.launch.interruption import stopping
 from hetopt.trainer.spec import WorkerSpec
@@ -168,4 +169,4 @@ class Prober:
                 hint=f"what its machines printed is in {folder}",
             )
         seen = Seen.load(folder / SEEN_FILE)
-        return read_sample(probe, read_events(folder / EVENTS_FILE)), order.fixed_usd + seen.spent_usd(seen.time_s)
+        return read_sample(probe, read_log(folder / EVENTS_FILE).events), order.fixed_usd + seen.spent_usd(seen.time_s)

@@ -8,9 +8,9 @@ from pathlib import Path
 from hetopt.optimizer.ec2.boots import failed, why_failed
 from hetopt.optimizer.ec2.order import Order
 from hetopt.optimizer.ec2.seen import Seen
-from hetopt.trainer.events import Event
 from hetopt.trainer.launch.base import RunState, RunStatus
 from hetopt.trainer.launch.outcome import failure_reason, judge, last_events, last_log_line
+from hetopt.trainer.log_events import LogEvent, ProbeEvent, TrainingFinished
 
 _LOSSES_SHOW_S = 180.0
 
@@ -28,24 +28,28 @@ def judged(run_dir: Path, seen: Seen) -> RunStatus:
     return RunStatus(state=status.state, reason=status.reason or seen.stop_reason)
 
 
-def has_failed(order: Order, events: Sequence[Event], now_s: float) -> bool:
+def has_failed(order: Order, events: Sequence[LogEvent], now_s: float) -> bool:
     """Whether the run failed by itself: no machine went with it, nor in the minutes that a notice gives."""
-    since_s = events[-1]["time_s"] if events else now_s
+    since_s = events[-1].time_s if events else now_s
     # A failure before the run was resumed is what it was resumed from.
     in_this_life = since_s >= order.created_s
     return in_this_life and failure_reason(events) is not None and now_s - since_s > _LOSSES_SHOW_S
 
 
-def is_finished(events: Sequence[Event]) -> bool:
+def is_finished(events: Sequence[LogEvent]) -> bool:
     """Whether machines end because there is nothing left to do."""
-    last = events[-1] if events else {}
-    return last.get("event") in ("training_finished", "probe_finished") and last.get("reason") != "stopped"
+    match events[-1] if events else None:
+        case TrainingFinished(reason=reason):
+            return reason != "stopped"
+        case ProbeEvent(event="probe_finished"):
+            return True
+    return False
 
 
-def stopped_s(events: Sequence[Event]) -> float | None:
+def stopped_s(events: Sequence[LogEvent]) -> float | None:
     """When the run last stopped with a checkpoint; None while it goes on."""
-    last = events[-1] if events else {}
-    return float(last["time_s"]) if last.get("event") == "training_finished" else None
+    last = events[-1] if events else None
+    return last.time_s if isinstance(last, TrainingFinished) else None
 
 
 def _last_words(run_dir: Path, seen: Seen) -> str | None:

@@ -13,8 +13,8 @@ from hetopt.optimizer.places.rehearsed_hosts import best_shares, described_hosts
 from hetopt.profiler.errors import BadInput, RunFailed
 from hetopt.profiler.profile import LOCAL, Profile
 from hetopt.profiler.step_samples import Configuration, Node, StepSample
-from hetopt.trainer.events import Event
 from hetopt.trainer.launch.description import DescribedHost, describe
+from hetopt.trainer.log_events import LogEvent, StepsLogged
 from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
 
 PROBE_STEPS = 30
@@ -111,17 +111,17 @@ def type_name(described: DescribedHost) -> str:
     return describe(described.host.model_copy(update={"workers": 1}), described.noise)
 
 
-def read_sample(run: ProbeRun, events: Iterable[Event]) -> StepSample:
+def read_sample(run: ProbeRun, events: Iterable[LogEvent]) -> StepSample:
     """The step that a finished probe measured: the median over its control periods.
 
     Raises:
         RunFailed: it logged no step after its warm-up.
     """
-    periods = [event for event in events if event["event"] == "step" and event["step"] > WARM_UP_STEPS]
-    if not periods:
+    periods = [event for event in events if isinstance(event, StepsLogged) and event.step > WARM_UP_STEPS]
+    if not any(event.step_time_s for event in periods):
         raise RunFailed("a probe ended before it had measured a step.", hint="try again, or explore fewer hosts")
-    step_s = statistics.median(float(event["step_time_s"]) for event in periods)
-    after_s = statistics.median(float(event["step_time_s"]) - max(event["compute_s"]) for event in periods)
+    step_s = statistics.median(event.step_time_s for event in periods)
+    after_s = statistics.median(event.step_time_s - max(event.compute_s) for event in periods)
     return StepSample(
         nodes=run.configuration.nodes,
         local_batch_size=run.configuration.local_batch_size,

@@ -7,12 +7,12 @@ step samples, which the step model is then fitted to, and the way to the target 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from hetopt.optimizer import words
 from hetopt.optimizer.launch_record import Launch
@@ -20,14 +20,13 @@ from hetopt.optimizer.step_model.profiled import RENTED
 from hetopt.profiler.errors import BadInput
 from hetopt.profiler.profile import Evaluation, Pilot, PilotCompression, PilotSync, Profile
 from hetopt.profiler.step_samples import Compression, Node, StepSample
+from hetopt.trainer.log_events import Evaluated, LogEvent, RunStarted, StepsLogged, TrainingStarted
 from hetopt.trainer.sync_text import spell_sync
 
 SAMPLES_OF_A_STRETCH = 5
 """That one stretch of equal shares becomes: enough to show how steps scatter, and no more than that."""
 
 IDENTITY = "identity"
-
-Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +37,7 @@ class Learned:
     news: tuple[str, ...]
 
 
-def learn(profile: Profile, launch: Launch, events: Sequence[Event]) -> Learned:
+def learn(profile: Profile, launch: Launch, events: Sequence[LogEvent]) -> Learned:
     """Fold what a run measured into the profile of its job. The same run twice adds nothing.
 
     Args:
@@ -56,8 +55,16 @@ def learn(profile: Profile, launch: Launch, events: Sequence[Event]) -> Learned:
             f"{profile.job.task} of {words.count(profile.job.parameters)}.",
             hint="name another file, or a new one",
         )
-    samples = [sample for sample in _samples(launch, events) if sample not in profile.samples]
-    pilot = _pilot(profile, launch, events)
+    try:
+        samples = [sample for sample in _samples(launch, events) if sample not in profile.samples]
+        pilot = _pilot(profile, launch, events)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise BadInput(
+            f"the event log of {launch.run_id} tells of what no profile holds: "
+            f"{'.'.join(map(str, first['loc']))}: {first['msg'][:1].lower()}{first['msg'][1:]}.",
+            hint="its lines are damaged; learn from another run",
+        ) from None
     pilots = [pilot] if pilot is not None and pilot not in profile.pilots else []
     if not samples and not pilots:
         raise BadInput(
@@ -76,7 +83,7 @@ def learn(profile: Profile, launch: Launch, events: Sequence[Event]) -> Learned:
     return Learned(profile=Profile.model_validate(changed.model_dump()), news=tuple(news))
 
 
-def _samples(launch: Launch, events: Iterable[Event]) -> Iterator[StepSample]:
+def _samples(launch: Launch, events: Iterable[LogEvent]) -> Iterator[StepSample]:
     """Steps as they were measured; none of a miniature, of paced workers, or of machines nobody rents."""
     spec = launch.spec
     is_real = spec.miniature is None and all(worker.pace == 1 and worker.declared is None for worker in spec.workers)
@@ -85,76 +92,92 @@ def _samples(launch: Launch, events: Iterable[Event]) -> Iterator[StepSample]:
     sync = spell_sync(spec.sync) if spec.is_local else None
     hosts = {host: list(workers) for host, workers in groupby(spec.workers, key=lambda worker: worker.host)}
     nodes = tuple(Node(type=workers[0].type, workers=len(workers)) for workers in hosts.values())
-    steps = [event for event in events if event["event"] == "step" and len(event["compute_s"]) == len(spec.workers)]
+    steps = [event for event in events if isinstance(event, StepsLogged) and len(event.compute_s) == len(spec.workers)]
     if not spec.is_local:  # what a run that settled for averages did from then on was something else
-        steps = [event for event in steps if not event.get("sync")]
-    for _, stretch in groupby(steps, key=lambda event: (event["local_batch_sizes"], _way(event))):
+        steps = [event for event in steps if event.sync is None]
+    for _, stretch in groupby(steps, key=lambda event: (event.local_batch_sizes, _way(event))):
         # The first period of new shares is not yet itself: caches and allocators adapt.
         rows = list(stretch)[1:]
         for chunk in np.array_split(np.arange(len(rows)), min(SAMPLES_OF_A_STRETCH, len(rows))) if rows else ():
-            yield _sample([rows[index] for index in chunk], nodes, sync)
+            sample = _sample([rows[index] for index in chunk], nodes, sync)
+            if sample is not None:
+                yield sample
 
 
-def _sample(rows: Sequence[Event], nodes: tuple[Node, ...], sync: str | None) -> StepSample:
-    weights = [event["steps"] for event in rows]
+def _sample(rows: Sequence[StepsLogged], nodes: tuple[Node, ...], sync: str | None) -> StepSample | None:
+    """Their mean; None: they took no time, or a worker had no samples, as no step that was measured."""
+    weights = [event.steps for event in rows]
     total = math.fsum(weights)
-    step_time_s = math.fsum(n * event["step_time_s"] for n, event in zip(weights, rows, strict=True)) / total
-    sync_s = math.fsum(n * event["sync_s"][0] for n, event in zip(weights, rows, strict=True)) / total
-    told = rows[0].get("exchange")
+    step_time_s = round(math.fsum(n * event.step_time_s for n, event in zip(weights, rows, strict=True)) / total, 7)
+    sync_s = math.fsum(n * event.sync_s[0] for n, event in zip(weights, rows, strict=True)) / total
+    if step_time_s <= 0 or min(rows[0].local_batch_sizes) < 1:
+        return None
+    told = rows[0].exchange
     return StepSample(
         nodes=nodes,
-        local_batch_size=tuple(rows[0]["local_batch_sizes"]),
+        local_batch_size=rows[0].local_batch_sizes,
         compression=None
-        if told is None or told["compressor"] == IDENTITY
-        else Compression(name=told["compressor"], ratio=told["ratio"], collective=told["collective"]),
+        if told is None or told.compressor == IDENTITY
+        else Compression(name=told.compressor, ratio=told.ratio, collective=told.collective),
         sync=sync,
-        step_time_s=round(step_time_s, 7),
+        step_time_s=step_time_s,
         sync_time_s=round(min(sync_s, step_time_s), 7),
     )
 
 
-def _way(event: Event) -> str:
-    return str((event.get("exchange") or {}).get("way", ""))
+def _way(event: StepsLogged) -> str:
+    return "" if event.exchange is None else event.exchange.way
 
 
-def _pilot(profile: Profile, launch: Launch, events: Sequence[Event]) -> Pilot | None:
-    """The run as a pilot; none where it was resumed, never evaluated, or changed what it sent on the way."""
+def _pilot(profile: Profile, launch: Launch, events: Sequence[LogEvent]) -> Pilot | None:
+    """The run as a pilot, all of its sessions together: what was done again from a checkpoint counts once.
+
+    None where the log does not begin with the first step, where it was never evaluated, or changed what it sent.
+    """
     job, spec = profile.job, launch.spec
-    evaluated = [event for event in events if event["event"] == "evaluated" and job.target_metric in event["metrics"]]
-    resumed = any(event.get("resumed_step") for event in events if event["event"] == "run_started")
-    exchanges = [event["exchange"] for event in events if event["event"] == "step" and event.get("exchange")]
-    ways = {(exchange["compressor"], exchange["ratio"]) for exchange in exchanges}
-    synced = [event["sync"] for event in events if event["event"] == "step" and event.get("sync")]
-    averages = sum(told.get("synchronised", 0) for told in synced)
+    begun = next((event for event in events if isinstance(event, RunStarted)), None)
+    evaluated = _evaluations(events, job.target_metric)
+    exchanges = [event.exchange for event in events if isinstance(event, StepsLogged) and event.exchange is not None]
+    ways = {(exchange.compressor, exchange.ratio) for exchange in exchanges}
+    synced = [event.sync for event in events if isinstance(event, StepsLogged) and event.sync is not None]
+    averages = sum(told.synchronised for told in synced)
     if spec.is_local and (spec.sync.name == "ssp" or not averages or spec.partition.name != "global"):
         return None
     if synced and not spec.is_local:
         return None
-    if not evaluated or resumed or len(ways) > 1 or spec.learning_rate_rule != "fixed":
+    if begun is None or begun.resumed_step or not evaluated or len(ways) > 1 or spec.learning_rate_rule != "fixed":
         return None
     name, ratio = next(iter(ways), (IDENTITY, 1.0))
-    gain = float(np.mean([exchange["gain"] for exchange in exchanges])) if exchanges else 1.0
+    gain = float(np.mean([exchange.gain for exchange in exchanges])) if exchanges else 1.0
     if name != IDENTITY and gain <= 0:
         return None
 
     def reached(value: float) -> bool:
         return value >= job.target_value if job.target_higher_is_better else value <= job.target_value
 
-    first = next((event["step"] for event in evaluated if reached(event["metrics"][job.target_metric])), None)
     return Pilot(
         global_batch_size=spec.global_batch_size,
         learning_rate_scale=spec.learning_rate_scale,
         seed=spec.seed,
-        evaluations=tuple(
-            Evaluation(step=event["step"], metric=event["metrics"][job.target_metric]) for event in evaluated
-        ),
-        steps_to_target=first,
+        evaluations=tuple(Evaluation(step=step, metric=metric) for step, metric in evaluated.items()),
+        steps_to_target=next((step for step, metric in evaluated.items() if step and reached(metric)), None),
         compression=None if name == IDENTITY else PilotCompression(name=name, ratio=ratio, gain=min(1.0, gain)),
         sync=PilotSync(
             policy=spell_sync(spec.sync),
             workers=len(spec.workers),
-            share=averages / (averages + sum(told["local"] for told in synced)),
+            share=averages / (averages + sum(told.local for told in synced)),
         )
         if spec.is_local
         else None,
     )
+
+
+def _evaluations(events: Iterable[LogEvent], metric: str) -> dict[int, float]:
+    """The metric by step, ascending; what came after a checkpoint that the run went back to is as it was done again."""
+    found: dict[int, float] = {}
+    for event in events:
+        if isinstance(event, TrainingStarted):
+            found = {step: value for step, value in found.items() if step <= event.step}
+        elif isinstance(event, Evaluated) and metric in event.metrics:
+            found[event.step] = event.metrics[metric]
+    return dict(sorted(found.items()))

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
+from hetopt.optimizer import words
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.plan import Range
 from hetopt.optimizer.reports.progress import Progress
@@ -39,15 +40,17 @@ class Compared(Record):
 
 
 class WorkerReport(Record):
-    """One worker over the whole run. Seconds are means over its steps."""
+    """One worker over the whole run, all of its sessions. Seconds are means over the steps that it took part in."""
 
     host: Told
     type: Told
     pace: PositiveFloat
     speed: PositiveFloat | None = Field(default=None, description="of its host in a rehearsal, relative")
-    local_batch_size: int = Field(description="share at the end, samples")
+    local_batch_size: int = Field(description="share at the end, samples; of a worker that is gone, in its last step")
     compute_s: NonNegativeFloat
     wait_s: NonNegativeFloat
+    steps: int = Field(default=0, description="logged, that it took part in")
+    is_present: bool = Field(default=True, description="whether it was there at the end")
 
 
 class Way(Record):
@@ -89,6 +92,19 @@ class BroughtTogether(Record):
         return self.synchronised / max(1, self.synchronised + self.local)
 
 
+class Interrupted(Record):
+    """What a run's interruptions came to: it was stopped and went on, or lost workers. All of it is in its run time."""
+
+    sessions: int = Field(description="how often it was launched, the times that it went on included")
+    idle_s: NonNegativeFloat = Field(
+        description="between sessions, when nothing ran: no part of the run time, nor paid"
+    )
+    recoveries: int = Field(description="of the workers, within a session")
+    recovery_s: NonNegativeFloat = Field(description="that these took, from the last step before to the next one")
+    lost_steps: int = Field(description="done again, from a checkpoint")
+    lost_s: NonNegativeFloat = Field(description="that these took, at the mean time of a step")
+
+
 class Report(Artifact):
     """A run, predicted against measured."""
 
@@ -105,6 +121,8 @@ class Report(Artifact):
     compared: tuple[Compared, ...]
     workers: tuple[WorkerReport, ...]
     global_batch_size: int
+    interrupted: Interrupted | None = Field(default=None, description="absent for a run in one piece")
+    unread_lines: int = Field(default=0, description="of the event log, that could not be read and are left out")
     share_changes: int
     sent: Sent | None = Field(default=None, description="absent for a single worker, and for runs of older versions")
     together: BroughtTogether | None = Field(default=None, description="absent where gradients are exchanged")
@@ -117,7 +135,7 @@ class Report(Artifact):
     happenings: tuple[Happening, ...] = Field(default=(), description="what bends the curves of the timeline")
 
 
-def make_report(launch: Launch, progress: Progress, told: Timeline, *, state: str) -> Report:
+def make_report(launch: Launch, progress: Progress, told: Timeline, *, state: str, unread_lines: int = 0) -> Report:
     """Hold the events of a run against its prediction.
 
     Args:
@@ -125,6 +143,7 @@ def make_report(launch: Launch, progress: Progress, told: Timeline, *, state: st
         progress: how far it got.
         told: the run over time.
         state: how it is now.
+        unread_lines: of the event log.
 
     Raises:
         BadInput: the run has not logged a single step yet.
@@ -140,9 +159,9 @@ def make_report(launch: Launch, progress: Progress, told: Timeline, *, state: st
     finished = progress.finish_reason is not None and progress.finish_reason != "stopped"
     run_time = by_name.get("run time")
     within = None if run_time is None or run_time.error is None else abs(run_time.error) <= TOLERANCE
-    steps = max(progress.logged_steps, 1)
     rented = launch.plan.chosen.prediction
     speeds = launch.speeds
+    interrupted = _interrupted(progress, step_time_s)
     return Report(
         run_id=launch.run_id,
         task=progress.task,
@@ -158,20 +177,27 @@ def make_report(launch: Launch, progress: Progress, told: Timeline, *, state: st
                 pace=worker.pace,
                 speed=speeds.get(worker.host),
                 local_batch_size=worker.local_batch_size,
-                compute_s=worker.compute_s / steps,
-                wait_s=worker.wait_s / steps,
+                compute_s=worker.mean_compute_s,
+                wait_s=worker.mean_wait_s,
+                steps=worker.steps,
+                is_present=worker.is_present,
             )
             for worker in progress.workers
         ),
         global_batch_size=progress.global_batch_size,
+        interrupted=interrupted,
+        unread_lines=unread_lines,
         share_changes=progress.share_changes,
         sent=_sent(progress),
         together=_together(progress),
         hourly_usd=launch.hourly_usd,
         within_tolerance=within if finished else None,
-        verdict=_verdict(by_name, within, told.happenings, progress.exchange_changes)
+        verdict=_verdict(by_name, within, told.happenings, progress.exchange_changes, interrupted)
         if finished
-        else ("The run has not finished; only step time can be held against its prediction.",),
+        else (
+            "The run has not finished; only step time can be held against its prediction.",
+            *_of_interruptions(interrupted),
+        ),
         rented_total_s=rented.total_s.value,
         rented_cost_usd=rented.cost_usd.value,
         timeline=told.moments,
@@ -180,13 +206,15 @@ def make_report(launch: Launch, progress: Progress, told: Timeline, *, state: st
 
 
 def _compare(launch: Launch, progress: Progress, step_time_s: float, hourly_usd: float) -> tuple[Compared, ...]:
+    """What was predicted beside what was measured, all sessions together; time in which nothing ran is left out."""
     said = launch.prediction
     step_time = _held("step time", "s", said.step_time_s, step_time_s)
+    # Where the log does not begin with the first step, what came before it is not known.
     if progress.training_s is None or progress.finish_reason == "stopped" or progress.first_step:
         return (step_time,)
     startup_s = progress.startup_s or 0.0
     startup = Range(value=said.startup_s, low=said.startup_s, high=said.startup_s)
-    total_s = startup_s + progress.training_s
+    total_s = startup_s + progress.training_s + progress.recovery_s
     return (
         step_time,
         _held("steps", "steps", said.steps, progress.steps_done),
@@ -234,12 +262,55 @@ def _together(progress: Progress) -> BroughtTogether | None:
     )
 
 
+def _interrupted(progress: Progress, step_time_s: float) -> Interrupted | None:
+    if progress.sessions <= 1 and not progress.restarts:
+        return None
+    return Interrupted(
+        sessions=progress.sessions,
+        idle_s=progress.clock.idle_s,
+        recoveries=progress.restarts,
+        recovery_s=progress.recovery_s,
+        lost_steps=progress.lost_steps,
+        lost_s=progress.lost_steps * step_time_s,
+    )
+
+
+def _of_interruptions(told: Interrupted | None) -> list[str]:
+    """A sentence for each kind of interruption."""
+    if told is None:
+        return []
+    sentences = []
+    if told.sessions > 1:
+        sentences.append(
+            f"Its {told.sessions} sessions are added up, start-ups included; the {words.duration(told.idle_s)} between "
+            "them, when nothing ran, are no part of its time or cost."
+        )
+    if told.recoveries:
+        times = "once" if told.recoveries == 1 else f"{told.recoveries} times"
+        sentences.append(
+            f"Its workers changed {times} while it ran; going on took {words.duration(told.recovery_s)} altogether."
+        )
+    if told.lost_steps:
+        sentences.append(
+            f"{words.count(told.lost_steps)} steps were done again, from a checkpoint: about "
+            f"{words.duration(told.lost_s)} of lost work."
+        )
+    return sentences
+
+
 def _verdict(
-    figures: dict[str, Compared], within: bool | None, happenings: Sequence[Happening], exchange_changes: int
+    figures: dict[str, Compared],
+    within: bool | None,
+    happenings: Sequence[Happening],
+    exchange_changes: int,
+    interrupted: Interrupted | None,
 ) -> tuple[str, ...]:
     run_time = figures.get("run time")
     if run_time is None or run_time.error is None:
-        return ("The run was resumed or stopped, so its total time has no prediction to be held against.",)
+        return (
+            "The run was resumed or stopped, so its total time has no prediction to be held against.",
+            *_of_interruptions(interrupted),
+        )
     changed = sum(happening.kind == "condition_changed" for happening in happenings)
     slowed = sum(happening.kind == "miniature_slowed" for happening in happenings)
     sentences = [
@@ -247,10 +318,10 @@ def _verdict(
         f"({run_time.error:+.1%}): {'within' if within else 'outside'} the 10 % that is promised."
     ]
     if not within:
-        # Name the factor that missed most, so that the reader knows what to measure again.
-        causes = {name: figures[name].error for name in ("step time", "steps", "start-up")}
-        known = {name: error for name, error in causes.items() if error is not None}
-        worst = max(known, key=lambda name: abs(known[name]))
+        # Name the part that explains most seconds, so that the reader knows what to measure again.
+        apart_s = run_time.measured - run_time.predicted
+        parts_s = _parts_s(figures, interrupted)
+        worst = max(parts_s, key=lambda name: parts_s[name] * apart_s)
         advice = {
             "step time": "the computation did not fit into its declared time, so the miniature slowed down"
             if slowed
@@ -260,18 +331,41 @@ def _verdict(
             if exchange_changes
             else "the machine was busier or slower than while it was profiled; profile it again",
             "steps": "the target took another number of steps than the pilots suggested",
-            "start-up": "starting the processes took another time than in the profile",
+            "start-up": "starting the processes took another time than in the profile"
+            if interrupted is None or interrupted.sessions <= 1
+            else f"one start is predicted, and there were {interrupted.sessions}",
+            "steps done again": "what was trained since the last checkpoint was lost",
+            "recoveries": "workers were lost or came anew, and no prediction counts that",
+            "evaluations and checkpoints": "what is between steps took another time than in the profile",
         }[worst]
-        sentences.append(f"Most of the difference is in the {worst} ({known[worst]:+.1%}): {advice}.")
+        sentences.append(
+            f"Most of the difference is in the {worst} ({parts_s[worst]:+.1f} s of {apart_s:+.1f} s): {advice}."
+        )
     if changed or slowed:
         what = [
             *(["one change of conditions" if changed == 1 else f"{changed} changes of conditions"] if changed else []),
             *(["that the miniature slowed down"] if slowed else []),
         ]
         sentences.append(f"The prediction does not count {' and '.join(what)}.")
+    sentences += _of_interruptions(interrupted)
     inside = run_time.low <= run_time.measured <= run_time.high
     sentences.append(
         f"It {'lies' if inside else 'does not lie'} in the predicted 90 % interval, "
         f"{run_time.low:.1f} to {run_time.high:.1f} s."
     )
     return tuple(sentences)
+
+
+def _parts_s(figures: dict[str, Compared], interrupted: Interrupted | None) -> dict[str, float]:
+    """The seconds of run time beyond its prediction by where they come from; together they are all of them."""
+    step_time, steps = figures["step time"], figures["steps"]
+    run_time = figures["run time"]
+    parts_s = {
+        "step time": (step_time.measured - step_time.predicted) * steps.measured,
+        "steps": (steps.measured - steps.predicted) * step_time.predicted,
+        "start-up": figures["start-up"].measured - figures["start-up"].predicted,
+        "steps done again": 0.0 if interrupted is None else interrupted.lost_s,
+        "recoveries": 0.0 if interrupted is None else interrupted.recovery_s,
+    }
+    parts_s["evaluations and checkpoints"] = run_time.measured - run_time.predicted - sum(parts_s.values())
+    return parts_s

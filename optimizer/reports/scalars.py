@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+
+from hetopt.optimizer.reports.sessions import Roster
+from hetopt.trainer.log_events import Evaluated, LogEvent, RunStarted, StepsLogged, TrainingStarted, WorkersChanged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,7 @@ class Scalar:
 HELP: Mapping[str, str] = {
     "loss": "Mean training loss of the latest control period.",
     "steps_total": "Optimizer steps done.",
+    "lost_steps_total": "Steps that were done again, from a checkpoint.",
     "epochs": "Passes over the training data, with fractions.",
     "step_time_seconds": "Mean time of a step of the latest control period.",
     "local_batch_size": "Samples of a step that a worker computes.",
@@ -39,43 +41,69 @@ HELP: Mapping[str, str] = {
     "exchange_gain": "Part of the gradient's energy that this retains.",
     "sent_bytes": "Contributed by one worker in a step.",
     "metric": "A metric of the latest evaluation.",
+    "unread_lines_total": "Lines of the event log that could not be read.",
 }
 """What each name means."""
 
 
-def scalars(events: Iterable[Mapping[str, Any]]) -> Iterator[Scalar]:
-    """The figures of a run's events, in order; those that are not finite are left out."""
-    hosts: tuple[str, ...] = ()
+OF_A_WORKER = ("local_batch_size", "compute_seconds", "wait_seconds")
+"""Figures that a worker has only while it trains."""
+
+
+def scalars(events: Iterable[LogEvent]) -> Iterator[Scalar]:
+    """The figures of a run's events, in order."""
+    making = ScalarMaker()
     for event in events:
-        if event["event"] == "run_started":
-            hosts = tuple(worker["host"] for worker in event["workers"])
-        yield from (one for one in _of(event, hosts) if math.isfinite(one.value))
+        yield from making.take(event)
 
 
-def _of(event: Mapping[str, Any], hosts: tuple[str, ...]) -> Iterator[Scalar]:
-    at = {"step": int(event.get("step") or 0), "time_s": float(event["time_s"])}
+@dataclass(kw_only=True)
+class ScalarMaker:
+    """Turns events into figures, one after the other.
 
-    def scalar(name: str, value: float, /, **labels: str) -> Scalar:
-        return Scalar(name=name, value=float(value), labels=tuple(labels.items()), **at)  # type: ignore[arg-type]
+    Attributes:
+        roster: of the workers so far; a worker keeps its number, whoever else comes and goes.
+        step: the last one done.
+        lost_steps: that were done again.
+    """
 
-    match event["event"]:
-        case "step":
-            yield scalar("loss", event["loss"])
-            yield scalar("steps_total", event["step"])
-            yield scalar("epochs", event["epoch"])
-            yield scalar("step_time_seconds", event["step_time_s"])
-            for name, key in (
-                ("local_batch_size", "local_batch_sizes"),
-                ("compute_seconds", "compute_s"),
-                ("wait_seconds", "wait_s"),
-            ):
-                for rank, value in enumerate(event[key]):
-                    yield scalar(name, value, worker=str(rank), host=hosts[rank] if rank < len(hosts) else "")
-            exchange = event.get("exchange")
-            if exchange:
-                yield scalar("exchange_ratio", exchange["ratio"])
-                yield scalar("exchange_gain", exchange["gain"])
-                yield scalar("sent_bytes", exchange["sent_bytes"])
-        case "evaluated":
-            for name, value in event["metrics"].items():
-                yield scalar("metric", value, name=name)
+    roster: Roster = field(default_factory=Roster)
+    step: int = 0
+    lost_steps: int = 0
+
+    def take(self, event: LogEvent) -> Iterator[Scalar]:
+        """The figures of one more event."""
+        match event:
+            case RunStarted():
+                self.roster.take(event)
+            case TrainingStarted() | WorkersChanged():
+                lost, self.step = max(0, self.step - event.step), event.step
+                if lost:
+                    self.lost_steps += lost
+                    yield Scalar(name="lost_steps_total", value=self.lost_steps, step=event.step, time_s=event.time_s)
+            case StepsLogged():
+                self.step = event.step
+                yield from self._of_steps(event)
+            case Evaluated():
+                for name, value in event.metrics.items():
+                    yield Scalar(
+                        name="metric", value=value, step=event.step, time_s=event.time_s, labels=(("name", name),)
+                    )
+
+    def _of_steps(self, event: StepsLogged) -> Iterator[Scalar]:
+        def scalar(name: str, value: float, *labels: tuple[str, str]) -> Scalar:
+            return Scalar(name=name, value=float(value), step=event.step, time_s=event.time_s, labels=labels)
+
+        yield scalar("loss", event.loss)
+        yield scalar("steps_total", event.step)
+        yield scalar("epochs", event.epoch)
+        yield scalar("step_time_seconds", event.step_time_s)
+        places = self.roster.places(len(event.compute_s))
+        for name, values in zip(OF_A_WORKER, (event.local_batch_sizes, event.compute_s, event.wait_s), strict=True):
+            for place, value in zip(places, values, strict=True):
+                host = self.roster.workers[place].host
+                yield scalar(name, value, ("worker", str(place)), ("host", host))
+        if event.exchange is not None:
+            yield scalar("exchange_ratio", event.exchange.ratio)
+            yield scalar("exchange_gain", event.exchange.gain)
+            yield scalar("sent_bytes", event.exchange.sent_bytes)

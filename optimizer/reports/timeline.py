@@ -3,16 +3,41 @@ what happened on the way."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from operator import attrgetter
+from typing import Literal
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from hetopt.optimizer import words
 from hetopt.optimizer.reports.columns import matrix
+from hetopt.optimizer.reports.sessions import Roster, RunClock
 from hetopt.optimizer.supervisor.decision_log import gain_in_words
 from hetopt.profiler.artifact import Record, Told
+from hetopt.trainer.log_events import (
+    CheckpointFailed,
+    CheckpointSkipped,
+    ClockJumped,
+    ConditionChanged,
+    ExchangeChanged,
+    ExchangeTold,
+    LogEvent,
+    MemoryBoundLearned,
+    MiniatureSlowed,
+    RunStarted,
+    SharesChanged,
+    StepsLogged,
+    SupervisorActed,
+    SupervisorMeasured,
+    SyncSettled,
+    TrainingStarted,
+    TwinsTried,
+    WorkerLost,
+    WorkersChanged,
+)
 
 MOST_MOMENTS = 400
 """More than a chart of any width shows; longer runs are kept in coarser steps of time."""
@@ -32,6 +57,7 @@ Kind = Literal[
     "workers_changed",
     "checkpoint_failed",
     "checkpoint_skipped",
+    "resumed",
     "clock_jumped",
     "supervisor_acted",
     "supervisor_measured",
@@ -71,16 +97,26 @@ class Exchanged(Record):
         return self.sent_bytes / self.dense_bytes
 
 
+_FIGURE_NAMES = tuple(name for name in Exchanged.model_fields if name != "way")
+_FIGURES = attrgetter(*_FIGURE_NAMES)
+
+
 class Moment(Record):
-    """A stretch of the run over one set of shares (in long runs: over a few). One figure a worker, in rank order."""
+    """A stretch of the run over one set of shares (in long runs: over a few).
+
+    Lists have one figure for each worker that ever trained, in the order of the report's workers; none for those that
+    took no part in it.
+    """
 
     step: NonNegativeInt = Field(description="the last step of it")
     steps: PositiveInt
-    begin_s: float = Field(description="seconds since training began")
+    begin_s: float = Field(description="seconds since training began, without those in which nothing of the run ran")
     end_s: float
-    local_batch_sizes: tuple[PositiveInt, ...] = Field(description="samples of a step; the last, where they changed")
-    compute_s: tuple[NonNegativeFloat, ...] = Field(description="mean of a step")
-    wait_s: tuple[NonNegativeFloat, ...] = Field(description="for the slowest worker, mean of a step")
+    local_batch_sizes: tuple[NonNegativeInt | None, ...] = Field(
+        description="samples of a step; the last, where they changed"
+    )
+    compute_s: tuple[NonNegativeFloat | None, ...] = Field(description="mean of a step")
+    wait_s: tuple[NonNegativeFloat | None, ...] = Field(description="for the slowest worker, mean of a step")
     exchange: Exchanged | None = Field(default=None, description="absent for a single worker, and in old logs")
 
 
@@ -111,145 +147,181 @@ class Timeline(Record):
     happenings: tuple[Happening, ...] = ()
 
 
-def timeline(events: Iterable[Mapping[str, Any]], *, time_factor: float = 1.0, most: int = MOST_MOMENTS) -> Timeline:
-    """The timeline of one run.
+@dataclass(kw_only=True)
+class _Steps:
+    """Steps in order, at their times (seconds since training began), and the places of their workers in the roster."""
+
+    events: list[StepsLogged] = field(default_factory=list)
+    end_s: list[float] = field(default_factory=list)
+    places: list[tuple[int, ...]] = field(default_factory=list)
+
+    def part(self, start: int, end: int) -> _Steps:
+        """Those from one place to another."""
+        return _Steps(events=self.events[start:end], end_s=self.end_s[start:end], places=self.places[start:end])
+
+    def alike(self) -> Iterator[tuple[tuple[int, ...], list[StepsLogged]]]:
+        """Successive steps of the same workers together."""
+        if self.places.count(self.places[0]) == len(self.places):
+            yield self.places[0], self.events
+            return
+        for places, group in groupby(zip(self.places, self.events, strict=True), key=lambda pair: pair[0]):
+            yield places, [event for _, event in group]
+
+
+def timeline(
+    events: Iterable[LogEvent], *, starts: Sequence[float] = (), time_factor: float = 1.0, most: int = MOST_MOMENTS
+) -> Timeline:
+    """The timeline of one run. Time in which nothing of it ran, between its sessions, is left out.
 
     Args:
         events: its log.
+        starts: when it was launched and went on, seconds since the epoch, where that is known.
         time_factor: of its miniature, so that link rates are told as those of the rehearsed cluster.
         most: moments to keep.
     """
+    clock, roster = RunClock(starts=tuple(sorted(starts))), Roster()
     began_s: float | None = None
-    steps: list[Mapping[str, Any]] = []
+    session, idle_s, step = 0, 0.0, 0
+    steps = _Steps()
     happenings: list[Happening] = []
-    hosts: tuple[str, ...] = ()
     for event in events:
-        match event["event"]:
-            case "run_started":
-                hosts = tuple(worker["host"] for worker in event["workers"])
-            case "training_started":
-                began_s = float(event["time_s"]) if began_s is None else began_s
-            case "step" if began_s is not None:
-                steps.append(event)
+        clock.take(event)
+        match event:
+            case StepsLogged():
+                if began_s is None:  # the log lost the line that says so
+                    began_s = max(0.0, clock.now_s - event.steps * event.step_time_s)
+                steps.events.append(event)
+                steps.end_s.append(clock.now_s - began_s)
+                steps.places.append(roster.places(len(event.compute_s)))
+                step = event.step
+            case RunStarted():
+                roster.take(event)
+            case TrainingStarted():
+                if began_s is None:
+                    began_s = clock.now_s
+                elif clock.sessions > session:
+                    at_s = round(clock.now_s - began_s, 3)
+                    happenings.append(_went_on(event, at_s, idle_s=clock.idle_s - idle_s, step=step))
+                session, idle_s = clock.sessions, clock.idle_s
             case _:
-                found = happening(event, hosts, began_s=began_s or float(event["time_s"]), time_factor=time_factor)
+                at_s = 0.0 if began_s is None else clock.now_s - began_s
+                found = happening(event, roster.host, at_s=at_s, time_factor=time_factor)
                 if found is not None:
-                    happenings.append(found if found.step is not None else _placed(found, steps))
-    return Timeline(moments=tuple(_coarser(steps, most, began_s or 0.0)), happenings=tuple(_joined(happenings)))
+                    happenings.append(found if found.step is not None else found.model_copy(update={"step": step}))
+    moments = _coarser(steps, most, len(roster.workers))
+    return Timeline(moments=tuple(moments), happenings=tuple(_joined(happenings)))
+
+
+def _went_on(event: TrainingStarted, at_s: float, *, idle_s: float, step: int) -> Happening:
+    """Another session began to train."""
+    again = f"; {words.count(step - event.step)} steps are done again" if step > event.step else ""
+    text = f"went on from step {words.count(event.step)}, {words.duration(idle_s)} after it had ended{again}"
+    return Happening(kind="resumed", time_s=at_s, step=event.step, text=text)
 
 
 def happening(
-    event: Mapping[str, Any], hosts: Sequence[str], *, began_s: float = 0.0, time_factor: float = 1.0
+    event: LogEvent, host: Callable[[int], str], *, at_s: float = 0.0, time_factor: float = 1.0
 ) -> Happening | None:
     """What an event of the log tells a person who watches the run; absent for the events of every day.
 
     Args:
         event: any event.
-        hosts: where the workers are, in rank order.
-        began_s: when training began, seconds since the epoch.
+        host: of the worker of a rank.
+        at_s: when it happened, seconds since training began.
         time_factor: see `timeline`.
     """
     kind: Kind
     where: tuple[str, ...] = ()
-    match event["event"]:
-        case "condition_changed":
-            kind, where = "condition_changed", (str(event["host"]),)
+    step: int | None = None
+    match event:
+        case ConditionChanged():
+            kind, where, step = "condition_changed", (event.host,), event.step
             text = _conditions(event, time_factor)
-        case "miniature_slowed":
-            kind, text = "miniature_slowed", str(event["reason"])
-        case "memory_bound_learned":
-            rank = event["rank"]
-            kind, where = "memory_bound_learned", (hosts[rank] if rank < len(hosts) else f"worker {rank}",)
-            text = f"holds no more than {event['samples']} samples at a time"
-        case "worker_lost":
-            kind, where, text = "worker_lost", (str(event["host"]),), str(event["reason"])
-        case "workers_changed":
-            kind, text = "workers_changed", _who_trains(event)
-        case "checkpoint_failed":
-            kind, text = "checkpoint_failed", f"no checkpoint: {event['reason']}; tried again when the next is due"
-        case "checkpoint_skipped":
-            kind, text = "checkpoint_skipped", f"passed over a checkpoint: {event['reason']}"
-        case "clock_jumped":
-            by_s = float(event["by_s"])
+        case MiniatureSlowed():
+            kind, text, step = "miniature_slowed", event.reason, event.step
+        case MemoryBoundLearned():
+            kind, where, step = "memory_bound_learned", (host(event.rank),), event.step
+            text = f"holds no more than {event.samples} samples at a time"
+        case WorkerLost():
+            kind, where, text = "worker_lost", (event.host,), event.reason
+        case WorkersChanged():
+            kind, text, step = "workers_changed", _who_trains(event), event.step
+        case CheckpointFailed():
+            kind, step = "checkpoint_failed", event.step
+            text = f"no checkpoint: {event.reason}; tried again when the next is due"
+        case CheckpointSkipped():
+            kind, text, step = "checkpoint_skipped", f"passed over a checkpoint: {event.reason}", event.step
+        case ClockJumped():
             kind = "clock_jumped"
-            text = f"the clock went {'forward' if by_s > 0 else 'back'} by {words.duration(abs(by_s))}"
-        case "supervisor_acted":
-            done, all_of_it = _DONE[event["action"]], event["action"] in ("on-demand", "switch")
-            where = () if all_of_it else (str(event["host"]),)
-            kind, text = "supervisor_acted", f"{done}: {event['reason']}"
-        case "supervisor_measured":
-            kind, text = (
-                "supervisor_measured",
-                gain_in_words(event, "a step takes {measured} {how}; {expected} was expected, {before} before"),
+            text = f"the clock went {'forward' if event.by_s > 0 else 'back'} by {words.duration(abs(event.by_s))}"
+        case SupervisorActed():
+            done, all_of_it = _DONE[event.action], event.action in ("on-demand", "switch")
+            where = () if all_of_it else (event.host,)
+            kind, text, step = "supervisor_acted", f"{done}: {event.reason}", event.step
+        case SupervisorMeasured():
+            kind, step = "supervisor_measured", event.step
+            text = gain_in_words(
+                asdict(event), "a step takes {measured} {how}; {expected} was expected, {before} before"
             )
-        case "shares_changed":
-            after = ", ".join(map(str, event["after"]))
-            kind, text = "shares_changed", f"now {after} ({event['reason']})"
-        case "twins_tried":
-            kind, text = "twins_tried", _tried(event)
-        case "sync_settled":
-            averages = f"averaged every {event['every_steps']} steps, in {event['compressor']}"
-            if event.get("fragments", 1) > 1:
-                averages += f", a fragment of {event['fragments']} at a time"
-            kind, text = "sync_settled", f"from now on parameters are {averages} ({event['reason']})"
-        case "exchange_changed":
+        case SharesChanged():
+            after = ", ".join(map(str, event.after))
+            kind, text, step = "shares_changed", f"now {after} ({event.reason})", event.step
+        case TwinsTried():
+            kind, text, step = "twins_tried", _tried(event), event.step
+        case SyncSettled():
+            averages = f"averaged every {event.every_steps} steps, in {event.compressor}"
+            if event.fragments > 1:
+                averages += f", a fragment of {event.fragments} at a time"
+            kind, step = "sync_settled", event.step
+            text = f"from now on parameters are {averages} ({event.reason})"
+        case ExchangeChanged():
             # Who weighs whole ways names them in the reason; who decides on a ratio does not.
-            way, reason = str(event["after"]), str(event["reason"])
-            kind, text = "exchange_changed", reason if way in reason else f"now {way} ({reason})"
+            way, reason = event.after, event.reason
+            kind, step = "exchange_changed", event.step
+            text = reason if way in reason else f"now {way} ({reason})"
         case _:
             return None
-    return Happening(
-        kind=kind,
-        time_s=round(float(event["time_s"]) - began_s, 3),
-        step=event.get("step"),
-        hosts=where,
-        text=text,
-    )
+    return Happening(kind=kind, time_s=round(at_s, 3), step=step, hosts=where, text=text)
 
 
-def _who_trains(event: Mapping[str, Any]) -> str:
+def _who_trains(event: WorkersChanged) -> str:
     """What is told of another generation of workers."""
-    took = f" after {event['recovery_s']:.1f} s" if "recovery_s" in event else ""
+    took = f" after {event.recovery_s:.1f} s" if event.recovery_s is not None else ""
     parts = [
-        *([f"without worker {', '.join(map(str, event['lost']))}"] if event["lost"] else []),
-        *([f"with worker {', '.join(map(str, event['new']))} anew"] if event["new"] else []),
+        *([f"without worker {', '.join(map(str, event.lost))}"] if event.lost else []),
+        *([f"with worker {', '.join(map(str, event.new))} anew"] if event.new else []),
     ]
-    return f"goes on from {event['from']}{took}{', ' if parts else ''}{' and '.join(parts)}"
+    return f"goes on from {event.source}{took}{', ' if parts else ''}{' and '.join(parts)}"
 
 
-def _tried(event: Mapping[str, Any]) -> str:
+def _tried(event: TwinsTried) -> str:
     """What training twins has shown."""
     shown = {
         "harmless": "learns as fast as all of it: sent where that saves time",
         "harmful": "falls behind: what is sent keeps nearly everything",
     }
-    found = shown.get(event["says"], "cannot be judged yet, for little is learned: tried again later")
-    took, part = words.duration(event["took_s"]), words.share(event["ratio"])
+    found = shown.get(event.says, "cannot be judged yet, for little is learned: tried again later")
+    took, part = words.duration(event.took_s), words.share(event.ratio)
     return f"twins, trained for {took}: {part} of the gradient {found}"
 
 
-def _conditions(event: Mapping[str, Any], time_factor: float) -> str:
-    if event.get("dies"):
+def _conditions(event: ConditionChanged, time_factor: float) -> str:
+    if event.dies:
         return "dead"
-    if event.get("returns"):
+    if event.returns:
         return "there again"
-    if event.get("notice"):
+    if event.notice:
         return "has notice"
-    if event.get("cut"):
+    if event.cut:
         return "cut off"
-    if event.get("heals"):
+    if event.heals:
         return "reached again"
-    speed, rate = event.get("speed"), event.get("rate_bits_per_s")
+    speed, rate = event.speed, event.rate_bits_per_s
     parts = [
         *([f"speed {speed:g}"] if speed is not None else []),
         *([f"link {words.bit_rate(rate * time_factor)}"] if rate is not None else []),
     ]
     return ", ".join(parts)
-
-
-def _placed(happening: Happening, steps: Sequence[Mapping[str, Any]]) -> Happening:
-    """With the step that the log had come to."""
-    return happening.model_copy(update={"step": steps[-1]["step"] if steps else 0})
 
 
 def _joined(happenings: Iterable[Happening]) -> list[Happening]:
@@ -269,55 +341,63 @@ def _joined(happenings: Iterable[Happening]) -> list[Happening]:
     return joined
 
 
-def _coarser(events: Sequence[Mapping[str, Any]], most: int, began_s: float) -> list[Moment]:
+def _coarser(steps: _Steps, most: int, workers: int) -> list[Moment]:
     """No more than ``most`` moments: as many ``step`` events as that takes become one."""
-    together = -(-len(events) // most)
-    return [_moment(events[start : start + together], began_s) for start in range(0, len(events), max(1, together))]
+    count = len(steps.events)
+    together = -(-count // most)
+    return [_moment(steps.part(start, start + together), workers) for start in range(0, count, max(1, together))]
 
 
-def _moment(events: Sequence[Mapping[str, Any]], began_s: float) -> Moment:
-    first, last = events[0], events[-1]
-    begin_s = float(first["time_s"]) - began_s - first["steps"] * first["step_time_s"]
-    # Of as many workers as there were at the end: others may have come and gone.
-    alike = [event for event in events if len(event["compute_s"]) == len(last["compute_s"])]
-    counts = np.array([event["steps"] for event in alike], dtype=np.float64)
-
-    def mean(name: str) -> tuple[float, ...]:
-        if len(alike) == 1:
-            return tuple(last[name])
-        means = counts @ matrix([event[name] for event in alike]) / counts.sum()
-        return tuple(round(one, 7) for one in means.tolist())
-
+def _moment(steps: _Steps, workers: int) -> Moment:
+    """Several steps together: of each worker, means over those in which it took part."""
+    first, last = steps.events[0], steps.events[-1]
+    shares: list[int | None] = [None] * workers
+    compute_s: list[float | None] = [None] * workers
+    wait_s: list[float | None] = [None] * workers
+    totals = [0.0] * workers
+    for places, events in steps.alike():
+        counts = np.array([event.steps for event in events], dtype=np.float64)
+        total = float(counts.sum())
+        for told, rows in (
+            (compute_s, [event.compute_s for event in events]),
+            (wait_s, [event.wait_s for event in events]),
+        ):
+            means = rows[0] if len(rows) == 1 else (counts @ matrix(rows) / total).tolist()
+            for place, mean in zip(places, means, strict=True):
+                before = told[place]
+                weighted = mean if before is None else (before * totals[place] + mean * total) / (totals[place] + total)
+                told[place] = round(weighted, 7)
+        for place, share in zip(places, events[-1].local_batch_sizes, strict=True):
+            shares[place] = share
+            totals[place] += total
+    end_s = round(steps.end_s[-1], 3)
+    begin_s = steps.end_s[0] - first.steps * first.step_time_s
     return Moment(
-        step=last["step"],
-        steps=sum(event["steps"] for event in events),
-        begin_s=round(max(0.0, begin_s), 3),
-        end_s=round(float(last["time_s"]) - began_s, 3),
-        local_batch_sizes=tuple(last["local_batch_sizes"]),
-        compute_s=mean("compute_s"),
-        wait_s=mean("wait_s"),
-        exchange=_one_exchange(events),
+        step=last.step,
+        steps=sum(event.steps for event in steps.events),
+        begin_s=min(round(max(0.0, begin_s), 3), end_s),
+        end_s=end_s,
+        local_batch_sizes=tuple(shares),
+        compute_s=tuple(compute_s),
+        wait_s=tuple(wait_s),
+        exchange=_one_exchange(steps.events),
     )
 
 
-def exchanged(event: Mapping[str, Any]) -> Exchanged | None:
-    """What a ``step`` event tells of its exchanges."""
-    told = event.get("exchange")
-    return Exchanged(**{name: told[name] for name in Exchanged.model_fields}) if told else None
+def exchanged(told: ExchangeTold) -> Exchanged:
+    """What the exchanges of logged steps were like."""
+    return Exchanged(**{name: getattr(told, name) for name in Exchanged.model_fields})
 
 
-def _one_exchange(events: Sequence[Mapping[str, Any]]) -> Exchanged | None:
+def _one_exchange(events: Sequence[StepsLogged]) -> Exchanged | None:
     """The exchanges of several ``step`` events: means over their steps, the last way."""
-    known = [(event["steps"], event["exchange"]) for event in events if event.get("exchange")]
+    known = [(event.steps, event.exchange) for event in events if event.exchange is not None]
     if not known:
         return None
     last = known[-1][1]
     if len(known) == 1:
-        return exchanged({"exchange": last})
-    steps = sum(count for count, _ in known)
-    means = {
-        name: float(sum(count * one[name] for count, one in known) / steps)
-        for name in Exchanged.model_fields
-        if name != "way"
-    }
-    return Exchanged(way=last["way"], **{**means, "ratio": min(1.0, means["ratio"])})
+        return exchanged(last)
+    counts = np.array([count for count, _ in known], dtype=np.float64)
+    rows = matrix([_FIGURES(one) for _, one in known])
+    means = dict(zip(_FIGURE_NAMES, (counts @ rows / counts.sum()).tolist(), strict=True))
+    return Exchanged(way=last.way, **{**means, "ratio": min(1.0, means["ratio"])})

@@ -25,6 +25,7 @@ from hetopt.optimizer.supervisor.switching import in_other_zones
 from hetopt.profiler.errors import BadInput, BudgetStop, CloudRefused
 from hetopt.trainer.launch.base import Pools
 from hetopt.trainer.launch.changes import ask_for_change, comes_and_goes
+from hetopt.trainer.log_events import LogEvent
 from hetopt.trainer.miniature import Change
 
 ACTED, MEASURED = "supervisor_acted", "supervisor_measured"
@@ -130,7 +131,7 @@ class Supervision:
             supervisor=Supervisor(promise=promise_of(record), hysteresis=hysteresis or Hysteresis()),
         )
 
-    def take_in(self, event: Mapping[str, Any]) -> None:
+    def take_in(self, event: LogEvent) -> None:
         """Learn of an event."""
         self.standing = self.standing.after(event)
 

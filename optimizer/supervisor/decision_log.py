@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hetopt.optimizer import words
-from hetopt.trainer.events import EVENTS_FILE, Event, EventLog, read_events
+from hetopt.trainer.event_reader import EventsRead, read_log
+from hetopt.trainer.events import EVENTS_FILE, EventLog
 
 DECISIONS_FILE = "decisions.jsonl"
 
@@ -20,13 +21,18 @@ def write_decision(run_dir: Path, event: str, fields: Mapping[str, Any]) -> None
         decisions.write(event, **fields)
 
 
-def read_with_decisions(run_dir: Path) -> list[Event]:
-    """The run's events and the supervisor's, in the order of their times; none of a run that has not begun."""
-    decisions = read_events(run_dir / DECISIONS_FILE)
-    events = read_events(run_dir / EVENTS_FILE)
-    if not decisions:
-        return events
-    return list(heapq.merge(events, decisions, key=lambda event: float(event["time_s"])))
+def read_with_decisions(run_dir: Path) -> EventsRead:
+    """The run's events and the supervisor's, in the order of their times; none of a run that has not begun.
+
+    Raises:
+        BadInput: a log cannot be read.
+    """
+    decisions = read_log(run_dir / DECISIONS_FILE)
+    run = read_log(run_dir / EVENTS_FILE)
+    if not decisions.events:
+        return EventsRead(events=run.events, unread=run.unread + decisions.unread)
+    merged = list(heapq.merge(run.events, decisions.events, key=lambda event: event.time_s))
+    return EventsRead(events=merged, unread=run.unread + decisions.unread)
 
 
 _HOW = {
@@ -39,10 +45,10 @@ _HOW = {
 
 
 def gain_in_words(told: Mapping[str, Any], sentence: str) -> str:
-    """What came of a decision, by its event.
+    """What came of a decision, by the fields of the event that says so.
 
     Args:
-        told: the event ``supervisor_measured``.
+        told: the fields of ``supervisor_measured``.
         sentence: with places for ``how`` (whom the run does without, whose place was taken, or where it is now) and
             for the times of a step ``before``, ``expected`` and ``measured``.
     """

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Self
+
+from hetopt.trainer.log_events import LogEvent, RunStarted, StepsLogged, TrainingStarted, WorkerLost, WorkersChanged
 
 _WEIGHT = 0.3
 """Of the newest control period in the running mean; four of them make up most of it."""
@@ -90,34 +92,33 @@ class Standing:
         """Time to the end at the present pace."""
         return None if self.step_time_s is None else max(0.0, promise.steps - self.step) * self.step_time_s
 
-    def after(self, event: Mapping[str, Any]) -> Self:
-        """Once an event has happened; events of other names change the time alone."""
-        one = replace(self, now_s=float(event["time_s"]))
-        match event["event"]:
-            case "run_started":
+    def after(self, event: LogEvent) -> Self:
+        """Once an event has happened; events of other kinds change the time alone."""
+        one = replace(self, now_s=event.time_s)
+        match event:
+            case RunStarted():
                 # Other workers, other times: what was measured before says nothing of them.
-                workers = event["workers"]
-                hosts = tuple(str(worker.get("host", "")) for worker in workers)
-                types = tuple(str(worker.get("type", "")) for worker in workers)
+                hosts = tuple(worker.host for worker in event.workers)
+                types = tuple(worker.type for worker in event.workers)
                 now = replace(one._changed(), workers=len(hosts), hosts=hosts, types=types, shares=())
                 return replace(now, step_time_s=None, compute_s=(), sync_s=0.0)
-            case "training_started":
-                return replace(one, began_s=one.now_s if one.began_s is None else one.began_s, step=event["step"])
-            case "worker_lost":
+            case TrainingStarted():
+                return replace(one, began_s=one.now_s if one.began_s is None else one.began_s, step=event.step)
+            case WorkerLost():
                 return replace(one, losses=one.losses + 1)
-            case "workers_changed":
-                return replace(one._changed(), losses=one.losses + len(event["lost"]))
-            case "step":
+            case WorkersChanged():
+                return replace(one._changed(), losses=one.losses + len(event.lost))
+            case StepsLogged():
                 stepped = replace(
                     one,
                     periods=one.periods + 1,
-                    step=event["step"],
-                    shares=tuple(event.get("local_batch_sizes", ())),
-                    steps_seen=one.steps_seen + event["steps"],
-                    step_time_s=_mean(one.step_time_s, event["step_time_s"]),
-                    compute_s=_means(one.compute_s, event["compute_s"]),
+                    step=event.step,
+                    shares=event.local_batch_sizes,
+                    steps_seen=one.steps_seen + event.steps,
+                    step_time_s=_mean(one.step_time_s, event.step_time_s),
+                    compute_s=_means(one.compute_s, event.compute_s),
                     # Of the worker that waited least: the others' contains their waiting for it.
-                    sync_s=_mean(one.sync_s if one.step_time_s is not None else None, min(event["sync_s"])),
+                    sync_s=_mean(one.sync_s if one.step_time_s is not None else None, min(event.sync_s)),
                 )
                 return stepped._settled() if stepped.periods >= _SETTLED else stepped
         return one
@@ -134,7 +135,7 @@ class Standing:
         return replace(self, quickest=quickest, whole=self.workers, whole_step_time_s=self.step_time_s)
 
     @classmethod
-    def of(cls, events: Iterable[Mapping[str, Any]]) -> Self:
+    def of(cls, events: Iterable[LogEvent]) -> Self:
         """After all of these."""
         standing = cls()
         for event in events:

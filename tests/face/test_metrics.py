@@ -14,11 +14,12 @@ import pytest
 
 from hetopt.optimizer.cli.metrics import serve
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
-from hetopt.optimizer.reports.prometheus import exposition
+from hetopt.optimizer.reports.prometheus import Newest, exposition
 from hetopt.optimizer.reports.scalars import HELP, scalars
 from hetopt.optimizer.reports.tensorboard import _crc32c, _masked, event_file, tag
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.events import EVENTS_FILE
+from tests.logs import events_of
 
 from .test_report import _compressed, launch, plan, rehearsed
 
@@ -37,7 +38,9 @@ def recorded(rehearsed: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_prometheus_gets_the_newest_of_each(rehearsed: Launch) -> None:
-    text = exposition(scalars(_compressed(rehearsed)), run='odd "name"')
+    newest = Newest()
+    newest.take(events_of(_compressed(rehearsed)))
+    text = exposition(newest, run='odd "name"')
     lines = text.splitlines()
     assert 'hetopt_steps_total{run="odd \\"name\\""} 200.0' in lines
     assert any(line.startswith("hetopt_local_batch_size{") and 'worker="1"' in line for line in lines)
@@ -65,7 +68,7 @@ def test_the_checksum_is_the_published_one() -> None:
 
 
 def test_tensorboard_gets_every_value(rehearsed: Launch) -> None:
-    figures = list(scalars(_compressed(rehearsed)))
+    figures = list(scalars(events_of(_compressed(rehearsed))))
     first, *rest = records(event_file(figures))
     assert b"brain.Event:2" in first
     assert len(rest) == len(figures)

@@ -25,6 +25,7 @@ from hetopt.profiler.errors import BadInput
 from hetopt.profiler.profile import Profile
 from hetopt.trainer.events import Event
 from hetopt.trainer.launch.description import parse_hosts
+from tests.logs import events_of
 
 Golden = Callable[[str, str], None]
 
@@ -201,8 +202,9 @@ def _compressed(launch: Launch) -> list[Event]:
 
 
 def _report(launch: Launch, events: list[Event]) -> Report:
-    told = timeline(events, time_factor=launch.time_factor)
-    return make_report(launch, follow(events, launch.started_s), told, state="finished")
+    log = events_of(events)
+    told = timeline(log, starts=launch.starts, time_factor=launch.time_factor)
+    return make_report(launch, follow(log, launch.starts), told, state="finished")
 
 
 def test_a_run_as_predicted_is_within_the_promise(launch: Launch) -> None:
@@ -219,7 +221,7 @@ def test_a_slow_run_is_called_slow_and_the_cause_is_named(launch: Launch) -> Non
     report = _report(launch, _events(launch, slowdown=1.5))
     assert report.within_tolerance is False
     assert "outside the 10 %" in report.verdict[0]
-    assert "step time (+50.0%)" in report.verdict[1]
+    assert "step time (+11.0 s of +12.0 s)" in report.verdict[1]
     assert "does not lie" in report.verdict[-1]
 
 
@@ -243,7 +245,7 @@ def test_a_run_without_a_step_has_no_report(launch: Launch) -> None:
 
 def test_restarts_are_counted_and_progress_goes_on(launch: Launch) -> None:
     events = _events(launch)
-    progress = follow([*events[:3], {**events[0], "resumed_step": 400}, *events[1:]], launch.started_s)
+    progress = follow(events_of([*events[:3], {**events[0], "resumed_step": 400}, *events[1:]]), launch.starts)
     assert progress.restarts == 1
     assert progress.first_step == 0
     assert progress.step == events[-1]["step"]

@@ -28,8 +28,11 @@ from hetopt.optimizer.reports.report_page.page import page
 from hetopt.optimizer.reports.report_page.series import series
 from hetopt.optimizer.reports.timeline import timeline
 from hetopt.profiler.errors import BadInput
-from hetopt.trainer.events import EVENTS_FILE, Event, read_events
+from hetopt.trainer.event_reader import read_log
+from hetopt.trainer.events import EVENTS_FILE, Event
+from hetopt.trainer.log_events import LogEvent
 from tests.disturbance import PATIENCE_S
+from tests.logs import events_of
 
 from .test_report import _compressed, _events, launch, plan, rehearsed
 
@@ -39,9 +42,13 @@ FIGURE = re.compile(r'data-figure="(\w+)" data-value="([^"]+)"')
 
 
 def made(launch: Launch, events: list[Event]) -> str:
-    told = timeline(events, time_factor=launch.time_factor)
-    report = make_report(launch, follow(events, launch.started_s), told, state="finished")
-    return page(report, launch, series(events))
+    return page_of(launch, events_of(events))
+
+
+def page_of(launch: Launch, log: list[LogEvent]) -> str:
+    told = timeline(log, starts=launch.starts, time_factor=launch.time_factor)
+    report = make_report(launch, follow(log, launch.starts), told, state="finished")
+    return page(report, launch, series(log, launch.starts))
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +86,10 @@ def test_workers_that_come_late_are_not_known_before(rehearsed: Launch) -> None:
     first = next(event for event in events if event["event"] == "step")
     for name in ("local_batch_sizes", "compute_s", "wait_s", "sync_s"):
         first[name] = first[name][:2]
-    run = series(events)
+    run = series(events_of(events))
     assert np.isnan(run.compute_s[0]).tolist() == [False, False, True, True]
-    whole = _compressed(rehearsed)
-    report = make_report(rehearsed, follow(whole, rehearsed.started_s), timeline(whole), state="finished")
+    whole = events_of(_compressed(rehearsed))
+    report = make_report(rehearsed, follow(whole, rehearsed.starts), timeline(whole), state="finished")
     assert not re.search(r"[ >:,]nan\b|NaN", page(report, rehearsed, run))
 
 
@@ -134,8 +141,8 @@ def test_what_a_person_wrote_is_no_markup(rehearsed: Launch) -> None:
 
 
 def test_the_page_says_what_the_report_says(rehearsed: Launch, text: str) -> None:
-    events = _compressed(rehearsed)
-    report = make_report(rehearsed, follow(events, rehearsed.started_s), timeline(events), state="finished")
+    events = events_of(_compressed(rehearsed))
+    report = make_report(rehearsed, follow(events, rehearsed.starts), timeline(events), state="finished")
     found: dict[str, set[float]] = {}
     for name, value in FIGURE.findall(text):
         found.setdefault(name, set()).add(float(value))
@@ -151,7 +158,7 @@ def test_the_page_says_what_the_report_says(rehearsed: Launch, text: str) -> Non
 
 def test_the_cursor_reads_what_was_logged(rehearsed: Launch, text: str) -> None:
     data = json.loads(re.findall(r'id="data">(.*?)</script>', text, re.S)[0])
-    run = series(_compressed(rehearsed))
+    run = series(events_of(_compressed(rehearsed)))
     assert data["step"] == run.step.tolist()
     assert data["series"]["loss"][1] == pytest.approx(run.loss.tolist(), rel=1e-4)
     assert data["series"]["compute2"][1] == pytest.approx(run.compute_s[:, 2].tolist(), rel=1e-4)
@@ -193,7 +200,7 @@ def test_a_hundred_thousand_steps_of_sixteen_workers_fit_into_a_page(launch: Lau
     begun_s = time.process_time()
     assert [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     read_s = time.process_time() - begun_s
-    text = made(launch, read_events(path))
+    text = page_of(launch, read_log(path).events)
     assert time.process_time() - begun_s - read_s < 5 * read_s
     assert len(text.encode()) < 3_000_000
     data = json.loads(re.findall(r'id="data">(.*?)</script>', text, re.S)[0])

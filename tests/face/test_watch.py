@@ -19,7 +19,6 @@ from rich.console import Console
 from hetopt.optimizer.cli import render
 from hetopt.optimizer.cli.watch import EVERY_S, Watched, picture
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
-from hetopt.optimizer.reports.progress import Progress
 from hetopt.optimizer.supervisor.decision_log import write_decision
 from hetopt.trainer.events import EVENTS_FILE
 from tests.disturbance import PATIENCE_S
@@ -47,8 +46,8 @@ def recorded(rehearsed: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_picture_of_a_run(rehearsed: Launch, tmp_path: Path, golden: Callable[[str, str], None]) -> None:
     events = _compressed(rehearsed)
     folder = written(tmp_path / "run", rehearsed, [json.dumps(event) for event in events[:-4]])
-    watched = Watched(progress=Progress(started_s=rehearsed.started_s))
-    watched.read(folder, time_factor=rehearsed.time_factor)
+    watched = Watched.of(folder, rehearsed)
+    watched.read(time_factor=rehearsed.time_factor)
     out = io.StringIO()
     shown = picture("run", "running", watched, rehearsed, now_s=events[-5]["time_s"])
     Console(file=out, width=110).print(render.drawn(shown))
@@ -58,26 +57,26 @@ def test_a_picture_of_a_run(rehearsed: Launch, tmp_path: Path, golden: Callable[
 def test_only_what_is_new_is_read(rehearsed: Launch, tmp_path: Path) -> None:
     lines = [json.dumps(event) for event in _compressed(rehearsed)]
     folder = written(tmp_path / "run", rehearsed, lines[:5])
-    watched = Watched(progress=Progress())
-    watched.read(folder, time_factor=1.0)
-    before = watched.offset
+    watched = Watched.of(folder, None)
+    watched.read(time_factor=1.0)
+    before = watched.log._offset
     with (folder / EVENTS_FILE).open("a", encoding="utf-8") as stream:
         stream.write("\n".join([*lines[5:], ""]))
-    watched.read(folder, time_factor=1.0)
-    assert 0 < before < watched.offset
-    whole = Watched(progress=Progress())
-    whole.read(folder, time_factor=1.0)
+    watched.read(time_factor=1.0)
+    assert 0 < before < watched.log._offset
+    whole = Watched.of(folder, None)
+    whole.read(time_factor=1.0)
     assert watched.progress == whole.progress
 
 
 def test_what_the_supervisor_did_is_seen_once(rehearsed: Launch, tmp_path: Path) -> None:
     folder = written(tmp_path / "run", rehearsed, [json.dumps(event) for event in _compressed(rehearsed)])
-    watched = Watched(progress=Progress())
-    watched.read(folder, time_factor=1.0)
+    watched = Watched.of(folder, None)
+    watched.read(time_factor=1.0)
     before = list(watched.happenings)
     write_decision(folder, "supervisor_acted", {"step": 5, "action": "replace", "host": "h1", "reason": "it is slow"})
     for _ in range(2):
-        watched.read(folder, time_factor=1.0)
+        watched.read(time_factor=1.0)
     assert list(watched.happenings)[len(before) :] == [watched.happenings[-1]]
     assert watched.happenings[-1].sentence == "h1: another machine takes its place: it is slow"
 
@@ -86,14 +85,14 @@ def test_it_takes_less_than_a_hundredth_of_a_core(launch: Launch, tmp_path: Path
     """Sixteen workers, with as many events a second as a run writes at most."""
     lines = long_run(120, 16)
     folder = written(tmp_path / "run", launch, lines[:22])
-    watched = Watched(progress=Progress(started_s=launch.started_s))
+    watched = Watched.of(folder, launch)
     console = Console(file=io.StringIO(), width=120, force_terminal=True)
     costs_s = []
     for start in range(22, 122, 5):
         with (folder / EVENTS_FILE).open("a", encoding="utf-8") as stream:
             stream.write("\n".join([*lines[start : start + 5], ""]))
         begun_s = time.process_time()
-        watched.read(folder, time_factor=1.0)
+        watched.read(time_factor=1.0)
         console.print(render.drawn(picture("run", "running", watched, launch, now_s=2000.0)))
         costs_s.append(time.process_time() - begun_s)
     # The least: this machine may have other things to do.

@@ -13,6 +13,7 @@ from hetopt.optimizer.places.hosting import ThisMachine
 from hetopt.optimizer.places.probe_runs import WARM_UP_STEPS, counts, local_probes, read_sample, rehearsed_probes
 from hetopt.profiler.errors import BadInput, RunFailed
 from hetopt.trainer.launch.description import parse_hosts
+from tests.logs import an_event
 
 from .profiles import make_profile
 
@@ -63,10 +64,10 @@ def test_rehearsed_hosts_are_slowed_down_alike() -> None:
 def test_a_sample_is_the_median_after_the_warm_up() -> None:
     probe = local_probes(PROFILE, 2)[-1]
     events = [
-        {"event": "step", "step": step, "step_time_s": time_s, "compute_s": [0.1, 0.2]}
+        an_event("step", step=step, step_time_s=time_s, compute_s=[0.1, 0.2])
         for step, time_s in ((WARM_UP_STEPS, 9.0), (15, 0.3), (20, 0.31), (25, 0.9))
     ]
-    sample = read_sample(probe, [{"event": "started"}, *events])
+    sample = read_sample(probe, [an_event("training_started"), *events])
     assert sample.step_time_s == 0.31
     assert sample.sync_time_s == pytest.approx(0.11)
     with pytest.raises(RunFailed, match="before it had measured"):

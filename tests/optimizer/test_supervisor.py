@@ -24,8 +24,10 @@ from hetopt.optimizer.supervisor.replacing import SLOW, with_another_for_each_ho
 from hetopt.optimizer.supervisor.standing import Promise, Standing
 from hetopt.optimizer.supervisor.switching import in_other_zones
 from hetopt.profiler.errors import BadInput, BudgetStop, CloudRefused
+from hetopt.trainer.event_reader import event_of
 from hetopt.trainer.events import EVENTS_FILE, EventLog, read_events
 from hetopt.trainer.launch.base import Pools
+from tests.logs import events_of
 
 PROMISE = Promise(step_time_s=1.0, step_time_low_s=0.9, step_time_high_s=1.1, steps=10_000, usd_per_hour=3.6)
 QUICK = Hysteresis(looks=3, rest_s=300.0, margin=0.05, reserve_s=60.0)
@@ -198,10 +200,10 @@ def test_a_step_of_all_workers_is_remembered_while_some_are_away() -> None:
     step = {"event": "step", "time_s": 9.0, "step": 10, "steps": 10, "step_time_s": 1.0, **times}
     both = {"event": "run_started", "time_s": 0.0, "workers": [{"host": "h0"}, {"host": "h1"}]}
     began = {"event": "training_started", "time_s": 1.0, "step": 0}
-    whole = Standing.of([both, began, *[step] * 4])
+    whole = Standing.of(events_of([both, began, *[step] * 4]))
     assert whole.whole_step_time_s == pytest.approx(1.0)
     alone = {**step, "step_time_s": 2.0, "compute_s": [1.0], "sync_s": [0.0], "local_batch_sizes": [2]}
-    fewer = Standing.of([both, began, *[step] * 4, {**both, "workers": [{"host": "h0"}]}, *[alone] * 9])
+    fewer = Standing.of(events_of([both, began, *[step] * 4, {**both, "workers": [{"host": "h0"}]}, *[alone] * 9]))
     assert (fewer.step_time_s, fewer.whole_step_time_s) == (pytest.approx(2.0), pytest.approx(1.0))
     assert on_demand_for_all(fewer, PROMISE, until_there_s=9.0) == [], "no deadline"
     (safe,) = on_demand_for_all(fewer, promise(deadline_s=9e9), until_there_s=9.0)
@@ -443,12 +445,14 @@ def test_a_cloud_that_does_not_answer_ends_no_run_and_is_asked_again(tmp_path: P
 
 def test_decisions_stand_between_the_events_of_the_run(tmp_path: Path) -> None:
     with closing(EventLog(tmp_path / EVENTS_FILE, clock=iter([1.0, 3.0]).__next__)) as log:
-        log.write("run_started")
-        log.write("training_finished")
-    assert [event["event"] for event in read_with_decisions(tmp_path)] == ["run_started", "training_finished"]
-    (tmp_path / DECISIONS_FILE).write_text(json.dumps({"event": "supervisor_acted", "time_s": 2.0}) + "\n")
-    told = [event["event"] for event in read_with_decisions(tmp_path)]
-    assert told == ["run_started", "supervisor_acted", "training_finished"]
+        log.write("training_started", step=0)
+        log.write("session_finished", step=9)
+    assert [event.time_s for event in read_with_decisions(tmp_path).events] == [1.0, 3.0]
+    acted = {"event": "supervisor_acted", "time_s": 2.0, "action": "drop"}
+    (tmp_path / DECISIONS_FILE).write_text(json.dumps(acted) + "\nno event\n")
+    told = read_with_decisions(tmp_path)
+    assert [event.time_s for event in told.events] == [1.0, 2.0, 3.0]
+    assert told.unread.lines == 1
 
 
 def test_the_best_that_a_type_has_shown_is_remembered() -> None:
@@ -459,11 +463,11 @@ def test_the_best_that_a_type_has_shown_is_remembered() -> None:
         told = {"event": "step", "time_s": 1.0, "step": 10, "steps": 10, "step_time_s": 1.0, "sync_s": [0.1, 0.1]}
         return [{**told, "local_batch_sizes": [10, 20], "compute_s": [1.0, second_s]} for _ in range(count)]
 
-    assert Standing.of([started, *steps(3, 1.0)]).quickest == {}, "first steps tell little"
-    known = Standing.of([started, *steps(4, 1.0), *steps(40, 4.0)])
+    assert Standing.of(events_of([started, *steps(3, 1.0)])).quickest == {}, "first steps tell little"
+    known = Standing.of(events_of([started, *steps(4, 1.0), *steps(40, 4.0)]))
     assert known.quickest == {"c7i.large": 10.0, "c6i.large": 20.0}
     assert known.speeds[1] == pytest.approx(5.0, rel=0.01)
-    again = Standing.of([started, *steps(4, 1.0), started])
+    again = Standing.of(events_of([started, *steps(4, 1.0), started]))
     assert again.quickest == {"c7i.large": 10.0, "c6i.large": 20.0}
     assert (again.changes, again.changed_at, again.speeds) == (2, 40, ())
 
@@ -480,13 +484,16 @@ def test_standing_follows_the_log() -> None:
         step(11.0, 10, 1.0),
         step(21.0, 20, 2.0),
     ]
-    seen = Standing.of(events)
+    seen = Standing.of(events_of(events))
     assert (seen.step, seen.steps_seen, seen.workers) == (20, 20, 2)
     assert (seen.began_s, seen.now_s) == (1.0, 21.0)
     assert seen.step_time_s == pytest.approx(1.3)
     assert seen.left_s(PROMISE) == pytest.approx(9980 * 1.3)
-    lost = [{"event": "worker_lost", "time_s": 22.0}, {**started, "time_s": 23.0, "workers": [{}]}]
-    after = Standing.of([*events, *lost])
+    lost = [
+        {"event": "worker_lost", "time_s": 22.0, "host": "h1"},
+        {**started, "time_s": 23.0, "workers": [{"host": "h0"}]},
+    ]
+    after = Standing.of(events_of([*events, *lost]))
     assert (after.losses, after.workers, after.step_time_s) == (1, 1, None), "other workers, other times"
 
 
@@ -572,7 +579,7 @@ def test_a_run_follows_its_prices_and_leaves_once(tmp_path: Path) -> None:
     assert asked == [("b", pytest.approx(9300.0))]
     (acted,) = read_events(tmp_path / DECISIONS_FILE)
     assert (acted["action"], acted["host"]) == ("switch", "b")
-    passed = happening(acted, [], time_factor=1.0)
+    passed = happening(event_of(acted), str)
     assert passed is not None
     assert passed.sentence.startswith("leaving for another zone: the same machines in b")
 

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.trainer.events import Event
 from hetopt.trainer.launch.base import RunState
 from hetopt.trainer.launch.outcome import exit_code, judge
 from hetopt.trainer.launch.schedule import HostNow, Moment, split, still_to_come
 from hetopt.trainer.launch.slowdown import FitWatch, two_digits_up
+from hetopt.trainer.log_events import LogEvent
 from hetopt.trainer.miniature import Change, MiniatureHost
+from tests.logs import an_event
 
 HOST = HostNow.as_described(MiniatureHost(name="h1", speed=2, rate_bits_per_s=1e8))
 
@@ -71,9 +72,8 @@ def test_a_resumed_run_does_not_lose_the_same_host_again() -> None:
     death, drift = Change(host="h1", at_step=40, dies=True), Change(host="h1", at_step=20, speed=1)
     everybody = Change(host="*", at_step=90, dies=True)
     assert still_to_come([drift, death, everybody], []) == [drift, death, everybody]
-    happened: Event = {"event": "condition_changed", "host": "h1", "dies": True}
-    assert still_to_come([drift, death], [happened]) == [drift]
-    assert still_to_come([drift, death], [{**happened, "dies": False}]) == [drift, death]
+    assert still_to_come([drift, death], [an_event("condition_changed", host="h1", dies=True)]) == [drift]
+    assert still_to_come([drift, death], [an_event("condition_changed", host="h1", dies=False)]) == [drift, death]
 
 
 @given(st.floats(1, 1e6))
@@ -83,8 +83,8 @@ def test_a_slowdown_is_rounded_up_to_two_digits(value: float) -> None:
     assert float(f"{rounded:.1e}") == rounded
 
 
-def step(end_s: float, *use: float) -> Event:
-    return {"event": "step", "time_s": end_s, "steps": 10, "step_time_s": 0.1, "pace_use": list(use)}
+def step(end_s: float, *use: float) -> LogEvent:
+    return an_event("step", time_s=end_s, steps=10, step_time_s=0.1, pace_use=list(use))
 
 
 def test_what_does_not_fit_slows_the_miniature_once() -> None:
@@ -103,18 +103,19 @@ def test_what_does_not_fit_slows_the_miniature_once() -> None:
 
 def test_runs_without_declared_times_are_never_slowed() -> None:
     watch = FitWatch()
-    event = step(1e9)
-    assert [watch.look({**event, "pace_use": use}, 0) for use in (None, [], None)] == [None] * 3
-    del event["pace_use"]
-    assert watch.look(event, 0) is None
-    assert watch.look({"event": "evaluated", "time_s": 5.0}, 0) is None
+    assert [watch.look(an_event("step", time_s=1e9, pace_use=use), 0) for use in (None, [], None)] == [None] * 3
+    assert watch.look(an_event("step", time_s=1e9), 0) is None
+    assert watch.look(an_event("evaluated", time_s=5.0), 0) is None
     assert watch.slowdown == 1
 
 
 @pytest.mark.parametrize("last", ["condition_changed", "miniature_slowed"])
 def test_what_happens_to_the_hosts_says_nothing_about_how_the_run_is(last: str) -> None:
     def state(*names: str, alive: bool) -> RunState:
-        events: list[Event] = [{"event": name, "reason": "steps"} for name in names]
+        events = [
+            an_event(name, reason="steps") if name != "condition_changed" else an_event(name, host="h0")
+            for name in names
+        ]
         return judge(events, alive=alive, stop_wished=False, last_line=None).state
 
     assert state("run_started", last, alive=True) == RunState.STARTING

@@ -12,23 +12,25 @@ from hetopt.trainer.launch.host import died_of, torchrun_arguments
 from hetopt.trainer.launch.listening import collectives_on
 from hetopt.trainer.launch.local import run_environment
 from hetopt.trainer.launch.outcome import failure_reason, judge, last_log_line, read_tail
+from hetopt.trainer.log_events import LogEvent
 from hetopt.trainer.spec import RunSpec
+from tests.logs import an_event
 
 from .scenarios import toy_spec
 
 SPEC = RunSpec.model_validate_json(json.dumps(toy_spec()))
 
 
-def log(*events: str | dict[str, str]) -> list[dict[str, str]]:
-    return [{"event": event} if isinstance(event, str) else event for event in events]
+def log(*events: str | LogEvent) -> list[LogEvent]:
+    return [an_event(event) if isinstance(event, str) else event for event in events]
 
 
-FINISHED = {"event": "training_finished", "reason": "steps"}
-STOPPED = {"event": "training_finished", "reason": "stopped"}
+FINISHED = an_event("training_finished", reason="steps")
+STOPPED = an_event("training_finished", reason="stopped")
 
 
-def failed(reason: str) -> dict[str, str]:
-    return {"event": "run_failed", "reason": reason}
+def failed(reason: str) -> LogEvent:
+    return an_event("run_failed", reason=reason)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ def failed(reason: str) -> dict[str, str]:
     ],
 )
 def test_how_a_run_is(
-    events: list[dict[str, str]], alive: bool, stop_wished: bool, state: RunState, reason: str | None
+    events: list[LogEvent], alive: bool, stop_wished: bool, state: RunState, reason: str | None
 ) -> None:
     status = judge(events, alive=alive, stop_wished=stop_wished, last_line="last words")
     assert (status.state, status.reason) == (state, reason)

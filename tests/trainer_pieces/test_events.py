@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hetopt.optimizer.reports.timeline import happening
 from hetopt.trainer.events import JUMP_S, EventLog, read_events
+from tests.logs import an_event
 
 
 class Clocks:
@@ -51,6 +52,6 @@ def test_a_clock_that_was_set_is_told_before_the_next_event_and_one_that_runs_is
 
 
 def test_a_person_reads_by_how_much() -> None:
-    found = happening({"event": "clock_jumped", "time_s": 5.0, "by_s": -3600.0}, ())
+    found = happening(an_event("clock_jumped", by_s=-3600.0), str)
     assert found is not None
     assert found.sentence.endswith("the clock went back by 1 h")

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from hetopt.profiler.errors import BadInput, HetoptError
 from hetopt.trainer.conditions import ConditionsReader, write_conditions
-from hetopt.trainer.events import EVENTS_FILE, EventLog, parse_events, read_events
+from hetopt.trainer.event_reader import EventReader
+from hetopt.trainer.events import EVENTS_FILE, EventLog
 from hetopt.trainer.launch.changes import CHANGES_FILE, comes_and_goes, parse_requests
 from hetopt.trainer.launch.guard import StopSignal, die_with_parent
 from hetopt.trainer.launch.logs import host_log_folder, read_from
@@ -31,6 +32,7 @@ from hetopt.trainer.launch.progress import Progress
 from hetopt.trainer.launch.schedule import CONDITION_CHANGED, HostNow, split, still_to_come
 from hetopt.trainer.launch.secret import SECRET_VARIABLE, new_secret
 from hetopt.trainer.launch.slowdown import FitWatch
+from hetopt.trainer.log_events import RunStarted
 from hetopt.trainer.miniature import Change, Conditions, Miniature
 from hetopt.trainer.presence import INCARNATION_VARIABLE, PRESENCE_FILE, HostThere, write_presence
 from hetopt.trainer.run_folder import read_spec
@@ -76,14 +78,14 @@ class Conductor:
         self._clock = clock
         self._sleep = sleep
         self._hosts = [HostNow.as_described(host) for host in miniature.hosts]
-        earlier = read_events(run_dir / EVENTS_FILE)
+        self._reader = EventReader(path=run_dir / EVENTS_FILE)
+        earlier = self._reader.read()
         self._pending = still_to_come(miniature.changes, earlier)
         # A resumed run keeps what was learned about this machine.
         kept = ConditionsReader(run_dir).now().slowdown if earlier else 1.0
         self._fit = FitWatch(slowdown=kept)
         self._progress = Progress()
         self._log = EventLog(run_dir / EVENTS_FILE)
-        self._events_read = (run_dir / EVENTS_FILE).stat().st_size
         self._requests_read = 0
         self._agents: dict[int, subprocess.Popen[bytes]] = {}
         self._codes: dict[int, int] = {}
@@ -168,11 +170,10 @@ class Conductor:
                     self._failed_s = self._clock()
 
     def _read(self, now_s: float) -> None:
-        text, self._events_read = read_from(self._run_dir / EVENTS_FILE, self._events_read)
-        for event in parse_events(text.splitlines(keepends=True)):
+        for event in self._reader.read():
             self._progress.add(event)
-            if event["event"] == "run_started":
-                self._training_on = [worker["host"] for worker in event["workers"]]
+            if isinstance(event, RunStarted):
+                self._training_on = [worker.host for worker in event.workers]
             rank = self._fit.look(event, now_s)
             if rank is not None:
                 self._slow_down(rank)
@@ -266,7 +267,7 @@ class Conductor:
 
     def _slow_down(self, rank: int) -> None:
         factor = self._fit.slowdown
-        host = self._training_on[rank]
+        host = self._training_on[rank] if rank < len(self._training_on) else "a host"
         self._log.write(
             "miniature_slowed",
             factor=factor,

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetopt.profiler.errors import BadInput, HetoptError, RunFailed
-from hetopt.trainer.events import EVENTS_FILE, EventLog, read_events
+from hetopt.trainer.event_reader import read_log
+from hetopt.trainer.events import EVENTS_FILE, EventLog
 from hetopt.trainer.launch.guard import die_with_parent
 from hetopt.trainer.launch.listening import LOOPBACK
 from hetopt.trainer.launch.logs import LOG_FOLDER, host_log_folder
@@ -84,7 +85,7 @@ def _first_exit_codes(failures: Mapping[int, ProcessFailure]) -> dict[int, int]:
 
 def _report_failure(exit_codes: Mapping[int, int], spec: RunSpec, run_dir: Path, node: Node | None) -> None:
     path = run_dir / EVENTS_FILE
-    if failure_reason(read_events(path)) is not None:
+    if failure_reason(read_log(path).events) is not None:
         return
     reason = died_of(exit_codes, spec)
     if reason is None and node is None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from hetopt.profiler.errors import BadInput
 from hetopt.profiler.paths import inside
+from hetopt.profiler.reading import MissingFile, opened_file
+from hetopt.trainer.event_reader import ITS_OWNER
 from hetopt.trainer.launch.nodes import first_rank
 from hetopt.trainer.run_folder import read_spec
 
@@ -53,12 +55,16 @@ def log_files(run_dir: Path, worker: int | None = None) -> dict[str, Path]:
 
 
 def read_from(path: Path, offset: int) -> tuple[str, int]:
-    """Whole lines written since byte ``offset``, and the offset to go on from. A missing file has none yet."""
+    """Whole lines written since byte ``offset``, and the offset to go on from. A missing file has none yet.
+
+    Raises:
+        BadInput: the file cannot be read.
+    """
     try:
-        with path.open("rb") as stream:
+        with opened_file(path, hint=ITS_OWNER) as stream:
             stream.seek(offset)
             data = stream.read()
-    except FileNotFoundError:
+    except MissingFile:
         return "", offset
     end = data.rfind(b"\n") + 1
     return data[:end].decode("utf-8", errors="replace"), offset + end

@@ -3,32 +3,45 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from hetopt.profiler.errors import RunFailed
-from hetopt.trainer.events import EVENTS_FILE, Event, parse_events
+from hetopt.profiler.reading import MissingFile, opened_file
+from hetopt.trainer.event_reader import ITS_OWNER, LineParser
+from hetopt.trainer.events import EVENTS_FILE
 from hetopt.trainer.launch.base import RunState, RunStatus
 from hetopt.trainer.launch.logs import LOG_FOLDER
+from hetopt.trainer.log_events import (
+    ConditionChanged,
+    LogEvent,
+    MiniatureSlowed,
+    ProbeEvent,
+    RunFailure,
+    RunStarted,
+    TrainingFinished,
+)
+from hetopt.trainer.run_folder import SPEC_FILE
 
-_TERMINAL = ("training_finished", "probe_finished", "run_failed")
-_CIRCUMSTANCES = ("condition_changed", "miniature_slowed")
-"""What others write between the workers' events: nothing about how the run itself is."""
 _TAIL_BYTES = 65_536
+_FULL_BYTES = 65_536
+"""A disk with less room than that may refuse the next line of a log."""
 
 
-def failure_reason(events: Sequence[Event]) -> str | None:
+def failure_reason(events: Sequence[LogEvent]) -> str | None:
     """Why the latest attempt failed, if it did: the first reason given since workers last started is the cause."""
     reason: str | None = None
     for event in reversed(events):
-        if event["event"] == "run_failed":
-            reason = str(event.get("reason", "no reason was given"))
-        elif event["event"] == "run_started" or event["event"] in _TERMINAL:
-            break
+        match event:
+            case RunFailure():
+                reason = event.reason
+            case RunStarted() | TrainingFinished() | ProbeEvent(event="probe_finished"):
+                break
     return reason
 
 
-def judge(events: Sequence[Event], *, alive: bool, stop_wished: bool, last_line: str | None) -> RunStatus:
+def judge(events: Sequence[LogEvent], *, alive: bool, stop_wished: bool, last_line: str | None) -> RunStatus:
     """How the run is.
 
     Args:
@@ -37,14 +50,14 @@ def judge(events: Sequence[Event], *, alive: bool, stop_wished: bool, last_line:
         stop_wished: whether somebody asked it to stop.
         last_line: the last thing its processes printed, told when a run ended without an event that says how.
     """
-    events = [event for event in events if event["event"] not in _CIRCUMSTANCES]
-    last = events[-1]["event"] if events else None
+    # What others write between the workers' events says nothing about how the run itself is.
+    last = next((one for one in reversed(events) if not isinstance(one, ConditionChanged | MiniatureSlowed)), None)
     if alive:
-        return RunStatus(state=RunState.STARTING if last in (None, "run_started") else RunState.RUNNING)
-    if last == "training_finished":
-        stopped = events[-1].get("reason") == "stopped"
-        return RunStatus(state=RunState.STOPPED if stopped else RunState.FINISHED)
-    if last == "probe_finished":
+        is_starting = last is None or isinstance(last, RunStarted)
+        return RunStatus(state=RunState.STARTING if is_starting else RunState.RUNNING)
+    if isinstance(last, TrainingFinished):
+        return RunStatus(state=RunState.STOPPED if last.reason == "stopped" else RunState.FINISHED)
+    if isinstance(last, ProbeEvent) and last.event == "probe_finished":
         return RunStatus(state=RunState.FINISHED)
     if stop_wished:
         return RunStatus(state=RunState.STOPPED)
@@ -64,23 +77,48 @@ def exit_code(codes: Sequence[int], *, host_died: bool) -> int:
     return min(own) if own else RunFailed.exit_code if any(codes) else 0
 
 
-def last_events(run_dir: Path) -> list[Event]:
-    """The end of a run's log."""
-    return list(parse_events(read_tail(run_dir / EVENTS_FILE).splitlines(keepends=True)))
+def last_events(run_dir: Path) -> list[LogEvent]:
+    """The end of a run's log.
+
+    Raises:
+        BadInput: it cannot be read.
+    """
+    *lines, _unfinished = _tail(run_dir / EVENTS_FILE).split(b"\n")
+    return LineParser().parse(lines)
+
+
+def _tail(path: Path) -> bytes:
+    """The end of a file, from the start of a line; empty when there is none.
+
+    Raises:
+        BadInput: it cannot be read.
+    """
+    try:
+        with opened_file(path, hint=ITS_OWNER) as stream:
+            size = stream.seek(0, 2)
+            stream.seek(max(0, size - _TAIL_BYTES))
+            data = stream.read(_TAIL_BYTES)
+    except MissingFile:
+        return b""
+    return data[data.find(b"\n") + 1 :] if size > _TAIL_BYTES else data
 
 
 def read_tail(path: Path) -> str:
-    """The end of a file, from the start of a line; empty when there is none."""
-    try:
-        with path.open("rb") as stream:
-            size = stream.seek(0, 2)
-            stream.seek(max(0, size - _TAIL_BYTES))
-            data = stream.read()
-    except FileNotFoundError:
-        return ""
-    if size > _TAIL_BYTES:
-        data = data[data.find(b"\n") + 1 :]
-    return data.decode("utf-8", errors="replace")
+    """The end of a file as text, from the start of a line; empty when there is none.
+
+    Raises:
+        BadInput: it cannot be read.
+    """
+    return _tail(path).decode("utf-8", errors="replace")
+
+
+def last_words(run_dir: Path) -> str | None:
+    """What can be told of a run whose processes are gone, if it wrote no event about its end."""
+    if not (run_dir / SPEC_FILE).exists():
+        return "it was never started: its folder holds no run"
+    if shutil.disk_usage(run_dir).free < _FULL_BYTES:
+        return f"the disk that holds {run_dir} is full, so its event log could not grow"
+    return last_log_line(run_dir)
 
 
 def last_log_line(run_dir: Path) -> str | None:

@@ -24,7 +24,7 @@ from hetopt.profiler.reading import MissingFile, read_json
 from hetopt.trainer.launch.base import RunHandle, RunState, RunStatus
 from hetopt.trainer.launch.lease import lease
 from hetopt.trainer.launch.logs import LOG_FOLDER
-from hetopt.trainer.launch.outcome import judge, last_events, last_log_line
+from hetopt.trainer.launch.outcome import judge, last_events, last_words
 from hetopt.trainer.run_folder import STOP_FILE, write_spec
 from hetopt.trainer.spec import RunSpec
 
@@ -178,7 +178,7 @@ def run_status(run_dir: Path) -> RunStatus:
         last_events(run_dir),
         alive=alive,
         stop_wished=(run_dir / STOP_FILE).exists(),
-        last_line=None if alive else last_log_line(run_dir),
+        last_line=None if alive else last_words(run_dir),
     )
 
 

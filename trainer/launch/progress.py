@@ -6,8 +6,16 @@ from dataclasses import dataclass, field
 
 from hetopt.profiler.measurement import FINISHED as PROBE_FINISHED
 from hetopt.profiler.measurement import STARTED as PROBE_STARTED
-from hetopt.trainer.events import Event
 from hetopt.trainer.launch.schedule import Moment
+from hetopt.trainer.log_events import (
+    LogEvent,
+    ProbeEvent,
+    RunFailure,
+    RunStarted,
+    StepsLogged,
+    TrainingFinished,
+    TrainingStarted,
+)
 
 
 @dataclass(kw_only=True)
@@ -23,20 +31,29 @@ class Progress:
 
     step: int = 0
     training_since_s: float | None = None
-    turns: list[Event] = field(default_factory=list)
+    turns: list[LogEvent] = field(default_factory=list)
     is_done: bool = False
 
-    def add(self, event: Event) -> None:
+    def add(self, event: LogEvent) -> None:
         """Take in one more event."""
-        name = event["event"]
-        if name in ("training_started", PROBE_STARTED) and self.training_since_s is None:
-            self.training_since_s = event["time_s"]
-        if name in ("training_started", "step"):
-            self.step = max(self.step, int(event.get("step", 0)))
-        if name in ("run_started", "run_failed"):
-            self.turns.append(event)
-        if name in ("training_finished", PROBE_FINISHED):
-            self.is_done = True
+        match event:
+            case TrainingStarted():
+                self._begin(event.time_s)
+                self.step = max(self.step, event.step)
+            case StepsLogged():
+                self.step = max(self.step, event.step)
+            case RunStarted() | RunFailure():
+                self.turns.append(event)
+            case TrainingFinished():
+                self.is_done = True
+            case ProbeEvent():
+                if event.event == PROBE_STARTED:
+                    self._begin(event.time_s)
+                self.is_done = self.is_done or event.event == PROBE_FINISHED
+
+    def _begin(self, time_s: float) -> None:
+        if self.training_since_s is None:
+            self.training_since_s = time_s
 
     def moment(self, now_s: float) -> Moment:
         """How far training has come."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from hetopt.trainer.events import Event
+from hetopt.trainer.log_events import ConditionChanged, LogEvent
 from hetopt.trainer.miniature import EVERY_HOST, Change, MiniatureHost
 
 CONDITION_CHANGED = "condition_changed"
@@ -66,9 +66,9 @@ def split(pending: Sequence[Change], moment: Moment) -> tuple[list[Change], list
     return due, [change for change in pending if not moment.reaches(change)]
 
 
-def still_to_come(scheduled: Iterable[Change], earlier: Iterable[Event]) -> list[Change]:
+def still_to_come(scheduled: Iterable[Change], earlier: Iterable[LogEvent]) -> list[Change]:
     """The schedule of a resumed run: whoever died before has been replaced, and does not die of the same again."""
-    dead = {event["host"] for event in earlier if event["event"] == CONDITION_CHANGED and event.get("dies")}
+    dead = {event.host for event in earlier if isinstance(event, ConditionChanged) and event.dies}
     return [
         change
         for change in scheduled

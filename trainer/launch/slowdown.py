@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hetopt.trainer.events import Event
+from hetopt.trainer.log_events import LogEvent, StepsLogged
 
 _PERIODS = 3
 """Judged by their median: a first step, or a moment in which the machine was busy, must not count for good."""
@@ -28,13 +28,13 @@ class FitWatch:
     since_s: float = 0.0
     _use: deque[Sequence[float]] = field(default_factory=lambda: deque(maxlen=_PERIODS))
 
-    def look(self, event: Event, now_s: float) -> int | None:
+    def look(self, event: LogEvent, now_s: float) -> int | None:
         """Take in one event; the rank whose computation does not fit is returned, after `slowdown` was raised."""
-        use = event.get("pace_use")
-        if event["event"] != "step" or not use:
+        if not isinstance(event, StepsLogged) or not event.pace_use:
             return None
+        use = event.pace_use
         # A step more than the period has: what was measured may lag behind by one.
-        if event["time_s"] - (event["steps"] + 1) * event["step_time_s"] < self.since_s:
+        if event.time_s - (event.steps + 1) * event.step_time_s < self.since_s:
             return None
         if self._use and len(self._use[-1]) != len(use):
             self._use.clear()  # others train

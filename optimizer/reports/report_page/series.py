@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from operator import attrgetter
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from hetopt.optimizer.reports.columns import matrix
+from hetopt.optimizer.reports.sessions import Roster, RunClock
 from hetopt.profiler.errors import BadInput
+from hetopt.trainer.log_events import (
+    Evaluated,
+    LogEvent,
+    RunStarted,
+    StepsLogged,
+    SyncTold,
+    TrainingStarted,
+)
 
 Column: TypeAlias = npt.NDArray[np.float64]
 """[rows], or [rows, workers]."""
-
-_NOTHING: Mapping[str, Any] = {}
-"""One for all rows: of a hundred thousand new ones Python would look for cycles, among a million objects."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +39,8 @@ class RunSeries:
     """Attributes of rows are means of a step over the steps of the row; NaN: not known.
 
     Attributes:
-        hosts: of the workers, in rank order.
-        end_s: [rows], seconds since training began.
+        hosts: of all workers that ever trained, which are the columns.
+        end_s: [rows], seconds since training began, ascending.
         step: [rows], steps done.
         steps: [rows], of the row.
         loss: [rows].
@@ -79,70 +86,90 @@ class RunSeries:
         return float(self.end_s[-1])
 
 
-def series(events: Iterable[Mapping[str, Any]]) -> RunSeries:
-    """The columns of one run.
+def series(events: Iterable[LogEvent], starts: Sequence[float] = ()) -> RunSeries:
+    """The columns of one run; time in which nothing of it ran is left out.
+
+    Args:
+        events: its log.
+        starts: when it was launched and went on, where that is known.
 
     Raises:
         BadInput: the log has no step.
     """
+    clock, roster = RunClock(starts=tuple(sorted(starts))), Roster()
     began_s: float | None = None
-    hosts: tuple[str, ...] = ()
-    rows: list[Mapping[str, Any]] = []
+    rows: list[StepsLogged] = []
+    end_s: list[float] = []
+    places: list[tuple[int, ...]] = []
     evaluations = []
     for event in events:
-        match event["event"]:
-            case "run_started":
-                hosts = tuple(worker["host"] for worker in event["workers"])
-            case "training_started":
-                began_s = float(event["time_s"]) if began_s is None else began_s
-            case "step" if began_s is not None:
+        clock.take(event)
+        match event:
+            case StepsLogged():
+                if began_s is None:  # the log lost the line that says so
+                    began_s = max(0.0, clock.now_s - event.steps * event.step_time_s)
                 rows.append(event)
-            case "evaluated" if began_s is not None:
-                evaluations.append(Evaluation(time_s=float(event["time_s"]) - began_s, metrics=event["metrics"]))
-    if not rows or began_s is None:
+                end_s.append(clock.now_s - began_s)
+                places.append(roster.places(len(event.compute_s)))
+            case RunStarted():
+                roster.take(event)
+            case TrainingStarted() if began_s is None:
+                began_s = clock.now_s
+            case Evaluated() if began_s is not None:
+                evaluations.append(Evaluation(time_s=clock.now_s - began_s, metrics=event.metrics))
+    if not rows:
         raise BadInput("The run has not logged a step yet.", hint="look at it with `hetopt status`")
-    exchanges = [row.get("exchange") or _NOTHING for row in rows]
-    brought = [row.get("sync") or _NOTHING for row in rows]
 
-    def together(name: str) -> Column:
-        """Of models: means over steps."""
-        if not any(brought):
-            return np.full(len(rows), np.nan)
-        counts = [one.get("synchronised", 0) + one.get("local", 0) for one in brought]
-        told = [one.get(name, np.nan) / max(1, count) for one, count in zip(brought, counts, strict=True)]
-        return np.array(told, dtype=np.float64)
+    exchanges = [row.exchange for row in rows]
+    brought = [row.sync for row in rows]
+    nothing = np.full(len(rows), np.nan)
 
     def column(name: str) -> Column:
-        return np.array([row[name] for row in rows], dtype=np.float64)
+        return np.fromiter(map(attrgetter(name), rows), dtype=np.float64, count=len(rows))
+
+    def by_worker(name: str) -> Column:
+        """[rows, workers]; NaN where a worker had not come yet, or was gone."""
+        width, values = len(roster.workers), list(map(attrgetter(name), rows))
+        if places[0] == tuple(range(width)) and places.count(places[0]) == len(places):
+            return matrix(values)
+        found = np.full((len(rows), width), np.nan)
+        for number, (row, at) in enumerate(zip(values, places, strict=True)):
+            found[number, list(at)] = row
+        return found
 
     def exchanged(name: str) -> Column:
-        return np.array([exchange.get(name, np.nan) for exchange in exchanges], dtype=np.float64)
+        if not any(exchanges):
+            return nothing
+        get = attrgetter(name)
+        return np.array([np.nan if told is None else get(told) for told in exchanges], dtype=np.float64)
+
+    def together(of: Callable[[SyncTold], float | None]) -> Column:
+        """Of models; NaN where none were brought together, or nobody looked."""
+        if not any(brought):
+            return nothing
+        return np.array([None if told is None else of(told) for told in brought], dtype=np.float64)
+
+    def a_step(told: SyncTold) -> int:
+        return max(1, told.synchronised + told.local)
 
     return RunSeries(
-        hosts=hosts,
-        end_s=column("time_s") - began_s,
+        hosts=roster.hosts,
+        end_s=np.array(end_s, dtype=np.float64),
         step=column("step"),
         steps=column("steps"),
         loss=column("loss"),
         step_time_s=column("step_time_s"),
-        shares=_by_worker([row["local_batch_sizes"] for row in rows]),
-        compute_s=_by_worker([row["compute_s"] for row in rows]),
-        wait_s=_by_worker([row["wait_s"] for row in rows]),
-        sync_s=np.array([row["sync_s"][0] for row in rows], dtype=np.float64),
+        shares=by_worker("local_batch_sizes"),
+        compute_s=by_worker("compute_s"),
+        wait_s=by_worker("wait_s"),
+        sync_s=np.array([row.sync_s[0] for row in rows], dtype=np.float64),
         ratio=exchanged("ratio"),
         gain=exchanged("gain"),
         sent_bytes=exchanged("sent_bytes"),
         dense_bytes=exchanged("dense_bytes"),
-        averaged=together("synchronised"),
-        divergence=np.array([one.get("divergence", np.nan) for one in brought], dtype=np.float64),
-        averages_bytes=together("sent_bytes"),
-        ways=tuple(str(exchange.get("way", "")) for exchange in exchanges),
+        averaged=together(lambda told: told.synchronised / a_step(told)),
+        divergence=together(lambda told: told.divergence),
+        averages_bytes=together(lambda told: told.sent_bytes / a_step(told)),
+        ways=tuple("" if told is None else told.way for told in exchanges),
         evaluations=tuple(evaluations),
     )
-
-
-def _by_worker(rows: Sequence[Sequence[float]]) -> Column:
-    """[rows, workers]; NaN where a worker had not come yet, or was gone."""
-    counts = set(map(len, rows))
-    most = max(counts)
-    return matrix(rows if len(counts) == 1 else [[*row, *(np.nan,) * (most - len(row))] for row in rows])

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.profiler.errors import BadInput, RunFailed
-from hetopt.trainer.events import EVENTS_FILE, read_events
+from hetopt.trainer.event_reader import read_log
+from hetopt.trainer.events import EVENTS_FILE
 from hetopt.trainer.launch.ec2.bootstrap import CONFIG_FILE, NodeConfig
 from hetopt.trainer.launch.ec2.checkpoints import Checkpoints
 from hetopt.trainer.launch.ec2.imds import Imds, over_http
@@ -39,6 +40,7 @@ from hetopt.trainer.launch.listening import collectives_on
 from hetopt.trainer.launch.local import QUIET_TORCH
 from hetopt.trainer.launch.logs import host_log_folder
 from hetopt.trainer.launch.secret import SECRET_VARIABLE
+from hetopt.trainer.log_events import ProbeEvent, TrainingFinished
 from hetopt.trainer.run_folder import STOP_FILE, write_spec
 
 TURN_S = 1.0
@@ -148,11 +150,13 @@ class Agent:
 
     def _is_over(self, placement: Placement) -> bool:
         """Whether the run came to an end of its own: it finished, or failed by what no other machine can mend."""
-        events = read_events(self.root / "run" / EVENTS_FILE)
-        last = events[-1] if events else {}
-        if last.get("event") == "training_finished":
-            return last.get("reason") != "stopped"
-        return last.get("event") == "probe_finished" or self._code not in (0, RunFailed.exit_code)
+        events = read_log(self.root / "run" / EVENTS_FILE).events
+        match events[-1] if events else None:
+            case TrainingFinished(reason=reason):
+                return reason != "stopped"
+            case ProbeEvent(event="probe_finished"):
+                return True
+        return self._code not in (0, RunFailed.exit_code)
 
     def _take_part(self, instance_id: str, placement: Placement) -> int:
         run_dir = self.root / "run"

@@ -1,0 +1,40 @@
+"""Events for tests: what a test says nothing of is filled in, so that it can tell of one thing alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hetopt.trainer.event_reader import event_of
+from hetopt.trainer.log_events import RECORDS, LogEvent, kinds
+
+KNOWN = frozenset(kind for record in RECORDS for kind in kinds(record))
+
+_REST: Mapping[str, Mapping[str, Any]] = {
+    "run_started": {"task": "digits", "workers": [{"host": "h0"}]},
+    "step": {"step": 1, "steps": 1, "step_time_s": 0.1, "epoch": 0.1, "samples_seen": 8, "loss": 1.0},
+    "evaluated": {"step": 1, "metrics": {}},
+    "training_finished": {"step": 1, "reason": "epochs", "training_s": 1.0},
+    "shares_changed": {"step": 1, "after": [8]},
+    "exchange_changed": {"step": 1, "after": "identity"},
+    "worker_lost": {"worker": 0, "host": "h0"},
+    "condition_changed": {"host": "h0"},
+    "miniature_slowed": {"factor": 2.0},
+}
+
+
+def an_event(name: str, **fields: Any) -> LogEvent:
+    """One event; lists of a step are as long as the one that is given."""
+    filled = {"event": name, "time_s": 1.0, **_REST.get(name, {}), **fields}
+    if name == "step":
+        lists = ("local_batch_sizes", "compute_s", "sync_s", "wait_s")
+        workers = next((len(filled[key]) for key in (*lists, "pace_use") if filled.get(key)), 1)
+        filled = {**{key: [8 if key == "local_batch_sizes" else 0.01] * workers for key in lists}, **filled}
+    return event_of(filled)
+
+
+def events_of(log: Iterable[Mapping[str, Any]]) -> list[LogEvent]:
+    """The events of a log as it is written; those of later versions are passed over."""
+    return [
+        an_event(one["event"], **{k: v for k, v in one.items() if k != "event"}) for one in log if one["event"] in KNOWN
+    ]
