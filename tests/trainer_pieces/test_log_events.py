@@ -1,0 +1,242 @@
+"""Whoever writes an event has a record for it, and whatever a line holds, reading it ends nothing."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.event_reader import MOST_LINE_BYTES, EventReader, LineParser, read_log
+from hetopt.trainer.log_events import RECORDS, StepsLogged, TrainingStarted, kinds
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+RUNS = REPOSITORY / "tests" / "recorded" / "runs"
+WRITERS = sorted(path for folder in ("trainer", "optimizer") for path in (REPOSITORY / folder).rglob("*.py"))
+LOGS = {"events", "log", "_log", "_events", "decisions"}
+"""What event logs are called where they are written."""
+
+BY_KIND = {kind: record for record in RECORDS for kind in kinds(record)}
+
+
+def _records_in(hint: Any) -> Iterator[type]:
+    if dataclasses.is_dataclass(hint):
+        yield hint  # type: ignore[misc]  # a class, by the hint of a field
+    elif get_origin(hint) in (Union, UnionType, tuple) or get_args(hint):
+        for part in get_args(hint):
+            yield from _records_in(part)
+
+
+def fields_of(record: type) -> dict[str, list[type]]:
+    """The names under which a record's fields are written, and the records inside each."""
+    hints = get_type_hints(record)
+    names = {field.name: "from" if field.name == "source" else field.name for field in dataclasses.fields(record)}
+    return {written: list(_records_in(hints[name])) for name, written in names.items()}
+
+
+def unknown(value: dict[str, Any], record: type, where: str) -> list[str]:
+    """Fields of a written event for which its record has no place."""
+    known, found = fields_of(record), []
+    for name, inner in value.items():
+        if name not in known:
+            found.append(f"{where}.{name}")
+            continue
+        parts = inner if isinstance(inner, list) else [inner]
+        for part in parts:
+            if isinstance(part, dict) and known[name]:
+                found += unknown(part, known[name][0], f"{where}.{name}")
+    return found
+
+
+def named(node: ast.expr, module: str) -> str | None:
+    """The text of an argument that is one, or the name of one."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.Name):
+        found = getattr(importlib.import_module(module), node.id, None)
+        return found if isinstance(found, str) else None
+    return None
+
+
+def receiver(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def written(path: Path) -> Iterator[tuple[str, list[str], int]]:
+    """Kind, fields that are named there, and line of each event that a module writes."""
+    module = "hetopt." + ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        function, fields = receiver(node.func), [word.arg for word in node.keywords if word.arg is not None]
+        of_a_log = isinstance(node.func, ast.Attribute) and receiver(node.func.value) in LOGS
+        if function == "write" and of_a_log and (kind := named(node.args[0], module)) is not None:
+            yield kind, fields, node.lineno
+        elif function == "_write" and len(node.args) == 2 and path.name == "acting.py":
+            kind = named(node.args[0], module)
+            if kind is not None:
+                told = node.args[1]
+                yield kind, [key.value for key in told.keys] if isinstance(told, ast.Dict) else [], node.lineno  # type: ignore[union-attr, misc]  # names
+
+
+def test_every_event_that_is_written_has_its_record() -> None:
+    found = [(path, *one) for path in WRITERS for one in written(path)]
+    assert {"step", "run_started", "worker_lost", "supervisor_acted"} <= {kind for _, kind, *_ in found}
+    for path, kind, fields, line in found:
+        assert kind in BY_KIND, f"{path.name}:{line} writes {kind!r}, which has no record in log_events"
+        without = set(fields) - set(fields_of(BY_KIND[kind]))
+        assert not without, f"{path.name}:{line}: {kind} has no place for {', '.join(without)}"
+
+
+def test_every_measurement_of_a_probe_is_a_kind() -> None:
+    from hetopt.profiler import measurement
+
+    names = {one.EVENT for one in vars(measurement).values() if hasattr(one, "EVENT")}
+    names |= {measurement.STARTED, measurement.FINISHED, measurement.HOST_FACTS, measurement.JOB_FACTS}
+    assert names <= set(BY_KIND)
+
+
+def test_every_part_of_an_event_has_its_field() -> None:
+    """Whoever makes a part of an event says so with its type: its names are fields of some record."""
+    known = {name for record in RECORDS for name in fields_of(record)}
+    inner = [one for record in RECORDS for several in fields_of(record).values() for one in several]
+    known |= {name for one in inner for name in fields_of(one)}
+    for path in sorted((REPOSITORY / "trainer").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.FunctionDef) or node.returns is None:
+                continue
+            if not re.fullmatch(r"Event( \| None)?", ast.unparse(node.returns)):
+                continue
+            dicts = [one for one in ast.walk(node) if isinstance(one, ast.Dict)]
+            keys = {key.value for one in dicts for key in one.keys if isinstance(key, ast.Constant)}
+            assert keys <= known, f"{path.name}:{node.name} tells {keys - known}, which no record holds"
+
+
+@pytest.mark.parametrize("path", sorted(RUNS.glob("*.jsonl")), ids=lambda path: path.stem)
+def test_what_real_runs_wrote_is_read_whole(path: Path) -> None:
+    log = read_log(path)
+    assert log.unread.sentence is None
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert len(log.events) == len(lines)
+    for line in lines:
+        assert unknown(line, BY_KIND[line["event"]], line["event"]) == []
+
+
+GOOD = b'{"event": "training_started", "time_s": 5.0, "step": 3}\n'
+BAD = {
+    "not JSON": b"{\n",
+    "too deep": b"[" * 100_000 + b"\n",
+    "no event is called 'x'": b'{"event": "x", "time_s": 1}\n',
+    "not an event": b'{"time_s": 1}\n',
+    "step: ": b'{"event": "training_started", "time_s": 1, "step": -1}\n',
+    "time_s: ": b'{"event": "training_started", "time_s": NaN, "step": 1}\n',
+    "lone surrogate": b'{"event": "run_failed", "time_s": 1, "reason": "\\ud800"}\n',
+    "digits": b'{"event": "training_started", "time_s": 1, "step": ' + b"9" * 5000 + b"}\n",
+    "infinity": b'{"event": "training_started", "time_s": 1e400}\n',
+    "a bool is no number": b'{"event": "training_started", "time_s": 1, "step": true}\n',
+    "a control character": b'{"event": "worker_lost", "time_s": 1, "worker": 0, "host": "\\u001b[31m"}\n',
+}
+
+
+@pytest.mark.parametrize("line", BAD.values(), ids=BAD)
+def test_a_line_that_is_no_event_is_counted(line: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(GOOD + line + GOOD)
+    log = read_log(path)
+    assert len(log.events) == 2
+    assert log.unread.lines == 1
+    assert log.unread.first.startswith("line 2")
+    assert len(log.unread.sentence or "") < 400
+
+
+def test_lists_of_workers_have_one_length() -> None:
+    step = json.loads((RUNS / "resumed.jsonl").read_text(encoding="utf-8").splitlines()[2])
+    assert step["event"] == "step"
+    for name in ("compute_s", "wait_s", "sync_s", "local_batch_sizes"):
+        parser = LineParser()
+        assert parser.parse([json.dumps({**step, name: step[name][:1]}).encode()]) == []
+        assert parser.unread.lines == 1
+
+
+def test_sentences_hold_no_control_characters(tmp_path: Path) -> None:
+    parser = LineParser()
+    (event,) = parser.parse(
+        [json.dumps({"event": "run_failed", "time_s": 1, "reason": "a\x1b[2Jb\nc" + "x" * 9999}).encode()]
+    )
+    assert event.reason.startswith("a [2Jb c")  # type: ignore[union-attr]  # it is a failure
+    assert len(event.reason) == 2000  # type: ignore[union-attr]  # likewise
+
+
+def test_a_line_that_never_ends_is_not_kept(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with path.open("wb") as stream:
+        stream.write(GOOD)
+        for _ in range(3):
+            stream.write(b"x" * (MOST_LINE_BYTES // 2))
+        stream.write(b"\n" + GOOD)
+    log = read_log(path)
+    assert (len(log.events), log.unread.lines) == (2, 1)
+    assert log.unread.first == "line 2: longer than 8 MiB"
+
+
+@given(st.lists(st.integers(1, 200), max_size=8), st.integers(0, 3))
+def test_reading_on_finds_what_reading_at_once_does(cuts: list[int], bad: int) -> None:
+    import tempfile
+
+    data = b"".join(GOOD if number % 4 != bad else b"nothing\n" for number in range(12))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "events.jsonl"
+        reader, found, at = EventReader(path=path), 0, 0
+        for cut in [*cuts, len(data)]:
+            with path.open("ab") as stream:
+                stream.write(data[at : at + cut])
+            at += cut
+            found += len(reader.read())
+        assert (found, reader.unread) == (len(read_log(path).events), read_log(path).unread)
+
+
+def test_a_log_that_is_a_folder_or_another_users_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").mkdir()
+    with pytest.raises(BadInput, match=r"events\.jsonl cannot be read: Is a directory"):
+        read_log(tmp_path / "events.jsonl")
+
+
+def test_old_logs_without_newer_fields_are_read() -> None:
+    step = json.loads((RUNS / "resumed.jsonl").read_text(encoding="utf-8").splitlines()[2])
+    first = ("event", "time_s", "step", "steps", "epoch", "samples_seen", "loss", "step_time_s", "local_batch_sizes")
+    old = {name: step[name] for name in (*first, "compute_s", "sync_s", "wait_s")}
+    old["exchange"] = {"sent_bytes": 10.0, "dense_bytes": 20.0}
+    (event,) = LineParser().parse([json.dumps(old).encode()])
+    assert isinstance(event, StepsLogged)
+    assert event.exchange is not None
+    assert event.exchange.way == ""
+    assert isinstance(LineParser().parse([b'{"event": "training_started", "time_s": 1}'])[0], TrainingStarted)
+
+
+def test_reading_takes_little_more_than_json_does(tmp_path: Path) -> None:
+    """Of the time that the same lines take as plain JSON, in one process: machines differ, and so do their moments."""
+    line = (RUNS / "resumed.jsonl").read_bytes().splitlines(keepends=True)[2]
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(line * 5000)
+
+    def least_s(read: Any) -> float:
+        times = []
+        for _ in range(3):
+            begun_s = time.process_time()
+            read()
+            times.append(time.process_time() - begun_s)
+        return min(times)
+
+    plain_s = least_s(lambda: [json.loads(one) for one in path.read_bytes().splitlines()])
+    assert least_s(lambda: read_log(path)) < 3 * plain_s
