@@ -23,14 +23,19 @@ _REST: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def an_event(name: str, **fields: Any) -> LogEvent:
-    """One event; lists of a step are as long as the one that is given."""
-    filled = {"event": name, "time_s": 1.0, **_REST.get(name, {}), **fields}
+def fields(name: str, **given: Any) -> dict[str, Any]:
+    """One event as it is written; lists of a step are as long as the one that is given."""
+    filled = {"event": name, "time_s": 1.0, **_REST.get(name, {}), **given}
     if name == "step":
         lists = ("local_batch_sizes", "compute_s", "sync_s", "wait_s")
         workers = next((len(filled[key]) for key in (*lists, "pace_use") if filled.get(key)), 1)
         filled = {**{key: [8 if key == "local_batch_sizes" else 0.01] * workers for key in lists}, **filled}
-    return event_of(filled)
+    return filled
+
+
+def an_event(name: str, **given: Any) -> LogEvent:
+    """One event as it is read."""
+    return event_of(fields(name, **given))
 
 
 def events_of(log: Iterable[Mapping[str, Any]]) -> list[LogEvent]:

@@ -25,6 +25,7 @@ from hetopt.profiler.profile import Profile
 from tests.ec2.conftest import Patience, leftovers
 from tests.ec2.test_command import refused
 from tests.face.conftest import Answer
+from tests.logs import fields
 
 TYPES = ("c7i.large", "c7i.xlarge", "c7g.large")
 HOURLY = {"c7i.large": 0.03, "c7i.xlarge": 0.07, "c7g.large": 0.03}
@@ -115,10 +116,9 @@ def test_a_probe_is_rented_measured_and_given_back(
     folder.mkdir(parents=True)
     probe = rented_probes(profile, catalog, TYPES)[1]
     steps = [
-        {"event": "step", "step": step, "step_time_s": 0.02, "compute_s": [0.015, 0.016]}
-        for step in range(5, PROBE_STEPS + 1, 5)
+        fields("step", step=step, step_time_s=0.02, compute_s=[0.015, 0.016]) for step in range(5, PROBE_STEPS + 1, 5)
     ]
-    events = [{"event": "training_started", "step": 0}, *steps, {"event": "training_finished", "reason": "steps"}]
+    events = [fields("training_started"), *steps, fields("training_finished", reason="steps")]
     sample, usd = prober(a_machine_that(events, cloud, folder)).measure(probe, folder, 0.5)
     assert sample.step_time_s == 0.02
     assert sample.sync_time_s == pytest.approx(0.004)
@@ -134,7 +134,7 @@ def test_a_probe_that_fails_or_cannot_be_paid_for_leaves_nothing(
     probe = rented_probes(profile, catalog, TYPES)[0]
     folder = tmp_path / "runs" / "20261120-000000-probe-0002"
     folder.mkdir(parents=True)
-    failed = a_machine_that([{"event": "run_failed", "reason": "no memory."}], cloud, folder)
+    failed = a_machine_that([fields("run_failed", reason="no memory.")], cloud, folder)
     with pytest.raises(RunFailed, match="a probe failed: no memory"):
         prober(failed).measure(probe, folder, 0.5)
     other = tmp_path / "runs" / "20261120-000000-probe-0003"
