@@ -1,77 +1,41 @@
 """What a run's event log may hold: one record for each kind of event, of which everything that reads a log is made.
 
 A line that fits none of them is no event: `EventReader` counts it and goes on. Every field that was not there from the
-first version on has a default, so that old logs are read; fields of newer versions are passed over. The records are as
-strict as a log is trusted little: numbers are finite and bounded, so that sums of them are too; lists of workers have
-equal lengths; names hold no control characters, and sentences are freed of them.
+first version on has a default, so that old logs are read; fields of newer versions are passed over. Lists of workers
+have equal lengths.
 
 Who writes an event with `EventLog.write` gives it a record here.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
-from pydantic import (
-    AfterValidator,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    TypeAdapter,
-)
+from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-_MOST_LETTERS = 2000
-_MOST_NAMED = 256
-"""Metrics of one evaluation, and anything else that is named."""
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
-
-
-def _sentence(text: str) -> str:
-    """In one line, and no longer than a person reads."""
-    return _CONTROL.sub(" ", text).strip()[:_MOST_LETTERS]
-
-
-EpochSeconds = Annotated[float, Field(ge=0, le=1e11)]
-Seconds = Annotated[float, Field(ge=0, le=1e9)]
-Count = Annotated[int, Field(ge=0, le=10**15)]
-Bytes = Annotated[float, Field(ge=0, le=1e18)]
-Passes = Annotated[float, Field(ge=0, le=1e9)]
-Factor = Annotated[float, Field(ge=0, le=1e9)]
-Figure = Annotated[float, Field(ge=-1e100, le=1e100)]
-"""A loss or a metric: so large that a diverging run still shows, and its square is still a number."""
-Name = Annotated[str, StringConstraints(max_length=512, pattern=r"^[^\p{Cc}]*$")]
-Word = Annotated[str, StringConstraints(max_length=512)]
-"""A name that every step tells: looking at its letters would cost as much as reading numbers; terminals are guarded."""
-Sentence = Annotated[str, AfterValidator(_sentence)]
-Metrics = Annotated[dict[Name, Figure], Field(max_length=_MOST_NAMED)]
+from hetopt.trainer.event_parts import (
+    STRICT,
+    Bytes,
+    Count,
+    ExchangeTold,
+    Factor,
+    Figure,
+    Happened,
+    InjectionTold,
+    Metrics,
+    Name,
+    Passes,
+    Seconds,
+    Sentence,
+    StartedWorker,
+    StreamTold,
+    SyncTold,
+    TimedCollective,
+)
 
 
-_STRICT = ConfigDict(extra="ignore", allow_inf_nan=False, strict=True)
-
-
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
-class Happened:
-    """What all events have: when, in seconds since the epoch, by the clock of the machine that wrote it."""
-
-    time_s: EpochSeconds
-
-
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
-class StartedWorker:
-    """A worker of `RunStarted`."""
-
-    host: Name
-    type: Name = ""
-    pace: Annotated[float, Field(gt=0, le=1e9)] = 1.0
-    local_batch_size: Count = 0
-    device: Name = ""
-    threads: Count = 0
-
-
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class RunStarted(Happened):
     """Workers are about to train: at the start, when a run goes on, and each time that other workers train."""
 
@@ -90,7 +54,7 @@ class RunStarted(Happened):
     resumed_step: Count | None = None
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class TrainingStarted(Happened):
     """The first step begins, after ``step`` earlier ones."""
 
@@ -98,56 +62,7 @@ class TrainingStarted(Happened):
     step: Count = 0
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
-class ExchangeTold:
-    """The exchanges of gradients in `StepsLogged`: means of one exchange."""
-
-    way: Word = ""
-    compressor: Word = "identity"
-    ratio: Annotated[float, Field(gt=0, le=1)] = 1.0
-    collective: Word = ""
-    gain: Annotated[float, Field(ge=0, le=1e9)] = 1.0
-    sent_bytes: Bytes
-    dense_bytes: Annotated[float, Field(gt=0, le=1e18)]
-    compress_s: Seconds = 0.0
-    sync_s: Seconds = 0.0
-    exchanges: Count = 0
-    slowdown_coefficient: Figure | None = None
-
-
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
-class SyncTold:
-    """What brought the models together of workers that train for themselves, in `StepsLogged`."""
-
-    policy: Name = ""
-    synchronised: Count
-    local: Count
-    sent_bytes: Bytes = 0.0
-    divergence: Annotated[float, Field(ge=0, le=1e100)] | None = None
-    delta: Figure | None = None
-
-
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
-class InjectionTold:
-    """Samples that workers handed to each other."""
-
-    samples: Count
-    sent_bytes: Bytes = 0.0
-    time_s: Seconds = 0.0
-
-
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
-class StreamTold:
-    """What the workers' streams were like, in rank order; a rate that is not known yet is -1."""
-
-    rate_per_s: tuple[Annotated[float, Field(ge=-1, le=1e15)], ...]
-    buffered: tuple[Count, ...] = ()
-    wait_s: tuple[Seconds, ...] = ()
-    dropped: tuple[Count, ...] = ()
-    repeated: tuple[Count, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class StepsLogged(Happened):
     """``steps`` steps, of which ``step`` was the last. Times are means of one step; lists are in rank order."""
 
@@ -178,7 +93,7 @@ class StepsLogged(Happened):
             raise ValueError("pace_use has not one figure a worker")
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Evaluated(Happened):
     """The metrics of the evaluation set."""
 
@@ -189,7 +104,7 @@ class Evaluated(Happened):
     evaluation_s: Seconds = 0.0
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class CheckpointSaved(Happened):
     """``save_s`` is how long training stood still for it, ``written_s`` how long it took altogether."""
 
@@ -201,7 +116,7 @@ class CheckpointSaved(Happened):
     size_bytes: Count = 0
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class CheckpointFailed(Happened):
     """One that could not be written."""
 
@@ -210,7 +125,7 @@ class CheckpointFailed(Happened):
     reason: Sentence = ""
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class CheckpointSkipped(Happened):
     """One that could not be read when the run went on."""
 
@@ -219,7 +134,7 @@ class CheckpointSkipped(Happened):
     reason: Sentence = ""
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class TrainingFinished(Happened):
     """Training ended in good order: ``stopped``, or by its own rules. ``training_s`` counts earlier sessions too."""
 
@@ -232,7 +147,7 @@ class TrainingFinished(Happened):
     parameters_sha256: Name = ""
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class SharesChanged(Happened):
     """Other local batch sizes from here on."""
 
@@ -243,7 +158,7 @@ class SharesChanged(Happened):
     reason: Sentence = ""
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class ExchangeChanged(Happened):
     """Gradients go another way from here on."""
 
@@ -254,7 +169,7 @@ class ExchangeChanged(Happened):
     reason: Sentence = ""
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class SyncSettled(Happened):
     """Parameters are averaged from here on to the end."""
 
@@ -269,7 +184,7 @@ class SyncSettled(Happened):
     took_s: Seconds = 0.0
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class TwinsTried(Happened):
     """Whether sparsified gradients hold training back, as a paired trial has shown."""
 
@@ -280,16 +195,7 @@ class TwinsTried(Happened):
     took_s: Seconds = 0.0
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
-class TimedCollective:
-    """A collective of `NetworkMeasured`."""
-
-    collective: Name
-    payload_bytes: Count
-    time_s: Seconds
-
-
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class NetworkMeasured(Happened):
     """What the network between the workers is like."""
 
@@ -303,7 +209,7 @@ class NetworkMeasured(Happened):
     by_hosts: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class MemoryBoundLearned(Happened):
     """More samples at a time than these do not fit into a worker's memory."""
 
@@ -313,7 +219,7 @@ class MemoryBoundLearned(Happened):
     samples: Count
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class WorkerLost(Happened):
     """A worker ended; others take its work over."""
 
@@ -324,7 +230,7 @@ class WorkerLost(Happened):
     replacements_left: int | None = Field(default=None, ge=-1, le=10**9)
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class WorkersChanged(Happened):
     """Another generation of workers trains; ``source`` says what it goes on from."""
 
@@ -339,7 +245,7 @@ class WorkersChanged(Happened):
     reason: Sentence = ""
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class RunFailure(Happened):
     """Why the run cannot go on; the first one since workers started is the cause."""
 
@@ -349,7 +255,7 @@ class RunFailure(Happened):
     rank: Count | None = None
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class SessionFinished(Happened):
     """A script's session ended in good order."""
 
@@ -358,7 +264,7 @@ class SessionFinished(Happened):
     parameters_sha256: Name = ""
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class StreamWaits(Happened):
     """A worker waits for its stream."""
 
@@ -367,7 +273,7 @@ class StreamWaits(Happened):
     what: Sentence
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class ConditionChanged(Happened):
     """A rehearsed host is another from here on; it may also die, return, have notice, or be cut off."""
 
@@ -383,7 +289,7 @@ class ConditionChanged(Happened):
     step: Count | None = None
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class MiniatureSlowed(Happened):
     """A rehearsal takes ``factor`` times as long as was planned."""
 
@@ -393,7 +299,7 @@ class MiniatureSlowed(Happened):
     reason: Sentence = ""
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class ClockJumped(Happened):
     """The machine's clock was set, or stood still with the machine."""
 
@@ -404,7 +310,7 @@ class ClockJumped(Happened):
 Action = Literal["drop", "replace", "on-demand", "add", "switch"]
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class SupervisorActed(Happened):
     """What the supervisor did about a run that does not keep its promise."""
 
@@ -418,7 +324,7 @@ class SupervisorActed(Happened):
     expected_saving_usd: Figure = 0.0
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class SupervisorMeasured(Happened):
     """What came of it."""
 
@@ -431,7 +337,7 @@ class SupervisorMeasured(Happened):
     step_time_measured_s: Seconds
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class ProbeEvent(Happened):
     """An event of a probe, whose fields `hetopt.profiler.measurement` describes and `collect` reads."""
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from hetopt.optimizer import words
-from hetopt.optimizer.reports.timeline import Exchanged, Happening, Kind, Moment, Timeline
+from hetopt.optimizer.reports.moments import Exchanged, Moment
+from hetopt.optimizer.reports.timeline import Happening, Kind, Timeline
 
 COLUMNS = 60
 FEWEST_COLUMNS = 16

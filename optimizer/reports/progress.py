@@ -12,6 +12,7 @@ import numpy as np
 
 from hetopt.optimizer.reports.columns import matrix
 from hetopt.optimizer.reports.sessions import Roster, RunClock
+from hetopt.trainer.event_parts import StartedWorker
 from hetopt.trainer.log_events import (
     CheckpointSaved,
     Evaluated,
@@ -19,7 +20,6 @@ from hetopt.trainer.log_events import (
     LogEvent,
     RunStarted,
     SharesChanged,
-    StartedWorker,
     StepsLogged,
     TrainingFinished,
     TrainingStarted,

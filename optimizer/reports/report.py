@@ -10,8 +10,9 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 from hetopt.optimizer import words
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.plan import Range
+from hetopt.optimizer.reports.moments import Moment
 from hetopt.optimizer.reports.progress import Progress
-from hetopt.optimizer.reports.timeline import Happening, Moment, Timeline
+from hetopt.optimizer.reports.timeline import Happening, Timeline
 from hetopt.profiler.artifact import Artifact, Record, Told
 from hetopt.profiler.errors import BadInput
 

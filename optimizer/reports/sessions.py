@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hetopt.trainer.log_events import ClockJumped, LogEvent, RunStarted, StartedWorker, StepsLogged, TrainingFinished
+from hetopt.trainer.event_parts import StartedWorker
+from hetopt.trainer.log_events import ClockJumped, LogEvent, RunStarted, StepsLogged, TrainingFinished
 
 
 @dataclass(kw_only=True)

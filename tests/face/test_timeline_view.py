@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from hetopt.optimizer.cli import timeline_view
 from hetopt.optimizer.cli.timeline_view import BLOCKS
-from hetopt.optimizer.reports.timeline import Exchanged, Happening, Moment, Timeline
+from hetopt.optimizer.reports.moments import Exchanged, Moment
+from hetopt.optimizer.reports.timeline import Happening, Timeline
 
 
 def moment(

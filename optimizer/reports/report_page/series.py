@@ -13,14 +13,8 @@ import numpy.typing as npt
 from hetopt.optimizer.reports.columns import matrix
 from hetopt.optimizer.reports.sessions import Roster, RunClock
 from hetopt.profiler.errors import BadInput
-from hetopt.trainer.log_events import (
-    Evaluated,
-    LogEvent,
-    RunStarted,
-    StepsLogged,
-    SyncTold,
-    TrainingStarted,
-)
+from hetopt.trainer.event_parts import SyncTold
+from hetopt.trainer.log_events import Evaluated, LogEvent, RunStarted, StepsLogged, TrainingStarted
 
 Column: TypeAlias = npt.NDArray[np.float64]
 """[rows], or [rows, workers]."""
