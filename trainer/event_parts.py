@@ -7,7 +7,7 @@ control characters, and sentences are freed of them.
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
 from pydantic.dataclasses import dataclass
@@ -40,6 +40,24 @@ Metrics = Annotated[dict[Name, Figure], Field(max_length=_MOST_NAMED)]
 
 
 STRICT = ConfigDict(extra="ignore", allow_inf_nan=False, strict=True)
+ProbeKind = Literal[
+    "probe_started",
+    "probe_finished",
+    "host_facts",
+    "job_facts",
+    "device_facts",
+    "sweep_point",
+    "sweep_ended",
+    "compressor_point",
+    "link_point",
+    "evaluation_cost",
+    "pilot_started",
+    "noise_sample",
+    "gain_sample",
+    "pilot_evaluation",
+    "pilot_finished",
+]
+"""What a probe writes, as `hetopt.profiler.measurement` describes it."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

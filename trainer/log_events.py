@@ -26,6 +26,7 @@ from hetopt.trainer.event_parts import (
     Metrics,
     Name,
     Passes,
+    ProbeKind,
     Seconds,
     Sentence,
     StartedWorker,
@@ -341,23 +342,7 @@ class SupervisorMeasured(Happened):
 class ProbeEvent(Happened):
     """An event of a probe, whose fields `hetopt.profiler.measurement` describes and `collect` reads."""
 
-    event: Literal[
-        "probe_started",
-        "probe_finished",
-        "host_facts",
-        "job_facts",
-        "device_facts",
-        "sweep_point",
-        "sweep_ended",
-        "compressor_point",
-        "link_point",
-        "evaluation_cost",
-        "pilot_started",
-        "noise_sample",
-        "gain_sample",
-        "pilot_evaluation",
-        "pilot_finished",
-    ]
+    event: ProbeKind
 
 
 LogEvent = Annotated[
