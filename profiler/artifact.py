@@ -185,6 +185,15 @@ def validated(kind: type[AnyRecord], data: Any, *, origin: str, hint: str) -> An
         raise BadInput(f"{shortened(origin)} is nested too deeply.", hint=hint) from None
 
 
+def _mode_in(folder: Path) -> int:
+    """Of a new file: what the user's mask leaves, and in a folder that is its owner's alone no more than that."""
+    umask = os.umask(0)
+    os.umask(umask)
+    if not folder.stat().st_mode & 0o077:
+        umask |= 0o077
+    return 0o666 & ~umask
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write ``content`` (text as UTF-8) beside ``path``, flush it to disk, then rename it into place.
 
@@ -211,9 +220,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
+        os.chmod(temporary, _mode_in(path.parent))
         os.replace(temporary, path)
     except OSError as error:
         with contextlib.suppress(OSError):

@@ -43,6 +43,9 @@ class Job(Record):
     gradient_bytes: PositiveInt
     dataset_size: PositiveInt = Field(description="samples in one epoch")
     batch_size: PositiveInt = Field(description="global batch size the task's defaults were tuned at, samples")
+    least_local_batch_size: PositiveInt = Field(
+        default=1, description="samples that a worker needs in a step: two where BatchNorm normalises over them"
+    )
     learning_rate_rule: LearningRateRule
     target_metric: str
     target_value: float

@@ -28,6 +28,7 @@ from hetopt.trainer.data.partitions import NEED_LABELS, Parts, make_parts
 from hetopt.trainer.data.prefetch import ProcessReadAhead, ReadAhead, ReadingWatch, ThreadReadAhead
 from hetopt.trainer.exchange.channel import Channel
 from hetopt.trainer.injector import Injector
+from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.spec import RunSpec
 from hetopt.trainer.steps.learning_rate import AdaptiveScale
 from hetopt.trainer.steps.local_batch import BatchReader, SampleFeed, StartReadAhead
@@ -58,9 +59,7 @@ def make_controller(spec: RunSpec, model: nn.Module) -> BatchPolicy[Any]:
     A share has no upper bound: what exceeds a worker's memory is computed in micro-batches. BatchNorm cannot normalise
     a single sample, so models that have it keep two on every worker where the global batch allows.
     """
-    across_samples = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-    enough = spec.global_batch_size >= 2 * len(spec.workers)
-    return choose_policy(spec, minimum=2 if across_samples and enough else 1)
+    return choose_policy(spec, minimum=least_share(model, spec.global_batch_size, len(spec.workers)))
 
 
 def make_streaming(context: WorkerContext, dataset: MapDataset) -> Streaming | None:

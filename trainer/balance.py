@@ -24,16 +24,17 @@ class Balance:
         spec: of the run.
         policy: decides.
         milestones: says when enough was seen to decide by.
+        minimum: least share of a worker, in samples.
     """
 
-    def __init__(self, spec: RunSpec, policy: BatchPolicy[Any], milestones: Milestones) -> None:
+    def __init__(self, spec: RunSpec, policy: BatchPolicy[Any], milestones: Milestones, *, minimum: int = 1) -> None:
         self._spec = spec
         self._policy = policy
         self._milestones = milestones
         self._state: Record = policy.initial()
         self._unjudged_steps = 0
         self._unjudged_s = 0.0
-        self.shares = first_shares(spec)
+        self.shares = first_shares(spec, minimum=minimum)
 
     def is_due(self, period: Period) -> bool:
         """Whether shares are to be judged now, after one more period."""

@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.check_findings import Ended, Finding, NothingLeft, near, place, run
 from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, samples_in
+from hetopt.trainer.normalisation import least_samples
 from hetopt.trainer.task import Task, TaskData
 from hetopt.trainer.tasks.load import load_task
 
@@ -56,6 +57,7 @@ def _look(task: Task, folder: Path | None) -> Iterator[Finding]:
     yield from _batch_sizes(task, batch, once, twice)
     model = _model(task)
     yield from _parameters(task, model)
+    yield from _normalisation(task, model)
     yield from _loss(task, model, once, twice, data.train)
     yield from _gradients(task, model, once)
     yield from _optimizer(task, model)
@@ -177,6 +179,19 @@ def _parameters(task: Task, model: nn.Module) -> Iterator[Finding]:
             text=f"{' and '.join(shared[0])} are one parameter: it is summed once, and counted once.",
             hint="nothing to do if that is meant (tied embeddings)",
             where=place(type(model).__init__, task.model),
+        )
+
+
+def _normalisation(task: Task, model: nn.Module) -> Iterator[Finding]:
+    """What BatchNorm asks of the batch: a worker's share is never a single sample where the batch allows."""
+    least = least_samples(model)
+    if task.batch_size < 2 * least and least > 1:
+        yield Finding(
+            level="warning",
+            text=f"The model has BatchNorm, which needs {least} samples of every worker: a batch of {task.batch_size} "
+            "is too small for two workers.",
+            hint=f"choose a batch_size of at least {2 * least}, or GroupNorm",
+            where=place(task.model),
         )
 
 

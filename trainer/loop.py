@@ -25,6 +25,7 @@ from hetopt.trainer.checkpoints.saver import CheckpointSaver
 from hetopt.trainer.checkpoints.state import copied, run_digest
 from hetopt.trainer.conclusions import conclude
 from hetopt.trainer.context import WorkerContext
+from hetopt.trainer.divergence import where_it_broke
 from hetopt.trainer.elastic.crew import Crew
 from hetopt.trainer.elastic.handover import Held, alike_part, hand_over
 from hetopt.trainer.elastic.membership import Version
@@ -274,8 +275,12 @@ class _Run:
         period = Period.of(rows, local_batch_sizes=self._balance.shares)
         step = self._runner.step - unread
         if period.diverged:
+            indexed = self._data.train if self._streaming is None else None
+            where = where_it_broke(
+                self._runner.losses, indexed, rank=self._context.rank, world_size=self._context.world_size
+            )
             raise RunFailed(
-                f"the loss is {period.loss} at step {step}.",
+                f"the loss is {period.loss}{where or f' at step {step}'}.",
                 hint="lower the learning rate, or check the data for values that are not finite",
             )
         seen = self._feed.position - unread * sum(self._feed.drawn(self._balance.shares))

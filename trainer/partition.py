@@ -78,6 +78,11 @@ class GroupShares:
         return tuple(sizes)
 
 
+def least_within(least: int, global_batch_size: int, workers: int) -> int:
+    """The least share of a worker that needs ``least`` samples, where a batch may be too small to give them to all."""
+    return least if global_batch_size >= least * workers else 1
+
+
 def solve_shares(workers: Sequence[WorkerTime], global_batch_size: int) -> Shares:
     """The integer shares of ``global_batch_size`` samples that minimise the slowest worker's time, exactly.
 

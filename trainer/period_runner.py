@@ -13,6 +13,7 @@ from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.alarm import IN_A_ROW, Alarm
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.stream.source import Flow
+from hetopt.trainer.divergence import LossRecord
 from hetopt.trainer.statistics import PeriodLog
 from hetopt.trainer.steps.form import Form
 from hetopt.trainer.steps.learning_rate import LearningRate
@@ -86,6 +87,7 @@ class PeriodRunner:
         self.step = 0
         self.unfinished: Unfinished | None = None
         self.loss_scale: LossScale | None = initial_loss_scale(context.spec.precision)
+        self.losses = LossRecord()
         self.control_s = 0.0
         self.log = PeriodLog(stopwatch)
 
@@ -205,6 +207,7 @@ class PeriodRunner:
         if scale is not None:
             self.loss_scale = scale.after(finite=trace.finite)
         self.step += 1
+        self.losses.add(self.step, trace.loss_sum, parts)
         self.unfinished = None
         if self._synchroniser is not None:
             trace = self._synchroniser.after(self.step, trace, self._feed.sizes)

@@ -28,6 +28,7 @@ from hetopt.trainer.control.sync.settled import Settled
 from hetopt.trainer.evaluation import average_buffers
 from hetopt.trainer.exchange.momentum_correction import own_momentum
 from hetopt.trainer.milestones import Milestones
+from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.period_runner import PeriodRunner
 from hetopt.trainer.spec import RunSpec
 from hetopt.trainer.steps.learning_rate import LearningRate
@@ -84,7 +85,8 @@ class Training:
             evaluate_every_epochs=spec.evaluate_every_epochs,
             control_period_steps=spec.control_period_steps,
         )
-        self.balance = Balance(spec, make_controller(spec, model), self.milestones)
+        least = least_share(model, spec.global_batch_size, len(spec.workers))
+        self.balance = Balance(spec, make_controller(spec, model), self.milestones, minimum=least)
         self.streaming = make_streaming(context, data.train)
         self.feed = make_feed(context, data.train, self.streaming)
         self.pace = make_worker_pace(context)

@@ -16,6 +16,7 @@ from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.exchange.memory import ErrorFeedback
 from hetopt.trainer.exchange.stats import ExchangeStats
 from hetopt.trainer.exchange.topk import TopKCompressor
+from hetopt.trainer.normalisation import LEAST_SAMPLES
 from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.local_batch import BatchReader
@@ -24,9 +25,6 @@ from hetopt.trainer.steps.precision import Autocast
 from hetopt.trainer.steps.step import LossModule, trainable_parameters
 from hetopt.trainer.steps.stopwatch import make_stopwatch
 from hetopt.trainer.training import Training
-
-LEAST_SAMPLES = 2
-"""What BatchNorm needs."""
 
 
 def try_twins(training: Training, ratio: float) -> Verdict:

@@ -147,6 +147,7 @@ def launch(
     the run; --detach leaves it going.
     """
     import datetime
+    import shutil
     import sys
     import time
 
@@ -273,9 +274,11 @@ def launch(
     if not json_:
         launch_view.show(record)
     launch_needs.torch()
+    launch_needs.task(record.spec.task)
     launch_needs.rights(place)
     if not yes and sys.stdin.isatty() and sys.stderr.isatty() and not typer.confirm("Start?", default=True, err=True):
         raise typer.Exit(0)
+    begun = folder is None
     if folder is None:
         now = datetime.datetime.now(datetime.UTC)
         folder = folders.create(record.spec.task, now)
@@ -284,7 +287,12 @@ def launch(
         record = record.model_copy(update={"started_s": time.time()})
     else:
         record = record.model_copy(update={"resumed_s": (*record.resumed_s, time.time())})
-    record.save(folder / LAUNCH_FILE)
+    try:
+        record.save(folder / LAUNCH_FILE)
+    except BadInput:
+        if begun:
+            shutil.rmtree(folder, ignore_errors=True)  # it would look like a run that has failed
+        raise
     render.note(f"run {folder.name}; look at it from another terminal with `hetopt status`, end it with `hetopt stop`")
     follow.run(launcher, record, folder)
     follow.finish(launcher, folder, as_json=json_)

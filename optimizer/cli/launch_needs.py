@@ -23,6 +23,17 @@ def torch() -> None:
         raise BadInput("training needs torch, which is not installed.", hint=install_command("train"))
 
 
+def task(reference: str) -> None:
+    """Refuse a run whose task is in no file or module that can be found from here, before anything starts.
+
+    Raises:
+        BadInput: so it is.
+    """
+    from hetopt.trainer.tasks.reference import check_found
+
+    check_found(reference)
+
+
 def rights(place: Place) -> None:
     """Refuse a rehearsal that could not build its network, before there is a run of it."""
     from hetopt.profiler.errors import BadInput

@@ -47,6 +47,14 @@ class _Console(Console):
         with terminal.losses_told():
             super().print(*objects, **options)
 
+    def on_broken_pipe(self) -> None:
+        """See rich, which would end the process here.
+
+        Raises:
+            ReaderGone: whoever read has seen enough.
+        """
+        raise terminal.ReaderGone("the output is no longer read.")
+
 
 def console(*, stderr: bool = False) -> Console:
     """A console on the stream as it is now (tests and pipes replace it).

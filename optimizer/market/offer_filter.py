@@ -129,6 +129,8 @@ def _nothing_left(
     where = f"in {catalog.region}"
     kept = {one.option: {i for i, offer in enumerate(everything) if one.keeps(offer)} for one in filters}
     for option, alone in kept.items():
+        if not alone and option.startswith("--types "):
+            return _not_sold(catalog, option)
         if not alone:
             return BadInput(f"{option} leaves nothing that can be rented {where}.", hint=_loosen(option))
     for (first, some), (second, others) in combinations(kept.items(), 2):
@@ -141,6 +143,21 @@ def _nothing_left(
     return BadInput(
         f"{last.option} removed the last of the {len(before):,} offers {where} that the other filters had left.",
         hint=_loosen(last.option),
+    )
+
+
+def _not_sold(catalog: Catalog, option: str) -> BadInput:
+    """Why types that exist cannot be rented in a region: they are not there, or nothing says what they cost."""
+    patterns = option.partition(" ")[2].split(",")
+    there = [name for name in catalog.listings if _matches(name, patterns) and catalog.listings[name].zones != 0]
+    if there:
+        return BadInput(
+            f"the catalogue knows no price of {', '.join(there[:3])} in {catalog.region}.",
+            hint=f"read prices with `hetopt catalog refresh --region {catalog.region}`, or give yours with --catalog",
+        )
+    return BadInput(
+        f"{option.partition(' ')[2]} is not sold in {catalog.region}, as far as the catalogue knows.",
+        hint="name another --region, or other --types",
     )
 
 

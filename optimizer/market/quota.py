@@ -53,6 +53,11 @@ def family_of(instance_type: str, market: Market) -> str:
     return "x" if family.startswith("x") else STANDARD
 
 
+MOST_DIGITS = 9
+"""Of a quota that is a limit: no account has a billion vCPUs."""
+UNBOUNDED = 10**MOST_DIGITS
+
+
 def read_quotas(texts: Iterable[str]) -> dict[Bucket, int]:
     """Quotas as a person writes them: ``g=8`` for both markets, ``spot:g=8`` for one.
 
@@ -77,7 +82,7 @@ def read_quotas(texts: Iterable[str]) -> dict[Bucket, int]:
             bucket = Bucket(market=market, family=family)
             if bucket in found:
                 raise BadInput(f"--quota {text} gives the {market} quota of {family} twice.", hint="keep one of them")
-            found[bucket] = int(written["vcpus"])
+            found[bucket] = int(written["vcpus"]) if len(written["vcpus"]) <= MOST_DIGITS else UNBOUNDED
     return found
 
 

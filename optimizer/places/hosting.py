@@ -20,7 +20,7 @@ from hetopt.profiler.errors import BadInput
 from hetopt.profiler.memory import memory_limit_bytes
 from hetopt.profiler.profile import LOCAL
 from hetopt.trainer.control.choose import first_shares
-from hetopt.trainer.partition import WorkerTime
+from hetopt.trainer.partition import WorkerTime, least_within
 from hetopt.trainer.spec import RunSpec, WorkerSpec
 
 STARTUP_LOG_SD = 0.15
@@ -55,14 +55,20 @@ class ThisMachine:
         return cls(processors=len(os.sched_getaffinity(0)), operating_system=system)
 
 
-def begun_shares(run: RunSpec, shares: Sequence[int]) -> tuple[int, ...]:
+def begun_shares(run: RunSpec, shares: Sequence[int], *, least: int = 1) -> tuple[int, ...]:
     """The shares that a run begins with where ``shares`` are the best ones: some batch policies begin with others.
+
+    Args:
+        run: which is to begin.
+        shares: of its workers.
+        least: samples that a worker of the job needs in a step.
 
     Raises:
         BadInput: the policy cannot share the batch so.
     """
     workers = tuple(WorkerSpec(host=LOCAL, type=LOCAL, local_batch_size=samples) for samples in shares)
-    return first_shares(run.model_copy(update={"workers": workers}))
+    minimum = least_within(least, sum(shares), len(shares))
+    return first_shares(run.model_copy(update={"workers": workers}), minimum=minimum)
 
 
 def division(model: FittedModel, workers: int) -> tuple[FittedDevice, float]:

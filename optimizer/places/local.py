@@ -57,7 +57,8 @@ def predict_on_local(plan: Plan, paces: Sequence[float] | None) -> LocalRun:
     count = len(paces)
     device, crowding = division(model, count)
     workers = [_worker_time(device, crowding, pace) for pace in paces]
-    shares = begun_shares(plan.run, solve_shares(workers, plan.chosen.global_batch_size).local_batch_sizes)
+    best = solve_shares(workers, plan.chosen.global_batch_size).local_batch_sizes
+    shares = begun_shares(plan.run, best, least=plan.profile.job.least_local_batch_size)
     run = plan.run.model_copy(
         update={
             "workers": tuple(

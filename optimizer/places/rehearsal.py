@@ -144,7 +144,7 @@ def rehearse(
         # Equal shares are equal whatever the best ones are, of which a slow host may have none.
         anyhow = (batch - here.workers + 1, *(1 for _ in range(here.workers - 1)))
         best = anyhow if plan.run.batch_policy == "uniform" else best_shares(hosts, batch)
-    shares = begun_shares(plan.run, best)
+    shares = begun_shares(plan.run, best, least=plan.profile.job.least_local_batch_size)
     factor = fitting_factor(hosts, shares, changes, here)
     if described is None:
         scale, notes = _scale_plan(hosts, factor)

@@ -3,27 +3,88 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from hetopt.optimizer.market.catalog import Offer
 from hetopt.optimizer.recommendation.candidates import make_candidate
 from hetopt.optimizer.recommendation.explain import describe_machines, usd_at_least
 from hetopt.optimizer.search.aims import Limits
 from hetopt.optimizer.search.forecast import JobModel
 from hetopt.optimizer.search.search import Found
-from hetopt.optimizer.search.search_space import SearchSpace
+from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
+from hetopt.optimizer.step_model.transfer import MENDED_BY_PROFILING, TOO_LITTLE_MEMORY
 from hetopt.optimizer.words import duration, usd
-from hetopt.profiler.errors import NoFeasiblePlan
+from hetopt.profiler.errors import BadInput, NoFeasiblePlan
+
+MOST_NAMED = 3
+
+
+def nothing_usable(region: str, offered: Sequence[Offer], excluded: Mapping[str, int]) -> BadInput:
+    """The error where machines are offered and none of them can be planned with: says why, and what can change that.
+
+    Args:
+        region: where they are offered.
+        offered: what was asked for.
+        excluded: how many of them were left out, for each reason.
+    """
+    names = sorted({offer.instance_type.name for offer in offered})
+    who = f"None of the {len(names)} instance types" if len(names) > MOST_NAMED else " and ".join(names)
+    verb = "can" if len(names) > MOST_NAMED else "cannot"
+    others = f"name other --types, or leave it out; `hetopt catalog list --region {region}` shows what there is"
+    remedies = [
+        *(["profile on a machine of the kind that you want to rent"] if MENDED_BY_PROFILING & excluded.keys() else []),
+        *(["choose a smaller --batch-size or larger machines"] if TOO_LITTLE_MEMORY in excluded else []),
+    ]
+    why = "; ".join(sorted(excluded, key=lambda reason: -excluded[reason]))
+    return BadInput(
+        f"{who} in {region} {verb} be planned with: {why}.", hint=", or ".join(remedies) if remedies else others
+    )
+
+
+def _no_cluster(space: SearchSpace) -> NoFeasiblePlan:
+    """The error where no cluster of the machines is allowed, whatever it costs: names the limit that leaves none."""
+    small = min(space.options, key=lambda option: option.worker.workers)
+    fewest, name = small.worker.workers, small.name
+    if fewest > space.max_workers:
+        return NoFeasiblePlan(
+            f"--max-workers {space.max_workers} leaves no machine: the smallest, {name}, has {fewest} workers, one a "
+            "GPU.",
+            hint=f"raise --max-workers to {fewest}, or name machines with fewer GPUs",
+        )
+    if max(space.batch_sizes) < fewest:
+        return NoFeasiblePlan(
+            f"A batch of {max(space.batch_sizes)} is too small for the smallest machine, {name}, whose {fewest} "
+            "workers take at least one sample each.",
+            hint=f"choose a --batch-size of at least {fewest}, or name machines with fewer GPUs",
+        )
+    holds = max(_most_samples(space, option) for option in space.options)
+    if holds < min(space.batch_sizes):
+        return NoFeasiblePlan(
+            f"A batch of {min(space.batch_sizes)} does not fit: {space.max_workers} workers on {space.max_machines} "
+            f"machines hold at most {holds:.0f} samples.",
+            hint="choose a smaller --batch-size, raise --max-workers or --max-machines, or name larger machines",
+        )
+    return NoFeasiblePlan(
+        f"No cluster within the limits of workers, machines, quotas and dollars an hour can take any of the batch "
+        f"sizes {', '.join(map(str, space.batch_sizes))}.",
+        hint="raise --max-hourly or --quota, or choose another --batch-size",
+    )
+
+
+def _most_samples(space: SearchSpace, option: MachineOption) -> float:
+    """What the memory of as many of these machines holds as may be rented; infinite where it is not known."""
+    machines = min(space.max_machines, space.max_workers // option.worker.workers)
+    each = option.worker.time.max_samples
+    return math.inf if each is None else float(machines * option.worker.workers * each)
 
 
 def nothing_fits(space: SearchSpace, job: JobModel, found: Found, limits: Limits) -> NoFeasiblePlan:
     """The error that names the nearest plans: the cheapest that is in time, and the quickest that can be paid."""
     forecast = found.forecast
     if len(forecast) == 0:
-        return NoFeasiblePlan(
-            f"No machine can take any of the batch sizes {', '.join(map(str, space.batch_sizes))}.",
-            hint="choose another with --batch-size",
-        )
+        return _no_cluster(space)
 
     def described(row: int) -> str:
         candidate = make_candidate(space, job, found.cluster(row), forecast, row)

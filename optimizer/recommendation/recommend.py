@@ -22,7 +22,7 @@ from hetopt.optimizer.plan import Candidate, Goal, Plan
 from hetopt.optimizer.recommendation.candidates import make_candidate
 from hetopt.optimizer.recommendation.confidence import confident
 from hetopt.optimizer.recommendation.explain import explain
-from hetopt.optimizer.recommendation.infeasible import nothing_fits
+from hetopt.optimizer.recommendation.infeasible import nothing_fits, nothing_usable
 from hetopt.optimizer.recommendation.insight import insight
 from hetopt.optimizer.recommendation.options import Options
 from hetopt.optimizer.recommendation.planned_run import run_spec
@@ -228,17 +228,18 @@ def space_of(
     offered = narrow(catalog, options.wishes)
     usable, excluded = machine_options(model, offered, host, shape, sampled, options.observed, options.zone)
     if not usable:
-        raise BadInput(
-            f"None of the {len(offered)} offers in {catalog.region} can be predicted from this profile "
-            f"({_counted(excluded)}).",
-            hint="profile again with a newer hetopt, or on a machine of the kind that you want to rent",
-        )
+        raise nothing_usable(catalog.region, offered, excluded)
     job = model.profile.job
     to_target = goal.ends == "target"
+    if options.batch_size is not None and options.batch_size > job.dataset_size:
+        raise BadInput(
+            f"--batch-size {options.batch_size:,} is more than the {job.dataset_size:,} samples of the training data.",
+            hint=f"choose at most {job.dataset_size:,}, which is one step an epoch",
+        )
     if options.batch_size is not None:
         batches: tuple[int, ...] = (options.batch_size,)
     elif goal.ends == "steps":
-        batches = (job.batch_size,)
+        batches = (min(job.batch_size, job.dataset_size),)
     else:
         smallest, largest = batch_range(model.convergence, job.batch_size, to_target=to_target)
         batches = batch_ladder(min(smallest, job.dataset_size), min(largest, job.dataset_size), job.batch_size)

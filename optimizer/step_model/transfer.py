@@ -53,6 +53,13 @@ MEMORY_FRACTION = 0.9
 TOO_LITTLE_MEMORY = "too little memory for one sample"
 
 
+ONLY_GPUS_PROFILED = "a CPU machine, while only GPUs were profiled"
+NO_RATES_OF_OWN_GPU = "the profile does not say how fast its own GPU is"
+NO_RATES_FOR_GPUS = "a GPU, while the profile lacks the rates to predict one"
+MENDED_BY_PROFILING = frozenset({ONLY_GPUS_PROFILED, NO_RATES_OF_OWN_GPU, NO_RATES_FOR_GPUS})
+"""Reasons that another profile takes away; the others are the machines' own."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkerModel:
     """How fast one worker of a machine type is.
@@ -173,7 +180,7 @@ def _on_cpus(model: FittedModel, host: ReferenceHost, instance: InstanceType) ->
     """
     reference = model.reference
     if reference.device.kind != "cpu":
-        return Unusable(reason="a CPU machine, while only GPUs were profiled")
+        return Unusable(reason=ONLY_GPUS_PROFILED)
     if instance.coremark_iterations_per_s is None:
         return Unusable(reason="no CPU benchmark to predict its speed from")
     one_thread = host.coremark_per_vcpu * instance.vcpus / instance.coremark_iterations_per_s
@@ -222,7 +229,7 @@ def _from_gpu(model: FittedModel, accelerator: Accelerator, flops: float, bandwi
         memory = reference.device.copy_bytes_per_s / (bandwidth * BANDWIDTH_EFFICIENCY)
         factor, log_sd, evidence = (compute + memory) / 2, OTHER_ACCELERATOR_LOG_SD, "extrapolated"
     else:
-        return Unusable(reason="the profile does not say how fast its own GPU is")
+        return Unusable(reason=NO_RATES_OF_OWN_GPU)
     return _scaled(
         model,
         kind="cuda",
@@ -254,7 +261,7 @@ def _by_roofline(
     job, reference = model.profile.job, model.reference
     device = reference.device
     if job.flops_per_sample is None or device.matmul_flops_per_s is None or device.copy_bytes_per_s is None:
-        return Unusable(reason="a GPU, while the profile lacks the rates to predict one")
+        return Unusable(reason=NO_RATES_FOR_GPUS)
     compute_cpu_s = reference.step_time.per_sample_s - reference.load_per_sample_s
     traffic = max(0.0, compute_cpu_s - job.flops_per_sample / device.matmul_flops_per_s) * device.copy_bytes_per_s
     per_core = 1.0

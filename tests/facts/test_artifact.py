@@ -94,6 +94,17 @@ def test_an_interrupt_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_files_in_a_private_folder_are_private_too(tmp_path: Path) -> None:
+    mask = os.umask(0o022)
+    try:
+        for mode, expected in ((0o700, 0o600), (0o755, 0o644)):
+            tmp_path.chmod(mode)
+            write_atomically(tmp_path / "cake.json", "new")
+            assert (tmp_path / "cake.json").stat().st_mode & 0o777 == expected
+    finally:
+        os.umask(mask)
+
+
 def test_a_missing_folder_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot be written: No such file or directory"):
         write_atomically(tmp_path / "no" / "cake.json", "new")

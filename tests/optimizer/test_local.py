@@ -40,6 +40,16 @@ def test_the_job_is_kept_and_the_machines_are_replaced(plan: Plan) -> None:
     assert len({worker.host for worker in run.workers}) == 2
 
 
+def test_no_worker_takes_less_than_the_model_needs(plan: Plan) -> None:
+    """BatchNorm cannot normalise a single sample: the slowest worker takes two, the others what is left."""
+    assert min(worker.local_batch_size for worker in predict_on_local(plan, (1, 200)).run.workers) == 1
+    job = plan.profile.job.model_copy(update={"least_local_batch_size": 2})
+    normalised = plan.model_copy(update={"profile": plan.profile.model_copy(update={"job": job})})
+    run = predict_on_local(normalised, (1, 200)).run
+    assert [worker.local_batch_size for worker in run.workers] == [126, 2]
+    assert run.global_batch_size == 128
+
+
 def _told(plan: Plan, paces: Sequence[float] | None) -> tuple[RunSpec, Prediction]:
     here = predict_on_local(plan, paces)
     return here.run, here.prediction

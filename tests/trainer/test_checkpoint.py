@@ -278,6 +278,7 @@ def test_a_fingerprint_tells_the_smallest_difference(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 3)
     before = parameters_sha256(model)
     save_model(tmp_path / "model.pt", model)
+    assert (tmp_path / "model.pt").stat().st_mode & 0o077 == 0, "what was learned is its owner's alone"
     model.weight.data[0, 0] = torch.nextafter(model.weight.data[0, 0], torch.tensor(9.0))
     assert parameters_sha256(model) != before
     model.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))

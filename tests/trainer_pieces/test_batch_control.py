@@ -474,6 +474,11 @@ def test_a_run_without_wishes_has_the_model():
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=9))
 def test_first_shares(shares):
     assert first_shares(spec(*shares)) == tuple(shares)
+    if sum(shares) >= 2 * len(shares):
+        raised = first_shares(spec(*shares), minimum=2)
+        assert sum(raised) == sum(shares)
+        assert min(raised) >= 2
+        assert raised == tuple(shares) or min(shares) < 2
     uniform = first_shares(spec(*shares, batch_policy="uniform"))
     assert sum(uniform) == sum(shares)
     assert max(uniform) - min(uniform) <= 1

@@ -267,8 +267,13 @@ def save_model(path: Path, model: nn.Module) -> None:
         ) from None
 
 
+def _for_its_owner(path: str, flags: int) -> int:
+    """What was learned is nobody else's, wherever the file is moved."""
+    return os.open(path, flags, mode=0o600)
+
+
 def _write_through(path: Path, buffer: io.BytesIO) -> None:
-    with path.open("wb") as stream:
+    with open(path, "wb", opener=_for_its_owner) as stream:
         stream.write(buffer.getbuffer())
         stream.flush()
         os.fsync(stream.fileno())

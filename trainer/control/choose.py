@@ -13,6 +13,7 @@ from hetopt.trainer.control.model import ModelShares
 from hetopt.trainer.control.policy import BatchPolicy
 from hetopt.trainer.control.proportional import ProportionalShares
 from hetopt.trainer.control.stream_rate import RateShares
+from hetopt.trainer.partition import largest_remainder
 from hetopt.trainer.spec import RunSpec
 
 _MICRO_BATCHES_A_WORKER = 8
@@ -54,9 +55,13 @@ def choose_policy(spec: RunSpec, *, minimum: int) -> BatchPolicy[Any]:
             return RateShares(stream=spec.stream, minimum=minimum)
 
 
-def first_shares(spec: RunSpec) -> tuple[int, ...]:
+def first_shares(spec: RunSpec, *, minimum: int = 1) -> tuple[int, ...]:
     """The shares of the first step, in rank order: equal (uniform), whole micro-batches (allocation), what streams of
     known rates bring (rate), or the plan's.
+
+    Args:
+        spec: of the run.
+        minimum: least share of a worker, in samples; the plan's are raised to it at the cost of larger ones.
 
     Raises:
         BadInput: there are fewer samples than workers, or the global batch is not made of micro-batches.
@@ -71,6 +76,9 @@ def first_shares(spec: RunSpec) -> tuple[int, ...]:
             return whole_micro_batches(shares, _allocated_micro_batch_size(spec))
         case "rate" if spec.stream is not None and spec.stream.rates:
             return tuple(spec.stream.batch(rate) for rate in spec.stream.rates)
+        case _ if min(shares) < minimum:
+            count = len(shares)
+            return largest_remainder(shares, sum(shares), minimum=[minimum] * count, maximum=[None] * count)
         case _:
             return shares
 

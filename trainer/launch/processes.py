@@ -101,7 +101,7 @@ class ProcessLauncher(ABC):
         write_spec(run_dir, spec)
         (run_dir / STOP_FILE).unlink(missing_ok=True)
         log = run_dir / LOG_FOLDER
-        log.mkdir(exist_ok=True)
+        log.mkdir(mode=0o700, exist_ok=True)
         command = [sys.executable, "-m", program.module, str(run_dir)]
         if self.attached:
             command.append(str(os.getpid()))

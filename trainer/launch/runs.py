@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.profiler.errors import BadInput
+from hetopt.profiler.reading import shortened
 
 
 def runs_home() -> Path:
@@ -34,19 +35,30 @@ class RunFolders:
         name = f"{now:%Y%m%d-%H%M%S}-{slug}-{secrets.token_hex(2)}"
         path = self.home / name
         try:
-            path.mkdir(parents=True)
+            self.home.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700)  # tasks, logs and models are their owner's alone
         except OSError as error:
             raise BadInput(
-                f"the run folder {path} cannot be made: {error.strerror}.",
+                f"the run folder {shortened(str(path))} cannot be made: {error.strerror}.",
                 hint="set HETOPT_HOME to a folder that you can write to",
             ) from None
         return path
 
     def all(self) -> list[Path]:
-        """Every run, oldest first (their names sort by time)."""
-        if not self.home.is_dir():
+        """Every run, oldest first (their names sort by time).
+
+        Raises:
+            BadInput: their folder cannot be read.
+        """
+        try:
+            return sorted(path for path in self.home.iterdir() if path.is_dir() and not path.name.startswith("."))
+        except FileNotFoundError:
             return []
-        return sorted(path for path in self.home.iterdir() if path.is_dir() and not path.name.startswith("."))
+        except OSError as error:
+            raise BadInput(
+                f"the runs in {shortened(str(self.home))} cannot be listed: {error.strerror}.",
+                hint="set HETOPT_HOME to a folder of yours",
+            ) from None
 
     def find(self, name: str | None) -> Path:
         """The run called ``name`` (any unambiguous part of it will do), or the newest one.

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hetopt.profiler.profile import Host, Job
 from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.normalisation import least_samples
 from hetopt.trainer.probe.replica import Replica
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.task import Task
@@ -55,6 +56,7 @@ def job_facts(task: Task, reference: str, replica: Replica, reader: BatchReader,
         gradient_bytes=replica.gradient.nbytes,
         dataset_size=len(reader.dataset),
         batch_size=task.batch_size,
+        least_local_batch_size=least_samples(replica.loss.model),
         learning_rate_rule=task.learning_rate_rule,
         target_metric=task.target.metric,
         target_value=task.target.value,

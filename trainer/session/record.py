@@ -42,7 +42,7 @@ class SessionRecord:
         self._has_begun = False
         if folder is not None:
             try:
-                folder.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._steps = folder / STEPS_FILE
                 self._events = EventLog(folder / EVENTS_FILE)
             except OSError as error:

@@ -33,6 +33,7 @@ from hetopt.trainer.agreement import Store, gather_texts, sum_numbers
 from hetopt.trainer.checkpoints.fingerprint import parameters_sha256
 from hetopt.trainer.evaluation import average_buffers
 from hetopt.trainer.exchange.stats import ExchangeStats
+from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.session.batches import Part, ShareTable, full_batch
 from hetopt.trainer.session.exchange import SessionExchange
 from hetopt.trainer.session.gradient import GradientSum, Scaler, check_parameters, named_parameters
@@ -40,7 +41,7 @@ from hetopt.trainer.session.loaders import OwnLoader, SlicedLoader
 from hetopt.trainer.session.local import LocalTraining, gradient_energy, make_local
 from hetopt.trainer.session.plan import SessionPlan
 from hetopt.trainer.session.record import SessionRecord
-from hetopt.trainer.session.sharing import Sharing, least_share
+from hetopt.trainer.session.sharing import Sharing
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Mark, make_stopwatch
 

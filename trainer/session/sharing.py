@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.control.choose import choose_policy
 from hetopt.trainer.events import Event
@@ -190,9 +188,3 @@ class Sharing:
             return None if self._loader is None else len(self._loader)
         except TypeError:
             return None
-
-
-def least_share(model: nn.Module, batch_size: int, workers: int) -> int:
-    """Samples that every worker needs: BatchNorm cannot normalise a single one."""
-    across_samples = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-    return 2 if across_samples and batch_size >= 2 * workers else 1

@@ -8,6 +8,7 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TypeVar
@@ -42,6 +43,32 @@ def resolve(reference: str) -> object:
     if not hasattr(module, attribute):
         raise BadInput(f"{place} has no attribute '{attribute}'.", hint=_did_you_mean(attribute, _candidates(module)))
     return getattr(module, attribute)
+
+
+def check_found(reference: str) -> None:
+    """Look whether what ``reference`` names is there, without running anything of it.
+
+    Raises:
+        BadInput: there is no such bundled task, file or module.
+    """
+    if reference in BUNDLED:
+        return
+    place, colon, _ = reference.rpartition(":")
+    if not colon:
+        raise _unknown(reference)
+    if place.endswith(".py"):
+        if not Path(place).is_file():
+            raise BadInput(
+                f"the task's file {place} is not there: {Path(place).resolve()} does not exist.",
+                hint="go to the folder that the profile was made in, or profile it again from here",
+            )
+        return
+    package = place.partition(".")[0]
+    if package not in sys.modules and PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]) is None:
+        raise BadInput(
+            f"there is no module '{place}' to import the task from.",
+            hint="go to the folder that holds it, or name its file when you profile: path/to/file.py:attribute",
+        )
 
 
 def user_code(place: str, run: Callable[[], T]) -> T:

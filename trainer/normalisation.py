@@ -1,0 +1,21 @@
+"""What a model needs of a local batch: layers that normalise over the samples of a batch cannot do that with one."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from hetopt.trainer.partition import least_within
+
+LEAST_SAMPLES = 2
+"""Of which a mean and a variance can be taken."""
+
+
+def least_samples(model: nn.Module) -> int:
+    """Samples that a worker needs in a step, whatever the batch: two for BatchNorm, else one."""
+    across_samples = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    return LEAST_SAMPLES if across_samples else 1
+
+
+def least_share(model: nn.Module, batch_size: int, workers: int) -> int:
+    """Samples that every worker is to take of a batch: what the model needs, where the batch has as many."""
+    return least_within(least_samples(model), batch_size, workers)
