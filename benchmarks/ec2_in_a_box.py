@@ -26,7 +26,7 @@ from hetopt.profiler.profile import Profile
 from hetopt.trainer.spec import WorkerSpec
 
 REGION = "us-east-1"
-GOAL = ("--budget", "5", "--epochs", "20000", "--batch-size", "1024")
+GOAL = ("--budget", "5", "--batch-size", "1024")
 CHOICE = ("--types", "c7i.xlarge,c6in.large", "--max-machines", "4", "--mixed-types", "2")
 MIX = (("c7i.xlarge", 3, 288), ("c6in.large", 1, 160))
 """What the story is about: machines of two types, with each one's part of the batch. What `recommend` would choose
@@ -83,7 +83,7 @@ def planned(stage: Stage, length: Length) -> Path:
     print("profiling", file=sys.stderr)
     stage.hetopt("profile", "digits", "--time-budget", length.profile_s, "-o", profile)
     print("planning", file=sys.stderr)
-    stage.hetopt("recommend", profile, *GOAL, *CHOICE, "-o", plan)
+    stage.hetopt("recommend", profile, *GOAL, "--steps", length.steps, *CHOICE, "-o", plan)
     recommended = Plan.load(plan)
     plan.unlink()
     on_the_mix(recommended, load_catalog(REGION)).save(plan)

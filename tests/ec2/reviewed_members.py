@@ -61,8 +61,11 @@ PLAIN: Mapping[str, str] = {
     "iam:GetInstanceProfile": "InstanceProfileName",
     "pricing:GetProducts": "ServiceCode FormatVersion MaxResults Filters Filters.Type Filters.Field Filters.Value",
     "s3:AbortMultipartUpload": f"{_OBJECT} UploadId",
+    "s3:CompleteMultipartUpload": f"{_OBJECT} UploadId MultipartUpload MultipartUpload.Parts "
+    "MultipartUpload.Parts.ETag MultipartUpload.Parts.PartNumber MultipartUpload.Parts.ChecksumCRC32",
+    "s3:CreateMultipartUpload": f"{_OBJECT} ChecksumAlgorithm",
     "s3:DeleteObject": _OBJECT,
-    "s3:GetObject": _OBJECT,
+    "s3:GetObject": f"{_OBJECT} Range",
     "s3:GetPublicAccessBlock": "Bucket",
     "s3:HeadBucket": "Bucket ExpectedBucketOwner",
     "s3:HeadObject": _OBJECT,
@@ -81,6 +84,7 @@ PLAIN: Mapping[str, str] = {
     "s3:PutPublicAccessBlock": "Bucket ExpectedBucketOwner PublicAccessBlockConfiguration "
     "PublicAccessBlockConfiguration.BlockPublicAcls PublicAccessBlockConfiguration.IgnorePublicAcls "
     "PublicAccessBlockConfiguration.BlockPublicPolicy PublicAccessBlockConfiguration.RestrictPublicBuckets",
+    "s3:UploadPart": f"{_OBJECT} UploadId Body",
     "service-quotas:GetAWSDefaultServiceQuota": "ServiceCode QuotaCode",
     "service-quotas:GetServiceQuota": "ServiceCode QuotaCode",
     "ssm:GetParameter": "Name",
@@ -134,13 +138,18 @@ ON_CONDITION: Mapping[tuple[str, str], str] = {
     ("s3:CreateBucket", "Bucket"): "lower case, 3 to 63 characters: checked by the order",
     ("s3:CreateBucket", "CreateBucketConfiguration"): "not in us-east-1, where none is sent",
     ("s3:CreateBucket", "CreateBucketConfiguration.LocationConstraint"): "not in us-east-1, where none is sent",
+    ("s3:CreateMultipartUpload", "ServerSideEncryption"): "'Directory buckets: AES256 or aws:kms': AES256",
+    ("s3:GetObject", "IfMatch"): "'412 if another was written meanwhile': boto3's download tries again",
     ("s3:ListObjectsV2", "Prefix"): "'Directory buckets: must end in a delimiter': ours are general purpose buckets",
     ("s3:ListObjectsV2", "StartAfter"): "'Not for directory buckets': ours are none",
     ("s3:PutBucketLifecycleConfiguration", "LifecycleConfiguration.Rules.Filter"): "'exactly one of its members'",
     ("s3:PutBucketLifecycleConfiguration", "LifecycleConfiguration.Rules.Filter.Prefix"): "the one member",
+    ("s3:PutObject", "ChecksumAlgorithm"): "'There must be a corresponding header': boto3's upload sends both",
     ("s3:PutObject", "IfMatch"): "'412 if another was written, 409 in a race': both are expected",
     ("s3:PutObject", "IfNoneMatch"): "'Expects *': that is sent",
     ("s3:PutObject", "ServerSideEncryption"): "'Directory buckets: AES256 or aws:kms': AES256",
+    ("s3:UploadPart", "ChecksumAlgorithm"): "'There must be a corresponding header': boto3's upload sends both",
+    ("s3:UploadPart", "PartNumber"): "1 to 10,000: parts of 16 MB or more make that 160 GB",
 }
 """Members whose documentation names a condition, and why it holds."""
 

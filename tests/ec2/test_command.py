@@ -214,7 +214,7 @@ def test_no_boto3(monkeypatch: pytest.MonkeyPatch, hetopt: Hetopt, plan_file: Pa
     import sys
 
     monkeypatch.setitem(sys.modules, "boto3", None)
-    refused(hetopt("launch", plan_file, "--dry-run"), 2, "needs boto3.*hetopt\\[aws\\]")
+    refused(hetopt("launch", plan_file, "--dry-run"), 2, "needs boto3.*pip install 'boto3")
 
 
 def test_sixty_four_machines_take_little_more_of_our_time_than_four(
