@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.check_findings import Ended, Finding, NothingLeft, near, place, run
 from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, samples_in
+from hetopt.trainer.loss_test import STATISTICS_HINT, probe_loss
 from hetopt.trainer.normalisation import least_samples
 from hetopt.trainer.task import Task, TaskData
 from hetopt.trainer.tasks.load import load_task
@@ -58,7 +59,7 @@ def _look(task: Task, folder: Path | None) -> Iterator[Finding]:
     model = _model(task)
     yield from _parameters(task, model)
     yield from _normalisation(task, model)
-    yield from _loss(task, model, once, twice, data.train)
+    yield from _loss(task, model, once, data.train)
     yield from _gradients(task, model, once)
     yield from _optimizer(task, model)
     yield from _evaluation(task, model, data.evaluation)
@@ -195,11 +196,12 @@ def _normalisation(task: Task, model: nn.Module) -> Iterator[Finding]:
         )
 
 
-def _loss(task: Task, model: nn.Module, once: Batch, twice: Batch, dataset: MapDataset) -> Iterator[Finding]:
-    """A scalar, finite, of the model, and a mean over samples: of a batch twice over it is what it is of the batch."""
+def _loss(task: Task, model: nn.Module, once: Batch, dataset: MapDataset) -> Iterator[Finding]:
+    """A scalar, finite, of the model, and one whose parts add up to the whole."""
     where = place(task.loss)
     model.eval()  # without dropout, and BatchNorm by its running statistics
-    first = run(task.loss, lambda: task.loss(model, once), "The task's loss")
+    told = run(task.loss, lambda: task.loss(model, once), "The task's loss")
+    first = told[0] if isinstance(told, tuple) and len(told) == 2 else told
     if not isinstance(first, Tensor) or first.dim():
         said = f"has shape {tuple(first.shape)}" if isinstance(first, Tensor) else f"is a {type(first).__name__}"
         yield Finding(level="error", text=f"The loss {said}; it must be a scalar tensor.", hint=_MEAN, where=where)
@@ -215,43 +217,46 @@ def _loss(task: Task, model: nn.Module, once: Batch, twice: Batch, dataset: MapD
             where=where,
         )
         raise NothingLeft
-    with torch.no_grad():
-        value, double = float(first), float(task.loss(model, twice))
-        again = float(task.loss(model, once))
-        count = min(SAMPLES, len(dataset))
-        alone = [float(task.loss(model, fetch(dataset, [index]))) for index in range(count)]
-    if not near(value, again):
-        yield Finding(
-            level="warning",
-            text="The loss draws random numbers even in eval mode, so whether it is a mean cannot be told.",
-            hint="draw from torch's generator only while model.training is true",
-            where=where,
-        )
-    elif not near(value, double):
-        kind = "is a sum over samples" if near(2 * value, double) else "is no mean over samples"
+    if isinstance(told, tuple) and not 0 <= float(told[1]) < math.inf:
         yield Finding(
             level="error",
-            text=f"The loss {kind}: the same samples twice over give {double:.6g} instead of {value:.6g}.",
+            text=f"The loss counts {float(told[1])}; a count must be 0 or more, and finite.",
             hint=_MEAN,
             where=where,
         )
-    elif not near(math.fsum(alone) / count, value):
+        raise NothingLeft
+    samples = min(len(dataset), max(task.batch_size, 2 * SAMPLES))
+    test = run(
+        task.loss,
+        lambda: probe_loss(model, task.loss, lambda places: fetch(dataset, list(places)), samples),
+        "The task's loss of a part of a batch",
+    )
+    problem = test.problem(task.accept_inexact)
+    if problem is not None:
+        yield Finding(level="error", text=problem.message, hint=problem.hint or _MEAN, where=where)
+    elif test.kind == "coupled":
         yield Finding(
             level="warning",
-            text=f"The loss of {count} samples is {value:.6g}, but {math.fsum(alone) / count:.6g} is the mean of their "
-            "losses: workers weight by samples, so gradients will depend a little on how a batch is split.",
-            hint="weight tokens or pixels alike within a sample, or give all samples the same number of them",
+            text=f"The loss depends on the whole batch, as the task accepts: the gradient of {sum(test.sizes)} samples "
+            f"differs by {test.off:.1%} from that of {test.sizes[0]} and {test.sizes[1]} of them.",
+            hint="keep batches of workers large",
             where=where,
+        )
+    note = test.note(model, task.accept_inexact)
+    if note:
+        yield Finding(
+            level="warning", text=f"{note}.", hint=STATISTICS_HINT, where=place(type(model).__init__, task.model)
         )
 
 
-_MEAN = "return the mean over the samples of the batch: workers weight it by their shares"
+_MEAN = "return the mean over the samples of the batch, or the tuple (sum, count): workers add both up"
 
 
 def _gradients(task: Task, model: nn.Module, once: Batch) -> Iterator[Finding]:
     model.train()
     model.zero_grad(set_to_none=True)
-    loss = run(task.loss, lambda: task.loss(model, once), "The task's loss in training mode")
+    told = run(task.loss, lambda: task.loss(model, once), "The task's loss in training mode")
+    loss = told[0] if isinstance(told, tuple) else told
     run(task.loss, loss.backward, "The backward pass")
     unused = [name for name, one in model.named_parameters() if one.requires_grad and one.grad is None]
     if unused:

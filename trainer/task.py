@@ -17,6 +17,10 @@ from hetopt.profiler.errors import BadInput
 from hetopt.profiler.profile import LearningRateRule
 from hetopt.trainer.control.learning_rate import learning_rate_scale
 from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, samples_in, to_device
+from hetopt.trainer.inexact import check_accepted
+
+Loss: TypeAlias = "Tensor | tuple[Tensor, Tensor | float]"
+"""The mean over the samples of a batch; or a sum, and how many it is of (tokens, pixels, weights)."""
 
 OptimizerFactory: TypeAlias = Callable[[nn.Module], Optimizer]
 Schedule: TypeAlias = Callable[[float], float]
@@ -69,11 +73,19 @@ def judged_by_loss(model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
 
 def mean_loss(sums: Mapping[str, float], samples: int) -> dict[str, float]:
     """The metric of a task that is judged by its loss."""
-    return {"loss": sums["loss"] / samples}
+    count = sums.get(_COUNT, float(samples))
+    return {"loss": sums["loss"] / count if count else math.nan}
 
 
-def _summed_loss(loss: Callable[[nn.Module, Batch], Tensor], model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-    return {"loss": loss(model, batch).double() * (samples_in(batch) or 0)}
+_COUNT = "counted"
+
+
+def _summed_loss(loss: Callable[[nn.Module, Batch], Loss], model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+    told = loss(model, batch)
+    if isinstance(told, tuple):
+        summed, count = told
+        return {"loss": summed.double(), _COUNT: torch.as_tensor(count, dtype=torch.float64)}
+    return {"loss": told.double() * (samples_in(batch) or 0)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +121,11 @@ class Task:
         name: what reports call it.
         model: builds the model, on the CPU; called with torch's generator seeded by the run, once on every worker.
         data: opens the data in the folder of ``--data DIR`` (None: not given).
-        loss: forward pass and MEAN loss over the samples of the batch, a scalar. A model whose normalisation looks
-            across samples (BatchNorm) or that draws random numbers (dropout) gives a gradient that depends on the
-            split; all others give the gradient of the whole batch.
+        loss: forward pass, and the MEAN loss over the samples of the batch, a scalar. If it is a mean over anything
+            else (tokens that are not padding, pixels, class weights): the tuple ``(sum, count)``; sums and counts of
+            all workers are added before one is divided by the other. Where a cross entropy leaves targets out, or
+            weights them, its count is found without being stated. A run begins with a test: the first batch, whole
+            against two unequal parts. A loss whose parts do not add up to the whole is refused.
         optimizer: builds the optimizer with the learning rate tuned for ``batch_size``.
         evaluate: per-batch SUMS, scalars (for instance how many are correct, the summed loss), so that sums over any
             partition of the evaluation data add up to the same whole. Runs in eval mode without gradients.
@@ -124,6 +138,9 @@ class Task:
         schedule: factor on the learning rate after so many epochs (a real number, counted in samples seen), so that it
             means the same at every batch size and after a resume.
         evaluation_batch_size: samples a worker evaluates at a time.
+        accept_inexact: what need not be as on one machine: ``"batch_statistics"``, where BatchNorm normalises each
+            worker's samples by themselves (else a run names it), and ``"whole_batch"``, a loss whose samples depend on
+            each other (contrastive; else refused). How far off the gradient is, is measured and told.
         usual_epochs: how long the task is trained where nothing else is asked for. What a plan is made for when no
             measurement says how many steps the target takes.
     """
@@ -131,7 +148,7 @@ class Task:
     name: str = "task"
     model: Callable[[], nn.Module]
     data: Callable[[Path | None], TaskData]
-    loss: Callable[[nn.Module, Batch], Tensor]
+    loss: Callable[[nn.Module, Batch], Loss]
     optimizer: OptimizerFactory
     batch_size: int
     evaluate: Callable[[nn.Module, Batch], Mapping[str, Tensor]] = judged_by_loss
@@ -140,6 +157,7 @@ class Task:
     learning_rate_rule: LearningRateRule = "sqrt"
     schedule: Schedule = constant
     evaluation_batch_size: int = 256
+    accept_inexact: tuple[str, ...] = ()
     usual_epochs: float | None = None
 
     def __post_init__(self) -> None:
@@ -164,6 +182,7 @@ class Task:
                 raise BadInput(f"Task '{self.name}' has {part} {size!r}; it must be a positive whole number.")
         if self.usual_epochs is not None and not 0 < self.usual_epochs < math.inf:
             raise BadInput(f"Task '{self.name}' has usual_epochs {self.usual_epochs!r}; it must be a positive number.")
+        object.__setattr__(self, "accept_inexact", check_accepted(self.accept_inexact, f"task '{self.name}'"))
         rules = get_args(LearningRateRule)
         if self.learning_rate_rule not in rules:
             raise BadInput(

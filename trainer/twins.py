@@ -89,6 +89,7 @@ class _Twin:
             exchange=_Alone(ratio or 1.0, elements, context.device),
             stopwatch=make_stopwatch(context.device),
             pace=training.pace,
+            counts="alone",
         )
 
     def train(self, steps: Sequence[Sequence[MicroBatch]]) -> float:

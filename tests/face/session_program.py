@@ -79,6 +79,28 @@ class Script:
     wide_weight_decay: float = 0.0
     shuffle: bool = True
     loss_scale: float | None = None
+    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.mse_loss
+    weight: Callable[[Tensor], float] | None = None
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether the loss is the mean over samples, so that its mean over workers by samples is that of the batch."""
+        return self.loss is nn.functional.mse_loss
+
+
+def chosen(found: Tensor, targets: Tensor) -> Tensor:
+    """The mean over some of the samples, unequally many on the workers."""
+    return (found - targets).square()[targets > 0].mean()
+
+
+def masked(found: Tensor, targets: Tensor) -> Tensor:
+    """The same in a way of which nobody can read what was counted."""
+    return chosen(found, targets).clamp(max=1e9)
+
+
+def summed(found: Tensor, targets: Tensor) -> Tensor:
+    """The sum over samples."""
+    return 0.05 * nn.functional.mse_loss(found, targets, reduction="sum")
 
 
 SCRIPTS = {
@@ -94,6 +116,11 @@ SCRIPTS = {
     "own_backward": Script(own_backward=True),
     "scaled": Script(loss_scale=2.0**8),
     "unused": Script(model=Half, wide_weight_decay=0.5),
+    "sum": Script(loss=summed),
+    "sum accumulated": Script(loss=summed, accumulate=2, loss_scale=2.0**8),
+    "chosen": Script(loss=chosen, clip=0.1),
+    "chosen accumulated": Script(loss=chosen, accumulate=3),
+    "stated": Script(loss=masked, weight=lambda targets: float((targets > 0).sum())),
 }
 
 
@@ -124,12 +151,14 @@ def train(script: Script, wrap: Callable[..., Session] | None) -> tuple[list[flo
                 if number % script.accumulate == 0:
                     optimizer.zero_grad()
                 with torch.autocast("cpu", torch.bfloat16) if script.autocast else nullcontext():
-                    loss = nn.functional.mse_loss(model(inputs), targets)
+                    loss = script.loss(model(inputs), targets)
                 scaled = scaler.scale(loss / script.accumulate)
                 if run is None or script.own_backward:
                     scaled.backward()
                 else:
-                    run.backward(scaled)
+                    run.backward(scaled, weight=None if script.weight is None else script.weight(targets))
+                if run is not None and script.own_backward:
+                    run.sync(weight=len(inputs))
                 if script.clip is not None:
                     nn.utils.clip_grad_norm_(model.parameters(), script.clip)
                 if (number + 1) % script.accumulate == 0 or number + 1 == len(loader):

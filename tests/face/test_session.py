@@ -52,7 +52,8 @@ def test_three_unequal_workers_compute_what_one_machine_does(name: str, crew: Cr
     losses, parameters = train(SCRIPTS[name], None)
     tolerance = 3e-2 if SCRIPTS[name].autocast else 2e-6
     for told in crew[1]:
-        assert told[name][0] == pytest.approx(losses, rel=tolerance, abs=tolerance)
+        if SCRIPTS[name].is_mean:
+            assert told[name][0] == pytest.approx(losses, rel=tolerance, abs=tolerance)
         assert torch.allclose(told[name][1], parameters, rtol=tolerance, atol=tolerance)
 
 

@@ -40,6 +40,7 @@ from hetopt.trainer.steps.step import LossModule, Step
 from hetopt.trainer.steps.stopwatch import CpuStopwatch
 from hetopt.trainer.steps.switching_step import SwitchingStep
 from hetopt.trainer.tasks.load import load_task
+from tests.trainer import toy_task
 
 
 def run_scenario(run_dir: Path, rank: int, world_size: int) -> None:
@@ -75,8 +76,11 @@ def save_gradients(folder: Path, task_reference: str, splits: list[list[int]], r
     reader = BatchReader(dataset=task.data(None).train, device=device, seed=0, max_samples=20)
     gradients: dict[str, torch.Tensor] = {}
 
+    losses = {"counted": toy_task.sum_of_chosen, "read": toy_task.mean_of_chosen}
+
     def form(kind: str, model: nn.Module) -> Step:
-        module = LossModule(model, task.loss, Autocast(device_type="cpu", precision="fp32"))
+        module = LossModule(model, losses.get(kind, task.loss), Autocast(device_type="cpu", precision="fp32"))
+        module.follow(counts=kind in losses, read=kind == "read", watch=False)
         if kind == "bucketed":
             return BucketedStep(module=module, reader=reader, stopwatch=CpuStopwatch(), pace=FullPace(), noise=True)
         numel = sum(p.numel() for p in model.parameters())
@@ -90,7 +94,7 @@ def save_gradients(folder: Path, task_reference: str, splits: list[list[int]], r
             noise="workers",
         )
 
-    for kind in ("bucketed", "fused"):
+    for kind in ("bucketed", "fused", *losses):
         # One step for all splits: a worker whose share grows computes larger micro-batches than ever before.
         model = build_model(task, device, seed=0)
         step = form(kind, model)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from hetopt.trainer.events import Event, read_events
+from hetopt.trainer.loss_test import MOST_SAMPLES
 from hetopt.trainer.spec import RunSpec
 from tests.disturbance import PATIENCE_S, CoreTime, note
 
@@ -234,9 +235,15 @@ class Crew:
 
     @staticmethod
     def _steps(record: Path) -> list[list[int]]:
-        """What was computed, step by step, without the first samples of the dataset that the warm-up takes."""
+        """What was computed, step by step, without the first samples of the dataset, which the test of the loss and the
+        warm-up take."""
         lines = [[int(index) for index in line.split()] for line in record.read_text().splitlines()]
-        return list(itertools.dropwhile(lambda part: part == list(range(len(part))), lines))
+        return list(itertools.dropwhile(_is_warm_up, lines))
+
+
+def _is_warm_up(part: list[int]) -> bool:
+    ordered = part == list(range(part[0], part[0] + len(part)))
+    return ordered and (part[0] == 0 or (len(part) > 1 and part[-1] < MOST_SAMPLES))
 
 
 def run_crew(

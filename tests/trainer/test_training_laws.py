@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,14 +24,14 @@ from . import toy_task
 from .scenarios import SHARES, SPLITS, TOPK, WORLD_SIZE, Crew, toy_spec
 
 
-def big_batch_gradient(samples: int) -> torch.Tensor:
+def big_batch_gradient(samples: int, loss: Callable[..., torch.Tensor] | None = None) -> torch.Tensor:
     """The gradient of one machine with the whole first global batch, in double precision."""
     torch.manual_seed(0)
     task = toy_task.wide()
     model = task.model().double()
     indices = SampleCursor(toy_task.TRAINING_SAMPLES, 0).take([samples]).slices[0]
     inputs, targets, chosen = task.data(None).train.gather(indices)
-    task.loss(model, (inputs.double(), targets.double(), chosen)).backward()
+    (loss or task.loss)(model, (inputs.double(), targets.double(), chosen)).backward()
     return torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()])
 
 
@@ -38,6 +39,16 @@ def big_batch_gradient(samples: int) -> torch.Tensor:
 @pytest.mark.parametrize("shares", SPLITS, ids=str)
 def test_any_split_gives_the_gradient_of_the_whole_batch(crew: Crew, form: str, shares: list[int]) -> None:
     expected = big_batch_gradient(sum(shares))
+    for rank in range(WORLD_SIZE):
+        gradient = torch.load(crew.folder / f"gradients-{rank}.pt", weights_only=True)[f"{form} {shares}"]
+        assert (gradient.double() - expected).norm() <= 1e-6 * expected.norm()
+
+
+@pytest.mark.parametrize("form", ["counted", "read"])
+@pytest.mark.parametrize("shares", SPLITS, ids=str)
+def test_any_split_gives_the_mean_over_what_a_loss_counts(crew: Crew, form: str, shares: list[int]) -> None:
+    """A sum and its count, and a mean whose count is found: over some of the samples, unequally many on the workers."""
+    expected = big_batch_gradient(sum(shares), toy_task.mean_of_chosen)
     for rank in range(WORLD_SIZE):
         gradient = torch.load(crew.folder / f"gradients-{rank}.pt", weights_only=True)[f"{form} {shares}"]
         assert (gradient.double() - expected).norm() <= 1e-6 * expected.norm()
@@ -293,6 +304,7 @@ def test_a_run_of_three_workers_can_go_on_with_one(
     assert resumed["resumed_step"] == 43
     assert (finished["event"], finished["step"], finished["reason"]) == ("training_finished", 60, "steps")
     lines = [[int(index) for index in line.split()] for line in (tmp_path / "record").read_text().splitlines()]
-    assert lines[:2] == [[0, 1], list(range(16))], "what it warms up with"
-    samples = [index for line in lines[2:] for index in line]
+    tested = [list(range(16)), list(range(5)), list(range(5, 16))]
+    assert lines[:5] == [[0, 1], *tested, list(range(16))], "what it tests the loss and warms up with"
+    samples = [index for line in lines[5:] for index in line]
     assert samples == crew.stream("topk")[43 * 16 : 60 * 16], "the data goes on where it stood"

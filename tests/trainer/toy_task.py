@@ -90,6 +90,18 @@ def _loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     return nn.functional.mse_loss(model(inputs), targets)
 
 
+def mean_of_chosen(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """Over the samples with a positive target."""
+    inputs, targets, _ = batch
+    return (model(inputs) - targets).square()[targets > 0].mean()
+
+
+def sum_of_chosen(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """The same as a sum, and how many there are."""
+    inputs, targets, _ = batch
+    return (model(inputs) - targets).square()[targets > 0].sum(), (targets > 0).sum()
+
+
 def _evaluate(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
     fingerprints = os.environ.get("TOY_FINGERPRINTS")
     if fingerprints:

@@ -53,6 +53,7 @@ class LocalPilot:
             stopwatch=stopwatch,
             pace=FullPace(),
             norms=sync.name == "selsync",
+            counts="alone",
         )
         model: nn.Module = loss.model
         synchroniser = make_synchroniser(

@@ -107,6 +107,7 @@ class PilotRun:
             exchange=self._held,
             stopwatch=make_stopwatch(context.device),
             pace=FullPace(),
+            counts="unused",  # workers take samples in groups of their own, so that they cannot add them up in between
         )
         self._cursor = SampleCursor(len(ground.reader.dataset), self._seed)
         workers = context.world_size

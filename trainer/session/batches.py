@@ -44,6 +44,15 @@ class Part:
         """Of this worker's mean gradient in that of the batch."""
         return self.samples / self.batch
 
+    @property
+    def rows(self) -> int:
+        """Samples that it computes."""
+        return self.samples or min(ROWS_WITHOUT_SHARE, self.batch)
+
+
+ROWS_WITHOUT_SHARE = 2
+"""That a worker computes for nothing where it has none of a batch: BatchNorm cannot normalise one alone."""
+
 
 class ShareTable:
     """Who takes how much of a batch, from which batch on. The same on all workers.
@@ -79,7 +88,7 @@ def own_slice(items: Sequence[Any], shares: Shares, rank: int) -> tuple[Part, Se
     """This worker's part of a batch, and the items to compute for it: never none, and for BatchNorm not one alone."""
     first = sum(shares[:rank])
     part = Part(samples=shares[rank], batch=len(items), shares=shares)
-    return part, items[first : first + part.samples] or items[:2]
+    return part, items[first : first + part.samples] or items[:ROWS_WITHOUT_SHARE]
 
 
 class Slices(Sampler[list[int]]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import nn
@@ -13,6 +14,7 @@ from hetopt.trainer.control.sync.choose import why_not_local
 from hetopt.trainer.exchange.channel import Channel
 from hetopt.trainer.exchange.momentum_correction import own_momentum
 from hetopt.trainer.exchange.peers import meet
+from hetopt.trainer.inexact import check_accepted
 from hetopt.trainer.session.gradient import Scaler
 from hetopt.trainer.session.joining import find_place, join
 from hetopt.trainer.session.plan import SessionPlan, make_plan
@@ -33,6 +35,7 @@ def session(
     sync: Synchronisation | str = "bsp",
     spec: RunSpec | Path | str | None = None,
     folder: Path | str | None = None,
+    accept_inexact: Sequence[str] = (),
     timeout_s: float = 300.0,
 ) -> Session:
     """Join the other workers of a script that torchrun started; alone, change nothing.
@@ -52,6 +55,9 @@ def session(
         spec: what `hetopt export` wrote for this run (its shares, compression, policies and sync then count); absent:
             the file that the variable HETOPT_SPEC names, or equal shares.
         folder: for an event log, and step times for `hetopt profile --from-samples`.
+        accept_inexact: what need not be exactly as on one machine: ``"whole_batch"``, a loss whose samples depend on
+            each other (contrastive), of which each worker sees its own; ``"batch_statistics"``, the normalisation of
+            BatchNorm, which is else named.
         timeout_s: a worker that is later than this is lost.
 
     Raises:
@@ -61,6 +67,7 @@ def session(
         raise BadInput(f"accumulate must be 1 or more, not {accumulate}.", hint="leave it out where every batch steps")
     if steps is not None and steps < 1:
         raise BadInput(f"steps must be 1 or more, not {steps}.", hint="leave it out where nobody knows")
+    accepted = check_accepted(accept_inexact, "session")
     rank, world_size = find_place(os.environ)
     plan = make_plan(
         world_size,
@@ -85,6 +92,7 @@ def session(
         steps=steps,
         scaler=scaler,
         folder=None if folder is None else Path(folder),
+        accepted=accepted,
         leave=leave,
     )
 

@@ -16,7 +16,7 @@ the number of steps stay right whatever the cluster is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -35,10 +35,12 @@ from hetopt.trainer.evaluation import average_buffers
 from hetopt.trainer.exchange.stats import ExchangeStats
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.session.batches import Part, ShareTable, full_batch
+from hetopt.trainer.session.denominators import Weight
 from hetopt.trainer.session.exchange import SessionExchange
 from hetopt.trainer.session.gradient import GradientSum, Scaler, check_parameters, named_parameters
 from hetopt.trainer.session.loaders import OwnLoader, SlicedLoader
 from hetopt.trainer.session.local import LocalTraining, gradient_energy, make_local
+from hetopt.trainer.session.loss import LossWatch
 from hetopt.trainer.session.plan import SessionPlan
 from hetopt.trainer.session.record import SessionRecord
 from hetopt.trainer.session.sharing import Sharing
@@ -72,6 +74,7 @@ class Session:
         steps: int | None,
         scaler: Scaler | None,
         folder: Path | None,
+        accepted: Sequence[str],
         leave: Callable[[], None],
     ) -> None:
         self.rank = rank
@@ -93,6 +96,10 @@ class Session:
             shapes = [tuple(parameter.shape) for _, parameter in self._named]
             self._exchange = SessionExchange(plan.spec, shapes, device=self.device, store=store, steps=steps)
             self._sum = GradientSum(self._named, self._exchange, world_size=world_size)
+        self._loss = LossWatch(
+            model, rank, world_size, accumulate=accumulate, accepted=accepted, is_local=self._trains_alone
+        )
+        self._own_weight: float | None = None  # of the last loss that was looked at
         self._stopwatch = make_stopwatch(self.device)
         self._record = SessionRecord(
             folder if rank == 0 else None, plan=plan, model=model, device=self.device, world_size=world_size
@@ -160,36 +167,51 @@ class Session:
         self._record.begin(self._sharing.shares)
         return sliced  # type: ignore[return-value]  # as a loader
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, *, weight: Weight | Tensor | None = None) -> None:
         """``loss.backward()``, and then the gradients of all workers in ``.grad``: clip them or step as in the script.
 
         With ``accumulate=k`` gradients are exchanged at every k-th call; until then they are put aside. Workers that
         train for themselves (``sync``) keep their own.
 
+        What the loss is a mean over (samples, tokens, class weights), or that it is a sum, is read off its operators.
+
         Args:
-            loss: mean over the samples of this worker's part, a scalar; scaled where a GradScaler is used.
+            loss: of this worker's part, a scalar; scaled where a GradScaler is used.
+            weight: what this worker's loss is a mean over, if the operators do not tell; or ``"sum"``: the losses of
+                the workers' parts add up to that of the batch.
 
         Raises:
-            BadInput: the loss is no scalar, or the samples did not come from `loader`.
+            BadInput: the loss is no scalar, the samples did not come from `loader`, or the workers' gradients do not
+                make that of the batch, as far as anybody can tell.
         """
         if loss.dim() != 0:
             raise BadInput(
                 f"The loss has shape {tuple(loss.shape)}; it must be a scalar.",
                 hint="return the mean over the samples of the batch",
             )
-        if self._trains_alone and self._weight == 0:
-            loss = 0 * loss  # of samples that are another worker's
-        loss.backward()  # type: ignore[no-untyped-call]  # torch's gap
+        self._own_weight = self._loss.backward(loss, weight, self._present_part())
         self._backwards += 1
-        self._note_loss(loss)
+        self._note_loss(loss, self._own_weight)
         if self._backwards < self._accumulate:
             if self._sum is not None:
-                self._sum.put_aside(self._weight)
+                self._sum.put_aside(self._own_weight)
             return
-        self.sync()
+        self._sync(self._own_weight)
 
-    def sync(self) -> None:
-        """Sum the gradients of all workers now; for loops that call ``loss.backward()`` themselves, before clipping."""
+    def sync(self, *, weight: Weight | Tensor | None = None) -> None:
+        """Sum the gradients of all workers now; for loops that call ``loss.backward()`` themselves, before clipping.
+
+        Args:
+            weight: what the loss was a mean over on this worker (samples, tokens), or ``"sum"`` (see `backward`); None:
+                what `backward` found.
+
+        Raises:
+            BadInput: there is no weight, and `backward` has not seen the loss.
+        """
+        self._sync(self._loss.weight_of(self._own_weight, weight, self._present_part()))
+
+    def _sync(self, own_weight: float) -> None:
+        self._own_weight = None
         self._backwards = 0
         self._is_summed = True
         self._computed = self._stopwatch.mark()
@@ -201,7 +223,7 @@ class Session:
             self._tell(self._trace(None))
         else:
             look = self._sharing is not None and self._sharing.ends_period
-            self._tell(self._trace(self._sum.sum(self._weight, self._scaler, look=look)))
+            self._tell(self._trace(self._sum.sum(own_weight, self._scaler, look=look)))
 
     def averaged(self) -> AbstractContextManager[None]:
         """The model is the average of all workers' inside, to evaluate or save it in the middle of an epoch.
@@ -231,6 +253,7 @@ class Session:
             return
         self._is_open = False
         self._hook.remove()
+        self._loss.close()
         try:
             if self._local is not None:
                 self._end_local_step()
@@ -256,6 +279,7 @@ class Session:
             return
         # The others cannot be asked any more: they learn of it as their collective fails.
         self._is_open = False
+        self._loss.close()
         self._hook.remove()
         self._leave()
 
@@ -316,24 +340,24 @@ class Session:
         shares = self.shares
         average_buffers(self._model, shares[self.rank] / sum(shares), self.world_size)
 
-    @property
-    def _weight(self) -> float:
-        if self._part is None:
-            if self.world_size > 1:
-                raise BadInput(
-                    "A gradient came before any batch of this session's loader.",
-                    hint="iterate over `run.loader(loader)` instead of the loader",
-                )
-            return 1.0
-        return self._part.weight
+    def _present_part(self) -> Part | None:
+        """Of the batch that the script was given last; None: it is alone, and was given none."""
+        if self._part is None and self.world_size > 1:
+            raise BadInput(
+                "A gradient came before any batch of this session's loader.",
+                hint="iterate over `run.loader(loader)` instead of the loader",
+            )
+        return self._part
 
     @property
     def _own_samples(self) -> int:
         return 0 if self._part is None else self._part.samples
 
-    def _note_loss(self, loss: Tensor) -> None:
-        scale = 1.0 if self._scaler is None else self._scaler.get_scale()
-        self._loss_sum = self._loss_sum + loss.detach().double() * (self._own_samples / scale)
+    def _note_loss(self, loss: Tensor, weight: float) -> None:
+        """As a sum over samples: over those of all workers it is the batch's loss times its samples."""
+        if weight and self._part is not None:
+            scale = 1.0 if self._scaler is None else self._scaler.get_scale()
+            self._loss_sum = self._loss_sum + loss.detach().double() * (weight * self._part.batch / scale)
 
     def _before_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> None:
         """Whatever the script did not exchange by now would be lost to the others."""

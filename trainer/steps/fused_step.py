@@ -51,6 +51,8 @@ class FusedStep:
         noise: the groups of samples whose gradients are measured for their noise; None: nobody asks.
         way: name of what the exchange does, for the traces.
         norms: whether norms of local gradients are asked for.
+        counts: where a loss is a mean over something else than samples: whether the counts of ``all`` workers are added
+            up, or of this worker ``alone`` (which exchanges nothing); ``unused``: samples are counted as before.
     """
 
     def __init__(
@@ -64,12 +66,15 @@ class FusedStep:
         noise: Literal["workers", "micro-batches"] | None = None,
         way: str = "",
         norms: bool = False,
+        counts: Literal["all", "alone", "unused"] = "all",
     ) -> None:
         self._parameters = parameters = trainable_parameters(module.model)
         device = parameters[0].device
         self.way = way
         self._norms = norms
-        self._local = LocalGradient(model=module.model, forward=module, reader=reader, device=device)
+        counting = None if counts == "unused" else module
+        self._local = LocalGradient(model=module.model, forward=module, reader=reader, device=device, counting=counting)
+        self._adds_counts = counts == "all"
         self._exchange = exchange
         self._stopwatch = stopwatch
         self._pace = pace
@@ -109,10 +114,15 @@ class FusedStep:
         factor = (loss_scale or 1.0) / global_batch_size
         if self._groups is not None:
             self._groups.begin(factor)
-        loss_sum = self._local.run(parts, factor, after=None if self._groups is None else self._groups.add)
+        loss_sum = self._local.run(parts, factor, after=None if self._groups is None else self._add_group)
         self._pace.reach(1.0)
         computed = self._stopwatch.mark()
         measured = self._measured(factor, samples)
+        if self._local.counted is not None:
+            by_samples = global_batch_size / self._count_all(self._local.counted)
+            self._flat.mul_(by_samples)
+            loss_sum = loss_sum * by_samples
+            measured = None if measured is None else (measured[0], measured[1] * by_samples)
         finite = True
         if loss_scale is not None:
             # Residuals are kept in true units, and an overflow on one worker must not enter any residual: the workers
@@ -145,13 +155,25 @@ class FusedStep:
             if parameter.grad is not view:
                 parameter.grad = view
 
+    def _add_group(self, part: MicroBatch) -> None:
+        assert self._groups is not None
+        self._groups.add(len(part) if self._local.part_counted is None else self._local.part_counted)
+
+    def _count_all(self, counted: Tensor) -> float:
+        """What the losses of the step are means over, of all workers; never 0."""
+        total = counted.to("cpu")
+        if self._adds_counts and dist.is_initialized():
+            dist.all_reduce(total)
+        return float(total) or 1.0
+
     def _measured(self, factor: float, samples: int) -> tuple[int, Tensor] | None:
         """How many groups this worker's samples are, and their weighted squared norms."""
         if self._groups is not None:
             return self._groups.count, self._groups.weighted_square_norm
         if self._noise is None:
             return None
-        return 1, weighted_square_norm([self._flat], factor, samples)
+        counted = self._local.counted
+        return 1, weighted_square_norm([self._flat], factor, samples if counted is None else counted)
 
 
 def _all_finite(flat: Tensor) -> bool:

@@ -19,7 +19,7 @@ from hetopt.profiler.errors import RunFailed
 from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.failure import is_out_of_memory
-from hetopt.trainer.steps.step import Reader
+from hetopt.trainer.steps.step import LossModule, Reader
 
 _RUNS_WITH_LESS = 1
 """Runs that prove nothing: the optimizer takes its memory at the end of the first."""
@@ -81,6 +81,11 @@ class LocalGradient:
         forward: the mean loss of a batch; its backward pass accumulates the gradient.
         reader: of the samples.
         device: where all of it happens.
+        counting: tells what the last loss was a mean over; None: over samples.
+
+    Attributes:
+        counted: what the losses of the last run were means over in all, a double on the device; None: over samples.
+        part_counted: the same of its last micro-batch.
     """
 
     def __init__(
@@ -90,11 +95,15 @@ class LocalGradient:
         forward: Callable[[Batch], Tensor],
         reader: Reader,
         device: torch.device,
+        counting: LossModule | None = None,
     ) -> None:
         self._model = model
         self._forward = forward
         self._reader = reader
         self._device = device
+        self._counting = counting
+        self.counted: Tensor | None = None
+        self.part_counted: Tensor | None = None
         self._weights: dict[float, Tensor] = {}
         self._part: MicroBatch | None = None
         self._in_backward = False
@@ -126,7 +135,8 @@ class LocalGradient:
         around: Callable[[MicroBatch], AbstractContextManager[object]] | None = None,
         after: Callable[[MicroBatch], None] | None = None,
     ) -> Tensor:
-        """Add ``factor * samples * mean gradient`` of every micro-batch; the sum of their losses over samples.
+        """Add ``factor * samples * mean gradient`` of every micro-batch; the sum of their losses over samples. Where
+        the loss counts something else, that stands for samples.
 
         Args:
             parts: what to compute.
@@ -176,6 +186,9 @@ class LocalGradient:
         after: Callable[[MicroBatch], None] | None,
     ) -> Tensor:
         loss_sum: Tensor | None = None
+        self.counted = self.part_counted = None
+        if self._counting is not None and self._counting.is_counted:
+            self.counted = torch.zeros((), dtype=torch.float64, device=self._device)
         for part in parts:
             self._part, self._in_backward = part, False
             if around is None:
@@ -184,6 +197,10 @@ class LocalGradient:
                 with around(part):
                     loss = self._add(part, factor)
             summed = loss.detach().double() * len(part)
+            if self.part_counted is not None and self.counted is not None:
+                self.counted = self.counted + self.part_counted
+                # A mean over nothing is no number.
+                summed = torch.where(self.part_counted > 0, loss.detach().double() * self.part_counted, 0.0)
             loss_sum = summed if loss_sum is None else loss_sum + summed
             if after is not None:
                 after(part)
@@ -193,7 +210,13 @@ class LocalGradient:
         loss = self._forward(self._reader.read(part))
         self._in_backward = True
         # The weight enters as the gradient of the loss, which spares an operator forwards and one backwards.
-        torch.autograd.backward(loss, self._weight(len(part) * factor))
+        if self.counted is None or self._counting is None:
+            weight = self._weight(len(part) * factor)
+        else:
+            self.part_counted = self._counting.count
+            assert self.part_counted is not None
+            weight = (self.part_counted * factor).to(loss.dtype)
+        torch.autograd.backward(loss, weight)
         return loss
 
     def _weight(self, value: float) -> Tensor:

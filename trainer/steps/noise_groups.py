@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hetopt.trainer.data.micro_batch import MicroBatch
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NoiseSums:
@@ -50,17 +48,20 @@ class MicroBatchGroups:
         self.count = 0
         self.weighted_square_norm = torch.zeros((), dtype=torch.float64, device=self._flat.device)
 
-    def add(self, part: MicroBatch) -> None:
-        """The gradient of a micro-batch has been added to the buffer."""
+    def add(self, samples: float | Tensor) -> None:
+        """The gradient of a micro-batch of so many samples (or of what the loss counts) was added to the buffer."""
         torch.sub(self._flat, self._before, out=self._before)
         self.count += 1
-        self.weighted_square_norm += weighted_square_norm([self._before], self._factor, len(part))
+        self.weighted_square_norm += weighted_square_norm([self._before], self._factor, samples)
         self._before.copy_(self._flat)
 
 
-def weighted_square_norm(contribution: Iterable[Tensor], factor: float, samples: int) -> Tensor:
+def weighted_square_norm(contribution: Iterable[Tensor], factor: float, samples: float | Tensor) -> Tensor:
     """``b |g|^2`` of a group of ``b`` samples whose contribution is ``factor * b * g``, in pieces."""
-    return square_norm(contribution) / (factor**2 * samples)
+    square = square_norm(contribution)
+    if isinstance(samples, Tensor):  # what a loss counts, which may be nothing
+        return torch.where(samples > 0, square / (factor**2 * samples), 0.0)
+    return square / (factor**2 * samples)
 
 
 def square_norm(pieces: Iterable[Tensor]) -> Tensor:

@@ -1,7 +1,8 @@
 """One training step up to the summed gradient: what every form of it takes and leaves behind.
 
 Every micro-batch contributes its mean gradient times (its samples / B), and workers SUM: whatever the shares, the
-result is the mean gradient of one machine with the whole batch of B samples.
+result is the mean gradient of one machine with the whole batch of B samples. Where a loss is a mean over something else
+(tokens), its counts stand for samples, and are added up over the workers before anything is compressed.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from hetopt.profiler.errors import BadInput
-from hetopt.trainer.data.fetch import Batch
+from hetopt.trainer.data.fetch import Batch, samples_in
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.exchange.memory import Remembered
 from hetopt.trainer.exchange.stats import ExchangeStats
+from hetopt.trainer.loss_reading import read_loss
 from hetopt.trainer.steps.noise_groups import NoiseSums
 from hetopt.trainer.steps.precision import Autocast
 from hetopt.trainer.steps.stopwatch import Mark
+from hetopt.trainer.task import Loss
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,24 +104,77 @@ class Reader(Protocol):
 
 
 class LossModule(nn.Module):
-    """A model with its task's loss on top: what DistributedDataParallel wraps, so that tasks see their own model."""
+    """A model with its task's loss on top: what DistributedDataParallel wraps, so that tasks see their own model.
 
-    def __init__(self, model: nn.Module, loss: Callable[[nn.Module, Batch], Tensor], autocast: Autocast) -> None:
+    Attributes:
+        is_counted: whether the loss is a mean over something else than samples, as far as it was called or tested.
+        is_read: whether the counts are found in the loss's graph (see `hetopt.trainer.loss_reading`).
+        count: of the last batch where the loss is counted, a double on the device.
+    """
+
+    def __init__(self, model: nn.Module, loss: Callable[[nn.Module, Batch], Loss], autocast: Autocast) -> None:
         super().__init__()
         self.model = model
         self._loss = loss
         self._autocast = autocast
+        self.is_counted = self.is_read = False
+        self.count: Tensor | None = None
+        self._watches = False
+        self._calls = 0
+
+    def follow(self, *, counts: bool, read: bool, watch: bool) -> None:
+        """What a test of the loss found.
+
+        Args:
+            counts: whether it is a mean over something else than samples.
+            read: whether that is to be found in its graph.
+            watch: whether it is a mean over samples as long as no targets are left out.
+        """
+        self.is_counted, self.is_read, self._watches = counts, read, watch
 
     def forward(self, batch: Batch) -> Tensor:
-        """The mean loss over the batch."""
+        """The mean loss over the batch, by samples or by what is counted."""
         with self._autocast():
-            loss = self._loss(self.model, batch)
+            told = self._loss(self.model, batch)
+        loss = told[0] if isinstance(told, tuple) else told
         if loss.dim() != 0:
             raise BadInput(
                 f"The task's loss has shape {tuple(loss.shape)}; it must be a scalar.",
-                hint="return the mean over the samples of the batch",
+                hint="return the mean over the samples of the batch, or a sum and its count",
+            )
+        if isinstance(told, tuple):
+            self.is_counted = True
+            self.count = torch.as_tensor(told[1], dtype=torch.float64, device=loss.device)
+            return loss / self.count.clamp(min=_LEAST_COUNT).to(loss.dtype)
+        if self.is_read:
+            samples = samples_in(batch) or 1
+            self.count = torch.tensor(read_loss(loss, samples).denominator, dtype=torch.float64, device=loss.device)
+        elif self._watches:
+            self._watch(loss, samples_in(batch) or 1)
+        elif self.is_counted:
+            raise BadInput(
+                "The task's loss gives a sum and its count for some batches, and a mean for others.",
+                hint="return (sum, count) for all of them",
             )
         return loss
+
+    def _watch(self, loss: Tensor, samples: int) -> None:
+        self._calls += 1
+        # To look makes the host wait for a GPU.
+        if loss.grad_fn is None or (loss.is_cuda and self._calls % _LOOK_EVERY):
+            return
+        if read_loss(loss, samples).kind != "samples":
+            raise BadInput(
+                "The task's loss leaves targets out of its mean (ignore_index) and did not when the run began, so that "
+                "workers would weigh it wrongly.",
+                hint="return the tuple (sum, count) from the loss",
+            )
+
+
+_LOOK_EVERY = 20
+
+_LEAST_COUNT = 1e-12
+"""Of a batch in which nothing counts: its sum is 0."""
 
 
 def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from hetopt.trainer.exchange.network_probe import NetworkProbe
 from hetopt.trainer.exchange.peers import meet
 from hetopt.trainer.exchange.switching import SwitchingExchange
 from hetopt.trainer.exchange.under_backward import BUCKETWISE, FIRST_BUCKET_BYTES
+from hetopt.trainer.loss_test import STATISTICS_HINT, LossTest
 from hetopt.trainer.spec import Compression
 from hetopt.trainer.steps.bucketed_step import BucketedStep
 from hetopt.trainer.steps.form import Form
@@ -33,6 +35,7 @@ from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.local_batch import SampleFeed
 from hetopt.trainer.steps.local_gradient import DoesNotFit, LocalGradient, half_of
 from hetopt.trainer.steps.local_step import LocalStep, NoExchange
+from hetopt.trainer.steps.loss_trial import FEWEST_TRIED, try_loss
 from hetopt.trainer.steps.pace import Pace
 from hetopt.trainer.steps.steering import Steering
 from hetopt.trainer.steps.step import LossModule, trainable_parameters
@@ -80,17 +83,19 @@ class StepMaker:
         # What the workers do next depends on these: those that disagree would wait for each other for ever.
         if self.context.world_size > 1:
             meet(self._description, Channel())
+        uses_all = self._uses_all()
+        self._try_loss(samples)
         if self.context.spec.is_local:
             form = self._local()
         else:
-            buckets = self._may_bucket(self._uses_all())
+            # What a loss counts is known when backward begins: too late for buckets that are on their way by then.
+            buckets = self._may_bucket(uses_all) and not self.module.is_counted
             form = self._steered(samples, buckets) if self._is_steered else self._settled(buckets)
         self._fit(form.step.warm_up, samples)
         return form
 
     def _local(self) -> Form:
         """A step that exchanges nothing: every worker applies its own gradient."""
-        self._uses_all()
         inner = FusedStep(
             module=self.module,
             reader=self.feed,
@@ -98,6 +103,7 @@ class StepMaker:
             stopwatch=self.stopwatch,
             pace=self.pace,
             norms=self.context.spec.sync.name == "selsync",
+            counts="alone",
         )
         return Form(step=LocalStep(inner), compression=self.compression, dense_bytes=self._gradient_bytes)
 
@@ -319,6 +325,25 @@ class StepMaker:
         uses_all = all(parameter.grad is not None for parameter in self._parameters)
         self.module.zero_grad(set_to_none=True)
         return uses_all
+
+    def _try_loss(self, samples: int) -> None:
+        """Find out what the loss is a mean over, on rank 0 with its first samples; all ranks then know.
+
+        Raises:
+            BadInput: the gradients of parts are not that of the batch, and nobody accepted that; on all ranks.
+        """
+        context, task = self.context, self.task
+        own = LossTest(kind="untested")
+        if context.is_leader:
+            own = try_loss(self.module.model, task.loss, self.feed, max(samples, FEWEST_TRIED))
+        test = LossTest.from_list(gather_numbers(own.to_list(), context.world_size)[0])
+        problem = test.problem(task.accept_inexact)
+        if problem is not None and (context.world_size > 1 or self.feed.max_samples is not None):
+            raise problem
+        self.module.follow(counts=test.kind in ("counted", "read"), read=test.kind == "read", watch=test.may_leave_out)
+        note = test.note(self.module.model, task.accept_inexact)
+        if note and context.is_leader and context.world_size > 1:
+            print(f"hetopt: {note}; {STATISTICS_HINT}.", file=sys.stderr, flush=True)
 
     def _fit(self, compute: Callable[[MicroBatch], None], samples: int) -> None:
         """Compute a share of so many samples, or as much of it as fits into memory at once."""

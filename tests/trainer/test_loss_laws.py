@@ -1,0 +1,244 @@
+"""Laws: whatever a loss is a mean or a sum over, unequal parts of a batch give its gradient, or they are refused."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.loss_reading import read_loss
+from hetopt.trainer.session.denominators import Denominators, Row
+
+CLASSES = 7
+FEATURES = 5
+TOKENS = 6
+PADDING = 0
+
+Parts = tuple[Tensor, Tensor, Tensor]
+"""Features [samples, FEATURES], labels [samples], and tokens [samples, TOKENS], padded to one length."""
+
+
+class Net(nn.Module):
+    """Heads for samples and for tokens, and a scalar that losses may be weighted by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.samples = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+        self.tokens = nn.Sequential(nn.Embedding(CLASSES, 8), nn.Linear(8, CLASSES))
+        self.log_variance = nn.Parameter(torch.tensor(0.3))
+        self.double()
+
+
+Loss = Callable[[Net, Parts], Tensor]
+
+
+def make_parts(samples: int, seed: int) -> Parts:
+    """As many samples, with sequences of unequal length."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(2, TOKENS + 1, (samples, 1), generator=generator)
+    tokens = torch.randint(1, CLASSES, (samples, TOKENS), generator=generator)
+    return (
+        torch.randn(samples, FEATURES, generator=generator, dtype=torch.float64),
+        torch.randint(0, CLASSES, (samples,), generator=generator),
+        tokens * (torch.arange(TOKENS) < lengths),
+    )
+
+
+def of_tokens(model: Net, parts: Parts, **options: object) -> Tensor:
+    """Cross entropy of the next token."""
+    x = parts[2]
+    logits = model.tokens(x[:, :-1]).flatten(0, 1)
+    return functional.cross_entropy(logits, x[:, 1:].flatten(), ignore_index=PADDING, **options)  # type: ignore[arg-type]
+
+
+def one_hot(labels: Tensor) -> Tensor:
+    """Labels as probabilities."""
+    return functional.one_hot(labels, CLASSES).double()
+
+
+def masked(model: Net, parts: Parts) -> Tensor:
+    """A mean that the script computes itself, over what is no padding."""
+    x = parts[2]
+    each = functional.cross_entropy(model.tokens(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten(), reduction="none")
+    kept = x[:, 1:].flatten() != PADDING
+    return (each * kept).sum() / kept.sum()
+
+
+def chosen(model: Net, parts: Parts) -> Tensor:
+    """The same by selecting."""
+    x = parts[2]
+    each = functional.cross_entropy(model.tokens(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten(), reduction="none")
+    return each[x[:, 1:].flatten() != PADDING].mean()
+
+
+def of_sequences(model: Net, parts: Parts) -> Tensor:
+    """A mean over tokens within each sample, then over samples."""
+    x = parts[2]
+    each = functional.cross_entropy(model.tokens(x[:, :-1]).transpose(1, 2), x[:, 1:], reduction="none")
+    kept = x[:, 1:] != PADDING
+    return ((each * kept).sum(1) / kept.sum(1).clamp(min=1)).mean()
+
+
+def ctc(model: Net, parts: Parts) -> Tensor:
+    """Of two labels in every sequence."""
+    logits = model.tokens(parts[2]).log_softmax(2).transpose(0, 1)
+    targets = 1 + torch.stack([parts[1], parts[1] + 1], 1) % (CLASSES - 1)
+    samples = len(targets)
+    return functional.ctc_loss(logits, targets, (TOKENS,) * samples, (2,) * samples, zero_infinity=True)
+
+
+def penalised(model: Net, parts: Parts) -> Tensor:
+    """With a term on the weights, as scripts write weight decay."""
+    loss = functional.cross_entropy(model.samples(parts[0]), parts[1])
+    return loss + 1e-3 * sum(p.pow(2).sum() for p in model.parameters()) + 0.1 * model.samples[0].weight.norm()
+
+
+def by_variance(model: Net, parts: Parts) -> Tensor:
+    """Weighted by a variance that is learned (Kendall et al. 2018)."""
+    return (-model.log_variance).exp() * functional.cross_entropy(
+        model.samples(parts[0]), parts[1]
+    ) + model.log_variance
+
+
+EXACT: dict[str, Loss] = {
+    "cross entropy": lambda m, b: functional.cross_entropy(m.samples(b[0]), b[1]),
+    "scaled and accumulated": lambda m, b: functional.cross_entropy(m.samples(b[0]), b[1]) * 65536.0 / 4,
+    "class weights": lambda m, b: functional.cross_entropy(
+        m.samples(b[0]), b[1], weight=torch.arange(1.0, 1 + CLASSES).double()
+    ),
+    "label smoothing": lambda m, b: functional.cross_entropy(m.samples(b[0]), b[1], label_smoothing=0.1),
+    "soft labels": lambda m, b: functional.cross_entropy(m.samples(b[0]), one_hot(b[1])),
+    "sum": lambda m, b: functional.cross_entropy(m.samples(b[0]), b[1], reduction="sum"),
+    "sum of two": lambda m, b: (
+        functional.mse_loss(m.samples(b[0]), one_hot(b[1]), reduction="sum") + 0.5 * m.samples(b[0]).exp().sum()
+    ),
+    "sum by samples": lambda m, b: functional.cross_entropy(m.samples(b[0]), b[1], reduction="sum") / len(b[0]),
+    "sum times one by samples": lambda m, b: (
+        functional.cross_entropy(m.samples(b[0]), b[1], reduction="sum") * (1 / len(b[0]))
+    ),
+    "squares": lambda m, b: functional.mse_loss(m.samples(b[0]), one_hot(b[1])),
+    "squares and classes": lambda m, b: (
+        functional.mse_loss(m.samples(b[0]), one_hot(b[1])) + 2 * functional.cross_entropy(m.samples(b[0]), b[1])
+    ),
+    "each feature's mean": lambda m, b: m.samples(b[0]).square().mean(0).sum(),
+    "each sample's mean": lambda m, b: m.samples(b[0]).square().mean(1).sum(),
+    "binary": lambda m, b: functional.binary_cross_entropy_with_logits(
+        m.samples(b[0]), one_hot(b[1]), pos_weight=torch.arange(1.0, 1 + CLASSES).double()
+    ),
+    "divergence by batch": lambda m, b: functional.kl_div(
+        m.samples(b[0]).log_softmax(1), one_hot(b[1]), reduction="batchmean"
+    ),
+    "triplets": lambda m, b: functional.triplet_margin_loss(m.samples(b[0]), m.samples(b[0] + 1), m.samples(b[0] - 1)),
+    "cosines": lambda m, b: 1 - functional.cosine_similarity(m.samples(b[0]), m.samples(b[0] + 1)).mean(),
+    "smooth": lambda m, b: functional.smooth_l1_loss(m.samples(b[0]), one_hot(b[1])),
+    "likelihoods": lambda m, b: functional.gaussian_nll_loss(m.samples(b[0]), one_hot(b[1]), m.samples(b[0] + 1).exp()),
+    "tokens": of_tokens,
+    "smoothed tokens": lambda m, b: of_tokens(m, b, label_smoothing=0.1),
+    "weighted tokens": lambda m, b: of_tokens(m, b, weight=torch.arange(1.0, 1 + CLASSES).double()),
+    "sum of tokens": lambda m, b: of_tokens(m, b, reduction="sum"),
+    "masked tokens": masked,
+    "chosen tokens": chosen,
+    "sequences": of_sequences,
+    "ctc": ctc,
+    "penalised": penalised,
+    "variance": by_variance,
+}
+
+REFUSED: dict[str, Loss] = {
+    "root of the mean": lambda m, b: functional.mse_loss(m.samples(b[0]), one_hot(b[1])).sqrt(),
+    "dice": lambda m, b: (
+        1 - 2 * (m.samples(b[0]).sigmoid() * one_hot(b[1])).sum() / (m.samples(b[0]).sigmoid() + one_hot(b[1])).sum()
+    ),
+    "samples and tokens": lambda m, b: functional.cross_entropy(m.samples(b[0]), b[1]) + of_tokens(m, b),
+    "load balance": lambda m, b: (
+        functional.cross_entropy(m.samples(b[0]), b[1])
+        + 0.1 * (m.samples(b[0]).softmax(1).mean(0) * one_hot(b[1]).mean(0)).sum()
+    ),
+    "own weights": lambda m, b: functional.cross_entropy(m.samples(b[0]), b[1]) * (len(b[0]) / 31),
+    "reciprocal of a count": lambda m, b: of_tokens(m, b, reduction="sum") * (1 / (b[2][:, 1:] != PADDING).sum()),
+    "sum and penalty": lambda m, b: (
+        functional.cross_entropy(m.samples(b[0]), b[1], reduction="sum") + m.samples[0].weight.pow(2).sum()
+    ),
+    "one by one": lambda m, b: (
+        sum(functional.cross_entropy(m.samples(x[None]), y[None]) for x, y in zip(b[0], b[1], strict=True)) / len(b[0])
+    ),
+}
+
+
+def gradient(model: Net, loss: Tensor) -> Tensor:
+    """Of all parameters."""
+    found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    parameters = model.parameters()
+    return torch.cat(
+        [(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, found, strict=True)]
+    )
+
+
+def split(parts: Parts, sizes: list[int]) -> list[Parts]:
+    """One worker's samples each."""
+    return list(zip(*(torch.split(one, sizes) for one in parts), strict=True))  # type: ignore[arg-type]  # three each
+
+
+def together(model: Net, loss: Loss, parts: list[Parts], denominators: Denominators) -> Tensor:
+    """The workers' gradients, so weighted."""
+    losses = [loss(model, one) for one in parts]
+    sizes = [len(one[0]) for one in parts]
+    rows = [Row.of(read_loss(one, size), samples=size, rows=size) for one, size in zip(losses, sizes, strict=True)]
+    weights = denominators.weights([Row.read(row.numbers()) for row in rows])
+    gradients = [gradient(model, one) for one in losses]
+    return torch.stack([weight * one for weight, one in zip(weights, gradients, strict=True)]).sum(0)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> object:
+    """Torch advises against kl_div's mean, among others."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
+@pytest.mark.parametrize("name", EXACT)
+@settings(max_examples=15)
+@given(data=st.data())
+def test_parts_give_the_gradient_of_the_batch(name: str, data: st.DataObject) -> None:
+    """Hypothesis: of any sizes but equal ones, where what a number means cannot always be told."""
+    model, denominators = Net(), Denominators(accumulate=4)
+    for step in range(data.draw(st.integers(1, 3), label="steps")):
+        sizes = data.draw(
+            st.lists(st.integers(2, 9), min_size=2, max_size=4).filter(lambda one: len(set(one)) > 1), label="sizes"
+        )
+        parts = make_parts(sum(sizes), data.draw(st.integers(0, 999), label="seed") + step)
+        whole = gradient(model, EXACT[name](model, parts))
+        try:
+            found = together(model, EXACT[name], split(parts, sizes), denominators)
+        except BadInput:
+            assert name in ("masked tokens",), "only what a script divides by itself may be unclear"
+            return
+        assert (found - whole).norm() <= 1e-6 * whole.norm()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@settings(max_examples=8)
+@given(sizes=st.sampled_from([[3, 9], [5, 2], [12, 5, 3]]), seed=st.integers(0, 99))
+def test_what_no_weights_can_add_up_is_refused(name: str, sizes: list[int], seed: int) -> None:
+    """With a sentence that names the way out; what a script counts may happen to be in proportion to samples."""
+    model, parts = Net(), make_parts(sum(sizes), seed)
+    refusal = None
+    try:
+        found = together(model, REFUSED[name], split(parts, sizes), Denominators())
+    except BadInput as error:
+        refusal = error
+    if refusal is None:
+        whole = gradient(model, REFUSED[name](model, parts))
+        assert name == "reciprocal of a count"
+        assert (found - whole).norm() <= 1e-6 * whole.norm()
+    else:
+        assert "run.backward" in (refusal.hint or "")

@@ -1,0 +1,35 @@
+"""What several workers cannot compute exactly as one does, by the names with which a task or a script accepts it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hetopt.profiler.errors import BadInput
+
+BATCH_STATISTICS = "batch_statistics"
+"""BatchNorm normalises each worker's samples by their own mean and variance."""
+
+WHOLE_BATCH = "whole_batch"
+"""The loss of a sample depends on the other samples of its batch (contrastive losses, in-batch negatives)."""
+
+NAMES = (BATCH_STATISTICS, WHOLE_BATCH)
+
+
+def check_accepted(accepted: Sequence[str], of: str) -> tuple[str, ...]:
+    """What is accepted, as a tuple.
+
+    Args:
+        accepted: names.
+        of: whose argument it is.
+
+    Raises:
+        BadInput: nothing is called so.
+    """
+    names = (accepted,) if isinstance(accepted, str) else tuple(accepted)
+    for name in names:
+        if name not in NAMES:
+            raise BadInput(
+                f"accept_inexact of {of} must name {' or '.join(NAMES)}, got {name!r}.",
+                hint=f'for example accept_inexact=("{BATCH_STATISTICS}",)',
+            )
+    return names

@@ -1,0 +1,354 @@
+"""What the autograd graph of a loss tells: a mean over how many, a sum, or something that no parts add up to.
+
+The gradients of unequal parts of a batch add up to that of the batch only with the right weights, and these are the
+denominators of the parts' means: samples, tokens that are not padding, class weights. A loss does not say what it was
+divided by, but the operators that made it do: cross entropy keeps the total weight of its targets, a mean its number of
+elements, a division its divisor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+from torch import Tensor
+
+Node: TypeAlias = Any
+"""An operator of an autograd graph; torch does not name the types."""
+
+Kind: TypeAlias = Literal["samples", "counted", "sum", "constant", "unknown"]
+
+SAME = 1e-4
+"""Relative difference of two denominators in fp32 that are the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossReading:
+    """What a loss is.
+
+    Attributes:
+        kind: ``samples``: a mean over as many elements of each sample; ``counted``: a mean over elements that were
+            chosen or weighted; ``sum``: neither, or divided by a scalar of unknown meaning; ``constant``: it does not
+            depend on the samples; ``unknown``: none of these, for the reason of ``problem``.
+        denominator: of the mean; of a sum its divisor, or 1.
+        factor: that scalars multiply it with; of several terms the largest.
+        mixture: a figure of the factors of all terms, the same where they are.
+        may_be_counted: whether it is a cross entropy, which leaves out targets where the data say so.
+        has_constant: whether it has a term that does not depend on the samples.
+        problem: half a sentence, about "the loss".
+    """
+
+    kind: Kind
+    denominator: float = 1.0
+    factor: float = 1.0
+    mixture: float = 1.0
+    may_be_counted: bool = False
+    has_constant: bool = False
+    problem: str = ""
+
+
+class _Unknown(Exception):  # no failure: what is not known is a result
+    """The reason why a loss cannot be read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Term:
+    """A mean or a sum that a loss adds."""
+
+    is_mean: bool
+    denominator: float
+    factors: tuple[float, ...] = ()
+    divisors: tuple[float, ...] = ()
+    is_counted: bool = False
+    may_be_counted: bool = False
+
+
+@dataclass
+class _Terms:
+    """What was found on the way down."""
+
+    samples: int
+    found: list[_Term] = field(default_factory=list)
+    constants: int = 0
+
+
+def read_loss(loss: Tensor, samples: int) -> LossReading:
+    """Read the graph of a scalar loss.
+
+    Args:
+        loss: before its backward pass.
+        samples: of the batch that it is of.
+    """
+    terms = _Terms(samples)
+    try:
+        _walk(loss.grad_fn, terms)
+        return _merged(terms)
+    except _Unknown as reason:
+        return LossReading(kind="unknown", problem=str(reason))
+
+
+_SAME_VALUE = {"NegBackward0", "ToCopyBackward0", "CloneBackward0", "AliasBackward0", "ViewBackward0",
+               "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2", "UnsqueezeBackward0",
+               "ReshapeAliasBackward0", "ExpandBackward0",
+               "UnsafeViewBackward0", "PermuteBackward0", "TransposeBackward0"}  # fmt: skip
+"""Operators that leave a value as it is, but for its sign, type or shape."""
+
+_SUMS_OF_TWO = {f"{name}Backward{number}" for name in ("Add", "Sub", "Rsub") for number in (0, 1)}
+
+_BY_REDUCTION = {"MseLossBackward0", "BinaryCrossEntropyWithLogitsBackward0", "BinaryCrossEntropyBackward0",
+                 "SmoothL1LossBackward0", "HuberLossBackward0", "SoftMarginLossBackward0"}  # fmt: skip
+"""Losses that average over the elements of their input, or sum."""
+
+_BY_ROWS = {"MultiMarginLossBackward0", "MultilabelMarginLossBackward0"}
+_CROSS_ENTROPY = {"NllLossBackward0", "NllLoss2DBackward0"}
+_MEAN = 1
+_SUM = 2
+_SELECTED = {"IndexBackward0", "MaskedSelectBackward0"}
+
+
+def _walk(root: Node, terms: _Terms) -> None:
+    """Go down from a scalar to the reductions that it comes from."""
+    waiting: list[tuple[Node, tuple[float, ...], tuple[float, ...]]] = [(root, (), ())]
+    while waiting:
+        node, factors, divisors = waiting.pop()
+        name = _name(node)
+        if name in _SUMS_OF_TWO:
+            waiting += [(one, factors, divisors) for one in _inputs(node)]
+        elif node is None:
+            continue  # a number
+        elif _is_constant(node):
+            terms.constants += 1
+        elif name in _SAME_VALUE:
+            waiting.append((_inputs(node)[0], factors, divisors))
+        elif name == "DivBackward1" and _name(_value(_inputs(node)[0])) == "SumBackward0":
+            # Torch's own losses divide by a number; what a script divides by is a tensor by then.
+            mean = _Term(is_mean=True, denominator=float(node._saved_other))
+            terms.found.append(replace(mean, factors=factors, divisors=divisors))
+        elif name.startswith("DivBackward"):
+            inner, scalar = _one_of(node, "divides by something that depends on the model and the samples")
+            if inner is not _inputs(node)[0]:
+                raise _Unknown("divides by a value that depends on the whole batch")
+            waiting.append((inner, factors, divisors if scalar is None else (*divisors, scalar)))
+        elif name.startswith("MulBackward"):
+            inner, scalar = _one_of(node, "multiplies two values that both depend on the samples")
+            waiting.append((inner, factors if scalar is None else (*factors, scalar), divisors))
+        elif (listed := _listed(node, terms.samples)) is not None:
+            share = 1 / len(listed) if name == "MeanBackward0" else 1.0
+            waiting += [(one, (*factors, share), divisors) for one in listed]
+        elif (read := _READERS.get(name)) is not None:
+            terms.found.append(replace(read(node, terms.samples), factors=factors, divisors=divisors))
+        else:
+            called = name.rstrip("0123456789").removesuffix("Backward")
+            raise _Unknown(f"ends in {called}, which is no known mean or sum")
+
+
+def _listed(node: Node, samples: int) -> list[Node] | None:
+    """The scalars that were stacked and then averaged or summed, each a loss; None: they are not, or one a sample."""
+    if _name(node) not in ("MeanBackward0", "SumBackward0") or _name(_inputs(node)[0]) != "StackBackward0":
+        return None
+    if node._saved_self_sym_sizes[0] % samples == 0 or len(node._saved_self_sym_sizes) != 1:
+        return None
+    return _inputs(_inputs(node)[0])
+
+
+def _value(node: Node) -> Node:
+    while _name(node) in _SAME_VALUE:
+        node = _inputs(node)[0]
+    return node
+
+
+def _cross_entropy(node: Node, samples: int) -> _Term:
+    if node._saved_reduction == _SUM:
+        return _Term(is_mean=False, denominator=1.0)
+    if node._saved_reduction != _MEAN:
+        raise _Unknown("is not reduced to a scalar")
+    total, targets = float(node._saved_total_weight), node._saved_target.numel()
+    counted = node._saved_weight is not None or total != targets
+    return _Term(is_mean=True, denominator=total, is_counted=counted, may_be_counted=True)
+
+
+def _by_reduction(node: Node, samples: int) -> _Term:
+    own = node._saved_self
+    is_mean = node._saved_reduction == _MEAN
+    return _Term(is_mean=is_mean, denominator=float(own.numel()) if is_mean else 1.0)
+
+
+def _by_rows(node: Node, samples: int) -> _Term:
+    own = node._saved_self
+    is_mean = node._saved_reduction == _MEAN
+    return _Term(is_mean=is_mean, denominator=float(len(own) if own.dim() > 1 else 1) if is_mean else 1.0)
+
+
+def _mean(node: Node, samples: int) -> _Term:
+    inner = _inputs(node)[0]
+    count = float(node._saved_self_sym_numel)
+    term = _inside(inner, samples)
+    if not term.is_mean and term.denominator < 0:  # the samples were summed before: this is a mean over something else
+        return _Term(is_mean=False, denominator=1.0)
+    return _Term(is_mean=True, denominator=count * max(1.0, term.denominator), is_counted=_name(inner) in _SELECTED)
+
+
+def _sum(node: Node, samples: int) -> _Term:
+    sizes = node._saved_self_sym_sizes
+    term = _inside(_inputs(node)[0], samples)
+    if not term.is_mean and term.denominator > 0 and not any(size % samples == 0 for size in sizes):
+        shape = " x ".join(map(str, sizes)) or "1"
+        raise _Unknown(f"is a sum over {shape} values, which are not those of {samples} samples")
+    return term if term.is_mean else _Term(is_mean=False, denominator=1.0)
+
+
+def _inside(node: Node, samples: int) -> _Term:
+    """Means and sums over some dimensions, before what is left is averaged or summed.
+
+    Returns:
+        A mean, if the samples are averaged here; a sum with denominator -1, if they are summed; else 1.
+    """
+    denominator = 1.0
+    while node is not None:
+        name = _name(node)
+        if name in ("MeanBackward1", "SumBackward1"):
+            sizes = node._saved_self_sym_sizes
+            dims = {dim if dim < len(sizes) else dim - 2**64 + len(sizes) for dim in node._saved_dim}
+            over_samples = 0 in dims and sizes[0] % samples == 0
+            if name == "MeanBackward1" and over_samples:
+                return _Term(is_mean=True, denominator=math.prod(sizes[dim] for dim in dims) * denominator)
+            if over_samples:
+                return _Term(is_mean=False, denominator=-1.0)
+        elif name not in _SAME_VALUE and not _is_scaled(node):
+            break
+        node = next(iter(_present(node)), None)
+    return _Term(is_mean=False, denominator=denominator)
+
+
+def _is_scaled(node: Node) -> bool:
+    """Whether a tensor is multiplied with one number."""
+    if not _name(node).startswith("MulBackward") or len(_present(node)) != 1:
+        return False
+    other = node._saved_other
+    return not isinstance(other, Tensor) or other.dim() == 0
+
+
+_READERS: dict[str, Callable[[Node, int], _Term]] = {
+    **dict.fromkeys(_CROSS_ENTROPY, _cross_entropy),
+    **dict.fromkeys(_BY_REDUCTION, _by_reduction),
+    **dict.fromkeys(_BY_ROWS, _by_rows),
+    "MeanBackward0": _mean,
+    "SumBackward0": _sum,
+}
+
+
+def _merged(terms: _Terms) -> LossReading:
+    """One reading of all terms, if they have the same denominator."""
+    if not terms.found:
+        return LossReading(kind="constant", has_constant=True)
+    counts = [one for one in terms.found if one.is_mean]
+    readings = [_alone(one, terms.samples, counts) for one in terms.found]
+    kinds = {one.kind for one in readings}
+    first = readings[0]
+    alike = len(kinds) == 1 and (
+        first.kind == "samples" or all(_same(one.denominator, first.denominator) for one in readings)
+    )
+    if not alike:
+        named = " and ".join(dict.fromkeys(_described(one) for one in readings))
+        raise _Unknown(f"adds terms of different denominators, {named}")
+    return replace(
+        max(readings, key=lambda one: one.denominator) if first.kind == "samples" else first,
+        factor=max(abs(one.factor) for one in readings),
+        mixture=math.fsum(one.factor * (number + 1) for number, one in enumerate(readings)),
+        may_be_counted=all(one.may_be_counted for one in readings),
+        has_constant=terms.constants > 0,
+    )
+
+
+def _alone(term: _Term, samples: int, means: Sequence[_Term]) -> LossReading:
+    """What one term is. A sum that is divided by what another term is a mean over is a mean itself."""
+    divisor = math.prod(term.divisors)
+    factor = math.prod(term.factors)
+    if term.is_mean:
+        whole = term.denominator % samples == 0 and not term.is_counted
+        if not whole and not term.is_counted:
+            raise _Unknown(f"is a mean over {term.denominator:g} elements of {samples} samples")
+        return LossReading(
+            kind="samples" if whole else "counted",
+            denominator=term.denominator,
+            factor=factor / divisor,
+            may_be_counted=term.may_be_counted,
+        )
+    for mean in means:
+        if any(_same(mean.denominator, one) for one in term.divisors):
+            alike = _alone(replace(mean, factors=(), divisors=()), samples, ())
+            return replace(alike, factor=factor * mean.denominator / divisor)
+    return LossReading(kind="sum", denominator=divisor, factor=factor)
+
+
+def _described(reading: LossReading) -> str:
+    if reading.kind == "sum":
+        return "a sum" if reading.denominator == 1 else f"a sum divided by {reading.denominator:g}"
+    return f"a mean over {reading.denominator:g}"
+
+
+def _is_constant(node: Node, depth: int = 0) -> bool:
+    """Whether a scalar is made of parameters alone, as penalties on weights are."""
+    name = _name(node)
+    if name == _PARAMETER:
+        return bool(node.variable.dim() == 0)
+    if name in ("SumBackward0", "MeanBackward0"):
+        return _is_elementwise(_inputs(node)[0], tuple(node._saved_self_sym_sizes))
+    if name == "LinalgVectorNormBackward0":
+        return _is_elementwise(_inputs(node)[0], tuple(node._saved_self.shape))
+    inner = _present(node)
+    return (
+        bool(inner) and name in _ELEMENTWISE and depth < _DEEPEST and all(_is_constant(one, depth + 1) for one in inner)
+    )
+
+
+_PARAMETER = "torch::autograd::AccumulateGrad"
+_DEEPEST = 50
+_ELEMENTWISE = {f"{name}Backward{number}" for number in (0, 1) for name in
+                ("Pow", "Abs", "Mul", "Div", "Add", "Sub", "Neg", "Exp", "Log", "Sqrt", "Softplus", "ToCopy", "Clone",
+                 "Log1P", "Stack")}  # fmt: skip
+
+
+def _is_elementwise(node: Node, shape: tuple[int, ...], depth: int = 0) -> bool:
+    """Whether a tensor is made element by element of parameters of the same shape."""
+    name = _name(node)
+    if name == _PARAMETER:
+        return tuple(node.variable.shape) == shape
+    inner = [] if node is None or depth > _DEEPEST or name not in _ELEMENTWISE else _present(node)
+    return bool(inner) and all(_is_elementwise(one, shape, depth + 1) for one in inner)
+
+
+def _one_of(node: Node, otherwise: str) -> tuple[Node, float | None]:
+    """The factor that depends on samples, and the value of the other one; None: it is made of parameters."""
+    inputs = _inputs(node)
+    if len(inputs) == 1:
+        return inputs[0], float(node._saved_other)
+    left, right = inputs
+    if left is not None and right is not None:
+        if _is_constant(right):
+            return left, None
+        if _is_constant(left):
+            return right, None
+        raise _Unknown(otherwise)
+    known = node._saved_other if right is None else getattr(node, "_saved_self", None)
+    if known is None:
+        return (left if right is None else right), None
+    return (left if right is None else right), float(known)
+
+
+def _same(left: float, right: float) -> bool:
+    return math.isclose(left, right, rel_tol=SAME)
+
+
+def _name(node: Node) -> str:
+    return "" if node is None else str(node.name())
+
+
+def _inputs(node: Node) -> list[Node]:
+    return [one for one, _ in node.next_functions]
+
+
+def _present(node: Node) -> list[Node]:
+    return [one for one in _inputs(node) if one is not None]

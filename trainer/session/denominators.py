@@ -1,0 +1,246 @@
+"""How much each worker's gradient counts: by the denominators of the workers' losses, gathered in every backward pass.
+
+Every worker says what its loss is: a mean over so many samples, tokens or weights, or a sum. If all of them say the
+same, the weights follow that make the sum of the workers' gradients the gradient of the whole batch. If they do not, or
+nobody can tell, all workers refuse with the same sentence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal, TypeAlias
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.loss_reading import SAME, LossReading
+
+Weight: TypeAlias = float | Literal["sum"]
+"""What a script says of its loss: what it is a mean over, or that it is a sum."""
+
+WEIGHT_HINT = (
+    "pass run.backward(loss, weight=n), n being what this worker's loss is a mean over (samples, tokens, weights), or "
+    'weight="sum" if it is a sum'
+)
+
+
+class Said(IntEnum):
+    """What a worker knows of its loss."""
+
+    STATED = 0
+    STATED_SUM = 1
+    SAMPLES = 2
+    COUNTED = 3
+    SUM = 4
+    CONSTANT = 5
+    UNKNOWN = 6
+    WHOLE_BATCH = 7
+
+
+_BY_KIND = {
+    "samples": Said.SAMPLES,
+    "counted": Said.COUNTED,
+    "sum": Said.SUM,
+    "constant": Said.CONSTANT,
+    "unknown": Said.UNKNOWN,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One worker's loss; numbers alone, as they travel.
+
+    Attributes:
+        samples: that count, of this worker.
+        rows: that it computed; more only where none count.
+        said: what the loss is.
+        denominator: of the loss.
+        factor: on it; of several terms the largest.
+        mixture: of all terms' factors.
+        may_be_counted: whether its kind of loss leaves out what the data say.
+        has_constant: whether it has a term that is the same on all workers.
+    """
+
+    samples: int
+    rows: int
+    said: Said
+    denominator: float = 1.0
+    factor: float = 1.0
+    mixture: float = 1.0
+    may_be_counted: bool = False
+    has_constant: bool = False
+
+    @classmethod
+    def of(cls, reading: LossReading, *, samples: int, rows: int) -> Row:
+        """From what the graph tells."""
+        return cls(
+            samples=samples,
+            rows=rows,
+            said=_BY_KIND[reading.kind],
+            denominator=reading.denominator,
+            factor=reading.factor,
+            mixture=reading.mixture,
+            may_be_counted=reading.may_be_counted,
+            has_constant=reading.has_constant,
+        )
+
+    @classmethod
+    def stated(cls, weight: Weight, *, samples: int, rows: int) -> Row:
+        """From what the script says.
+
+        Raises:
+            BadInput: that is no weight.
+        """
+        if isinstance(weight, str):
+            if weight != "sum":
+                raise BadInput(f'weight must be a number or "sum", not {weight!r}.', hint=WEIGHT_HINT)
+            return cls(samples=samples, rows=rows, said=Said.STATED_SUM)
+        value = float(weight)
+        if not 0 <= value < math.inf:
+            raise BadInput(f"weight must be 0 or more, and finite, got {value}.", hint=WEIGHT_HINT)
+        return cls(samples=samples, rows=rows, said=Said.STATED, denominator=value)
+
+    def numbers(self) -> list[float]:
+        """As it travels."""
+        return [
+            float(self.samples),
+            float(self.rows),
+            float(self.said),
+            self.denominator,
+            self.factor,
+            self.mixture,
+            float(self.may_be_counted),
+            float(self.has_constant),
+        ]
+
+    @classmethod
+    def read(cls, numbers: Sequence[float]) -> Row:
+        """As it arrived."""
+        samples, rows, said, denominator, factor, mixture, may_be_counted, has_constant = numbers
+        return cls(
+            samples=int(samples),
+            rows=int(rows),
+            said=Said(int(said)),
+            denominator=denominator,
+            factor=factor,
+            mixture=mixture,
+            may_be_counted=bool(may_be_counted),
+            has_constant=bool(has_constant),
+        )
+
+
+class Denominators:
+    """Weighs workers' gradients, backward pass by backward pass; the same on every worker.
+
+    Args:
+        accumulate: backward passes of a step: a sum that is divided by it is a sum.
+    """
+
+    def __init__(self, accumulate: int = 1) -> None:
+        self._constants = {1.0, float(accumulate)}
+        self._divides_by_counts = False  # whether sums were seen to be divided by what each worker counts
+        self._leaves_out = False  # whether a loss was seen to leave elements out
+
+    def weights(self, rows: Sequence[Row]) -> list[float]:
+        """What each worker's gradient is multiplied with before all are summed.
+
+        Raises:
+            BadInput: no weights give the gradient of the whole batch, or nobody can tell which.
+        """
+        live = [row for row in rows if row.samples]
+        if len(live) <= 1:  # the whole batch is one worker's
+            return [float(row.samples > 0) for row in rows]
+        said = {row.said for row in live}
+        if said == {Said.STATED}:
+            return _shares([row.denominator if row.samples else 0.0 for row in rows])
+        if said == {Said.STATED_SUM}:
+            return [float(row.samples > 0) for row in rows]
+        if said & {Said.STATED, Said.STATED_SUM}:
+            raise BadInput("Some workers state the weight of their loss and others do not.", hint=WEIGHT_HINT)
+        for bad in (Said.WHOLE_BATCH, Said.UNKNOWN):
+            if bad in said:
+                who = next(number for number, row in enumerate(rows) if row.samples and row.said == bad)
+                raise BadInput(f"Worker {who} cannot tell how its loss depends on its samples.", hint=WEIGHT_HINT)
+        if said == {Said.CONSTANT}:
+            return _shares([float(row.samples) for row in rows])
+        if not (said <= {Said.SAMPLES, Said.COUNTED} or said == {Said.SUM}):
+            raise BadInput("The workers' losses are not of one kind.", hint=WEIGHT_HINT)
+        if said == {Said.SUM} and _are_reciprocals(live):
+            return _shares([float(row.samples) for row in rows])
+        if not _all_same([row.factor for row in live]) or not _all_same([row.mixture for row in live]):
+            raise BadInput(
+                f"The loss is multiplied by {_listed([row.factor for row in live])} on the workers, which is taken for "
+                "no weight.",
+                hint=f"leave that factor out, or {WEIGHT_HINT}",
+            )
+        if said == {Said.SUM}:
+            return self._of_sums(rows, live)
+        return self._of_means(rows, live, said)
+
+    def _of_means(self, rows: Sequence[Row], live: Sequence[Row], said: set[Said]) -> list[float]:
+        if said == {Said.SAMPLES}:
+            if _all_same([row.denominator / row.rows for row in live]):
+                return _shares([float(row.samples) for row in rows])
+            if not (self._leaves_out and all(row.may_be_counted for row in live)):
+                counts = _listed([row.denominator for row in live])
+                raise BadInput(
+                    f"The loss is a mean over {counts} elements of {_listed([row.samples for row in live])} samples on "
+                    "the workers, and nobody can tell whether they contain padding.",
+                    hint=f"leave padding out of the mean (ignore_index), or {WEIGHT_HINT}",
+                )
+        self._leaves_out = True
+        if not all(row.said == Said.COUNTED or row.may_be_counted for row in live):
+            raise BadInput("The workers' losses are not of one kind.", hint=WEIGHT_HINT)
+        return _shares([row.denominator if row.samples else 0.0 for row in rows])
+
+    def _of_sums(self, rows: Sequence[Row], live: Sequence[Row]) -> list[float]:
+        """Divided by nothing, by the samples, by a number that stays, or by what each worker counts."""
+        divisors = [row.denominator for row in live]
+        if all(math.isclose(row.denominator, row.rows, rel_tol=SAME) for row in live):
+            return _shares([float(row.samples) for row in rows])
+        batch, samples = sum(row.samples for row in live), [row.samples for row in live]
+        is_known = any(math.isclose(divisors[0], one, rel_tol=SAME) for one in {*self._constants, float(batch)})
+        if not _all_same(divisors) or (self._divides_by_counts and not is_known):
+            if len(self._constants - {1.0}) > 1:
+                raise BadInput(
+                    f"The loss is a sum divided by {_listed(divisors)} on the workers, before by the same on all.",
+                    hint=WEIGHT_HINT,
+                )
+            self._divides_by_counts = True
+            return _shares([row.denominator if row.samples else 0.0 for row in rows])
+        if not is_known and _all_same(samples):
+            raise BadInput(
+                f"The loss is a sum divided by {divisors[0]:g} on every worker: a number that stays, or what each of "
+                "them counted.",
+                hint=WEIGHT_HINT,
+            )
+        if any(row.has_constant for row in live):
+            raise BadInput(
+                "The loss adds a sum over samples and a term that does not depend on them.",
+                hint="give each a run.backward of its own, or divide the sum by the number of samples",
+            )
+        if not is_known:
+            self._constants.add(divisors[0])
+        return [float(row.samples > 0) for row in rows]
+
+
+def _are_reciprocals(live: Sequence[Row]) -> bool:
+    """Whether sums are multiplied with one over the samples, which divides by them."""
+    divided = [row.factor * row.rows for row in live]
+    if _all_same([row.rows for row in live]):  # else a coefficient could be meant
+        return math.isclose(divided[0], 1.0, rel_tol=SAME) and live[0].rows > 2
+    return _all_same(divided) and _all_same([row.denominator for row in live])
+
+
+def _shares(values: Sequence[float]) -> list[float]:
+    total = math.fsum(values)
+    return [value / total for value in values] if total else [0.0 for _ in values]
+
+
+def _all_same(values: Sequence[float]) -> bool:
+    return all(math.isclose(value, values[0], rel_tol=SAME) for value in values)
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values[:-1]) + f" and {values[-1]:g}"

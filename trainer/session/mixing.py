@@ -1,0 +1,186 @@
+"""Whether a script's loss couples the samples of a batch (contrastive, in-batch negatives): asked once, of its graph.
+
+The outputs of the model that a loss is computed from have a row for each sample. If the loss is a mean or a sum over
+samples, its derivative by one row does not depend on the others, so that the second derivatives across rows are zero.
+Parts of a batch do not add up to the whole where they are not: every worker sees only its own samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+Found: TypeAlias = Literal["separate", "coupled", "unclear"]
+
+_ROWS_APART = {
+    *(f"{name}Backward0" for name in ("NllLoss", "NllLoss2D", "MseLoss", "BinaryCrossEntropyWithLogits", "SmoothL1Loss",
+      "BinaryCrossEntropy", "HuberLoss", "SoftMarginLoss", "MultiMarginLoss", "MultilabelMarginLoss", "CtcLoss", "Mean",
+      "Sum", "Neg", "Exp", "Log", "Sigmoid", "Tanh", "Relu", "Softplus", "LogSigmoid", "Abs", "Pow", "Sqrt", "Sgn",
+      "Clamp", "ClampMin", "ClampMax", "ToCopy", "Clone", "View", "UnsafeView", "ReshapeAlias", "Alias", "Slice",
+      "Squeeze", "Transpose", "Permute", "Add", "Sub", "Mul", "Div", "MaskedFill", "Where", "LogSoftmax", "Softmax",
+      "Rsub")),
+    *(f"{name}Backward1" for name in ("Squeeze", "Mul", "Div", "Add", "Sub", "Rsub")),
+}  # fmt: skip
+"""Operators that keep rows apart as long as they take no two values that both depend on the model."""
+
+_SOFTMAX = ("LogSoftmaxBackward0", "SoftmaxBackward0")
+_TURNED = {"TransposeBackward0", "PermuteBackward0"}
+
+NEGLIGIBLE = 1e-6
+"""Of second derivatives, relative to those of the same rows: rounding."""
+
+
+class Outputs:
+    """Keeps what the modules of a model gave, until the first loss was looked at.
+
+    Args:
+        model: of the script.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._given: list[Tensor] = []
+        self._hooks = [module.register_forward_hook(self._keep) for module in _hookable(model)]
+
+    def look(self, loss: Tensor, rows: int) -> Found:
+        """Whether a loss couples samples, told before its backward pass; nothing is kept any more.
+
+        Args:
+            loss: a scalar.
+            rows: samples that it was computed of.
+        """
+        given = [one for one in self._given if one.grad_fn is not None and _samples_in(one, rows) is not None]
+        self.close()
+        return couples(loss, given, rows)
+
+    def close(self) -> None:
+        """Keep nothing any more."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._given = [], []
+
+    def _keep(self, module: nn.Module, arguments: object, output: object) -> None:
+        if torch.is_grad_enabled():
+            self._given += _tensors(output)
+
+
+def couples(loss: Tensor, given: Sequence[Tensor], rows: int) -> Found:
+    """Whether the second derivatives of a loss across rows are anything but zero.
+
+    Args:
+        loss: a scalar.
+        given: outputs of modules with a row for each sample, or so many; those next to the loss count.
+        rows: samples.
+    """
+    heads, tail = _heads(loss, given)
+    if rows < 2 or _is_plain(tail, rows):
+        return "separate"
+    if not heads:
+        return "unclear"
+    try:
+        first = torch.autograd.grad(loss, heads, create_graph=True, retain_graph=True, allow_unused=True)
+        # Weights that are not all alike: the derivatives by all of a row's values may sum up to nothing.
+        of_half = [
+            (own * torch.rand_like(own)).sum()
+            for head, one in zip(heads, first, strict=True)
+            if one is not None and one.requires_grad
+            for own, _ in [_halves(head, one, rows)]
+        ]
+        if not of_half:
+            return "unclear" if _pairs(tail) else "separate"  # linear
+        second = torch.autograd.grad(sum(of_half), heads, retain_graph=True, allow_unused=True)  # type: ignore[arg-type]
+    except RuntimeError:
+        return "unclear"  # some operator cannot be differentiated twice
+    own = across = 0.0
+    for head, one in zip(heads, second, strict=True):
+        if one is not None:
+            mine, others = _halves(head, one, rows)
+            own = max(own, float(mine.abs().max()))
+            across = max(across, float(others.abs().max()))
+    if across > NEGLIGIBLE * own:
+        return "coupled"
+    return "unclear" if own == 0 and _pairs(tail) else "separate"
+
+
+def _halves(head: Tensor, derivative: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """The part of a derivative that is of the first half of the samples, and the rest."""
+    dim = _samples_in(head, rows)
+    assert dim is not None
+    cut = rows // 2 * (head.shape[dim] // rows)
+    return derivative.narrow(dim, 0, cut), derivative.narrow(dim, cut, head.shape[dim] - cut)
+
+
+def _samples_in(output: Tensor, rows: int) -> int | None:
+    """The dimension of an output in which the samples are; the second one if sequences come first."""
+    return next((dim for dim in range(min(2, output.dim())) if output.shape[dim] % rows == 0), None)
+
+
+def _pairs(tail: Sequence[Any]) -> bool:
+    """Whether operators may bring rows together whose effect has no second derivative, as hinges on differences."""
+    for node in tail:
+        made = math.prod(node._input_metadata[0].shape)
+        taken = [math.prod(one._input_metadata[at].shape) for one, at in node.next_functions if one is not None]
+        if (len(taken) > 1 and made > max(taken)) or node.name().rstrip("0123456789") in _REORDER:
+            return True
+    return False
+
+
+_REORDER = {
+    f"{name}Backward" for name in ("Index", "IndexSelect", "Gather", "Flip", "Roll", "Sort", "Topk", "Mm", "Cdist")
+}
+
+
+def _heads(loss: Tensor, given: Sequence[Tensor]) -> tuple[list[Tensor], list[Any]]:
+    """The outputs that are next to a loss, and the operators between."""
+    by_node = {one.grad_fn: one for one in given}
+    heads: dict[Any, Tensor] = {}
+    tail: list[Any] = []
+    waiting, seen = [loss.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node in by_node:
+            heads[node] = by_node[node]
+            continue
+        tail.append(node)
+        waiting += [one for one, _ in node.next_functions]
+    return list(heads.values()), tail
+
+
+def _is_plain(tail: Sequence[Any], rows: int) -> bool:
+    """Whether operators are known to keep rows apart. Two values may only be added, and once they are scalars."""
+    turned = any(node.name() in _TURNED for node in tail)
+    for node in tail:
+        name = node.name()
+        if name not in _ROWS_APART:
+            return False
+        inputs = sum(one is not None for one, _ in node.next_functions)
+        if inputs > 1 and (not name.startswith(("Add", "Sub")) or len(node._input_metadata[0].shape)):
+            return False
+        if name in _SOFTMAX:
+            shape, dim = node._saved_result.shape, node._saved_dim
+            dim = dim if dim < 2**63 else dim - 2**64 + len(shape)
+            if shape[dim] == rows or (dim == 0 and not turned) or (dim and not turned and shape[0] % rows):
+                return False
+    return True
+
+
+def _hookable(model: nn.Module) -> Iterator[nn.Module]:
+    """A model and its parts; of what is compiled only the whole, as hooks inside would compile it anew."""
+    yield model
+    if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
+        return
+    for one in model.children():
+        yield from _hookable(one)
+
+
+def _tensors(output: object) -> list[Tensor]:
+    if isinstance(output, Tensor):
+        return [output] if output.requires_grad and output.dim() else []
+    parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, (list, tuple)) else ()
+    return [one for part in parts for one in _tensors(part)]
