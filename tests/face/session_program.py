@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from hetopt.profiler.errors import BadInput
 from hetopt.trainer.session import Session, session
 from hetopt.trainer.spec import Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.sync_text import parse_sync
@@ -117,7 +118,7 @@ SCRIPTS = {
     "scaled": Script(loss_scale=2.0**8),
     "unused": Script(model=Half, wide_weight_decay=0.5),
     "sum": Script(loss=summed),
-    "sum accumulated": Script(loss=summed, accumulate=2, loss_scale=2.0**8),
+    "sum accumulated": Script(loss=summed, accumulate=2),
     "chosen": Script(loss=chosen, clip=0.1),
     "chosen accumulated": Script(loss=chosen, accumulate=3),
     "stated": Script(loss=masked, weight=lambda targets: float((targets > 0).sum())),
@@ -207,6 +208,46 @@ def decided(folder: Path, epochs: int, **options: object) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
+def coupled(found: Tensor, targets: Tensor) -> Tensor:
+    """Samples against each other, as contrastive losses have them."""
+    return nn.functional.cross_entropy(found @ found.T, torch.arange(len(found)))
+
+
+def root(found: Tensor, targets: Tensor) -> Tensor:
+    """No mean over samples."""
+    return nn.functional.mse_loss(found, targets).sqrt()
+
+
+def two_means(found: Tensor, targets: Tensor) -> Tensor:
+    """One over samples, the other over some of them."""
+    return nn.functional.mse_loss(found, targets) + chosen(found, targets)
+
+
+REFUSED = {
+    "coupled": (Script(loss=coupled), "depends on the other samples of its batch"),
+    "root": (Script(loss=root), "ends in Sqrt"),
+    "two means": (Script(loss=two_means), "adds terms of different denominators"),
+    "not seen": (Script(own_backward=True), "a loss that the session has not seen"),
+}
+
+
+def refusal(script: Script, spec: RunSpec) -> str:
+    """What a session says of a script's loss; empty: nothing."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = [one.detach().clone() for one in model.parameters()]
+    try:
+        with session(model, optimizer, spec=spec) as run:
+            for inputs, targets in run.loader(DataLoader(Points(), batch_size=BATCH)):
+                loss = script.loss(model(inputs), targets)
+                loss.backward() if script.own_backward else run.backward(loss)
+                optimizer.step()
+    except BadInput as error:
+        assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
+        return error.message
+    return ""
+
+
 def sharing(folder: Path, rank: int) -> tuple[int, ...]:
     """Shares after some steps of which the last worker computes each sample four times as long."""
     torch.manual_seed(0)
@@ -247,6 +288,8 @@ def main() -> None:
     # The first steps overflow on some workers, or all.
     overflowing = Script(loss_scale=2.0**127)
     results["overflow"] = train(overflowing, lambda *a, **k: session(*a, compression="topk:0.5", policy="static", **k))
+    for name, (script, _) in REFUSED.items():
+        results[f"refused {name}"] = refusal(script, spec)
     results["shares"] = sharing(folder / "record", rank)
     torch.save(results, folder / f"results-{rank}.pt")
     dist.destroy_process_group()

@@ -21,7 +21,7 @@ from hetopt.trainer.session.batches import ShareTable, own_slice
 from hetopt.trainer.session.sharing import PERIOD_STEPS
 from tests.disturbance import PATIENCE_S
 
-from .session_program import ALONE, EXCHANGES, SCRIPTS, Points, Script, network, train
+from .session_program import ALONE, EXCHANGES, REFUSED, SCRIPTS, Points, Script, network, train
 
 WORKERS = 3
 
@@ -55,6 +55,14 @@ def test_three_unequal_workers_compute_what_one_machine_does(name: str, crew: Cr
         if SCRIPTS[name].is_mean:
             assert told[name][0] == pytest.approx(losses, rel=tolerance, abs=tolerance)
         assert torch.allclose(told[name][1], parameters, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_loss_whose_parts_do_not_add_up_is_refused_by_all_workers_before_the_first_step(
+    name: str, crew: Crew
+) -> None:
+    for told in crew[1]:
+        assert REFUSED[name][1] in told[f"refused {name}"]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -75,7 +75,7 @@ class BatchNormNote:
         cut = max(2, rows // 3)
 
         def gradient(first: int, last: int) -> Tensor:
-            own: Any = rows_of([list(arguments), named], first, last)  # type: ignore[list-item]  # whatever it takes
+            own: Any = rows_of([list(arguments), named], first, last)
             with RandomRows(first, last - first):
                 again = self._model(*own[0], **own[1])
             found = torch.autograd.grad(again, parameters, derivative[first:last].to(again.dtype), allow_unused=True)
