@@ -23,12 +23,14 @@ class RandomRows(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
     Args:
         first: place of the batch's first sample in the whole batch.
         samples: of the batch.
+        whole: samples of the whole batch, after which they repeat; None: they do not.
     """
 
-    def __init__(self, first: int, samples: int) -> None:
+    def __init__(self, first: int, samples: int, whole: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # likewise
         self._first = first
         self._samples = samples
+        self._whole = whole or first + samples
         self._draws = 0
 
     def __torch_dispatch__(
@@ -49,7 +51,7 @@ class RandomRows(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
         each = rows // self._samples
         drawn = []
         for sample in range(self._samples):
-            torch.manual_seed(_SEED * self._draws + 1 + self._first + sample)
+            torch.manual_seed(_SEED * self._draws + 1 + (self._first + sample) % self._whole)
             own = list(args)
             given = own[at]
             if isinstance(given, Tensor):

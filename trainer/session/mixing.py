@@ -27,6 +27,13 @@ _ROWS_APART = {
 }  # fmt: skip
 """Operators that keep rows apart as long as they take no two values that both depend on the model."""
 
+_BENT = {
+    f"{name}Backward0"
+    for name in ("Exp", "Log", "Sigmoid", "Tanh", "Relu", "Softplus", "LogSigmoid", "Abs", "Pow", "Sqrt", "Sgn",
+                 "Clamp", "ClampMin", "ClampMax", "Where")
+}  # fmt: skip
+"""Of those the ones that are not linear."""
+
 _SOFTMAX = ("LogSoftmaxBackward0", "SoftmaxBackward0")
 _TURNED = {"TransposeBackward0", "PermuteBackward0"}
 
@@ -82,9 +89,8 @@ def couples(loss: Tensor, given: Sequence[Tensor], rows: int) -> Found:
         return "unclear"
     try:
         first = torch.autograd.grad(loss, heads, create_graph=True, retain_graph=True, allow_unused=True)
-        # Weights that are not all alike: the derivatives by all of a row's values may sum up to nothing.
         of_half = [
-            (own * torch.rand_like(own)).sum()
+            (own * _unalike(own)).sum()
             for head, one in zip(heads, first, strict=True)
             if one is not None and one.requires_grad
             for own, _ in [_halves(head, one, rows)]
@@ -105,6 +111,12 @@ def couples(loss: Tensor, given: Sequence[Tensor], rows: int) -> Found:
     return "unclear" if own == 0 and _pairs(tail) else "separate"
 
 
+def _unalike(like: Tensor) -> Tensor:
+    """Weights that are not all alike, as the derivatives by all of a row's values may sum up to nothing. Nothing is drawn:
+    the script's own random numbers stay what they are."""
+    return (1.5 + torch.arange(like.numel(), device=like.device).cos()).to(like.dtype).view(like.shape)
+
+
 def _halves(head: Tensor, derivative: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """The part of a derivative that is of the first half of the samples, and the rest."""
     dim = _samples_in(head, rows)
@@ -120,12 +132,13 @@ def _samples_in(output: Tensor, rows: int) -> int | None:
 
 def _pairs(tail: Sequence[Any]) -> bool:
     """Whether operators may bring rows together whose effect has no second derivative, as hinges on differences."""
+    meets = spreads = False
     for node in tail:
         made = math.prod(node._input_metadata[0].shape)
         taken = [math.prod(one._input_metadata[at].shape) for one, at in node.next_functions if one is not None]
-        if (len(taken) > 1 and made > max(taken)) or node.name().rstrip("0123456789") in _REORDER:
-            return True
-    return False
+        meets |= len(taken) > 1 and made > 1
+        spreads |= len(taken) > 1 and made > max(taken)
+    return spreads or (meets and any(node.name().rstrip("0123456789") in _REORDER for node in tail))
 
 
 _REORDER = {
@@ -159,8 +172,11 @@ def _is_plain(tail: Sequence[Any], rows: int) -> bool:
         name = node.name()
         if name not in _ROWS_APART:
             return False
+        is_scalar = not len(node._input_metadata[0].shape)
+        if is_scalar and name in _BENT:  # a root of a mean is not the mean of roots
+            return False
         inputs = sum(one is not None for one, _ in node.next_functions)
-        if inputs > 1 and (not name.startswith(("Add", "Sub")) or len(node._input_metadata[0].shape)):
+        if inputs > 1 and not (is_scalar and name.startswith(("Add", "Sub"))):
             return False
         if name in _SOFTMAX:
             shape, dim = node._saved_result.shape, node._saved_dim
