@@ -112,8 +112,10 @@ def couples(loss: Tensor, given: Sequence[Tensor], rows: int) -> Found:
 
 
 def _unalike(like: Tensor) -> Tensor:
-    """Weights that are not all alike, as the derivatives by all of a row's values may sum up to nothing. Nothing is drawn:
-    the script's own random numbers stay what they are."""
+    """Weights that are not all alike, as the derivatives by all of a row's values may sum up to nothing.
+
+    Nothing is drawn: the script's own random numbers stay what they are.
+    """
     return (1.5 + torch.arange(like.numel(), device=like.device).cos()).to(like.dtype).view(like.shape)
 
 
