@@ -47,12 +47,20 @@ class LossWatch:
         self._denominators = Denominators(accumulate)
         self._is_local = is_local
         self._is_sum: bool | None = None  # of workers that step by their own gradients; None: not asked yet
+        self._model = model
+        shares = world_size > 1 and not is_local
+        self._asks_coupling = shares and WHOLE_BATCH not in accepted
+        self._asks_statistics = shares and rank == 0 and BATCH_STATISTICS not in accepted
         self._outputs: Outputs | None = None
-        if world_size > 1 and not is_local and WHOLE_BATCH not in accepted:
-            self._outputs = Outputs(model)
         self._batch_norm: BatchNormNote | None = None
-        if world_size > 1 and rank == 0 and not is_local and BATCH_STATISTICS not in accepted:
-            self._batch_norm = BatchNormNote(model)
+
+    def begin_batch(self) -> None:
+        """The script gets a batch: from here on modules' outputs are kept, until its loss was looked at."""
+        self.close()
+        if self._asks_coupling:
+            self._outputs = Outputs(self._model)
+        if self._asks_statistics:
+            self._batch_norm = BatchNormNote(self._model)
 
     def backward(self, loss: Tensor, weight: Weight | Tensor | None, part: Part | None) -> float:
         """Backward, while the workers tell each other what their losses are; how much this worker's gradient counts.
@@ -68,7 +76,7 @@ class LossWatch:
             _backward(loss if factor == 1 else factor * loss)
             return part.weight
         pending = self.begin(loss, weight, part)
-        note, self._batch_norm = self._batch_norm, None
+        note, self._batch_norm, self._asks_statistics = self._batch_norm, None, False
         if note is not None:
             note.look(loss)
         _backward(loss)
@@ -116,7 +124,7 @@ class LossWatch:
             own, problem = Row(samples=part.samples, rows=rows, said=Said.UNKNOWN), error
         if problem is None and self._outputs is not None:
             found = self._outputs.look(loss, rows)
-            self._outputs = None
+            self._outputs, self._asks_coupling = None, False
             if found == "coupled" and own.said != Said.STATED_SUM:
                 problem = _coupled(part)
                 own = replace(own, said=Said.WHOLE_BATCH)
@@ -174,6 +182,7 @@ class LossWatch:
         for one in (self._outputs, self._batch_norm):
             if one is not None:
                 one.close()
+        self._outputs = self._batch_norm = None
 
     def _row(self, loss: Tensor, weight: Weight | Tensor | None, part: Part, rows: int) -> Row:
         if weight is not None:

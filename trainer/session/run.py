@@ -177,8 +177,7 @@ class Session:
 
         Args:
             loss: of this worker's part, a scalar; scaled where a GradScaler is used.
-            weight: what this worker's loss is a mean over, if the operators do not tell; or ``"sum"``: the losses of
-                the workers' parts add up to that of the batch.
+            weight: what the loss is a mean over here, if operators do not tell; ``"sum"``: those of parts add up.
 
         Raises:
             BadInput: the loss is no scalar, the samples did not come from `loader`, or the workers' gradients do not
@@ -327,6 +326,7 @@ class Session:
 
     def _begin_part(self, part: Part) -> None:
         self._part = part
+        self._loss.begin_batch()
         self._is_summed = False
         self._batches += 1
         self._taken = tuple(before + now for before, now in zip(self._taken, part.shares, strict=True))
