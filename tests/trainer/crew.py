@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import toy_task  # beside this program
 from torch import nn
 
 from hetopt.trainer.agreement import Gathering
@@ -40,7 +41,6 @@ from hetopt.trainer.steps.step import LossModule, Step
 from hetopt.trainer.steps.stopwatch import CpuStopwatch
 from hetopt.trainer.steps.switching_step import SwitchingStep
 from hetopt.trainer.tasks.load import load_task
-from tests.trainer import toy_task
 
 
 def run_scenario(run_dir: Path, rank: int, world_size: int) -> None:
