@@ -235,9 +235,9 @@ def refusal(script: Script, spec: RunSpec) -> str:
     """What a session says of a script's loss; empty: nothing."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    before = [one.detach().clone() for one in model.parameters()]
     try:
         with session(model, optimizer, spec=spec) as run:
+            before = [one.detach().clone() for one in model.parameters()]
             for inputs, targets in run.loader(DataLoader(Points(), batch_size=BATCH)):
                 loss = script.loss(model(inputs), targets)
                 loss.backward() if script.own_backward else run.backward(loss)
