@@ -22,7 +22,7 @@ from hetopt.trainer.evaluation import average_buffers, evaluate
 from hetopt.trainer.events import EventLog
 from hetopt.trainer.spec import RunSpec
 from hetopt.trainer.steps.pace import Pace
-from hetopt.trainer.task import Task, TaskData
+from hetopt.trainer.task import Task, TaskData, mean_of
 from hetopt.trainer.tasks.load import load_task
 
 
@@ -42,7 +42,7 @@ class StretchedBackward:
             if parameter.requires_grad
         ]
         buffers = [buffer.clone() for buffer in model.buffers()]
-        task.loss(model, batch).backward()  # type: ignore[no-untyped-call]  # likewise
+        mean_of(task.loss(model, batch)).backward()  # type: ignore[no-untyped-call]  # likewise
         for hook in hooks:
             hook.remove()
         for buffer, kept in zip(model.buffers(), buffers, strict=True):
@@ -89,7 +89,7 @@ def train_plainly(spec: RunSpec, rank: int, events: EventLog, pace: Pace, hook_n
         indices = cursor.take([local] * world_size).slice(rank).copy()
         pace.begin(local)
         optimizer.zero_grad()
-        loss = task.loss(parallel, fetch(data.train, indices))
+        loss = mean_of(task.loss(parallel, fetch(data.train, indices)))
         loss.backward()  # type: ignore[no-untyped-call]  # likewise
         optimizer.step()
         losses.append(loss.detach())

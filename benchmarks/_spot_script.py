@@ -25,6 +25,7 @@ from hetopt.trainer.data.fetch import fetch
 from hetopt.trainer.events import EVENTS_FILE, EventLog
 from hetopt.trainer.run_folder import read_spec
 from hetopt.trainer.steps.pace import make_pace
+from hetopt.trainer.task import mean_of
 from hetopt.trainer.tasks.load import load_task
 
 SNAPSHOT = "snapshot.pt"
@@ -55,7 +56,7 @@ def main(run_dir: Path, every_s: float) -> None:
         indices = cursor.take([local] * world_size).slice(rank).copy()
         pace.begin(local)
         optimizer.zero_grad()
-        task.loss(parallel, fetch(data.train, indices)).backward()  # type: ignore[no-untyped-call]  # torch's gap
+        mean_of(task.loss(parallel, fetch(data.train, indices))).backward()  # type: ignore[no-untyped-call]  # torch's gap
         optimizer.step()
         step += 1
         now_s = time.perf_counter()

@@ -40,6 +40,7 @@ from hetopt.trainer.events import EVENTS_FILE, read_events
 from hetopt.trainer.run_folder import write_spec
 from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.stream import Stream
+from hetopt.trainer.task import mean_of
 
 WORKERS = 8
 FACTOR = 8.0
@@ -296,7 +297,7 @@ def _plainly_per_s(url: str, key: str, count: int) -> float:
         samples = [unpack(read_header(fields[b"header"]), [fields[b"data"]]) for _, fields in entries]
         batch = tuple(torch.cat(column) for column in zip(*samples, strict=True))
         optimizer.zero_grad()
-        torch.autograd.backward(task.loss(model, batch))
+        torch.autograd.backward(mean_of(task.loss(model, batch)))
         optimizer.step()
         connection.xack(f"{key}:0", "plain", *[name for name, _ in entries])
     time_s = time.perf_counter() - begun_s

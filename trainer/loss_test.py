@@ -20,7 +20,7 @@ from hetopt.trainer.data.fetch import Batch, rows_of, same_batch, samples_in
 from hetopt.trainer.inexact import BATCH_STATISTICS, WHOLE_BATCH
 from hetopt.trainer.loss_reading import SAME, LossReading, read_loss
 from hetopt.trainer.random_rows import RandomRows
-from hetopt.trainer.task import Loss
+from hetopt.trainer.task import Loss, mean_of
 
 Kind: TypeAlias = Literal["untested", "mean", "counted", "read", "sum", "coupled"]
 
@@ -211,9 +211,7 @@ class _Trial:
             told = self._loss(self._model, batch)
         loss, count = told if isinstance(told, tuple) else (told, None)
         reading = read_loss(loss, samples)
-        if count is not None:
-            loss = loss / max(float(count), 1e-12)
-        found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        found = torch.autograd.grad(mean_of(told), self._parameters, allow_unused=True)
         pieces = [
             torch.zeros_like(own).flatten() if one is None else one.to_dense().flatten()
             for own, one in zip(self._parameters, found, strict=True)

@@ -22,6 +22,18 @@ from hetopt.trainer.inexact import check_accepted
 Loss: TypeAlias = "Tensor | tuple[Tensor, Tensor | float]"
 """The mean over the samples of a batch; or a sum, and how many it is of (tokens, pixels, weights)."""
 
+
+def mean_of(told: Loss) -> Tensor:
+    """The mean that a task's loss is, also where it gives a sum and its count."""
+    if not isinstance(told, tuple):
+        return told
+    summed, count = told
+    return summed / torch.as_tensor(count, dtype=summed.dtype, device=summed.device).clamp(min=_LEAST_COUNT)
+
+
+_LEAST_COUNT = 1e-12
+"""Of a batch in which nothing counts: its sum is 0."""
+
 OptimizerFactory: TypeAlias = Callable[[nn.Module], Optimizer]
 Schedule: TypeAlias = Callable[[float], float]
 

@@ -23,7 +23,7 @@ from hetopt.trainer.loss_reading import read_loss
 from hetopt.trainer.steps.noise_groups import NoiseSums
 from hetopt.trainer.steps.precision import Autocast
 from hetopt.trainer.steps.stopwatch import Mark
-from hetopt.trainer.task import Loss
+from hetopt.trainer.task import Loss, mean_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -145,7 +145,7 @@ class LossModule(nn.Module):
         if isinstance(told, tuple):
             self.is_counted = True
             self.count = torch.as_tensor(told[1], dtype=torch.float64, device=loss.device)
-            return loss / self.count.clamp(min=_LEAST_COUNT).to(loss.dtype)
+            return mean_of(told)
         if self.is_read:
             samples = samples_in(batch) or 1
             self.count = torch.tensor(read_loss(loss, samples).denominator, dtype=torch.float64, device=loss.device)
@@ -172,9 +172,6 @@ class LossModule(nn.Module):
 
 
 _LOOK_EVERY = 20
-
-_LEAST_COUNT = 1e-12
-"""Of a batch in which nothing counts: its sum is 0."""
 
 
 def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
