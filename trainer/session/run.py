@@ -210,8 +210,7 @@ class Session:
         self._sync(self._loss.weight_of(self._own_weight, weight, self._present_part()))
 
     def _sync(self, own_weight: float) -> None:
-        self._own_weight = None
-        self._backwards = 0
+        self._own_weight, self._backwards = None, 0
         self._is_summed = True
         self._computed = self._stopwatch.mark()
         if self._trains_alone:
