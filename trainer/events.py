@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -64,6 +65,15 @@ class EventLog:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
+
+
+def tell_failure(path: Path, reason: str, **fields: Any) -> None:
+    """Append ``run_failed`` to a log, as somebody's last word. Where the disk refuses even that, stderr has it."""
+    try:
+        with closing(EventLog(path)) as log:
+            log.write("run_failed", reason=reason, **fields)
+    except OSError as error:
+        print(f"{path} cannot be written: {error.strerror}. {reason}", file=sys.stderr)
 
 
 def parse_events(lines: Iterable[str | bytes]) -> Iterator[Event]:

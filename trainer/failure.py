@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from hetopt.profiler.errors import HetoptError, RunFailed
-from hetopt.trainer.events import EVENTS_FILE, EventLog
+from hetopt.trainer.events import EVENTS_FILE, tell_failure
 
 # What gloo says when the process at the other end is gone. It raises plain RuntimeErrors.
 _PEER_LOST = (
@@ -29,6 +30,9 @@ _MEMORY_REFUSED = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class FailureReport:
@@ -61,9 +65,7 @@ class FailureReport:
             self.exit_code = failure.exit_code
             # Without a folder there is no log to tell; the sentence on stderr is then all there is.
             if self._run_dir.is_dir():
-                log = EventLog(self._run_dir / EVENTS_FILE)
-                log.write("run_failed", reason=failure.message, hint=failure.hint, rank=self._rank)
-                log.close()
+                tell_failure(self._run_dir / EVENTS_FILE, failure.message, hint=failure.hint, rank=self._rank)
             print(f"{type(failure).__name__}: {failure.message}", file=sys.stderr)
         else:
             self.exit_code = RunFailed.exit_code
@@ -93,6 +95,11 @@ def explain(error: Exception, rank: int) -> HetoptError:
     if is_out_of_memory(error):
         return RunFailed(
             f"worker {rank} ran out of memory.", hint="lower max_local_batch_size of this worker in the plan's run spec"
+        )
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return RunFailed(
+            f"worker {rank}: the disk is full, so {error.filename or 'the event log of the run'} cannot be written.",
+            hint="make room on the disk, then go on from the last checkpoint with `hetopt launch --resume`",
         )
     said = next(iter(str(error).splitlines()), "(no message)")
     return RunFailed(f"worker {rank}: {type(error).__name__}: {said}", hint="see the worker's log for where")

@@ -6,6 +6,7 @@ ran; each worker that ever trained keeps one place in every table, whoever else 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -68,7 +69,9 @@ class RunClock:
     def _begun(self, event: LogEvent) -> float | None:
         """When the session began that this event is the first of, if it is."""
         began_s: float | None = None
-        while self._next < len(self.starts) and self.starts[self._next] <= event.time_s:
+        # A session's last event may be as late as the next one's start; its first event is later.
+        latest_s = event.time_s if self.sessions else math.nextafter(event.time_s, math.inf)
+        while self._next < len(self.starts) and self.starts[self._next] < latest_s:
             start_s, self._next = self.starts[self._next], self._next + 1
             # A start that left no event is followed by the one that did.
             if not self.sessions or start_s >= self._newest_s:

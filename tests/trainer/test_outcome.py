@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from hetopt.trainer.events import EventLog
+from hetopt.trainer.failure import FailureReport
 from hetopt.trainer.launch.base import RunState
 from hetopt.trainer.launch.host import died_of, torchrun_arguments
 from hetopt.trainer.launch.listening import collectives_on
 from hetopt.trainer.launch.local import run_environment
 from hetopt.trainer.launch.outcome import failure_reason, judge, last_log_line, read_tail
+from hetopt.trainer.launch.processes import run_status
 from hetopt.trainer.log_events import LogEvent
+from hetopt.trainer.run_folder import write_spec
 from hetopt.trainer.spec import RunSpec
 from tests.logs import an_event
 
@@ -93,3 +102,36 @@ def test_a_local_run_stays_on_this_machine(tmp_path: Path) -> None:
     assert collectives_on("127.0.0.1") == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     assert run_environment(3, 2)["OMP_NUM_THREADS"] == "1"
     assert run_environment(2, 16)["OMP_NUM_THREADS"] == "8"
+
+
+def test_a_last_word_that_the_disk_refuses_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "events.jsonl").symlink_to("/dev/full")
+    log = EventLog(tmp_path / "events.jsonl")
+    with FailureReport(tmp_path, 1) as failure, closing(log):
+        log.write("training_started", step=0)
+    assert failure.exit_code == 6
+    said = capsys.readouterr().err
+    assert "RunFailed: worker 1: the disk is full, so the event log of the run cannot be written." in said
+    assert "events.jsonl cannot be written: No space left on device." in said
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk of 256 kB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("only root may make a small disk")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_run_that_ended_on_a_full_disk_says_so(small_disk: Path) -> None:
+    write_spec(small_disk, SPEC)
+    assert run_status(small_disk).reason == "its processes are gone and left no word"
+    with contextlib.suppress(OSError), (small_disk / "fills").open("wb", buffering=0) as stream:
+        while True:
+            stream.write(b"x" * 4096)
+    assert run_status(small_disk).reason == f"the disk that holds {small_disk} is full, so its event log could not grow"
+    assert run_status(small_disk).state is RunState.FAILED

@@ -21,7 +21,7 @@ from pathlib import Path
 from hetopt.profiler.errors import BadInput, HetoptError
 from hetopt.trainer.conditions import ConditionsReader, write_conditions
 from hetopt.trainer.event_reader import EventReader
-from hetopt.trainer.events import EVENTS_FILE, EventLog
+from hetopt.trainer.events import EVENTS_FILE, EventLog, tell_failure
 from hetopt.trainer.launch.changes import CHANGES_FILE, comes_and_goes, parse_requests
 from hetopt.trainer.launch.guard import StopSignal, die_with_parent
 from hetopt.trainer.launch.logs import host_log_folder, read_from
@@ -349,9 +349,7 @@ def main(argv: list[str]) -> int:
 def _tell(run_dir: Path, error: HetoptError) -> None:
     print(error.message, file=sys.stderr)
     if run_dir.is_dir():
-        log = EventLog(run_dir / EVENTS_FILE)
-        log.write("run_failed", reason=error.message, hint=error.hint)
-        log.close()
+        tell_failure(run_dir / EVENTS_FILE, error.message, hint=error.hint)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from hetopt.profiler.errors import BadInput, HetoptError, RunFailed
 from hetopt.trainer.event_reader import read_log
-from hetopt.trainer.events import EVENTS_FILE, EventLog
+from hetopt.trainer.events import EVENTS_FILE, tell_failure
 from hetopt.trainer.launch.guard import die_with_parent
 from hetopt.trainer.launch.listening import LOOPBACK
 from hetopt.trainer.launch.logs import LOG_FOLDER, host_log_folder
@@ -92,9 +92,7 @@ def _report_failure(exit_codes: Mapping[int, int], spec: RunSpec, run_dir: Path,
         reason = last_log_line(run_dir) or "the workers ended without saying why"
     if reason is None:
         return  # they lost a peer: its own host knows why, and whoever conducts the hosts looks last
-    log = EventLog(path)
-    log.write("run_failed", reason=reason)
-    log.close()
+    tell_failure(path, reason)
 
 
 def main(argv: list[str]) -> int:

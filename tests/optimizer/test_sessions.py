@@ -1,0 +1,176 @@
+"""A run that was stopped, went on and lost workers is one run: its parts add up, and pauses count for nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.optimizer.reports.progress import Progress, advance, begin, follow
+from hetopt.optimizer.reports.prometheus import Newest
+from hetopt.optimizer.reports.report_page.series import series
+from hetopt.optimizer.reports.sessions import RunClock
+from hetopt.optimizer.reports.timeline import timeline
+from hetopt.trainer.event_reader import read_log
+from hetopt.trainer.log_events import LogEvent, RunStarted, StepsLogged, TrainingFinished
+from tests.logs import an_event
+
+RUNS = Path(__file__).resolve().parents[1] / "recorded" / "runs"
+STARTUP_S, STEP_S = 10.0, 0.5
+
+
+def session(
+    at_s: float, steps: int, *, first: int = 0, hosts: Sequence[str] = ("h0", "h1"), ends: bool = True
+) -> list[LogEvent]:
+    """A session that was launched at a moment and did so many steps, one a line."""
+    workers = [{"host": host, "type": "c7i.large", "local_batch_size": 8} for host in hosts]
+    now_s = at_s + STARTUP_S
+    events = [
+        an_event("run_started", time_s=now_s, workers=workers, resumed_step=first),
+        an_event("training_started", time_s=now_s, step=first),
+    ]
+    for number in range(steps):
+        now_s += STEP_S
+        step: dict[str, Any] = {"step": first + number + 1, "step_time_s": STEP_S, "compute_s": [0.4] * len(hosts)}
+        events.append(an_event("step", time_s=now_s, **step))
+    if ends:
+        told = {"step": first + steps, "reason": "stopped", "training_s": steps * STEP_S}
+        events.append(an_event("training_finished", time_s=now_s, **told))
+    return events
+
+
+SESSIONS = st.lists(
+    st.tuples(st.integers(1, 6), st.floats(0.0, 1e6), st.integers(0, 3)), min_size=1, max_size=5
+)  # steps, pause before, steps that are lost
+
+
+@given(SESSIONS)
+def test_sessions_add_up_and_pauses_count_for_nothing(told: list[tuple[int, float, int]]) -> None:
+    events: list[LogEvent] = []
+    starts, now_s, step, lost, done = [], 1e6, 0, 0, 0
+    for number, (steps, pause_s, back) in enumerate(told):
+        now_s += pause_s if number else 0.0
+        again = min(back, step)
+        starts.append(now_s)
+        events += session(now_s, steps, first=step - again)
+        now_s += STARTUP_S + steps * STEP_S
+        step, lost, done = step - again + steps, lost + again, done + steps
+    progress = follow(events, starts)
+    assert (progress.sessions, progress.step, progress.lost_steps) == (len(told), step, lost)
+    assert progress.logged_steps == done
+    assert progress.startup_s == pytest.approx(len(told) * STARTUP_S, abs=1e-3)
+    assert progress.training_s == pytest.approx(done * STEP_S, abs=1e-3)
+    assert progress.elapsed_s == pytest.approx(len(told) * STARTUP_S + done * STEP_S, abs=1e-3)
+    assert progress.restarts == 0
+    assert progress.recovery_s == 0
+    one_by_one = begin(starts)
+    for event in events:
+        one_by_one = advance(one_by_one, event)
+    assert one_by_one.elapsed_s == progress.elapsed_s
+    for one, other in zip(one_by_one.workers, progress.workers, strict=True):
+        assert one.steps == other.steps
+        assert one.compute_s == pytest.approx(other.compute_s)
+    drawn, columns = timeline(events, starts=starts), series(events, starts)
+    assert drawn.moments[-1].end_s == pytest.approx(columns.duration_s, abs=2e-3)
+    assert columns.duration_s == pytest.approx((len(told) - 1) * STARTUP_S + done * STEP_S, abs=1e-3)
+    assert (columns.end_s[1:] >= columns.end_s[:-1]).all()
+    assert sum(one.kind == "resumed" for one in drawn.happenings) == len(told) - 1
+
+
+@given(st.lists(st.sets(st.sampled_from(["h0", "h1", "h2"]), min_size=1), min_size=1, max_size=6))
+def test_each_worker_keeps_its_place_whoever_else_is_there(crews: list[set[str]]) -> None:
+    events: list[LogEvent] = []
+    for number, crew in enumerate(crews):
+        events += session(1000.0 + 100 * number, 2, first=2 * number, hosts=sorted(crew), ends=False)
+    progress, drawn, columns = follow(events), timeline(events), series(events)
+    hosts = [worker.host for worker in progress.workers]
+    assert sorted(hosts) == sorted(set().union(*crews))
+    assert list(columns.hosts) == hosts
+    for place, worker in enumerate(progress.workers):
+        there = sum(worker.host in crew for crew in crews)
+        assert worker.steps == 2 * there
+        assert worker.mean_compute_s == pytest.approx(0.4)
+        assert worker.is_present == (worker.host in crews[-1])
+        assert sum(moment.compute_s[place] is not None for moment in drawn.moments) == 2 * there
+        assert sum(columns.compute_s[:, place] > 0) == 2 * there
+    newest = Newest()
+    newest.take(events)
+    told = {dict(labels)["host"] for name, labels in newest.figures if name == "compute_seconds"}
+    assert told == crews[-1], "who is gone computes nothing"
+    assert progress.restarts == len(crews) - 1
+
+
+def test_steps_of_workers_that_were_never_announced_are_theirs() -> None:
+    events = [one for one in session(1000.0, 3) if isinstance(one, StepsLogged)]
+    progress = follow(events)
+    assert [worker.host for worker in progress.workers] == ["worker 0", "worker 1"]
+    assert (progress.logged_steps, len(timeline(events).moments), len(series(events).end_s)) == (3, 3, 3)
+    assert progress.startup_s == 0.0
+
+
+def test_a_clock_that_was_set_moves_no_time() -> None:
+    events = session(1000.0, 4)
+    jump = an_event("clock_jumped", time_s=events[3].time_s + 3600.0, by_s=3600.0)
+    later = [one.__class__(**{**vars(one), "time_s": one.time_s + 3600.0}) for one in events[4:]]
+    assert follow([*events[:4], jump, *later], [1000.0]).elapsed_s == pytest.approx(STARTUP_S + 4 * STEP_S)
+
+
+def test_time_never_goes_back() -> None:
+    clock = RunClock()
+    times = []
+    for time_s in (5.0, 9.0, 7.0, 8.0, 20.0):
+        clock.take(an_event("training_started", time_s=time_s))
+        times.append(clock.now_s)
+    assert times == [0, 4, 4, 4, 15]
+
+
+def read(name: str) -> tuple[list[LogEvent], Progress, tuple[float, ...]]:
+    events = read_log(RUNS / f"{name}.jsonl").events
+    starts = [events[0].time_s - 12.0]
+    stops = [place for place, event in enumerate(events) if isinstance(event, TrainingFinished)]
+    for place in stops[:-1]:
+        again = next(event for event in events[place:] if isinstance(event, RunStarted))
+        starts.append(again.time_s - 8.0)
+    return events, follow(events, starts), tuple(starts)
+
+
+def test_a_real_run_that_was_stopped_and_went_on() -> None:
+    events, progress, starts = read("resumed")
+    first, last = (event for event in events if isinstance(event, TrainingFinished))
+    assert (progress.sessions, progress.lost_steps, progress.finish_reason) == (2, 0, "epochs")
+    assert progress.startup_s == pytest.approx(20.0, abs=0.1)
+    # The trainer's own clock adds its sessions up as well.
+    assert progress.training_s == pytest.approx(last.training_s, rel=0.01)
+    assert progress.clock.idle_s == pytest.approx(starts[1] - first.time_s)
+    assert progress.elapsed_s == pytest.approx(20.0 + (last.training_s or 0.0), rel=0.01)
+
+
+def test_of_an_old_run_only_the_last_start_is_known() -> None:
+    """Earlier versions overwrote when a run was launched first."""
+    events, progress, starts = read("resumed")
+    old = follow(events, starts[1:])
+    assert old.sessions == 2
+    assert old.startup_s == pytest.approx(8.0, abs=0.1)
+    assert old.training_s == progress.training_s
+
+
+def test_a_real_run_that_lost_a_worker() -> None:
+    events, progress, starts = read("lost-worker")
+    assert (progress.sessions, progress.restarts, progress.lost_steps) == (1, 2, 0)
+    assert [worker.host for worker in progress.workers] == ["local-0", "local-1"]
+    assert 3.3 < progress.recovery_s < 6.0, "as the log tells of it, and the step that was not told of"
+    assert progress.workers[1].steps < progress.workers[0].steps
+    (alone,) = {
+        moment.local_batch_sizes for moment in timeline(events, starts=starts).moments if None in moment.compute_s
+    }
+    assert alone == (32, None)
+
+
+def test_what_a_step_tells_is_finite_in_all_that_is_made_of_it() -> None:
+    events, *_ = read("lost-worker")
+    assert json.loads(timeline(events).model_dump_json())["moments"]
