@@ -157,8 +157,11 @@ def test_stop_and_resume_from_another_terminal(hetopt: Hetopt, home: Path) -> No
     assert again.returncode == 130, err
     assert "Traceback" not in err
     assert _processes_of(run) == []
-    assert json.loads(hetopt("status", run.name, "--json").out)["state"] == "stopped"
-    assert hetopt("report", run.name).code == 0
+    told = json.loads(hetopt("status", run.name, "--json").out)
+    assert (told["state"], told["sessions"]) == ("stopped", 2)
+    answer = hetopt("report", run.name)
+    assert answer.code == 0
+    assert "Its 2 sessions are added up" in " ".join(answer.out.split())
 
 
 def test_interrupted_profile_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import struct
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from select import select
 from typing import Any
 
 import pytest
 
-from hetopt.optimizer.cli.metrics import serve
+from hetopt.optimizer.cli.metrics import MOST_CLIENTS, Figures, serve
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.reports.prometheus import Newest, exposition
 from hetopt.optimizer.reports.scalars import HELP, scalars
@@ -108,6 +113,48 @@ def test_the_endpoint_answers_with_what_is_logged_by_then(recorded: Path) -> Non
             after = answer.read().decode()
         server.shutdown()
     assert ("0.99" in before, "0.99" in after) == (False, True)
+
+
+def test_a_scrape_reads_what_is_new_and_none_reads_twice(recorded: Path) -> None:
+    figures = Figures(recorded)
+    figures.text()
+    read = figures._reader._offset
+    assert read == (recorded / EVENTS_FILE).stat().st_size
+    with ThreadPoolExecutor(4) as many:
+        texts = set(many.map(lambda _: figures.text(), range(8)))
+    assert len(texts) == 1
+    assert figures._reader._offset == read
+
+
+def test_a_client_that_goes_away_is_no_news_and_few_are_answered_at_once(
+    recorded: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with serve(recorded, "127.0.0.1:0") as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = server.server_address[:2]
+        silent = [socket.create_connection(address) for _ in range(MOST_CLIENTS + 5)]
+        deadline = time.monotonic() + 60
+        while sum(select([one], [], [], 0)[0] != [] for one in silent) < 5 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        turned_away = [one for one in silent if select([one], [], [], 0)[0]]
+        assert len(turned_away) == 5, "the others are still listened to"
+        assert all(one.recv(1) == b"" for one in turned_away)
+        for one in silent:
+            # A reset instead of a goodbye, before the answer is read.
+            with contextlib.suppress(OSError):
+                one.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            one.close()
+        while True:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{address[1]}/metrics") as answer:
+                    assert b"hetopt_loss" in answer.read()
+                break
+            except OSError:
+                assert time.monotonic() < deadline, "there is room again once clients have gone"
+                time.sleep(0.05)
+        server.shutdown()
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("listen", ["nowhere", "127.0.0.1:99999999", "127.0.0.1:port"])
