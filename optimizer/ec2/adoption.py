@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+
+from pydantic import ConfigDict, NonNegativeInt
 
 from hetopt.optimizer.ec2 import calls
 from hetopt.optimizer.ec2.errors import ApiRefused
@@ -17,10 +17,33 @@ from hetopt.optimizer.ec2.seen import Seen
 from hetopt.optimizer.ec2.watch import Watcher, read_lease
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.plan import Plan
+from hetopt.profiler.artifact import HostName, Record, validated
 from hetopt.profiler.errors import BadInput
+from hetopt.profiler.reading import decoded, parse_json
 from hetopt.trainer.launch.ec2.protocol import PLACEMENT_OBJECT
 from hetopt.trainer.run_folder import write_spec
 from hetopt.trainer.spec import RunSpec
+
+_AGAIN = "see what else writes to the run's part of the bucket; `hetopt gc --on ec2` finds its machines"
+
+
+class PlacedHost(Record):
+    """Where one machine of a run is."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    host: HostName
+    address: str
+
+
+class Placed(Record):
+    """What a run's placement says of it; machines may write beside it, so it is read as a stranger's."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    generation: NonNegativeInt
+    hosts: dict[str, PlacedHost]
+    spec: RunSpec
 
 
 def fetch(edge: Edge, *, bucket: str, account_id: str, run_id: str, name: str) -> bytes:
@@ -58,16 +81,24 @@ def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: flo
     def get(name: str) -> bytes:
         return fetch(edge, bucket=bucket, account_id=account_id, run_id=run_dir.name, name=name)
 
-    order = Order.from_json(get(ORDER_FILE).decode(), origin=f"s3://{bucket}/{ORDER_FILE}")
-    plan = Plan.from_json(get(PLAN_OBJECT).decode(), origin=f"s3://{bucket}/{PLAN_OBJECT}")
-    placement: Mapping[str, Any] = json.loads(get(PLACEMENT_OBJECT))
-    spec = RunSpec.model_validate(placement["spec"])
+    def text(name: str) -> tuple[str, str]:
+        origin = f"s3://{bucket}/runs/{run_dir.name}/{name}"
+        return decoded(get(name), origin=origin), origin
+
+    order_text, origin = text(ORDER_FILE)
+    order = Order.from_json(order_text, origin=origin)
+    plan_text, origin = text(PLAN_OBJECT)
+    plan = Plan.from_json(plan_text, origin=origin)
+    placed_text, origin = text(PLACEMENT_OBJECT)
+    told = parse_json(placed_text, origin=origin, hint=_AGAIN)
+    placement = validated(Placed, told, origin=origin, hint=_AGAIN)
+    spec = placement.spec
     run_dir.mkdir(parents=True, exist_ok=True)
     order.save(run_dir / ORDER_FILE)
     plan.save(run_dir / PLAN_OBJECT)
     write_spec(run_dir, spec)
     watcher = Watcher(edge=edge, order=order, run_dir=run_dir, clock=lambda: now_s)
-    watcher.save(_seen(edge, watcher, placement["hosts"], int(placement["generation"]), _lease_end_s(edge, order)))
+    watcher.save(_seen(edge, watcher, placement.hosts, placement.generation, _lease_end_s(edge, order)))
     record = Launch(
         created=plan.created,
         started_s=order.created_s,
@@ -81,9 +112,7 @@ def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: flo
     return record
 
 
-def _seen(
-    edge: Edge, watcher: Watcher, hosts: Mapping[str, Mapping[str, str]], generation: int, lease_end_s: float
-) -> Seen:
+def _seen(edge: Edge, watcher: Watcher, hosts: Mapping[str, PlacedHost], generation: int, lease_end_s: float) -> Seen:
     """The run's machines as EC2 tells of them; one that it has forgotten ended more than an hour ago."""
     order = watcher.order
     answer = edge(calls.addresses_call(order))
@@ -94,8 +123,8 @@ def _seen(
         zone = next((other for other in order.zones if other.name == name), zone)
     seats = [
         Seat(
-            host=place["host"],
-            machine=Machine(id=id_, instance_type=known[id_]["InstanceType"], address=place["address"], zone=zone.name),
+            host=place.host,
+            machine=Machine(id=id_, instance_type=known[id_]["InstanceType"], address=place.address, zone=zone.name),
         )
         for id_, place in hosts.items()
         if id_ in known

@@ -17,6 +17,7 @@ from typing import Any
 from hetopt.optimizer.ec2.errors import ApiRefused
 from hetopt.optimizer.ec2.request import Answer, Edge, Kind, Request
 from hetopt.profiler.errors import BadInput, HetoptError
+from hetopt.profiler.reading import parse_json
 
 LEDGER_FILE = "ledger.jsonl"
 REGIONS_FILE = "regions"
@@ -245,9 +246,9 @@ def _sync_folder(folder: Path) -> None:
 
 def _entry(line: str) -> Entry | None:
     try:
-        found: Any = json.loads(line)
+        found: Any = parse_json(line, origin="the ledger")
         if not isinstance(found, Mapping):
             return None
         return Entry(**{**found, "ids": tuple(found.get("ids", ()))})
-    except (ValueError, TypeError):
+    except (BadInput, ValueError, TypeError):
         return None

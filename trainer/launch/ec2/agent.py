@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.profiler.errors import BadInput, RunFailed
+from hetopt.profiler.reading import read_text
 from hetopt.trainer.event_reader import read_log
 from hetopt.trainer.events import EVENTS_FILE
 from hetopt.trainer.launch.ec2.bootstrap import CONFIG_FILE, NodeConfig
@@ -320,8 +321,8 @@ def main(arguments: list[str]) -> int:
     """
     root = Path(arguments[0])
     try:
-        config = NodeConfig.from_json((root / CONFIG_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        config = NodeConfig.from_json(read_text(root / CONFIG_FILE))
+    except (BadInput, ValueError) as error:
         raise BadInput(f"{root} is not the folder of a rented machine: {error}.", hint="boot one") from None
     objects = S3Objects.connect(
         region=config.region, bucket=config.bucket, prefix=config.prefix, account_id=config.account_id

@@ -14,7 +14,9 @@ import json
 import math
 from dataclasses import asdict, dataclass
 
+from hetopt.profiler.errors import BadInput
 from hetopt.profiler.paths import REGION_PATTERN, RUN_PATTERN, is_name
+from hetopt.profiler.reading import parse_json
 from hetopt.trainer.launch.secret import SECRET_PATTERN
 
 USER_DATA_LIMIT_BYTES = 16_384
@@ -78,7 +80,10 @@ class NodeConfig:
         Raises:
             ValueError: it is something else.
         """
-        found = json.loads(text)
+        try:
+            found = parse_json(text, origin=CONFIG_FILE)
+        except BadInput as error:
+            raise ValueError(error.message) from None
         if not isinstance(found, dict):
             raise ValueError("a node's configuration is an object")
         try:

@@ -13,6 +13,7 @@ runs/RUN/ckpt/...            checkpoints; LATEST names the newest that is comple
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from hetopt.profiler.errors import BadInput
+from hetopt.profiler.reading import parse_json
 from hetopt.trainer.launch.nodes import Node
 from hetopt.trainer.spec import RunSpec
 
@@ -55,10 +58,11 @@ class Lease:
     def of_json(cls, data: bytes) -> Lease | None:
         """The lease that was written; None where it is something else, so that the one before holds."""
         try:
-            found: Any = json.loads(data)
-            return cls(end_s=float(found["end_s"]), stop_training_s=float(found["stop_training_s"]))
-        except (ValueError, KeyError, TypeError):
+            found: Any = parse_json(data, origin=LEASE_OBJECT)
+            lease = cls(end_s=float(found["end_s"]), stop_training_s=float(found["stop_training_s"]))
+        except (BadInput, ValueError, KeyError, TypeError):
             return None
+        return lease if math.isfinite(lease.end_s) and math.isfinite(lease.stop_training_s) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +90,9 @@ class Placement:
 def placement_of(data: bytes, instance_id: str) -> Placement | None:
     """The place of a machine; None where it has none, or the text is no placement."""
     try:
-        found: Any = json.loads(data)
+        found: Any = parse_json(data, origin=PLACEMENT_OBJECT)
         mine: Mapping[str, str] | None = found["hosts"].get(instance_id)
-        if mine is None:
+        if mine is None or not all(isinstance(one, str) for one in (mine["host"], mine["address"], found["meeting"])):
             return None
         return Placement(
             generation=int(found["generation"]),
@@ -97,7 +101,7 @@ def placement_of(data: bytes, instance_id: str) -> Placement | None:
             resume_from=checkpoint_name(found.get("resume_from")),
             pauses=found.get("pauses") is True,
         )
-    except (ValueError, KeyError, TypeError, AttributeError, ValidationError):
+    except (BadInput, ValueError, KeyError, TypeError, AttributeError, OverflowError, ValidationError):
         return None
 
 
@@ -135,6 +139,6 @@ def is_over(data: bytes | None, generation: int) -> bool:
     if data is None:
         return False
     try:
-        return int(json.loads(data)["generation"]) >= generation
-    except (ValueError, KeyError, TypeError):
+        return int(parse_json(data, origin="an outcome")["generation"]) >= generation
+    except (BadInput, ValueError, KeyError, TypeError, OverflowError):
         return False
