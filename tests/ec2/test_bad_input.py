@@ -33,7 +33,22 @@ REFUSALS = {
         Refusal(call="DescribeInstanceTypeOfferings", status=401, code="OptInRequired"),
         "the account cannot use this region",
     ),
-    "disabled region": (Refusal(call="DescribeSubnets", status=401, code="AuthFailure"), "cannot use this region"),
+    "disabled region, or wrong keys": (
+        Refusal(call="DescribeSubnets", status=401, code="AuthFailure", message="AWS was not able to validate them"),
+        "does not accept these credentials in this region: AWS was not able to validate them.*not enabled",
+    ),
+    "a new account": (
+        Refusal(call="CreateFleet", status=200, code="PendingVerification", inside=True),
+        "AWS is still verifying this account.*launch again",
+    ),
+    "a blocked account": (
+        Refusal(call="CreateFleet", status=400, code="Blocked", message="This account is currently blocked"),
+        "AWS has blocked this account: This account is currently blocked.*support",
+    ),
+    "a type that the zone does not start": (
+        Refusal(call="CreateFleet", status=400, code="InvalidFleetConfig", message="Unsupported instance types"),
+        "no zone has all machines of the plan.*cannot be started so in this zone",
+    ),
     "a bucket of somebody else": (Refusal(call="HEAD", status=403, code="403"), "belongs to somebody else"),
     "a bucket in another region": (Refusal(call="HEAD", status=301, code="301"), "is in another region"),
     "spot quota of zero": (
@@ -46,7 +61,7 @@ REFUSALS = {
     ),
     "no permission": (
         Refusal(call="CreateLaunchTemplate", status=403, code="UnauthorizedOperation"),
-        r"may not do ec2:CreateLaunchTemplate.*hetopt setup",
+        r"may not do ec2:CreateLaunchTemplate: as the test wants it.*hetopt setup",
     ),
     "a role that is not there": (
         Refusal(call="CreateFleet", status=403, code="AuthFailure.ServiceLinkedRoleCreationNotPermitted"),
