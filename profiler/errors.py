@@ -7,7 +7,8 @@
     ├── BudgetStop        5   the run was stopped to stay inside the budget or the deadline
     └── RunFailed         6   a worker died or the run could not go on
 
-A message is one sentence that says what is wrong; ``hint`` is what to do next.
+A message is one sentence that says what is wrong; ``hint`` is what to do next. As text an error is both, so that a
+script's traceback says them too.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ class HetoptError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    def __str__(self) -> str:
+        if not self.hint:
+            return self.message
+        return f"{self.message.rstrip('.')}: {self.hint.rstrip('.')}."
 
 
 class BadInput(HetoptError):
