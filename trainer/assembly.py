@@ -28,6 +28,7 @@ from hetopt.trainer.data.partitions import NEED_LABELS, Parts, make_parts
 from hetopt.trainer.data.prefetch import ProcessReadAhead, ReadAhead, ReadingWatch, ThreadReadAhead
 from hetopt.trainer.exchange.channel import Channel
 from hetopt.trainer.injector import Injector
+from hetopt.trainer.making import make_model
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.spec import RunSpec
 from hetopt.trainer.steps.learning_rate import AdaptiveScale
@@ -41,7 +42,7 @@ from hetopt.trainer.tasks.load import load_task
 def build_model(task: Task, device: torch.device, seed: int) -> nn.Module:
     """The task's model on the device, the same on every rank: seeded alike, then as rank 0 has it."""
     torch.manual_seed(seed)
-    model = task.model().to(device)
+    model = make_model(task).to(device)
     if dist.is_initialized():
         tensors = [*model.parameters(), *model.buffers()]
         with torch.no_grad():

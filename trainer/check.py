@@ -9,7 +9,6 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
 
 from hetopt.profiler.errors import BadInput
@@ -17,6 +16,7 @@ from hetopt.trainer.check_findings import Ended, Finding, NothingLeft, near, pla
 from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, samples_in
 from hetopt.trainer.inexact import WHOLE_BATCH
 from hetopt.trainer.loss_test import STATISTICS_HINT, probe_loss
+from hetopt.trainer.making import make_model, make_optimizer
 from hetopt.trainer.normalisation import least_samples
 from hetopt.trainer.random_rows import RandomRows
 from hetopt.trainer.task import Task, TaskData
@@ -145,7 +145,7 @@ def _batch_sizes(task: Task, batch: Batch, once: Batch, twice: Batch) -> Iterato
 
 
 def _model(task: Task) -> nn.Module:
-    model = run(task.model, task.model, "The task's model")
+    model = run(task.model, lambda: make_model(task), "The task's model")
     if not isinstance(model, nn.Module):
         raise _another_type(
             "model", model, wanted="a torch.nn.Module", hint="return the module itself", where=place(task.model)
@@ -285,15 +285,7 @@ def _gradients(task: Task, model: nn.Module, once: Batch) -> Iterator[Finding]:
 
 
 def _optimizer(task: Task, model: nn.Module) -> Iterator[Finding]:
-    optimizer = run(task.optimizer, lambda: task.optimizer(model), "The task's optimizer")
-    if not isinstance(optimizer, Optimizer):
-        yield Finding(
-            level="error",
-            text=f"The task's optimizer gives a {type(optimizer).__name__}, not a torch.optim.Optimizer.",
-            hint="for example optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1)",
-            where=place(task.optimizer),
-        )
-        return
+    optimizer = run(task.optimizer, lambda: make_optimizer(task, model), "The task's optimizer")
     own = {id(one) for group in optimizer.param_groups for one in group["params"]}
     known = {id(one) for one in model.parameters()}
     left = [name for name, one in model.named_parameters() if one.requires_grad and id(one) not in own]
@@ -311,6 +303,8 @@ def _optimizer(task: Task, model: nn.Module) -> Iterator[Finding]:
             hint="build it from the model it is given: lambda model: SGD(model.parameters(), ...)",
             where=place(task.optimizer),
         )
+    # With the gradients that are there: SparseAdam takes no dense ones, others need a function or a state of their own.
+    run(task.optimizer, optimizer.step, "The optimizer's step")
 
 
 def _evaluation(task: Task, model: nn.Module, dataset: MapDataset) -> Iterator[Finding]:

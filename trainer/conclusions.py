@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hetopt.profiler.errors import RunFailed
 from hetopt.trainer.announcement import tell_network
+from hetopt.trainer.exchange.peers import workers
 from hetopt.trainer.statistics import Period
 from hetopt.trainer.training import Training
 from hetopt.trainer.twins import try_twins
 
 
 def conclude(training: Training, period: Period) -> None:
-    """What every rank concludes from the same numbers: shares, exchange and learning rate from now on."""
+    """What every rank concludes from the same numbers: shares, exchange and learning rate from now on.
+
+    Raises:
+        RunFailed: the workers do not train the same model in the same way any more.
+    """
+    if period.drifted is not None:
+        what, ranks = period.drifted
+        raise RunFailed(
+            f"{workers(ranks)} has {what} than most workers at step {training.runner.step}.",
+            hint="the task's model, optimizer and schedule must do the same on every worker: nothing in them may "
+            "depend on the rank, the time or a random number of their own",
+        )
     if training.adaptive_scale is not None and (moments := period.noise()) is not None:
         training.adaptive_scale = training.adaptive_scale.after(moments)
     _steer(training, period)

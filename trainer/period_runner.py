@@ -14,6 +14,7 @@ from hetopt.trainer.alarm import IN_A_ROW, Alarm
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.stream.source import Flow
 from hetopt.trainer.divergence import LossRecord
+from hetopt.trainer.likeness import marks_of
 from hetopt.trainer.statistics import PeriodLog
 from hetopt.trainer.steps.form import Form
 from hetopt.trainer.steps.learning_rate import LearningRate
@@ -182,6 +183,7 @@ class PeriodRunner:
             since_checkpoint_s=begun_s - checkpoint_s,
             checkpoint_part=self._checkpoint_part(),
             flow=None if self._flow is None else self._flow(),
+            marks=marks_of(self._optimizer, models_are_alike=self._synchroniser is None),
         )
         gathering = Gathering([*row.to_list(), *traffic.to_list()], context.world_size)
         self.control_s += context.clock() - begun_s

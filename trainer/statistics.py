@@ -14,6 +14,7 @@ from hetopt.profiler.noise import Moments, pooled_noise
 from hetopt.trainer.control.policy import BatchObservation
 from hetopt.trainer.data.stream.source import Flow
 from hetopt.trainer.events import Event
+from hetopt.trainer.likeness import CLOSE, Marks
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
 from hetopt.trainer.steps.traffic import GroupTraffic, Traffic, traffic_of
@@ -48,6 +49,9 @@ class ControlRow:
         stream_wait_s: likewise.
         stream_dropped: likewise.
         stream_repeated: likewise.
+        options_mark: of the optimizer's learning rates and other numbers (see `hetopt.trainer.likeness`); 0: unknown.
+        structure_mark: of which parameters are trained; likewise.
+        model_mark: of the parameters' bits; 0 also where workers' models differ between averages.
     """
 
     steps: float
@@ -73,6 +77,9 @@ class ControlRow:
     stream_wait_s: float = 0.0
     stream_dropped: float = 0.0
     stream_repeated: float = 0.0
+    options_mark: float = 0.0
+    structure_mark: float = 0.0
+    model_mark: float = 0.0
 
     def to_list(self) -> list[float]:
         """The numbers, in the order of the fields."""
@@ -129,6 +136,21 @@ class Period:
     def diverged(self) -> bool:
         """Whether some worker met a loss that is NaN or infinite."""
         return not math.isfinite(self.loss)
+
+    @property
+    def drifted(self) -> tuple[str, tuple[int, ...]] | None:
+        """What is not the same on all workers, and which differ from most; None: all is."""
+        for name, close, what in (
+            ("structure_mark", 0.0, "other parameters that are trained"),
+            ("options_mark", CLOSE, "another learning rate or other numbers of its optimizer"),
+            ("model_mark", 0.0, "other values of its parameters"),
+        ):
+            marks = [getattr(row, name) for row in self.rows]
+            usual = max(marks, key=marks.count)
+            others = tuple(rank for rank, mark in enumerate(marks) if not math.isclose(mark, usual, rel_tol=close))
+            if others:
+                return what, others
+        return None
 
     @property
     def stop_wished(self) -> bool:
@@ -259,6 +281,7 @@ class PeriodLog:
         since_checkpoint_s: float,
         checkpoint_part: float = 0.0,
         flow: Flow | None = None,
+        marks: Marks | None = None,
     ) -> ControlRow:
         """The row for the steps since the last call, at least one; waits until the device has done them."""
         seconds = self._stopwatch.seconds
@@ -267,7 +290,7 @@ class PeriodLog:
         # A period that holds nothing but steps with other shares ends a run: nobody judges it.
         fresh = traces[self._with_other_shares :] or traces
         self._with_other_shares = 0
-        compute = [seconds(trace.begun, trace.computed) for trace in fresh]
+        compute = [max(0.0, seconds(trace.begun, trace.computed) - trace.waited_s) for trace in fresh]
         self._judged_s += compute
         median_s = statistics.median(self._judged_s)
         measured = [trace.noise for trace in traces if trace.noise is not None]
@@ -292,6 +315,7 @@ class PeriodLog:
             mean_square_norm=sum(float(noise.mean_square_norm) for noise in measured),
             checkpoint_part=checkpoint_part,
             **({} if flow is None else {f"stream_{name}": float(value) for name, value in vars(flow).items()}),
+            **({} if marks is None else {f"{name}_mark": float(value) for name, value in marks._asdict().items()}),
         )
 
     def judged(self, *, changed: bool) -> None:

@@ -27,6 +27,7 @@ from hetopt.trainer.control.ratio.averaging import Promise
 from hetopt.trainer.control.sync.settled import Settled
 from hetopt.trainer.evaluation import average_buffers
 from hetopt.trainer.exchange.momentum_correction import own_momentum
+from hetopt.trainer.making import make_optimizer
 from hetopt.trainer.milestones import Milestones
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.period_runner import PeriodRunner
@@ -91,7 +92,7 @@ class Training:
         self.feed = make_feed(context, data.train, self.streaming)
         self.pace = make_worker_pace(context)
         stopwatch = make_stopwatch(context.device)
-        self.optimizer: Optimizer = task.optimizer(model)
+        self.optimizer: Optimizer = make_optimizer(task, model)
         self._maker = StepMaker(
             context=context,
             task=task,

@@ -16,6 +16,7 @@ from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.exchange.memory import ErrorFeedback
 from hetopt.trainer.exchange.stats import ExchangeStats
 from hetopt.trainer.exchange.topk import TopKCompressor
+from hetopt.trainer.making import make_model, make_optimizer
 from hetopt.trainer.normalisation import LEAST_SAMPLES
 from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.learning_rate import LearningRate
@@ -75,9 +76,9 @@ class _Twin:
 
     def __init__(self, training: Training, reader: BatchReader, ratio: float | None) -> None:
         context, task = training.context, training.task
-        model = task.model().to(context.device)
+        model = make_model(task).to(context.device)
         model.load_state_dict(training.model.state_dict())
-        self._optimizer = task.optimizer(model)
+        self._optimizer = make_optimizer(task, model)
         rate = LearningRate.of(task, self._optimizer)
         self._optimizer.load_state_dict(copy.deepcopy(training.optimizer.state_dict()))  # it keeps what it is given
         rate.apply(self._optimizer, training.epoch, training.learning_rate_scale)

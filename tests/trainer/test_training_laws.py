@@ -243,6 +243,28 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_one_sentence(crew: Crew) ->
     assert all(math.isfinite(event["loss"]) for event in crew.events("diverging", "step"))
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("drifting_rate", "another learning rate"),
+        ("drifting_model", "other values of its parameters"),
+        ("unfreezing", "other parameters that are trained"),
+    ],
+)
+def test_a_worker_that_drifts_away_is_named_within_a_period(crew: Crew, name: str, said: str) -> None:
+    failures = crew.events(name, "run_failed")
+    assert len(failures) == WORLD_SIZE, "workers disagree"
+    for failure in failures:
+        assert f"worker 0 has {said}" in failure["reason"]
+    assert not crew.events(name, "training_finished")
+
+
+def test_sparse_gradients_are_summed_as_dense_ones(crew: Crew) -> None:
+    losses = [event["loss"] for event in crew.events("sparse", "step")]
+    assert losses[-1] < losses[0]
+    assert crew.events("sparse", "training_finished")
+
+
 def test_the_controller_evens_out_paces(crew: Crew) -> None:
     """A sample takes the workers 1, 1 and 8 ms, so the ideal shares of 60 are 28, 28 and 4, or nearly."""
     changes = crew.events("paced", "shares_changed")

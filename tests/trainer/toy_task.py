@@ -7,6 +7,7 @@ import itertools
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -128,6 +129,53 @@ def _task(model=_model, target: float = 0.0) -> Task:
 
 def plain() -> Task:
     return _task()
+
+
+def _only_rank_0() -> bool:
+    return Path(os.environ["TOY_RECORD"]).name.startswith("0")
+
+
+def drifting_rate() -> Task:
+    """Its schedule is another one on the first worker, from the second epoch on."""
+    return replace(_task(), schedule=lambda epoch: 0.5 if epoch > 1 and _only_rank_0() else 1.0)
+
+
+def drifting_model() -> Task:
+    """The first worker changes a parameter behind the optimizer's back."""
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        if _only_rank_0():
+            with torch.no_grad():
+                model[0].bias += 1e-4
+        return _loss(model, batch)
+
+    return replace(_task(), loss=loss)
+
+
+def unfreezing() -> Task:
+    """The first worker freezes a layer on the way."""
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        made = _loss(model, batch)
+        if model.training:
+            model[2].bias.requires_grad_(not _only_rank_0())
+        return made
+
+    return replace(_task(), loss=loss)
+
+
+def sparse() -> Task:
+    """An embedding whose gradients are sparse, as it is built."""
+
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows, self.out = nn.Embedding(9, 4, sparse=True), nn.Linear(4, 1)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.out(self.rows(inputs.abs().mul(4).long().clamp(max=8)).mean(1))
+
+    return _task(Rows)
 
 
 def easy() -> Task:

@@ -23,6 +23,7 @@ from hetopt.trainer.data.fetch import MapDataset
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.evaluation import average_buffers, evaluate
 from hetopt.trainer.exchange.exchange import make_exchange
+from hetopt.trainer.making import make_optimizer
 from hetopt.trainer.partition import largest_remainder
 from hetopt.trainer.probe.crew import Crew
 from hetopt.trainer.probe.gradient import HeldExchange, ResidualGains
@@ -91,7 +92,7 @@ class PilotRun:
         self._seed = ground.schedule.seed + pilot.repeat
         self._model = build_model(task, context.device, self._seed)
         torch.manual_seed(self._seed + 7919 * (context.rank + 1))  # dropout differs between workers
-        self._optimizer = task.optimizer(self._model)
+        self._optimizer = make_optimizer(task, self._model)
         self._scale = task.learning_rate_scale(pilot.global_batch_size)
         sync = None if pilot.sync is None else parse_sync(pilot.sync)
         self._learning_rate = LearningRate.of(task, self._optimizer, 1.0 if sync is None else sync.stretch)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hetopt.trainer.assembly import build_model
+from hetopt.trainer.making import make_optimizer
 from hetopt.trainer.spec import RunSpec
 from hetopt.trainer.steps.precision import Autocast
 from hetopt.trainer.steps.step import LossModule, trainable_parameters
@@ -36,7 +37,7 @@ class Replica:
         gradient = torch.zeros(sum(sizes), device=device)
         for parameter, view in zip(parameters, torch.split(gradient, sizes), strict=True):
             parameter.grad = view.view_as(parameter)
-        optimizer = task.optimizer(model)
+        optimizer = make_optimizer(task, model)
         for group in optimizer.param_groups:
             group["lr"] = 0.0
         autocast = Autocast(device_type=device.type, precision=spec.precision)

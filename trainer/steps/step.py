@@ -36,6 +36,7 @@ class StepTrace:
         computed: when this worker's last gradient was ready (what its pace waited included).
         summed: when the gradient of all workers was ready.
         micro_batches: how many the worker's samples were computed in.
+        waited_s: of the time until then, spent waiting for other workers.
         finite: whether the summed gradient may be applied; always true without loss scaling.
         noise: None: not measured.
         way: in which the gradient was exchanged; steps of the same way can be compared. Empty: it was not.
@@ -49,6 +50,7 @@ class StepTrace:
     computed: Mark
     summed: Mark
     micro_batches: int
+    waited_s: float = 0.0
     finite: bool = True
     noise: NoiseSums | None = None
     way: str = ""
