@@ -7,14 +7,18 @@ A stream (an iterable dataset) cannot be indexed: every worker reads all of it a
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
 
 from hetopt.profiler.errors import BadInput
@@ -23,6 +27,11 @@ from hetopt.trainer.partition import largest_remainder
 Shares: TypeAlias = tuple[int, ...]
 Place: TypeAlias = tuple[int, int]
 """Epoch, and number of a batch in it; both from 0."""
+
+MOST_DRAWN = 1000
+"""Batches that are drawn at a time, as a sampler may never end."""
+
+_MARKED_ELEMENTS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +42,17 @@ class Part:
         samples: of the batch that are this worker's; where it has none it computes some that do not count.
         batch: samples of the whole batch.
         shares: of all workers, in rank order.
+        place: of the batch.
+        is_last: whether it is the last of its epoch, as far as that is known.
+        mark: fingerprint of the batch's first sample, where every worker reads it; 0: not known.
     """
 
     samples: int
     batch: int
     shares: Shares
+    place: Place = (0, 0)
+    is_last: bool = False
+    mark: int = 0
 
     @property
     def weight(self) -> float:
@@ -92,54 +107,94 @@ def own_slice(items: Sequence[Any], shares: Shares, rank: int) -> tuple[Part, Se
 
 
 class Slices(Sampler[list[int]]):
-    """This worker's slice of every batch that rank 0 draws, a list of indices each."""
+    """This worker's slice of every batch that rank 0 draws, a list of indices each.
 
-    def __init__(self, batches: Iterable[Sequence[int]], table: ShareTable, rank: int) -> None:
+    Args:
+        batches: the script's.
+        table: of shares.
+        rank: whose slices.
+        together: around what all workers do to agree on batches.
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[Sequence[int]],
+        table: ShareTable,
+        rank: int,
+        together: Callable[[], AbstractContextManager[None]],
+    ) -> None:
         self._batches = batches
         self._table = table
         self._rank = rank
+        self._together = together
         self.parts: deque[Part] = deque()
         self.drawn: Place = (-1, 0)
 
     def __iter__(self) -> Iterator[list[int]]:
         self.parts.clear()
         epoch = self.drawn[0] + 1
-        for number, batch in enumerate(_agreed(self._batches, self._rank)):
+        for number, (batch, is_last) in enumerate(self._agreed()):
             self.drawn = (epoch, number + 1)
             part, indices = own_slice(batch, self._table.of((epoch, number), len(batch)), self._rank)
-            self.parts.append(part)
+            self.parts.append(replace(part, place=(epoch, number), is_last=is_last))
             yield list(indices)
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]  # as a sampler's own: it may have none
 
+    def _agreed(self) -> Iterator[tuple[list[int], bool]]:
+        """The batches of an epoch as rank 0 draws them, and which is the last."""
+        source = iter(self._batches) if self._rank == 0 else iter(())
+        ahead: list[list[int]] = []
+        more = True
+        while more:
+            with self._together():
+                if self._rank == 0:
+                    ahead.extend(list(batch) for batch in islice(source, MOST_DRAWN + 1 - len(ahead)))
+                drawn, more = _told(ahead[:MOST_DRAWN], len(ahead) > MOST_DRAWN)
+                ahead = ahead[MOST_DRAWN:]
+            for number, batch in enumerate(drawn):
+                yield batch, not more and number + 1 == len(drawn)
 
-def _agreed(batches: Iterable[Sequence[int]], rank: int) -> list[list[int]]:
-    """The batches of an epoch as rank 0 draws them.
+
+def _told(drawn: list[list[int]], more: bool) -> tuple[list[list[int]], bool]:
+    """What rank 0 has drawn, and whether there is more.
 
     Raises:
         BadInput: indices are no whole numbers.
     """
-    drawn: list[list[int]] = []
-    problem = 0
-    if rank == 0:
-        drawn = [list(batch) for batch in batches]
-        problem = int(not all(isinstance(index, int) for batch in drawn for index in batch))
-    head = torch.tensor([problem, len(drawn), sum(map(len, drawn))])
+    problem = int(not all(isinstance(index, int) for batch in drawn for index in batch))
+    head = torch.tensor([problem, len(drawn), sum(map(len, drawn)), int(more)])
     dist.broadcast(head, src=0)
-    problem, count, samples = head.tolist()
+    problem, count, samples, goes_on = head.tolist()
     if problem:
         raise BadInput(
             "The loader's sampler gives indices that are no whole numbers, which workers cannot agree on.",
             hint="give the loader a sampler of positions in the dataset",
         )
     sizes, flat = torch.empty(count, dtype=torch.int64), torch.empty(samples, dtype=torch.int64)
-    if rank == 0:
+    if drawn:
         sizes = torch.tensor([len(batch) for batch in drawn], dtype=torch.int64)
         flat = torch.tensor([index for batch in drawn for index in batch], dtype=torch.int64)
     dist.broadcast(sizes, src=0)
     dist.broadcast(flat, src=0)
-    return [part.tolist() for part in torch.split(flat, sizes.tolist())] if count else []
+    return [part.tolist() for part in torch.split(flat, sizes.tolist())] if count else [], bool(goes_on)
+
+
+def mark_of(sample: object) -> int:
+    """A fingerprint of a sample: equal for equal ones; 0 for what has no plain values."""
+    if isinstance(sample, Tensor):
+        flat = sample.detach().reshape(-1)[:_MARKED_ELEMENTS].cpu().contiguous()
+        return zlib.crc32(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else 0
+    if isinstance(sample, np.ndarray):
+        return zlib.crc32(np.ascontiguousarray(sample.reshape(-1)[:_MARKED_ELEMENTS]).tobytes())
+    if isinstance(sample, (str, bytes, int, float)):
+        return zlib.crc32(repr(sample)[:_MARKED_ELEMENTS].encode())
+    if isinstance(sample, Mapping):
+        return zlib.crc32(repr([mark_of(sample[key]) for key in sorted(sample, key=str)]).encode())
+    if isinstance(sample, (list, tuple)):
+        return zlib.crc32(repr([mark_of(one) for one in sample[:_MARKED_ELEMENTS]]).encode())
+    return 0
 
 
 class SlicedStream(IterableDataset[Any]):
@@ -179,7 +234,7 @@ class SlicedStream(IterableDataset[Any]):
                 return
             self.drawn = (epoch, number + 1)
             part, own = own_slice(batch, self._table.of((epoch, number), len(batch)), self._rank)
-            yield part, self._collate(list(own))
+            yield replace(part, place=(epoch, number), mark=mark_of(batch[0])), self._collate(list(own))
             number += stride
 
 

@@ -16,6 +16,7 @@ from hetopt.trainer.exchange.momentum_correction import own_momentum
 from hetopt.trainer.exchange.peers import meet
 from hetopt.trainer.inexact import check_accepted
 from hetopt.trainer.session.gradient import Scaler
+from hetopt.trainer.session.inspection import inspect_group, inspect_model, inspect_optimizer
 from hetopt.trainer.session.joining import find_place, join
 from hetopt.trainer.session.plan import SessionPlan, make_plan
 from hetopt.trainer.session.run import Session
@@ -68,7 +69,10 @@ def session(
     if steps is not None and steps < 1:
         raise BadInput(f"steps must be 1 or more, not {steps}.", hint="leave it out where nobody knows")
     accepted = check_accepted(accept_inexact, "session")
+    inspect_group(os.environ)
     rank, world_size = find_place(os.environ)
+    inspect_model(model, world_size)
+    inspect_optimizer(optimizer, world_size)
     plan = make_plan(
         world_size,
         compression=compression,

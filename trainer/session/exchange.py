@@ -8,13 +8,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hetopt.profiler.errors import BadInput
 from hetopt.trainer.agreement import Store
 from hetopt.trainer.events import Event
 from hetopt.trainer.exchange.calibration import measure_network, timed_menu
+from hetopt.trainer.exchange.channel import Channel
 from hetopt.trainer.exchange.composition import AUTO, METHODS
 from hetopt.trainer.exchange.menu import Menu, way_name
 from hetopt.trainer.exchange.network_probe import NetworkProbe
-from hetopt.trainer.exchange.stats import ExchangeStats
+from hetopt.trainer.exchange.stats import ExchangeStats, summed
 from hetopt.trainer.exchange.switching import SwitchingExchange
 from hetopt.trainer.exchange.wire import VALUE_BYTES
 from hetopt.trainer.spec import Compression, RunSpec
@@ -22,13 +24,16 @@ from hetopt.trainer.steps.form import exchange_event
 from hetopt.trainer.steps.steering import Steering
 from hetopt.trainer.steps.traffic import GroupTraffic
 
+DOUBLE_BYTES = 8
+
 
 class SessionExchange:
     """Sums whole gradients, after backward. Where anything is left to decide, the network is measured first.
 
     Args:
         spec: of the session: compression, who decides how much is sent, and how it travels.
-        shapes: of the parameters, in the order in which they lie in the gradient.
+        shapes: of the float32 parameters, in the order in which they lie in the gradient.
+        doubles: elements of float64 parameters, which are summed as they are.
         device: where they are.
         store: that the workers met through.
         steps: of the whole session; None: nobody knows.
@@ -42,14 +47,21 @@ class SessionExchange:
         spec: RunSpec,
         shapes: Sequence[tuple[int, ...]],
         *,
+        doubles: int = 0,
         device: torch.device,
         store: Store | None,
         steps: int | None,
     ) -> None:
         self._spec = spec
         self._steps = steps
+        self._device = device
         numel = sum(math.prod(shape) for shape in shapes)
-        self.dense_bytes = VALUE_BYTES * numel
+        if doubles and (spec.compression.name != "identity" or spec.steers_exchange):
+            raise BadInput(
+                f"The model has float64 parameters, and {way_name(spec.compression)} compresses float32 gradients.",
+                hint="leave out compression, or make the model float32",
+            )
+        self.dense_bytes = VALUE_BYTES * numel + DOUBLE_BYTES * doubles
         self._steering: Steering | None = None
         self._probe: NetworkProbe | None = None
         first = spec.compression
@@ -104,14 +116,22 @@ class SessionExchange:
         """Ratios at which gains are read when somebody looks."""
         return 0 if self._steering is None else len(self._steering.looks)
 
-    def run(self, flat: Tensor, *, look: bool) -> ExchangeStats:
+    def run(self, flat: Tensor, doubles: Tensor, *, look: bool) -> ExchangeStats:
         """Replace the weighted gradient by the sum over all workers, in place.
 
         Args:
             flat: [elements] fp32.
+            doubles: [elements] fp64, of the parameters that are.
             look: whether this is the step of a period in which gains are read.
         """
-        return self._exchange.run(flat, self._steering.look_at if look and self._steering is not None else ())
+        if not doubles.numel():
+            return self._exchange.run(flat, self._steering.look_at if look and self._steering is not None else ())
+        parts = [self._exchange.run(flat)] if flat.numel() else []
+        channel = Channel(on=self._device)
+        channel.all_reduce(doubles)
+        sync_s = channel.messages[-1].time_s
+        own = ExchangeStats(sent_bytes=doubles.nbytes, compress_s=0.0, sync_s=sync_s, messages=tuple(channel.messages))
+        return summed([*parts, own])
 
     def period_steps(self, steps: int) -> int:
         """Steps until the next decision, where there would be one after so many."""

@@ -6,8 +6,9 @@ shares, the dense result is the mean gradient of one machine with the whole batc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -15,11 +16,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hetopt.profiler.errors import BadInput, RunFailed
-from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.exchange.stats import ExchangeStats
 from hetopt.trainer.session.exchange import SessionExchange
+from hetopt.trainer.session.flat import FlatGradients
+
+Named: TypeAlias = Sequence[tuple[str, nn.Parameter]]
+MakeExchange: TypeAlias = Callable[[Sequence[tuple[int, ...]], int], SessionExchange]
+"""Of the shapes of float32 parameters, and of so many elements of float64 ones."""
 
 MOST_NAMED = 3
+
+_DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
 class Scaler(Protocol):
@@ -33,48 +40,136 @@ class Scaler(Protocol):
 class GradientSum:
     """Replaces ``parameter.grad`` by the sum over all workers.
 
-    A parameter that no worker used at the first step stays without a gradient, as in the script; later on it may not
-    be used by some workers alone.
+    A parameter that no worker used in a step is left without a gradient, as in the script. One whose gradient is sparse
+    on all workers that used it gets a sparse one, with the rows that any of them has.
 
     Args:
         named: the optimizer's parameters, as `check_parameters` wants them.
-        exchange: sums them.
+        make_exchange: makes what sums them.
         world_size: workers.
     """
 
-    def __init__(
-        self, named: Sequence[tuple[str, nn.Parameter]], exchange: SessionExchange, *, world_size: int
-    ) -> None:
+    def __init__(self, named: Named, make_exchange: MakeExchange, *, world_size: int) -> None:
+        self._make_exchange = make_exchange
+        self._world_size = world_size
+        self._take(named)
+        self._aside: FlatGradients | None = None  # of this worker, weighted, and not summed yet
+        self._kept: FlatGradients | None = None  # of all workers, which more is to be added to
+
+    def _take(self, named: Named) -> None:
         self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
-        self._world_size = world_size
-        sizes = [parameter.numel() for parameter in self._parameters]
-        device = self._parameters[0].device
-        self._flat = torch.zeros(sum(sizes), device=device)
-        self._views = [
-            view.view_as(parameter)
-            for view, parameter in zip(torch.split(self._flat, sizes), self._parameters, strict=True)
-        ]
-        self._waiting: Tensor | None = None
-        self._unused: frozenset[int] | None = None
-        self._exchange = exchange
+        self._flat = FlatGradients(self._parameters)
+        narrow = [one for one in self._parameters if one.dtype in (torch.float32, torch.complex64)]
+        shapes = [(*one.shape, 2) if one.is_complex() else tuple(one.shape) for one in narrow]
+        self.exchange = self._make_exchange(shapes, self._flat.double.numel())
 
     @property
     def is_waiting(self) -> bool:
         """Whether gradients were put aside that are in no sum yet."""
-        return self._waiting is not None
+        return self._aside is not None
+
+    def follow(self, named: Named) -> None:
+        """The optimizer trains these parameters from here on; what there is of their gradients is kept.
+
+        Raises:
+            RunFailed: they are others than before, and compression keeps a memory of those.
+        """
+        if len(named) == len(self._parameters) and all(
+            one is other for (_, one), other in zip(named, self._parameters, strict=True)
+        ):
+            return
+        if not self.exchange.is_dense:
+            before = {id(one) for one in self._parameters}
+            new = [name for name, one in named if id(one) not in before]
+            raise RunFailed(
+                f"the parameters that are trained have changed ({', '.join(new[:MOST_NAMED]) or 'fewer than before'}), "
+                "and compression holds back gradients of those of before.",
+                hint="leave out compression, or begin the session once all parameters are trained",
+            )
+        old = {id(one): index for index, one in enumerate(self._parameters)}
+        aside, kept = self._aside, self._kept
+        self._take(named)
+        self._aside, self._kept = (self._moved(one, old) for one in (aside, kept))
+
+    def _moved(self, buffers: FlatGradients | None, old: dict[int, int]) -> FlatGradients | None:
+        if buffers is None:
+            return None
+        moved = FlatGradients(self._parameters)
+        for index, parameter in enumerate(self._parameters):
+            if id(parameter) in old:
+                moved.take_over(index, buffers, old[id(parameter)])
+        moved.note()
+        return moved
+
+    def begin(self) -> None:
+        """A backward pass comes: what is in ``.grad`` of sums and of what was put aside is taken out of its way.
+
+        What the script dropped from ``.grad`` (``zero_grad``) counts no more, and what it left there of a sum that was
+        not stepped with is added to the next one, as in the script.
+        """
+        self.drop()
+        for index, parameter in enumerate(self._parameters):
+            if self._shows(index, parameter):
+                parameter.grad = None
+            if self._flat.holds(index, parameter):
+                self._keep(index, parameter)
+            self._flat.places[index].given = None
+
+    def drop(self) -> None:
+        """What the script took out of ``.grad`` counts no more.
+
+        Raises:
+            RunFailed: it changed what was put aside in another way.
+        """
+        put = [one for one in (self._aside, self._kept) if one is not None]
+        if self._aside is None:
+            put = []  # what is kept is shown nowhere
+        changed = any(one.changed for one in put)
+        if changed and not all(one.is_cleared for one in put):
+            raise RunFailed(
+                "gradients were changed (clipped, unscaled?) while they waited for more backward passes to be summed "
+                "with, as the script steps earlier than `accumulate` says.",
+                hint="give session(accumulate=...) the number of backward passes of a step, or call run.sync() before",
+            )
+        for buffers in put:
+            if changed:
+                buffers.wipe()
+            for index, parameter in enumerate(self._parameters):
+                if parameter.grad is None and buffers.places[index].used:
+                    buffers.clear(index)
+            buffers.note()
+
+    def _keep(self, index: int, parameter: nn.Parameter) -> None:
+        if self._kept is None:
+            self._kept = FlatGradients(self._parameters)
+        assert parameter.grad is not None
+        self._kept.put(index, parameter.grad, 1.0)
+        parameter.grad = None
 
     def put_aside(self, weight: float) -> None:
-        """Keep what backward left in ``.grad``, so weighted, for the sum that comes later."""
+        """Keep what backward left in ``.grad``, so weighted, for the sum that comes later.
+
+        ``.grad`` then shows what was put aside so far, until the workers' sum takes its place.
+        """
         self._gather(weight)
-        if self._waiting is None:
-            self._waiting = self._flat.clone()
+        if self._aside is None:
+            self._aside, self._flat = self._flat, FlatGradients(self._parameters)
         else:
-            self._waiting.add_(self._flat)
-        self._flat.zero_()
-        for parameter in self._parameters:
-            if parameter.grad is not None:
-                parameter.grad = None
+            self._aside.add(self._flat)
+        for index, parameter in enumerate(self._parameters):
+            self._aside.give(index, parameter)
+            if self._kept is not None:
+                self._kept.places[index].given = None
+                if not self._aside.places[index].used:
+                    self._kept.give(index, parameter)
+        for one in (self._aside, self._kept):
+            if one is not None:
+                one.note()
+
+    def _shows(self, index: int, parameter: nn.Parameter) -> bool:
+        """Whether ``.grad`` is there for the script to look at, and in a buffer already."""
+        return any(one is not None and one.holds(index, parameter) for one in (self._aside, self._kept))
 
     def sum(self, weight: float, scaler: Scaler | None, *, look: bool = False) -> ExchangeStats | None:
         """Sum what was put aside, and what is in ``.grad`` times ``weight``, over all workers.
@@ -89,68 +184,78 @@ class GradientSum:
             What the exchange took; None: there was none, as the gradient is not finite.
         """
         self._gather(weight)
-        if self._waiting is not None:
-            self._flat.add_(self._waiting)
-            self._waiting = None
-        if self._unused is None:
-            self._unused = self._find_unused()
+        if self._aside is not None:
+            self._flat.add(self._aside)
+            self._aside = None
+        flags, work = self._begin_flags()
         stats: ExchangeStats | None
-        if scaler is None or self._exchange.is_dense:
-            stats = self._exchange.run(self._flat, look=look)
+        if scaler is None or self.exchange.is_dense:
+            stats = self.exchange.run(self._flat.single, self._flat.double, look=look)
         else:
             stats = self._sum_unscaled(scaler.get_scale(), look=look)
-        for index, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
-            if index not in self._unused:
-                parameter.grad = view
+        if work is not None:
+            work.wait()
+        self._set_used(flags)
+        if self._kept is not None:
+            self._flat.add(self._kept)
+            self._kept = None
+        for index, parameter in enumerate(self._parameters):
+            self._flat.give(index, parameter)
         return stats
 
     def _sum_unscaled(self, scale: float, *, look: bool) -> ExchangeStats | None:
-        self._flat.mul_(1 / scale)
-        finite = torch.isfinite(self._flat).all().to("cpu", torch.float32)
+        flat, double = self._flat.single, self._flat.double
+        flat.mul_(1 / scale)
+        finite = torch.isfinite(flat).all().to("cpu", torch.float32)
         if self._world_size > 1:
             dist.all_reduce(finite, op=dist.ReduceOp.MIN)
         if not bool(finite):
-            self._flat.fill_(torch.inf)
+            flat.fill_(torch.inf)
             return None
-        stats = self._exchange.run(self._flat, look=look)
-        self._flat.mul_(scale)
+        stats = self.exchange.run(flat, double, look=look)
+        flat.mul_(scale)
         return stats
 
     def _gather(self, weight: float) -> None:
-        """Put ``.grad`` times ``weight`` into the flat buffer; what is there already stays in place."""
-        self._used = [parameter.grad is not None for parameter in self._parameters]
-        for parameter, view in zip(self._parameters, self._views, strict=True):
-            gradient = parameter.grad
-            if gradient is None:
-                view.zero_()
-            elif gradient.data_ptr() == view.data_ptr():
-                view.mul_(weight)
+        """Put ``.grad`` times ``weight`` into the buffers; what was put aside and is shown there is no part of it."""
+        for index, parameter in enumerate(self._parameters):
+            if parameter.grad is None or self._shows(index, parameter):
+                self._flat.clear(index)
             else:
-                torch.mul(gradient, weight, out=view)
+                self._flat.put(index, parameter.grad, weight)
 
-    def _find_unused(self) -> frozenset[int]:
-        """Which parameters no worker has a gradient of; asked once."""
-        given = [used or bool(view.any()) for used, view in zip(self._used, self._views, strict=True)]
-        rows = gather_numbers([float(one) for one in given], self._world_size)
-        return frozenset(index for index, column in enumerate(zip(*rows, strict=True)) if not any(column))
+    def _begin_flags(self) -> tuple[Tensor, dist.Work | None]:
+        """Which parameters have a gradient, and which a dense one, on any worker: on its way."""
+        places = self._flat.places
+        flags = torch.tensor(
+            [[one.used for one in places], [one.used and one.rows is None for one in places]], dtype=torch.uint8
+        )
+        if self._world_size == 1:
+            return flags, None
+        return flags, dist.all_reduce(flags, op=dist.ReduceOp.MAX, async_op=True)
 
-    def check_unused(self) -> None:
-        """Refuse a gradient where there was none at the first step: other workers would not apply it.
+    def _set_used(self, flags: Tensor) -> None:
+        for place, used, dense in zip(self._flat.places, *flags.tolist(), strict=True):
+            if not used or dense:
+                place.rows = None
+            else:
+                rows = place.rows if place.rows is not None else torch.zeros(len(place.view), dtype=torch.uint8)
+                device, rows = place.view.device, rows.cpu()
+                if self._world_size > 1:
+                    dist.all_reduce(rows, op=dist.ReduceOp.MAX)
+                place.rows = rows.to(device)
+            place.used = bool(used)
 
-        Raises:
-            RunFailed: there is one.
-        """
-        late = [self._names[index] for index in self._unused or () if self._parameters[index].grad is not None]
-        if late:
-            raise RunFailed(
-                f"{', '.join(late[:MOST_NAMED])} got a gradient after steps without one.",
-                hint="use every parameter at the first step, or begin a session of its own for what comes later",
-            )
 
+def named_parameters(
+    optimizer: Optimizer, names: Mapping[int, str] = MappingProxyType({})
+) -> list[tuple[str, nn.Parameter]]:
+    """The optimizer's parameters that are trained, by name, in the order of its groups.
 
-def named_parameters(model: nn.Module, optimizer: Optimizer) -> list[tuple[str, nn.Parameter]]:
-    """The optimizer's parameters by their names in the model, in the order of its groups."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    Args:
+        optimizer: whose.
+        names: of parameters, by identity.
+    """
     listed = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return [
         (names.get(id(parameter), f"number {index} of the optimizer"), parameter)
@@ -159,16 +264,16 @@ def named_parameters(model: nn.Module, optimizer: Optimizer) -> list[tuple[str, 
     ]
 
 
-def check_parameters(named: Sequence[tuple[str, nn.Parameter]]) -> torch.device:
+def check_parameters(named: Named) -> torch.device:
     """Refuse what cannot be trained by several workers; where the parameters are.
 
     Raises:
-        BadInput: there are none, or they are not fp32, or on several devices.
+        BadInput: there are none, or they are not single or double precision, or on several devices.
     """
     if not named:
         raise BadInput("The optimizer has no parameters to train.", hint="check requires_grad")
     for name, parameter in named:
-        if parameter.dtype != torch.float32:
+        if parameter.dtype not in _DTYPES:
             raise BadInput(
                 f"Parameter {name} is {str(parameter.dtype).removeprefix('torch.')}, not float32.",
                 hint="keep parameters float32 and compute in torch.autocast",

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.data.fetch import samples_in
 from hetopt.trainer.session.batches import Part, Place, ShareTable, SlicedStream, Slices
+from hetopt.trainer.session.chance import Chance
 
 
 class SlicedLoader:
@@ -21,9 +25,12 @@ class SlicedLoader:
         loader: the script's.
         rank: whose slices.
         table: of shares.
+        chance: the worker's random numbers.
         asked: called before a batch is waited for; whether it is the first of an epoch.
-        begun: told the part of a batch just before the script gets it.
+        begun: told the part of a batch, and the batch, just before the script gets it.
         ended: called when an epoch is over.
+        together: around what all workers do to agree on batches.
+        looks_ahead: whether a batch of a stream has to tell whether it is the last.
         run: the session, which functions that are only given the loader find here.
 
     Raises:
@@ -36,12 +43,17 @@ class SlicedLoader:
         rank: int,
         table: ShareTable,
         *,
+        chance: Chance,
         asked: Callable[[bool], None],
-        begun: Callable[[Part], None],
+        begun: Callable[[Part, Any], None],
         ended: Callable[[], None],
+        together: Callable[[], AbstractContextManager[None]],
+        looks_ahead: bool = False,
         run: object,
     ) -> None:
         self.run = run
+        self._chance = chance
+        self._looks_ahead = looks_ahead
         self._loader = loader
         self._asked = asked
         self._begun = begun
@@ -60,14 +72,18 @@ class SlicedLoader:
                 collate=loader.collate_fn,
             )
             self._own: DataLoader[Any] = DataLoader(
-                self._stream, batch_size=None, collate_fn=_as_it_is, **_kept(loader)
+                self._stream, batch_size=None, collate_fn=_as_it_is, generator=loader.generator, **_kept(loader)
             )
         else:
             if loader.batch_sampler is None:
                 raise _no_batches()
-            self._slices = Slices(loader.batch_sampler, table, rank)
+            self._slices = Slices(loader.batch_sampler, table, rank, together)
             self._own = DataLoader(
-                loader.dataset, batch_sampler=self._slices, collate_fn=loader.collate_fn, **_kept(loader)
+                loader.dataset,
+                batch_sampler=self._slices,
+                collate_fn=loader.collate_fn,
+                generator=chance.own_generator(loader.generator),
+                **_kept(loader),
             )
 
     @property
@@ -80,18 +96,45 @@ class SlicedLoader:
         return (epoch + 1, 0) if self._stream is not None and self._own.num_workers else (max(epoch, 0), number)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._stream is not None:
-            self._stream.begin()
+        # At once, as the script's own loader does: it draws a seed here, and its readers begin.
+        if self._stream is None:
+            return Begun(lambda: self._from_slices(iter(self._own)))
+        return Begun(self._begin_stream)
+
+    def _begin_stream(self) -> Iterator[Any]:
+        assert self._stream is not None
+        self._stream.begin()
+        with self._chance.common():
+            batches = iter(self._own)
+        return self._from_stream(batches)
+
+    def _from_slices(self, batches: Iterator[Any]) -> Iterator[Any]:
+        assert self._slices is not None
         self._asked(True)
-        for item in self._own:
-            if self._slices is not None:
-                part, batch = self._slices.parts.popleft(), item
-            else:
-                part, batch = item
-            self._begun(part)
+        for batch in batches:
+            self._begun(self._slices.parts.popleft(), batch)
             yield batch
             self._asked(False)
         self._ended()
+
+    def _from_stream(self, batches: Iterator[tuple[Part, Any]]) -> Iterator[Any]:
+        self._asked(True)
+        coming = self._read(batches)
+        while coming is not None:
+            part, batch = coming
+            if self._looks_ahead:
+                coming = self._read(batches)
+                part = replace(part, is_last=coming is None)
+            self._begun(part, batch)
+            yield batch
+            self._asked(False)
+            if not self._looks_ahead:
+                coming = self._read(batches)
+        self._ended()
+
+    def _read(self, batches: Iterator[tuple[Part, Any]]) -> tuple[Part, Any] | None:
+        with self._chance.common():
+            return next(batches, None)
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -112,7 +155,6 @@ def _kept(loader: DataLoader[Any]) -> dict[str, Any]:
         "timeout": loader.timeout,
         "worker_init_fn": loader.worker_init_fn,
         "multiprocessing_context": loader.multiprocessing_context,
-        "generator": loader.generator,
         "prefetch_factor": loader.prefetch_factor,
         "persistent_workers": loader.persistent_workers,
     }
@@ -125,11 +167,37 @@ def _no_batches() -> BadInput:
     )
 
 
+class Begun:
+    """An epoch's batches. A loader that is begun only to see whether it can be (Lightning does it with what is no
+    DataLoader) draws no random number by that.
+
+    Args:
+        begin: begins to read; the loader's seed is drawn inside.
+    """
+
+    def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
+        self._before = torch.get_rng_state()
+        self._batches = begin()
+        self._after = torch.get_rng_state()
+        self._is_read = False
+
+    def __iter__(self) -> Begun:
+        return self
+
+    def __next__(self) -> Any:
+        self._is_read = True
+        return next(self._batches)
+
+    def __del__(self) -> None:
+        if not self._is_read and torch.equal(torch.get_rng_state(), self._after):
+            torch.set_rng_state(self._before)
+
+
 class OwnLoader:
     """A loader whose batches are a single worker's; ``run`` is the session."""
 
     def __init__(
-        self, loader: DataLoader[Any], ask: Callable[[bool], None], begin: Callable[[int], None], *, run: object
+        self, loader: DataLoader[Any], ask: Callable[[bool], None], begin: Callable[[int, Any], None], *, run: object
     ) -> None:
         self.run = run
         self._loader = loader
@@ -137,10 +205,13 @@ class OwnLoader:
         self._begin = begin
 
     def __iter__(self) -> Iterator[Any]:
+        return Begun(lambda: self._counted(iter(self._loader)))  # at once, as without a session
+
+    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
         size = self._loader.batch_size
         self._ask(True)
-        for batch in self._loader:
-            self._begin(samples_in(batch) or size or 1)
+        for batch in batches:
+            self._begin(samples_in(batch) or size or 1, batch)
             yield batch
             self._ask(False)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -62,24 +64,40 @@ class LossWatch:
         if self._asks_statistics:
             self._batch_norm = BatchNormNote(self._model)
 
-    def backward(self, loss: Tensor, weight: Weight | Tensor | None, part: Part | None) -> float:
+    def backward(
+        self,
+        loss: Tensor,
+        weight: Weight | Tensor | None,
+        part: Part | None,
+        *,
+        options: Mapping[str, Any] = MappingProxyType({}),
+        met: Callable[[], None] = lambda: None,
+    ) -> float:
         """Backward, while the workers tell each other what their losses are; how much this worker's gradient counts.
+
+        Args:
+            loss: of this worker's part.
+            weight: what the script says of it; None: nothing.
+            part: of the batch.
+            options: of ``Tensor.backward``.
+            met: called after backward, before the others' word is waited for: they are at the same point.
 
         Raises:
             BadInput: nobody can tell; on all workers.
         """
         if part is None or self._world_size == 1:
-            _backward(loss)
+            _backward(loss, options)
             return 1.0
         if self._is_local:
             factor = self.own_factor(loss, weight, part)
-            _backward(loss if factor == 1 else factor * loss)
+            _backward(loss if factor == 1 else factor * loss, options)
             return part.weight
         pending = self.begin(loss, weight, part)
         note, self._batch_norm, self._asks_statistics = self._batch_norm, None, False
         if note is not None:
             note.look(loss)
-        _backward(loss)
+        _backward(loss, options)
+        met()
         if note is not None and (text := note.text(part)):
             print(f"hetopt: {text}", file=sys.stderr, flush=True)
         return self.weights(pending)[self._rank]
@@ -193,8 +211,8 @@ class LossWatch:
         return Row.of(reading, samples=part.samples, rows=rows)
 
 
-def _backward(loss: Tensor) -> None:
-    loss.backward()  # type: ignore[no-untyped-call]  # torch's gap
+def _backward(loss: Tensor, options: Mapping[str, Any]) -> None:
+    loss.backward(**options)  # type: ignore[no-untyped-call]  # torch's gap
 
 
 def _number(weight: Weight | Tensor) -> Weight:

@@ -1,0 +1,769 @@
+"""Training scripts of many kinds, each as somebody would write it around a session."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+Open = Callable[..., Any]
+"""`hetopt.trainer.session.session`, or what stands in its place when the script runs without it."""
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def workers() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def points(samples: int = 128) -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(samples, 8, generator=generator)
+    return TensorDataset(x, (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long())
+
+
+def net(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+
+
+def shuffled(data: Any = None, batch: int = 16, **options: Any) -> DataLoader[Any]:
+    torch.manual_seed(1)
+    return DataLoader(points() if data is None else data, batch_size=batch, shuffle=True, **options)
+
+
+def loop(open_: Open, model: nn.Module, opt: Any, loader: Any = None, *, epochs: int = 1, **options: Any) -> None:
+    with open_(model, opt, **options) as run:
+        batches = run.loader(shuffled() if loader is None else loader)
+        for _ in range(epochs):
+            for x, y in batches:
+                opt.zero_grad()
+                run.backward(cross_entropy(model(x), y))
+                opt.step()
+
+
+# What trains as on one machine.
+
+
+def usual(open_: Open) -> None:
+    loop(open_, model := net(), sgd(model), shuffled(points(101)), epochs=2)
+
+
+def double(open_: Open) -> None:
+    data = points()
+    model = net().double()
+    loop(open_, model, sgd(model), shuffled(TensorDataset(data.tensors[0].double(), data.tensors[1])))
+
+
+class Mixed(nn.Module):
+    """Parameters of three kinds, complex ones among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4).double()
+        self.waves = nn.Parameter(torch.randn(8, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned = torch.fft.ifft(torch.fft.fft(self.first(x)) * self.waves).real
+        return self.last(turned.double())
+
+
+def mixed_kinds(open_: Open) -> None:
+    loop(open_, model := Mixed(), torch.optim.SGD(model.parameters(), lr=0.05))
+
+
+class Bag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.rows, self.out = nn.Embedding(50, 8, sparse=True), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.rows(x).mean(1))
+
+
+def words() -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda high, *size: torch.randint(0, high, size, generator=generator)  # noqa: E731
+    return TensorDataset(draw(50, 101, 3), draw(4, 101))
+
+
+def sparse(open_: Open) -> None:
+    loop(open_, model := Bag(), torch.optim.SGD(model.parameters(), lr=0.1), shuffled(words()))
+
+
+def sparse_adam(open_: Open) -> None:
+    """It takes sparse gradients only, and moves the rows that have one."""
+    model = Bag()
+    rows, rest = torch.optim.SparseAdam(model.rows.parameters(), lr=0.01), torch.optim.Adam(model.out.parameters())
+    with open_(model.rows, rows) as first, open_(model.out, rest) as second:
+        for x, y in first.loader(shuffled(words())):
+            rows.zero_grad(), rest.zero_grad()
+            first.backward(cross_entropy(model(x), y))
+            second.sync(weight=len(x)) if second.world_size > 1 else None
+            rows.step(), rest.step()
+
+
+def penalty(open_: Open) -> None:
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        for x, y in run.loader(shuffled()):
+            opt.zero_grad()
+            hidden = model[:2](x)
+            run.backward(hidden.square().mean(), retain_graph=True)
+            run.backward(cross_entropy(model[2:](hidden), y))
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            opt.step()
+
+
+def accumulate_rest(open_: Open, scaled: bool = False) -> None:
+    """Ten batches in windows of four: the last of an epoch has two."""
+    model = net()
+    opt = sgd(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**6, enabled=scaled)
+    loader = shuffled(points(157))
+    with open_(model, opt, accumulate=4) as run:
+        batches = run.loader(loader)
+        for _ in range(2):
+            for number, (x, y) in enumerate(batches):
+                run.backward(scaler.scale(cross_entropy(model(x), y) / 4))
+                if (number + 1) % 4 == 0 or number + 1 == len(batches):
+                    scaler.unscale_(opt)
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+                    scaler.step(opt)
+                    scaler.update()
+                    opt.zero_grad()
+
+
+def accumulate_rest_scaled(open_: Open) -> None:
+    accumulate_rest(open_, scaled=True)
+
+
+def accumulate_across(open_: Open, per_epoch: bool = False) -> None:
+    """The window goes on in the next epoch; or begins anew there on top of what is left in ``.grad``."""
+    model = net()
+    opt = sgd(model)
+    seen = 0
+    with open_(model, opt, accumulate=4) as run:
+        batches = run.loader(shuffled(points(157)))
+        for _ in range(3):
+            seen = 0 if per_epoch else seen
+            for x, y in batches:
+                run.backward(cross_entropy(model(x), y) / 4)
+                seen += 1
+                if seen % 4 == 0:
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+                    opt.step()
+                    opt.zero_grad()
+
+
+def accumulate_leftover(open_: Open) -> None:
+    accumulate_across(open_, per_epoch=True)
+
+
+def accumulate_in_place(open_: Open) -> None:
+    """Gradients are zeroed in place, and a window's first two batches are thrown away."""
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt, accumulate=4) as run:
+        for number, (x, y) in enumerate(run.loader(shuffled())):
+            run.backward(cross_entropy(model(x), y))
+            if number == 1:
+                opt.zero_grad(set_to_none=False)
+            if number % 4 == 3:
+                opt.step()
+                opt.zero_grad(set_to_none=False)
+
+
+def prefetch(open_: Open) -> None:
+    """The next batch is asked for before the one at hand is computed; the last has other proportions."""
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        loader = run.loader(shuffled(points(101)))
+        for _ in range(2):
+            batches = iter(loader)
+            coming = next(batches)
+            while coming is not None:
+                (x, y), coming = coming, next(batches, None)
+                opt.zero_grad()
+                run.backward(cross_entropy(model(x), y))
+                opt.step()
+
+
+def in_hand(open_: Open) -> None:
+    """Batches of a window are asked for at once, and computed one after the other, as transformers does it."""
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt, accumulate=4) as run:
+        batches = iter(run.loader(shuffled(points(101))))
+        while window := [batch for batch in (next(batches, None) for _ in range(4)) if batch is not None]:
+            for x, y in window:
+                run.backward(cross_entropy(model(x), y) / len(window))
+            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            opt.step()
+            opt.zero_grad()
+
+
+def unfreeze(open_: Open) -> None:
+    model = net()
+    opt = sgd(model)
+    model[0].requires_grad_(False)
+    with open_(model, opt) as run:
+        loader = run.loader(shuffled())
+        for epoch in range(2):
+            model[0].requires_grad_(epoch == 1)
+            for x, y in loader:
+                opt.zero_grad()
+                run.backward(cross_entropy(model(x), y))
+                opt.step()
+
+
+def group_added(open_: Open) -> None:
+    model = net()
+    opt = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    with open_(model, opt) as run:
+        for number, (x, y) in enumerate(run.loader(shuffled())):
+            if number == 2:
+                opt.add_param_group({"params": model[0].parameters(), "lr": 0.01})
+            opt.zero_grad()
+            run.backward(cross_entropy(model(x), y))
+            opt.step()
+
+
+def used_now_and_then(open_: Open) -> None:
+    """Adam moves a parameter without a gradient in another way than one whose gradient is zero."""
+    model = nn.ModuleList([net(0), net(1)])
+    opt = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.1)
+    with open_(model, opt) as run:
+        for number, (x, y) in enumerate(run.loader(shuffled())):
+            opt.zero_grad()
+            run.backward(cross_entropy(model[number % 2](x), y))
+            opt.step()
+
+
+def adversarial(open_: Open, one_session: bool = False) -> None:
+    torch.manual_seed(0)
+    maker, judge = nn.Linear(4, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    by_maker, by_judge = sgd(maker, 0.01), sgd(judge, 0.01)
+    bce = nn.functional.binary_cross_entropy_with_logits
+
+    def train(first: Any, second: Any) -> None:
+        for x, _ in first.loader(shuffled(points(101))):
+            ones, zeros = torch.ones(len(x), 1), torch.zeros(len(x), 1)
+            by_judge.zero_grad()
+            made = maker(x[:, :4])
+            first.backward(bce(judge(x), ones) + bce(judge(made.detach()), zeros))
+            by_judge.step()
+            by_maker.zero_grad()
+            loss = bce(judge(made), ones)
+            loss.backward() if second is None else second.backward(loss)
+            by_maker.step()
+
+    with open_(judge, by_judge) as first:
+        if one_session:
+            train(first, None)
+            return
+        with open_(maker, by_maker) as second:
+            train(first, second)
+
+
+def adversarial_one_session(open_: Open) -> None:
+    adversarial(open_, one_session=True)
+
+
+def loaded_on_one(open_: Open) -> None:
+    """Only rank 0 finds the checkpoint: the others take its optimizer's state too."""
+    model = net()
+    opt = torch.optim.Adam(model.parameters(), lr=0.01)
+    if rank() == 0:
+        for x, y in DataLoader(points(), batch_size=32):
+            opt.zero_grad()
+            cross_entropy(model(x), y).backward()
+            opt.step()
+    loop(open_, model, opt)
+
+
+def fused(open_: Open) -> None:
+    loop(open_, model := net(), torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True))
+
+
+def capturable_rate(open_: Open) -> None:
+    """A learning rate that is a tensor."""
+    loop(open_, model := net(), torch.optim.Adam(model.parameters(), lr=torch.tensor(1e-3), foreach=False))
+
+
+def tied_and_checkpointed(open_: Open) -> None:
+    torch.manual_seed(0)
+    first, last = nn.Linear(8, 8), nn.Linear(8, 8)
+    last.weight = first.weight
+    model = nn.Sequential(first, nn.Tanh(), last)
+    first.bias.register_hook(lambda gradient: 2 * gradient)
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        for x, y in run.loader(shuffled()):
+            opt.zero_grad()
+            run.backward(cross_entropy(checkpoint(model, x, use_reentrant=False), y))
+            opt.step()
+
+
+def closure(open_: Open, optimizer: type[torch.optim.Optimizer] = torch.optim.SGD, **options: Any) -> None:
+    data = points()
+    model = net().double()
+    opt = optimizer(model.parameters(), lr=0.1, **options)
+    whole = DataLoader(TensorDataset(data.tensors[0].double(), data.tensors[1]), batch_size=128)
+    with open_(model, opt) as run:
+        loader = run.loader(whole)
+        for _ in range(4):
+            for x, y in loader:
+
+                def compute(x: Tensor = x, y: Tensor = y) -> Tensor:
+                    opt.zero_grad()
+                    loss = cross_entropy(model(x), y)
+                    run.backward(loss)
+                    return loss
+
+                opt.step(compute)
+
+
+def lbfgs_double(open_: Open) -> None:
+    closure(open_, torch.optim.LBFGS, max_iter=5, line_search_fn="strong_wolfe")
+
+
+class Sharp(torch.optim.Optimizer):
+    """Two gradients a step (SAM): away from here, and back."""
+
+    def __init__(self, params: Any, base: torch.optim.Optimizer) -> None:
+        self.base_optimizer = base
+        super().__init__(params, {})
+        self.param_groups = base.param_groups
+
+    def step(self, closure: Any = None) -> None:
+        moves = []
+        for parameter in self.param_groups[0]["params"]:
+            moves.append(0.01 * parameter.grad)
+            parameter.data.add_(moves[-1])
+        with torch.enable_grad():
+            closure()
+        for parameter, move in zip(self.param_groups[0]["params"], moves, strict=True):
+            parameter.data.sub_(move)
+        self.base_optimizer.step()
+
+
+def sharpness_aware(open_: Open) -> None:
+    model = net()
+    opt = Sharp(model.parameters(), torch.optim.SGD(model.parameters(), lr=0.1))
+    with open_(model, opt) as run:
+        for x, y in run.loader(shuffled()):
+            opt.zero_grad()
+            run.backward(cross_entropy(model(x), y))
+
+            def again(x: Tensor = x, y: Tensor = y) -> Tensor:
+                opt.zero_grad()
+                loss = cross_entropy(model(x), y)
+                run.backward(loss)
+                return loss
+
+            opt.step(again)
+
+
+class Shuffling(IterableDataset[Any]):
+    """Shuffles by Python's random numbers, which no worker may draw otherwise than the others."""
+
+    def __iter__(self) -> Iterator[Any]:
+        order = list(range(101))
+        random.shuffle(order)
+        data = points(101)
+        return (data[index] for index in order)
+
+
+def shuffling_stream(open_: Open) -> None:
+    random.seed(3)
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt, accumulate=4) as run:
+        loader = run.loader(DataLoader(Shuffling(), batch_size=16))
+        for _ in range(2):
+            for number, (x, y) in enumerate(loader):
+                run.backward(cross_entropy(model(x), y) / 4)
+                if number % 4 == 3 or number == 6:
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+                    opt.step()
+                    opt.zero_grad()
+
+
+def zipped(open_: Open) -> None:
+    """Two shuffled loaders, which draw their seeds by turns."""
+    first, second = shuffled(), DataLoader(points(), batch_size=16, shuffle=True)
+    model = net()
+    opt = sgd(model)
+    torch.manual_seed(2)
+    with open_(model, opt) as run:
+        for (x, y), (u, v) in zip(run.loader(first), run.loader(second), strict=True):
+            opt.zero_grad()
+            run.backward(cross_entropy(model(x), y) + 0.5 * cross_entropy(model(u), v))
+            opt.step()
+
+
+def skipped_by_all(open_: Open) -> None:
+    """Batches are skipped on all workers alike, as a script does that resumes."""
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        for number, (x, y) in enumerate(run.loader(shuffled(points(101)))):
+            if number in (0, 1, 4):
+                continue
+            opt.zero_grad()
+            run.backward(cross_entropy(model(x), y))
+            opt.step()
+
+
+def limited_sampler(open_: Open) -> None:
+    class Endless(RandomSampler):
+        def __iter__(self) -> Iterator[int]:
+            while True:
+                yield from super().__iter__()
+
+    data = points(64)
+    torch.manual_seed(1)
+    loader = DataLoader(data, batch_sampler=BatchSampler(Endless(data), 16, drop_last=True))
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        for number, (x, y) in enumerate(run.loader(loader)):
+            if number == 10:
+                break
+            opt.zero_grad()
+            run.backward(cross_entropy(model(x), y))
+            opt.step()
+
+
+def frozen_statistics(open_: Open) -> None:
+    """Evaluation between epochs, a scheduler, and figures that all workers share."""
+    model = net()
+    opt = sgd(model)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(opt, patience=0, threshold=1.0)
+    with open_(model, opt) as run:
+        loader = run.loader(shuffled())
+        for _ in range(3):
+            for x, y in loader:
+                opt.zero_grad()
+                loss = cross_entropy(model(x), y)
+                run.backward(loss)
+                opt.step()
+                schedule.step(run.mean(loss.detach()))
+
+
+EXACT = (
+    usual,
+    double,
+    mixed_kinds,
+    sparse,
+    penalty,
+    accumulate_rest,
+    accumulate_rest_scaled,
+    accumulate_across,
+    accumulate_leftover,
+    accumulate_in_place,
+    prefetch,
+    in_hand,
+    unfreeze,
+    group_added,
+    used_now_and_then,
+    adversarial,
+    loaded_on_one,
+    fused,
+    capturable_rate,
+    tied_and_checkpointed,
+    closure,
+    lbfgs_double,
+    sharpness_aware,
+    shuffling_stream,
+    zipped,
+    skipped_by_all,
+    limited_sampler,
+    frozen_statistics,
+)
+
+
+# What is refused, or stops all workers with a sentence.
+
+
+def wrapped_in_ddp(open_: Open) -> None:
+    model = nn.parallel.DistributedDataParallel(net()) if workers() > 1 else net()
+    loop(open_, model, sgd(model))
+
+
+def wrapped_inside(open_: Open) -> None:
+    model = nn.Sequential(nn.DataParallel(net()), nn.Identity())
+    loop(open_, model, sgd(model))
+
+
+def distributed_sampler(open_: Open) -> None:
+    data = points()
+    sampler = DistributedSampler(data) if workers() > 1 else None
+    loop(open_, model := net(), sgd(model), DataLoader(data, batch_size=16, sampler=sampler))
+
+
+def distributed_batches(open_: Open) -> None:
+    data = points()
+    sampler = DistributedSampler(data, num_replicas=2, rank=rank()) if workers() > 1 else RandomSampler(data)
+    loader = DataLoader(data, batch_sampler=BatchSampler(sampler, 16, drop_last=False))
+    loop(open_, model := net(), sgd(model), loader)
+
+
+def loader_of_its_own(open_: Open) -> None:
+    class Doubling(DataLoader[Any]):
+        def __iter__(self) -> Any:
+            return ((2 * x, y) for x, y in super().__iter__())
+
+    loop(open_, model := net(), sgd(model), Doubling(points(), batch_size=16))
+
+
+def group_of_one(open_: Open) -> None:
+    if workers() > 1:
+        dist.destroy_process_group()
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    loop(open_, model := net(), sgd(model))
+
+
+def lbfgs(open_: Open) -> None:
+    model = net()
+    opt = torch.optim.LBFGS(model.parameters())
+    with open_(model, opt):
+        return
+
+
+def half(open_: Open) -> None:
+    loop(open_, model := net().bfloat16(), sgd(model))
+
+
+def lazy(open_: Open) -> None:
+    model = nn.Sequential(nn.LazyLinear(4))
+    opt = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    with open_(model, opt):
+        return
+
+
+def meta(open_: Open) -> None:
+    model = nn.Linear(8, 4, device="meta")
+    with open_(model, sgd(model)):
+        return
+
+
+def several_optimizers(open_: Open) -> None:
+    model = net()
+    with open_(model, [sgd(model[0]), sgd(model[2])]):
+        return
+
+
+def skip_on_one(open_: Open) -> None:
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        for number, (x, y) in enumerate(run.loader(shuffled())):
+            if number == 3 and rank() == 1:
+                continue
+            opt.zero_grad()
+            run.backward(cross_entropy(model(x), y))
+            opt.step()
+
+
+def leave_on_one(open_: Open) -> None:
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        for number, (x, y) in enumerate(run.loader(shuffled())):
+            if number == 3 and rank() == 1:
+                break
+            opt.zero_grad()
+            run.backward(cross_entropy(model(x), y))
+            opt.step()
+
+
+def fail_on_one(open_: Open) -> None:
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        for number, (x, y) in enumerate(run.loader(shuffled())):
+            opt.zero_grad()
+            if number == 3 and rank() == 1:
+                raise ValueError("a bad sample")
+            run.backward(cross_entropy(model(x), y))
+            opt.step()
+
+
+def mean_on_one(open_: Open) -> None:
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        for x, y in run.loader(shuffled()):
+            opt.zero_grad()
+            loss = cross_entropy(model(x), y)
+            run.backward(loss)
+            opt.step()
+            if rank() == 0:
+                run.mean(loss.detach())
+
+
+def rate_on_one(open_: Open) -> None:
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        for number, (x, y) in enumerate(run.loader(shuffled())):
+            if number == 3 and rank() == 1:
+                opt.param_groups[0]["lr"] = 0.05
+            opt.zero_grad()
+            run.backward(cross_entropy(model(x), y))
+            opt.step()
+
+
+def unfreeze_on_one(open_: Open) -> None:
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        for number, (x, y) in enumerate(run.loader(shuffled())):
+            model[0].weight.requires_grad_(number < 3 or rank() == 0)
+            opt.zero_grad()
+            run.backward(cross_entropy(model(x), y))
+            opt.step()
+
+
+def drift(open_: Open, state: bool = False) -> None:
+    """One worker changes a parameter, or what its optimizer remembers, behind the optimizer's back."""
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        loader = run.loader(shuffled())
+        for epoch in range(6):
+            for number, (x, y) in enumerate(loader):
+                if epoch == 1 and number == 0 and rank() == 1:
+                    with torch.no_grad():
+                        tensor = opt.state[model[2].bias]["momentum_buffer"] if state else model[2].bias
+                        tensor.add_(1e-3)
+                opt.zero_grad()
+                run.backward(cross_entropy(model(x), y))
+                opt.step()
+
+
+def state_drift(open_: Open) -> None:
+    drift(open_, state=True)
+
+
+def stream_by_rank(open_: Open) -> None:
+    class Own(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            data = points()
+            return (data[index] for index in range(rank(), len(data), workers()))
+
+    loop(open_, model := net(), sgd(model), DataLoader(Own(), batch_size=16))
+
+
+def data_by_rank(open_: Open) -> None:
+    loop(open_, model := net(), sgd(model), shuffled(points(128 - 32 * rank())))
+
+
+def clip_before_sum(open_: Open) -> None:
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        for x, y in run.loader(shuffled()):
+            opt.zero_grad()
+            cross_entropy(model(x), y).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            opt.step()
+    del run
+
+
+def clip_in_window(open_: Open) -> None:
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt, accumulate=4) as run:
+        for number, (x, y) in enumerate(run.loader(shuffled())):
+            run.backward(cross_entropy(model(x), y) / 2)
+            if number % 2:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                opt.step()
+                opt.zero_grad()
+
+
+def group_made_later(open_: Open) -> None:
+    model = net()
+    with open_(model, sgd(model)):
+        if workers() > 1:
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+REFUSED = {
+    wrapped_in_ddp: ("DistributedDataParallel", "takes the plain module"),
+    wrapped_inside: ("Module 0 is a DataParallel",),
+    distributed_sampler: ("DistributedSampler with num_replicas=2", "shuffle=True"),
+    distributed_batches: ("DistributedSampler with num_replicas=2",),
+    loader_of_its_own: ("Doubling with an __iter__ of its own", "plain DataLoader"),
+    group_of_one: ("process group has 1 workers, and torchrun started 2",),
+    lbfgs: ("LBFGS", "float64"),
+    half: ("0.weight is bfloat16", "autocast"),
+    lazy: ("0.weight has no shape yet", "one batch"),
+    meta: ("weight is on the meta device", "to_empty"),
+    several_optimizers: ("session(optimizer=) must be", "a session for each"),
+    skip_on_one: ("worker 1", "step 4", "skip", "run.mean"),
+    leave_on_one: ("worker 1 ended its session at step 4", "run.mean"),
+    fail_on_one: ("worker 1 ended with an error at step 4",),
+    mean_on_one: ("run.mean", "step 2"),
+    rate_on_one: ("lr of parameter group 0 is 0.05 on worker 1 and 0.1 on the others at step 4", "run.mean"),
+    unfreeze_on_one: ("worker 1 does not train parameter 0.weight at step 4",),
+    drift: ("parameter 2.bias is not the same on worker 1", "after step 20"),
+    state_drift: ("2.bias is not the same on worker 1", "after step 20"),
+    stream_by_rank: ("worker 1 read other samples", "batch 1 of epoch 1", "splitting by rank"),
+    data_by_rank: ("128 and 96 samples", "whole dataset"),
+    clip_before_sum: ("a loss that the session has not seen", "run.backward(loss)"),
+    adversarial_one_session: ("SGD", "in no session", "session(G, optimizer_g)"),
+    clip_in_window: ("clipped", "accumulate"),
+    group_made_later: ("call init_process_group before the session",),
+}
+"""What the sentence has to name."""
+
+
+# Random numbers where data are drawn.
+
+
+class Drawing(Dataset[Any]):
+    """Every sample comes with numbers from the three generators."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        drawn = torch.tensor([random.random(), float(np.random.rand()), float(torch.rand(()))], dtype=torch.float64)
+        return points(64)[index][0], drawn
+
+
+def drawn(open_: Open, **options: Any) -> Tensor:
+    """What a worker's samples drew."""
+    random.seed(0), np.random.seed(0)
+    model = net()
+    found = []
+    with open_(model, sgd(model)) as run:
+        torch.manual_seed(1)
+        for x, numbers in run.loader(DataLoader(Drawing(), batch_size=16, **options)):
+            found.append(numbers)
+            run.backward(model(x).square().mean())
+    return torch.cat(found)

@@ -1,0 +1,132 @@
+"""Runs the scripts in forks of a process that has torch: ``python -m tests.trainer.cases.server FOLDER [CASE...]``.
+
+Each script runs plain, with a session of one worker, and on two workers that share every batch 3:1, all four processes
+at a time. What each optimizer step finds in ``.grad``, and how the script ended, is written to the folder.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from hetopt.profiler.errors import HetoptError
+from hetopt.trainer.session import session
+from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
+
+from . import hub, scripts
+
+LIMIT_S = 120.0
+
+
+class Plain:
+    """Stands where the session would, and exchanges nothing."""
+
+    rank, world_size = 0, 1
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        pass
+
+    def __enter__(self) -> Plain:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def loader(self, loader: Any) -> Any:
+        return loader
+
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        loss.backward(**options)
+
+    def sync(self) -> None:
+        pass
+
+    def mean(self, value: Any, samples: int | None = None) -> float:
+        return float(value)
+
+
+def shares() -> RunSpec:
+    workers = tuple(WorkerSpec(host=f"h{n}", type="local", local_batch_size=share) for n, share in enumerate((3, 1)))
+    return RunSpec(task="session", workers=workers, batch_policy="static", stop=StopRule(max_steps=1))
+
+
+def child(run: Callable[[Any], Any], out: Path, rank: int, workers: int, store: Path) -> None:
+    gradients: dict[int, list[Tensor]] = {}
+
+    def keep(optimizer: torch.optim.Optimizer, args: Any, options: Any) -> None:
+        flat = []
+        for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach().to_dense()
+            flat.append(torch.view_as_real(gradient + 0j).double().flatten())
+        gradients.setdefault(id(optimizer), []).append(torch.cat(flat))
+
+    said, result = "", None
+    register_optimizer_step_post_hook(keep)
+    try:
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(workers))
+        if workers > 1:
+            # As torchrun sets them; nobody meets there, as the group is made here.
+            os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+            dist.init_process_group("gloo", store=dist.FileStore(str(store), workers), rank=rank, world_size=workers)
+        alone = Plain if out.name.startswith("plain") else session
+        result = run(partial(session, spec=shares()) if workers > 1 else alone)
+    except HetoptError as error:
+        said = str(error)
+    except Exception as error:
+        said = "".join(traceback.format_exception(error))
+    torch.save({"steps": list(gradients.values()), "said": said, "result": result}, out)
+    os._exit(0)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    # What a first optimizer makes torch import would take each child seconds.
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1).step()
+    cases: dict[str, Callable[[Any], Any]] = {one.__name__: one for one in (*scripts.EXACT, *scripts.REFUSED)}
+    cases["drawn"] = scripts.drawn
+    cases["drawn_by_readers"] = lambda open_: scripts.drawn(
+        open_, num_workers=2, generator=torch.Generator().manual_seed(5)
+    )
+    wanted = sys.argv[2:] or list(cases)
+    if wanted == ["hub"]:
+        import accelerate  # noqa: F401  # before children are forked
+        import lightning  # noqa: F401
+        import peft  # noqa: F401
+        import transformers  # noqa: F401
+
+        cases = {one.__name__: one for one in (*hub.EXACT, *hub.REFUSED)}
+        wanted = list(cases)
+    for name in wanted:
+        living = {}
+        for label, rank, workers in (("plain", 0, 1), ("alone", 0, 1), ("two-0", 0, 2), ("two-1", 1, 2)):
+            place = folder / name
+            place.mkdir(exist_ok=True)
+            pid = os.fork()
+            if pid == 0:
+                child(cases[name], place / f"{label}.pt", rank, workers, place / "store")
+            living[pid] = label
+        deadline = time.monotonic() + LIMIT_S
+        while living and time.monotonic() < deadline:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+            living.pop(pid, None)
+            time.sleep(0 if pid else 0.01)
+        for pid in living:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Scripts of many kinds train on two unequal workers as on one machine, or are refused in a sentence that says why."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.disturbance import PATIENCE_S
+
+from .cases import hub, scripts
+
+Case = Callable[[str, str], dict[str, Any]]
+
+LABELS = ("plain", "alone", "two-0", "two-1")
+JUDGED_STEPS = 3
+"""Later ones differ by more than rounding, which training amplifies."""
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """What became of a script in one of the ways in which it ran."""
+    return served(tmp_path_factory.mktemp("cases"))
+
+
+@pytest.fixture(scope="module")
+def hub_case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """The same, of scripts that need other libraries."""
+    for name in ("accelerate", "lightning", "peft", "transformers"):
+        pytest.importorskip(name)
+    return served(tmp_path_factory.mktemp("hub"), "hub")
+
+
+def served(folder: Path, *which: str) -> Case:
+    said = subprocess.run(
+        [sys.executable, "-m", "tests.trainer.cases.server", str(folder), *which],
+        cwd=Path(__file__).resolve().parents[2],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=4 * PATIENCE_S,
+        check=False,
+    )
+    assert said.returncode == 0, said.stderr
+
+    def get(name: str, label: str) -> dict[str, Any]:
+        path = folder / name / f"{label}.pt"
+        assert path.exists(), f"{name} hung ({label})"
+        told: dict[str, Any] = torch.load(path)
+        return told
+
+    return get
+
+
+def distance(plain: list[list[Tensor]], other: list[list[Tensor]]) -> float:
+    """The largest relative distance of a step's gradients; as many steps of as many optimizers."""
+    assert [len(steps) for steps in other] == [len(steps) for steps in plain]
+    pairs = [
+        pair for one, two in zip(plain, other, strict=True) for pair in list(zip(one, two, strict=True))[:JUDGED_STEPS]
+    ]
+    return max((float((a - b).norm() / a.norm().clamp_min(1e-12)) for a, b in pairs), default=0.0)
+
+
+@pytest.mark.parametrize("name", [one.__name__ for one in scripts.EXACT])
+def test_gradients_are_those_of_one_machine(name: str, case: Case) -> None:
+    check_exact(name, case)
+
+
+@pytest.mark.parametrize("name", [one.__name__ for one in hub.EXACT])
+def test_gradients_of_other_libraries_loops_are_too(name: str, hub_case: Case) -> None:
+    check_exact(name, hub_case)
+
+
+def check_exact(name: str, case: Case) -> None:
+    told = {label: case(name, label) for label in LABELS}
+    assert {label: one["said"] for label, one in told.items()} == dict.fromkeys(LABELS, "")
+    assert distance(told["plain"]["steps"], told["alone"]["steps"]) == 0.0
+    for label in ("two-0", "two-1"):
+        if name == "loaded_on_one" and label == "two-1":
+            continue  # it did not do the steps before the session
+        assert distance(told["plain"]["steps"], told[label]["steps"]) < 1e-5
+
+
+@pytest.mark.parametrize(("name", "words"), [(one.__name__, words) for one, words in scripts.REFUSED.items()])
+def test_what_cannot_be_is_said_in_a_sentence(name: str, words: tuple[str, ...], case: Case) -> None:
+    check_refused(name, words, case)
+
+
+@pytest.mark.parametrize(("name", "words"), [(one.__name__, words) for one, words in hub.REFUSED.items()])
+def test_what_other_libraries_have_wrapped_is_too(name: str, words: tuple[str, ...], hub_case: Case) -> None:
+    check_refused(name, words, hub_case)
+
+
+def check_refused(name: str, words: tuple[str, ...], case: Case) -> None:
+    said = [case(name, label)["said"] for label in ("two-0", "two-1")]
+    if name == "fail_on_one":
+        assert "a bad sample" in said.pop()
+    for one in said:
+        assert all(word in one for word in words), one
+        assert name == "group_made_later" or len(one.splitlines()) == 1, one
+
+
+@pytest.mark.parametrize("name", ["drawn", "drawn_by_readers"])
+def test_no_two_samples_draw_alike_and_alone_nothing_changes(name: str, case: Case) -> None:
+    plain, alone, *workers = (case(name, label)["result"] for label in LABELS)
+    assert torch.equal(plain, alone)
+    together = torch.cat(workers)
+    assert len(together) == len(plain) == 64
+    for column in together.T:
+        assert len(set(column.tolist())) == 64

@@ -1,0 +1,166 @@
+"""Laws of a session's parts, over generated cases: what is summed, whose batch a loss is of, who is named."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from hetopt.trainer.likeness import LARGEST, tensors_mark
+from hetopt.trainer.session.batches import Part, ShareTable, own_slice
+from hetopt.trainer.session.exchange import SessionExchange
+from hetopt.trainer.session.gradient import GradientSum
+from hetopt.trainer.session.handed import Handed, HandedOut, storages
+from hetopt.trainer.session.turns import Deed, Turn, disagreement
+from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
+
+ALONE = RunSpec(
+    task="session",
+    workers=(WorkerSpec(host="here", type="local", local_batch_size=1),),
+    stop=StopRule(max_steps=1),
+)
+
+
+def exchange(shapes: Sequence[tuple[int, ...]], doubles: int) -> SessionExchange:
+    return SessionExchange(ALONE, shapes, doubles=doubles, device=torch.device("cpu"), store=None, steps=None)
+
+
+class Parts(nn.Module):
+    """Parameters of every kind, of which a loss uses some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Linear(3, 2), nn.Linear(3, 2).double()
+        self.rows = nn.Embedding(7, 3, sparse=True)
+        self.waves = nn.Parameter(torch.randn(3, dtype=torch.complex64))
+
+    def loss(self, seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(4, 3, generator=generator)
+        total = x.new_zeros(())
+        if seed % 2:
+            total = total + self.one(x).square().mean()
+        if seed % 3:
+            total = total + self.two(x.double()).square().mean()
+        if seed % 5:
+            total = total + self.rows(torch.randint(0, 7, (4,), generator=generator)).square().mean()
+        return total + (x * self.waves).abs().mean() if seed % 7 else total
+
+
+def gradients(model: nn.Module) -> list[Tensor | None]:
+    return [None if one.grad is None else one.grad.to_dense().clone() for one in model.parameters()]
+
+
+actions = st.lists(st.sampled_from(["add", "sum", "sum", "drop", "zero", "scale"]), min_size=1, max_size=12)
+
+
+@settings(deadline=None, max_examples=60)
+@given(actions=actions)
+def test_whatever_is_put_aside_summed_dropped_or_kept_ends_as_in_the_script(actions: list[str]) -> None:
+    """Backward passes that are summed at once or later, on top of what is there, with gradients cleared in between."""
+    plain, ours = Parts(), Parts()
+    sums = GradientSum(list(ours.named_parameters()), exchange, world_size=1)
+    is_whole = True
+    for seed, action in enumerate(actions, start=1):
+        if action in ("add", "sum"):
+            plain.loss(seed).backward() if plain.loss(seed).requires_grad else None
+            sums.follow(list(ours.named_parameters()))
+            sums.begin()
+            loss = ours.loss(seed)
+            loss.backward() if loss.requires_grad else None
+            is_whole = action == "sum"
+            sums.sum(1.0, None) if is_whole else sums.put_aside(1.0)
+        elif action in ("drop", "zero"):
+            for model in (plain, ours):
+                # A sparse gradient that is zeroed in place is not summed with again by torch either.
+                model.zero_grad(set_to_none=True) if action == "drop" else [
+                    one.grad.zero_() for one in model.parameters() if one.grad is not None
+                ]
+        elif is_whole:
+            for model in (plain, ours):
+                for one in model.parameters():
+                    if one.grad is not None:
+                        one.grad.mul_(0.5)  # as clipping does
+        if is_whole:
+            for expected, found in zip(gradients(plain), gradients(ours), strict=True):
+                if expected is None or found is None:
+                    assert expected is found is None
+                else:
+                    assert torch.allclose(expected, found, rtol=1e-5, atol=1e-6)
+    assert ours.rows.weight.grad is None or ours.rows.weight.grad.is_sparse == plain.rows.weight.grad.is_sparse
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    weights=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    minimum=st.integers(1, 2),
+)
+def test_parts_of_workers_weigh_as_much_as_the_batch(weights: list[int], sizes: list[int], minimum: int) -> None:
+    table = ShareTable(tuple(weights), minimum=minimum)
+    values = torch.randn(max(sizes), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for number, size in enumerate(sizes):
+        batch = values[:size].tolist()
+        cut = [own_slice(batch, table.of((0, number), size), rank) for rank in range(len(weights))]
+        mean = sum(part.weight * sum(items) / len(items) for part, items in cut if part.samples)
+        assert math.isclose(mean, sum(batch) / size, abs_tol=1e-12)
+
+
+@settings(deadline=None, max_examples=80)
+@given(ahead=st.integers(0, 4), computed=st.lists(st.booleans(), min_size=1, max_size=9), twice=st.booleans())
+def test_a_gradient_is_weighed_by_the_batch_of_its_loss(ahead: int, computed: list[bool], twice: bool) -> None:
+    """However many batches a script asks for ahead, and whichever it skips."""
+    weight = nn.Parameter(torch.ones(3))
+    handed = HandedOut()
+    batches = [torch.randn(4, 3) for _ in computed]
+    given_out = 0
+    for number, batch in enumerate(batches):
+        while given_out < min(len(batches), number + 1 + ahead):
+            part = Part(samples=1 + given_out, batch=20, shares=(1 + given_out, 19 - given_out), place=(0, given_out))
+            handed.give(Handed(part=part, source=1, storages=storages({"x": batches[given_out]})))
+            given_out += 1
+        if computed[number]:
+            for _ in range(1 + twice):
+                found = handed.of(((batch * 2) * (batch * weight)).sum())
+                assert found is not None
+                assert found.place == (0, number)
+
+
+turns = st.builds(
+    Turn,
+    session=st.just(1),
+    deed=st.sampled_from(Deed),
+    step=st.integers(1, 3),
+    place=st.tuples(st.integers(0, 1), st.integers(0, 2)),
+    samples=st.integers(0, 1),
+    structure=st.integers(0, 1),
+    options=st.floats(0, 1),
+)
+
+
+@given(rows=st.lists(turns, min_size=2, max_size=5))
+def test_whoever_is_elsewhere_is_named_in_one_line(rows: list[Turn]) -> None:
+    for row in rows:
+        assert Turn.from_list(row.to_list()) == row
+    if len(set(rows)) == 1:
+        return
+    said = str(disagreement(rows))
+    assert "worker" in said
+    assert "\n" not in said
+    assert any(f"step {row.step}" in said for row in rows)
+
+
+@given(values=st.lists(st.floats(width=32, allow_nan=False), min_size=2, max_size=9), at=st.integers(0, 8))
+def test_a_changed_bit_changes_the_mark(values: list[float], at: int) -> None:
+    tensors = [torch.tensor(values), torch.tensor(values, dtype=torch.float64)]
+    before = tensors_mark(tensors)
+    assert 0 <= before < LARGEST
+    assert tensors_mark([one.clone() for one in tensors]) == before
+    word = tensors[0].view(torch.int32)
+    word[at % len(values)] ^= 1
+    assert tensors_mark(tensors) != before

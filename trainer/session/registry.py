@@ -1,0 +1,84 @@
+"""The sessions of this process that are open: those without a loader follow the batches of one that has one.
+
+An optimizer that is in no session would step by the gradient of its worker's samples alone: while a session is open, it
+is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from hetopt.trainer.session.handed import Handed
+
+
+class Member(Protocol):
+    """What the others need of an open session."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether it has no loader of its own."""
+        ...
+
+    def take(self, handed: Handed) -> None:
+        """The script was given a batch."""
+        ...
+
+    def end_epoch(self, shares: Sequence[int]) -> None:
+        """An epoch is over, in which the workers had such shares."""
+        ...
+
+    def trains(self, optimizer: Optimizer) -> bool:
+        """Whether these are its parameters."""
+        ...
+
+    def meet_stranger(self, optimizer: Optimizer) -> None:
+        """An optimizer that is in no session is about to step."""
+        ...
+
+
+class Registry:
+    """Of one process."""
+
+    def __init__(self) -> None:
+        self._members: list[Member] = []
+        self._begun = 0
+        self._hook: RemovableHandle | None = None
+
+    def enter(self, member: Member, *, sums: bool) -> None:
+        """A session is open from here on.
+
+        Args:
+            member: the session.
+            sums: whether optimizers in no session would do harm.
+        """
+        self._members.append(member)
+        if sums and self._hook is None:
+            self._hook = register_optimizer_step_pre_hook(self._before_any_step)
+
+    def leave(self, member: Member) -> None:
+        """A session is over."""
+        self._members = [one for one in self._members if one is not member]
+        if not self._members and self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def next_number(self) -> int:
+        """Of one more session, in the order in which they begin."""
+        self._begun += 1
+        return self._begun
+
+    def listeners(self, member: Member) -> list[Member]:
+        """The session that has a batch, and those that follow."""
+        return [member, *(one for one in self._members if one is not member and one.follows)]
+
+    def _before_any_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> None:
+        if self._members and not any(one.trains(optimizer) for one in self._members):
+            self._members[-1].meet_stranger(optimizer)
+
+
+REGISTRY = Registry()

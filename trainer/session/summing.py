@@ -1,0 +1,218 @@
+"""The gradients of a session: summed over all workers before the optimizer steps, whoever calls backward."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hetopt.profiler.errors import BadInput
+from hetopt.trainer.agreement import sum_numbers
+from hetopt.trainer.session.batches import Part
+from hetopt.trainer.session.denominators import Weight
+from hetopt.trainer.session.flow import BatchFlow
+from hetopt.trainer.session.inspection import inspect_wrappers
+from hetopt.trainer.session.local import gradient_energy
+from hetopt.trainer.session.registry import REGISTRY, Member
+from hetopt.trainer.session.turns import Deed, Pending
+
+
+class GradientFlow(BatchFlow):
+    """Where a session meets backward passes and optimizers."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, **options: Any) -> None:
+        super().__init__(model, optimizer, **options)
+        self._is_inspected = False
+        self._weight = 1.0  # of the gradient that was summed last
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+        REGISTRY.enter(self, sums=self.world_size > 1)
+
+    def _listeners(self) -> Sequence[Member]:
+        return REGISTRY.listeners(self)
+
+    def backward(
+        self,
+        loss: Tensor,
+        *,
+        weight: Weight | Tensor | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Any = None,
+    ) -> None:
+        """``loss.backward()``, and then the gradients of all workers in ``.grad``: clip them or step as in the script.
+
+        With ``accumulate=k`` gradients are exchanged at every k-th call, and at the last batch of an epoch; until then
+        ``.grad`` holds what this worker has so far. Workers that train for themselves (``sync``) keep their own.
+
+        What the loss is a mean over (samples, tokens, class weights), or that it is a sum, is read off its operators.
+
+        Args:
+            loss: of this worker's part, a scalar; scaled where a GradScaler is used.
+            weight: what this worker's loss is a mean over, if the operators do not tell; or ``"sum"``: the losses of
+                the workers' parts add up to that of the batch.
+            retain_graph: as of ``Tensor.backward``.
+            create_graph: likewise.
+            inputs: likewise.
+
+        Raises:
+            BadInput: the loss is no scalar, the samples did not come from `loader`, or the workers' gradients do not
+                make that of the batch, as far as anybody can tell.
+            RunFailed: the workers are at different points of the script.
+        """
+        if loss.dim() != 0:
+            raise BadInput(
+                f"The loss has shape {tuple(loss.shape)}; it must be a scalar.",
+                hint="return the mean over the samples of the batch",
+            )
+        if self.world_size > 1 and not self._is_inspected:
+            inspect_wrappers(self._model)
+            self._is_inspected = True
+        self._part = self._handed.of(loss)
+        part = self._present_part()
+        turn = None
+        if self._sum is not None:
+            self._sum.follow(self._trained)
+            self._sum.begin()
+            turn = self._gate.begin(Deed.SUM, self._handed.newest)
+        self._own_weight = self._loss.backward(
+            loss,
+            weight,
+            part,
+            options={"retain_graph": retain_graph, "create_graph": create_graph, "inputs": inputs},
+            met=lambda: self._meet(turn),
+        )
+        self._backwards += 1
+        self._note_loss(loss, self._own_weight)
+        if self._backwards >= self._accumulate or (part is not None and part.is_last):
+            self._sum_up(self._own_weight)
+            return
+        if self._computed_s is not None:
+            self._waited_s += time.perf_counter() - self._computed_s
+        self._computed = self._computed_s = None
+        if self._sum is not None:
+            self._sum.put_aside(self._own_weight)
+
+    def _meet(self, turn: Pending | None) -> None:
+        """This worker has computed: what comes until the sum is the wait for the others."""
+        self._computed, self._computed_s = self._stopwatch.mark(), time.perf_counter()
+        self._gate.finish(turn)
+
+    def sync(self, *, weight: Weight | Tensor | None = None) -> None:
+        """Sum the gradients of all workers now; for loops that call ``loss.backward()`` themselves, before clipping.
+
+        Args:
+            weight: what the loss was a mean over on this worker (samples, tokens), or ``"sum"`` (see `backward`); None:
+                what `backward` found.
+
+        Raises:
+            BadInput: there is no weight, and `backward` has not seen the loss.
+            RunFailed: the workers are at different points of the script.
+        """
+        if self._sum is not None:
+            self._sum.follow(self._trained)
+            self._sum.drop()
+            self._gate.take(Deed.SUM, self._handed.newest)
+        if self._sum is not None and self._sum.is_waiting:
+            self._sum_up(0.0)  # all of it was weighed as it was put aside
+            return
+        self._part = self._handed.of_all()
+        self._sum_up(self._loss.weight_of(self._own_weight, weight, self._present_part()))
+
+    def _sum_up(self, weight: float) -> None:
+        self._own_weight = None
+        self._weight = weight
+        self._is_summed = True
+        if self._computed is None:
+            self._computed = self._stopwatch.mark()
+        if self._trains_alone:
+            self._backwards = 0
+            if self._plan.spec.sync.name == "selsync":
+                scale = 1.0 if self._scaler is None else self._scaler.get_scale()
+                self._energy = gradient_energy([parameter for _, parameter in self._trained], scale)
+        elif self._sum is None:
+            self._gate.summed()
+            self._tell(self._trace(None))
+        else:
+            self._gate.compare(self._trained)
+            look = self._sharing is not None and self._sharing.ends_period
+            stats = self._sum.sum(weight, self._scaler, look=look)
+            self._gate.summed()
+            self._tell(self._trace(stats))
+
+    def trains(self, optimizer: Optimizer) -> bool:
+        """Whether these are its parameters: the optimizer's own, or those of one that steps in its place."""
+        if optimizer is self._optimizer:
+            return True
+        own = {id(one) for group in self._optimizer.param_groups for one in group["params"]}
+        return all(id(one) in own for group in optimizer.param_groups for one in group["params"])
+
+    def meet_stranger(self, optimizer: Optimizer) -> None:
+        """An optimizer that is in no session is about to step by the gradient of this worker's samples alone.
+
+        Raises:
+            BadInput: always.
+        """
+        raise BadInput(
+            f"An optimizer ({type(optimizer).__name__}) steps that is in no session, by gradients of this worker's "
+            "samples alone.",
+            hint="begin a session for its model and it too, inside this one, and call that session's backward: "
+            "with session(G, optimizer_g) as run_g: ... run_g.backward(loss_g)",
+        )
+
+    def _present_part(self) -> Part | None:
+        """Of the batch that is computed; None: it is alone, and was given none."""
+        if self._part is None and self.world_size > 1:
+            raise BadInput(
+                "A gradient came before any batch of this session's loader.",
+                hint="iterate over `run.loader(loader)` instead of the loader",
+            )
+        return self._part
+
+    def _note_loss(self, loss: Tensor, weight: float) -> None:
+        """As a sum over samples: over those of all workers it is the batch's loss times its samples."""
+        if weight and self._part is not None:
+            scale = 1.0 if self._scaler is None else self._scaler.get_scale()
+            self._loss_sum = self._loss_sum + loss.detach().double() * (weight * self._part.batch / scale)
+
+    def _before_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> Any:
+        """Whatever the script did not exchange by now would be lost to the others."""
+        self._backwards = 0
+        if self._sum is None or self.world_size == 1:
+            if not self._is_summed:
+                self.sync()
+            self._is_summed = False
+            return None
+        if options.get("closure") is not None:
+            return arguments, {**options, "closure": self._together(options["closure"])}
+        if len(arguments) > 1 and arguments[1] is not None:
+            return (arguments[0], self._together(arguments[1]), *arguments[2:]), options
+        if not self._is_summed or self._sum.is_waiting:
+            self.sync()
+        self._is_summed = False
+        return None
+
+    def _together(self, closure: Callable[..., Any]) -> Callable[..., Any]:
+        """A closure of an optimizer (LBFGS) that computes the loss and gradient of all workers."""
+
+        def together(*arguments: Any, **options: Any) -> Any:
+            self._is_summed = False
+            loss = closure(*arguments, **options)
+            if not self._is_summed:
+                self.sync()
+            self._backwards, self._is_summed = 0, False
+            if loss is None:
+                return None
+            (total,) = sum_numbers([float(loss) * self._weight], self.world_size)
+            return loss.detach().new_tensor(total) if isinstance(loss, Tensor) else total
+
+        return together
+
+    def _after_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> None:
+        if self._epoch_over is not None and self._handed.are_computed:
+            self._end_epoch()
