@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hetopt.optimizer.market.instance_type import InstanceType
+from hetopt.optimizer.market.software import pinned
 from hetopt.profiler.errors import BadInput
 
 ImageKind = str
@@ -79,13 +80,19 @@ def image_kind(found: InstanceType) -> ImageKind:
     """The kind of image that a type boots.
 
     Raises:
-        BadInput: its accelerator is not one that torch drives, or its architecture is not known.
+        BadInput: its accelerator is not one that torch or the image drives, or its architecture is not known.
     """
     if found.architecture is None:
         raise BadInput(f"the architecture of {found.name} is not known.", hint="plan with other types")
     if found.accelerator is not None and not found.accelerator.is_cuda:
         raise BadInput(
             f"{found.name} has a {found.accelerator.name}, which hetopt cannot train on.",
+            hint=f"plan without it: `hetopt recommend PROFILE --exclude {found.name}`",
+        )
+    objection = pinned().objection(found)
+    if objection is not None:
+        raise BadInput(
+            f"{found.name} cannot be trained on: its {objection}.",
             hint=f"plan without it: `hetopt recommend PROFILE --exclude {found.name}`",
         )
     return f"{found.architecture}-{'gpu' if found.cuda_devices else 'cpu'}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
@@ -47,6 +48,7 @@ MODEL_COLUMNS = (
     "memory_gib",
     "aliases",
     "manufacturer",
+    "compute_capability",
     "fp32_tflops",
     "tf32_tensor_tflops",
     "fp16_tensor_tflops",
@@ -64,6 +66,7 @@ class AcceleratorModel:
     """Published peak rates of one whole accelerator, dense (without structured sparsity).
 
     Peaks rank devices; a training step reaches a model-dependent share of them, so they are priors and no predictions.
+    ``compute_capability`` is NVIDIA's version of what a device can run, such as 8.6; absent elsewhere.
     """
 
     name: str
@@ -76,9 +79,12 @@ class AcceleratorModel:
     memory_bandwidth_gb_per_s: float | None
     confidence: Confidence
     source: str
+    compute_capability: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse an impossible device."""
+        if self.compute_capability is not None and not re.fullmatch(r"\d{1,2}\.\d", self.compute_capability):
+            raise ValueError(f"compute_capability is '{self.compute_capability}', but must be such as 8.6")
         _positive("memory_gib", self.memory_gib)
         for field in ("fp32_tflops", "tf32_tensor_tflops", "fp16_tensor_tflops", "memory_bandwidth_gb_per_s"):
             _positive(field, getattr(self, field))
@@ -267,6 +273,7 @@ def _accelerator_model(row: Row) -> AcceleratorModel:
         memory_bandwidth_gb_per_s=row.optional_number("memory_bandwidth_gb_per_s"),
         confidence=cast("Confidence", confidence),
         source=row.required("source"),
+        compute_capability=row.text("compute_capability") or None,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Literal
 
 from hetopt.optimizer.fit import FittedDevice, FittedModel
 from hetopt.optimizer.market.instance_type import Accelerator, InstanceType
+from hetopt.optimizer.market.software import pinned
 from hetopt.optimizer.plan import Evidence
 from hetopt.trainer.partition import WorkerTime
 
@@ -153,7 +154,7 @@ def _unusable(instance: InstanceType) -> str | None:
         return "burstable (its speed depends on credits)"
     if instance.other_accelerators or (instance.accelerator is not None and not instance.accelerator.is_cuda):
         return "an accelerator that torch does not drive"
-    return None
+    return pinned().objection(instance)
 
 
 def _measured(model: FittedModel, fitted: FittedDevice, workers: int) -> WorkerModel | Unusable:

@@ -1,0 +1,69 @@
+"""What the software of rented machines drives: compute capabilities of the pinned torch, families of the boot images.
+
+A GPU that can be rented is not one that can be trained on. The facts are dated, in `catalogs/aws/software.json`; a test
+holds them against the torch that is pinned, and against the installed one where that is built for CUDA.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from hetopt.optimizer.market.instance_type import Accelerator, Architecture, InstanceType
+
+FACTS = Path(__file__).resolve().parents[2] / "catalogs" / "aws" / "software.json"
+
+_WHEEL_NAMES: dict[Architecture, str] = {"x86_64": "x86-64", "arm64": "aarch64"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Software:
+    """What the pinned torch and the boot images support.
+
+    Attributes:
+        torch: its version.
+        capabilities: that its wheel has kernels for, by the processor's architecture.
+        families: of instance types that each kind of GPU image supports, by that architecture.
+    """
+
+    torch: str
+    capabilities: dict[str, tuple[str, ...]]
+    families: dict[str, tuple[str, ...]]
+
+    def objection(self, instance: InstanceType) -> str | None:
+        """Why the accelerator of a type cannot be trained on, to stand after "its"; none where it can, or has none."""
+        accelerator, architecture = instance.accelerator, instance.architecture
+        if accelerator is None or not accelerator.is_cuda or architecture is None:
+            return None
+        capability = _capability(accelerator)
+        wheel = f"torch {self.torch} for {_WHEEL_NAMES[architecture]}"
+        if capability is None:
+            return f"{accelerator.name} has no known compute capability to hold against {wheel}"
+        if not any(runs(kernels, capability) for kernels in self.capabilities[architecture]):
+            return f"{accelerator.name} (compute capability {capability}) is not supported by {wheel}"
+        if instance.family not in self.families[architecture]:
+            return f"{accelerator.name} is not supported by the boot image, of all machines of {instance.family}"
+        return None
+
+
+@cache
+def pinned() -> Software:
+    """What the catalogue's file says."""
+    told = json.loads(FACTS.read_text(encoding="utf-8"))
+    return Software(
+        torch=told["torch"]["version"],
+        capabilities={name: tuple(some) for name, some in told["torch"]["compute_capabilities"].items()},
+        families={kind.removesuffix("-gpu"): tuple(image["families"]) for kind, image in told["images"].items()},
+    )
+
+
+def runs(kernels: str, capability: str) -> bool:
+    """Whether a device runs kernels: those of its major version, with no higher a minor one."""
+    (major, minor), (own, own_minor) = (tuple(map(int, one.split("."))) for one in (kernels, capability))
+    return major == own and minor <= own_minor
+
+
+def _capability(accelerator: Accelerator) -> str | None:
+    return None if accelerator.model is None else accelerator.model.compute_capability
