@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +30,19 @@ UNSTEADY_LOG_SD = 0.15
 
 SPREAD_ONE_BATCH_SIZE = 0.3
 """Log standard deviation where one batch size was measured, so that fixed and per-sample time cannot be told apart."""
+
+
+LEAST_GROWTH = 0.1
+"""Part of a step that must grow with its samples for the slope to be told from what measurements scatter."""
+
+
+def times_as_long(one: Callable[[int], float], other: Callable[[int], float], samples: int) -> float:
+    """How much longer one takes for so many samples than another does.
+
+    Of whole steps, never of fitted slopes: where time does not grow over the batches that were measured, the slope is
+    next to nothing, and so a ratio to it may be anything.
+    """
+    return one(samples) / other(samples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +114,17 @@ class FittedDevice:
         sizes = [point.local_batch_size for point in points]
         measured_s = float(np.interp(local_batch_size, sizes, [point.step_time_s for point in points]))
         return self.mean_to_median * measured_s
+
+    @property
+    def largest_measured(self) -> int:
+        """The largest batch whose steps were timed: where samples weigh most, and nothing is extrapolated."""
+        return self.device.step_times[-1].local_batch_size
+
+    @property
+    def grows(self) -> bool:
+        """Whether a step takes clearly longer with more samples, so that its line says what a sample takes."""
+        samples = self.largest_measured
+        return self.step_time.per_sample_s * samples >= LEAST_GROWTH * self.step_time.time_s(samples)
 
     @property
     def largest_batch(self) -> int | None:

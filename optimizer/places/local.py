@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hetopt.optimizer.fit import FittedDevice, FittedModel, fit
+from hetopt.optimizer.fit import FittedDevice, FittedModel, fit, times_as_long
 from hetopt.optimizer.places.hosting import HOST_LINK, RUN_TO_RUN_LOG_SD, begun_shares, division, predict_run
 from hetopt.optimizer.places.launched_exchange import Foreseen, Meeting, foresee, no_overlap
 from hetopt.optimizer.plan import Plan, Prediction
@@ -122,7 +122,8 @@ def _prediction(
     crowding: float,
 ) -> Prediction:
     # Measured with the host to itself. Each worker evaluates in proportion to its share, without its pace.
-    divided = crowding * fitted.step_time.per_sample_s / model.whole_host.step_time.per_sample_s
+    samples = min(fitted.largest_measured, model.whole_host.largest_measured)
+    divided = crowding * times_as_long(fitted.time_s, model.whole_host.time_s, samples)
     evaluation_s = (plan.profile.evaluation_s or 0.0) * divided * max(shares) / plan.chosen.global_batch_size
     compute_share = step.compute_s / step.step_time_s
     step_log_sd = math.hypot(

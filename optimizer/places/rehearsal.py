@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetopt.optimizer import words
-from hetopt.optimizer.fit import LinkModel, fit
+from hetopt.optimizer.fit import LinkModel, fit, times_as_long
 from hetopt.optimizer.places.hosting import (
     HOST_LINK,
     RUN_TO_RUN_LOG_SD,
@@ -326,7 +326,8 @@ def _predict(
         )
     # Evaluations are not paced. Each worker takes a part in proportion to its share, on a processor that it may have to
     # share in turn; they were measured on the whole host.
-    slower = here.alone.per_sample_s / model.whole_host.step_time.per_sample_s
+    samples = min(here.fitted.largest_measured, model.whole_host.largest_measured)
+    slower = times_as_long(here.work_s, model.whole_host.time_s, samples)
     largest_part = max(worker.local_batch_size for worker in run.workers) / run.global_batch_size
     evaluation_s = (profile.evaluation_s or 0.0) * slower * max(largest_part, 1 / here.processors)
     compute_share = step.compute_s / step.step_time_s

@@ -44,7 +44,7 @@ class WantedHost:
 def planned_hosts(plan: Plan) -> tuple[WantedHost, ...]:
     """The machines of a plan, group by group: as fast, and as well connected, as the planner took them to be.
 
-    Speeds are relative to the fastest host, sample for sample.
+    Speeds are relative to the fastest host, for steps of as many samples as each would have if all had as many.
 
     Raises:
         BadInput: the plan does not say how fast its machines were taken to be, or has more of them than there are
@@ -57,7 +57,9 @@ def planned_hosts(plan: Plan) -> tuple[WantedHost, ...]:
             hint="make it again with `hetopt recommend`, or describe the hosts with --hosts",
         )
     check_size(sum(group.machines for group, _ in known))
-    fastest_s = min(assumed.per_sample_s for _, assumed in known)
+    workers = sum(len(group.local_batch_sizes) for group, _ in known)
+    samples = max(1, plan.chosen.global_batch_size // workers)
+    fastest_s = min(assumed.time_s(samples) for _, assumed in known)
     several = sum(group.machines for group, _ in known) > 1
     machines = [pair for pair in known for _ in range(pair[0].machines)]
     return tuple(
@@ -65,7 +67,7 @@ def planned_hosts(plan: Plan) -> tuple[WantedHost, ...]:
             host=MiniatureHost(
                 name=f"h{number}",
                 workers=group.workers_per_machine,
-                speed=float(f"{fastest_s / assumed.per_sample_s:.{SPEED_DIGITS}g}"),
+                speed=float(f"{fastest_s / assumed.time_s(samples):.{SPEED_DIGITS}g}"),
                 rate_bits_per_s=8 * assumed.link_bytes_per_s if several else None,
             ),
             type=group.instance_type,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hetopt.optimizer.costs.hazard import PoolBelief
 from hetopt.optimizer.costs.observed_losses import ObservedLosses, pool_belief
-from hetopt.optimizer.fit import CompressorLine, FittedModel, LinkModel
+from hetopt.optimizer.fit import CompressorLine, FittedModel, LinkModel, times_as_long
 from hetopt.optimizer.market.catalog import Offer
 from hetopt.optimizer.market.quota import Quotas
 from hetopt.optimizer.plan import Watched
@@ -201,7 +201,10 @@ def machine_options(
         if instance.name not in workers:
             known[instance.name] = None if sampled is None else sampled.machine(instance.name)
             workers[instance.name] = _as_sampled(
-                _in_company(worker_model(model, host, instance), model, shape), known[instance.name], shape
+                _in_company(worker_model(model, host, instance), model, shape),
+                known[instance.name],
+                shape,
+                model.reference.largest_measured,
             )
         worker = workers[instance.name]
         if isinstance(worker, Unusable):
@@ -255,20 +258,25 @@ def _in_company(worker: WorkerModel | Unusable, model: FittedModel, shape: Shape
     )
 
 
-def _as_sampled(worker: WorkerModel | Unusable, seen: SampledMachine | None, shape: Shape) -> WorkerModel | Unusable:
-    """The worker as step samples know it, or their relative, where that is known better than by the profile alone."""
+def _as_sampled(
+    worker: WorkerModel | Unusable, seen: SampledMachine | None, shape: Shape, samples: int
+) -> WorkerModel | Unusable:
+    """The worker as step samples know it, or their relative, where that is known better than by the profile alone.
+
+    What it takes beside steps, it takes as much longer as a step of so many samples.
+    """
     if isinstance(worker, Unusable) or seen is None or worker.evidence == "measured" or seen.log_sd > worker.log_sd:
         return worker
     crowd = shape.crowded(worker.workers)
-    before = worker.time.per_sample_s
-    faster = crowd * seen.per_sample_s / before
+    time = replace(worker.time, fixed_s=crowd * seen.fixed_s, per_sample_s=crowd * seen.per_sample_s, floor_s=0.0)
+    slower = times_as_long(time.time_s, worker.time.time_s, samples)
     return replace(
         worker,
-        time=replace(worker.time, fixed_s=crowd * seen.fixed_s, per_sample_s=crowd * seen.per_sample_s, floor_s=0.0),
+        time=time,
         log_sd=math.hypot(seen.log_sd, shape.crowded_log_sd(worker.workers)),
         evidence=seen.evidence,
-        evaluation_factor=faster * worker.evaluation_factor,
-        compress_factor=faster * worker.compress_factor,
+        evaluation_factor=slower * worker.evaluation_factor,
+        compress_factor=slower * worker.compress_factor,
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from hetopt.optimizer.fit import FittedDevice, FittedModel
+from hetopt.optimizer.fit import FittedDevice, FittedModel, times_as_long
 from hetopt.optimizer.market.instance_type import Accelerator, InstanceType
 from hetopt.optimizer.market.software import pinned
 from hetopt.optimizer.plan import Evidence
@@ -161,15 +161,16 @@ def _measured(model: FittedModel, fitted: FittedDevice, workers: int) -> WorkerM
     line = fitted.step_time
     if fitted.largest_batch == 0:
         return Unusable(reason=TOO_LITTLE_MEMORY)
+    time = WorkerTime(
+        fixed_s=line.fixed_s, per_sample_s=line.per_sample_s, floor_s=line.floor_s, max_samples=fitted.largest_batch
+    )
     return WorkerModel(
         kind=fitted.device.kind,
         workers=workers,
-        time=WorkerTime(
-            fixed_s=line.fixed_s, per_sample_s=line.per_sample_s, floor_s=line.floor_s, max_samples=fitted.largest_batch
-        ),
+        time=time,
         log_sd=line.log_sd,
         evidence="measured",
-        evaluation_factor=_evaluation_factor(model, line.per_sample_s),
+        evaluation_factor=_evaluation_factor(model, time),
         compress_factor=1.0,
     )
 
@@ -277,13 +278,14 @@ def _by_roofline(
     most = reference.memory.largest_batch(limit) if reference.memory is not None else None
     if most == 0 or limit <= 0:
         return Unusable(reason=TOO_LITTLE_MEMORY)
+    time = WorkerTime(fixed_s=fixed_s, per_sample_s=per_sample_s, max_samples=most)
     return WorkerModel(
         kind="cuda",
         workers=accelerator.count,
-        time=WorkerTime(fixed_s=fixed_s, per_sample_s=per_sample_s, max_samples=most),
+        time=time,
         log_sd=math.hypot(CROSS_FAMILY_LOG_SD, reference.step_time.log_sd),
         evidence="extrapolated",
-        evaluation_factor=_evaluation_factor(model, per_sample_s),
+        evaluation_factor=_evaluation_factor(model, time),
         compress_factor=device.copy_bytes_per_s / (bandwidth * BANDWIDTH_EFFICIENCY),
     )
 
@@ -317,7 +319,7 @@ def _scaled(
         time=time,
         log_sd=log_sd,
         evidence=evidence,
-        evaluation_factor=_evaluation_factor(model, time.per_sample_s),
+        evaluation_factor=_evaluation_factor(model, time),
         compress_factor=compress_factor,
     )
 
@@ -325,9 +327,10 @@ def _scaled(
 def thread_scaling(model: FittedModel) -> tuple[float, float]:
     """Eta in ``t ~ threads^-eta`` and its standard deviation: the prior, sharpened by two divisions of the host.
 
-    Both are normal, so the posterior weighs them by their precision; steps that scatter leave the prior as it is.
+    Both are normal, so the posterior weighs them by their precision; steps that scatter leave the prior as it is, and
+    so do steps that hardly grow with their samples, which tell nothing of how threads share them.
     """
-    cpus = [fitted for fitted in model.devices if fitted.device.kind == "cpu"]
+    cpus = [fitted for fitted in model.devices if fitted.device.kind == "cpu" and fitted.grows]
     few = min(cpus, key=lambda fitted: fitted.device.threads_per_worker, default=None)
     many = max(cpus, key=lambda fitted: fitted.device.threads_per_worker, default=None)
     if few is None or many is None or few.device.threads_per_worker == many.device.threads_per_worker:
@@ -340,17 +343,18 @@ def thread_scaling(model: FittedModel) -> tuple[float, float]:
     return min(1.0, max(0.3, eta)), (prior + evidence) ** -0.5
 
 
-def _evaluation_factor(model: FittedModel, per_sample_s: float) -> float:
-    """Evaluation time relative to the profiled host's, by the time of a sample.
+def _evaluation_factor(model: FittedModel, time: WorkerTime) -> float:
+    """Evaluation time relative to the profiled host's, by the time of the largest batch that was measured.
 
     The host evaluated with all of its threads; the reference may have had a part of them.
     """
     reference = model.reference
+    slower = times_as_long(time.time_s, reference.step_time.time_s, reference.largest_measured)
     if reference.device.kind == "cuda":
-        return per_sample_s / reference.step_time.per_sample_s
+        return slower
     eta, _ = thread_scaling(model)
     division = reference.device.threads_per_worker / model.profile.host.logical_cpus
-    return per_sample_s / (reference.step_time.per_sample_s * math.pow(min(1.0, division), eta))
+    return slower / math.pow(min(1.0, division), eta)
 
 
 def _same_accelerator(name: str, accelerator: Accelerator) -> bool:

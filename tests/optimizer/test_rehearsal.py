@@ -120,10 +120,11 @@ def test_speeds_are_relative_to_the_fastest_host(plan: Plan, machines: list[tupl
     rehearsal = rehearse(of(plan, machines), HERE)
     speeds = [host.speed for host in miniature(rehearsal).hosts]
     assert max(speeds) == 1
-    for host, worker in zip(miniature(rehearsal).hosts, rehearsal.run.workers, strict=True):
-        assert worker.declared is not None
-        fastest_s = min(assumed.per_sample_s for _, assumed in machines)
-        assert host.speed * worker.declared.per_sample_s == pytest.approx(rehearsal.scale.time * fastest_s, rel=1e-3)
+    samples = max(1, plan.chosen.global_batch_size // len(rehearsal.run.workers))
+    fastest_s = min(assumed.time_s(samples) for _, assumed in machines)
+    each = [assumed for count, assumed in machines for _ in range(count)]
+    for host, assumed in zip(miniature(rehearsal).hosts, each, strict=True):
+        assert host.speed * assumed.time_s(samples) == pytest.approx(fastest_s, rel=1e-3)
 
 
 @given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=8))
