@@ -6,6 +6,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from hetopt.optimizer.words import chance, duration, usd
 from hetopt.profiler.artifact import Artifact, Record
 from hetopt.profiler.profile import Profile
 from hetopt.trainer.spec import BatchPolicy, Compression, RatioPolicyName, RunSpec, StopRule
@@ -168,6 +169,10 @@ class Rejected(Record):
     reason: str
 
 
+SURE = 0.9
+"""Probability with which a plan keeps its limits where nobody asks for another: less is a risk, and no success."""
+
+
 class Insight(Record):
     """How sure the choice is, and what it depends on.
 
@@ -179,11 +184,23 @@ class Insight(Record):
         description="no mix that was looked at is better than the choice by a larger part; absent where not shown"
     )
     chance: NonNegativeFloat | None = Field(description="of keeping budget and deadline; absent without either")
-    confidence: NonNegativeFloat | None = Field(default=None, description="the chance that was asked for")
+    confidence: NonNegativeFloat | None = Field(
+        default=None, description="the chance by which it was chosen; absent: by the upper end of its interval"
+    )
+    asked: NonNegativeFloat = Field(default=SURE, description="the chance that it must have to be no risk")
+    risk_accepted: bool = Field(default=False, description="whether a lower chance was accepted when it was planned")
+    remedies: tuple[str, ...] = Field(
+        default=(), description="what would make the chance as high as asked, if it is not"
+    )
     cost_90_usd: NonNegativeFloat = Field(description="nine of ten simulated runs cost less")
     total_90_s: NonNegativeFloat = Field(description="nine of ten simulated runs take less")
     scenarios: tuple[Scenario, ...]
     rejected: tuple[Rejected, ...]
+
+    @property
+    def is_risk(self) -> bool:
+        """Whether it keeps its limits with less than the probability that was asked for."""
+        return self.chance is not None and self.chance < self.asked
 
 
 class Plan(Artifact):
@@ -203,6 +220,29 @@ class Plan(Artifact):
     insight: Insight | None = Field(default=None, description="absent in plans of versions that did not look")
     run: RunSpec
     profile: Profile = Field(description="the profile it was planned from, whole, so that a plan stands alone")
+
+    @property
+    def risk(self) -> str | None:
+        """A sentence where it keeps its limits with less than the probability that was asked for, or else none."""
+        seen = self.insight
+        if seen is None or seen.chance is None or not seen.is_risk:
+            return None
+        kept = " and ".join(
+            [
+                *([f"its budget of {usd(self.goal.budget_usd)}"] if self.goal.budget_usd is not None else []),
+                *([f"its deadline of {duration(self.goal.deadline_s)}"] if self.goal.deadline_s is not None else []),
+            ]
+        )
+        return f"it keeps {kept} with a probability of {chance(seen.chance)} only ({chance(seen.asked)} is asked for)"
+
+    def risk_with(self, budget_usd: float) -> str | None:
+        """The same, where nobody has accepted it and no larger budget than it was made for has taken it away."""
+        seen = self.insight
+        if seen is None or seen.risk_accepted:
+            return None
+        raised = self.goal.budget_usd is not None and budget_usd > self.goal.budget_usd
+        covered = raised and self.goal.deadline_s is None and seen.asked <= SURE and budget_usd >= seen.cost_90_usd
+        return None if covered else self.risk
 
     def adjusted(
         self,

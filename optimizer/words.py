@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 from hetopt.trainer.spec import Compression
@@ -41,6 +42,28 @@ def usd(amount: float) -> str:
     if amount >= 0.1:
         return f"${amount:.3f}"
     return f"${amount:.2g}" if amount >= 1e-4 else ("$0" if amount == 0 else f"${amount:.1e}")
+
+
+def round_up_usd(amount: float) -> float:
+    """The least amount that `usd` writes and that is no less: a budget of so much is enough."""
+    if amount <= 0:
+        return 0.0
+    digits = (
+        0 if amount >= 1000 else 2 if amount >= 0.995 else 3 if amount >= 0.1 else 1 - math.floor(math.log10(amount))
+    )
+    unit = float(10**digits)
+    return math.ceil(amount * unit - 1e-9) / unit
+
+
+def usd_at_least(amount: float) -> str:
+    """The amount as `usd` writes it, rounded up."""
+    return usd(round_up_usd(amount))
+
+
+def round_up_s(seconds: float) -> float:
+    """The least time that `duration` writes and that is no less: a deadline of so much is enough."""
+    unit = 0.1 if seconds < 10 else 1.0 if seconds < 3600 else 60.0 if seconds < 48 * 3600 else 3600.0
+    return math.ceil(seconds / unit - 1e-9) * unit
 
 
 def percent(share: float) -> str:
@@ -86,6 +109,11 @@ def exchange(way: Compression, sync: Synchronisation) -> str:
 def share(part: float) -> str:
     """A part of a whole, with as many digits as matter: '100 %', '3.1 %', '0.02 %'."""
     return f"{part * 100:.2g} %" if part < 0.0995 else f"{part * 100:.0f} %"
+
+
+def chance(probability: float) -> str:
+    """A probability as percent, rounded down: what is 89.9 % likely is not said to be 90 %."""
+    return f"{math.floor(probability * 100 + 1e-9)} %"
 
 
 def cluster(machines: Iterable[tuple[int, str]]) -> str:

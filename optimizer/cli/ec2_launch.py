@@ -80,6 +80,7 @@ def run(
     as_json: bool,
     detach: bool,
     partial: bool,
+    accept_risk: bool = False,
 ) -> None:
     """Rent and run a plan.
 
@@ -93,6 +94,7 @@ def run(
         as_json: for programs.
         detach: return when the machines have been told to begin.
         partial: fewer machines will do where not all are to be had.
+        accept_risk: a plan will do that is less sure to keep its limits than was asked for.
     """
     import datetime
 
@@ -133,7 +135,7 @@ def run(
     ordering.check_prices(wanted, order)
     if not as_json:
         ec2_view.show(wanted, order)
-    _ask(order, yes)
+    _ask(order, yes, None if accept_risk else wanted.risk_with(order.budget_usd))
     folder = RunFolders(home=runs_home()).create(spec.task.rpartition("/")[2], now)
     order = order.model_copy(update={"run_id": folder.name})
     order.save(folder / ORDER_FILE)
@@ -229,12 +231,23 @@ def _ended(folder: Path, record: Launch) -> Seen:
     return seen
 
 
-def _ask(order: Order, yes: bool) -> None:
-    """Spending is confirmed: at a terminal by a person, elsewhere by --yes."""
+def _ask(order: Order, yes: bool, risk: str | None = None) -> None:
+    """Spending is confirmed: at a terminal by a person, elsewhere by --yes. A risk is one that a person must see.
+
+    Raises:
+        BadInput: nobody is there to say yes.
+        NoFeasiblePlan: nobody has accepted the risk.
+    """
     import sys
 
-    from hetopt.profiler.errors import BadInput
+    from hetopt.optimizer.cli import render
+    from hetopt.profiler.errors import BadInput, NoFeasiblePlan
 
+    if risk is not None and (yes or not (sys.stdin.isatty() and sys.stderr.isatty())):
+        raise NoFeasiblePlan(
+            f"The plan is a risk: {risk}.",
+            hint="plan again with other limits, raise --budget, or take the risk with --accept-risk",
+        )
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -242,6 +255,8 @@ def _ask(order: Order, yes: bool) -> None:
             f"renting costs up to ${order.budget_usd:.2f}, and nobody is there to say yes.",
             hint="say so with --yes, or look first with --dry-run",
         )
+    if risk is not None:
+        render.note(f"RISK: {risk}; else it is stopped unfinished")
     if not typer.confirm(f"Rent it, for at most ${order.budget_usd:.2f}?", default=False, err=True):
         raise typer.Exit(0)
 

@@ -52,6 +52,8 @@ def show(plan: Plan, order: Order) -> None:
         caption="prices of one machine; disk, address and requests add "
         f"{words.usd(order.extras_usd_per_hour)} an hour each",
     )
+    if plan.risk is not None:
+        render.bullet(f"RISK: {plan.risk}; else it is stopped unfinished")
     for one in moved.values():
         if one.is_dearer:
             render.bullet(

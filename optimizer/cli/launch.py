@@ -115,6 +115,9 @@ def launch(
         "--allow-partial",
         help="ec2: begin with some of the groups where no zone has all; asks if it gets worse.",
     ),
+    accept_risk: bool = typer.Option(
+        False, "--accept-risk", help="ec2: rent a plan that is less sure to keep its limits than was asked for."
+    ),
     detach: bool = typer.Option(False, "--detach", help="ec2: return when the machines have been told to begin."),
     resume: str | None = typer.Option(None, "--resume", help="Go on with this run from its last checkpoint."),
     restarts: int | None = typer.Option(
@@ -182,6 +185,7 @@ def launch(
             "--image": images or None,
             "--unprobed": unprobed or None,
             "--allow-partial": allow_partial or None,
+            "--accept-risk": accept_risk or None,
             "--detach": detach or None,
         },
     )
@@ -243,6 +247,7 @@ def launch(
             as_json=json_,
             detach=detach,
             partial=allow_partial,
+            accept_risk=accept_risk,
         )
         return
     launcher = launcher_for(place)

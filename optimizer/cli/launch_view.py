@@ -25,6 +25,8 @@ def show(record: Launch) -> None:
         _local_table(spec)
     else:
         _rehearsal_table(spec, spec.miniature)
+    if record.plan.risk is not None:
+        render.bullet(f"As it would be rented, {record.plan.risk}.")
     for note in record.notes:
         render.bullet(note)
     render.line(

@@ -15,11 +15,15 @@ def show(plan: Plan) -> None:
     """Print the plan on stdout; how much was searched is a remark on stderr."""
     chosen, said = plan.chosen, plan.chosen.prediction
     render.line(f"{plan.run.task}, {asked(plan.goal)}", style="bold")
+    if plan.risk is not None:
+        render.line(f"RISK: {plan.risk}; else it is stopped unfinished", style="bold red")
+    sure = None if plan.insight is None else plan.insight.chance
     render.facts(
         {
             "cluster": words.cluster((group.machines, group.instance_type) for group in chosen.groups),
             "time": f"{_range(said.total_s, words.duration)}, of which start-up {words.duration(said.startup_s)}",
             "cost": _range(said.cost_usd, words.usd),
+            **({} if sure is None else {"chance": f"{words.chance(sure)} of simulated runs keep {_limits(plan.goal)}"}),
             "batch": f"{words.count(chosen.global_batch_size)} samples a step, "
             f"{'sync' if chosen.sync.is_local else 'compression'} {words.exchange(chosen.compression, chosen.sync)}, "
             f"{chosen.collective.replace('_', '-')}",
@@ -91,6 +95,12 @@ def asked(goal: Goal) -> str:
     limits = [f"budget {words.usd(goal.budget_usd)}"] if goal.budget_usd is not None else []
     limits += [f"deadline {words.duration(goal.deadline_s)}"] if goal.deadline_s is not None else []
     return ", ".join([ends, *limits])
+
+
+def _limits(goal: Goal) -> str:
+    """Such as 'budget and deadline'."""
+    given = {"budget": goal.budget_usd, "deadline": goal.deadline_s}
+    return " and ".join(f"the {name}" for name, limit in given.items() if limit is not None)
 
 
 def _range(figure: Range, say: words.Say) -> str:

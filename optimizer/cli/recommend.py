@@ -9,7 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from hetopt.optimizer.costs.observed_losses import ObservedLosses
-    from hetopt.optimizer.plan import Goal
+    from hetopt.optimizer.plan import Goal, Plan
     from hetopt.profiler.profile import Profile
 
 
@@ -34,6 +34,9 @@ def recommend(
     ),
     confidence: float | None = typer.Option(
         None, "--confidence", help="Keep the limits with this probability, by simulated runs: 0.9."
+    ),
+    accept_risk: bool = typer.Option(
+        False, "--accept-risk", help="Take a plan that keeps the limits with less than that probability (0.9)."
     ),
     market: str | None = typer.Option(None, "--market", help="spot (default), on-demand or any."),
     spot: bool = typer.Option(False, "--spot", help="The same as --market spot."),
@@ -106,6 +109,8 @@ def recommend(
     """Find the best cluster for a profiled job: machines, shares, batch size and compression.
 
     Without --deadline the fastest plan inside the budget wins; with it, the cheapest that is in time.
+    A plan that keeps them with less than the probability that is asked for (0.9) is shown and written, and is no
+    success: exit code 3, unless --accept-risk is given.
     Works offline, from the bundled catalogue, without credentials.
     """
     import datetime
@@ -142,6 +147,7 @@ def recommend(
         objective=parse.objective(objective),
         time_weight=parse.time_weight(weights),
         confidence=confidence,
+        accept_risk=accept_risk,
         trials=trials,
         journal=resume,
         observed=_observed(observed),
@@ -183,6 +189,24 @@ def recommend(
         terminal.write(plan.to_json())
     else:
         plan_view.show(plan)
+    _refuse_a_risk(plan)
+
+
+def _refuse_a_risk(plan: Plan) -> None:
+    """A plan that is written and shown is no success if it is less sure than was asked for.
+
+    Raises:
+        NoFeasiblePlan: it is not, and nobody has accepted that.
+    """
+    from hetopt.profiler.errors import NoFeasiblePlan
+
+    seen = plan.insight
+    if plan.risk is None or seen is None or seen.risk_accepted:
+        return
+    raise NoFeasiblePlan(
+        f"This is the best of the likeliest plans, but {plan.risk}.",
+        hint=", or ".join([*seen.remedies, "take the risk with --accept-risk"]),
+    )
 
 
 def _profile(path: Path) -> Profile:

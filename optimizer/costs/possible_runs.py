@@ -134,8 +134,8 @@ def possible_runs(finalists: Sequence[Finalist], terms: RunTerms, *, seed: int, 
     start_factor = np.exp(terms.start_up_log_sd * start_error)
     totals, costs = np.empty((2, len(finalists), draws))
     for row, finalist in enumerate(finalists):
-        # Its own stream, so that a finalist's draws do not depend on the others.
-        generator = np.random.default_rng((seed, row))
+        # The same stream for each, so that a finalist's draws depend neither on the others nor on its place among them.
+        generator = np.random.default_rng((seed, 1))
         work = finalist.work_s * np.exp(finalist.step_time_log_sd * time_error + finalist.steps_log_sd * steps_error)
         hazards = [
             np.zeros(draws) if pool.belief is None else pool.belief.sample(draws, generator) for pool in finalist.pools

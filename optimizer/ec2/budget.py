@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from hetopt.optimizer.costs.least_budget import LEAST_LIFETIME_S, least_budget_usd
 from hetopt.profiler.errors import BadInput, BudgetStop
 
 SECONDS_PER_HOUR = 3600.0
@@ -26,9 +27,6 @@ SHUTDOWN_S = 120.0
 MOVE_S = 1500.0
 """Where all machines are relieved, both clusters are paid at most so long: what was not placed by then ends by itself
 (`PLACE_WITHIN_S` of the agent, and ten minutes in which it boots)."""
-
-LEAST_LIFETIME_S = 600.0
-"""A cluster that must end before this has hardly booted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +73,13 @@ def lifetime_s(budget_usd: float, *, fixed_usd: float, worst_usd_per_hour: float
         BudgetStop: hardly long enough to boot.
     """
     left_s = (budget_usd - fixed_usd) / worst_usd_per_hour * SECONDS_PER_HOUR
-    if left_s < LEAST_LIFETIME_S:
+    # By a hair, as a budget may be the least of all: see `least_budget`.
+    if left_s < LEAST_LIFETIME_S * (1 - 1e-9):
+        least_usd = least_budget_usd(worst_usd_per_hour, fixed_usd)
         raise BudgetStop(
             f"${budget_usd:.2f} pays for only {max(left_s, 0) / 60:.0f} minutes of this cluster at its on-demand price "
             f"of ${worst_usd_per_hour:.2f} an hour, which spot prices can rise to.",
-            hint="raise --budget, or plan a smaller cluster",
+            hint=f"raise --budget to ${math.ceil(least_usd * 100) / 100:.2f}, or plan a smaller cluster",
         )
     return left_s
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from hetopt.optimizer.costs.bill import Volume
 from hetopt.optimizer.costs.billing import Billing
-from hetopt.optimizer.costs.cost import CHECKPOINT_COPIES, checkpoint_time_s
+from hetopt.optimizer.costs.cost import checkpoint_bytes, checkpoint_time_s
+from hetopt.optimizer.costs.least_budget import extras_usd_per_hour, fixed_usd, least_budget_usd
 from hetopt.optimizer.ec2 import account
 from hetopt.optimizer.ec2.budget import MOVE_S, lifetime_s
 from hetopt.optimizer.ec2.images import image_kind
@@ -17,14 +18,11 @@ from hetopt.optimizer.ec2.request import Edge
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
 from hetopt.profiler.errors import BadInput, BudgetStop
-from hetopt.trainer.launch.ec2.protocol import HEARTBEAT_S, READ_EVERY_S, READ_OFTEN
 from hetopt.trainer.launch.secret import new_secret
 
 PROFILE_NAME = "hetopt-node"
 """The instance profile where none is named; see `hetopt setup`."""
 
-_KEPT_CHECKPOINTS = 2
-_BYTES_PER_GB = 1e9
 _DEARER = 1.02
 
 
@@ -113,10 +111,11 @@ def roles_of(plan: Plan, catalog: Catalog, substitutes: Mapping[str, Sequence[st
 
 
 def budget_of(plan: Plan, wished_usd: float | None) -> float:
-    """What the run may cost in all.
+    """What the run may cost in all: how likely it stays within what it was planned for, the plan says (`Plan.risk`).
 
     Raises:
-        BadInput: nobody said, or the plan was made to cost more.
+        BadInput: nobody said.
+        BudgetStop: less is wished than the plan was made for, and than it may cost.
     """
     planned, high = plan.goal.budget_usd, plan.chosen.prediction.cost_usd.high
     budget = wished_usd if wished_usd is not None else planned
@@ -125,7 +124,8 @@ def budget_of(plan: Plan, wished_usd: float | None) -> float:
             "the plan has no budget, and nothing is rented without one.",
             hint=f"say how much it may cost: --budget {max(1, math.ceil(high))}",
         )
-    if high > budget * 1.001:
+    says_how_likely = plan.insight is not None and plan.insight.chance is not None
+    if not (says_how_likely and planned is not None and budget >= planned) and high > budget * 1.001:
         raise BudgetStop(
             f"the plan may cost up to ${high:.2f}, and the budget is ${budget:.2f}.",
             hint="plan again with `hetopt recommend PROFILE --budget USD`, or raise --budget",
@@ -208,17 +208,18 @@ class Job:
     spent_usd: float = 0.0
     may_cost_usd: float | None = None
 
-    def move_usd(self, worst_usd_per_hour: float) -> float:
+    def move_usd(self, worst_usd_per_hour: float, *, fixed_usd: float = 0.0) -> float:
         """To be kept back, so that the run can move to on-demand machines before its deadline passes.
 
         0 where there is no deadline, where all machines are on demand, or where the budget pays for nothing beside what
-        was planned.
+        was planned, or would then not last until the cluster has booted.
         """
         moves = self.deadline_s is not None and any(role.market == "spot" for role in self.roles)
-        usd = worst_usd_per_hour * MOVE_S / 3600
-        if not moves or self.may_cost_usd is None or self.spent_usd + self.may_cost_usd + usd > self.budget_usd:
+        if not moves or self.may_cost_usd is None:
             return 0.0
-        return usd
+        usd = worst_usd_per_hour * MOVE_S / 3600
+        needed = max(self.may_cost_usd, least_budget_usd(worst_usd_per_hour, fixed_usd))
+        return 0.0 if self.spent_usd + needed + usd > self.budget_usd else usd
 
 
 def order_of(
@@ -239,7 +240,7 @@ def order_of(
     who = account.identity(edge)
     bucket = wishes.bucket or account.default_bucket(who.account_id, catalog.region)
     account.check_bucket(edge, bucket, who.account_id)
-    extras = _extras_usd_per_hour(billing)
+    extras = extras_usd_per_hour(billing)
     zones = account.zones_for(edge, roles, catalog, extras, now_s)
     if wishes.zone is not None:
         zones = tuple(zone for zone in zones if wishes.zone in (zone.name, zone.zone_id))
@@ -248,9 +249,9 @@ def order_of(
                 f"the zone {wishes.zone} does not have all types of the plan in this account.",
                 hint="leave --zone out; zone names differ between accounts, ids such as use1-az4 do not",
             )
-    fixed = _fixed_usd(job.gradient_bytes, billing)
+    fixed = fixed_usd(checkpoint_bytes(job.gradient_bytes), billing)
     worst = worst_usd_per_hour(roles, zones)
-    move = job.move_usd(worst)
+    move = job.move_usd(worst, fixed_usd=fixed)
     longest_s = lifetime_s(budget, fixed_usd=fixed + move + job.spent_usd, worst_usd_per_hour=worst)
     return Order(
         run_id=run_id,
@@ -303,38 +304,26 @@ def expected_usd(plan: Plan, order: Order) -> tuple[float, float]:
 def check_prices(plan: Plan, order: Order) -> None:
     """Refuse a plan that prices have carried beyond the budget.
 
+    At the prices that it was planned with the plan itself says how likely it stays within.
+
     Raises:
         BudgetStop: at the prices of now it may cost more.
     """
     high = expected_usd(plan, order)[1]
-    if high > order.budget_usd * 1.001:
-        dearer = [moved for moved in moved_prices(plan, order) if moved.is_dearer]
+    dearer = [moved for moved in moved_prices(plan, order) if moved.is_dearer]
+    if dearer and high > order.budget_usd * 1.001:
         why = "; ".join(
             f"{one.instance_type} was planned at ${one.planned_usd_per_hour:.4g} an hour, "
             f"and costs ${one.usd_per_hour:.4g}"
             for one in dearer
         )
         raise BudgetStop(
-            f"at the prices of now the plan may cost ${high:.2f}, and the budget is ${order.budget_usd:.2f}"
-            + (f" ({why})." if why else "."),
+            f"at the prices of now the plan may cost ${high:.2f}, and the budget is ${order.budget_usd:.2f} ({why}).",
             hint="plan again, or raise --budget",
         )
-
-
-def _extras_usd_per_hour(billing: Billing) -> float:
-    """What an hour of a machine costs beside the machine: volume, public address, heartbeats, and looking for news."""
-    puts = 3600 / HEARTBEAT_S * billing.s3_usd_per_1000_puts.value / 1000
-    gets = len(READ_OFTEN) * 3600 / READ_EVERY_S * billing.s3_usd_per_1000_gets.value / 1000
-    return Volume().usd_per_hour(billing) + billing.public_ipv4_usd_per_hour.value + puts + gets
-
-
-def _fixed_usd(gradient_bytes: int, billing: Billing) -> float:
-    """A month of the last checkpoints in the bucket."""
-    gigabytes = _KEPT_CHECKPOINTS * CHECKPOINT_COPIES * gradient_bytes / _BYTES_PER_GB
-    return gigabytes * billing.s3_usd_per_gb_month.value
 
 
 def _checkpoint_s(gradient_bytes: int, roles: Sequence[Role], catalog: Catalog) -> float:
     """Writing a checkpoint, and uploading it over the slowest sustained network there may be."""
     slowest = min(catalog.instance_type(name).network_bytes_per_s for role in roles for name in role.instance_types)
-    return checkpoint_time_s(gradient_bytes) + CHECKPOINT_COPIES * gradient_bytes / slowest
+    return checkpoint_time_s(gradient_bytes) + checkpoint_bytes(gradient_bytes) / slowest

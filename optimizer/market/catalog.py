@@ -132,11 +132,20 @@ class Listing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offer:
-    """A rentable thing: a machine at a price. ``band`` is absent on demand and where it is unknown."""
+    """A rentable thing: a machine at a price, and what it costs on demand (absent: not known).
+
+    ``band`` is absent on demand and where it is unknown.
+    """
 
     instance_type: InstanceType
     price: Price
     band: InterruptionBand | None
+    on_demand: Price | None = None
+
+    @property
+    def worst_usd_per_hour(self) -> float:
+        """What spot prices can rise to, as far as that is known."""
+        return max(self.price.usd_per_hour, 0.0 if self.on_demand is None else self.on_demand.usd_per_hour)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -267,9 +276,17 @@ def offers(catalog: Catalog, market: Market | None = None) -> tuple[Offer, ...]:
         if listing.zones == 0:
             continue
         if listing.spot is not None and market != "on-demand" and listing.instance_type.spot_supported is not False:
-            found.append(Offer(instance_type=listing.instance_type, price=listing.spot, band=listing.band))
+            found.append(
+                Offer(
+                    instance_type=listing.instance_type,
+                    price=listing.spot,
+                    band=listing.band,
+                    on_demand=listing.on_demand,
+                )
+            )
         if listing.on_demand is not None and market != "spot":
-            found.append(Offer(instance_type=listing.instance_type, price=listing.on_demand, band=None))
+            price = listing.on_demand
+            found.append(Offer(instance_type=listing.instance_type, price=price, band=None, on_demand=price))
     if not found:
         raise no_prices(catalog, market)
     return tuple(found)

@@ -9,27 +9,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetopt.optimizer.costs.possible_runs import Finalist, PossibleRuns, RentedPool, RunTerms, possible_runs
+from hetopt.optimizer.plan import SURE
 from hetopt.optimizer.search.aims import Limits
 from hetopt.optimizer.search.forecast import JobModel
+from hetopt.optimizer.search.pareto import pareto_front
 from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
 from hetopt.profiler.errors import BadInput
 
 FINALISTS = 48
-"""Plans of which possible runs are drawn when a confidence is asked for."""
+"""Of the best plans, and of those that use less of their limits, possible runs of so many are drawn."""
+
+AS_LIKELY = 0.02
+"""Where no plan is sure enough, those so close to the likeliest are equals, and the best of them is taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Confident:
-    """The best plan that keeps its limits with the asked probability, or the likeliest one.
+    """The best plan that keeps its limits with the asked probability, or else one of the likeliest.
 
     Attributes:
         found: what was searched, with that choice.
         chance: of the choice to keep budget and deadline.
+        most: the highest chance of all plans that were simulated.
+        by_chance: whether the choice was made by the chance, instead of by the upper end of the interval.
     """
 
     found: Found
     chance: float
+    most: float
+    by_chance: bool
 
 
 def simulate(space: SearchSpace, job: JobModel, found: Found, rows: Sequence[int], *, seed: int) -> PossibleRuns:
@@ -57,33 +66,57 @@ def simulate(space: SearchSpace, job: JobModel, found: Found, rows: Sequence[int
 
 
 def confident(
-    space: SearchSpace, job: JobModel, found: Found, limits: Limits, confidence: float, *, seed: int
+    space: SearchSpace, job: JobModel, found: Found, limits: Limits, confidence: float | None, *, seed: int
 ) -> Confident:
-    """Choose by the probability of keeping the limits instead of by the upper end of the interval.
+    """Choose by the probability of keeping the limits, for a search that has found plans that fit on expectation.
+
+    Where no confidence is asked for, a plan that keeps the limits at the upper end of its interval stays the choice, as
+    long as simulated runs agree that it is `SURE`.
 
     Raises:
         BadInput: the confidence is no probability, or there is nothing to keep.
     """
-    if not 0 < confidence < 1:
+    if confidence is not None and not 0 < confidence < 1:
         raise BadInput(f"A confidence of {confidence} cannot be.", hint="for example --confidence 0.9")
     if limits.budget_usd is None and limits.deadline_s is None:
         raise BadInput("There is neither a budget nor a deadline to be confident of.", hint="give --budget")
+    assert found.chosen is not None
+    if confidence is None and found.safe:
+        chance = float(_chances(space, job, found, limits, [found.chosen], seed=seed)[0])
+        if chance >= SURE:
+            return Confident(found=found, chance=chance, most=chance, by_chance=False)
+    asked = SURE if confidence is None else confidence
     rows = _finalists(found, limits)
-    runs = simulate(space, job, found, rows, seed=seed)
-    chance = runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)
-    enough = np.flatnonzero(chance >= confidence)
-    place = int(enough[0]) if enough.size else int(np.argmax(chance))
+    chances = _chances(space, job, found, limits, rows, seed=seed)
+    most = float(chances.max())
+    enough = np.flatnonzero(chances >= (asked if most >= asked else most - AS_LIKELY))
+    chosen = rows[int(enough[0])]
     return Confident(
-        found=replace(found, chosen=rows[place], safe=bool(enough.size), front=_with(found, rows[place])),
-        chance=float(chance[place]),
+        found=replace(found, chosen=chosen, safe=most >= asked, front=_with(found, chosen)),
+        chance=float(chances[enough[0]]),
+        most=most,
+        by_chance=True,
     )
 
 
-def _finalists(found: Found, limits: Limits) -> list[int]:
-    """The best rows that fit on expectation, thinned towards those with more to spare.
+def _chances(
+    space: SearchSpace, job: JobModel, found: Found, limits: Limits, rows: Sequence[int], *, seed: int
+) -> NDArray[np.float64]:
+    runs = simulate(space, job, found, rows, seed=seed)
+    return runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)
 
-    Half are the best; the others are the best of those that use less and less of their limits, so that one with enough
-    to spare is among them.
+
+def sparing(found: Found) -> NDArray[np.intp]:
+    """Rows of which no other needs less budget and less time, at the upper ends of both: the surest ones."""
+    told = found.forecast
+    return pareto_front(told.total_high_s, np.maximum(told.cost_high_usd, told.least_budget_usd))
+
+
+def _finalists(found: Found, limits: Limits) -> list[int]:
+    """The best rows that fit on expectation, thinned towards those with more to spare, best first.
+
+    Half are the best; others are the best of those that use less and less of their limits, so that one with enough to
+    spare is among them; and so are the surest of all, whatever the limits.
     """
     overrun = limits.overrun(found.forecast)
     score = limits.score(found.forecast.total_s, found.forecast.cost_usd)
@@ -94,6 +127,8 @@ def _finalists(found: Found, limits: Limits) -> list[int]:
         below = best[overrun[best] <= spare]
         if below.size:
             chosen.append(int(below[0]))
+    surest = sparing(found)
+    chosen += surest[overrun[surest] <= 1].tolist()
     return sorted(dict.fromkeys(chosen), key=score.__getitem__)
 
 

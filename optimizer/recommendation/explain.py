@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-import numpy as np
-
 from hetopt.optimizer import words
 from hetopt.optimizer.costs import mixing
 from hetopt.optimizer.costs.observed_losses import watched_in_words
@@ -86,14 +84,6 @@ def describe_machines(candidate: Candidate) -> str:
     return words.cluster(names) + (f" ({markets[0]})" if one else "")
 
 
-def usd_at_least(amount: float) -> str:
-    """The amount as `words.usd` writes it, rounded up: a budget of so much is enough."""
-    digits = (
-        0 if amount >= 1000 else 2 if amount >= 0.995 else 3 if amount >= 0.1 else 1 - math.floor(math.log10(amount))
-    )
-    return usd(math.ceil(amount * 10**digits - 1e-9) / 10**digits)
-
-
 def _why(found: Found, chosen: Candidate, limits: Limits, seen: Insight) -> str:
     told = chosen.prediction
     what = "cheapest" if limits.wants_cheapest else "quickest"
@@ -109,28 +99,23 @@ def _why(found: Found, chosen: Candidate, limits: Limits, seen: Insight) -> str:
         what = f"best plan (time counts {limits.weight:.0%}, cost the rest)"
     else:
         what = f"{what} plan"
-    if seen.confidence is not None:
-        if found.safe:
-            return (
-                f"{machines} is the {what} found that stays within {within} with a probability of {seen.chance:.0%} "
-                f"({seen.confidence:.0%} were asked for)."
-            )
-        return (
-            f"No plan found stays within {within} with a probability of {seen.confidence:.0%}: {machines} is the "
-            f"likeliest, with {seen.chance:.0%}."
-        )
-    if found.safe:
-        if not asked:
-            return f"{machines} is the cheapest plan found, at about {usd(told.cost_usd.value)}."
+    if not asked:
+        return f"{machines} is the cheapest plan found, at about {usd(told.cost_usd.value)}."
+    if seen.confidence is None:
         return (
             f"{machines} is the {what} found that stays within {within} even at the upper end of its 90 % "
             f"interval ({usd(told.cost_usd.high)} and {duration(told.total_s.high)}); plans within 2 % count as equal."
         )
-    expected = f"cost {usd(told.cost_usd.value)} and take {duration(told.total_s.value)}"
-    worse = f"{usd(told.cost_usd.high)} and {duration(told.total_s.high)}"
+    kept, wanted = words.chance(seen.chance or 0.0), words.chance(seen.asked)
+    if found.safe:
+        return (
+            f"{machines} is the {what} found that stays within {within} with a probability of {kept} "
+            f"(at least {wanted} is asked for)."
+        )
     return (
-        f"No plan is sure to stay within {within}: {machines} is the one least likely to exceed it. It should "
-        f"{expected}, but may come to {worse}, and would then be stopped unfinished."
+        f"No plan found stays within {within} with a probability of {wanted}: {machines} is the best of the likeliest, "
+        f"with {kept}. It should cost {usd(told.cost_usd.value)} and take {duration(told.total_s.value)}, but may come "
+        f"to {usd(told.cost_usd.high)} and {duration(told.total_s.high)}, and would then be stopped unfinished."
     )
 
 
@@ -339,15 +324,9 @@ def _changes(found: Found, chosen: Candidate, candidate: Callable[[int], Candida
                 yield f"{usd(extra)} more would save {saved:.0%} of the time, with {describe_machines(better)}."
             elif not limits.wants_cheapest:
                 yield f"A budget {MORE - 1:.0%} larger would save no more than {WORTH_SAYING:.0%} of the time."
-        in_time = found.forecast.total_s <= (limits.deadline_s or math.inf)
-        least = float(np.min(found.forecast.cost_usd[in_time], initial=math.inf))
-        yield f"Below {usd_at_least(least)} nothing fits."
     if limits.deadline_s is not None:
         row, _ = choose(found.forecast, replace(limits, deadline_s=MORE * limits.deadline_s))
         if row is not None:
             saved = 1 - candidate(row).prediction.cost_usd.value / told.cost_usd.value
             if saved > WORTH_SAYING:
                 yield f"A deadline {MORE - 1:.0%} later would save {saved:.0%} of the cost."
-        affordable = found.forecast.cost_usd <= (limits.budget_usd or math.inf)
-        quickest = float(np.min(found.forecast.total_s[affordable], initial=math.inf))
-        yield f"Nothing is quicker than {duration(quickest)}."

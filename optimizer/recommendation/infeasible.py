@@ -9,13 +9,13 @@ import numpy as np
 
 from hetopt.optimizer.market.catalog import Offer
 from hetopt.optimizer.recommendation.candidates import make_candidate
-from hetopt.optimizer.recommendation.explain import describe_machines, usd_at_least
+from hetopt.optimizer.recommendation.explain import describe_machines
+from hetopt.optimizer.recommendation.remedies import Question, remedies
 from hetopt.optimizer.search.aims import Limits
-from hetopt.optimizer.search.forecast import JobModel
 from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
 from hetopt.optimizer.step_model.transfer import MENDED_BY_PROFILING, TOO_LITTLE_MEMORY
-from hetopt.optimizer.words import duration, usd
+from hetopt.optimizer.words import duration, usd, usd_at_least
 from hetopt.profiler.errors import BadInput, NoFeasiblePlan
 
 MOST_NAMED = 3
@@ -33,13 +33,13 @@ def nothing_usable(region: str, offered: Sequence[Offer], excluded: Mapping[str,
     who = f"None of the {len(names)} instance types" if len(names) > MOST_NAMED else " and ".join(names)
     verb = "can" if len(names) > MOST_NAMED else "cannot"
     others = f"name other --types, or leave it out; `hetopt catalog list --region {region}` shows what there is"
-    remedies = [
+    changes = [
         *(["profile on a machine of the kind that you want to rent"] if MENDED_BY_PROFILING & excluded.keys() else []),
         *(["choose a smaller --batch-size or larger machines"] if TOO_LITTLE_MEMORY in excluded else []),
     ]
     why = "; ".join(sorted(excluded, key=lambda reason: -excluded[reason]))
     return BadInput(
-        f"{who} in {region} {verb} be planned with: {why}.", hint=", or ".join(remedies) if remedies else others
+        f"{who} in {region} {verb} be planned with: {why}.", hint=", or ".join(changes) if changes else others
     )
 
 
@@ -80,42 +80,44 @@ def _most_samples(space: SearchSpace, option: MachineOption) -> float:
     return math.inf if each is None else float(machines * option.worker.workers * each)
 
 
-def nothing_fits(space: SearchSpace, job: JobModel, found: Found, limits: Limits) -> NoFeasiblePlan:
+def nothing_fits(question: Question, found: Found, limits: Limits) -> NoFeasiblePlan:
     """The error that names the nearest plans: the cheapest that is in time, and the quickest that can be paid."""
-    forecast = found.forecast
+    forecast, space, job = found.forecast, question.space, question.job
     if len(forecast) == 0:
         return _no_cluster(space)
 
     def described(row: int) -> str:
         candidate = make_candidate(space, job, found.cluster(row), forecast, row)
         told = candidate.prediction
-        return f"{describe_machines(candidate)}, about {usd(told.cost_usd.value)} and {duration(told.total_s.value)}"
+        least = float(forecast.least_budget_usd[row])
+        rent = ""
+        if least > max(told.cost_usd.value, limits.budget_usd or math.inf):
+            rent = f" (rented for {usd_at_least(least)} or more: ten minutes at on-demand prices)"
+        machines = describe_machines(candidate)
+        return f"{machines}, about {usd(told.cost_usd.value)} and {duration(told.total_s.value)}{rent}"
 
     in_time = np.flatnonzero(forecast.total_s <= (limits.deadline_s or math.inf))
-    paid = np.flatnonzero(forecast.cost_usd <= (limits.budget_usd or math.inf))
+    needed_usd = np.maximum(forecast.cost_usd, forecast.least_budget_usd)
+    paid = np.flatnonzero(needed_usd <= (limits.budget_usd or math.inf))
     nearest: list[str] = []
-    remedies: list[str] = []
     if in_time.size:
-        row = int(in_time[np.lexsort((forecast.total_s[in_time], forecast.cost_usd[in_time]))[0]])
+        row = int(in_time[np.lexsort((forecast.total_s[in_time], needed_usd[in_time]))[0]])
         that = "" if limits.deadline_s is None else " that meets the deadline"
         nearest.append(f"the cheapest plan{that} is {described(row)}")
-        remedies.append(f"raise the budget to {usd_at_least(float(forecast.cost_usd[row]))}")
     elif limits.budget_usd is not None and not paid.size:
-        row = int(forecast.cost_usd.argmin())
+        row = int(needed_usd.argmin())
         nearest.append(f"the cheapest plan of all is {described(row)}")
-        remedies.append(f"raise the budget to {usd_at_least(float(forecast.cost_usd[row]))}")
     if limits.deadline_s is not None:
         rows = paid if paid.size and limits.budget_usd is not None else np.arange(len(forecast))
         row = int(rows[np.lexsort((forecast.cost_usd[rows], forecast.total_s[rows]))[0]])
         if forecast.total_s[row] > limits.deadline_s:
             that = " within the budget" if paid.size and limits.budget_usd is not None else ""
             nearest.append(f"the quickest plan{that} is {described(row)}")
-            remedies.append(f"allow {duration(float(forecast.total_s[row]) * 1.001)}")
     asked = [
         *([f"a budget of {usd(limits.budget_usd)}"] if limits.budget_usd is not None else []),
         *([f"a deadline of {duration(limits.deadline_s)}"] if limits.deadline_s is not None else []),
     ]
     return NoFeasiblePlan(
         f"Nothing fits {' and '.join(asked)}: {'; '.join(nearest)}.",
-        hint=(" and " if not in_time.size and not paid.size else ", or ").join(remedies),
+        hint=", or ".join(remedies(question, limits).in_words()) or None,
     )

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from hetopt.optimizer.plan import Insight, Point, Rejected, Scenario
 from hetopt.optimizer.recommendation.confidence import simulate
-from hetopt.optimizer.recommendation.explain import usd_at_least
+from hetopt.optimizer.recommendation.remedies import Limit, Question
 from hetopt.optimizer.search.aims import Limits, best_rows, choose
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows
 from hetopt.optimizer.search.forecast import Forecast, JobModel, forecast
 from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.search.search_space import Cluster, SearchSpace
+from hetopt.optimizer.words import chance, duration, round_up_s, usd, usd_at_least
 from hetopt.optimizer.words import cluster as cluster_words
-from hetopt.optimizer.words import duration, usd
 
 WEIGHED = 4000
 """Of the best plans so many are priced again in each other world: the winner there was close here."""
@@ -26,28 +25,25 @@ REJECTED = 4
 
 
 def insight(
-    space: SearchSpace,
-    job: JobModel,
+    question: Question,
     found: Found,
     limits: Limits,
     *,
-    seed: int,
     confidence: float | None = None,
 ) -> Insight:
     """All of it, for a search that has chosen something.
 
     Args:
-        space: what was searched.
-        job: what does not depend on the cluster.
+        question: what was asked, and of which space.
         found: the search, with its choice.
         limits: budget, deadline and what was wanted.
-        seed: of the simulated runs.
-        confidence: that was asked for.
+        confidence: by which it was chosen; absent: by the upper end of its interval.
     """
     assert found.chosen is not None
-    runs = simulate(space, job, found, [found.chosen], seed=seed)
+    space, job = question.space, question.job
+    runs = simulate(space, job, found, [found.chosen], seed=question.seed)
     limited = limits.budget_usd is not None or limits.deadline_s is not None
-    chance = float(runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)[0])
+    kept = float(runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)[0])
     gap = None
     if found.safe and found.proof is not None and found.proof.complete and not limits.knee:
         # Of the choice, which may be dearer to the score than the best by what counts as equal.
@@ -55,11 +51,12 @@ def insight(
         gap = max(0.0, 1 - found.proof.bound / score)
     return Insight(
         gap=gap,
-        chance=chance if limited else None,
+        chance=kept if limited else None,
         confidence=confidence,
+        asked=question.asked,
         cost_90_usd=float(runs.quantile_usd(0.9)[0]),
         total_90_s=float(runs.quantile_s(0.9)[0]),
-        scenarios=tuple(_scenarios(space, job, found, limits)),
+        scenarios=(*_scenarios(space, job, found, limits), *_less(question, found, limits)),
         rejected=tuple(_rejected(space, found, limits)),
     )
 
@@ -99,16 +96,24 @@ def _scenarios(space: SearchSpace, job: JobModel, found: Found, limits: Limits) 
     )
     for change, other, other_job in worlds:
         yield _scenario(change, space, other, other_job, rows, here, limits)
-    if limits.budget_usd is not None:
-        in_time = found.forecast.total_s <= (limits.deadline_s or math.inf)
-        least = float(np.min(found.forecast.cost_usd[in_time], initial=math.inf))
-        row = int(np.flatnonzero(in_time)[found.forecast.cost_usd[in_time].argmin()])
-        yield Scenario(
-            change=f"a budget below {usd_at_least(least)}",
-            verdict="nothing fits",
-            best=point(space, found.cluster(row), found.forecast, row),
-            same=row == found.chosen,
-        )
+
+
+def _less(question: Question, found: Found, limits: Limits) -> Iterator[Scenario]:
+    """The least of each limit that a plan keeps, of those that were found."""
+    ways: tuple[tuple[Limit, float | None, Callable[[float], str]], ...] = (
+        ("budget_usd", limits.budget_usd, lambda least: f"a budget below {usd_at_least(least)}"),
+        ("deadline_s", limits.deadline_s, lambda least: f"a deadline below {duration(round_up_s(least))}"),
+    )
+    for limit, given, say in ways:
+        told = None if given is None else question.least(found, limits, limit)
+        if told is not None:
+            least, row = told
+            yield Scenario(
+                change=say(least),
+                verdict=f"no plan that was found keeps it with a probability of {chance(question.asked)}",
+                best=point(question.space, found.cluster(row), found.forecast, row),
+                same=row == found.chosen,
+            )
 
 
 def _scenario(
@@ -125,13 +130,14 @@ def _scenario(
     same = best.machines == chosen.machines
     now = f"{usd(told.cost_usd)} and {duration(told.total_s)}"
     if same:
-        return Scenario(change=change, verdict=f"the same machines win, at {now}", best=told, same=True)
+        doubt = "" if limits.risk(found)[row] <= 1 else ", and might exceed the limits"
+        return Scenario(change=change, verdict=f"the same machines win, at {now}{doubt}", best=told, same=True)
     before = point(space, chosen, found, here)
-    kept = "" if limits.risk(found)[here] <= 1 else ", and might exceed the limits"
+    doubt = "" if limits.risk(found)[here] <= 1 else ", and might exceed the limits"
     return Scenario(
         change=change,
         verdict=f"{told.machines} wins, at {now}; this plan would come to {usd(before.cost_usd)} and "
-        f"{duration(before.total_s)}{kept}",
+        f"{duration(before.total_s)}{doubt}",
         best=told,
         same=False,
     )
@@ -167,4 +173,7 @@ def _reason(told: Forecast, row: int, limits: Limits) -> str:
             continue
         figure, how = (value, "expected") if value > limit else (high, "possible (upper end of 90 %)")
         reasons.append(f"{name} of {say(limit)}: {say(float(figure))} {how}")
+    if limits.budget_usd is not None and told.least_budget_usd[row] > limits.budget_usd:
+        least = usd_at_least(float(told.least_budget_usd[row]))
+        reasons.append(f"budget of {usd(limits.budget_usd)}: {least} is ten minutes of it at its on-demand price")
     return "; ".join(reasons)

@@ -47,6 +47,7 @@ class Options:
         objective: what is wanted within the limits; ``auto``: with a deadline the cheapest plan, else the quickest.
         time_weight: the part of time where time and cost are weighed; absent: they are not.
         confidence: probability with which budget and deadline are kept; absent: at the upper end of the 90 % interval.
+        accept_risk: whether a plan will do that keeps its limits with less than that probability.
         journal: where the study is kept; absent: nowhere.
         observed: what was seen of spot pools, which moves the prior of their hazard; absent: the prior alone.
         learning_rate_rule: how the learning rate follows the batch size; absent: as the task has it.
@@ -72,6 +73,7 @@ class Options:
     objective: Objective = "auto"
     time_weight: float | None = None
     confidence: float | None = None
+    accept_risk: bool = False
     journal: Path | None = None
     observed: ObservedLosses | None = None
     learning_rate_rule: ScalingRule | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from importlib.metadata import version
 
@@ -26,6 +27,7 @@ from hetopt.optimizer.recommendation.infeasible import nothing_fits, nothing_usa
 from hetopt.optimizer.recommendation.insight import insight
 from hetopt.optimizer.recommendation.options import Options
 from hetopt.optimizer.recommendation.planned_run import run_spec
+from hetopt.optimizer.recommendation.remedies import Question, remedies
 from hetopt.optimizer.search.forecast import JobModel
 from hetopt.optimizer.search.search import Found, search
 from hetopt.optimizer.search.search_space import (
@@ -91,7 +93,9 @@ def recommend(
 
     Raises:
         BadInput: the goal does not suit the profile, or nothing in the catalogue can be predicted from it.
-        NoFeasiblePlan: nothing fits; names the cheapest (or quickest) plan that would do.
+        NoFeasiblePlan: nothing fits, even on expectation; names the cheapest (or quickest) plan that would do. A plan
+            that fits on expectation and keeps its limits with less than the asked probability is returned: see
+            `Plan.risk`.
     """
     goal = _completed(goal, profile).model_copy(update={"zone": options.zone, "zones": options.zones})
     model = fit(profile)
@@ -102,12 +106,29 @@ def recommend(
     space = space_of(model, shape, sampled, catalog, goal, options, host)
     limits = options.limits(goal)
     found = search(space, job, limits, seed=seed, effort=options.effort, tell=tell)
+    # Hints are found by searching again: quietly, and without the trials of the journal.
+    again = replace(options.effort, journal=None)
+    question = Question(
+        space=space,
+        job=job,
+        confidence=options.confidence,
+        seed=seed,
+        search=lambda other: search(space, job, other, seed=seed, effort=again),
+    )
     if found.chosen is None:
-        raise nothing_fits(space, job, found, limits)
-    if options.confidence is not None:
-        found = confident(space, job, found, limits, options.confidence, seed=seed).found
-    tell("what the choice depends on")
-    seen = insight(space, job, found, limits, seed=seed, confidence=options.confidence)
+        tell("what would have to be allowed")
+        raise nothing_fits(question, found, limits)
+    if limits.budget_usd is not None or limits.deadline_s is not None:
+        told = confident(space, job, found, limits, options.confidence, seed=seed)
+        found = told.found
+        tell("what the choice depends on")
+        seen = insight(question, found, limits, confidence=question.asked if told.by_chance else None)
+        if seen.is_risk:
+            tell("what would have to be allowed")
+            hints = () if options.accept_risk else tuple(remedies(question, limits, most=told.most).in_words())
+            seen = seen.model_copy(update={"remedies": hints, "risk_accepted": options.accept_risk})
+    else:
+        seen = insight(question, found, limits)
 
     def candidate(row: int) -> Candidate:
         return make_candidate(space, job, found.cluster(row), found.forecast, row)

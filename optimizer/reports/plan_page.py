@@ -47,6 +47,7 @@ def page(plan: Plan) -> str:
         f"<h1>{escape(machines(plan.chosen))}</h1>",
         f'<p class="soft">{escape(plan.run.task)}, {escape(_asked(plan))}. '
         f"Made by hetopt {escape(plan.hetopt_version)}, {escape(plan.created[:10])}.</p>",
+        *([] if plan.risk is None else [f"<p><b>RISK: {escape(plan.risk)}; else it is stopped unfinished.</b></p>"]),
         '<div class="key">',
         _key("cost", "cost_usd", told.cost_usd, words.usd),
         _key("time", "total_s", told.total_s, words.duration),

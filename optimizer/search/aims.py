@@ -55,12 +55,16 @@ class Limits:
         return np.asarray(total_s**weight * cost_usd ** (1 - weight))
 
     def overrun(self, forecast: Forecast) -> Array:
-        """The expected total over its limit, the worse of cost and time; at most 1 when it fits."""
-        return self.ratio(forecast.cost_usd, forecast.total_s)
+        """The expected total over its limit, the worse of cost and time; at most 1 when it fits and can be rented."""
+        return np.maximum(self.ratio(forecast.cost_usd, forecast.total_s), self._rent(forecast))
 
     def risk(self, forecast: Forecast) -> Array:
         """The same at the upper end of the 90 % intervals."""
-        return self.ratio(forecast.cost_high_usd, forecast.total_high_s)
+        return np.maximum(self.ratio(forecast.cost_high_usd, forecast.total_high_s), self._rent(forecast))
+
+    def _rent(self, forecast: Forecast) -> Array:
+        """The least budget that a cluster is rented with, over the budget."""
+        return forecast.least_budget_usd / (np.inf if self.budget_usd is None else self.budget_usd)
 
     def ratio(self, cost: Array, time: Array) -> Array:
         """Cost or time over its limit, the worse of both."""

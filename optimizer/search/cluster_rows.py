@@ -99,6 +99,7 @@ class Columns:
     lines: Lines
     workers: Integers
     usd_per_hour: Array
+    worst_usd_per_hour: Array
     price_log_sd: Array
     log_sd: Array
     compress_factor: Array
@@ -155,6 +156,7 @@ class Columns:
             ),
             workers=np.array([option.worker.workers for option in options], dtype=np.intp),
             usd_per_hour=column([option.usd_per_hour for option in options]),
+            worst_usd_per_hour=column([option.worst_usd_per_hour for option in options]),
             price_log_sd=column([option.offer.price.log_sd for option in options]),
             log_sd=column([option.worker.log_sd for option in options]),
             compress_factor=column([option.worker.compress_factor for option in options]),
@@ -334,6 +336,7 @@ def _table(
         evaluation_s=evaluation_s,
         compute_log_sd=worst(columns.log_sd[option]),
         usd_per_hour=(count * columns.usd_per_hour[option]).sum(axis=1),
+        worst_usd_per_hour=(count * columns.worst_usd_per_hour[option]).sum(axis=1),
         price_log_sd=worst(columns.price_log_sd[option]),
         calm_per_hour=calm,
         scarce_per_hour=calm + np.divide(scarce, any_scarce, out=np.zeros_like(scarce), where=any_scarce > 0),

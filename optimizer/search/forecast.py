@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hetopt.optimizer.costs.bill import crossing_bytes
 from hetopt.optimizer.costs.cost import Rates, interruptions, planned_usage
+from hetopt.optimizer.costs.least_budget import extras_usd_per_hour, fixed_usd, least_budget_usd
 from hetopt.optimizer.search.search_space import Cluster, SearchSpace
 from hetopt.optimizer.step_model.shape import Shape
 from hetopt.optimizer.step_model.step_time import NO_OVERLAP, expected_maximum, growth, together
@@ -75,6 +76,7 @@ class ClusterTable:
     evaluation_s: Array
     compute_log_sd: Array
     usd_per_hour: Array
+    worst_usd_per_hour: Array
     price_log_sd: Array
     calm_per_hour: Array
     scarce_per_hour: Array
@@ -90,7 +92,10 @@ class ClusterTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Predicted figures of the clusters of a table, as columns. ``*_low`` and ``*_high`` bound 90 %."""
+    """Predicted figures of the clusters of a table, as columns. ``*_low`` and ``*_high`` bound 90 %.
+
+    ``least_budget_usd`` is the least budget that each is rented with (see `costs.least_budget`).
+    """
 
     compute_s: Array
     waiting_s: Array
@@ -112,6 +117,7 @@ class Forecast:
     cost_usd: Array
     cost_low_usd: Array
     cost_high_usd: Array
+    least_budget_usd: Array
 
     def __len__(self) -> int:
         return len(self.total_s)
@@ -193,6 +199,10 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
         cost_usd=cost,
         cost_low_usd=np.maximum(cost_low, 0.0),
         cost_high_usd=cost_high,
+        least_budget_usd=least_budget_usd(
+            table.worst_usd_per_hour + table.machines * extras_usd_per_hour(job.rates.billing),
+            fixed_usd(job.checkpoint_bytes, job.rates.billing),
+        ),
     )
 
 

@@ -72,6 +72,11 @@ class MachineOption:
         return self.offer.price.usd_per_hour
 
     @property
+    def worst_usd_per_hour(self) -> float:
+        """The most that it may come to cost."""
+        return self.offer.worst_usd_per_hour
+
+    @property
     def scarce_chance(self) -> float:
         """Probability that its pool runs dry; machines on demand are not taken back."""
         return 0.0 if self.belief is None else self.belief.scarce_chance
@@ -305,6 +310,7 @@ def _figures(option: MachineOption) -> list[float]:
     time = option.worker.time
     return [
         option.usd_per_hour,
+        option.worst_usd_per_hour,
         time.fixed_s,
         time.per_sample_s,
         time.floor_s,

@@ -128,14 +128,31 @@ def test_more_confidence_is_never_riskier(hetopt: Hetopt) -> None:
     assert chances == sorted(chances)
 
 
+def test_a_plan_that_is_less_sure_than_asked_is_no_success(hetopt: Hetopt, tmp_path: Path) -> None:
+    asked = ("recommend", PROFILE, *QUICK, "--budget", 2, "--deadline", "295s", "--confidence", 0.999)
+    answer = hetopt(*asked, "-o", tmp_path / "plan.json")
+    assert answer.code == 3
+    told = " ".join(answer.out.split())
+    assert told.split("cluster")[0].count("RISK: it keeps its budget of $2.00 and its deadline of 4 min 55 s"), "on top"
+    assert "% of simulated runs keep the budget and the deadline" in told
+    assert "take the risk with --accept-risk" in " ".join(answer.err.split())
+    assert "--confidence 0." in answer.err
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["insight"]["chance"] < 0.999 == plan["insight"]["asked"]
+    assert plan["insight"]["remedies"]
+    taken = hetopt(*asked, "--accept-risk", "--json")
+    assert taken.code == 0
+    assert json.loads(taken.out)["insight"]["risk_accepted"] is True
+
+
 def test_nothing_fits_names_the_nearest_on_each_axis(hetopt: Hetopt) -> None:
     answer = hetopt("recommend", PROFILE, *QUICK, "--budget", 0.06, "--deadline", "290s")
     error = " ".join(answer.err.split())
     assert answer.code == 3
     assert "the cheapest plan that meets the deadline is" in error
     assert "the quickest plan within the budget is" in error
-    assert "raise the budget to $" in error
-    assert "or allow" in error
+    assert "allow" in error.rpartition("→")[2]
+    assert "raise the budget" not in error, "no money is sure to be in time"
     neither = " ".join(hetopt("recommend", PROFILE, *QUICK, "--budget", 0.0001, "--deadline", "1s").err.split())
     assert "the cheapest plan of all is" in neither
     assert "the quickest plan is" in neither

@@ -66,6 +66,7 @@ def _table(**columns: float) -> ClusterTable:
         "evaluation_s": 0.0,
         "compute_log_sd": 0.1,
         "usd_per_hour": 1.0,
+        "worst_usd_per_hour": 1.0,
         "price_log_sd": 0.0,
         "calm_per_hour": 0.0,
         "scarce_per_hour": 0.0,

@@ -154,7 +154,8 @@ def test_a_budget_that_only_fits_on_expectation_says_so(catalog: Catalog) -> Non
     tight = _plan(catalog, Goal(ends="target", budget_usd=(cheapest.value + cheapest.low) / 2 + cheapest.value / 2))
     assert tight.chosen.prediction.cost_usd.value <= (tight.goal.budget_usd or 0)
     assert tight.chosen.prediction.cost_usd.high > (tight.goal.budget_usd or 0)
-    assert tight.explanation[0].startswith("No plan is sure to stay within the budget")
+    assert tight.explanation[0].startswith("No plan found stays within the budget")
+    assert tight.risk is not None
 
 
 def test_nothing_fits_names_the_plan_that_would(catalog: Catalog) -> None:

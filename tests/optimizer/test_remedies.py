@@ -1,0 +1,165 @@
+"""Hints are followed: what they name is kept by the rule that refused the question, and a little less is not."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from dataclasses import dataclass, replace
+
+import pytest
+
+from hetopt.optimizer.market.catalog import Catalog
+from hetopt.optimizer.plan import SURE, Goal, Plan
+from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.words import chance, duration, round_up_s, round_up_usd, usd
+from hetopt.profiler.errors import NoFeasiblePlan
+from hetopt.profiler.profile import Profile
+
+from .conftest import NOW
+from .profiles import make_profile
+
+FEW = Options(trials=0, max_workers=8, mixed_types=2, only_types=("c7a.*large", "m7i.*large", "g5.*", "g4dn.xlarge"))
+A_LITTLE = 0.04
+QUESTIONS = 9
+
+
+def _asked(profile: Profile, catalog: Catalog, goal: Goal, options: Options) -> Plan | NoFeasiblePlan:
+    try:
+        return recommend(profile, catalog, goal, options, seed=0, now=NOW)
+    except NoFeasiblePlan as error:
+        return error
+
+
+def _hints(answer: Plan | NoFeasiblePlan) -> list[str]:
+    if isinstance(answer, Plan):
+        assert answer.insight is not None
+        return list(answer.insight.remedies)
+    return (answer.hint or "").split(", or ")
+
+
+def _is_kept(answer: Plan | NoFeasiblePlan) -> bool:
+    if not isinstance(answer, Plan) or answer.insight is None or answer.insight.chance is None:
+        return False
+    assert (answer.risk is None) == (answer.insight.chance >= answer.insight.asked)
+    assert answer.chosen.prediction.cost_usd.value <= (answer.goal.budget_usd or 1e9)
+    return answer.risk is None
+
+
+def _dollars(text: str) -> float:
+    return float(re.findall(r"\$([\d.,]+)", text)[0].replace(",", ""))
+
+
+def _less(value: float) -> float:
+    """By a little, or by one in the second digit, to which small sums are written."""
+    return value - max(A_LITTLE * value, 1.001 * 10 ** (math.floor(math.log10(value)) - 1) if value < 0.1 else 0.0)
+
+
+def _seconds(text: str) -> float:
+    units = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+    return sum(float(number) * units[unit] for number, unit in re.findall(r"([\d.]+) (s|min|h|d)\b", text))
+
+
+@dataclass(frozen=True)
+class Question:
+    """A job of minutes to days, limits about what it needs, how sure its owner wants to be, and the answer."""
+
+    profile: Profile
+    goal: Goal
+    options: Options
+    answer: Plan | NoFeasiblePlan
+
+
+@pytest.fixture(scope="module")
+def questions(catalog: Catalog) -> list[Question]:
+    return [_question(seed, catalog) for seed in range(QUESTIONS)]
+
+
+def _question(seed: int, catalog: Catalog) -> Question:
+    """With limits between what nobody can keep and what hardly anybody can."""
+    draw = random.Random(seed)
+    profile = make_profile(
+        parameters=draw.choice([50_000, 5_000_000, 60_000_000]),
+        per_sample_s=10 ** draw.uniform(-3.5, -1.5),
+        minimum_steps=draw.uniform(500, 20_000),
+        minimum_samples=10 ** draw.uniform(5, 7),
+    )
+    options = replace(
+        FEW,
+        confidence=draw.choice([None, None, 0.6, 0.95]),
+        market=draw.choice(["spot", "spot", "any"]),
+        objective=draw.choice(["auto", "auto", "cost", "knee"]),
+    )
+    free = _asked(profile, catalog, Goal(ends="target", budget_usd=1e6), replace(options, objective="cost"))
+    assert isinstance(free, Plan)
+    told = free.chosen.prediction
+    budget = told.cost_usd.value * draw.choice([0.5, 1.02, 1.3])
+    deadline = told.total_s.value * draw.choice([0.3, 1.01, 1.4])
+    kinds = [{"budget_usd": budget}, {"deadline_s": deadline}, {"budget_usd": budget, "deadline_s": deadline}]
+    goal = Goal(ends="target", **draw.choice(kinds))
+    return Question(profile, goal, options, _asked(profile, catalog, goal, options))
+
+
+@pytest.mark.parametrize("seed", range(QUESTIONS))
+def test_a_hint_is_the_least_that_is_kept(seed: int, questions: list[Question], catalog: Catalog) -> None:
+    one = questions[seed]
+
+    def kept(options: Options = one.options, **limits: float) -> bool:
+        return _is_kept(_asked(one.profile, catalog, one.goal.model_copy(update=limits), options))
+
+    if _is_kept(one.answer):
+        assert not _hints(one.answer)
+        return
+    for hint in _hints(one.answer):
+        if "confidence" in hint:
+            told = float(hint.split()[-1])
+            assert kept(replace(one.options, confidence=told)), hint
+            assert not kept(replace(one.options, confidence=min(0.999, told + 0.002))), f"more than {hint} will do"
+        elif "budget" in hint and "allow" in hint:
+            assert kept(budget_usd=_dollars(hint), deadline_s=_seconds(hint.split("allow")[1])), hint
+        elif "budget" in hint:
+            assert kept(budget_usd=_dollars(hint)), hint
+            assert not kept(budget_usd=_less(_dollars(hint))), f"less than {hint} will do"
+        else:
+            assert kept(deadline_s=_seconds(hint)), hint
+            assert not kept(deadline_s=_less(_seconds(hint))), f"less than {hint} will do"
+
+
+def test_the_questions_are_of_every_kind(questions: list[Question]) -> None:
+    """Or else the law above says little."""
+    answers = [one.answer for one in questions]
+    assert any(isinstance(answer, NoFeasiblePlan) for answer in answers)
+    assert any(isinstance(answer, Plan) and answer.risk is not None for answer in answers)
+    hints = " ".join(hint for answer in answers for hint in _hints(answer))
+    for kind in ("raise the budget", "allow", "--confidence"):
+        assert kind in hints
+
+
+@pytest.mark.parametrize("confidence", [None, 0.5, 0.9, 0.99])
+def test_a_plan_is_as_sure_as_asked_or_says_that_it_is_not(catalog: Catalog, confidence: float | None) -> None:
+    profile = make_profile(parameters=5_000_000, per_sample_s=0.02, minimum_steps=2000, minimum_samples=3e6)
+    options = replace(FEW, confidence=confidence)
+    for budget in (0.3, 0.5, 0.8, 1.2, 2.0):
+        answer = _asked(profile, catalog, Goal(ends="target", budget_usd=budget), options)
+        if isinstance(answer, NoFeasiblePlan):
+            continue
+        seen = answer.insight
+        assert seen is not None
+        assert seen.asked == (SURE if confidence is None else confidence)
+        if answer.risk is None:
+            assert seen.chance is not None
+            assert seen.chance >= seen.asked
+        else:
+            assert chance(seen.chance or 0.0) in answer.risk
+            assert seen.remedies
+
+
+def test_what_is_rounded_up_is_written_as_it_is_and_is_no_less() -> None:
+    draw = random.Random(3)
+    for _ in range(2000):
+        amount, seconds = 10 ** draw.uniform(-4, 5), 10 ** draw.uniform(0.5, 6)
+        dollars, later = round_up_usd(amount), round_up_s(seconds)
+        assert amount * (1 - 1e-6) <= dollars <= 1.1 * amount
+        assert seconds * (1 - 1e-6) <= later
+        assert float(usd(dollars)[1:].replace(",", "")) == pytest.approx(dollars, rel=1e-6)
+        assert _seconds(duration(later)) == pytest.approx(later, rel=1e-3)
