@@ -761,8 +761,8 @@ def drawn(open_: Open, **options: Any) -> Tensor:
     random.seed(0), np.random.seed(0)
     model = net()
     found = []
+    torch.manual_seed(1)
     with open_(model, sgd(model)) as run:
-        torch.manual_seed(1)
         for x, numbers in run.loader(DataLoader(Drawing(), batch_size=16, **options)):
             found.append(numbers)
             run.backward(model(x).square().mean())
