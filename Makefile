@@ -7,6 +7,7 @@ READY := $(VENV)/.ready
 HOUSE := .house/hetopt
 PACKAGES := optimizer profiler trainer catalogs
 PINS := requirements/constraints.txt
+SBOM ?= sbom.json
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install -c $(PINS)
 BENCHMARKS := $(filter-out __init__ _%,$(basename $(notdir $(wildcard benchmarks/*.py))))
 # Those that have a form of a minute.
@@ -22,7 +23,7 @@ EPOCHS ?= 100
 BATCH ?= 256
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test house check bench smoke docs pins clean
+.PHONY: help setup demo test house check bench smoke docs pins locks sbom clean
 MAKEFLAGS += --no-print-directory
 
 help:
@@ -34,6 +35,8 @@ help:
 	@echo "make setup   only make $(VENV), with the pinned versions (PYTHON=/path/to/python3 chooses the interpreter)"
 	@echo "make docs    the documentation as plain files: site/index.html"
 	@echo "make pins    write the versions in $(VENV) to $(PINS)"
+	@echo "make locks   write the packages and hashes that rented machines install to trainer/launch/ec2/locks"
+	@echo "make sbom    write what is installed, and what rented machines install, as CycloneDX files: sbom*.json"
 	@echo "make clean   remove what these targets made"
 
 setup: $(READY)
@@ -101,7 +104,19 @@ pins: $(READY)
 	$(BIN)/python requirements/freeze.py > $(PINS).new && mv $(PINS).new $(PINS)
 	@touch $(READY)
 
+# Needs PyPI, and for torch without CUDA the index of PyTorch.
+locks: $(READY)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python requirements/machines.py
+
+# Every package of this environment, as CycloneDX; what rented machines install is in trainer/launch/ec2/locks.
+sbom: $(READY)
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --of JSON -o $(SBOM) $(BIN)/python
+	@for lock in trainer/launch/ec2/locks/*.txt; do \
+	    $(BIN)/cyclonedx-py requirements --output-reproducible --of JSON \
+	        -o $(SBOM:.json=)-$$(basename $$lock .txt).json $$lock; done
+	@ls -1 $(SBOM:.json=)*.json
+
 clean:
-	rm -rf $(VENV) .house $(DEMO) build dist site *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache \
+	rm -rf $(VENV) .house $(DEMO) build dist site sbom*.json *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache \
 	    .import_linter_cache
 	find $(PACKAGES) tests -name __pycache__ -prune -exec rm -rf {} +

@@ -92,6 +92,7 @@ class Machine:
             "PATH": os.pathsep.join([str(programs), os.environ.get("PATH", os.defpath)]),
             "HOME": str(self.folder),
             "HETOPT_ROOT": str(self.root),
+            "HETOPT_UNITS": str(self.folder / "units"),
             "BOX_FOLDER": str(self.folder),
             "BOX_INSTANCE": self.instance.id,
             # The one thing that a machine in the cloud need not be told.

@@ -1,6 +1,6 @@
 """The programs that a whole machine has and a network namespace has not, each small and real.
 
-``shutdown`` ends the instance, timers of ``systemd-run`` are processes that sleep, ``aws`` speaks to S3 as the command
+``shutdown`` ends the instance, timers of ``systemctl`` are processes that sleep, ``aws`` speaks to S3 as the command
 line of AWS does, and ``python3.12 -m venv`` makes a real environment that finds the packages which are installed here,
 so that ``pip install`` checks every requirement and needs no network.
 """
@@ -22,18 +22,15 @@ urllib.request.urlopen(request, timeout=30).read()
 time.sleep(60)  # until the machine is gone
 """
 
-_SYSTEMD_RUN = """#!/bin/sh
-# systemd-run --unit=NAME --on-active=SECONDS COMMAND...
-name="${1#--unit=}"; seconds="${2#--on-active=}"; shift 2
-mkdir -p "$BOX_FOLDER/timers"
-setsid sh -c 'echo $$ >"$0"; sleep "$1"; shift; exec "$@"' "$BOX_FOLDER/timers/$name" "$seconds" "$@" \\
-    </dev/null >/dev/null 2>&1 &
-"""
-
 _SYSTEMCTL = """#!/bin/sh
-# systemctl stop NAME.timer
-timer="$BOX_FOLDER/timers/${2%.timer}"
+# systemctl restart NAME.timer; daemon-reload and enable have nothing to do where nothing boots again.
+[ "$1" = restart ] || exit 0
+name="${2%.timer}"; mkdir -p "$BOX_FOLDER/timers"; timer="$BOX_FOLDER/timers/$name"
 [ -f "$timer" ] && kill -- "-$(cat "$timer")" && rm "$timer"
+end="$(sed -n 's/^OnCalendar=@//p' "$HETOPT_UNITS/$2")"
+command="$(sed -n 's/^ExecStart=//p' "$HETOPT_UNITS/$name.service")"
+left=$((end - $(date +%s))); [ "$left" -gt 0 ] || left=0
+setsid sh -c 'echo $$ >"$0"; sleep "$1"; eval "$2"' "$timer" "$left" "$command" </dev/null >/dev/null 2>&1 &
 """
 
 _AWS = """#!{python}
@@ -68,7 +65,6 @@ def install(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
         "shutdown": _SHUTDOWN.format(python=sys.executable),
-        "systemd-run": _SYSTEMD_RUN,
         "systemctl": _SYSTEMCTL,
         "aws": _AWS.format(python=sys.executable),
         "python3.12": _PYTHON.format(python=sys.executable, packages=sysconfig.get_path("purelib")),

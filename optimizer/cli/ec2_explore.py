@@ -153,4 +153,4 @@ def _folder() -> Path:
 
     from hetopt.trainer.launch.runs import RunFolders, runs_home
 
-    return RunFolders(home=runs_home()).create("probe", datetime.datetime.now(datetime.UTC))
+    return RunFolders(home=runs_home()).create("probe", datetime.datetime.now(datetime.UTC), secret=True)

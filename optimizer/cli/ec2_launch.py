@@ -123,7 +123,7 @@ def run(
         version=_version(),
         bundle_sha256=bundle.sha256,
         now_s=now.timestamp(),
-    )
+    ).of_run(spec)
     if dry_run:
         requests = calls.launch_calls(order, {PLAN_OBJECT: made.to_json().encode()}, bundle.data)
         if as_json:
@@ -137,6 +137,8 @@ def run(
         ec2_view.show(wanted, order)
     _ask(order, yes, None if accept_risk else wanted.risk_with(order.budget_usd))
     folder = RunFolders(home=runs_home()).create(spec.task.rpartition("/")[2], now)
+    _ask(order, yes)
+    folder = RunFolders(home=runs_home()).create(spec.task.rpartition("/")[2], now, secret=True)
     order = order.model_copy(update={"run_id": folder.name})
     order.save(folder / ORDER_FILE)
     made.save(folder / PLAN_OBJECT)
@@ -360,6 +362,7 @@ def _finish(launcher: Ec2Launcher, handle: RunHandle, *, as_json: bool) -> None:
     render.note(
         f"the machines are gone; they cost ${seen.spent_usd(seen.time_s):.4f} at the prices that were seen meanwhile"
     )
+    _fetch_model(handle.run_dir)
     ended_by = None
     if seen.stop_reason is not None and "budget" in seen.stop_reason:
         ended_by = BudgetStop(
@@ -367,6 +370,23 @@ def _finish(launcher: Ec2Launcher, handle: RunHandle, *, as_json: bool) -> None:
             hint=f"look at what it reached with `hetopt report {handle.run_dir.name}`, and plan again with more",
         )
     follow.finish(launcher, handle.run_dir, as_json=as_json, ended_by=ended_by)
+
+
+def _fetch_model(folder: Path) -> None:
+    """What was paid for comes here; where that fails, how to get it is said, and the run has ended all the same."""
+    from hetopt.optimizer.cli import render
+    from hetopt.optimizer.ec2.fetching import fetch_model
+    from hetopt.optimizer.ec2.order import ORDER_FILE, Order
+    from hetopt.profiler.errors import BadInput, CloudRefused
+
+    order = Order.load(folder / ORDER_FILE)
+    try:
+        fetched = fetch_model(order, folder)
+    except (BadInput, CloudRefused, OSError) as error:
+        hint = getattr(error, "hint", None) or f"try again: `hetopt fetch {folder.name}`"
+        render.note(f"no model was fetched: {error} {hint}")
+        return
+    render.note(f"the model is {fetched.path}; the bucket keeps it in {fetched.url} until you remove it")
 
 
 def _spec(spec: RunSpec, bundle: Bundle, data: str | None) -> RunSpec:

@@ -14,6 +14,7 @@ from hetopt.optimizer.cli import (
     disturb,
     doctor,
     export,
+    fetch,
     gc,
     launch,
     logs,
@@ -76,6 +77,7 @@ app.command()(launch.launch)
 app.command()(status.status)
 app.command()(logs.logs)
 app.command()(stop.stop)
+app.command()(fetch.fetch)
 app.command()(report.report)
 app.command()(export.export)
 app.command()(metrics.metrics)

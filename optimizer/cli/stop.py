@@ -15,14 +15,17 @@ def stop(
     """
     from hetopt.optimizer.cli import render
     from hetopt.optimizer.cli.run_record import launcher_of, read_launch
+    from hetopt.optimizer.ec2.launcher import Ec2Launcher
     from hetopt.trainer.launch.base import RunHandle
     from hetopt.trainer.launch.runs import RunFolders, runs_home
 
     folder = RunFolders(home=runs_home()).find(run)
     launcher = launcher_of(read_launch(folder), folder)
     handle = RunHandle(run_dir=folder)
-    before = launcher.poll(handle).state
-    if not before.is_over:
+    # Of rented machines nothing is asked first: they are given back, and then it is read how far they came.
+    before = (launcher.known if isinstance(launcher, Ec2Launcher) else launcher.poll)(handle).state
+    over = launcher.is_cleared(handle) if isinstance(launcher, Ec2Launcher) else before.is_over
+    if not over:
         render.note(f"stopping {folder.name} …")
         try:
             launcher.stop(handle)
@@ -32,7 +35,7 @@ def stop(
     after = launcher.poll(handle)
     if json_:
         render.print_json({"run": folder.name, "was": before.value, "is": after.state.value, "reason": after.reason})
-    elif before.is_over:
+    elif over:
         render.line(f"{folder.name} was already {before.value}.")
     else:
         render.line(f"{folder.name} is {after.state.value}.")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-
-from pydantic import ConfigDict, NonNegativeInt
 
 from hetopt.optimizer.ec2 import calls
 from hetopt.optimizer.ec2.errors import ApiRefused
@@ -17,33 +14,9 @@ from hetopt.optimizer.ec2.seen import Seen
 from hetopt.optimizer.ec2.watch import Watcher, read_lease
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.plan import Plan
-from hetopt.profiler.artifact import HostName, Record, validated
 from hetopt.profiler.errors import BadInput
-from hetopt.profiler.reading import decoded, parse_json
-from hetopt.trainer.launch.ec2.protocol import PLACEMENT_OBJECT
+from hetopt.trainer.launch.ec2.protocol import PLACEMENT_OBJECT, Placements
 from hetopt.trainer.run_folder import write_spec
-from hetopt.trainer.spec import RunSpec
-
-_AGAIN = "see what else writes to the run's part of the bucket; `hetopt gc --on ec2` finds its machines"
-
-
-class PlacedHost(Record):
-    """Where one machine of a run is."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    host: HostName
-    address: str
-
-
-class Placed(Record):
-    """What a run's placement says of it; machines may write beside it, so it is read as a stranger's."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    generation: NonNegativeInt
-    hosts: dict[str, PlacedHost]
-    spec: RunSpec
 
 
 def fetch(edge: Edge, *, bucket: str, account_id: str, run_id: str, name: str) -> bytes:
@@ -81,40 +54,40 @@ def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: flo
     def get(name: str) -> bytes:
         return fetch(edge, bucket=bucket, account_id=account_id, run_id=run_dir.name, name=name)
 
-    def text(name: str) -> tuple[str, str]:
-        origin = f"s3://{bucket}/runs/{run_dir.name}/{name}"
-        return decoded(get(name), origin=origin), origin
+    def text(name: str) -> str:
+        return get(name).decode("utf-8", errors="replace")
 
-    order_text, origin = text(ORDER_FILE)
-    order = Order.from_json(order_text, origin=origin)
-    plan_text, origin = text(PLAN_OBJECT)
-    plan = Plan.from_json(plan_text, origin=origin)
-    placed_text, origin = text(PLACEMENT_OBJECT)
-    told = parse_json(placed_text, origin=origin, hint=_AGAIN)
-    placement = validated(Placed, told, origin=origin, hint=_AGAIN)
-    spec = placement.spec
+    order = Order.from_json(text(ORDER_FILE), origin=f"s3://{bucket}/{run_dir.name}/{ORDER_FILE}")
+    plan = Plan.from_json(text(PLAN_OBJECT), origin=f"s3://{bucket}/{run_dir.name}/{PLAN_OBJECT}")
+    placements = Placements.of_json(get(PLACEMENT_OBJECT))
+    if placements is None or (order.run_id, order.bucket, order.account_id) != (run_dir.name, bucket, account_id):
+        what = PLACEMENT_OBJECT if placements is None else ORDER_FILE
+        raise BadInput(
+            f"{what} of {run_dir.name} in the bucket {bucket} is not what a launch of it writes.",
+            hint=f"end its machines with `hetopt gc --on ec2 --run {run_dir.name} --remove`",
+        )
     run_dir.mkdir(parents=True, exist_ok=True)
     order.save(run_dir / ORDER_FILE)
     plan.save(run_dir / PLAN_OBJECT)
-    write_spec(run_dir, spec)
+    write_spec(run_dir, placements.spec)
     watcher = Watcher(edge=edge, order=order, run_dir=run_dir, clock=lambda: now_s)
-    watcher.save(_seen(edge, watcher, placement.hosts, placement.generation, _lease_end_s(edge, order)))
+    watcher.save(_seen(edge, watcher, placements, _lease_end_s(edge, order)))
     record = Launch(
         created=plan.created,
         started_s=order.created_s,
         run_id=run_dir.name,
         on="ec2",
         plan=plan,
-        spec=spec,
+        spec=placements.spec,
         prediction=plan.chosen.prediction,
     )
     record.save(run_dir / LAUNCH_FILE)
     return record
 
 
-def _seen(edge: Edge, watcher: Watcher, hosts: Mapping[str, PlacedHost], generation: int, lease_end_s: float) -> Seen:
+def _seen(edge: Edge, watcher: Watcher, placements: Placements, lease_end_s: float) -> Seen:
     """The run's machines as EC2 tells of them; one that it has forgotten ended more than an hour ago."""
-    order = watcher.order
+    order, hosts = watcher.order, placements.hosts
     answer = edge(calls.addresses_call(order))
     known = {one["InstanceId"]: one for group in answer["Reservations"] for one in group["Instances"]}
     zone = order.zones[0]
@@ -135,7 +108,7 @@ def _seen(edge: Edge, watcher: Watcher, hosts: Mapping[str, PlacedHost], generat
     return Seen(
         time_s=watcher.clock(),
         zone=zone.name,
-        generation=generation,
+        generation=placements.generation,
         machines=(*watcher.granted(on_spot, zone, unseen), *watcher.granted(held, zone, unseen, on_demand=True)),
         on_demand=order.has_spot and not on_spot,
         lease_end_s=lease_end_s,

@@ -8,7 +8,7 @@ from hetopt.optimizer.ec2.permissions import bucket_policy
 from hetopt.optimizer.ec2.request import Request
 
 KEPT_DAYS = 30
-"""Checkpoints and states of runs; code is packed again when it is gone."""
+"""Checkpoints and states of runs; code is packed again when it is gone. Models and data stay."""
 
 
 def bucket_calls(bucket: str, region: str, account_id: str) -> tuple[Request, ...]:
@@ -56,6 +56,6 @@ def bucket_calls(bucket: str, region: str, account_id: str) -> tuple[Request, ..
         call(
             "put_bucket_lifecycle_configuration",
             {**own, "LifecycleConfiguration": {"Rules": runs}},
-            f"runs and code go after {KEPT_DAYS} days; data stays",
+            f"runs and code go after {KEPT_DAYS} days; models and data stay",
         ),
     )

@@ -1,4 +1,4 @@
-"""The code that machines run, as one archive: hetopt as it is here, the user's own task file, and pinned requirements.
+"""The code that machines run, as one archive: hetopt as it is here, the user's own task file, and what they install.
 
 The same sources give the same bytes, so the archive is stored once by its hash and machines can check what they got.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import importlib.metadata
 import io
 import tarfile
 from collections.abc import Iterable
@@ -19,7 +18,7 @@ import hetopt.trainer
 from hetopt.profiler.errors import BadInput
 
 NEEDED = ("numpy", "psutil", "pydantic", "torch", "scikit-learn", "boto3")
-"""What a machine installs: what training needs, and the way to S3."""
+"""What a machine installs: what training needs, and the way to S3. Their versions and hashes: `make locks`."""
 
 TASK_FOLDER = "task"
 
@@ -46,7 +45,7 @@ def make_bundle(task: str) -> Bundle:
     Raises:
         BadInput: the task is in a module of this machine's, or its file is not there.
     """
-    files: list[tuple[str, bytes]] = [("requirements.txt", _requirements().encode())]
+    files: list[tuple[str, bytes]] = [*_locks()]
     for name, package in (("trainer", hetopt.trainer), ("profiler", hetopt.profiler)):
         files += _sources(name, Path(next(iter(package.__path__))))
     where, colon, attribute = task.rpartition(":")
@@ -74,24 +73,10 @@ def _sources(name: str, folder: Path) -> Iterable[tuple[str, bytes]]:
         yield f"hetopt/{name}/{path.relative_to(folder).as_posix()}", path.read_bytes()
 
 
-def _requirements() -> str:
-    """The versions that are installed here, without the build that is."""
-    lines = []
-    for name in NEEDED:
-        try:
-            lines.append(f"{name}=={importlib.metadata.version(name).partition('+')[0]}")
-        except importlib.metadata.PackageNotFoundError:
-            lines.append(_declared(name))
-    return "\n".join(lines) + "\n"
-
-
-def _declared(name: str) -> str:
-    """What hetopt itself asks for, where the package is not installed here (torch, where plans are made only)."""
-    for line in importlib.metadata.requires("hetopt") or ():
-        requirement = line.partition(";")[0].strip()
-        if requirement.startswith(name) and not requirement[len(name) : len(name) + 1].isalnum():
-            return requirement
-    return name
+def _locks() -> Iterable[tuple[str, bytes]]:
+    """What machines install, with the hash of every package: a file for each kind of them."""
+    for path in sorted((Path(next(iter(hetopt.trainer.__path__))) / "launch" / "ec2" / "locks").glob("*.txt")):
+        yield f"locks/{path.name}", path.read_bytes()
 
 
 def _archive(files: Iterable[tuple[str, bytes]]) -> bytes:

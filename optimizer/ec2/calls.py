@@ -17,6 +17,7 @@ from hetopt.optimizer.ec2 import tags
 from hetopt.optimizer.ec2.budget import SHUTDOWN_S
 from hetopt.optimizer.ec2.order import ORDER_FILE, Order, Role, Zone
 from hetopt.optimizer.ec2.request import Reference, Request
+from hetopt.profiler.errors import BadInput
 from hetopt.trainer.launch.ec2.bootstrap import NodeConfig, user_data
 from hetopt.trainer.launch.ec2.protocol import LEASE_OBJECT, PLACEMENT_OBJECT
 
@@ -191,6 +192,8 @@ def template_calls(order: Order, *, generation: int = 0, end_s: float | None = N
 
 
 def _template_call(order: Order, kind: str, generation: int, end_s: float) -> Request:
+    if order.spec_sha256 is None:
+        raise BadInput("the order names no run for its machines.", hint="it is of an older version: launch again")
     image, step = order.images[kind], template_step(kind)
     name = f"hetopt-{order.run_id}-{kind}" + (f"-g{generation}" if generation else "")
     script = user_data(
@@ -200,7 +203,9 @@ def _template_call(order: Order, kind: str, generation: int, end_s: float) -> Re
             bucket=order.bucket,
             account_id=order.account_id,
             bundle_sha256=order.bundle_sha256,
-            end_s=end_s,
+            spec_sha256=order.spec_sha256,
+            end_s=min(end_s, order.latest_end_s),
+            latest_end_s=order.latest_end_s,
             has_gpu=kind.endswith("-gpu"),
             version=order.hetopt_version,
             group_secret=order.group_secret,
@@ -213,6 +218,8 @@ def _template_call(order: Order, kind: str, generation: int, end_s: float) -> Re
         # botocore encodes user data of run_instances, but not of launch templates.
         "UserData": base64.b64encode(script.encode()).decode(),
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1, "InstanceMetadataTags": "enabled"},
+        # A machine that starts again has nothing to do (`bootstrap`), and is paid until it has ended.
+        "MaintenanceOptions": {"AutoRecovery": "disabled"},
         # The default is to stop, which leaves the volume on the bill.
         "InstanceInitiatedShutdownBehavior": "terminate",
         "BlockDeviceMappings": [

@@ -133,7 +133,7 @@ def _paid(order: Order, seen: Seen, needed_s: float, now_s: float, why_not: str)
         BudgetStop: it does not pay for ``why_not``.
     """
     guard = guard_of(order, seen, now_s)
-    end_s = guard.end_s(seen.spent_usd(now_s), now_s)
+    end_s = min(guard.end_s(seen.spent_usd(now_s), now_s), order.latest_end_s)
     if end_s < now_s + needed_s:
         raise _unpaid(order, why_not)
     return Changed(order=order, seen=seen, end_s=end_s, stop_training_s=guard.stop_training_s(end_s))

@@ -24,7 +24,7 @@ from hetopt.optimizer.ec2.session import connect_run
 from hetopt.optimizer.ec2.spot_prices import are_due, newest_prices, price_request, repriced, spot_types
 from hetopt.optimizer.ec2.verdict import has_failed, is_finished, judged, stopped_s
 from hetopt.optimizer.ec2.watch import Watcher
-from hetopt.profiler.errors import BadInput, CloudRefused
+from hetopt.profiler.errors import BadInput, CloudRefused, HetoptError
 from hetopt.trainer.events import EVENTS_FILE
 from hetopt.trainer.launch.base import Pools, RunHandle, RunState, RunStatus
 from hetopt.trainer.launch.ec2.protocol import HEARTBEAT_S
@@ -92,7 +92,8 @@ class Ec2Launcher:
         Raises:
             CloudRefused: it cannot be had. Nothing is left.
         """
-        order = Order.load(run_dir / ORDER_FILE)
+        order = Order.load(run_dir / ORDER_FILE).of_run(spec)
+        order.save(run_dir / ORDER_FILE)
         edge = self._edge(order, run_dir)
         watcher = self._watcher(order, run_dir, edge)
         generation = watcher.next_generation()
@@ -127,8 +128,7 @@ class Ec2Launcher:
                 self.tell(
                     f"{refused.message} {refused.hint or ''} The run goes on; nobody grants it more time meanwhile."
                 )
-            path = handle.run_dir / SEEN_FILE
-            return judged(handle.run_dir, Seen.load(path) if path.exists() else Seen(time_s=self.clock()))
+            return self.known(handle)
 
     def look(self, handle: RunHandle) -> RunStatus:
         """The same, but whoever asks is told when the cloud does not answer.
@@ -150,23 +150,34 @@ class Ec2Launcher:
         return judged(run_dir, seen)
 
     def stop(self, handle: RunHandle) -> None:
-        """Let the machines save a checkpoint, end them, and remove everything. Idempotent."""
+        """Let the machines save a checkpoint, end them, and remove everything. Idempotent.
+
+        Nothing of it waits for what machines have written: that is read last, and where it cannot be, it is told.
+        """
         run_dir = handle.run_dir
         if not (run_dir / ORDER_FILE).exists():
             return
-        order = Order.load(run_dir / ORDER_FILE)
-        edge = self._edge(order, run_dir)
-        watcher = self._watcher(order, run_dir, edge)
+        order, watcher = self._opened(handle)
         seen = watcher.last()
         if seen.cleared:
             return
         if seen.alive:
-            seen = watcher.look()
-            started = judged(run_dir, seen).state is RunState.RUNNING
-            seen = self._wish_end(order, watcher, seen, "stopped by hand")
-            if started:
-                seen = self._until_ended(order, watcher, seen)
+            try:
+                seen = self._wish_end(order, watcher, seen, "stopped by hand")
+                seen = self._until_ended(order, watcher, watcher.machines_now(seen))
+            except CloudRefused as refused:
+                self.tell(f"{refused.message} {refused.hint or ''} The machines end now, without a last checkpoint.")
         self._clear(order, watcher, seen, run_dir)
+
+    def known(self, handle: RunHandle) -> RunStatus:
+        """How the run is by what its folder says; nobody is asked."""
+        path = handle.run_dir / SEEN_FILE
+        return judged(handle.run_dir, Seen.load(path) if path.exists() else Seen(time_s=self.clock()))
+
+    def is_cleared(self, handle: RunHandle) -> bool:
+        """Whether everything of the run was given back."""
+        path = handle.run_dir / SEEN_FILE
+        return path.exists() and Seen.load(path).cleared
 
     def replace(self, handle: RunHandle, host: str) -> None:
         """End a host's machine. The next look finds it lost: the others go on, and another one is asked for.
@@ -283,7 +294,7 @@ class Ec2Launcher:
         now_s = self.clock()
         guard = guard_of(order, seen, now_s)
         spent = seen.spent_usd(now_s)
-        end_s = guard.end_s(spent, now_s)
+        end_s = min(guard.end_s(spent, now_s), order.latest_end_s)
         if seen.stop_wished_s is None and guard.decide(spent, now_s) == "stop":
             return self._wish_end(order, watcher, seen, f"the budget of ${order.budget_usd:.2f} is reached")
         if seen.stop_wished_s is not None:
@@ -326,22 +337,35 @@ class Ec2Launcher:
         return wished
 
     def _until_ended(self, order: Order, watcher: Watcher, seen: Seen) -> Seen:
+        """Wait for machines that save a checkpoint. Those that never began have none to save."""
+        if not any(machine.heartbeat_s is not None for machine in seen.alive) and not self._began(watcher):
+            return seen
         deadline_s, pace = self.clock() + order.checkpoint_s + self.patience_s, Pace()
         while seen.alive and self.clock() < deadline_s:
             self.sleep(pace.wait_s)
             pace.after(self.clock(), news=False)
-            seen = watcher.look()
+            seen = watcher.machines_now(seen)
         return seen
+
+    def _began(self, watcher: Watcher) -> bool:
+        return _size(watcher.run_dir / EVENTS_FILE) > 0
 
     def _clear(self, order: Order, watcher: Watcher, seen: Seen, run_dir: Path) -> Seen:
         Remover(edge=watcher.edge, sleep=self.sleep, made=self._made(run_dir)).remove_run(order.run_id)
-        if seen.alive:
-            seen = watcher.look()
+        seen = self._read_last(watcher, seen)
         seen = seen.model_copy(update={"cleared": not seen.alive})
         watcher.save(seen)
         if seen.cleared:
             self._remember(seen, order, run_dir)
         return seen
+
+    def _read_last(self, watcher: Watcher, seen: Seen) -> Seen:
+        """What the machines have written until their end; where that cannot be read, their ends alone count."""
+        try:
+            return watcher.look()
+        except (HetoptError, OSError, ValueError) as error:
+            self.tell(f"What the machines of {watcher.order.run_id} wrote last could not be read: {error}")
+            return watcher.machines_now(seen)
 
     def _remember(self, seen: Seen, order: Order, run_dir: Path) -> None:
         """Keep what was seen of spot for the next plan. Where that fails, the run ends all the same."""

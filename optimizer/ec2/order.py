@@ -8,13 +8,17 @@ from typing import ClassVar, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from hetopt.optimizer.ec2.budget import SECONDS_PER_HOUR
 from hetopt.optimizer.ec2.tags import RunTags
 from hetopt.optimizer.plan import Market
 from hetopt.profiler.artifact import Artifact, HostName, Record, RunName
 from hetopt.profiler.paths import REGION_PATTERN
+from hetopt.trainer.launch.ec2.protocol import spec_digest
 from hetopt.trainer.launch.secret import SECRET_PATTERN
+from hetopt.trainer.spec import RunSpec
 
 ORDER_FILE = "order.json"
+_LEAST_SPENT = 0.25
 
 
 class Rate(Record):
@@ -88,6 +92,9 @@ class Order(Artifact):
     bundle_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     group_secret: str = Field(
         default="", pattern=rf"^({SECRET_PATTERN})?$", description="by which the machines of the run know each other"
+    )
+    spec_sha256: str | None = Field(
+        default=None, pattern=r"^[0-9a-f]{64}$", description="of the run that machines may take part in"
     )
     created_s: NonNegativeFloat
     budget_usd: PositiveFloat
@@ -173,6 +180,21 @@ class Order(Artifact):
     def worst_usd_per_hour(self) -> float:
         """What any cluster that may come of this order can cost at most."""
         return worst_usd_per_hour(self.roles, self.zones)
+
+    @property
+    def latest_end_s(self) -> float:
+        """What no lease extends the machines' lives beyond, seconds since the epoch: machines are told it as they boot.
+
+        A lease grows while less is spent than was feared. Less than a quarter of what the cluster costs now is not
+        spent: spot prices do not fall so far within a run, and a run on fewer machines than that asks for new ones.
+        """
+        least = _LEAST_SPENT * min(self.usd_per_hour(zone) for zone in self.zones)
+        longest_s = (self.budget_usd - self.fixed_usd) / least * SECONDS_PER_HOUR
+        return self.created_s + max(self.lifetime_s, longest_s)
+
+    def of_run(self, spec: RunSpec) -> Self:
+        """The order for this run: what its machines take part in, and in nothing else."""
+        return self.model_copy(update={"spec_sha256": spec_digest(spec)})
 
 
 def worst_usd_per_hour(roles: tuple[Role, ...], zones: tuple[Zone, ...]) -> float:

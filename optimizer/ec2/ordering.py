@@ -186,7 +186,7 @@ def make_order(
         bundle_sha256=bundle_sha256,
         now_s=now_s,
         life=life,
-    )
+    ).of_run(plan.run)
 
 
 @dataclass(frozen=True, kw_only=True)

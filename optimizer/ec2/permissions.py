@@ -3,6 +3,12 @@
 Whatever is made must carry hetopt's tags in the call that makes it, and only what carries the caller's own name can be
 removed. Machines have a role of their own, which reaches the bucket and nothing else. (Condition keys: the EC2, IAM and
 S3 pages of AWS's Service Authorization Reference, 2026-11.)
+
+All machines of an account share that role: the credentials of an instance profile take neither session policies nor
+session tags, and a role for each run would need rights to make roles, which few people have (IAM user guide, "Session
+policies" and "Session tags"; EC2 user guide, "IAM roles for Amazon EC2"; read 2026-11). So a run is kept from another
+by its name, which ends in 64 random bits and is in no list that a machine may ask for: to list or name what a run
+wrote, one must know it. And what steers machines is written by renters alone.
 """
 
 from __future__ import annotations
@@ -11,6 +17,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from hetopt.optimizer.ec2.tags import OWNER, RUN_ID
+from hetopt.trainer.launch.ec2.protocol import MODELS_FOLDER
+from hetopt.trainer.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE
 
 Policy = dict[str, Any]
 _VERSION = "2012-10-17"
@@ -116,22 +124,40 @@ def operator_policy(*, account_id: str, region: str, bucket: str, role: str, typ
     )
 
 
+MACHINES_WRITE = ("boot/*", "ckpt/*", "events/*", "log/*", "outcome.json", "state/*")
+"""Of a run's objects, the ones that its machines write."""
+MODEL_FILES = (MODEL_FILE, UNFINISHED_MODEL_FILE)
+RENTERS_WRITE = ("lease.json", "order.json", "placement.json", "plan.json", "spec.json")
+"""Those that steer machines, or whoever looks after them."""
+
+
 def node_policy(*, bucket: str) -> Policy:
-    """What machines may do: read code and data, read and write runs. Shutting down ends them, so they may end none."""
+    """What machines may do: read code, data and their run, write what they have to tell. They end by shutting down.
+
+    A list needs the whole name of a run: a prefix that matches ``runs/*/*`` has its name between the slashes.
+    """
+    here = f"arn:aws:s3:::{bucket}"
     return _policy(
+        _statement("ListOneRun", ["s3:ListBucket"], [here], {"StringLike": {"s3:prefix": ["runs/*/*", "data/*"]}}),
+        _statement("Read", ["s3:GetObject"], [f"{here}/{part}/*" for part in ("code", "data", "runs")]),
         _statement(
-            "ListRuns",
-            ["s3:ListBucket"],
-            [f"arn:aws:s3:::{bucket}"],
-            {"StringLike": {"s3:prefix": ["runs/*", "data/*"]}},
+            "TellOfOneRun",
+            ["s3:AbortMultipartUpload", "s3:PutObject"],
+            [
+                *(f"{here}/runs/*/{part}" for part in MACHINES_WRITE),
+                *(f"{here}/{MODELS_FOLDER}/*/{name}" for name in MODEL_FILES),
+            ],
         ),
-        _statement(
-            "ReadCodeAndData", ["s3:GetObject"], [f"arn:aws:s3:::{bucket}/{part}/*" for part in ("code", "data")]
-        ),
-        _statement("ForgetOldCheckpoints", ["s3:DeleteObject"], [f"arn:aws:s3:::{bucket}/runs/*/ckpt/*"]),
-        _statement(
-            "UseRuns", ["s3:AbortMultipartUpload", "s3:GetObject", "s3:PutObject"], [f"arn:aws:s3:::{bucket}/runs/*"]
-        ),
+        _statement("ForgetOldCheckpoints", ["s3:DeleteObject"], [f"{here}/runs/*/ckpt/*"]),
+        # Also where an administrator has given the role more: a denial counts before whatever allows.
+        {
+            **_statement(
+                "SteerNobody",
+                ["s3:DeleteObject", "s3:PutObject"],
+                [*(f"{here}/runs/*/{name}" for name in RENTERS_WRITE), f"{here}/code/*"],
+            ),
+            "Effect": "Deny",
+        },
     )
 
 

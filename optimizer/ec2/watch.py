@@ -139,6 +139,16 @@ class Watcher:
             self.save(seen)
             return seen
 
+    def machines_now(self, seen: Seen) -> Seen:
+        """What EC2 says of the machines; nothing of what they have written is read.
+
+        Raises:
+            CloudRefused: the cloud does not answer.
+        """
+        after = seen.model_copy(update={"time_s": self.clock(), "machines": self._machines(seen, {})})
+        self.save(after)
+        return after
+
     def _machines(self, before: Seen, beats: Mapping[str, float]) -> tuple[SeenMachine, ...]:
         answer = self.edge(calls.addresses_call(self.order))
         found = {one["InstanceId"]: one for group in answer["Reservations"] for one in group["Instances"]}

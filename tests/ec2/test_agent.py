@@ -15,12 +15,13 @@ import pytest
 from benchmarks.box.metadata import metadata_service
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.events import parse_events
-from hetopt.trainer.launch.ec2.agent import PLACE_WITHIN_S, Agent, Timer
+from hetopt.trainer.launch.ec2.agent import PLACE_WITHIN_S, Agent
 from hetopt.trainer.launch.ec2.bootstrap import NodeConfig
 from hetopt.trainer.launch.ec2.checkpoints import Checkpoints
 from hetopt.trainer.launch.ec2.imds import Imds, over_http
+from hetopt.trainer.launch.ec2.lifetime import Timer
 from hetopt.trainer.launch.ec2.objects import PART_BYTES, S3Objects
-from hetopt.trainer.launch.ec2.protocol import Latest, Lease
+from hetopt.trainer.launch.ec2.protocol import Latest, Lease, is_over, placement_of, spec_digest
 from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, BotoEdge
 
@@ -37,25 +38,37 @@ def objects(cloud: BotoEdge) -> S3Objects:
 class Commands:
     asked: list[list[str]] = field(default_factory=list)
 
-    def __call__(self, command: list[str]) -> None:
+    def __call__(self, command: list[str]) -> bool:
         self.asked.append(command)
+        return True
 
 
-def agent(root: Path, objects: S3Objects, commands: Commands, lifetime_s: float = 600.0) -> Agent:
+def agent(
+    root: Path,
+    objects: S3Objects,
+    commands: Commands,
+    lifetime_s: float = 600.0,
+    steps: int = 1_000_000,
+    latest_s: float = 90_000.0,
+) -> Agent:
     config = NodeConfig(
         run_id="r",
         region=REGION,
         bucket=BUCKET,
         account_id=ACCOUNT,
         bundle_sha256="0" * 64,
+        spec_sha256=spec_digest(spec_of(steps)),
         end_s=time.time() + lifetime_s,
+        latest_end_s=time.time() + latest_s,
         has_gpu=False,
         version="0.1.0",
         group_secret="5ec4e7" + 58 * "0",
     )
     (root / "run").mkdir(parents=True)
     imds = Imds(transport=over_http, clock=time.time)
-    return Agent(config=config, root=root, objects=objects, imds=imds, timer=Timer(run=commands), turn_s=0.1)
+    timer = Timer(run=commands, units=root, clock=time.time)
+    models = replace(objects, prefix="models/r")
+    return Agent(config=config, root=root, objects=objects, models=models, imds=imds, timer=timer, turn_s=0.1)
 
 
 def placement(spec: RunSpec, resume_from: str | None = None, generation: int = 0) -> bytes:
@@ -70,8 +83,8 @@ def placement(spec: RunSpec, resume_from: str | None = None, generation: int = 0
     ).encode()
 
 
-def spec_of(steps: int) -> RunSpec:
-    worker = WorkerSpec(host="h0", type="c7i.large", local_batch_size=16)
+def spec_of(steps: int, pace: float = 1.0) -> RunSpec:
+    worker = WorkerSpec(host="h0", type="c7i.large", local_batch_size=16, pace=pace)
     return RunSpec(
         task="digits", workers=(worker,), stop=StopRule(max_steps=steps), control_period_steps=5, checkpoint_every_s=1
     )
@@ -96,22 +109,22 @@ def test_a_machine_trains_and_what_it_made_is_in_the_bucket(
     objects.put("lease.json", json.dumps({"end_s": time.time() + 7200, "stop_training_s": time.time() + 7000}).encode())
     with metadata_service(META) as service:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
-        assert agent(tmp_path / "one", objects, commands).live() == 0
+        assert agent(tmp_path / "one", objects, commands, steps=40).live() == 0
         names = events_of(objects)
         assert names[-1] == "training_finished"
-        assert objects.get("model.pt")
+        assert replace(objects, prefix="models/r").get("model.pt")
+        assert objects.get("model.pt") is None, "what is there goes after a while"
         latest = named(objects)
         parts = ("manifest.json", "rank-0.pt", "state.pt")
         assert objects.names(f"ckpt/{latest}/") == [f"ckpt/{latest}/{name}" for name in parts]
         state = json.loads(objects.get(f"state/{ID}.json") or b"")
         assert state["does"] == "ended with 0"
-        # The lease grants more time than the boot script did: the new timer stands before the old falls.
-        assert [command[0] for command in commands.asked] == ["systemd-run", "systemctl"]
-        assert commands.asked[1][-1] == "hetopt-lifetime.timer"
+        # The lease grants more time than the boot script did.
+        assert commands.asked == [["systemctl", "daemon-reload"], ["systemctl", "restart", "hetopt-end.timer"]]
         # Another machine goes on from there.
         objects.put("outcome.json", b"")
         objects.put("placement.json", placement(spec_of(60), latest))
-        assert agent(tmp_path / "two", objects, Commands()).live() == 0
+        assert agent(tmp_path / "two", objects, Commands(), steps=60).live() == 0
     names = events_of(objects)
     assert names.count("training_finished") == 2
     assert names.count("run_started") == 2
@@ -145,9 +158,8 @@ def test_the_machines_own_end_follows_the_lease_both_ways(
     with metadata_service(META) as service:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
         agent(tmp_path, objects, commands, lifetime_s=lasts_s).live()
-    (new, old) = commands.asked
-    assert abs(int(new[2].partition("=")[2]) - lasts_s - change_s) < 30
-    assert old == ["systemctl", "stop", "hetopt-lifetime.timer"]
+    assert abs(timed(tmp_path) - end_s) < 30
+    assert len(commands.asked) == 2, "it is set once"
 
 
 def test_a_notice_ends_training_with_a_checkpoint(
@@ -166,15 +178,15 @@ def test_a_new_placement_is_followed_at_once(
     objects: S3Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others were lost without a word: this machine would wait for them for minutes, but the new ones are there."""
-    objects.put("placement.json", placement(spec_of(1_000_000)))
+    objects.put("placement.json", placement(spec_of(300, pace=500.0)))
     with metadata_service(META) as service:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
-        one = agent(tmp_path, objects, Commands())
+        one = agent(tmp_path, objects, Commands(), steps=300)
 
         def replaced() -> None:
             while "training_started" not in (tmp_path / "run" / "events.jsonl").read_text():
                 time.sleep(0.2)
-            objects.put("placement.json", placement(spec_of(20), generation=1))
+            objects.put("placement.json", placement(spec_of(300), generation=1))
 
         def wait_and_replace() -> None:
             while not (tmp_path / "run" / "events.jsonl").exists():
@@ -210,9 +222,117 @@ def test_a_run_that_must_end_is_ended(objects: S3Objects, tmp_path: Path, monkey
         assert time.monotonic() - began < 60
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"end_s": "x"}', b"\xff"])
-def test_a_damaged_lease_changes_nothing(data: bytes) -> None:
+DAMAGED = [b"", b"{}", b"[]", b'{"end_s": "x"}', b"\xff", b"[" * 100_000, b"9" * 5000, b'"\\ud800"', b"null", b"1e999"]
+
+
+@pytest.mark.parametrize("data", DAMAGED, ids=lambda data: repr(data[:12]))
+def test_a_damaged_message_changes_nothing(data: bytes) -> None:
     assert Lease.of_json(data) is None
+    assert placement_of(data, ID) is None
+    assert not is_over(data, 0)
+    assert Latest.of(data) is None
+
+
+@pytest.mark.parametrize("end", ["1e300", "Infinity", "-1", "NaN", "1e12", '"4102444800"', "true", "null", "9" * 5000])
+def test_no_lease_ends_at_no_time(end: str) -> None:
+    for told in (f'{{"end_s": {end}, "stop_training_s": 1}}', f'{{"end_s": 1, "stop_training_s": {end}}}'):
+        assert Lease.of_json(told.encode()) is None
+    assert Lease.of_json(b'{"end_s": 1, "stop_training_s": 1, "more": 1}') is None
+    assert Lease.of_json(b'{"end_s": 1800000000, "stop_training_s": 0.0}')
+
+
+@pytest.mark.parametrize("end_s", [10 * 365 * 86_400.0, 1e10])
+def test_no_lease_extends_a_machine_beyond_what_it_was_told_at_boot(
+    objects: S3Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end_s: float
+) -> None:
+    """Whoever wrote it. The agent itself ends then too, whatever the timer does."""
+    now_s, began_s = [time.time()], time.time()
+
+    def wait(seconds: float) -> None:
+        now_s[0] += max(seconds, 20.0)
+
+    def lease() -> bytes:
+        return json.dumps({"end_s": began_s + end_s, "stop_training_s": began_s + end_s}).encode()
+
+    assert objects.put("lease.json", lease())
+    commands = Commands()
+    with metadata_service(META) as service:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
+        one = replace(agent(tmp_path, objects, commands, latest_s=700.0), clock=lambda: now_s[0], sleep=wait)
+        assert one.live() == 6
+    assert now_s[0] - began_s < 700 + 60
+    assert timed(tmp_path) <= began_s + 701
+
+
+def timed(root: Path) -> float:
+    """When the machine's own timer ends it."""
+    (line,) = [line for line in (root / "hetopt-end.timer").read_text().splitlines() if "OnCalendar" in line]
+    return float(line.partition("@")[2])
+
+
+FORGED = [
+    ("spec.task", "evil.py:task"),
+    ("spec.data_dir", f"s3://{BUCKET}/runs/attacker/ckpt"),
+    ("spec.data_dir", "/etc"),
+    ("spec.max_restarts", 3),
+    ("hosts.host", "../../../../x"),
+    ("hosts.host", "/x"),
+    ("hosts.host", "h1"),
+    ("hosts.address", "evil.example"),
+    ("hosts.address", "127.0.0.1 --rdzv"),
+    ("meeting", "127.0.0.1"),
+    ("generation", -1),
+    ("generation", 10**9),
+    ("generation", "0"),
+    ("resume_from", "../step-1"),
+    ("resume_from", "step-" + "9" * 50),
+    ("more", 1),
+]
+
+
+def forged(field: str, value: object) -> bytes:
+    told = json.loads(placement(spec_of(1_000_000)))
+    holder = {"spec": told["spec"], "hosts": told["hosts"][ID]}.get(field.partition(".")[0], told)
+    holder[field.rpartition(".")[2]] = value
+    return json.dumps(told).encode()
+
+
+@pytest.mark.parametrize(("field", "value"), FORGED)
+def test_no_placement_makes_a_machine_do_what_was_not_ordered(
+    objects: S3Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, value: object
+) -> None:
+    """The real agent: it takes no part, starts nothing, makes no folder, and ends with its time."""
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'OWNED')!r}, 'w')\n")
+    objects.put("placement.json", forged(field, value))
+    objects.put("../attacker/ckpt/evil.py".removeprefix("../"), b"x")
+    now_s = [time.time()]
+
+    def wait(seconds: float) -> None:
+        now_s[0] += max(seconds, 60.0)
+
+    before = sorted(tmp_path.rglob("*"))
+    with metadata_service(META) as service:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
+        one = replace(agent(tmp_path / "m", objects, Commands()), clock=lambda: now_s[0], sleep=wait)
+        assert one.live() == 6
+    assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / "m", tmp_path / "m" / "run"])
+
+
+@pytest.mark.parametrize("change", ["order", "shares", "fewer", "more"])
+def test_what_machines_come_and_go_changes_in_a_run_is_what_was_ordered(change: str) -> None:
+    """Resuming, losing machines, getting more and seating them differently change workers, and nothing else."""
+    workers = tuple(WorkerSpec(host=f"h{place}", type="t", local_batch_size=8) for place in range(3))
+    spec = spec_of(10).model_copy(update={"workers": workers})
+    digest = spec_digest(spec)
+    changed = {
+        "order": workers[::-1],
+        "shares": tuple(worker.model_copy(update={"local_batch_size": 4}) for worker in workers),
+        "fewer": workers[:1],
+        "more": (*workers, WorkerSpec(host="h9", type="u", local_batch_size=1)),
+    }[change]
+    after = RunSpec.model_validate_json(spec.model_copy(update={"workers": changed}).model_dump_json())
+    assert spec_digest(after) == digest
+    assert spec_digest(after.model_copy(update={"task": "other"})) != digest
 
 
 def test_latest_names_only_what_is_complete(objects: S3Objects, tmp_path: Path) -> None:

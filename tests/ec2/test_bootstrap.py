@@ -17,6 +17,7 @@ import pytest
 from hetopt.optimizer.ec2.bundle import Bundle, make_bundle
 from hetopt.profiler.errors import BadInput
 from hetopt.trainer.launch.ec2.bootstrap import USER_DATA_LIMIT_BYTES, NodeConfig, user_data
+from hetopt.trainer.launch.ec2.lifetime import Timer
 
 CONFIG = NodeConfig(
     run_id="20261120-120000-digits-ab12",
@@ -24,7 +25,9 @@ CONFIG = NodeConfig(
     bucket="hetopt-123456789012-us-east-1",
     account_id="123456789012",
     bundle_sha256="0" * 64,
+    spec_sha256="1" * 64,
     end_s=1_800_000_000.9,
+    latest_end_s=1_900_000_000.0,
     has_gpu=False,
     version="0.1.0",
     group_secret="5ec4e7" + 58 * "0",
@@ -39,9 +42,23 @@ def test_the_text(gpu: bool, golden: Callable[[str, str], None]) -> None:
 
 
 def test_the_end_comes_before_anything_that_can_fail() -> None:
-    commands = [line for line in user_data(CONFIG).splitlines() if line.strip() and not line.startswith("#")]
-    assert commands[0] == "left=$((1800000000 - $(date +%s)))", "a machine that comes late ends when the others do"
-    assert commands[2].startswith('systemd-run --unit=hetopt-lifetime --on-active="$left" shutdown -h now')
+    text = user_data(CONFIG)
+    commands = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    assert commands[0] == "end=1800000000", "a machine that comes late ends when the others do"
+    assert text.index("systemctl restart hetopt-end.timer") < text.index("set -Eeuo pipefail")
+    assert text.index("systemctl restart hetopt-end.timer") < text.index("aws s3api")
+
+
+def test_every_package_is_known_by_its_hash_and_has_one_index() -> None:
+    for gpu in (False, True):
+        text = user_data(replace(CONFIG, has_gpu=gpu))
+        installs = [line for line in text.splitlines() if "install --" in line or "pip install" in line]
+        assert "--extra-index-url" not in text
+        assert text.count("--require-hashes") == text.count("pip install") == 1, "one function installs"
+        assert text.count("--index-url") == (0 if gpu else 1), "torch alone comes from elsewhere"
+        assert text.index("export TMPDIR=") < text.index("pip install"), "what is unpacked is not unpacked in memory"
+        assert "--no-cache-dir" in text
+        assert installs
 
 
 def test_a_shell_can_read_it(tmp_path: Path) -> None:
@@ -65,6 +82,9 @@ def test_a_shell_can_read_it(tmp_path: Path) -> None:
         {"version": "1'"},
         {"end_s": 0.0},
         {"end_s": float("inf")},
+        {"end_s": 2e9},
+        {"latest_end_s": float("inf")},
+        {"spec_sha256": "1"},
     ],
 )
 def test_nothing_but_words_gets_in(change: dict[str, object]) -> None:
@@ -80,7 +100,7 @@ def test_the_configuration_is_read_back() -> None:
 
 
 SHIMS = {
-    "systemd-run": 'echo "systemd-run $*" >> "$CALLS"',
+    "systemctl": 'echo "systemctl $*" >> "$CALLS"; exit "${SYSTEMCTL_CODE:-0}"',
     "shutdown": 'echo "shutdown $*" >> "$CALLS"',
     "dnf": 'echo "dnf $*" >> "$CALLS"',
     "aws": 'echo "aws $*" >> "$CALLS"; if [ "$2" = get-object ]; then cp "$BUNDLE" "${!#}"; fi',
@@ -109,6 +129,7 @@ def boot(folder: Path, config: NodeConfig, bundle: bytes, **environment: str) ->
             **os.environ,
             "PATH": f"{shims}:{os.environ['PATH']}",
             "HETOPT_ROOT": str(folder / "root"),
+            "HETOPT_UNITS": str(folder / "units"),
             "CALLS": str(folder / "calls"),
             "BUNDLE": str(folder / "bundle"),
             **environment,
@@ -120,10 +141,18 @@ def boot(folder: Path, config: NodeConfig, bundle: bytes, **environment: str) ->
 def test_a_machine_boots_and_ends(tmp_path: Path, bundle: Bundle) -> None:
     config = replace(CONFIG, bundle_sha256=bundle.sha256)
     called, log = boot(tmp_path, config, bundle.data)
-    assert called[0].startswith("systemd-run --unit=hetopt-lifetime")
+    assert called[:3] == [
+        "systemctl daemon-reload",
+        "systemctl enable hetopt-again.service hetopt-end.timer",
+        "systemctl restart hetopt-end.timer",
+    ]
     assert called[-1] == "shutdown -h now"
     assert called[-2] == f"python -m hetopt.trainer.launch.ec2.agent {tmp_path / 'root'}"
-    assert any("pip install" in line and "requirements.txt" in line for line in called)
+    asked = [line for line in called if "pip install" in line]
+    assert [line.rpartition("/")[2] for line in asked] == ["x86_64-cpu.txt", "x86_64-cpu-torch.txt"]
+    assert all("--require-hashes" in line for line in asked)
+    for line in asked:
+        assert Path(line.rpartition(" ")[2]).is_file()
     assert NodeConfig.from_json((tmp_path / "root" / "node.json").read_text()) == config
     assert (tmp_path / "root" / "code" / "hetopt" / "trainer" / "launch" / "host.py").is_file()
     assert "the agent ended with 0" in log
@@ -182,3 +211,95 @@ def test_the_bundle_runs_by_itself(tmp_path: Path, bundle: Bundle) -> None:
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert all(Path(found).is_relative_to(tmp_path) for found in json.loads(done.stdout))
+
+
+def carry_out(line: str, folder: Path, calls: Path) -> list[str]:
+    """Run what a unit starts as systemd would: whether it shuts the machine down."""
+    calls.unlink(missing_ok=True)
+    subprocess.run(
+        ["bash", "-c", line.partition("=")[2]],
+        check=False,
+        env={"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "CALLS": str(calls)},
+    )
+    return calls.read_text().splitlines() if calls.exists() else []
+
+
+def starts(unit: Path) -> str:
+    (line,) = [line for line in unit.read_text().splitlines() if line.startswith("ExecStart=")]
+    return line
+
+
+def test_the_end_survives_a_reboot(tmp_path: Path, bundle: Bundle) -> None:
+    """The units that the real script wrote, read by the real systemd's own checker, and a boot imitated."""
+    config = replace(CONFIG, bundle_sha256=bundle.sha256)
+    called, _ = boot(tmp_path, config, bundle.data)
+    units, calls = tmp_path / "units", tmp_path / "rebooted"
+    enabled = next(line for line in called if line.startswith("systemctl enable")).split()[2:]
+    # Nothing of it is in /run or in a process: it is on disk, and the system starts it at every boot.
+    timer, again = units / "hetopt-end.timer", units / "hetopt-again.service"
+    assert {path.name for path in units.iterdir()} == {"hetopt-end.timer", "hetopt-end.service", "hetopt-again.service"}
+    assert set(enabled) == {timer.name, again.name}
+    assert "WantedBy=timers.target" in timer.read_text()
+    assert "WantedBy=multi-user.target" in again.read_text()
+    assert "OnCalendar=@1800000000\n" in timer.read_text()
+    assert "Persistent=true" in timer.read_text(), "a time that passed while it was down counts"
+    # The first boot goes on; any other ends at once.
+    assert carry_out(starts(again), tmp_path, calls) == []
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert boot_id in again.read_text()
+    again.write_text(again.read_text().replace(boot_id, "00000000-0000-0000-0000-000000000000"))
+    assert carry_out(starts(again), tmp_path, calls) == ["shutdown -h now"]
+    assert carry_out(starts(units / "hetopt-end.service"), tmp_path, calls) == ["shutdown -h now"]
+    if shutil.which("systemd-analyze") is not None:
+        checked = subprocess.run(
+            ["systemd-analyze", "verify", *(str(path) for path in units.iterdir())],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        told = [line for line in checked.stderr.splitlines() if "hetopt-" in line]
+        assert told == [], checked.stderr
+        moment = subprocess.run(
+            ["systemd-analyze", "calendar", "@1800000000"], capture_output=True, text=True, check=True
+        )
+        assert "2027-01-15 08:00:00 UTC" in moment.stdout
+
+
+def test_without_its_timer_a_machine_ends_all_the_same(tmp_path: Path, bundle: Bundle) -> None:
+    import time
+
+    config = replace(CONFIG, bundle_sha256=bundle.sha256, end_s=time.time() + 3600)
+    called, _ = boot(tmp_path, config, bundle.data, SYSTEMCTL_CODE="1")
+    assert called[3] in ("shutdown -h +59", "shutdown -h +60")
+
+
+def test_a_machine_that_comes_too_late_ends_in_a_minute(tmp_path: Path, bundle: Bundle) -> None:
+    import time
+
+    boot(tmp_path, replace(CONFIG, bundle_sha256=bundle.sha256, end_s=1e9), bundle.data)
+    (line,) = [one for one in (tmp_path / "units" / "hetopt-end.timer").read_text().splitlines() if "OnCalendar" in one]
+    assert abs(int(line.partition("@")[2]) - time.time() - 60) < 50, "a timer whose time has passed never elapses"
+
+
+@pytest.mark.parametrize(("ends_in_s", "set_in_s"), [(7200.0, 7200.0), (30.0, 30.0), (-50.0, 1.0)])
+def test_each_lease_sets_the_end_anew(tmp_path: Path, ends_in_s: float, set_in_s: float) -> None:
+    asked: list[list[str]] = []
+
+    def run(command: list[str]) -> bool:
+        asked.append(command)
+        return True
+
+    Timer(run=run, units=tmp_path, clock=lambda: 1_800_000_000.0).set(1_800_000_000.0 + ends_in_s)
+    assert f"OnCalendar=@{1_800_000_000 + int(set_in_s)}\n" in (tmp_path / "hetopt-end.timer").read_text()
+    assert asked == [["systemctl", "daemon-reload"], ["systemctl", "restart", "hetopt-end.timer"]]
+
+
+def test_a_timer_that_cannot_be_set_is_made_up_for(tmp_path: Path) -> None:
+    asked: list[list[str]] = []
+
+    def run(command: list[str]) -> bool:
+        asked.append(command)
+        return command[0] != "systemctl"
+
+    Timer(run=run, units=tmp_path, clock=lambda: 0.0).set(600.0)
+    assert asked[-1] == ["shutdown", "-h", "+10"]

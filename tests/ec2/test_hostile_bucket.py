@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from hetopt.optimizer.ec2 import calls
+from hetopt.optimizer.ec2.adoption import adopt
 from hetopt.optimizer.ec2.bundle import Bundle
 from hetopt.optimizer.ec2.edge import BotoEdge
+from hetopt.optimizer.ec2.errors import ApiRefused
 from hetopt.optimizer.ec2.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.optimizer.ec2.order import ORDER_FILE, Order
 from hetopt.optimizer.ec2.request import Answer, Edge, Request
@@ -21,7 +24,7 @@ from hetopt.profiler.errors import BadInput
 from hetopt.trainer.launch.base import RunState
 from hetopt.trainer.launch.ec2.checkpoints import Checkpoints
 from hetopt.trainer.launch.ec2.objects import S3Objects
-from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, Recording
+from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, Recording, leftovers
 from tests.ec2.followed import event, put
 from tests.profiler.test_paths import HOSTILE
 
@@ -186,3 +189,89 @@ def test_what_is_in_the_way_of_a_checkpoint_does_not_end_the_next(objects: S3Obj
     (tmp_path / "checkpoint" / "LATEST").write_text("step-7\n")
     assert one.send(ended=True)
     assert objects.get("ckpt/LATEST") == b"step-7 0\n"
+
+
+class Unreadable:
+    """A bucket that gives nonsense, or nothing, for whatever is read of it; all else is the cloud's."""
+
+    def __init__(self, inner: Edge, answer: bytes | str) -> None:
+        self.inner, self.answer, self.done = inner, answer, list[str]()
+
+    def __call__(self, request: Request) -> Answer:
+        self.done.append(request.operation)
+        if request.service == "s3" and request.operation in ("get_object", "list_objects_v2"):
+            if isinstance(self.answer, str):
+                raise ApiRefused(request, self.answer, "the bucket does not answer")
+            if request.operation == "get_object":
+                return {"Body": self.answer, "ETag": '"x"'}
+        return self.inner(request)
+
+
+GARBAGE = [b"", b"{}", b"[" * 100_000, b"9" * 5000, b"\xff\xfe", b'{"end_s": 1e400, "stop_training_s": 0}']
+
+
+@pytest.mark.parametrize("answer", [*GARBAGE, "AccessDenied", "SlowDown"], ids=lambda answer: repr(answer[:8]))
+def test_stopping_waits_for_nothing_that_is_read(
+    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience, answer: bytes | str
+) -> None:
+    order = Order.load(run_dir / ORDER_FILE)
+    handle = launcher.start(plan.run, run_dir, {})
+    for name in ("events/x.jsonl", "log//x", f"events/{0:015d}.jsonl", "lease.json", "placement.json", "outcome.json"):
+        put(cloud, order, name, "nonsense")
+    told: list[str] = []
+    edge = Unreadable(cloud, answer)
+    replace(launcher, inner=edge, tell=told.append).stop(handle)
+    assert leftovers(cloud) == []
+    assert Seen.load(run_dir / SEEN_FILE).cleared
+    ends = (
+        edge.done.index("terminate_instances")
+        if "terminate_instances" in edge.done
+        else edge.done.index("delete_fleets")
+    )
+    reads = [place for place, name in enumerate(edge.done) if name in ("get_object", "list_objects_v2")]
+    assert all(place > ends for place in reads), "giving back comes first"
+    assert not isinstance(answer, str) or any("could not be read" in one for one in told)
+
+
+def test_a_bucket_that_cannot_be_written_keeps_no_machine(
+    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan
+) -> None:
+    handle = launcher.start(plan.run, run_dir, {})
+    told: list[str] = []
+
+    def edge(request: Request) -> Answer:
+        if request.service == "s3":
+            raise ApiRefused(request, "AccessDenied", "no")
+        return cloud(request)
+
+    replace(launcher, inner=edge, tell=told.append).stop(handle)
+    assert leftovers(cloud) == []
+    assert any("without a last checkpoint" in one for one in told)
+
+
+@pytest.mark.parametrize(
+    "body", [*GARBAGE, b'{"hosts": {}, "spec": {}}', b"null", b'"x"'], ids=lambda body: repr(body[:8])
+)
+@pytest.mark.parametrize("name", ["placement.json", "order.json", "plan.json"])
+def test_a_run_whose_objects_are_nonsense_is_not_adopted_in_one_sentence(
+    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, tmp_path: Path, name: str, body: bytes
+) -> None:
+    order = Order.load(run_dir / ORDER_FILE)
+    launcher.start(plan.run, run_dir, {})
+    cloud(calls.put_object(order, "test", f"{order.prefix}/{name}", body, "nonsense"))
+    folder = tmp_path / "elsewhere" / order.run_id
+    with pytest.raises(BadInput):
+        adopt(cloud, folder, bucket=BUCKET, account_id=ACCOUNT, now_s=0.0)
+    assert not folder.exists(), "nothing is left that looks like a run"
+
+
+@pytest.mark.parametrize("body", [b"nonsense", b"[" * 100_000, b"\xff"], ids=lambda body: repr(body[:8]))
+def test_a_run_whose_machines_write_nonsense_is_looked_at(
+    cloud: BotoEdge, launcher: Ec2Launcher, run_dir: Path, plan: Plan, patience: Patience, body: bytes
+) -> None:
+    order = Order.load(run_dir / ORDER_FILE)
+    handle = launcher.start(plan.run, run_dir, {})
+    for name in ("lease.json", "outcome.json", "state/i-0.json", "ckpt/LATEST", "ckpt/WANTED", "log/h0/host.log"):
+        cloud(calls.put_object(order, "test", f"{order.prefix}/{name}", body, "nonsense"))
+    patience.now_s += 60
+    assert launcher.poll(handle).state is RunState.STARTING

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hetopt.optimizer.ec2 import calls, permissions
 from hetopt.optimizer.ec2.bucket import bucket_calls
@@ -83,7 +86,11 @@ def test_nothing_is_granted_without_a_bound() -> None:
     node = json.dumps(permissions.node_policy(bucket=BUCKET))
     assert "ec2:" not in node
     assert "iam:" not in node
-    assert node.count("Delete") == 1, "of checkpoints"
+    deletes = [one for one in permissions.node_policy(bucket=BUCKET)["Statement"] if "s3:DeleteObject" in one["Action"]]
+    assert [(one["Sid"], one["Effect"]) for one in deletes] == [
+        ("ForgetOldCheckpoints", "Allow"),
+        ("SteerNobody", "Deny"),
+    ]
 
 
 def test_the_bucket_is_made_once_and_private(cloud: BotoEdge) -> None:
@@ -208,3 +215,66 @@ def test_the_commands(cloud: BotoEdge, hetopt: Hetopt, plan: Plan, tmp_path: Pat
     assert hetopt("setup", "--print-policy", "--account", "12").code == 2
     assert hetopt("setup", "--create-bucket", "--bucket", "hetopt-other", "--yes").code == 0
     assert calls.client_token("a", "b") == calls.client_token("a", "b")
+
+
+def machine_may(action: str, key: str) -> bool:
+    from moto.iam.access_control import IAMPolicy, PermissionResult
+
+    node = permissions.node_policy(bucket=BUCKET)
+    objects = {**node, "Statement": [one for one in node["Statement"] if "Condition" not in one]}
+    told = IAMPolicy(json.dumps(objects)).is_action_permitted(action, f"arn:aws:s3:::{BUCKET}/{key}")
+    return bool(told is PermissionResult.PERMITTED)
+
+
+@pytest.mark.parametrize("run", ["20261120-000000-digits-0123456789abcdef", "r", "log", "state"])
+def test_machines_write_what_they_tell_and_steer_nobody(run: str) -> None:
+    """As moto evaluates the policy, whatever the run is called."""
+    told = ("state/i-0.json", "events/000000000000000.jsonl", "log/h0/x/attempt_0/0/stderr.log", "outcome.json")
+    for name in (*told, "ckpt/LATEST", "ckpt/WANTED", "ckpt/step-1/rank-0.pt", "boot/ip-10-0-0-1.log"):
+        assert machine_may("s3:PutObject", f"runs/{run}/{name}"), name
+        assert machine_may("s3:GetObject", f"runs/{run}/{name}"), name
+    for name in (*permissions.RENTERS_WRITE, "model.pt", "x.json", "", "state", "task.py"):
+        assert not machine_may("s3:PutObject", f"runs/{run}/{name}"), name
+        assert not machine_may("s3:DeleteObject", f"runs/{run}/{name}"), name
+    for key in ("code/0.tar.gz", "data/x/y.bin", "lease.json", "x"):
+        assert not machine_may("s3:PutObject", key)
+        assert not machine_may("s3:DeleteObject", key)
+    assert machine_may("s3:DeleteObject", f"runs/{run}/ckpt/step-1/rank-0.pt")
+    assert machine_may("s3:PutObject", f"models/{run}/model.pt")
+    assert not machine_may("s3:PutObject", f"models/{run}/x.pt")
+    assert not machine_may("s3:PutObject", f"runs/{run}/log/../lease.json")
+
+
+def test_a_machine_that_was_given_more_still_steers_nobody() -> None:
+    from moto.iam.access_control import IAMPolicy, PermissionResult
+
+    node = permissions.node_policy(bucket=BUCKET)
+    more = {"Effect": "Allow", "Action": "s3:*", "Resource": "*"}
+    both = {**node, "Statement": [more, *(one for one in node["Statement"] if "Condition" not in one)]}
+    for name in permissions.RENTERS_WRITE:
+        resource = f"arn:aws:s3:::{BUCKET}/runs/r/{name}"
+        assert IAMPolicy(json.dumps(both)).is_action_permitted("s3:PutObject", resource) is PermissionResult.DENIED
+
+
+@given(prefix=st.one_of(st.just(""), st.text(alphabet="runs/2*?-0abcdef", max_size=60), st.integers(0, 80)))
+def test_a_list_needs_the_whole_name_of_a_run(prefix: str | int) -> None:
+    """No prefix that a machine may ask for finds another run unless it holds that run's whole name."""
+    key = "runs/20261120-000000-digits-0123456789abcdef/lease.json"
+    asked = key[:prefix] if isinstance(prefix, int) else prefix
+    (listing,) = [one for one in permissions.node_policy(bucket=BUCKET)["Statement"] if one["Sid"] == "ListOneRun"]
+    patterns = listing["Condition"]["StringLike"]["s3:prefix"]
+    allowed = any(re.fullmatch(re.escape(one).replace(r"\*", ".*"), asked) for one in patterns)
+    if allowed and key.startswith(asked):
+        assert asked.startswith("runs/20261120-000000-digits-0123456789abcdef/")
+
+
+def test_the_name_of_a_rented_run_cannot_be_guessed(tmp_path: Path) -> None:
+    import datetime
+
+    from hetopt.profiler.paths import RUN_PATTERN, is_name
+    from hetopt.trainer.launch.runs import RunFolders
+
+    now = datetime.datetime(2026, 11, 20, tzinfo=datetime.UTC)
+    names = {RunFolders(home=tmp_path).create("x" * 100, now, secret=True).name for _ in range(50)}
+    assert len(names) == 50
+    assert all(is_name(RUN_PATTERN, name) and re.search(r"-[0-9a-f]{16}$", name) for name in names)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,11 @@ from benchmarks.box.metadata import metadata_service
 from hetopt.trainer.events import parse_events
 from hetopt.trainer.launch.ec2.bootstrap import CONFIG_FILE, NodeConfig
 from hetopt.trainer.launch.ec2.objects import S3Objects
+from hetopt.trainer.launch.ec2.protocol import spec_digest
 from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, BotoEdge
 
+STEPS = 500
 ADDRESSES = {"h0": "127.0.0.1", "h1": "127.0.0.2"}
 
 
@@ -31,8 +34,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def spec_of(steps: int) -> RunSpec:
-    workers = tuple(WorkerSpec(host=host, type="c7i.large", local_batch_size=16, threads=1) for host in ADDRESSES)
+def spec_of(steps: int, pace: float = 1.0) -> RunSpec:
+    """What is ordered is one run, on workers that may change."""
+    workers = tuple(
+        WorkerSpec(host=host, type="c7i.large", local_batch_size=16, threads=1, pace=pace) for host in ADDRESSES
+    )
     return RunSpec(
         task="digits",
         workers=workers,
@@ -77,7 +83,9 @@ def test_a_machine_that_vanishes_is_replaced_and_training_goes_on(cloud: BotoEdg
             bucket=BUCKET,
             account_id=ACCOUNT,
             bundle_sha256="0" * 64,
+            spec_sha256=spec_digest(spec_of(STEPS)),
             end_s=time.time() + 900.0,
+            latest_end_s=time.time() + 900.0,
             has_gpu=False,
             version="0.1.0",
             group_secret="5ec4e7" + 58 * "0",
@@ -96,14 +104,14 @@ def test_a_machine_that_vanishes_is_replaced_and_training_goes_on(cloud: BotoEdg
 
     with ExitStack() as stack:
         try:
-            objects.put("placement.json", placement({"i-0": "h0", "i-1": "h1"}, spec_of(1_000_000), 0, None))
+            objects.put("placement.json", placement({"i-0": "h0", "i-1": "h1"}, spec_of(STEPS, pace=100.0), 0, None))
             boot(stack, "i-0")
             boot(stack, "i-1")
             until(lambda: objects.get("ckpt/LATEST"))
             kill("i-1")
             latest = (objects.get("ckpt/LATEST") or b"").decode().split()[0]
             step = int(latest.removeprefix("step-"))
-            objects.put("placement.json", placement({"i-0": "h0", "i-2": "h1"}, spec_of(step + 100), 1, latest))
+            objects.put("placement.json", placement({"i-0": "h0", "i-2": "h1"}, spec_of(STEPS), 1, latest))
             boot(stack, "i-2")
             until(lambda: agents["i-0"].poll() is not None and agents["i-2"].poll() is not None, 240)
             assert agents["i-0"].returncode == agents["i-2"].returncode == 0
@@ -116,4 +124,4 @@ def test_a_machine_that_vanishes_is_replaced_and_training_goes_on(cloud: BotoEdg
     begun = [event for event in events if event["event"] == "training_started"]
     assert [event["step"] for event in begun] == [0, step], "all went on from the one checkpoint"
     assert events[-1]["event"] == "training_finished"
-    assert objects.get("model.pt")
+    assert replace(objects, prefix="models/r").get("model.pt")

@@ -12,6 +12,8 @@ from pathlib import Path
 from hetopt.profiler.errors import BadInput
 from hetopt.profiler.reading import shortened
 
+_SECRET_BYTES = 8
+
 
 def runs_home() -> Path:
     """The folder that holds all runs of this user."""
@@ -25,14 +27,19 @@ class RunFolders:
 
     home: Path
 
-    def create(self, label: str, now: datetime.datetime) -> Path:
+    def create(self, label: str, now: datetime.datetime, *, secret: bool = False) -> Path:
         """Make a new, empty run folder. Two runs that begin in the same second get different names.
+
+        Args:
+            label: what it is about.
+            now: when it begins.
+            secret: its name cannot be guessed, as a bucket needs it where machines of several runs may write.
 
         Raises:
             BadInput: the home cannot be written.
         """
         slug = re.sub(r"[^A-Za-z0-9_-]+", "-", label).strip("-")[:40] or "run"
-        name = f"{now:%Y%m%d-%H%M%S}-{slug}-{secrets.token_hex(2)}"
+        name = f"{now:%Y%m%d-%H%M%S}-{slug}-{secrets.token_hex(_SECRET_BYTES if secret else 2)}"
         path = self.home / name
         try:
             self.home.mkdir(parents=True, exist_ok=True)

@@ -1,14 +1,52 @@
 #!/bin/bash
 # hetopt 0.1.0: a machine of run 20261120-120000-digits-ab12
 
-# The end comes first: from here on nothing can make this machine outlive its budget.
-left=$((1800000000 - $(date +%s)))
-[ "$left" -ge 60 ] || left=60
-systemd-run --unit=hetopt-lifetime --on-active="$left" shutdown -h now || shutdown -h "+$((left / 60))"
+# The end comes first: from here on nothing can make this machine outlive its budget, not even a reboot.
+end=1800000000
+soonest=$(($(date +%s) + 60))
+[ "$end" -ge "$soonest" ] || end=$soonest
+export HETOPT_UNITS="${HETOPT_UNITS:-/etc/systemd/system}"
+mkdir -p "$HETOPT_UNITS"
+cat >"$HETOPT_UNITS/hetopt-end.service" <<'HETOPT'
+[Unit]
+Description=hetopt: ends this machine
+
+[Service]
+Type=oneshot
+ExecStart=/bin/sh -c 'exec shutdown -h now'
+HETOPT
+cat >"$HETOPT_UNITS/hetopt-end.timer" <<HETOPT
+[Unit]
+Description=hetopt: when this machine ends
+
+[Timer]
+OnCalendar=@$end
+AccuracySec=1s
+Persistent=true
+
+[Install]
+WantedBy=timers.target
+HETOPT
+cat >"$HETOPT_UNITS/hetopt-again.service" <<HETOPT
+[Unit]
+Description=hetopt: ends this machine if it boots again
+
+[Service]
+Type=oneshot
+ExecStart=/bin/sh -c 'grep -qx $(cat /proc/sys/kernel/random/boot_id) /proc/sys/kernel/random/boot_id || exec shutdown -h now'
+
+[Install]
+WantedBy=multi-user.target
+HETOPT
+systemctl daemon-reload
+systemctl enable hetopt-again.service hetopt-end.timer
+systemctl restart hetopt-end.timer || shutdown -h "+$(((end - $(date +%s)) / 60))"
 
 root="${HETOPT_ROOT:-/opt/hetopt}"
 log="$root/boot.log"
-mkdir -p "$root/code" "$root/run"
+# Where /tmp is memory, as on Amazon Linux 2023, it is too small to unpack torch in.
+export TMPDIR="$root/tmp"
+mkdir -p "$root/code" "$root/run" "$TMPDIR"
 exec >>"$log" 2>&1
 set -Eeuo pipefail
 export AWS_DEFAULT_REGION=us-east-1
@@ -31,7 +69,9 @@ cat >"$root/node.json" <<'HETOPT'
   "bucket": "hetopt-123456789012-us-east-1",
   "account_id": "123456789012",
   "bundle_sha256": "0000000000000000000000000000000000000000000000000000000000000000",
+  "spec_sha256": "1111111111111111111111111111111111111111111111111111111111111111",
   "end_s": 1800000000.9,
+  "latest_end_s": 1900000000.0,
   "has_gpu": true,
   "version": "0.1.0",
   "group_secret": "5ec4e70000000000000000000000000000000000000000000000000000000000"
@@ -45,8 +85,13 @@ tar --extract --gzip --no-same-owner --directory "$root/code" --file "$root/code
 
 command -v python3.12 >/dev/null || dnf --quiet --assumeyes install python3.12
 python3.12 -m venv "$root/venv"
-"$root/venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-    --requirement "$root/code/requirements.txt"
+install() {
+    "$root/venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-deps \
+        --only-binary :all: --require-hashes "$@"
+}
+locks="$root/code/locks/$(uname -m)-gpu"
+install --requirement "$locks.txt"
+
 
 trap - ERR
 cd "$root/code"

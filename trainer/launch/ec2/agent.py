@@ -1,19 +1,20 @@
 """The agent of a rented machine: waits for its place, hosts the workers, heeds the end, and keeps the bucket current.
 
 ``python -m hetopt.trainer.launch.ec2.agent ROOT``, started by the boot script, which shuts the machine down when the
-agent ends. It never extends its own life: the lease in the bucket does, and whoever follows the run pays for it.
+agent ends. It never extends its own life: the lease in the bucket does, and whoever follows the run pays for it. What
+is in the bucket is believed within what the machine was told when it booted: the latest end, and the run that was
+ordered.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetopt.profiler.errors import BadInput, RunFailed
@@ -23,10 +24,12 @@ from hetopt.trainer.events import EVENTS_FILE
 from hetopt.trainer.launch.ec2.bootstrap import CONFIG_FILE, NodeConfig
 from hetopt.trainer.launch.ec2.checkpoints import Checkpoints
 from hetopt.trainer.launch.ec2.imds import Imds, over_http
+from hetopt.trainer.launch.ec2.lifetime import UNITS_FOLDER, UNITS_VARIABLE, Timer
 from hetopt.trainer.launch.ec2.objects import Objects, S3Objects
 from hetopt.trainer.launch.ec2.protocol import (
     HEARTBEAT_S,
     LEASE_OBJECT,
+    MODELS_FOLDER,
     OUTCOME_OBJECT,
     PLACEMENT_OBJECT,
     READ_EVERY_S,
@@ -56,37 +59,21 @@ REPLACED_WITHIN_S = 600.0
 _LAST_UPLOADS_S = 60.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timer:
-    """The machine's own end: a timer of the system, which outlives this process.
-
-    Attributes:
-        run: carries out a command.
-    """
-
-    run: Callable[[list[str]], None]
-
-    def set(self, seconds: float, number: int) -> None:
-        """End the machine after so long, and not when it was said before. The new timer stands before the old falls."""
-        self.run(
-            ["systemd-run", f"--unit=hetopt-lifetime-{number}", f"--on-active={int(seconds)}", "shutdown", "-h", "now"]
-        )
-        before = "hetopt-lifetime" if number == 1 else f"hetopt-lifetime-{number - 1}"
-        self.run(["systemctl", "stop", f"{before}.timer"])
-
-
 @dataclass(kw_only=True)
 class Agent:
     """One machine's part in a run.
 
     Attributes:
         root: where the boot script installed everything.
+        objects: of the run.
+        models: where what it trained goes.
         clock: seconds since the epoch.
     """
 
     config: NodeConfig
     root: Path
     objects: Objects
+    models: Objects
     imds: Imds
     timer: Timer
     clock: Callable[[], float] = time.time
@@ -94,7 +81,6 @@ class Agent:
     turn_s: float = TURN_S
     _lease: Lease | None = None
     _armed_s: float = 0.0
-    _timers: int = 0
     _said: str = ""
     _doomed: bool = False
     _superseded: bool = False
@@ -147,7 +133,7 @@ class Agent:
 
     def _place(self, instance_id: str) -> Placement | None:
         found = self.objects.get(PLACEMENT_OBJECT)
-        return placement_of(found, instance_id) if found is not None else None
+        return placement_of(found, instance_id, self.config.spec_sha256) if found is not None else None
 
     def _is_over(self, placement: Placement) -> bool:
         """Whether the run came to an end of its own: it finished, or failed by what no other machine can mend."""
@@ -161,7 +147,7 @@ class Agent:
 
     def _take_part(self, instance_id: str, placement: Placement) -> int:
         run_dir = self.root / "run"
-        uploads = Uploads(objects=self.objects, run_dir=run_dir, leads=placement.leads)
+        uploads = Uploads(objects=self.objects, models=self.models, run_dir=run_dir, leads=placement.leads)
         checkpoints = Checkpoints(
             objects=self.objects,
             run_dir=run_dir,
@@ -267,11 +253,12 @@ class Agent:
         if lease is None:
             return
         self._lease = lease
-        # Later while less is spent than was feared; sooner once there are more machines.
-        if abs(lease.end_s - self._armed_s) > TURN_S:
-            self._timers += 1
-            self.timer.set(lease.end_s - self.clock(), self._timers)
-            self._armed_s = lease.end_s
+        # Later while less is spent than was feared; sooner once there are more machines; never later than the boot
+        # data say, whoever wrote the lease.
+        end_s = min(lease.end_s, self.config.latest_end_s)
+        if abs(end_s - self._armed_s) > TURN_S:
+            self.timer.set(end_s)
+            self._armed_s = end_s
 
     def _must_end(self) -> bool:
         return self._lease is not None and self.clock() >= self._lease.stop_training_s
@@ -307,10 +294,11 @@ def _is_due(due: dict[str, float], what: str, now_s: float, every_s: float) -> b
     return True
 
 
-def _run(command: list[str]) -> None:
-    # Without a new timer the old one stands: the machine ends earlier than it may, never later.
-    with contextlib.suppress(OSError):
-        subprocess.run(command, check=False, stdin=subprocess.DEVNULL)
+def _run(command: list[str]) -> bool:
+    try:
+        return subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode == 0
+    except OSError:
+        return False
 
 
 def main(arguments: list[str]) -> int:
@@ -327,8 +315,10 @@ def main(arguments: list[str]) -> int:
     objects = S3Objects.connect(
         region=config.region, bucket=config.bucket, prefix=config.prefix, account_id=config.account_id
     )
+    models = replace(objects, prefix=f"{MODELS_FOLDER}/{config.run_id}")
     imds = Imds(transport=over_http, clock=time.time)
-    return Agent(config=config, root=root, objects=objects, imds=imds, timer=Timer(run=_run)).live()
+    timer = Timer(run=_run, units=Path(os.environ.get(UNITS_VARIABLE, UNITS_FOLDER)), clock=time.time)
+    return Agent(config=config, root=root, objects=objects, models=models, imds=imds, timer=timer).live()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,17 @@ from dataclasses import asdict, dataclass
 from hetopt.profiler.errors import BadInput
 from hetopt.profiler.paths import REGION_PATTERN, RUN_PATTERN, is_name
 from hetopt.profiler.reading import parse_json
+from hetopt.trainer.launch.ec2.lifetime import (
+    AGAIN_SERVICE,
+    BOOT_ID,
+    END_SERVICE,
+    END_TIMER,
+    UNITS_FOLDER,
+    UNITS_VARIABLE,
+    again_service,
+    end_service,
+    end_timer,
+)
 from hetopt.trainer.launch.secret import SECRET_PATTERN
 
 USER_DATA_LIMIT_BYTES = 16_384
@@ -24,12 +35,15 @@ USER_DATA_LIMIT_BYTES = 16_384
 
 CONFIG_FILE = "node.json"
 
+CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+
 _SAFE = {
     "run_id": RUN_PATTERN,
     "region": REGION_PATTERN,
     "bucket": r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]",
     "account_id": r"[0-9]{12}",
     "bundle_sha256": r"[0-9a-f]{64}",
+    "spec_sha256": r"[0-9a-f]{64}",
     "version": r"[A-Za-z0-9.+-]{1,40}",
     "group_secret": SECRET_PATTERN,
 }
@@ -40,7 +54,10 @@ class NodeConfig:
     """What a machine is told when it boots.
 
     Attributes:
-        end_s: when it ends, whatever happens, in seconds since the epoch: what the budget pays for at the worst.
+        end_s: when it ends, unless the lease says otherwise, in seconds since the epoch: what the budget pays for at
+            the worst.
+        latest_end_s: what no lease extends it beyond: what the budget pays for at the least.
+        spec_sha256: of the run that was ordered, see `hetopt.trainer.launch.ec2.protocol.spec_digest`.
         has_gpu: whether it needs torch with CUDA.
         group_secret: what all machines of the run know, and nobody else (`hetopt.trainer.launch.gate`).
     """
@@ -50,7 +67,9 @@ class NodeConfig:
     bucket: str
     account_id: str
     bundle_sha256: str
+    spec_sha256: str
     end_s: float
+    latest_end_s: float
     has_gpu: bool
     version: str
     group_secret: str
@@ -61,8 +80,8 @@ class NodeConfig:
             value = getattr(self, name)
             if not is_name(pattern, value):
                 raise ValueError(f"{name} cannot be {value!r}")
-        if not 0 < self.end_s < math.inf:
-            raise ValueError(f"end_s cannot be {self.end_s}")
+        if not 0 < self.end_s <= self.latest_end_s < math.inf:
+            raise ValueError(f"end_s cannot be {self.end_s}, and the latest {self.latest_end_s}")
 
     @property
     def prefix(self) -> str:
@@ -98,19 +117,33 @@ def user_data(config: NodeConfig) -> str:
     Raises:
         ValueError: longer than EC2 takes.
     """
-    # torch for CPUs has an index of its own; PyPI's needs gigabytes of CUDA, which a CPU machine would only download.
-    index = "" if config.has_gpu else " --extra-index-url https://download.pytorch.org/whl/cpu"
+    # torch for CPUs has an index of its own, which is asked for nothing else; PyPI's needs gigabytes of CUDA, which a
+    # CPU machine would only download.
+    torch = f'install --index-url {CPU_TORCH_INDEX} --requirement "$locks-torch.txt"' if not config.has_gpu else ""
     text = f"""#!/bin/bash
 # hetopt {config.version}: a machine of run {config.run_id}
 
-# The end comes first: from here on nothing can make this machine outlive its budget.
-left=$(({math.floor(config.end_s)} - $(date +%s)))
-[ "$left" -ge 60 ] || left=60
-systemd-run --unit=hetopt-lifetime --on-active="$left" shutdown -h now || shutdown -h "+$((left / 60))"
+# The end comes first: from here on nothing can make this machine outlive its budget, not even a reboot.
+end={math.floor(config.end_s)}
+soonest=$(($(date +%s) + 60))
+[ "$end" -ge "$soonest" ] || end=$soonest
+export {UNITS_VARIABLE}="${{{UNITS_VARIABLE}:-{UNITS_FOLDER}}}"
+mkdir -p "${UNITS_VARIABLE}"
+cat >"${UNITS_VARIABLE}/{END_SERVICE}" <<'HETOPT'
+{end_service()}HETOPT
+cat >"${UNITS_VARIABLE}/{END_TIMER}" <<HETOPT
+{end_timer("$end")}HETOPT
+cat >"${UNITS_VARIABLE}/{AGAIN_SERVICE}" <<HETOPT
+{again_service(f"$(cat {BOOT_ID})")}HETOPT
+systemctl daemon-reload
+systemctl enable {AGAIN_SERVICE} {END_TIMER}
+systemctl restart {END_TIMER} || shutdown -h "+$(((end - $(date +%s)) / 60))"
 
 root="${{HETOPT_ROOT:-/opt/hetopt}}"
 log="$root/boot.log"
-mkdir -p "$root/code" "$root/run"
+# Where /tmp is memory, as on Amazon Linux 2023, it is too small to unpack torch in.
+export TMPDIR="$root/tmp"
+mkdir -p "$root/code" "$root/run" "$TMPDIR"
 exec >>"$log" 2>&1
 set -Eeuo pipefail
 export AWS_DEFAULT_REGION={config.region}
@@ -137,8 +170,13 @@ tar --extract --gzip --no-same-owner --directory "$root/code" --file "$root/code
 
 command -v python3.12 >/dev/null || dnf --quiet --assumeyes install python3.12
 python3.12 -m venv "$root/venv"
-"$root/venv/bin/python" -m pip install --quiet --disable-pip-version-check{index} \\
-    --requirement "$root/code/requirements.txt"
+install() {{
+    "$root/venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-deps \\
+        --only-binary :all: --require-hashes "$@"
+}}
+locks="$root/code/locks/$(uname -m)-{"gpu" if config.has_gpu else "cpu"}"
+install --requirement "$locks.txt"
+{torch}
 
 trap - ERR
 cd "$root/code"

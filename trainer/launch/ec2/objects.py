@@ -14,6 +14,9 @@ from hetopt.profiler.paths import inside
 _READABLE = "name a folder of the run's own bucket, which is what the machines' role may read"
 
 
+LARGEST_READ_BYTES = 64 * 2**20
+"""Of what is read as a whole: messages, and what a log gains in seconds. Files are fetched in parts."""
+
 PART_BYTES = 32 * 1024 * 1024
 """Files that are larger travel in parts, four at a time: one PUT carries 5 GB at most, and fails as a whole."""
 
@@ -106,6 +109,8 @@ class S3Objects:
             answer = self.client.get_object(
                 Bucket=self.bucket, Key=f"{self.prefix}/{name}", ExpectedBucketOwner=self.account_id
             )
+            if answer["ContentLength"] > LARGEST_READ_BYTES:
+                return None  # nothing that is read as a whole
             return Versioned(data=answer["Body"].read(), version=str(answer["ETag"]))
         except (ClientError, BotoCoreError):
             return None
@@ -150,6 +155,18 @@ class S3Objects:
         except (Boto3Error, ClientError, BotoCoreError):
             return False
         return True
+
+    def size_bytes(self, name: str) -> int | None:
+        """How large an object is; None where there is none, or where nobody can be reached."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            answer = self.client.head_object(
+                Bucket=self.bucket, Key=f"{self.prefix}/{name}", ExpectedBucketOwner=self.account_id
+            )
+        except (ClientError, BotoCoreError):
+            return None
+        return int(answer["ContentLength"])
 
     def fetch(self, name: str, path: Path) -> bool:
         """Read into a file, which has another name until it is whole."""

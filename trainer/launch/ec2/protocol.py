@@ -8,21 +8,22 @@ runs/RUN/events/OFFSET.jsonl the run's events from that byte on                 
 runs/RUN/log/HOST/...        the end of what its processes printed                        written by each host
 runs/RUN/ckpt/...            checkpoints; LATEST names the newest that is complete,       written by each host
                              and the generation of machines that says so
+models/RUN/model.pt          the trained model, beside the runs, which the bucket     written by the first host
+                             forgets after a while
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
-from pydantic import ValidationError
+from pydantic import Field, StringConstraints, ValidationError
 
+from hetopt.profiler.artifact import HostName, Record
 from hetopt.profiler.errors import BadInput
-from hetopt.profiler.reading import parse_json
 from hetopt.trainer.launch.nodes import Node
 from hetopt.trainer.spec import RunSpec
 
@@ -31,6 +32,9 @@ LEASE_OBJECT = "lease.json"
 OUTCOME_OBJECT = "outcome.json"
 LATEST_OBJECT = "ckpt/LATEST"
 WANTED_OBJECT = "ckpt/WANTED"
+
+MODELS_FOLDER = "models"
+"""Of the bucket: what was trained, a folder a run. No rule of the bucket deletes it."""
 
 CHECKPOINT_PATTERN = r"step-[0-9]{1,15}"
 
@@ -42,12 +46,18 @@ HEARTBEAT_S = 15.0
 """How often a machine writes that it lives."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lease:
+_LAST_MOMENT_S = 1e11
+"""In the year 5138: no end is later."""
+
+InstanceId = Annotated[str, StringConstraints(pattern=r"^i-[0-9a-z]{1,32}$")]
+Generation = Annotated[int, Field(ge=0, le=10_000)]
+
+
+class Lease(Record):
     """Until when a run may go on, in seconds since the epoch. 0 for ``stop_training_s`` means: end now."""
 
-    end_s: float
-    stop_training_s: float
+    end_s: float = Field(ge=0, le=_LAST_MOMENT_S)
+    stop_training_s: float = Field(ge=0, le=_LAST_MOMENT_S)
 
     @property
     def wishes_end(self) -> bool:
@@ -58,11 +68,9 @@ class Lease:
     def of_json(cls, data: bytes) -> Lease | None:
         """The lease that was written; None where it is something else, so that the one before holds."""
         try:
-            found: Any = parse_json(data, origin=LEASE_OBJECT)
-            lease = cls(end_s=float(found["end_s"]), stop_training_s=float(found["stop_training_s"]))
-        except (BadInput, ValueError, KeyError, TypeError):
+            return cls.model_validate_json(data, strict=True)
+        except ValidationError:
             return None
-        return lease if math.isfinite(lease.end_s) and math.isfinite(lease.stop_training_s) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,22 +95,63 @@ class Placement:
         return self.spec.workers[0].host == self.node.host
 
 
-def placement_of(data: bytes, instance_id: str) -> Placement | None:
-    """The place of a machine; None where it has none, or the text is no placement."""
-    try:
-        found: Any = parse_json(data, origin=PLACEMENT_OBJECT)
-        mine: Mapping[str, str] | None = found["hosts"].get(instance_id)
-        if mine is None or not all(isinstance(one, str) for one in (mine["host"], mine["address"], found["meeting"])):
+class Place(Record):
+    """Which host of the run a machine is, and its address among the others."""
+
+    host: HostName
+    address: str
+
+
+class Placements(Record):
+    """All machines of a run with their places, as the renter writes them."""
+
+    generation: Generation
+    resume_from: str | None = Field(default=None, pattern=rf"^{CHECKPOINT_PATTERN}$")
+    pauses: bool = False
+    meeting: str
+    hosts: dict[InstanceId, Place] = Field(min_length=1)
+    spec: RunSpec
+
+    @classmethod
+    def of_json(cls, data: bytes) -> Placements | None:
+        """What was written; None where a field is not what it must be."""
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError:
             return None
-        return Placement(
-            generation=int(found["generation"]),
-            node=Node(host=mine["host"], address=mine["address"], meeting=found["meeting"]),
-            spec=RunSpec.model_validate(found["spec"]),
-            resume_from=checkpoint_name(found.get("resume_from")),
-            pauses=found.get("pauses") is True,
-        )
-    except (BadInput, ValueError, KeyError, TypeError, AttributeError, OverflowError, ValidationError):
+
+
+def placement_of(data: bytes, instance_id: str, spec_sha256: str | None = None) -> Placement | None:
+    """The place of a machine; None where it has none, the text is no placement, or places it in another run.
+
+    Args:
+        data: of the placement.
+        instance_id: of the machine.
+        spec_sha256: of the run that was ordered, see `spec_digest`; None: any run will do.
+    """
+    found = Placements.of_json(data)
+    mine = None if found is None else found.hosts.get(instance_id)
+    if found is None or mine is None or spec_sha256 not in (None, spec_digest(found.spec)):
         return None
+    try:
+        node = Node(host=mine.host, address=mine.address, meeting=found.meeting)
+    except BadInput:
+        return None
+    if node.host not in {worker.host for worker in found.spec.workers}:
+        return None
+    return Placement(
+        generation=found.generation, node=node, spec=found.spec, resume_from=found.resume_from, pauses=found.pauses
+    )
+
+
+def spec_digest(spec: RunSpec) -> str:
+    """The hash of what was ordered: all of a run but its workers, who change as machines come and go.
+
+    Machines are told it when they boot, so whatever is written into the bucket later can name no other task and no
+    other data.
+    """
+    fixed = json.dumps(spec.model_dump(mode="json", exclude={"workers"}), sort_keys=True, allow_nan=False)
+    return hashlib.sha256(fixed.encode("utf-8", errors="surrogatepass")).hexdigest()
 
 
 def checkpoint_name(found: object) -> str | None:
@@ -136,9 +185,11 @@ def outcome_json(generation: int) -> bytes:
 
 def is_over(data: bytes | None, generation: int) -> bool:
     """Whether an outcome says that a generation is over for good."""
-    if data is None:
-        return False
     try:
-        return int(parse_json(data, origin="an outcome")["generation"]) >= generation
-    except (BadInput, ValueError, KeyError, TypeError, OverflowError):
+        return data is not None and _Outcome.model_validate_json(data, strict=True).generation >= generation
+    except ValidationError:
         return False
+
+
+class _Outcome(Record):
+    generation: Generation

@@ -20,9 +20,11 @@ class Uploads:
     Attributes:
         run_dir: the run's folder on this machine.
         leads: whether the worker of rank 0 is here.
+        models: where what was trained goes.
     """
 
     objects: Objects
+    models: Objects
     run_dir: Path
     leads: bool
     _events_sent: int = 0
@@ -66,4 +68,4 @@ class Uploads:
         """Send the model, whether trained to the end or not, where it is."""
         for path in (self.run_dir / MODEL_FILE, self.run_dir / UNFINISHED_MODEL_FILE):
             if path.exists():
-                self.objects.send(path.name, path)
+                self.models.send(path.name, path)

@@ -1,0 +1,64 @@
+"""`hetopt fetch`: the trained model of a run, wherever it trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+
+def fetch(
+    run: str | None = typer.Argument(None, help="Run, or any unambiguous part of its name. Default: the newest."),
+    out: Path | None = typer.Option(None, "--out", "-o", help="Copy the model to this file."),
+    json_: bool = typer.Option(False, "--json", help="Print where it is as JSON."),
+) -> None:
+    """Bring the trained model of a run here, and say where it is.
+
+    A rented run keeps its model in its bucket, where no rule deletes it; `hetopt launch` fetches it when it ends.
+    """
+    from hetopt.optimizer.cli import render
+    from hetopt.optimizer.ec2.order import ORDER_FILE, Order
+    from hetopt.profiler.errors import BadInput
+    from hetopt.trainer.launch.runs import RunFolders, runs_home
+    from hetopt.trainer.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE
+
+    folder = RunFolders(home=runs_home()).find(run)
+    here = [path for path in (folder / MODEL_FILE, folder / UNFINISHED_MODEL_FILE) if path.is_file()]
+    if (folder / ORDER_FILE).exists():
+        from hetopt.optimizer.ec2.fetching import fetch_model
+
+        path = fetch_model(Order.load(folder / ORDER_FILE), folder).path
+    elif here:
+        path = here[0]
+    else:
+        raise BadInput(
+            f"{folder.name} has no model yet.", hint=f"it is written at the end: `hetopt status {folder.name}`"
+        )
+    what = "model" if path.name == MODEL_FILE else "unfinished model"
+    if out is not None:
+        _copy(path, out)
+        path = out
+    if json_:
+        render.print_json({"run": folder.name, "model": str(path), "bytes": path.stat().st_size})
+    else:
+        render.line(f"the {what} of {folder.name} is {path}")
+
+
+def _copy(path: Path, out: Path) -> None:
+    """Whole or not at all.
+
+    Raises:
+        BadInput: it cannot be written there.
+    """
+    import os
+    import shutil
+
+    from hetopt.profiler.errors import BadInput
+
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        shutil.copyfile(path, partial)
+        os.replace(partial, out)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise BadInput(f"{out} cannot be written: {error.strerror}.", hint="name another file with -o") from None

@@ -1,0 +1,119 @@
+"""What was paid for comes home: the trained model is fetched whole, told where it is, and deleted by no rule."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetopt.optimizer.ec2.bucket import bucket_calls
+from hetopt.optimizer.ec2.edge import BotoEdge
+from hetopt.optimizer.ec2.fetching import fetch_model
+from hetopt.optimizer.ec2.order import ORDER_FILE, Order
+from hetopt.profiler.errors import BadInput, CloudRefused
+from hetopt.trainer.launch.ec2.objects import S3Objects
+from hetopt.trainer.launch.ec2.uploads import Uploads
+from tests.ec2.conftest import ACCOUNT, BUCKET, REGION
+from tests.face.conftest import Answer
+
+Make = Callable[..., Order]
+RUN = "20261120-000000-digits-0001"
+
+
+def machine(order: Order) -> Uploads:
+    """The machine's side of it, with what it wrote on its own disk."""
+    objects = S3Objects.connect(region=REGION, bucket=BUCKET, prefix=f"runs/{RUN}", account_id=ACCOUNT)
+    models = replace(objects, prefix=f"models/{RUN}")
+    return Uploads(objects=objects, models=models, run_dir=Path(), leads=True)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, order_for: Make, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
+    folder = tmp_path / "runs" / RUN
+    folder.mkdir(parents=True)
+    order_for(RUN).save(folder / ORDER_FILE)
+    return folder
+
+
+def send(run_dir: Path, tmp_path: Path, content: bytes) -> None:
+    there = tmp_path / "machine"
+    there.mkdir(exist_ok=True)
+    (there / "model.pt").write_bytes(content)
+    replace(machine(Order.load(run_dir / ORDER_FILE)), run_dir=there).model()
+
+
+def test_a_model_that_a_machine_sent_is_fetched(
+    cloud: BotoEdge, run_dir: Path, tmp_path: Path, hetopt: Callable[..., Answer]
+) -> None:
+    none = hetopt("fetch", RUN)
+    assert none.code == 2
+    assert "there is no model" in none.err
+    assert "Traceback" not in none.err
+    send(run_dir, tmp_path, b"weights" * 1000)
+    answer = hetopt("fetch", RUN)
+    assert answer.code == 0, answer.err
+    assert str(run_dir / "model.pt") in " ".join(answer.out.split())
+    assert (run_dir / "model.pt").read_bytes() == b"weights" * 1000
+    out = tmp_path / "mine.pt"
+    told = json.loads(hetopt("fetch", RUN, "-o", out, "--json").out)
+    assert told == {"run": RUN, "model": str(out), "bytes": 7000}
+    assert out.read_bytes() == b"weights" * 1000
+    assert not [path for path in (*tmp_path.iterdir(), *run_dir.iterdir()) if "partial" in path.name]
+    # One that was trained longer takes its place.
+    send(run_dir, tmp_path, b"better" * 2000)
+    assert hetopt("fetch", RUN).code == 0
+    assert (run_dir / "model.pt").read_bytes() == b"better" * 2000
+
+
+def test_a_model_of_a_run_on_this_machine_is_told_and_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hetopt: Callable[..., Answer]
+) -> None:
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
+    folder = tmp_path / "runs" / "20261120-000000-digits-aaaa"
+    folder.mkdir(parents=True)
+    assert "has no model yet" in hetopt("fetch").err
+    (folder / "model.pt").write_bytes(b"x")
+    assert str(folder / "model.pt") in " ".join(hetopt("fetch").out.split())
+    assert hetopt("fetch", "-o", tmp_path / "m.pt").code == 0
+    assert (tmp_path / "m.pt").read_bytes() == b"x"
+    refused = hetopt("fetch", "-o", tmp_path / "none" / "m.pt")
+    assert refused.code == 2
+    assert "cannot be written" in refused.err
+
+
+def test_what_does_not_arrive_whole_is_not_there(
+    cloud: BotoEdge, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = Order.load(run_dir / ORDER_FILE)
+    send(run_dir, tmp_path, b"weights")
+    monkeypatch.setattr(S3Objects, "size_bytes", lambda self, name: 8)
+    with pytest.raises(CloudRefused, match="could not be read to its end"):
+        fetch_model(order, run_dir)
+    assert not (run_dir / "model.pt").exists()
+    monkeypatch.setattr(S3Objects, "size_bytes", lambda self, name: 10**18)
+    with pytest.raises(BadInput, match="has room for"):
+        fetch_model(order, run_dir)
+
+
+def rules() -> list[Mapping[str, Any]]:
+    (call,) = [
+        one for one in bucket_calls(BUCKET, REGION, ACCOUNT) if one.operation.endswith("lifecycle_configuration")
+    ]
+    configured: list[Mapping[str, Any]] = call.parameters["LifecycleConfiguration"]["Rules"]
+    return configured
+
+
+def test_no_rule_of_the_bucket_deletes_a_model(run_dir: Path, tmp_path: Path) -> None:
+    order = Order.load(run_dir / ORDER_FILE)
+    send(run_dir, tmp_path, b"weights")
+    key = fetch_model(order, run_dir).url.removeprefix(f"s3://{BUCKET}/")
+    expire = [rule["Filter"]["Prefix"] for rule in rules() if "Expiration" in rule]
+    assert expire, "the rest goes"
+    assert not any(key.startswith(prefix) for prefix in expire)
+    assert not any("data/x".startswith(prefix) for prefix in expire)
+    assert any(f"{order.prefix}/ckpt/LATEST".startswith(prefix) for prefix in expire)
