@@ -19,7 +19,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-ROOT_FILES = ("pyproject.toml", "README.md", "LICENSE")
 PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
 
 
@@ -30,13 +29,30 @@ def package_folders() -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def distributions(tmp_path_factory: pytest.TempPathFactory, package_folders: dict[str, Path]) -> Path:
+def tracked() -> list[Path]:
+    """The files of the repository, or about to be."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    names = [name for name in listed.stdout.split("\0") if name]
+    if not names:  # this is a source distribution itself
+        hidden = (".", "__pycache__", "build", "dist", "site")
+        found = (path.relative_to(REPOSITORY) for path in REPOSITORY.rglob("*"))
+        names = [str(path) for path in found if not any(part.startswith(hidden) for part in path.parts)]
+    return [Path(name) for name in names if (REPOSITORY / name).is_file()]
+
+
+@pytest.fixture(scope="session")
+def distributions(tmp_path_factory: pytest.TempPathFactory, tracked: list[Path]) -> Path:
     """A folder with the source distribution and the wheel that was built from it."""
     sources = tmp_path_factory.mktemp("sources")
-    for name in ROOT_FILES:
-        shutil.copy(REPOSITORY / name, sources / name)
-    for folder in package_folders.values():
-        shutil.copytree(folder, sources / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in tracked:
+        (sources / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / path, sources / path)
     built = tmp_path_factory.mktemp("dist")
     result = subprocess.run(
         [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(built), str(sources)],
