@@ -16,15 +16,23 @@ def stop(
     from hetopt.optimizer.cli import render
     from hetopt.optimizer.cli.run_record import launcher_of, read_launch
     from hetopt.optimizer.ec2.launcher import Ec2Launcher
-    from hetopt.trainer.launch.base import RunHandle
+    from hetopt.profiler.errors import BadInput
+    from hetopt.trainer.launch.base import RunHandle, RunState
     from hetopt.trainer.launch.runs import RunFolders, runs_home
 
     folder = RunFolders(home=runs_home()).find(run)
-    launcher = launcher_of(read_launch(folder), folder)
+    try:
+        launcher = launcher_of(read_launch(folder), folder)
+    except BadInput:  # a damaged record of the launch keeps nothing running
+        launcher = launcher_of(None, folder)
     handle = RunHandle(run_dir=folder)
-    # Of rented machines nothing is asked first: they are given back, and then it is read how far they came.
-    before = (launcher.known if isinstance(launcher, Ec2Launcher) else launcher.poll)(handle).state
-    over = launcher.is_cleared(handle) if isinstance(launcher, Ec2Launcher) else before.is_over
+    if isinstance(launcher, Ec2Launcher):
+        # Machines are given back first; how far they came is read after.
+        over = launcher.is_cleared(handle)
+        before = launcher.known(handle).state if over else RunState.RUNNING
+    else:
+        before = launcher.poll(handle).state
+        over = before.is_over
     if not over:
         render.note(f"stopping {folder.name} …")
         try:

@@ -158,7 +158,11 @@ class Ec2Launcher:
         if not (run_dir / ORDER_FILE).exists():
             return
         order, watcher = self._opened(handle)
-        seen = watcher.last()
+        try:
+            seen = watcher.last()
+        except BadInput as damaged:
+            self.tell(f"{damaged.message} Whatever carries the name of {order.run_id} is removed.")
+            seen = Seen(time_s=self.clock())
         if seen.cleared:
             return
         if seen.alive:
@@ -177,7 +181,10 @@ class Ec2Launcher:
     def is_cleared(self, handle: RunHandle) -> bool:
         """Whether everything of the run was given back."""
         path = handle.run_dir / SEEN_FILE
-        return path.exists() and Seen.load(path).cleared
+        try:
+            return path.exists() and Seen.load(path).cleared
+        except BadInput:
+            return False
 
     def replace(self, handle: RunHandle, host: str) -> None:
         """End a host's machine. The next look finds it lost: the others go on, and another one is asked for.

@@ -57,7 +57,7 @@ def test_a_model_that_a_machine_sent_is_fetched(
     send(run_dir, tmp_path, b"weights" * 1000)
     answer = hetopt("fetch", RUN)
     assert answer.code == 0, answer.err
-    assert str(run_dir / "model.pt") in " ".join(answer.out.split())
+    assert str(run_dir / "model.pt") in "".join(answer.out.split())
     assert (run_dir / "model.pt").read_bytes() == b"weights" * 1000
     out = tmp_path / "mine.pt"
     told = json.loads(hetopt("fetch", RUN, "-o", out, "--json").out)
@@ -78,7 +78,7 @@ def test_a_model_of_a_run_on_this_machine_is_told_and_copied(
     folder.mkdir(parents=True)
     assert "has no model yet" in hetopt("fetch").err
     (folder / "model.pt").write_bytes(b"x")
-    assert str(folder / "model.pt") in " ".join(hetopt("fetch").out.split())
+    assert str(folder / "model.pt") in "".join(hetopt("fetch").out.split())
     assert hetopt("fetch", "-o", tmp_path / "m.pt").code == 0
     assert (tmp_path / "m.pt").read_bytes() == b"x"
     refused = hetopt("fetch", "-o", tmp_path / "none" / "m.pt")

@@ -26,6 +26,7 @@ from hetopt.trainer.launch.ec2.checkpoints import Checkpoints
 from hetopt.trainer.launch.ec2.objects import S3Objects
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, Recording, leftovers
 from tests.ec2.followed import event, put
+from tests.face.conftest import Answer as Answered
 from tests.profiler.test_paths import HOSTILE
 
 Make = Callable[..., Order]
@@ -275,3 +276,24 @@ def test_a_run_whose_machines_write_nonsense_is_looked_at(
         cloud(calls.put_object(order, "test", f"{order.prefix}/{name}", body, "nonsense"))
     patience.now_s += 60
     assert launcher.poll(handle).state is RunState.STARTING
+
+
+@pytest.mark.parametrize("name", ["seen.json", "launch.json"])
+def test_a_damaged_folder_keeps_no_machine(
+    cloud: BotoEdge,
+    run_dir: Path,
+    launcher: Ec2Launcher,
+    plan: Plan,
+    tmp_path: Path,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    hetopt: Callable[..., Answered],
+) -> None:
+    """The command itself, with the run's own files in pieces."""
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
+    launcher.start(plan.run, run_dir, {})
+    assert leftovers(cloud)
+    (run_dir / name).write_text("{")
+    answer = hetopt("stop", run_dir.name)
+    assert leftovers(cloud) == []
+    assert "Traceback" not in answer.err

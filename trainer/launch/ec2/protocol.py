@@ -50,7 +50,7 @@ _LAST_MOMENT_S = 1e11
 """In the year 5138: no end is later."""
 
 InstanceId = Annotated[str, StringConstraints(pattern=r"^i-[0-9a-z]{1,32}$")]
-Generation = Annotated[int, Field(ge=0, le=10_000)]
+Generation = Annotated[int, Field(ge=0, le=10_000, strict=True)]
 
 
 class Lease(Record):
