@@ -16,6 +16,7 @@ def stop(
     from hetopt.optimizer.cli import render
     from hetopt.optimizer.cli.run_record import launcher_of, read_launch
     from hetopt.optimizer.ec2.launcher import Ec2Launcher
+    from hetopt.optimizer.ec2.verdict import is_cleared, known
     from hetopt.profiler.errors import BadInput
     from hetopt.trainer.launch.base import RunHandle, RunState
     from hetopt.trainer.launch.runs import RunFolders, runs_home
@@ -28,8 +29,8 @@ def stop(
     handle = RunHandle(run_dir=folder)
     if isinstance(launcher, Ec2Launcher):
         # Machines are given back first; how far they came is read after.
-        over = launcher.is_cleared(handle)
-        before = launcher.known(handle).state if over else RunState.RUNNING
+        over = is_cleared(folder)
+        before = known(folder).state if over else RunState.RUNNING
     else:
         before = launcher.poll(handle).state
         over = before.is_over

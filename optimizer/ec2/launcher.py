@@ -19,10 +19,10 @@ from hetopt.optimizer.ec2.recovery import CannotGoOn, Recovery
 from hetopt.optimizer.ec2.removal import Remover
 from hetopt.optimizer.ec2.renting import Accept, Renter, Tell
 from hetopt.optimizer.ec2.request import Edge
-from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
+from hetopt.optimizer.ec2.seen import Seen
 from hetopt.optimizer.ec2.session import connect_run
 from hetopt.optimizer.ec2.spot_prices import are_due, newest_prices, price_request, repriced, spot_types
-from hetopt.optimizer.ec2.verdict import has_failed, is_finished, judged, stopped_s
+from hetopt.optimizer.ec2.verdict import has_failed, is_finished, judged, known, stopped_s
 from hetopt.optimizer.ec2.watch import Watcher
 from hetopt.profiler.errors import BadInput, CloudRefused, HetoptError
 from hetopt.trainer.events import EVENTS_FILE
@@ -128,7 +128,7 @@ class Ec2Launcher:
                 self.tell(
                     f"{refused.message} {refused.hint or ''} The run goes on; nobody grants it more time meanwhile."
                 )
-            return self.known(handle)
+            return known(handle.run_dir)
 
     def look(self, handle: RunHandle) -> RunStatus:
         """The same, but whoever asks is told when the cloud does not answer.
@@ -172,19 +172,6 @@ class Ec2Launcher:
             except CloudRefused as refused:
                 self.tell(f"{refused.message} {refused.hint or ''} The machines end now, without a last checkpoint.")
         self._clear(order, watcher, seen, run_dir)
-
-    def known(self, handle: RunHandle) -> RunStatus:
-        """How the run is by what its folder says; nobody is asked."""
-        path = handle.run_dir / SEEN_FILE
-        return judged(handle.run_dir, Seen.load(path) if path.exists() else Seen(time_s=self.clock()))
-
-    def is_cleared(self, handle: RunHandle) -> bool:
-        """Whether everything of the run was given back."""
-        path = handle.run_dir / SEEN_FILE
-        try:
-            return path.exists() and Seen.load(path).cleared
-        except BadInput:
-            return False
 
     def replace(self, handle: RunHandle, host: str) -> None:
         """End a host's machine. The next look finds it lost: the others go on, and another one is asked for.
@@ -345,7 +332,8 @@ class Ec2Launcher:
 
     def _until_ended(self, order: Order, watcher: Watcher, seen: Seen) -> Seen:
         """Wait for machines that save a checkpoint. Those that never began have none to save."""
-        if not any(machine.heartbeat_s is not None for machine in seen.alive) and not self._began(watcher):
+        began = any(machine.heartbeat_s is not None for machine in seen.alive) or _size(watcher.run_dir / EVENTS_FILE)
+        if not began:
             return seen
         deadline_s, pace = self.clock() + order.checkpoint_s + self.patience_s, Pace()
         while seen.alive and self.clock() < deadline_s:
@@ -353,9 +341,6 @@ class Ec2Launcher:
             pace.after(self.clock(), news=False)
             seen = watcher.machines_now(seen)
         return seen
-
-    def _began(self, watcher: Watcher) -> bool:
-        return _size(watcher.run_dir / EVENTS_FILE) > 0
 
     def _clear(self, order: Order, watcher: Watcher, seen: Seen, run_dir: Path) -> Seen:
         Remover(edge=watcher.edge, sleep=self.sleep, made=self._made(run_dir)).remove_run(order.run_id)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from hetopt.optimizer.ec2.boots import failed, why_failed
 from hetopt.optimizer.ec2.order import Order
-from hetopt.optimizer.ec2.seen import Seen
+from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
+from hetopt.profiler.errors import BadInput
 from hetopt.trainer.launch.base import RunState, RunStatus
 from hetopt.trainer.launch.outcome import failure_reason, judge, last_events, last_log_line
 from hetopt.trainer.log_events import LogEvent, ProbeEvent, TrainingFinished
@@ -26,6 +27,21 @@ def judged(run_dir: Path, seen: Seen) -> RunStatus:
         last_line=None if seen.alive else _last_words(run_dir, seen),
     )
     return RunStatus(state=status.state, reason=status.reason or seen.stop_reason)
+
+
+def known(run_dir: Path) -> RunStatus:
+    """How the run is by what its folder says; nobody is asked."""
+    path = run_dir / SEEN_FILE
+    return judged(run_dir, Seen.load(path) if path.exists() else Seen(time_s=0.0))
+
+
+def is_cleared(run_dir: Path) -> bool:
+    """Whether everything of the run was given back. Where what was seen last cannot be read, nobody knows that."""
+    path = run_dir / SEEN_FILE
+    try:
+        return path.exists() and Seen.load(path).cleared
+    except BadInput:
+        return False
 
 
 def has_failed(order: Order, events: Sequence[LogEvent], now_s: float) -> bool:
