@@ -37,6 +37,7 @@ PLAIN: Mapping[str, str] = {
     "LaunchTemplateData.BlockDeviceMappings.Ebs LaunchTemplateData.BlockDeviceMappings.Ebs.DeleteOnTermination "
     "LaunchTemplateData.BlockDeviceMappings.Ebs.VolumeType LaunchTemplateData.IamInstanceProfile "
     "LaunchTemplateData.IamInstanceProfile.Name LaunchTemplateData.ImageId LaunchTemplateData.MetadataOptions "
+    "LaunchTemplateData.MaintenanceOptions "
     "LaunchTemplateData.MetadataOptions.HttpTokens LaunchTemplateData.MetadataOptions.InstanceMetadataTags "
     "LaunchTemplateData.TagSpecifications LaunchTemplateData.TagSpecifications.Tags "
     "LaunchTemplateData.TagSpecifications.Tags.Key LaunchTemplateData.TagSpecifications.Tags.Value "
@@ -119,6 +120,8 @@ ON_CONDITION: Mapping[tuple[str, str], str] = {
     ("ec2:CreateLaunchTemplate", "LaunchTemplateData.BlockDeviceMappings.Ebs.VolumeSize"): "'A snapshot or a size': a "
     "size, which is at least the image's (`account.boot_image`)",
     ("ec2:CreateLaunchTemplate", "LaunchTemplateData.InstanceInitiatedShutdownBehavior"): "the default is to stop",
+    ("ec2:CreateLaunchTemplate", "LaunchTemplateData.MaintenanceOptions.AutoRecovery"): "'Disables the automatic "
+    "recovery': a machine that boots again has nothing to do",
     ("ec2:CreateLaunchTemplate", "LaunchTemplateData.MetadataOptions.HttpPutResponseHopLimit"): "1 to 64",
     ("ec2:CreateLaunchTemplate", "LaunchTemplateData.SecurityGroupIds"): "'Not beside a network interface': none sent",
     ("ec2:CreateLaunchTemplate", "LaunchTemplateData.TagSpecifications.ResourceType"): "'instance, volume, "
