@@ -139,7 +139,7 @@ def test_leftovers_of_a_run_that_nobody_knows_are_found_and_removed(
         path.unlink() if path.is_file() else path.rmdir()
     folder.rmdir()
     answer = hetopt("gc", "--on", "ec2")
-    assert "its run goes on, for up to" in answer.out, "its lease says until when"
+    assert "its run goes on, for up to" in " ".join(answer.out.split()), "its lease says until when"
     assert leftovers(cloud)
     assert hetopt("gc", "--on", "ec2", "--remove", "--run", folder.name).code == 0
     assert leftovers(cloud) == []
