@@ -129,7 +129,6 @@ ON_CONDITION: Mapping[tuple[str, str], str] = {
     ("ec2:CreateLaunchTemplate", "LaunchTemplateData.UserData"): "'base64, at most 16 KB': see `bootstrap.user_data`",
     ("ec2:CreateLaunchTemplate", "TagSpecifications.ResourceType"): "'must be launch-template'",
     ("ec2:CreateSecurityGroup", "GroupName"): "'Up to 255 characters, not beginning with sg-': hetopt-RUN",
-    ("s3:PutObject", "ChecksumAlgorithm"): "'the algorithm of the checksum': the SDK's own, of files that are sent",
     ("ec2:DeleteFleets", "TerminateInstances"): "'For instant fleets, you cannot specify NoTerminateInstances': True",
     ("ec2:DeleteLaunchTemplate", "LaunchTemplateId"): _EITHER,
     ("ec2:DescribeFleets", "FleetIds"): "'If a fleet is of type instant, you must specify the fleet ID'; one that is "
