@@ -136,8 +136,6 @@ def run(
     if not as_json:
         ec2_view.show(wanted, order)
     _ask(order, yes, None if accept_risk else wanted.risk_with(order.budget_usd))
-    folder = RunFolders(home=runs_home()).create(spec.task.rpartition("/")[2], now)
-    _ask(order, yes)
     folder = RunFolders(home=runs_home()).create(spec.task.rpartition("/")[2], now, secret=True)
     order = order.model_copy(update={"run_id": folder.name})
     order.save(folder / ORDER_FILE)
