@@ -352,7 +352,7 @@ def _finish(launcher: Ec2Launcher, handle: RunHandle, *, as_json: bool) -> None:
         RunFailed: it failed.
         RunStopped: somebody else ended it.
     """
-    from hetopt.optimizer.cli import follow, render
+    from hetopt.optimizer.cli import fetch, follow, render
     from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
     from hetopt.profiler.errors import BudgetStop
 
@@ -360,7 +360,7 @@ def _finish(launcher: Ec2Launcher, handle: RunHandle, *, as_json: bool) -> None:
     render.note(
         f"the machines are gone; they cost ${seen.spent_usd(seen.time_s):.4f} at the prices that were seen meanwhile"
     )
-    _fetch_model(handle.run_dir)
+    fetch.bring_model(handle.run_dir)
     ended_by = None
     if seen.stop_reason is not None and "budget" in seen.stop_reason:
         ended_by = BudgetStop(
@@ -368,23 +368,6 @@ def _finish(launcher: Ec2Launcher, handle: RunHandle, *, as_json: bool) -> None:
             hint=f"look at what it reached with `hetopt report {handle.run_dir.name}`, and plan again with more",
         )
     follow.finish(launcher, handle.run_dir, as_json=as_json, ended_by=ended_by)
-
-
-def _fetch_model(folder: Path) -> None:
-    """What was paid for comes here; where that fails, how to get it is said, and the run has ended all the same."""
-    from hetopt.optimizer.cli import render
-    from hetopt.optimizer.ec2.fetching import fetch_model
-    from hetopt.optimizer.ec2.order import ORDER_FILE, Order
-    from hetopt.profiler.errors import BadInput, CloudRefused
-
-    order = Order.load(folder / ORDER_FILE)
-    try:
-        fetched = fetch_model(order, folder)
-    except (BadInput, CloudRefused, OSError) as error:
-        hint = getattr(error, "hint", None) or f"try again: `hetopt fetch {folder.name}`"
-        render.note(f"no model was fetched: {error} {hint}")
-        return
-    render.note(f"the model is {fetched.path}; the bucket keeps it in {fetched.url} until you remove it")
 
 
 def _spec(spec: RunSpec, bundle: Bundle, data: str | None) -> RunSpec:

@@ -44,6 +44,23 @@ def fetch(
         render.line(f"the {what} of {folder.name} is {path}")
 
 
+def bring_model(folder: Path) -> None:
+    """What was paid for comes here; where that fails, how to get it is said, and the run has ended all the same."""
+    from hetopt.optimizer.cli import render
+    from hetopt.optimizer.ec2.fetching import fetch_model
+    from hetopt.optimizer.ec2.order import ORDER_FILE, Order
+    from hetopt.profiler.errors import BadInput, CloudRefused
+
+    order = Order.load(folder / ORDER_FILE)
+    try:
+        fetched = fetch_model(order, folder)
+    except (BadInput, CloudRefused, OSError) as error:
+        hint = getattr(error, "hint", None) or f"try again: `hetopt fetch {folder.name}`"
+        render.note(f"no model was fetched: {error} {hint}")
+        return
+    render.note(f"the model is {fetched.path}; the bucket keeps it in {fetched.url} until you remove it")
+
+
 def _copy(path: Path, out: Path) -> None:
     """Whole or not at all.
 
