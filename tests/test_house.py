@@ -105,6 +105,8 @@ OURS = {
     "optimizer/cli/catalog_refresh.py: home / day.isoformat()": "a date",
     "optimizer/cli/metrics.py: into / f'.{EVENT_FILE}.partial'": "a constant",
     "optimizer/cli/export.py: skypilot.parent / name": "the wheel of this hetopt",
+    "optimizer/cli/fetch.py: out.with_name(f'.{out.name}.partial')": "the file's own name, as it was typed",
+    "optimizer/ec2/fetching.py: run_dir / name": "one of two constants",
     "optimizer/ec2/launcher.py: run_dir / name": "one of two constants",
     "optimizer/ec2/observing.py: run_dir / f'.observed.{order.life}'": "a number",
     "optimizer/ec2/watch.py: self.run_dir / folder": "one of two constants",
