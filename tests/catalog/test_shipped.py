@@ -365,3 +365,15 @@ def test_a_measured_spot_price_replaces_the_estimate(small: Path) -> None:
     assert estimated is not None
     assert (measured.usd_per_hour, measured.is_estimate, measured.date) == (0.31, False, SNAPSHOT)
     assert estimated.is_estimate
+
+
+def test_a_catalogue_without_compute_capabilities_takes_the_bundled_ones(small: Path) -> None:
+    """As catalogues that were refreshed before the column was there."""
+    path = small / "accelerators.csv"
+    rows = [row.split(",") for row in path.read_text(encoding="utf-8").splitlines()]
+    place = rows[0].index("compute_capability")
+    path.write_text("".join(",".join(row[:place] + row[place + 1 :]) + "\n" for row in rows), encoding="utf-8")
+    accelerator = load_catalog("us-east-1", small).instance_type("g5.xlarge").accelerator
+    assert accelerator is not None
+    assert accelerator.model is not None
+    assert accelerator.model.compute_capability == "8.6"
