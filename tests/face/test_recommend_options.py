@@ -75,16 +75,16 @@ def test_old_and_missing_prices_are_told(hetopt: Hetopt, tmp_path: Path) -> None
     asked = ("recommend", PROFILE, *QUICK, "--budget", 5, "--catalog", folder)
 
     # Without a price a type is not offered; the plan makes do with the others.
-    some = [row if row.startswith("g5.xlarge,") else re.sub(r"^([^,]+,[^,]*),.*", r"\1,,,", row) for row in rows]
+    some = [row if row.startswith("g5.xlarge,") else re.sub(r"^([^,]+,[^,]*),.*", r"\1,,,,", row) for row in rows]
     prices.write_text("\n".join([header, *some]) + "\n")
     answer = hetopt(*asked, "--json")
     assert answer.code == 0, answer.err
     assert "days old" in answer.err
     assert {group["instance_type"] for group in _groups(json.loads(answer.out))} == {"g5.xlarge"}
 
-    # Without any, nor without their column, nothing can be planned.
-    none = [re.sub(r"^([^,]+,[^,]*),.*", r"\1,,,", row) for row in rows]
-    column = [re.sub(r"^([^,]+,[^,]*),[^,]*", r"\1", row) for row in [header, *rows]]
+    # Without any, nor without their columns, nothing can be planned.
+    none = [re.sub(r"^([^,]+,[^,]*),.*", r"\1,,,,", row) for row in rows]
+    column = [re.sub(r"^([^,]+,[^,]*),[^,]*,[^,]*", r"\1", row) for row in [header, *rows]]
     for lines in ([header, *none], column):
         prices.write_text("\n".join(lines) + "\n")
         answer = hetopt(*asked)
