@@ -241,7 +241,7 @@ def test_a_measured_machine_is_trusted_more(catalog: Catalog) -> None:
         (LARGE, Goal(ends="target", budget_usd=1, target_metric="loss"), QUICK, "accuracy=0.9"),
         (LARGE, Goal(ends="epochs", budget_usd=1), QUICK, "how many epochs"),
         (LARGE, Goal(ends="target", budget_usd=1), Options(only_types=("c9000.huge",)), "c9000.huge"),
-        (LARGE, Goal(ends="target", budget_usd=1), Options(only_types=("c5.metal",)), "can be predicted"),
+        (LARGE, Goal(ends="target", budget_usd=1), Options(only_types=("c5.metal",)), "bare metal"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(

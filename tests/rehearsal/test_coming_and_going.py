@@ -12,9 +12,10 @@ import pytest
 
 from hetopt.optimizer.supervisor.acting import Supervision, dropping
 from hetopt.optimizer.supervisor.decide import Hysteresis, Supervisor
-from hetopt.optimizer.supervisor.decision_log import read_with_decisions
+from hetopt.optimizer.supervisor.decision_log import DECISIONS_FILE
 from hetopt.optimizer.supervisor.standing import Promise
 from hetopt.profiler.errors import BadInput
+from hetopt.trainer.event_reader import event_of
 from hetopt.trainer.events import EVENTS_FILE, Event, read_events
 from hetopt.trainer.launch.base import RunState
 from hetopt.trainer.launch.changes import ask_for_change, check_change
@@ -76,14 +77,14 @@ def run_dir(_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
         while True:
             log = read_events(run_dir / EVENTS_FILE)
             for event in log[read:]:
-                supervision.take_in(event)
+                supervision.take_in(event_of(event))
             if len(log) > read:
                 read = len(log)
                 if len(ask) < 2:  # before, one core too few may make any of them the slow one
                     supervision.look()
             if len(ask) == 2 and any(0 in event["new"] for event in told(log, "workers_changed")):
                 ask.pop(0)()
-            if len(ask) == 1 and told(read_with_decisions(run_dir), "supervisor_measured"):
+            if len(ask) == 1 and told(with_decisions(run_dir), "supervisor_measured"):
                 ask.pop(0)()
             if not ask and log[-1]["event"] == "step" and len(log[-1]["local_batch_sizes"]) == 1:
                 break
@@ -100,7 +101,13 @@ def run_dir(_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def events(run_dir: Path) -> list[Event]:
     """The log of that run."""
-    return read_with_decisions(run_dir)
+    return with_decisions(run_dir)
+
+
+def with_decisions(run_dir: Path) -> list[Event]:
+    """Events of the run and of the supervisor, in the order of their times."""
+    logs = [read_events(run_dir / name) for name in (EVENTS_FILE, DECISIONS_FILE)]
+    return sorted((event for log in logs for event in log), key=lambda event: event["time_s"])
 
 
 def told(events: list[Event], kind: str) -> list[Event]:
