@@ -266,7 +266,7 @@ def test_somebody_without_rights_is_told_so_in_one_sentence(box: None) -> None:
 
     needs = "needs root or CAP_NET_ADMIN and CAP_SYS_ADMIN"
     assert without_rights("print(why_not())") == f"a rehearsal makes network namespaces, which {needs}"
-    look = "try:\n find_networks()\nexcept Exception as error:\n print(error)"
+    look = "try:\n find_networks()\nexcept Exception as error:\n print(error.message)"
     with MiniatureNetwork.create(hosts(1), owner="a test"):
         assert without_rights(look) == f"looking into network namespaces {needs}."
 

@@ -189,7 +189,7 @@ def test_a_module_in_a_package(user_folder: Path) -> None:
         ("mine.py:taks", "no attribute 'taks'", "Did you mean 'task'"),
         ("mine:number", "of type int, not a hetopt Task", "hetopt.trainer.task.Task"),
         ("mine:data", "missing 1 required positional argument", "Fix"),
-        ("mine.py:broken", r"mine.py, line \d+, failed: RuntimeError: no such thing$", "Fix"),
+        ("mine.py:broken", r"mine.py, line \d+, failed: RuntimeError: no such thing: Fix", "Fix"),
     ],
 )
 def test_a_reference_that_names_no_task(user_folder: Path, reference: str, says: str, hint: str) -> None:
