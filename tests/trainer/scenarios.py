@@ -134,6 +134,7 @@ SCENARIOS: list[dict[str, Any]] = [
     {"name": "bf16-precision", "spec": toy_spec(precision="bf16")},
     {"name": "fp16-precision", "spec": toy_spec(precision="fp16", compression=TOPK)},
     {"name": "sparse", "spec": toy_spec("sparse", **SHORT)},
+    {"name": "rows", "spec": toy_spec("rows", **SHORT)},
     {"name": "drifting_rate", "spec": toy_spec("drifting_rate")},
     {"name": "drifting_model", "spec": toy_spec("drifting_model")},
     {"name": "unfreezing", "spec": toy_spec("unfreezing")},

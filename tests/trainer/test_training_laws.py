@@ -260,9 +260,7 @@ def test_a_worker_that_drifts_away_is_named_within_a_period(crew: Crew, name: st
 
 
 def test_sparse_gradients_are_summed_as_dense_ones(crew: Crew) -> None:
-    losses = [event["loss"] for event in crew.events("sparse", "step")]
-    assert losses[-1] < losses[0]
-    assert crew.events("sparse", "training_finished")
+    assert_same_but_for_rounding(crew.state("sparse")["model"], crew.state("rows")["model"])
 
 
 def test_the_controller_evens_out_paces(crew: Crew) -> None:

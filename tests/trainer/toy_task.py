@@ -166,18 +166,23 @@ def unfreezing() -> Task:
     return replace(_task(), loss=loss)
 
 
-def sparse() -> Task:
+def sparse(is_sparse: bool = True) -> Task:
     """An embedding whose gradients are sparse, as it is built."""
 
     class Rows(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.rows, self.out = nn.Embedding(9, 4, sparse=True), nn.Linear(4, 1)
+            self.rows, self.out = nn.Embedding(9, 4, sparse=is_sparse), nn.Linear(4, 1)
 
         def forward(self, inputs: Tensor) -> Tensor:
             return self.out(self.rows(inputs.abs().mul(4).long().clamp(max=8)).mean(1))
 
     return _task(Rows)
+
+
+def rows() -> Task:
+    """The same with dense gradients."""
+    return sparse(is_sparse=False)
 
 
 def easy() -> Task:
