@@ -133,7 +133,7 @@ def hang(rank: int, store: dist.Store) -> dict[str, object]:
     try:
         work.run(gradient(rank, 1))
     except (RunFailed, LostPeer) as error:
-        return {"loss": str(error), "kind": type(error).__name__}
+        return {"loss": getattr(error, "message", str(error)), "kind": type(error).__name__}
     return {}
 
 
