@@ -49,7 +49,11 @@ def main(rank: int, world_size: int, folder: Path, way: str) -> None:
     try:
         exchange.run(torch.ones(300_000))
     except (LostPeer, RunFailed) as error:
-        said |= {"loss": getattr(error, "message", str(error)), "kind": type(error).__name__, "peer_loss": is_peer_loss(error)}
+        said |= {
+            "loss": getattr(error, "message", str(error)),
+            "kind": type(error).__name__,
+            "peer_loss": is_peer_loss(error),
+        }
     (folder / f"rank-{rank}.json").write_text(json.dumps(said))
     sys.stdout.flush()
     os._exit(0)
