@@ -16,6 +16,7 @@ STARTED = {
     "hetopt.trainer.worker": "a worker, started by torchrun",
     "hetopt.trainer.probe": "what `hetopt profile` starts",
     "hetopt.trainer.launch.host": "a host of a run",
+    "hetopt.trainer.torchrun": "what the script of `hetopt export` starts",
     "hetopt.trainer.launch.ec2.agent": "the agent of a rented machine",
     "hetopt.trainer.session": "what a script of one's own imports",
     "hetopt.trainer.task": "what a task imports",
