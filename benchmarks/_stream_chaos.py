@@ -28,7 +28,7 @@ from benchmarks._redis_server import DURABLE, RedisServer
 from hetopt.trainer.data.stream.writer import StreamWriter
 from hetopt.trainer.events import EVENTS_FILE, read_events
 from hetopt.trainer.failure import FailureReport
-from hetopt.trainer.run_folder import MODEL_FILE, STOP_FILE
+from hetopt.trainer.run_folder import STOP_FILE, UNFINISHED_MODEL_FILE
 from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.stream import Stream
 
@@ -138,8 +138,9 @@ def _work(spec: RunSpec, run_dir: Path, rank: int, attempt: int) -> None:
 
 
 def _counted(run_dir: Path) -> dict[str, float]:
-    """How often samples are in the model."""
-    weight = torch.load(run_dir / MODEL_FILE, weights_only=True)["weight"].double() * BATCH * WORKERS
+    """How often samples are in the model of the run, which was stopped before its end."""
+    weight = torch.load(run_dir / UNFINISHED_MODEL_FILE, weights_only=True)["weight"]
+    weight = weight.double() * BATCH * WORKERS
     times = weight.round()
     trained = int((times > 0).sum())
     # A stream is trained on in its order: a sample that is left out has trained ones behind it.

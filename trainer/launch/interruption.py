@@ -62,6 +62,9 @@ _COMMAND = _Command()
 def ends_by_signals() -> Iterator[None]:
     """SIGINT, SIGTERM and SIGHUP end what is inside by an exception; those that are ignored (nohup) stay so.
 
+    After one of them has ended it, nothing is left but this process's own end, and its exit code: further ones are
+    ignored.
+
     Raises:
         KeyboardInterrupt: SIGINT came.
         Terminated: one of the others did.
@@ -78,7 +81,7 @@ def ends_by_signals() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if _COMMAND.is_ending else handler)
         _COMMAND.is_ending = False
 
 
