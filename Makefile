@@ -4,8 +4,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-HOUSE := .house/hetopt
-PACKAGES := optimizer profiler trainer catalogs
 PINS := requirements/constraints.txt
 SBOM ?= sbom.json
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install -c $(PINS)
@@ -23,7 +21,7 @@ EPOCHS ?= 100
 BATCH ?= 256
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test house check bench smoke docs pins locks sbom clean
+.PHONY: help setup demo test check bench smoke docs pins locks sbom clean
 MAKEFLAGS += --no-print-directory
 
 help:
@@ -35,7 +33,7 @@ help:
 	@echo "make setup   only make $(VENV), with the pinned versions (PYTHON=/path/to/python3 chooses the interpreter)"
 	@echo "make docs    the documentation as plain files: site/index.html"
 	@echo "make pins    write the versions in $(VENV) to $(PINS)"
-	@echo "make locks   write the packages and hashes that rented machines install to trainer/launch/ec2/locks"
+	@echo "make locks   write the packages and hashes that rented machines install to hetopt/launch/ec2/node/locks"
 	@echo "make sbom    write what is installed, and what rented machines install, as CycloneDX files: sbom*.json"
 	@echo "make clean   remove what these targets made"
 
@@ -74,17 +72,12 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# Static tools do not follow the hook of an editable install: they see the packages through links.
-house: $(READY)
-	@rm -rf .house && mkdir -p $(HOUSE) && ln -s ../benchmarks .house/benchmarks
-	@for package in $(PACKAGES); do ln -s ../../$$package $(HOUSE)/$$package; done
-
-check: $(READY) house
+check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	MYPYPATH=.house $(BIN)/mypy $(PACKAGES:%=-p hetopt.%) -p benchmarks
-	PYTHONPATH=.house $(BIN)/lint-imports
-	$(BIN)/python -m pytest -q tests/test_house.py
+	$(BIN)/mypy -p hetopt -p benchmarks
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/test_house.py tests/test_reachable.py
 
 bench: $(READY)
 	@set -e; for name in $(BENCHMARKS); do \
@@ -108,15 +101,15 @@ pins: $(READY)
 locks: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python requirements/machines.py
 
-# Every package of this environment, as CycloneDX; what rented machines install is in trainer/launch/ec2/locks.
+# Every package of this environment, as CycloneDX; what rented machines install is in hetopt/launch/ec2/node/locks.
 sbom: $(READY)
 	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --of JSON -o $(SBOM) $(BIN)/python
-	@for lock in trainer/launch/ec2/locks/*.txt; do \
+	@for lock in hetopt/launch/ec2/node/locks/*.txt; do \
 	    $(BIN)/cyclonedx-py requirements --output-reproducible --of JSON \
 	        -o $(SBOM:.json=)-$$(basename $$lock .txt).json $$lock; done
 	@ls -1 $(SBOM:.json=)*.json
 
 clean:
-	rm -rf $(VENV) .house $(DEMO) build dist site sbom*.json *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache \
+	rm -rf $(VENV) $(DEMO) build dist site sbom*.json *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache \
 	    .import_linter_cache
-	find $(PACKAGES) tests -name __pycache__ -prune -exec rm -rf {} +
+	find catalogs hetopt optimizer profiler trainer tests -name __pycache__ -prune -exec rm -rf {} +

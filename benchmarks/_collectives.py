@@ -18,20 +18,20 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hetopt.profiler.artifact import Record
+from hetopt.core.artifact import Record
+from hetopt.core.comm.composition import PLAIN
+from hetopt.core.comm.cost import Operation, Primitive
+from hetopt.core.comm.network_state import NetworkState
+from hetopt.core.comm.payload_bytes import hierarchical_operations, operations
+from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import gather_numbers
-from hetopt.trainer.exchange.calibration import measure_network
-from hetopt.trainer.exchange.channel import Channel, Pauses
-from hetopt.trainer.exchange.composition import PLAIN
-from hetopt.trainer.exchange.cost import Operation, Primitive
-from hetopt.trainer.exchange.exchange import make_aggregation
-from hetopt.trainer.exchange.hierarchical import HostGroups
-from hetopt.trainer.exchange.hosts import Hosts, measure_inside
-from hetopt.trainer.exchange.network_state import NetworkState
-from hetopt.trainer.exchange.network_tracker import measured
-from hetopt.trainer.exchange.network_watch import PAUSE_S
-from hetopt.trainer.exchange.wire import hierarchical_operations, operations
-from hetopt.trainer.spec import Compression
+from hetopt.trainer.comm.calibration import measure_network
+from hetopt.trainer.comm.channel import Channel, Pauses
+from hetopt.trainer.comm.exchange import make_aggregation
+from hetopt.trainer.comm.hierarchical import HostGroups
+from hetopt.trainer.comm.hosts import Hosts, measure_inside
+from hetopt.trainer.comm.network_tracker import measured
+from hetopt.trainer.comm.network_watch import PAUSE_S
 
 REQUEST_FILE = "request.json"
 ANSWER_FILE = "answer.json"

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from benchmarks._quality import Job, time_to
 from benchmarks._rehearsal import By, Log
-from hetopt.trainer.exchange.composition import combine
-from hetopt.trainer.spec import Compression
+from hetopt.core.comm.composition import combine
+from hetopt.core.run_spec import Compression
 
 SMOOTHED_OVER = 3
 """Evaluations that a quality is the mean of: single ones differ by a point where nothing else does."""

@@ -10,9 +10,9 @@ from types import MappingProxyType
 from benchmarks._quality import Job, data_folder
 from benchmarks._rehearsal import By, Side, equal_shares
 from benchmarks._siblings import DIGITS_EPOCHS, IMAGE_EPOCHS, SHORT_TEXT_EPOCHS, TEXT_EPOCHS
-from hetopt.trainer.miniature import DeclaredTime, MiniatureHost
-from hetopt.trainer.spec import Compression, RatioPolicyName, RunSpec, StopRule, WorkerSpec
-from hetopt.trainer.synchronisation import Synchronisation
+from hetopt.core.run_spec import Compression, RatioPolicyName, RunSpec, StopRule, WorkerSpec
+from hetopt.core.scaled_emulation import DeclaredTime, MiniatureHost
+from hetopt.core.synchronization import Synchronisation
 
 WORKERS = 4
 PERIOD = 10

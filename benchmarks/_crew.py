@@ -21,15 +21,15 @@ import torch.distributed as dist
 from benchmarks._collectives import time_exchanges
 from benchmarks._plain_ddp import train_plainly
 from benchmarks._torch_hooks import HookName
+from hetopt.core.conditions import ConditionsReader
+from hetopt.core.events.log import EVENTS_FILE, EventLog
+from hetopt.core.run_folder import read_spec
 from hetopt.trainer.allocator import keep_freed_memory
-from hetopt.trainer.conditions import ConditionsReader
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.events import EVENTS_FILE, EventLog
 from hetopt.trainer.failure import FailureReport
-from hetopt.trainer.launch.stores import group_store
+from hetopt.trainer.host.stores import group_store
 from hetopt.trainer.loop import train
-from hetopt.trainer.run_folder import read_spec
-from hetopt.trainer.steps.pace import make_pace
+from hetopt.trainer.steps.slowdown import make_pace
 
 RUNS_FILE = "runs.json"
 EXCHANGES = "exchanges"

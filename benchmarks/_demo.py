@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks._outcome import quartiles
+from hetopt.launch.prediction.hosting import division
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
-from hetopt.optimizer.places.hosting import division
-from hetopt.optimizer.reports.report import TOLERANCE, Report
+from hetopt.report.report import TOLERANCE, Report
 
 PACES = ("1,1", "1,2", "1,3")
 GOAL = ("--budget", "2", "--epochs", "100", "--batch-size", "256")
-HETOPT = (sys.executable, "-m", "hetopt.optimizer.cli.main")
+HETOPT = (sys.executable, "-m", "hetopt.cli.main")
 
 
 @dataclass(frozen=True, kw_only=True)

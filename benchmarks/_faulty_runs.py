@@ -22,14 +22,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from hetopt.profiler.artifact import write_atomically
+from hetopt.core.artifact import write_atomically
+from hetopt.core.events.log import EVENTS_FILE, Event, parse_events
+from hetopt.core.process_guard import die_with_parent
+from hetopt.core.run_folder import CHECKPOINT_FOLDER, MANIFEST_FILE, write_spec
+from hetopt.core.run_spec import RunSpec
+from hetopt.core.worker_logs import read_from
 from hetopt.trainer import worker
-from hetopt.trainer.events import EVENTS_FILE, Event, parse_events
-from hetopt.trainer.launch.guard import die_with_parent
-from hetopt.trainer.launch.host import HOST_PID_VARIABLE, MEETING_VARIABLE
-from hetopt.trainer.launch.logs import read_from
-from hetopt.trainer.run_folder import CHECKPOINT_FOLDER, MANIFEST_FILE, write_spec
-from hetopt.trainer.spec import RunSpec
+from hetopt.trainer.host.agent import HOST_PID_VARIABLE, MEETING_VARIABLE
 
 RUNS_FILE, OUTCOME_FILE = "runs.json", "outcome.json"
 FaultKind = Literal["kill", "freeze", "slow", "notice", "tear", "full", "leave", "return", "kill-all"]
@@ -325,7 +325,7 @@ def _start_store() -> tuple[str, int]:
 
 
 def _hold_store(tell: Connection) -> NoReturn:
-    from hetopt.trainer.launch.stores import open_store
+    from hetopt.trainer.host.stores import open_store
 
     store = open_store()
     tell.send_bytes(f"127.0.0.1:{store.port}".encode())

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetopt.optimizer.step_model.physics import SHARED
-from hetopt.optimizer.step_model.posterior import Posterior
-from hetopt.optimizer.step_model.priors import PRIORS, Normal
+from hetopt.optimizer.step_time.physics import SHARED
+from hetopt.optimizer.step_time.posterior import Posterior
+from hetopt.optimizer.step_time.priors import PRIORS, Normal
 
 WIDENED = 1.5
 SCALES = ("network", "rest")

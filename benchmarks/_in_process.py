@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
+from hetopt.core.events.log import EVENTS_FILE, Event, EventLog, read_events
+from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.events import EVENTS_FILE, Event, EventLog, read_events
 from hetopt.trainer.loop import train
-from hetopt.trainer.spec import RunSpec
 
 
 def train_here(

@@ -12,7 +12,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from hetopt.profiler.yardstick import measure_yardstick_s
+from hetopt.core.calibration_benchmark import measure_yardstick_s
 
 EVERY_S = 0.2
 """A reading takes about 4 ms: a fiftieth of a processor."""

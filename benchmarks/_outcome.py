@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from hetopt.trainer.launch.interruption import Terminated, ends_by_signals, exit_code_of
+from hetopt.core.interruption import Terminated, ends_by_signals, exit_code_of
 
 Bound = Literal["at_least", "at_most"]
 

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks._torch_hooks import HookName, make_hook
+from hetopt.core.events.log import EventLog
+from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.fetch import Batch, fetch, set_epoch
 from hetopt.trainer.evaluation import average_buffers, evaluate
-from hetopt.trainer.events import EventLog
-from hetopt.trainer.spec import RunSpec
-from hetopt.trainer.steps.pace import Pace
+from hetopt.trainer.steps.slowdown import Pace
 from hetopt.trainer.task import Task, TaskData, mean_of
 from hetopt.trainer.tasks.load import load_task
 

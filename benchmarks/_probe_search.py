@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks._step_traces import FOLDERS, Samples, read, score
+from hetopt.core.step_samples import Configuration
 from hetopt.optimizer.exploring import Exploration, Measured, Stopped
-from hetopt.optimizer.step_model.model import StepTimeModel
-from hetopt.optimizer.step_model.observed import observe
-from hetopt.optimizer.step_model.peers import Scavenger
-from hetopt.profiler.step_samples import Configuration
+from hetopt.optimizer.step_time.baselines import Scavenger
+from hetopt.optimizer.step_time.model import StepTimeModel
+from hetopt.optimizer.step_time.observed import observe
 
 NODE_USD_PER_HOUR = 3.912
 """A machine with four T4 on demand (g4dn.12xlarge, us-east-1, 2026-07): taken for both clusters."""

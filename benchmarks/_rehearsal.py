@@ -21,15 +21,15 @@ from typing import Literal
 
 from benchmarks._collectives import ANSWER_FILE, REQUEST_FILE, Answer, Request
 from benchmarks._crew import EXCHANGES, RUNS_FILE
-from hetopt.profiler.errors import RunFailed
-from hetopt.trainer.events import EVENTS_FILE, Event, read_events
-from hetopt.trainer.launch.base import RunState
-from hetopt.trainer.launch.namespaces import MiniatureNetwork, why_not
-from hetopt.trainer.launch.rehearsal import RehearsalLauncher
-from hetopt.trainer.miniature import MiniatureHost
-from hetopt.trainer.partition import WorkerTime, solve_shares
-from hetopt.trainer.run_folder import write_spec
-from hetopt.trainer.spec import RunSpec, WorkerSpec
+from hetopt.core.batch_partition import WorkerTime, solve_shares
+from hetopt.core.errors import RunFailed
+from hetopt.core.events.log import EVENTS_FILE, Event, read_events
+from hetopt.core.run_folder import write_spec
+from hetopt.core.run_spec import RunSpec, WorkerSpec
+from hetopt.core.run_status import RunState
+from hetopt.core.scaled_emulation import MiniatureHost
+from hetopt.launch.emulation.backend import RehearsalLauncher
+from hetopt.launch.emulation.namespaces import MiniatureNetwork, why_not
 
 STORE_PORT = 29400
 

@@ -29,17 +29,17 @@ import numpy as np
 from benchmarks._demo import run
 from benchmarks._machine_speed import SpeedMeanwhile
 from benchmarks._rehearsal import Log, launch, need_namespaces, step_time_s
+from hetopt.core.calibration_benchmark import measure_yardstick_s
+from hetopt.core.profile import Profile
+from hetopt.core.run_spec import Compression, StopRule
+from hetopt.launch.emulation.description import parse_hosts
+from hetopt.launch.emulation.plan import Rehearsal, rehearse
+from hetopt.launch.prediction.hosting import ThisMachine
+from hetopt.launch.prediction.machine_speed import at_present, slowed
 from hetopt.optimizer.market.catalog import load_catalog
-from hetopt.optimizer.places.hosting import ThisMachine
-from hetopt.optimizer.places.present import at_present, slowed
-from hetopt.optimizer.places.rehearsal import Rehearsal, rehearse
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.options import Options
 from hetopt.optimizer.recommendation.recommend import recommend
-from hetopt.profiler.profile import Profile
-from hetopt.profiler.yardstick import measure_yardstick_s
-from hetopt.trainer.launch.description import parse_hosts
-from hetopt.trainer.spec import Compression, StopRule
 
 RATES = ("25mbit", "100mbit", "400mbit")
 JITTER = 0.05

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, replace
 
 from benchmarks._search_spaces import whole
-from hetopt.optimizer.search.aims import Limits
+from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.search import Effort, search
 
 

@@ -11,19 +11,19 @@ from pathlib import Path
 
 import numpy as np
 
-from hetopt.optimizer.costs.billing import load_billing
-from hetopt.optimizer.costs.cost import Rates
+from hetopt.core.profile import Profile
+from hetopt.optimizer.cost.billing import load_billing
+from hetopt.optimizer.cost.cost import Rates
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal
 from hetopt.optimizer.recommendation.recommend import Options, job_of, space_of
-from hetopt.optimizer.search.aims import Limits
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows
 from hetopt.optimizer.search.forecast import Forecast, JobModel, forecast
+from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.search_space import MAX_TYPES, Cluster, SearchSpace
-from hetopt.optimizer.step_model.profiled import learned_shape, sampled_machines
-from hetopt.optimizer.step_model.transfer import reference_host
-from hetopt.profiler.profile import Profile
+from hetopt.optimizer.step_time.profiled import learned_shape, sampled_machines
+from hetopt.optimizer.step_time.transfer import reference_host
 
 RECORDED = Path(__file__).parent.parent / "tests" / "recorded"
 

@@ -9,9 +9,9 @@ from benchmarks._composed import final
 from benchmarks._contenders import DIGITS
 from benchmarks._outcome import Results
 from benchmarks._rehearsal import Log, Side, equal_shares, rehearse
-from hetopt.trainer.miniature import MiniatureHost
-from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
-from hetopt.trainer.synchronisation import Injection, Partition, Synchronisation
+from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.core.scaled_emulation import MiniatureHost
+from hetopt.core.synchronization import Injection, Partition, Synchronisation
 
 SKEW_WORKERS, SMOKE_WORKERS, SKEW_STEPS, SMOKE_SKEW_STEPS = 10, 3, 192, 8
 CONVENTIONAL = Synchronisation(name="local-sgd", every_steps=48)

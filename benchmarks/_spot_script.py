@@ -19,12 +19,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks._plain_ddp import StretchedBackward
-from hetopt.trainer.conditions import ConditionsReader
+from hetopt.core.conditions import ConditionsReader
+from hetopt.core.events.log import EVENTS_FILE, EventLog
+from hetopt.core.run_folder import read_spec
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.fetch import fetch
-from hetopt.trainer.events import EVENTS_FILE, EventLog
-from hetopt.trainer.run_folder import read_spec
-from hetopt.trainer.steps.pace import make_pace
+from hetopt.trainer.steps.slowdown import make_pace
 from hetopt.trainer.task import mean_of
 from hetopt.trainer.tasks.load import load_task
 

@@ -16,19 +16,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks._spot_nodes import Move
-from hetopt.trainer.events import EVENTS_FILE, Event, read_events
-from hetopt.trainer.launch.local import QUIET_TORCH
-from hetopt.trainer.launch.namespaces import LINK, MiniatureNetwork
-from hetopt.trainer.launch.nodes import MEETING_PORT
-from hetopt.trainer.miniature import MiniatureHost
-from hetopt.trainer.run_folder import write_spec
-from hetopt.trainer.spec import RunSpec
+from hetopt.core.events.log import EVENTS_FILE, Event, read_events
+from hetopt.core.nodes import MEETING_PORT
+from hetopt.core.run_folder import write_spec
+from hetopt.core.run_spec import RunSpec
+from hetopt.core.scaled_emulation import MiniatureHost
+from hetopt.launch.emulation.namespaces import LINK, MiniatureNetwork
+from hetopt.launch.local import QUIET_TORCH
 
 _LOOK_S = 0.02
 _START_S = 120.0
 _STORE = """
 import signal, sys
-from hetopt.trainer.launch.stores import open_store
+from hetopt.trainer.host.stores import open_store
 store = open_store(sys.argv[1], int(sys.argv[2]))
 signal.pause()
 """

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.optimizer.step_model.model import StepTimeModel
-from hetopt.optimizer.step_model.observed import observe
-from hetopt.optimizer.step_model.priors import PRIORS, Normal
-from hetopt.profiler.step_samples import StepSample, read_samples
+from hetopt.core.step_samples import StepSample, read_samples
+from hetopt.optimizer.step_time.model import StepTimeModel
+from hetopt.optimizer.step_time.observed import observe
+from hetopt.optimizer.step_time.priors import PRIORS, Normal
 
 FOLDERS = ("cifar10-aws", "bert-aws", "ncf-aws", "cifar10-rtx", "bert-rtx", "ncf-rtx")
 PROTOCOLS = ("no probe", "one probe", "three probes", "10 % of rows")

@@ -25,12 +25,12 @@ from torch._C._distributed_c10d import FileStore
 from benchmarks._counting_task import EXTRA, SAMPLES, samples
 from benchmarks._in_process import train_here
 from benchmarks._redis_server import DURABLE, RedisServer
+from hetopt.core.events.log import EVENTS_FILE, read_events
+from hetopt.core.run_folder import STOP_FILE, UNFINISHED_MODEL_FILE
+from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.core.stream import Stream
 from hetopt.trainer.data.stream.writer import StreamWriter
-from hetopt.trainer.events import EVENTS_FILE, read_events
 from hetopt.trainer.failure import FailureReport
-from hetopt.trainer.run_folder import STOP_FILE, UNFINISHED_MODEL_FILE
-from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
-from hetopt.trainer.stream import Stream
 
 WORKERS = 2
 BATCH = 16

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from benchmarks._in_process import train_here
+from hetopt.core.run_folder import read_spec
 from hetopt.trainer.failure import FailureReport
-from hetopt.trainer.run_folder import read_spec
 
 RUNS_FILE = "runs.json"
 

@@ -24,10 +24,10 @@ from benchmarks._rehearsal import (
     share_changes,
     step_time_s,
 )
-from hetopt.trainer.events import Event
-from hetopt.trainer.miniature import Change, DeclaredTime, Miniature, MiniatureHost
-from hetopt.trainer.partition import WorkerTime, solve_shares
-from hetopt.trainer.spec import BatchPolicy, RunSpec, StopRule, WorkerSpec
+from hetopt.core.batch_partition import WorkerTime, solve_shares
+from hetopt.core.events.log import Event
+from hetopt.core.run_spec import BatchPolicy, RunSpec, StopRule, WorkerSpec
+from hetopt.core.scaled_emulation import Change, DeclaredTime, Miniature, MiniatureHost
 
 SPEEDS = ((9, 12, 18), (12, 12, 8, 16), (9, 9, 6, 24), (6, 6, 4, 32), (2, 17, 20))
 """Cores of the workers in the published clusters (arXiv 2305.12213; OmniLearn's levels)."""

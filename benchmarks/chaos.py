@@ -38,12 +38,12 @@ from benchmarks._in_turns import Turns, had_s, in_turns
 from benchmarks._outcome import Options, Results, parser, publish, quartiles, run_benchmark
 from benchmarks._simulated_run import check
 from benchmarks._soak import soak
-from hetopt.optimizer.costs.checkpointing import CHECKPOINT_INTERVAL_S
-from hetopt.trainer.events import EVENTS_FILE, Event, read_events
-from hetopt.trainer.launch.base import RunHandle
-from hetopt.trainer.launch.local import LocalLauncher
-from hetopt.trainer.launch.namespaces import why_not
-from hetopt.trainer.spec import RunSpec
+from hetopt.core.events.log import EVENTS_FILE, Event, read_events
+from hetopt.core.run_spec import RunSpec
+from hetopt.launch.backend import RunHandle
+from hetopt.launch.emulation.namespaces import why_not
+from hetopt.launch.local import LocalLauncher
+from hetopt.optimizer.cost.checkpointing import CHECKPOINT_INTERVAL_S
 
 _TOYS = Path(__file__).with_name("_toy.py")
 TASK = f"{_TOYS}:task"

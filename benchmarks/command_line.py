@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 HELP_GOAL_S = 0.4
 RECOMMEND_GOAL_S = 3.0
 BASELINE = "python_start_s"
-HETOPT = (sys.executable, "-m", "hetopt.optimizer.cli.main")
+HETOPT = (sys.executable, "-m", "hetopt.cli.main")
 
 
 def wall_s(command: tuple[str, ...]) -> float:

@@ -13,11 +13,11 @@ from collections.abc import Callable
 import torch
 
 from benchmarks._outcome import Outcome, options, publish, quartiles, run_benchmark
-from hetopt.trainer.exchange.channel import Channel
-from hetopt.trainer.exchange.composition import AR_TOPK, METHODS, PACKED, PACKED_BF16, PLAIN, STAR, combine
-from hetopt.trainer.exchange.exchange import make_aggregation
-from hetopt.trainer.exchange.wire import kept_elements, wire_bytes
-from hetopt.trainer.spec import Compression
+from hetopt.core.comm.composition import AR_TOPK, METHODS, PACKED, PACKED_BF16, PLAIN, STAR, combine
+from hetopt.core.comm.payload_bytes import kept_elements, wire_bytes
+from hetopt.core.run_spec import Compression
+from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.comm.exchange import make_aggregation
 
 ELEMENTS = 25_557_032
 LAYERS = ((1024, 1024),) * 24

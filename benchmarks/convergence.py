@@ -27,13 +27,13 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks._outcome import Bound, Outcome, options, publish, run_benchmark
-from hetopt.optimizer.steps_to_target.averaged_law import AveragedLaw
-from hetopt.optimizer.steps_to_target.convergence import default_laws
-from hetopt.optimizer.steps_to_target.law_choice import choose
-from hetopt.optimizer.steps_to_target.steps_law import MCCANDLISH, SCAVENGER, Z90, PriorRun, StepsLaw
-from hetopt.profiler.noise import progress_weighted_noise_scale
+from hetopt.core.gradient_noise import progress_weighted_noise_scale
+from hetopt.core.profile import Evaluation
+from hetopt.optimizer.convergence.averaged_law import AveragedLaw
+from hetopt.optimizer.convergence.convergence import default_laws
+from hetopt.optimizer.convergence.law_choice import choose
+from hetopt.optimizer.convergence.steps_law import MCCANDLISH, SCAVENGER, Z90, PriorRun, StepsLaw
 from hetopt.profiler.pilot import found_at, steps_to_target
-from hetopt.profiler.profile import Evaluation
 
 GOALS = {"cifar10": 0.04, "bert": 0.01, "ncf": 0.12}
 """Median error with one batch size left out; other jobs in the folder are reported without a goal."""

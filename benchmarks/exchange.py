@@ -15,10 +15,10 @@ from benchmarks._collectives import Cell, Request
 from benchmarks._outcome import Results, parser, publish, run_benchmark
 from benchmarks._rate_schedule import AUTO, PHASES, Phase, phases_of, scheduled_runs, slowdown_coefficients
 from benchmarks._rehearsal import Log, Ratio, launch, need_namespaces, time_exchanges
-from hetopt.profiler.inflation import MOST_LOST
-from hetopt.trainer.exchange.cost import PUBLISHED_RING, PUBLISHED_TREE, LinkSpeed, gathered, shared_index, time_s
-from hetopt.trainer.miniature import MiniatureHost
-from hetopt.trainer.spec import Compression, RunSpec
+from hetopt.core.comm.cost import PUBLISHED_RING, PUBLISHED_TREE, LinkSpeed, gathered, shared_index, time_s
+from hetopt.core.compression_slowdown import MOST_LOST
+from hetopt.core.run_spec import Compression, RunSpec
+from hetopt.core.scaled_emulation import MiniatureHost
 
 
 @dataclass(frozen=True, kw_only=True)

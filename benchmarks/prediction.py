@@ -24,11 +24,11 @@ from benchmarks._outcome import Bound, Outcome, parser, publish, run_benchmark
 from benchmarks._probe_search import probe_search
 from benchmarks._rehearsed_steps import rehearsed_steps
 from benchmarks._step_traces import FOLDERS, PROTOCOLS, Samples, Score, Task, read, score, score_hetopt, tasks, traces
-from hetopt.optimizer.reports.report import TOLERANCE
-from hetopt.optimizer.step_model.model import StepTimeModel
-from hetopt.optimizer.step_model.observed import observe
-from hetopt.optimizer.step_model.peers import Ernest, Goodput, Scavenger, columns
-from hetopt.optimizer.step_model.posterior import fit
+from hetopt.optimizer.step_time.baselines import Ernest, Goodput, Scavenger, columns
+from hetopt.optimizer.step_time.model import StepTimeModel
+from hetopt.optimizer.step_time.observed import observe
+from hetopt.optimizer.step_time.posterior import fit
+from hetopt.report.report import TOLERANCE
 
 Fit = Callable[[Samples], Scavenger | Ernest | Goodput]
 PEERS: dict[str, Fit] = {

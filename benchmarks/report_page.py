@@ -20,20 +20,20 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks._outcome import Results, options, publish, quartiles, run_benchmark
-from hetopt.optimizer.cli import render
-from hetopt.optimizer.cli.watch import EVERY_S, Watched, picture
+from hetopt.cli import render
+from hetopt.cli.watch import EVERY_S, Watched, picture
+from hetopt.core.events.log import EVENTS_FILE
+from hetopt.core.events.reader import read_log
+from hetopt.core.profile import Profile
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal
 from hetopt.optimizer.recommendation.recommend import Options, recommend
-from hetopt.optimizer.reports.progress import follow
-from hetopt.optimizer.reports.report import make_report
-from hetopt.optimizer.reports.report_page.page import page
-from hetopt.optimizer.reports.report_page.series import series
-from hetopt.optimizer.reports.timeline import timeline
-from hetopt.profiler.profile import Profile
-from hetopt.trainer.event_reader import read_log
-from hetopt.trainer.events import EVENTS_FILE
+from hetopt.report.page.page import page
+from hetopt.report.page.series import series
+from hetopt.report.progress import follow
+from hetopt.report.report import make_report
+from hetopt.report.timeline import timeline
 
 RECORDED = Path(__file__).resolve().parent.parent / "tests" / "recorded" / "digits.json"
 STEPS, WORKERS = 100_000, 16

@@ -30,16 +30,15 @@ from benchmarks._outcome import Results, parser, publish, run_benchmark
 from benchmarks._redis_server import DURABLE, MISSING, PROGRAM, RedisServer
 from benchmarks._stream_crew import RUNS_FILE
 from benchmarks._stream_task import small_digits
-from hetopt.trainer.control.stream_rate import draw_rates, scaled
+from hetopt.core.events.log import EVENTS_FILE, read_events
+from hetopt.core.run_folder import write_spec
+from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.core.stream import Stream, draw_rates, scaled
 from hetopt.trainer.data.stream.broker import connect
 from hetopt.trainer.data.stream.clock import VirtualClock
 from hetopt.trainer.data.stream.replay import Replay
 from hetopt.trainer.data.stream.wire import read_header, unpack
 from hetopt.trainer.data.stream.writer import StreamWriter
-from hetopt.trainer.events import EVENTS_FILE, read_events
-from hetopt.trainer.run_folder import write_spec
-from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
-from hetopt.trainer.stream import Stream
 from hetopt.trainer.task import mean_of
 
 WORKERS = 8

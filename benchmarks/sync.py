@@ -23,8 +23,8 @@ from benchmarks._outcome import Results, parser, publish, run_benchmark
 from benchmarks._quality import data_folder
 from benchmarks._rehearsal import Log, Side, need_namespaces, rehearse, step_time_s
 from benchmarks._skewed_labels import show_skew, skew
-from hetopt.trainer.spec import Compression, StopRule
-from hetopt.trainer.synchronisation import Partition, Synchronisation
+from hetopt.core.run_spec import Compression, StopRule
+from hetopt.core.synchronization import Partition, Synchronisation
 
 RATES, QUICK_RATES = (0.1, 1.0, 5.0, 20.0), (5.0, 20.0)
 """Time of a dense exchange over that of a step's computation. Where they are equal BSP hides most of it under backward:

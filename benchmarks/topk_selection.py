@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from benchmarks._outcome import Outcome, options, publish, quartiles, run_benchmark
-from hetopt.trainer.exchange.topk import largest_magnitudes
-from hetopt.trainer.exchange.wire import kept_elements
+from hetopt.core.comm.payload_bytes import kept_elements
+from hetopt.trainer.comm.topk import largest_magnitudes
 
 ELEMENTS = 25_557_032
 RATIOS = (0.1, 0.01, 0.001)

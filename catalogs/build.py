@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from hetopt.profiler.artifact import write_atomically
+from hetopt.core.artifact import write_atomically
 
 Row = Mapping[str, str]
 

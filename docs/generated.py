@@ -111,7 +111,7 @@ def commands() -> str:
     import click
     import typer.main
 
-    from hetopt.optimizer.cli.main import app
+    from hetopt.cli.main import app
 
     parts = ["# Commands", "", "Made from `hetopt COMMAND --help`. Options may stand before or behind arguments.", ""]
 

@@ -10,13 +10,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from hetopt.core.errors import BadInput
+from hetopt.core.formatting import usd
+from hetopt.core.step_samples import Configuration, StepSample
 from hetopt.optimizer.market.instance_type import InstanceType
-from hetopt.optimizer.step_model.model import StepTimeModel
-from hetopt.optimizer.step_model.observed import observe
-from hetopt.optimizer.step_model.tiers import kinship
-from hetopt.optimizer.words import usd
-from hetopt.profiler.errors import BadInput
-from hetopt.profiler.step_samples import Configuration, StepSample
+from hetopt.optimizer.step_time.model import StepTimeModel
+from hetopt.optimizer.step_time.observed import observe
+from hetopt.optimizer.step_time.tiers import kinship
 
 JOB_OVER_PROBES = 20.0
 """A job is taken to be worth this many times what may be spent on probing it: at most 5 % of it, that is."""

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.optimizer.steps_to_target.convergence import Convergence, fit_convergence
-from hetopt.profiler.errors import BadInput
-from hetopt.profiler.memory import MemoryLine, fit_memory
-from hetopt.profiler.profile import CompressorCost, Device, GainPoint, Link, Profile
-from hetopt.trainer.exchange.cost import Operation, Primitive
+from hetopt.core.comm.cost import Operation, Primitive
+from hetopt.core.errors import BadInput
+from hetopt.core.memory import MemoryLine, fit_memory
+from hetopt.core.profile import CompressorCost, Device, GainPoint, Link, Profile
+from hetopt.optimizer.convergence.convergence import Convergence, fit_convergence
 
 HUBER_RELATIVE = 0.03
 """Residuals up to this relative size count fully (about the repeat noise of a quiet machine); beyond, linearly."""

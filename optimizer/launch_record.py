@@ -6,9 +6,9 @@ from typing import ClassVar, Literal, get_args
 
 from pydantic import Field
 
+from hetopt.core.artifact import Artifact
+from hetopt.core.run_spec import RunSpec
 from hetopt.optimizer.plan import Plan, Prediction
-from hetopt.profiler.artifact import Artifact
-from hetopt.trainer.spec import RunSpec
 
 LAUNCH_FILE = "launch.json"
 

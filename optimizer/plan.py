@@ -6,11 +6,11 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from hetopt.optimizer.words import chance, duration, usd
-from hetopt.profiler.artifact import Artifact, Record
-from hetopt.profiler.profile import Profile
-from hetopt.trainer.spec import BatchPolicy, Compression, RatioPolicyName, RunSpec, StopRule
-from hetopt.trainer.synchronisation import Synchronisation
+from hetopt.core.artifact import Artifact, Record
+from hetopt.core.formatting import chance, duration, usd
+from hetopt.core.profile import Profile
+from hetopt.core.run_spec import BatchPolicy, Compression, RatioPolicyName, RunSpec, StopRule
+from hetopt.core.synchronization import Synchronisation
 
 Market = Literal["spot", "on-demand"]
 Evidence = Literal["measured", "interpolated", "extrapolated"]

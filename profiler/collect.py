@@ -11,9 +11,10 @@ from typing import TypeVar
 import numpy as np
 from pydantic import ValidationError
 
-from hetopt.profiler.artifact import Record
-from hetopt.profiler.errors import RunFailed
-from hetopt.profiler.measurement import (
+from hetopt.core.artifact import Record
+from hetopt.core.comm.network_fit import make_link
+from hetopt.core.errors import RunFailed
+from hetopt.core.events.probe_records import (
     FINISHED,
     HOST_FACTS,
     JOB_FACTS,
@@ -31,11 +32,10 @@ from hetopt.profiler.measurement import (
     SweepEnded,
     SweepPoint,
 )
-from hetopt.profiler.memory import fit_memory
-from hetopt.profiler.network import make_link
-from hetopt.profiler.noise import SmoothedNoise, pooled_noise
-from hetopt.profiler.pilot import steps_to_target
-from hetopt.profiler.profile import (
+from hetopt.core.gradient_noise import SmoothedNoise, pooled_noise
+from hetopt.core.memory import fit_memory
+from hetopt.core.probe_schedule import ProbeSchedule
+from hetopt.core.profile import (
     CompressorCost,
     Device,
     Evaluation,
@@ -49,8 +49,8 @@ from hetopt.profiler.profile import (
     Profile,
     StepTime,
 )
-from hetopt.profiler.schedule import ProbeSchedule
-from hetopt.profiler.throughput import settled, summarize, usual_mean
+from hetopt.core.throughput import settled, summarize, usual_mean
+from hetopt.profiler.pilot import steps_to_target
 
 Event = Mapping[str, object]
 R = TypeVar("R", bound=Record)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hetopt.profiler.profile import Evaluation
+from hetopt.core.profile import Evaluation
 
 
 def steps_to_target(evaluations: Sequence[Evaluation], *, target: float, higher_is_better: bool) -> float | None:

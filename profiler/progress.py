@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hetopt.profiler import measurement as m
-from hetopt.profiler.schedule import LATER_PASSES, PILOT_SHARE, SWEEP_SHARE, ProbeSchedule
+from hetopt.core.events import probe_records as m
+from hetopt.core.probe_schedule import LATER_PASSES, PILOT_SHARE, SWEEP_SHARE, ProbeSchedule
 
 Event = Mapping[str, object]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from hetopt.profiler.step_samples import StepSample
+from hetopt.core.step_samples import StepSample
 
 CONTRADICTION = 1.5
 """Repeats of one configuration differ by 5-15 % on public clusters; beyond this factor, something else differed too."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hetopt.trainer.event_reader import event_of
-from hetopt.trainer.log_events import RECORDS, LogEvent, kinds
+from hetopt.core.events.reader import event_of
+from hetopt.core.events.records import RECORDS, LogEvent, kinds
 
 KNOWN = frozenset(kind for record in RECORDS for kind in kinds(record))
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import ast
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
-FOLDERS: dict[str, str] = PYPROJECT["tool"]["setuptools"]["package-dir"]
+from tests.sources import REPOSITORY, modules
 
 STARTED = {
-    "hetopt.optimizer.cli.main": "the command line",
+    "hetopt.cli.main": "the command line",
     "hetopt.trainer.worker": "a worker, started by torchrun",
-    "hetopt.trainer.probe": "what `hetopt profile` starts",
-    "hetopt.trainer.launch.host": "a host of a run",
+    "hetopt.profiler.worker": "a worker of `hetopt profile`, started by torchrun",
+    "hetopt.trainer.host.agent": "a host of a run",
     "hetopt.trainer.torchrun": "what the script of `hetopt export` starts",
-    "hetopt.trainer.launch.ec2.agent": "the agent of a rented machine",
+    "hetopt.launch.ec2.node.agent": "the agent of a rented machine",
     "hetopt.trainer.session": "what a script of one's own imports",
     "hetopt.trainer.task": "what a task imports",
     "hetopt.catalogs.build": "`python -m hetopt.catalogs.build`, which makes the bundled catalogue",
@@ -28,16 +25,6 @@ NAMED = {
     "hetopt.trainer.data.stream.writer": "scripts that feed a stream import it (docs/streams.md)",
 }
 """Documented for scripts, and imported by nothing else. Each entry names the page."""
-
-
-def modules() -> dict[str, Path]:
-    """Every module of the product by its name; a package goes by its own."""
-    found = {}
-    for package, folder in FOLDERS.items():
-        for path in sorted((REPOSITORY / folder).rglob("*.py")):
-            parts = [package, *path.relative_to(REPOSITORY / folder).with_suffix("").parts]
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
 
 
 def texts(tree: ast.AST) -> Iterator[str]:
@@ -71,7 +58,7 @@ def imported(name: str, path: Path, known: dict[str, Path]) -> Iterator[str]:
             base = ".".join([*above, *([node.module] if node.module else [])])
             yield base
             yield from (f"{base}.{alias.name}" for alias in node.names)
-    # Such as "hetopt.trainer.launch.host", or "hetopt.trainer.tasks.digits:digits".
+    # Such as "hetopt.trainer.host.agent", or "hetopt.trainer.tasks.digits:digits".
     yield from (name for text in texts(tree) if (name := text.partition(":")[0]) in known)
 
 
@@ -104,6 +91,6 @@ def test_every_module_can_be_reached() -> None:
 
 def test_a_module_that_nothing_imports_is_found() -> None:
     known = modules()
-    without = {name: path for name, path in known.items() if name != "hetopt.optimizer.cli.recommend"}
+    without = {name: path for name, path in known.items() if name != "hetopt.cli.recommend"}
     lost = set(without) - reached(without, {*STARTED, *NAMED})
-    assert "hetopt.optimizer.cli.plan_view" in lost
+    assert "hetopt.cli.plan_view" in lost

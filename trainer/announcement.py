@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from hetopt.core.comm.network_state import NetworkState
+from hetopt.core.events.log import Event, EventLog
+from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import gather_numbers, gather_texts
+from hetopt.trainer.comm.network_tracker import Timed
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.events import Event, EventLog
-from hetopt.trainer.exchange.network_state import NetworkState
-from hetopt.trainer.exchange.network_tracker import Timed
-from hetopt.trainer.spec import RunSpec
 from hetopt.trainer.steps.step import trainable_parameters
 
 

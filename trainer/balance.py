@@ -7,13 +7,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hetopt.profiler.artifact import Record
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.control.choose import first_shares, micro_batch_size
-from hetopt.trainer.control.policy import BatchPolicy
-from hetopt.trainer.events import Event
+from hetopt.core.artifact import Record
+from hetopt.core.errors import BadInput
+from hetopt.core.events.log import Event
+from hetopt.core.local_batch_sizes import first_shares, micro_batch_size
+from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.milestones import Milestones
-from hetopt.trainer.spec import RunSpec
+from hetopt.trainer.policies.policy import BatchPolicy
 from hetopt.trainer.statistics import Period
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
 from hetopt.trainer.check_findings import Ended, Finding, NothingLeft, near, place, run
 from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, samples_in
 from hetopt.trainer.inexact import WHOLE_BATCH

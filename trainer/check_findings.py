@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 
 import torch
 
-from hetopt.profiler.errors import HetoptError
+from hetopt.core.errors import HetoptError
 
 T = TypeVar("T")
 

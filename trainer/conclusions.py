@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hetopt.profiler.errors import RunFailed
+from hetopt.core.errors import RunFailed
 from hetopt.trainer.announcement import tell_network
-from hetopt.trainer.exchange.peers import workers
+from hetopt.trainer.comm.peers import workers
+from hetopt.trainer.paired_trials import try_twins
 from hetopt.trainer.statistics import Period
 from hetopt.trainer.training import Training
-from hetopt.trainer.twins import try_twins
 
 
 def conclude(training: Training, period: Period) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
+from hetopt.core.events.log import EventLog
+from hetopt.core.run_spec import RunSpec, WorkerSpec
 from hetopt.trainer.agreement import Store
-from hetopt.trainer.events import EventLog
-from hetopt.trainer.spec import RunSpec, WorkerSpec
 
 
 @dataclass(frozen=True, kw_only=True)

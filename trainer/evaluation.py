@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hetopt.profiler.errors import RunFailed
+from hetopt.core.batch_partition import largest_remainder
+from hetopt.core.errors import RunFailed
 from hetopt.trainer.agreement import sum_numbers
 from hetopt.trainer.data.fetch import MapDataset
-from hetopt.trainer.partition import largest_remainder
 from hetopt.trainer.task import Task, evaluation_sums
 
 

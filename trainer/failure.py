@@ -11,8 +11,8 @@ from types import TracebackType
 import torch
 import torch.distributed as dist
 
-from hetopt.profiler.errors import HetoptError, RunFailed
-from hetopt.trainer.events import EVENTS_FILE, tell_failure
+from hetopt.core.errors import HetoptError, RunFailed
+from hetopt.core.events.log import EVENTS_FILE, tell_failure
 
 # What gloo says when the process at the other end is gone. It raises plain RuntimeErrors.
 _PEER_LOST = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
 
 BATCH_STATISTICS = "batch_statistics"
 """BatchNorm normalises each worker's samples by their own mean and variance."""

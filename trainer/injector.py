@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
+from hetopt.core.events.log import Event
+from hetopt.core.synchronization import Injection
 from hetopt.trainer.agreement import gather_texts
+from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.data.injection import Handover, drawn_samples, handover
-from hetopt.trainer.events import Event
-from hetopt.trainer.exchange.channel import Channel
-from hetopt.trainer.synchronisation import Injection
 
 
 class Injector:

@@ -15,7 +15,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hetopt.profiler.errors import RunFailed
+from hetopt.core.errors import RunFailed
+from hetopt.core.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE
+from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import gather_numbers, gather_texts
 from hetopt.trainer.announcement import announce, tell_network
 from hetopt.trainer.assembly import build_model
@@ -26,12 +28,10 @@ from hetopt.trainer.checkpoints.state import copied, run_digest
 from hetopt.trainer.conclusions import conclude
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.divergence import where_it_broke
-from hetopt.trainer.elastic.crew import Crew
 from hetopt.trainer.elastic.handover import Held, alike_part, hand_over
 from hetopt.trainer.elastic.membership import Version
+from hetopt.trainer.elastic.worker_group import Crew
 from hetopt.trainer.evaluation import evaluate
-from hetopt.trainer.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE
-from hetopt.trainer.spec import RunSpec
 from hetopt.trainer.statistics import Period
 from hetopt.trainer.task import Task, TaskData
 from hetopt.trainer.tasks.load import load_task

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
 from hetopt.trainer.data.fetch import Batch, rows_of, same_batch, samples_in
 from hetopt.trainer.inexact import BATCH_STATISTICS, WHOLE_BATCH
 from hetopt.trainer.loss_reading import SAME, LossReading, read_loss

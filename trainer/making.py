@@ -7,7 +7,7 @@ import inspect
 from torch import nn
 from torch.optim import Optimizer
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
 from hetopt.trainer.task import Task
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hetopt.trainer.spec import StopRule
+from hetopt.core.run_spec import StopRule
 
 LONGEST_PERIOD_S = 2.0
 """A control period takes no longer than this (unless a single step does), so that wishes to stop are heard in time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from hetopt.trainer.partition import least_within
+from hetopt.core.batch_partition import least_within
 
 LEAST_SAMPLES = 2
 """Of which a mean and a variance can be taken."""

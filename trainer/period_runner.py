@@ -10,19 +10,19 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hetopt.trainer.agreement import Gathering
-from hetopt.trainer.alarm import IN_A_ROW, Alarm
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.stream.source import Flow
 from hetopt.trainer.divergence import LossRecord
 from hetopt.trainer.likeness import marks_of
+from hetopt.trainer.slow_comm_detector import IN_A_ROW, Alarm
 from hetopt.trainer.statistics import PeriodLog
-from hetopt.trainer.steps.form import Form
 from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.local_batch import SampleFeed
 from hetopt.trainer.steps.local_gradient import DoesNotFit, half_of
-from hetopt.trainer.steps.pace import Pace
 from hetopt.trainer.steps.precision import LossScale, initial_loss_scale
+from hetopt.trainer.steps.slowdown import Pace
 from hetopt.trainer.steps.step import StepTrace
+from hetopt.trainer.steps.step_config import Form
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.synchroniser import Synchroniser
 

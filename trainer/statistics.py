@@ -10,11 +10,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 
-from hetopt.profiler.noise import Moments, pooled_noise
-from hetopt.trainer.control.policy import BatchObservation
+from hetopt.core.events.log import Event
+from hetopt.core.gradient_noise import Moments, pooled_noise
 from hetopt.trainer.data.stream.source import Flow
-from hetopt.trainer.events import Event
 from hetopt.trainer.likeness import CLOSE, Marks
+from hetopt.trainer.policies.policy import BatchObservation
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
 from hetopt.trainer.steps.traffic import GroupTraffic, Traffic, traffic_of

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from hetopt.core.stream import Stream
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.control.stream_rate import stream_learning_rate_scale
 from hetopt.trainer.data.cursor import Indices
 from hetopt.trainer.data.fetch import MapDataset
 from hetopt.trainer.data.stream.opening import open_stream
 from hetopt.trainer.data.stream.source import Flow
-from hetopt.trainer.stream import Stream
+from hetopt.trainer.policies.stream_rate import stream_learning_rate_scale
 
 
 class Streaming:

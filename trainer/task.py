@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hetopt.profiler.errors import BadInput
-from hetopt.profiler.profile import LearningRateRule
-from hetopt.trainer.control.learning_rate import learning_rate_scale
+from hetopt.core.errors import BadInput
+from hetopt.core.learning_rate import learning_rate_scale
+from hetopt.core.profile import LearningRateRule
 from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, samples_in, to_device
 from hetopt.trainer.inexact import check_accepted
 

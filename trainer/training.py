@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from torch import nn
 from torch.optim import Optimizer
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
+from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.assembly import (
     make_adaptive_scale,
     make_controller,
@@ -22,19 +23,18 @@ from hetopt.trainer.assembly import (
 from hetopt.trainer.balance import Balance
 from hetopt.trainer.checkpoints.saver import CheckpointSaver
 from hetopt.trainer.checkpoints.state import RankState, SharedState, run_digest
+from hetopt.trainer.comm.momentum_correction import own_momentum
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.control.ratio.averaging import Promise
-from hetopt.trainer.control.sync.settled import Settled
 from hetopt.trainer.evaluation import average_buffers
-from hetopt.trainer.exchange.momentum_correction import own_momentum
 from hetopt.trainer.making import make_optimizer
 from hetopt.trainer.milestones import Milestones
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.period_runner import PeriodRunner
-from hetopt.trainer.spec import RunSpec
+from hetopt.trainer.policies.ratio.averaging import Promise
+from hetopt.trainer.policies.sync.averaging_switch import Settled
+from hetopt.trainer.steps.adaptive_controller import Steering
 from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.precision import Autocast, LossScale
-from hetopt.trainer.steps.steering import Steering
 from hetopt.trainer.steps.step import LossModule
 from hetopt.trainer.steps.step_assembly import StepMaker
 from hetopt.trainer.steps.stopwatch import make_stopwatch

@@ -1,4 +1,4 @@
-"""A worker process: finds its place in the run, joins the others, and trains or profiles as the spec says.
+"""A worker process: finds its place in the run, joins the others, and trains.
 
 torchrun starts it as ``python -m hetopt.trainer.worker RUN_DIR`` with RANK, LOCAL_RANK and WORLD_SIZE in its
 environment.
@@ -11,7 +11,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -19,15 +19,15 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
+from hetopt.core.events.log import EVENTS_FILE, EventLog
+from hetopt.core.nodes import first_rank, host_names
+from hetopt.core.presence import KnownPresence, life_of
+from hetopt.core.process_guard import die_with_parent
+from hetopt.core.run_folder import STOP_FILE, read_spec
+from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.allocator import keep_freed_memory
-from hetopt.trainer.events import EVENTS_FILE, EventLog
-from hetopt.trainer.launch.guard import die_with_parent
-from hetopt.trainer.launch.host import HOST_PID_VARIABLE, MEETING_VARIABLE, died_of
-from hetopt.trainer.launch.nodes import first_rank, host_names
-from hetopt.trainer.presence import KnownPresence, life_of
-from hetopt.trainer.run_folder import STOP_FILE, read_spec
-from hetopt.trainer.spec import RunSpec
+from hetopt.trainer.host.agent import HOST_PID_VARIABLE, MEETING_VARIABLE, died_of
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from hetopt.trainer.agreement import Store
     from hetopt.trainer.context import WorkerContext
 
+
+Imports = Callable[[], "Callable[[WorkerContext], None]"]
 
 _IMPORTED_BEFORE = ("hetopt.trainer.loop", "torch._dynamo")
 """By the process that workers are forked from: what they need, and what DistributedDataParallel imports when used."""
@@ -125,31 +127,48 @@ class StopWish:
         signal.signal(number, signal.SIG_DFL)
 
 
-def main(arguments: list[str]) -> int:
-    """Live one worker's life; returns the exit code."""
+def training() -> Callable[[WorkerContext], None]:
+    """Import what a worker does that trains. Only that is imported: imports are most of a short run's start-up."""
+    from hetopt.trainer.loop import train
+
+    def work(context: WorkerContext) -> None:
+        if context.spec.probe is not None:
+            raise BadInput("this run measures and does not train.", hint="start `python -m hetopt.profiler.worker`")
+        train(context)
+
+    return work
+
+
+def main(arguments: list[str], work: Imports = training) -> int:
+    """Live one worker's life; returns the exit code.
+
+    Args:
+        arguments: of the command line: the run's folder.
+        work: imports and returns what the worker does once it has joined the others.
+    """
     host = os.environ.get(HOST_PID_VARIABLE)
     if host is not None:
         die_with_parent(int(host), signal.SIGKILL)
     run_dir = Path(arguments[0])
     meeting = os.environ.get(MEETING_VARIABLE)
-    return _live(run_dir, None) if meeting is None else _keep_alive(run_dir, meeting)
+    return _live(run_dir, None, work) if meeting is None else _keep_alive(run_dir, meeting)
 
 
-def _live(run_dir: Path, meeting: str | None) -> int:
+def _live(run_dir: Path, meeting: str | None, work: Imports = training) -> int:
     """Work, and tell the run why if that ends early; the exit code."""
     # torch takes seconds to import: only after the guard stands.
     with _only_imports():
         from hetopt.trainer.failure import FailureReport
 
     with FailureReport(run_dir, int(os.environ.get("RANK", "0"))) as report:
-        _work(run_dir, Place.of(os.environ), meeting)
+        _work(run_dir, Place.of(os.environ), meeting, work)
     return report.exit_code
 
 
 def _keep_alive(run_dir: Path, meeting: str) -> int:
     """Have the work done by a process that is replaced when it is killed, by one that has imported everything."""
     import_everything()
-    from hetopt.trainer.elastic.warden import keep
+    from hetopt.trainer.elastic.worker_supervisor import keep
 
     spec, place = read_spec(run_dir), Place.of(os.environ)
     work = WardedWork(run_dir, meeting, os.getpid())
@@ -199,7 +218,7 @@ def tell_lost(run_dir: Path, spec: RunSpec, place: int, number: int, replacement
         )
 
 
-def _work(run_dir: Path, place: Place, meeting: str | None) -> None:
+def _work(run_dir: Path, place: Place, meeting: str | None, work: Imports) -> None:
     import torch
 
     from hetopt.trainer.context import WorkerContext
@@ -239,15 +258,17 @@ def _work(run_dir: Path, place: Place, meeting: str | None) -> None:
             stop_requested=stop_wish,
             store=store,
         )
-        _do(context)
+        with _only_imports():
+            do = work()
+        do(context)
 
 
 def _work_among_changing(
     run_dir: Path, spec: RunSpec, place: Place, device: torch.device, stop_wish: StopWish, meeting: str
 ) -> None:
     """Train with whoever is there, from one generation of workers to the next."""
-    from hetopt.trainer.elastic.crew import Crew
-    from hetopt.trainer.elastic.meeting import Abandoned
+    from hetopt.trainer.elastic.rendezvous import Abandoned
+    from hetopt.trainer.elastic.worker_group import Crew
     from hetopt.trainer.loop import Material, train
 
     material = Material.load(spec)
@@ -278,20 +299,6 @@ def _work_among_changing(
                 print(f"this process ends: {why}", file=sys.stderr)
 
 
-def _do(context: WorkerContext) -> None:
-    """What the spec asks for. Only that half is imported: imports are most of a short run's start-up."""
-    if context.spec.probe is None:
-        with _only_imports():
-            from hetopt.trainer.loop import train
-
-        train(context)
-    else:
-        with _only_imports():
-            from hetopt.trainer.probe import run_probe
-
-        run_probe(context)
-
-
 @contextmanager
 def _process_group(place: Place, device: object, timeout_s: float) -> Iterator[Store | None]:
     """The default process group of all workers, over the backend that suits all of their devices, and its store."""
@@ -300,7 +307,7 @@ def _process_group(place: Place, device: object, timeout_s: float) -> Iterator[S
         return
     import torch.distributed as dist
 
-    from hetopt.trainer.launch.stores import group_store
+    from hetopt.trainer.host.stores import group_store
 
     store = group_store(os.environ, place.rank)
     store.set(f"hetopt/device/{place.rank}", f"{os.uname().nodename}/{device}")
@@ -318,7 +325,7 @@ def _process_group(place: Place, device: object, timeout_s: float) -> Iterator[S
         dist.destroy_process_group()
 
 
-def _leave(exit_code: int) -> NoReturn:
+def leave(exit_code: int) -> NoReturn:
     """End the process without tearing the interpreter down.
 
     Everything that matters is on disk by now. Whatever still refers to the process group (DistributedDataParallel, a
@@ -335,4 +342,4 @@ if __name__ == "__main__":
     if len(sys.argv) != 2:
         print("usage: python -m hetopt.trainer.worker RUN_DIR", file=sys.stderr)
         sys.exit(BadInput.exit_code)
-    _leave(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -19,11 +19,11 @@ from typing import Any, Self
 from benchmarks.box import programs
 from benchmarks.box.machine import Instance, Machine
 from benchmarks.box.sockets import Relay
+from hetopt.core.errors import RunFailed
+from hetopt.core.scaled_emulation import MiniatureHost
+from hetopt.launch.emulation import iproute
+from hetopt.launch.emulation.namespaces import PREFIX, MiniatureNetwork
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.profiler.errors import RunFailed
-from hetopt.trainer.launch import iproute
-from hetopt.trainer.launch.namespaces import PREFIX, MiniatureNetwork
-from hetopt.trainer.miniature import MiniatureHost
 
 _API_ADDRESS, _API_PORT = "172.31.255.254", 5000
 """Inside moto's default network, whose subnets hand out the machines' addresses from their beginnings."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.box import metadata
-from hetopt.trainer.launch import iproute
-from hetopt.trainer.launch.namespaces import LINK, MiniatureNetwork
+from hetopt.launch.emulation import iproute
+from hetopt.launch.emulation.namespaces import LINK, MiniatureNetwork
 
 CREDENTIALS = ("box", "box", "box")
 """Of the machines' role. moto takes any."""

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from benchmarks.box.box import Box, Happening
 from benchmarks.box.machine import Machine
-from hetopt.optimizer.ec2.ledger import LEDGER_FILE, read_ledger
-from hetopt.optimizer.ec2.order import ORDER_FILE, Order
-from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
-from hetopt.profiler.errors import RunFailed
-from hetopt.trainer.events import EVENTS_FILE, Event, read_events
+from hetopt.core.errors import RunFailed
+from hetopt.core.events.log import EVENTS_FILE, Event, read_events
+from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, Seen
+from hetopt.launch.ec2.renter.ledger import LEDGER_FILE, read_ledger
+from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
 
-HETOPT = (sys.executable, "-m", "hetopt.optimizer.cli.main")
+HETOPT = (sys.executable, "-m", "hetopt.cli.main")
 _TURN_S = 0.2
 _RENTS = ("ec2:CreateFleet", "ec2:TerminateInstances")
 _TOLD = ("training_started", "training_finished", "run_failed")

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Literal
 
 from hetopt import catalogs
+from hetopt.core.errors import BadInput
+from hetopt.core.paths import inside
 from hetopt.optimizer.market.catalog_rows import Row, read_rows
 from hetopt.optimizer.market.instance_type import Accelerator, AcceleratorModel, InstanceType, read_instance_types
 from hetopt.optimizer.market.provenance import Source, Sources, read_sources
-from hetopt.profiler.errors import BadInput
-from hetopt.profiler.paths import inside
 
 __all__ = [
     "Accelerator",

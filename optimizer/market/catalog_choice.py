@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetopt.core.paths import inside
 from hetopt.optimizer.market.catalog import BUNDLED, Catalog, load_catalog
-from hetopt.profiler.paths import inside
 
 STALE_DAYS = 7
 """Spot prices move by the week; older ones are worth a word."""

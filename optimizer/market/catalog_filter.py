@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from hetopt.core.errors import BadInput
 from hetopt.optimizer.market.catalog import Catalog, Listing, Market, Price, did_you_mean
 from hetopt.optimizer.market.instance_type import Accelerator, Architecture, InstanceType
-from hetopt.profiler.errors import BadInput
 
 AnyMarket = Literal["spot", "on-demand", "any"]
 Quantity = Callable[[Listing], float | str | None]

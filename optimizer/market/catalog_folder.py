@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from hetopt.core.errors import BadInput
 from hetopt.optimizer.market.catalog import load_catalog
-from hetopt.profiler.errors import BadInput
 
 
 def write_catalog(folder: Path, files: Mapping[str, str], region: str) -> Path:

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from hetopt.catalogs.build import OTHER_ACCELERATORS, VENDORS, as_csv, canonical_accelerators, number
+from hetopt.core.paths import inside
+from hetopt.core.reading import read_json, read_text
 from hetopt.optimizer.market.instance_type import TYPE_COLUMNS
 from hetopt.optimizer.market.zone_prices import COLUMNS, ZonePrice, zone_prices
-from hetopt.profiler.paths import inside
-from hetopt.profiler.reading import read_json, read_text
 
 Answer = Mapping[str, Any]
 """One item of an API's answer, as botocore parses it."""

@@ -8,9 +8,9 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hetopt.profiler.errors import BadInput
-from hetopt.profiler.plain_text import fault_of, texts_in
-from hetopt.profiler.reading import read_json, read_text, shortened
+from hetopt.core.errors import BadInput
+from hetopt.core.plain_text import fault_of, texts_in
+from hetopt.core.reading import read_json, read_text, shortened
 
 SCHEMA_VERSION = 1
 MOST_DIGITS = 15

@@ -9,12 +9,12 @@ from fnmatch import fnmatchcase
 from itertools import combinations
 from types import MappingProxyType
 
+from hetopt.core.errors import BadInput
 from hetopt.optimizer.market.catalog import Catalog, InstanceType, Market, Offer, Price, did_you_mean, offers
 from hetopt.optimizer.market.catalog_filter import AnyMarket, has_accelerator, known_accelerator
 from hetopt.optimizer.market.instance_type import Architecture
 from hetopt.optimizer.market.quota import Quotas, most_machines
 from hetopt.optimizer.market.zone_prices import ZonePrice, read_zone_prices
-from hetopt.profiler.errors import BadInput
 
 ANY_GPU, NO_GPU = "any", "none"
 

@@ -23,9 +23,9 @@ from botocore.exceptions import (
     TokenRetrievalError,
 )
 
+from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.optimizer.market.answer_store import AnswerStore
 from hetopt.optimizer.market.catalog_refresh import OFFERINGS, PRICE_LIST, SPECIFICATIONS, SPOT, Answers
-from hetopt.profiler.errors import BadInput, CloudRefused
 
 ZONES = "describe-availability-zones"
 PRICING_REGION = "us-east-1"

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetopt.core.errors import BadInput
 from hetopt.optimizer.market.catalog_rows import HINT, read_object
-from hetopt.profiler.errors import BadInput
 
 _DAY_OR_MONTH = re.compile(r"\d{4}-\d{2}(-\d{2})?")
 

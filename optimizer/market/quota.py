@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
+from hetopt.core.errors import BadInput
 from hetopt.optimizer.market.catalog import Market, Offer, did_you_mean
-from hetopt.profiler.errors import BadInput
 
 STANDARD = "standard"
 FAMILIES = (STANDARD, "g", "p", "p5", "inf", "trn", "dl", "f", "x", "u", "hpc", "mac")

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hetopt.core.paths import inside
 from hetopt.optimizer.market.catalog_rows import read_rows
-from hetopt.profiler.paths import inside
 
 COLUMNS = ("instance_type", "zone", "spot_usd_per_hour", "spot_log_sd")
 

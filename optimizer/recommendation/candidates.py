@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hetopt.optimizer.costs.bill import Rental, itemise
-from hetopt.optimizer.costs.cost import planned_usage
-from hetopt.optimizer.costs.observed_losses import watched_in_words
+from hetopt.core.comm.payload_bytes import Collective
+from hetopt.optimizer.convergence.steps_law import Z90
+from hetopt.optimizer.cost.bill import Rental, itemise
+from hetopt.optimizer.cost.cost import planned_usage
+from hetopt.optimizer.cost.observed_preemptions import watched_in_words
 from hetopt.optimizer.plan import Assumed, Candidate, CostTerm, Group, Prediction, Range
 from hetopt.optimizer.search.forecast import Forecast, JobModel, shares_of
 from hetopt.optimizer.search.search_space import Cluster, MachineOption, SearchSpace
-from hetopt.optimizer.steps_to_target.steps_law import Z90
-from hetopt.trainer.exchange.wire import Collective
 
 
 def make_candidate(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forecast, row: int) -> Candidate:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.optimizer.costs.possible_runs import Finalist, PossibleRuns, RentedPool, RunTerms, possible_runs
+from hetopt.core.errors import BadInput
+from hetopt.optimizer.cost.monte_carlo import Finalist, PossibleRuns, RentedPool, RunTerms, possible_runs
 from hetopt.optimizer.plan import SURE
-from hetopt.optimizer.search.aims import Limits
 from hetopt.optimizer.search.forecast import JobModel
+from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.pareto import pareto_front
 from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
-from hetopt.profiler.errors import BadInput
 
 FINALISTS = 48
 """Of the best plans, and of those that use less of their limits, possible runs of so many are drawn."""

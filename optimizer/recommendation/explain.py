@@ -6,19 +6,19 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from hetopt.optimizer import words
-from hetopt.optimizer.costs import mixing
-from hetopt.optimizer.costs.observed_losses import watched_in_words
+from hetopt.core import formatting
+from hetopt.core.formatting import duration, usd
+from hetopt.core.profile import Profile
+from hetopt.optimizer.convergence.local_penalty import steps_in_words
+from hetopt.optimizer.convergence.steps_law import Z90
+from hetopt.optimizer.cost import mixing
+from hetopt.optimizer.cost.observed_preemptions import watched_in_words
 from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Candidate, Insight
 from hetopt.optimizer.search.search import NEAR, Found, Limits, choose
-from hetopt.optimizer.step_model.local_steps import communication
-from hetopt.optimizer.step_model.transfer import ReferenceHost
-from hetopt.optimizer.steps_to_target.local_penalty import steps_in_words
-from hetopt.optimizer.steps_to_target.steps_law import Z90
-from hetopt.optimizer.words import duration, usd
-from hetopt.profiler.profile import Profile
+from hetopt.optimizer.step_time.local_steps import communication
+from hetopt.optimizer.step_time.transfer import ReferenceHost
 
 MORE = 1.25
 """How much a limit is loosened to see what that would buy."""
@@ -81,7 +81,7 @@ def describe_machines(candidate: Candidate) -> str:
     markets = sorted({group.market for group in candidate.groups})
     one = len(markets) == 1
     names = ((g.machines, g.instance_type if one else f"{g.instance_type} {g.market}") for g in candidate.groups)
-    return words.cluster(names) + (f" ({markets[0]})" if one else "")
+    return formatting.cluster(names) + (f" ({markets[0]})" if one else "")
 
 
 def _why(found: Found, chosen: Candidate, limits: Limits, seen: Insight) -> str:
@@ -106,7 +106,7 @@ def _why(found: Found, chosen: Candidate, limits: Limits, seen: Insight) -> str:
             f"{machines} is the {what} found that stays within {within} even at the upper end of its 90 % "
             f"interval ({usd(told.cost_usd.high)} and {duration(told.total_s.high)}); plans within 2 % count as equal."
         )
-    kept, wanted = words.chance(seen.chance or 0.0), words.chance(seen.asked)
+    kept, wanted = formatting.chance(seen.chance or 0.0), formatting.chance(seen.asked)
     if found.safe:
         return (
             f"{machines} is the {what} found that stays within {within} with a probability of {kept} "
@@ -196,7 +196,7 @@ def _on_demand(chosen: Candidate, catalog: Catalog) -> Iterator[str]:
 def _time(chosen: Candidate) -> str:
     told = chosen.prediction
     step = told.step_time_s.value
-    compression = words.exchange(chosen.compression, chosen.sync)
+    compression = formatting.exchange(chosen.compression, chosen.sync)
     parts = (
         f"Of a step of {duration(step)}, {told.compute_s / step:.0%} is computing (workers wait "
         f"{told.waiting_s / step:.0%} on average for the slowest) and {told.communication_s / step:.0%} communication "

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from hetopt.core.errors import BadInput, NoFeasiblePlan
+from hetopt.core.formatting import duration, usd, usd_at_least
 from hetopt.optimizer.market.catalog import Offer
 from hetopt.optimizer.recommendation.candidates import make_candidate
 from hetopt.optimizer.recommendation.explain import describe_machines
 from hetopt.optimizer.recommendation.remedies import Question, remedies
-from hetopt.optimizer.search.aims import Limits
+from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.search.search_space import MachineOption, SearchSpace
-from hetopt.optimizer.step_model.transfer import MENDED_BY_PROFILING, TOO_LITTLE_MEMORY
-from hetopt.optimizer.words import duration, usd, usd_at_least
-from hetopt.profiler.errors import BadInput, NoFeasiblePlan
+from hetopt.optimizer.step_time.transfer import MENDED_BY_PROFILING, TOO_LITTLE_MEMORY
 
 MOST_NAMED = 3
 

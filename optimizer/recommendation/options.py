@@ -9,8 +9,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import get_args
 
-from hetopt.optimizer.costs.cost import BOOT_S, SETUP_S
-from hetopt.optimizer.costs.observed_losses import ObservedLosses
+from hetopt.core.errors import BadInput
+from hetopt.core.synchronization import Synchronisation
+from hetopt.optimizer.cost.cost import BOOT_S, SETUP_S
+from hetopt.optimizer.cost.observed_preemptions import ObservedLosses
 from hetopt.optimizer.market.catalog_filter import AnyMarket
 from hetopt.optimizer.market.instance_type import Architecture
 from hetopt.optimizer.market.offer_filter import Wishes
@@ -18,8 +20,6 @@ from hetopt.optimizer.market.quota import Bucket
 from hetopt.optimizer.plan import Goal, Objective, ScalingRule
 from hetopt.optimizer.search.search import STUDY_TRIALS, Effort, Limits
 from hetopt.optimizer.search.search_space import MAX_TYPES
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.synchronisation import Synchronisation
 
 MAX_WORKERS = 256
 """A ring over more workers is dominated by latency, and the models were never held against one."""

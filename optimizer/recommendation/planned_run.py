@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import math
 
-from hetopt.optimizer.costs.checkpointing import CHECKPOINT_INTERVAL_S
-from hetopt.optimizer.costs.cost import (
-    DETECTION_S,
-    checkpoint_time_s,
-    cluster_hazard,
-    planned_interval_s,
-)
-from hetopt.optimizer.costs.observed_losses import group_belief
+from hetopt.core.learning_rate import adascale_gain, learning_rate_scale
+from hetopt.core.profile import Profile
+from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.optimizer.cost.checkpointing import CHECKPOINT_INTERVAL_S
+from hetopt.optimizer.cost.cost import DETECTION_S, checkpoint_time_s, cluster_hazard, planned_interval_s
+from hetopt.optimizer.cost.observed_preemptions import group_belief
 from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.plan import Candidate, Goal, ScalingRule
-from hetopt.profiler.profile import Profile
-from hetopt.trainer.control.learning_rate import adascale_gain, learning_rate_scale
-from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
 
 STEPS_MARGIN = 2.0
 """A run that has not reached its target after this times the upper end of its steps ends."""

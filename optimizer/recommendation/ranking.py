@@ -11,8 +11,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hetopt.optimizer.costs.billing import load_billing
-from hetopt.optimizer.costs.cost import STARTUP_LOG_SD, Rates
+from hetopt.core.profile import Profile
+from hetopt.optimizer.convergence.convergence import RelativeSteps, relative_steps
+from hetopt.optimizer.convergence.steps_law import Z90
+from hetopt.optimizer.cost.billing import load_billing
+from hetopt.optimizer.cost.cost import STARTUP_LOG_SD, Rates
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal
@@ -22,12 +25,9 @@ from hetopt.optimizer.search.cluster_rows import Columns, tabulate_rows, uniform
 from hetopt.optimizer.search.forecast import JobModel, forecast
 from hetopt.optimizer.search.pareto import pareto_front, thin
 from hetopt.optimizer.search.search_space import SearchSpace
-from hetopt.optimizer.step_model.links import network_log_sd
-from hetopt.optimizer.step_model.profiled import learned_shape, sampled_machines
-from hetopt.optimizer.step_model.transfer import reference_host
-from hetopt.optimizer.steps_to_target.convergence import RelativeSteps, relative_steps
-from hetopt.optimizer.steps_to_target.steps_law import Z90
-from hetopt.profiler.profile import Profile
+from hetopt.optimizer.step_time.links import network_log_sd
+from hetopt.optimizer.step_time.profiled import learned_shape, sampled_machines
+from hetopt.optimizer.step_time.transfer import reference_host
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,14 +8,19 @@ from dataclasses import replace
 from datetime import datetime
 from importlib.metadata import version
 
-from hetopt.optimizer.costs.billing import Billing, load_billing
-from hetopt.optimizer.costs.cost import (
-    DETECTION_S,
-    STARTUP_LOG_SD,
-    Rates,
-    checkpoint_bytes,
-    checkpoint_time_s,
+from hetopt.core.compression_slowdown import LEAST_GAIN, MOST_LOST
+from hetopt.core.errors import BadInput
+from hetopt.core.profile import Profile
+from hetopt.optimizer.convergence.convergence import (
+    Convergence,
+    EpochSteps,
+    FixedSteps,
+    StepsModel,
+    batch_range,
+    target_steps,
 )
+from hetopt.optimizer.cost.billing import Billing, load_billing
+from hetopt.optimizer.cost.cost import DETECTION_S, STARTUP_LOG_SD, Rates, checkpoint_bytes, checkpoint_time_s
 from hetopt.optimizer.fit import FittedModel, fit
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.offer_filter import narrow
@@ -24,10 +29,10 @@ from hetopt.optimizer.recommendation.candidates import make_candidate
 from hetopt.optimizer.recommendation.confidence import confident
 from hetopt.optimizer.recommendation.explain import explain
 from hetopt.optimizer.recommendation.infeasible import nothing_fits, nothing_usable
-from hetopt.optimizer.recommendation.insight import insight
 from hetopt.optimizer.recommendation.options import Options
 from hetopt.optimizer.recommendation.planned_run import run_spec
 from hetopt.optimizer.recommendation.remedies import Question, remedies
+from hetopt.optimizer.recommendation.sensitivity import insight
 from hetopt.optimizer.search.forecast import JobModel
 from hetopt.optimizer.search.search import Found, search
 from hetopt.optimizer.search.search_space import (
@@ -39,23 +44,12 @@ from hetopt.optimizer.search.search_space import (
     local_exchange,
     machine_options,
 )
-from hetopt.optimizer.step_model.links import network_log_sd
-from hetopt.optimizer.step_model.local_options import asked_option, is_planned, measured_options
-from hetopt.optimizer.step_model.profiled import learned_shape, sampled_machines
-from hetopt.optimizer.step_model.sampled import SampledMachines
-from hetopt.optimizer.step_model.shape import Shape
-from hetopt.optimizer.step_model.transfer import ReferenceHost, reference_host
-from hetopt.optimizer.steps_to_target.convergence import (
-    Convergence,
-    EpochSteps,
-    FixedSteps,
-    StepsModel,
-    batch_range,
-    target_steps,
-)
-from hetopt.profiler.errors import BadInput
-from hetopt.profiler.inflation import LEAST_GAIN, MOST_LOST
-from hetopt.profiler.profile import Profile
+from hetopt.optimizer.step_time.links import network_log_sd
+from hetopt.optimizer.step_time.local_options import asked_option, is_planned, measured_options
+from hetopt.optimizer.step_time.profiled import learned_shape, sampled_machines
+from hetopt.optimizer.step_time.sampled import SampledMachines
+from hetopt.optimizer.step_time.shape import Shape
+from hetopt.optimizer.step_time.transfer import ReferenceHost, reference_host
 
 __all__ = ["Options", "evaluation_period_epochs", "job_of", "minimum_gain", "recommend", "space_of", "steps_model"]
 

@@ -16,14 +16,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.optimizer.costs.possible_runs import PossibleRuns
+from hetopt.core.formatting import duration, round_up_s, round_up_usd, usd
+from hetopt.optimizer.cost.monte_carlo import PossibleRuns
 from hetopt.optimizer.plan import SURE
 from hetopt.optimizer.recommendation.confidence import confident, simulate, sparing
-from hetopt.optimizer.search.aims import Limits
 from hetopt.optimizer.search.forecast import JobModel
+from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.search.search_space import SearchSpace
-from hetopt.optimizer.words import duration, round_up_s, round_up_usd, usd
 
 Array = NDArray[np.float64]
 Limit = Literal["budget_usd", "deadline_s"]

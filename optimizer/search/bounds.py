@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.optimizer.costs.bill import SECONDS_PER_HOUR
-from hetopt.optimizer.search.aims import Limits
+from hetopt.optimizer.cost.bill import SECONDS_PER_HOUR
 from hetopt.optimizer.search.cluster_rows import Boxes, Columns, least_table, most_compute_s
 from hetopt.optimizer.search.forecast import ClusterTable, JobModel, distance, forecast, steps_of
+from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.rental_bound import NEVER_USD, RentalBound
 
 Array = NDArray[np.float64]

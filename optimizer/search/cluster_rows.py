@@ -13,12 +13,12 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.optimizer.costs.hazard import SHOCKS
+from hetopt.core.comm.payload_bytes import Collective
+from hetopt.optimizer.cost.preemption_rate import SHOCKS
 from hetopt.optimizer.market.quota import bucket_of
 from hetopt.optimizer.search.forecast import ClusterTable
 from hetopt.optimizer.search.group_shares import Lines, earliest_finish, feasible, share, water_level
 from hetopt.optimizer.search.search_space import MAX_TYPES, Cluster, SearchSpace
-from hetopt.trainer.exchange.wire import Collective
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.intp]

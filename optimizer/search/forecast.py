@@ -8,15 +8,15 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hetopt.optimizer.costs.bill import crossing_bytes
-from hetopt.optimizer.costs.cost import Rates, interruptions, planned_usage
-from hetopt.optimizer.costs.least_budget import extras_usd_per_hour, fixed_usd, least_budget_usd
+from hetopt.core.batch_partition import GroupShares, solve_group_shares
+from hetopt.optimizer.convergence.convergence import StepsModel
+from hetopt.optimizer.convergence.steps_law import Z90
+from hetopt.optimizer.cost.bill import crossing_bytes
+from hetopt.optimizer.cost.cost import Rates, interruptions, planned_usage
+from hetopt.optimizer.cost.least_budget import extras_usd_per_hour, fixed_usd, least_budget_usd
 from hetopt.optimizer.search.search_space import Cluster, SearchSpace
-from hetopt.optimizer.step_model.shape import Shape
-from hetopt.optimizer.step_model.step_time import NO_OVERLAP, expected_maximum, growth, together
-from hetopt.optimizer.steps_to_target.convergence import StepsModel
-from hetopt.optimizer.steps_to_target.steps_law import Z90
-from hetopt.trainer.partition import GroupShares, solve_group_shares
+from hetopt.optimizer.step_time.shape import Shape
+from hetopt.optimizer.step_time.step_time import NO_OVERLAP, expected_maximum, growth, together
 
 Array = NDArray[np.float64]
 

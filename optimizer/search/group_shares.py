@@ -1,4 +1,4 @@
-"""Exact shares of many clusters at once: `hetopt.trainer.partition.solve_group_shares` in columns.
+"""Exact shares of many clusters at once: `hetopt.core.batch_partition.solve_group_shares` in columns.
 
 Rows are clusters, columns their groups of identical workers; a group without workers is no group. Beside the exact
 integers stands the level below which no integers can be, for every cluster of a box of counts.
@@ -61,7 +61,7 @@ def share(lines: Lines, workers: Integers, batch: Integers) -> SharedRows:
     """The integer shares with the earliest finish, row by row, for `feasible` rows.
 
     Round the water level down, then hand the rest to whoever would finish one more sample first (see
-    `hetopt.trainer.partition` for why that is exact). A round gives one sample to every worker of one group, so few
+    `hetopt.core.batch_partition` for why that is exact). A round gives one sample to every worker of one group, so few
     rounds serve all rows.
     """
     present = workers > 0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.optimizer.search.aims import Limits, best_rows, rank
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows
 from hetopt.optimizer.search.forecast import Forecast, JobModel, forecast
+from hetopt.optimizer.search.objective import Limits, best_rows, rank
 from hetopt.optimizer.search.pareto import pareto_front
 from hetopt.optimizer.search.search_space import Cluster
 

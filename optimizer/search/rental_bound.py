@@ -18,12 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.optimizer.costs.bill import SECONDS_PER_HOUR
-from hetopt.optimizer.search.aims import Limits
+from hetopt.optimizer.convergence.steps_law import Z90
+from hetopt.optimizer.cost.bill import SECONDS_PER_HOUR
 from hetopt.optimizer.search.cluster_rows import Boxes, Columns
 from hetopt.optimizer.search.forecast import JobModel, evaluations
-from hetopt.optimizer.step_model.step_time import expected_maximum
-from hetopt.optimizer.steps_to_target.steps_law import Z90
+from hetopt.optimizer.search.objective import Limits
+from hetopt.optimizer.step_time.step_time import expected_maximum
 
 Array = NDArray[np.float64]
 

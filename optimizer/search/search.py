@@ -16,16 +16,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.optimizer import words
-from hetopt.optimizer.search.aims import NEAR, Limits, best_rows, choose
+from hetopt.core import formatting
+from hetopt.core.errors import BadInput
+from hetopt.core.interruption import goes_on
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, uniform_rows
 from hetopt.optimizer.search.forecast import Forecast, JobModel
 from hetopt.optimizer.search.mixes import BOXES, BOXES_OF_THREE, Proof, search_mixes
+from hetopt.optimizer.search.objective import NEAR, Limits, best_rows, choose
 from hetopt.optimizer.search.pareto import pareto_front, thin
 from hetopt.optimizer.search.pool import Pool
 from hetopt.optimizer.search.search_space import MAX_TYPES, Cluster, SearchSpace
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.launch.interruption import goes_on
 
 __all__ = ["NEAR", "Effort", "Found", "Limits", "Proof", "choose", "search"]
 
@@ -191,8 +191,10 @@ def _in_words(pool: Pool) -> str:
     row, _ = choose(found, pool.limits)
     if row is None:
         return "none that fits"
-    machines = words.cluster((count, space.options[option].name) for option, count in pool.rows.cluster(row).machines)
-    return f"{machines}: {words.duration(float(found.total_s[row]))}, {words.usd(float(found.cost_usd[row]))}"
+    machines = formatting.cluster(
+        (count, space.options[option].name) for option, count in pool.rows.cluster(row).machines
+    )
+    return f"{machines}: {formatting.duration(float(found.total_s[row]))}, {formatting.usd(float(found.cost_usd[row]))}"
 
 
 def _found(pool: Pool, proof: Proof | None, *, trials: int, stopped: bool) -> Found:

@@ -11,22 +11,22 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.optimizer.costs.hazard import PoolBelief
-from hetopt.optimizer.costs.observed_losses import ObservedLosses, pool_belief
+from hetopt.core.comm.overlap import UNDER_BACKWARD
+from hetopt.core.comm.payload_bytes import WIRE_FORMATS, Collective, wire_format
+from hetopt.core.run_spec import Compression
+from hetopt.core.synchronization import Synchronisation
+from hetopt.optimizer.cost.observed_preemptions import ObservedLosses, pool_belief
+from hetopt.optimizer.cost.preemption_rate import PoolBelief
 from hetopt.optimizer.fit import CompressorLine, FittedModel, LinkModel, times_as_long
 from hetopt.optimizer.market.catalog import Offer
 from hetopt.optimizer.market.quota import Quotas
 from hetopt.optimizer.plan import Watched
-from hetopt.optimizer.step_model.links import between_machines, inside_machine
-from hetopt.optimizer.step_model.local_options import LocalOption
-from hetopt.optimizer.step_model.sampled import SampledMachine, SampledMachines
-from hetopt.optimizer.step_model.shape import Shape
-from hetopt.optimizer.step_model.step_time import collective_terms
-from hetopt.optimizer.step_model.transfer import ReferenceHost, Unusable, WorkerModel, worker_model
-from hetopt.trainer.exchange.under_backward import UNDER_BACKWARD
-from hetopt.trainer.exchange.wire import WIRE_FORMATS, Collective, wire_format
-from hetopt.trainer.spec import Compression
-from hetopt.trainer.synchronisation import Synchronisation
+from hetopt.optimizer.step_time.links import between_machines, inside_machine
+from hetopt.optimizer.step_time.local_options import LocalOption
+from hetopt.optimizer.step_time.sampled import SampledMachine, SampledMachines
+from hetopt.optimizer.step_time.shape import Shape
+from hetopt.optimizer.step_time.step_time import collective_terms
+from hetopt.optimizer.step_time.transfer import ReferenceHost, Unusable, WorkerModel, worker_model
 
 MAX_TYPES = 3
 """Instance types in one cluster. More are allowed by the trainer, but hardly ever pay and are hard to get together."""

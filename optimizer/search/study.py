@@ -16,11 +16,11 @@ import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from hetopt.optimizer.search.aims import Limits
+from hetopt.core.errors import BadInput
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows
 from hetopt.optimizer.search.forecast import Forecast, JobModel, forecast
+from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.search_space import MAX_TYPES, Cluster, ExchangeOption, SearchSpace
-from hetopt.profiler.errors import BadInput
 
 POPULATION = 40
 _IMPOSSIBLE = 1e12

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from benchmarks._composed import Stretch, Trajectory, Way, final, reached_s, smoothed, trajectory
 from benchmarks._quality import Job
-from hetopt.trainer.spec import Compression
+from hetopt.core.run_spec import Compression
 
 JOB = Job(task="digits", data=None, batch=64, epochs=1, metric="perplexity", higher_is_better=False, points=1.0)
 DENSE = Way(by="ddp", compression=Compression())

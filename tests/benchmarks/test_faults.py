@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks._rehearsed_faults import HOSTS, STEPS, schedule
-from hetopt.trainer.launch.description import parse_changes
-from hetopt.trainer.launch.schedule import HostNow
-from hetopt.trainer.miniature import MiniatureHost
+from hetopt.core.scaled_emulation import MiniatureHost
+from hetopt.launch.emulation.description import parse_changes
+from hetopt.launch.emulation.schedule import HostNow
 
 
 @given(st.integers(0, 10**6))

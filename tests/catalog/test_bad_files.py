@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.optimizer.costs.billing import load_billing
+from hetopt.core.errors import BadInput
+from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.market.catalog import AcceleratorModel, Catalog, InterruptionBand, load_catalog
-from hetopt.profiler.errors import BadInput
 
 Edited = Callable[[str, str, str], Path]
 

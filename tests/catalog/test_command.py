@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from hetopt.optimizer.cli.catalog import app
+from hetopt.cli.catalog import app
+from hetopt.core.errors import BadInput
 from hetopt.optimizer.market.catalog import load_catalog
-from hetopt.profiler.errors import BadInput
 
 Golden = Callable[[str, str], None]
 
@@ -186,7 +186,7 @@ def test_prices_in_several_regions_are_compared(small: Path) -> None:
     [
         ("hetopt.optimizer.market.catalog", {"numpy", "torch", "pydantic", "optuna", "rich", "typer", "boto3"}),
         (
-            "hetopt.optimizer.cli.catalog",
+            "hetopt.cli.catalog",
             {"numpy", "torch", "pydantic", "optuna", "boto3", "hetopt.optimizer.market.catalog"},
         ),
     ],

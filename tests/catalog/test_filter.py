@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.optimizer.cli.catalog import ArchitectureOption, MarketOption, SortOption
+from hetopt.cli.catalog import ArchitectureOption, MarketOption, SortOption
+from hetopt.core.errors import BadInput
 from hetopt.optimizer.market.catalog import Catalog, Listing, load_catalog
 from hetopt.optimizer.market.catalog_filter import AnyMarket, Criteria, price_in, quantities, select, sort, why_none
 from hetopt.optimizer.market.instance_type import Architecture
-from hetopt.profiler.errors import BadInput
 
 CATALOG = load_catalog()
 LISTINGS = tuple(CATALOG.listings.values())

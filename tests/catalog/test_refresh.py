@@ -19,13 +19,13 @@ import boto3
 import pytest
 from botocore.stub import ANY, Stubber
 
+from hetopt.core.errors import CloudRefused
 from hetopt.optimizer.market import pricing
 from hetopt.optimizer.market.answer_store import AnswerStore
 from hetopt.optimizer.market.catalog import BUNDLED, load_catalog
 from hetopt.optimizer.market.catalog_folder import write_catalog
 from hetopt.optimizer.market.catalog_refresh import refreshed
 from hetopt.optimizer.market.zone_prices import ZonePrice, read_zone_prices
-from hetopt.profiler.errors import CloudRefused
 from tests.disturbance import PATIENCE_S
 
 NOW = datetime.datetime(2026, 11, 20, 12, tzinfo=datetime.UTC)
@@ -120,7 +120,7 @@ def hetopt(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     """The command in a process of its own. Whatever is not redirected goes to a port where nobody answers."""
     nowhere = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_MAX_ATTEMPTS": "1"}
     return subprocess.run(
-        [sys.executable, "-c", "from hetopt.optimizer.cli.main import main; main()", *arguments],
+        [sys.executable, "-c", "from hetopt.cli.main import main; main()", *arguments],
         env={**os.environ, **nowhere, **environment},
         capture_output=True,
         text=True,

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from hetopt.core.errors import BadInput
 from hetopt.optimizer.market.catalog import BUNDLED
 from hetopt.optimizer.market.catalog_choice import catalog_in_use
 from hetopt.optimizer.market.catalog_folder import write_catalog
 from hetopt.optimizer.market.catalog_refresh import Answers, instance_row, on_demand_prices, plausible, refreshed
 from hetopt.optimizer.market.zone_prices import ZonePrice, zone_prices
-from hetopt.profiler.errors import BadInput
 
 NOW = datetime.datetime(2026, 11, 20, 12, tzinfo=datetime.UTC)
 

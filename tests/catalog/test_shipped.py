@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from hetopt.catalogs.build import build
-from hetopt.optimizer.costs.billing import load_billing
+from hetopt.core.errors import BadInput
+from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.market.catalog import BUNDLED, SAVING_LOG_SD, Catalog, load_catalog, offers
-from hetopt.profiler.errors import BadInput
 
 SNAPSHOT = datetime.date(2026, 7, 20)
 ADVISOR = datetime.date(2025, 6, 28)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.optimizer.ec2.images import image_kind
+from hetopt.core.errors import BadInput
+from hetopt.launch.ec2.renter.images import image_kind
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.market.software import FACTS, pinned, runs
-from hetopt.profiler.errors import BadInput
 from tests.face.conftest import RECORDED, hetopt
 
 from ..face.test_recommend_options import Hetopt

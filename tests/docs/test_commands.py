@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 from benchmarks import newcomer
+from hetopt.core.events.log import EVENTS_FILE
+from hetopt.core.profile import Profile
+from hetopt.launch.emulation.namespaces import why_not
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal
 from hetopt.optimizer.recommendation.recommend import Options, recommend
-from hetopt.profiler.profile import Profile
-from hetopt.trainer.events import EVENTS_FILE
-from hetopt.trainer.launch.namespaces import why_not
 from tests.docs.test_readme import DOCUMENTS, REPOSITORY, commands
 from tests.face.conftest import RECORDED, hetopt
 from tests.face.test_report import _disturbed, launch, plan, rehearsed

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hetopt.profiler.profile import Profile
+from hetopt.core.profile import Profile
 from hetopt.trainer.data.fetch import fetch
 from hetopt.trainer.task import add_sums, evaluation_sums
 from hetopt.trainer.tasks.load import load_task
@@ -53,7 +53,7 @@ def test_the_example_can_be_profiled(tmp_path: Path) -> None:
     (tmp_path / "steps.jsonl").write_text(lines(measured()), encoding="utf-8")
     result = subprocess.run(
         [
-            *(sys.executable, "-m", "hetopt.optimizer.cli.main", "profile", f"{EXAMPLES / 'diabetes.py'}:task"),
+            *(sys.executable, "-m", "hetopt.cli.main", "profile", f"{EXAMPLES / 'diabetes.py'}:task"),
             *("--from-samples", str(tmp_path / "steps.jsonl")),
             *("--workers", "1", "--time-budget", "5", "-o", str(output)),
         ],

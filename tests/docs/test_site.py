@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import pkgutil
 import re
 import subprocess
 import sys
@@ -13,16 +12,14 @@ from typing import get_args
 
 import pytest
 
-import hetopt.optimizer as optimizer
-import hetopt.profiler as profiler
-import hetopt.trainer as trainer
-from hetopt.profiler.errors import HetoptError
-from hetopt.trainer.control.ratio.choose import CONTROLLERS
-from hetopt.trainer.exchange.composition import COLLECTIVES, METHODS
-from hetopt.trainer.spec import BatchPolicy
-from hetopt.trainer.synchronisation import PartitionName, SyncName
+from hetopt.core.comm.composition import COLLECTIVES, METHODS
+from hetopt.core.comm.ratio_controllers import CONTROLLERS
+from hetopt.core.errors import HetoptError
+from hetopt.core.run_spec import BatchPolicy
+from hetopt.core.synchronization import PartitionName, SyncName
 from tests.face.conftest import hetopt
 from tests.face.test_report import launch, plan, rehearsed
+from tests.sources import modules
 
 __all__ = ["hetopt", "launch", "plan", "rehearsed"]
 
@@ -56,9 +53,8 @@ def classes(root: type[HetoptError]) -> set[type[HetoptError]]:
 
 def test_every_error_is_in_the_table() -> None:
     """With its exit code, a cause, and what to do."""
-    for package in (profiler, trainer, optimizer):
-        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            importlib.import_module(found.name)
+    for module in modules():
+        importlib.import_module(module)
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (.+?) \| (.+?) \|$", (DOCS / "errors.md").read_text(), re.MULTILINE)
     told = {name: (int(code), cause, step) for name, code, cause, step in rows}
     known = {one for one in classes(HetoptError) if one.__module__.startswith("hetopt.")}

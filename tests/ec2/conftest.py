@@ -18,20 +18,20 @@ from typing import Any
 
 import pytest
 
-from hetopt.optimizer.costs.billing import Billing, load_billing
-from hetopt.optimizer.ec2.bundle import Bundle, make_bundle
-from hetopt.optimizer.ec2.edge import BotoEdge
-from hetopt.optimizer.ec2.ledger import LEDGER_FILE, Ledger, LedgerEdge
-from hetopt.optimizer.ec2.order import Order
-from hetopt.optimizer.ec2.ordering import Wishes, make_order
-from hetopt.optimizer.ec2.removal import Remover
-from hetopt.optimizer.ec2.request import Answer, Edge, Request
-from hetopt.optimizer.ec2.retry import Retrying
-from hetopt.optimizer.ec2.survey import Found
+from hetopt.core.profile import Profile
+from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.launch.ec2.renter.bundle import Bundle, make_bundle
+from hetopt.launch.ec2.renter.edge import BotoEdge
+from hetopt.launch.ec2.renter.ledger import LEDGER_FILE, Ledger, LedgerEdge
+from hetopt.launch.ec2.renter.order import Order
+from hetopt.launch.ec2.renter.ordering import Wishes, make_order
+from hetopt.launch.ec2.renter.removal import Remover
+from hetopt.launch.ec2.renter.request import Answer, Edge, Request
+from hetopt.launch.ec2.renter.retry import Retrying
+from hetopt.launch.ec2.renter.survey import Found
+from hetopt.optimizer.cost.billing import Billing, load_billing
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.plan import Candidate, Group, Plan, Prediction, Range
-from hetopt.profiler.profile import Profile
-from hetopt.trainer.spec import Compression, RunSpec, StopRule, WorkerSpec
 from tests.ec2 import reviewed_members
 from tests.face.conftest import RECORDED, hetopt
 

@@ -7,14 +7,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hetopt.optimizer.ec2 import calls
-from hetopt.optimizer.ec2.errors import ApiRefused
-from hetopt.optimizer.ec2.launcher import Ec2Launcher
-from hetopt.optimizer.ec2.order import ORDER_FILE, Order
-from hetopt.optimizer.ec2.request import Answer, Edge, Request
-from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
-from hetopt.trainer.launch.base import RunState
-from hetopt.trainer.spec import RunSpec
+from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_status import RunState
+from hetopt.launch.ec2.renter import calls
+from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, Seen
+from hetopt.launch.ec2.renter.errors import ApiRefused
+from hetopt.launch.ec2.renter.launcher import Ec2Launcher
+from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
+from hetopt.launch.ec2.renter.request import Answer, Edge, Request
 from tests.ec2.conftest import Patience
 
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from hetopt.optimizer.ec2.budget import LEAST_LIFETIME_S
-from hetopt.optimizer.ec2.edge import BotoEdge
-from hetopt.optimizer.ec2.order import Order
-from hetopt.optimizer.ec2.ordering import check_prices
+from hetopt.core.errors import BudgetStop
+from hetopt.core.profile import Profile
+from hetopt.launch.ec2.renter.budget import LEAST_LIFETIME_S
+from hetopt.launch.ec2.renter.edge import BotoEdge
+from hetopt.launch.ec2.renter.order import Order
+from hetopt.launch.ec2.renter.ordering import check_prices
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal, Insight, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
-from hetopt.profiler.errors import BudgetStop
-from hetopt.profiler.profile import Profile
 from tests.face.conftest import RECORDED
 
 from .conftest import leftovers

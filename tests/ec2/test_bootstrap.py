@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.optimizer.ec2.bundle import Bundle, make_bundle
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.launch.ec2.bootstrap import USER_DATA_LIMIT_BYTES, NodeConfig, user_data
-from hetopt.trainer.launch.ec2.lifetime import Timer
+from hetopt.core.errors import BadInput
+from hetopt.launch.ec2.bootstrap import USER_DATA_LIMIT_BYTES, NodeConfig, user_data
+from hetopt.launch.ec2.lifetime import Timer
+from hetopt.launch.ec2.renter.bundle import Bundle, make_bundle
+from tests.sources import modules
+from tests.test_reachable import reached
 
 CONFIG = NodeConfig(
     run_id="20261120-120000-digits-ab12",
@@ -147,14 +149,14 @@ def test_a_machine_boots_and_ends(tmp_path: Path, bundle: Bundle) -> None:
         "systemctl restart hetopt-end.timer",
     ]
     assert called[-1] == "shutdown -h now"
-    assert called[-2] == f"python -m hetopt.trainer.launch.ec2.agent {tmp_path / 'root'}"
+    assert called[-2] == f"python -m hetopt.launch.ec2.node.agent {tmp_path / 'root'}"
     asked = [line for line in called if "pip install" in line]
     assert [line.rpartition("/")[2] for line in asked] == ["x86_64-cpu.txt", "x86_64-cpu-torch.txt"]
     assert all("--require-hashes" in line for line in asked)
     for line in asked:
         assert Path(line.rpartition(" ")[2]).is_file()
     assert NodeConfig.from_json((tmp_path / "root" / "node.json").read_text()) == config
-    assert (tmp_path / "root" / "code" / "hetopt" / "trainer" / "launch" / "host.py").is_file()
+    assert (tmp_path / "root" / "code" / "hetopt" / "trainer" / "host" / "agent.py").is_file()
     assert "the agent ended with 0" in log
 
 
@@ -180,9 +182,12 @@ def test_the_bundle_is_the_same_for_the_same_sources(bundle: Bundle, tmp_path: P
     (tmp_path / "b.tar.gz").write_bytes(bundle.data)
     with tarfile.open(tmp_path / "b.tar.gz") as archive:
         names = archive.getnames()
-    assert "hetopt/profiler/errors.py" in names
+    assert {"hetopt/core/errors.py", "hetopt/launch/ec2/node/agent.py", "hetopt/trainer/worker.py"} <= set(names)
     assert not any(name.startswith("/") or ".." in name for name in names)
-    assert not any(name.startswith("hetopt/optimizer") for name in names), "machines plan nothing"
+    there = {name.removesuffix(".py").replace("/", ".") for name in names}
+    assert not any(name.startswith("hetopt.optimizer") for name in there), "machines plan nothing"
+    needed = reached(modules(), {"hetopt.launch.ec2.node.agent", "hetopt.trainer.worker"})
+    assert needed <= {name.removesuffix(".__init__") for name in there}, "what machines import travels"
 
 
 def test_the_users_own_task_travels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +210,7 @@ def test_the_bundle_runs_by_itself(tmp_path: Path, bundle: Bundle) -> None:
         archive.extractall(tmp_path, filter="data")
     program = (
         "import json, sys; sys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f).lower()];"
-        "sys.path.insert(0, '.'); import hetopt.trainer.launch.ec2.agent as a; import hetopt.trainer.tasks as t;"
+        "sys.path.insert(0, '.'); import hetopt.launch.ec2.node.agent as a; import hetopt.trainer.tasks as t;"
         "print(json.dumps([a.__file__, t.__file__]))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)

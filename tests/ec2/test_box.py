@@ -12,14 +12,15 @@ import pytest
 
 from benchmarks.box.box import Box
 from benchmarks.box.story import Act, Stage, meeting_host, timeline, trained
-from hetopt.optimizer.ec2.launcher import Ec2Launcher
-from hetopt.optimizer.ec2.order import ORDER_FILE, Order
-from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
+from hetopt.core.events.log import EVENTS_FILE, read_events
+from hetopt.core.profile import Profile
+from hetopt.core.run_status import RunState
+from hetopt.launch.backend import RunHandle
+from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, Seen
+from hetopt.launch.ec2.renter.launcher import Ec2Launcher
+from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
+from hetopt.launch.emulation.namespaces import why_not
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.profiler.profile import Profile
-from hetopt.trainer.events import EVENTS_FILE, read_events
-from hetopt.trainer.launch.base import RunHandle, RunState
-from hetopt.trainer.launch.namespaces import why_not
 from tests.ec2.conftest import plan_of
 
 STAND_IN = ("--substitute", "c7i.large=m7i.large", "--substitute", "c7i.xlarge=m7i.xlarge")

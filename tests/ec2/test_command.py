@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.optimizer.ec2 import calls
-from hetopt.optimizer.ec2.edge import BotoEdge
-from hetopt.optimizer.ec2.ledger import LEDGER_FILE, read_ledger
-from hetopt.optimizer.ec2.order import ORDER_FILE, Order
-from hetopt.optimizer.ec2.request import Request
-from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
+from hetopt.core.profile import Profile
+from hetopt.launch.ec2.renter import calls
+from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, Seen
+from hetopt.launch.ec2.renter.edge import BotoEdge
+from hetopt.launch.ec2.renter.ledger import LEDGER_FILE, read_ledger
+from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
+from hetopt.launch.ec2.renter.request import Request
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
-from hetopt.profiler.profile import Profile
 from tests.disturbance import PATIENCE_S
 from tests.ec2.conftest import REGION, leftovers, plan_of
 from tests.face.conftest import Answer, start

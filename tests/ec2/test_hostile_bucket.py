@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.optimizer.ec2 import calls
-from hetopt.optimizer.ec2.adoption import adopt
-from hetopt.optimizer.ec2.bundle import Bundle
-from hetopt.optimizer.ec2.edge import BotoEdge
-from hetopt.optimizer.ec2.errors import ApiRefused
-from hetopt.optimizer.ec2.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
-from hetopt.optimizer.ec2.order import ORDER_FILE, Order
-from hetopt.optimizer.ec2.request import Answer, Edge, Request
-from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
+from hetopt.core.errors import BadInput
+from hetopt.core.run_status import RunState
+from hetopt.launch.ec2.node.checkpoints import Checkpoints
+from hetopt.launch.ec2.objects import S3Objects
+from hetopt.launch.ec2.renter import calls
+from hetopt.launch.ec2.renter.attach import adopt
+from hetopt.launch.ec2.renter.bundle import Bundle
+from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, Seen
+from hetopt.launch.ec2.renter.edge import BotoEdge
+from hetopt.launch.ec2.renter.errors import ApiRefused
+from hetopt.launch.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
+from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
+from hetopt.launch.ec2.renter.request import Answer, Edge, Request
 from hetopt.optimizer.plan import Plan
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.launch.base import RunState
-from hetopt.trainer.launch.ec2.checkpoints import Checkpoints
-from hetopt.trainer.launch.ec2.objects import S3Objects
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, Recording, leftovers
 from tests.ec2.followed import event, put
 from tests.face.conftest import Answer as Answered

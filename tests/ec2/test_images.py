@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from benchmarks.box.manners import PARAMETERS, UBUNTU
-from hetopt.optimizer.ec2 import account, calls
-from hetopt.optimizer.ec2.doctor import role_checks
-from hetopt.optimizer.ec2.edge import BotoEdge
-from hetopt.optimizer.ec2.errors import ApiRefused
-from hetopt.optimizer.ec2.images import IMAGES, architecture_of
-from hetopt.optimizer.ec2.order import Order
-from hetopt.optimizer.ec2.ordering import roles_of
-from hetopt.optimizer.ec2.quotas import SEEN as QUOTAS_SEEN
-from hetopt.optimizer.ec2.request import Answer, Edge, Request
+from hetopt.core.errors import BadInput, CloudRefused
+from hetopt.core.profile import Profile
+from hetopt.launch.ec2.renter import account, calls
+from hetopt.launch.ec2.renter.doctor import role_checks
+from hetopt.launch.ec2.renter.edge import BotoEdge
+from hetopt.launch.ec2.renter.errors import ApiRefused
+from hetopt.launch.ec2.renter.images import IMAGES, architecture_of
+from hetopt.launch.ec2.renter.order import Order
+from hetopt.launch.ec2.renter.ordering import roles_of
+from hetopt.launch.ec2.renter.quotas import SEEN as QUOTAS_SEEN
+from hetopt.launch.ec2.renter.request import Answer, Edge, Request
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.profiler.errors import BadInput, CloudRefused
-from hetopt.profiler.profile import Profile
 from tests.ec2.conftest import plan_of
 
 KINDS = sorted(IMAGES)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.optimizer.costs.observed_losses import ObservedLosses, observed_file
-from hetopt.optimizer.ec2.observing import remember, seen_pools
-from hetopt.optimizer.ec2.order import Order, Role
-from hetopt.optimizer.ec2.seen import Ending, Seen, SeenMachine
+from hetopt.launch.ec2.renter.cluster_state import Ending, Seen, SeenMachine
+from hetopt.launch.ec2.renter.observing import remember, seen_pools
+from hetopt.launch.ec2.renter.order import Order, Role
+from hetopt.optimizer.cost.observed_preemptions import ObservedLosses, observed_file
 
 HOUR = 3600.0
 

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.optimizer.costs.billing import Billing
-from hetopt.optimizer.ec2 import calls
-from hetopt.optimizer.ec2.bundle import Bundle
-from hetopt.optimizer.ec2.edge import BotoEdge
-from hetopt.optimizer.ec2.launcher import Ec2Launcher
-from hetopt.optimizer.ec2.order import ORDER_FILE, Order
-from hetopt.optimizer.ec2.ordering import Wishes
-from hetopt.optimizer.ec2.probing import BOOT_S, Prober, probe_price_usd, rented_probes, roles_for
-from hetopt.optimizer.ec2.request import Request
-from hetopt.optimizer.ec2.seen import SEEN_FILE, Seen
+from hetopt.core.errors import BadInput, BudgetStop, RunFailed
+from hetopt.core.profile import Profile
+from hetopt.launch.ec2.renter import calls
+from hetopt.launch.ec2.renter.bundle import Bundle
+from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, Seen
+from hetopt.launch.ec2.renter.edge import BotoEdge
+from hetopt.launch.ec2.renter.launcher import Ec2Launcher
+from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
+from hetopt.launch.ec2.renter.ordering import Wishes
+from hetopt.launch.ec2.renter.probing import BOOT_S, Prober, probe_price_usd, rented_probes, roles_for
+from hetopt.launch.ec2.renter.request import Request
+from hetopt.launch.probe_runs import PROBE_STEPS
+from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.places.probe_runs import PROBE_STEPS
-from hetopt.profiler.errors import BadInput, BudgetStop, RunFailed
-from hetopt.profiler.profile import Profile
 from tests.ec2.conftest import Patience, leftovers
 from tests.ec2.test_command import refused
 from tests.face.conftest import Answer

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.optimizer.ec2 import calls
-from hetopt.optimizer.ec2.bundle import Bundle
-from hetopt.optimizer.ec2.edge import BotoEdge
-from hetopt.optimizer.ec2.errors import ApiRefused
-from hetopt.optimizer.ec2.ledger import LEDGER_FILE, read_ledger, unresolved
-from hetopt.optimizer.ec2.order import ORDER_FILE, Order
-from hetopt.optimizer.ec2.removal import Remover
-from hetopt.optimizer.ec2.renting import Rented, Renter
-from hetopt.optimizer.ec2.request import Answer, Request
+from hetopt.core.errors import CloudRefused
+from hetopt.core.run_spec import RunSpec
+from hetopt.launch.ec2.renter import calls
+from hetopt.launch.ec2.renter.bundle import Bundle
+from hetopt.launch.ec2.renter.edge import BotoEdge
+from hetopt.launch.ec2.renter.errors import ApiRefused
+from hetopt.launch.ec2.renter.ledger import LEDGER_FILE, read_ledger, unresolved
+from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
+from hetopt.launch.ec2.renter.removal import Remover
+from hetopt.launch.ec2.renter.renting import Rented, Renter
+from hetopt.launch.ec2.renter.request import Answer, Request
 from hetopt.optimizer.plan import Plan
-from hetopt.profiler.errors import CloudRefused
-from hetopt.trainer.spec import RunSpec
 from tests.ec2.conftest import Patience, Recording, leftovers, plan_of, stack
 
 Make = Callable[..., Order]

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.ec2.budget import MOVE_S, Guard, Stay
-from hetopt.optimizer.ec2.changing import guard_of, switched
-from hetopt.optimizer.ec2.order import Order, Rate, Zone
-from hetopt.optimizer.ec2.pools import PAIR_RESTS_S, may_leave, pair, pools_of
-from hetopt.optimizer.ec2.seen import Seen, SeenMachine, SpotPrices
-from hetopt.optimizer.ec2.spot_prices import PRICES_EVERY_S, are_due, newest_prices, repriced
+from hetopt.launch.ec2.renter.budget import MOVE_S, Guard, Stay
+from hetopt.launch.ec2.renter.changing import guard_of, switched
+from hetopt.launch.ec2.renter.cluster_state import Seen, SeenMachine, SpotPrices
+from hetopt.launch.ec2.renter.order import Order, Rate, Zone
+from hetopt.launch.ec2.renter.pools import PAIR_RESTS_S, may_leave, pair, pools_of
+from hetopt.launch.ec2.renter.spot_prices import PRICES_EVERY_S, are_due, newest_prices, repriced
 
 prices = st.floats(0.01, 5.0)
 gaps = st.floats(0.0, 5000.0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.ec2_in_a_box import MIX, on_the_mix
-from hetopt.optimizer.ec2.ordering import roles_of
+from hetopt.core.profile import Profile
+from hetopt.launch.ec2.renter.ordering import roles_of
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
-from hetopt.profiler.profile import Profile
 from tests.ec2.conftest import plan_of
 
 ONE_TYPE, ONE_MACHINE = (("c7i.xlarge", 3, "spot"),), (("c6in.large", 1, "on-demand"),)

@@ -10,21 +10,22 @@ from typing import Any
 
 import pytest
 
-from hetopt.optimizer.ec2 import calls
-from hetopt.optimizer.ec2.adoption import adopt
-from hetopt.optimizer.ec2.bundle import Bundle
-from hetopt.optimizer.ec2.edge import BotoEdge
-from hetopt.optimizer.ec2.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
-from hetopt.optimizer.ec2.order import ORDER_FILE, Order
-from hetopt.optimizer.ec2.request import Answer, Edge, Request
-from hetopt.optimizer.ec2.seen import Seen
-from hetopt.optimizer.ec2.zone_switch import BOOTED_WITHIN_S, roles_as_they_are
+from hetopt.core.bucket_traffic import LEASE_OBJECT
+from hetopt.core.errors import BadInput, BudgetStop
+from hetopt.core.profile import Profile
+from hetopt.core.run_status import RunState
+from hetopt.launch.ec2.protocol import Lease
+from hetopt.launch.ec2.renter import calls
+from hetopt.launch.ec2.renter.attach import adopt
+from hetopt.launch.ec2.renter.bundle import Bundle
+from hetopt.launch.ec2.renter.cluster_state import Seen
+from hetopt.launch.ec2.renter.edge import BotoEdge
+from hetopt.launch.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
+from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
+from hetopt.launch.ec2.renter.request import Answer, Edge, Request
+from hetopt.launch.ec2.renter.zone_switch import BOOTED_WITHIN_S, roles_as_they_are
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
-from hetopt.profiler.errors import BadInput, BudgetStop
-from hetopt.profiler.profile import Profile
-from hetopt.trainer.launch.base import RunState
-from hetopt.trainer.launch.ec2.protocol import LEASE_OBJECT, Lease
 from tests.ec2.conftest import ACCOUNT, BUCKET, Patience, leftovers, plan_of, start_over
 from tests.ec2.faults import Fault, Faulty, Killed
 from tests.ec2.followed import Followed, Priced, end_machines, placement_now, put

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.optimizer.cli.main import main
+from hetopt.cli.main import main
 
 RECORDED = Path(__file__).resolve().parents[1] / "recorded"
 
@@ -43,7 +43,7 @@ def hetopt(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
 def start(*arguments: object) -> subprocess.Popen[str]:
     """The command as a process of its own, with its streams in pipes."""
     return subprocess.Popen(
-        [sys.executable, "-m", "hetopt.optimizer.cli.main", *map(str, arguments)],
+        [sys.executable, "-m", "hetopt.cli.main", *map(str, arguments)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
+from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.core.synchronization_text import parse_sync
 from hetopt.trainer.session import Session, session
-from hetopt.trainer.spec import Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.trainer.sync_text import parse_sync
 
 SAMPLES, FEATURES, BATCH = 101, 6, 16
 """A prime number of samples: the last batch of an epoch has five, and with three workers somebody gets one."""

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from hetopt.core.profile import Profile
+from hetopt.core.run_folder import write_spec
+from hetopt.launch.emulation.description import parse_hosts
+from hetopt.launch.emulation.plan import rehearse
+from hetopt.launch.prediction.hosting import ThisMachine
+from hetopt.launch.prediction.local_plan import predict_on_local
 from hetopt.optimizer.market.catalog import load_catalog
-from hetopt.optimizer.places.hosting import ThisMachine
-from hetopt.optimizer.places.local import predict_on_local
-from hetopt.optimizer.places.rehearsal import rehearse
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
-from hetopt.profiler.profile import Profile
-from hetopt.trainer.launch.description import parse_hosts
-from hetopt.trainer.run_folder import write_spec
 from tests.face.conftest import RECORDED, Answer
 
 Hetopt = Callable[..., Answer]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.trainer.events import Event, read_events
+from hetopt.core.events.log import Event, read_events
 from tests.disturbance import PATIENCE_S
 from tests.face.conftest import RECORDED, Answer, start
 
@@ -19,7 +19,7 @@ Hetopt = Callable[..., Answer]
 STEPS = 30
 WITHOUT_TORCH = """
 import sys
-from hetopt.optimizer.cli.main import main
+from hetopt.cli.main import main
 sys.argv = ["hetopt", *sys.argv[1:]]
 main()
 assert "torch" not in sys.modules

@@ -14,24 +14,24 @@ from typing import Any
 
 import pytest
 
-from hetopt.optimizer.cli import report as report_command
-from hetopt.optimizer.cli.run_record import RunRecord, read_run
-from hetopt.optimizer.cli.watch import Watched, picture
+from hetopt.cli import report as report_command
+from hetopt.cli.run_record import RunRecord, read_run
+from hetopt.cli.watch import Watched, picture
+from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.events.log import EVENTS_FILE
+from hetopt.launch.emulation.progress import Progress as ConductorProgress
+from hetopt.launch.emulation.slowdown import FitWatch
+from hetopt.launch.probe_runs import local_probes, read_sample
+from hetopt.launch.processes import PROCESS_FILE, run_status
+from hetopt.launch.supervisor.progress import Standing
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
-from hetopt.optimizer.places.probe_runs import local_probes, read_sample
-from hetopt.optimizer.reports.learn import learn
-from hetopt.optimizer.reports.prometheus import Newest, exposition
-from hetopt.optimizer.reports.report import Report, make_report
-from hetopt.optimizer.reports.report_page.page import page
-from hetopt.optimizer.reports.report_page.series import series
-from hetopt.optimizer.reports.scalars import scalars
-from hetopt.optimizer.reports.tensorboard import event_file
-from hetopt.optimizer.supervisor.standing import Standing
-from hetopt.profiler.errors import BadInput, RunFailed
-from hetopt.trainer.events import EVENTS_FILE
-from hetopt.trainer.launch.processes import PROCESS_FILE, run_status
-from hetopt.trainer.launch.progress import Progress as ConductorProgress
-from hetopt.trainer.launch.slowdown import FitWatch
+from hetopt.report.learn import learn
+from hetopt.report.page.page import page
+from hetopt.report.page.series import series
+from hetopt.report.prometheus import Newest, exposition
+from hetopt.report.report import Report, make_report
+from hetopt.report.scalars import scalars
+from hetopt.report.tensorboard import event_file
 
 from .test_report import launch, plan
 

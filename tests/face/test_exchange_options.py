@@ -6,19 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.cli.exchange_options import Decided, decide, parse_wish
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.compression_text import USUAL_RATIO, parse_compression, spell
-from hetopt.trainer.control.ratio.choose import CONTROLLERS
-from hetopt.trainer.exchange.composition import (
-    CODINGS,
-    COLLECTIVES,
-    METHODS,
-    Combination,
-    combinations,
-    why_not_controlled,
-)
-from hetopt.trainer.spec import WEIGHS_WAYS, Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.cli.exchange_options import Decided, decide, parse_wish
+from hetopt.core.comm.composition import CODINGS, COLLECTIVES, METHODS, Combination, combinations, why_not_controlled
+from hetopt.core.comm.compression_text import USUAL_RATIO, parse_compression, spell
+from hetopt.core.comm.ratio_controllers import CONTROLLERS
+from hetopt.core.errors import BadInput
+from hetopt.core.run_spec import WEIGHS_WAYS, Compression, RunSpec, StopRule, WorkerSpec
 
 ratios = st.floats(1e-6, 1.0)
 whole = st.one_of(st.none(), st.integers(1, 2**20))

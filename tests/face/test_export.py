@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from torch.distributed.run import parse_args
 
+from hetopt.core.errors import BadInput
+from hetopt.core.run_spec import RunSpec, WorkerSpec
 from hetopt.optimizer.plan import Group, Plan
-from hetopt.optimizer.reports.exports import skypilot_task, torchrun_script
-from hetopt.optimizer.reports.schemas import schemas
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.spec import RunSpec, WorkerSpec
+from hetopt.report.exports import skypilot_task, torchrun_script
+from hetopt.report.schemas import schemas
 from tests.disturbance import PATIENCE_S
 from tests.listeners import watched
 
@@ -213,7 +213,7 @@ def test_a_recorded_profile_has_the_fields_of_its_schema(digits_profile: Path) -
 
 
 def test_every_artifact_has_a_schema() -> None:
-    from hetopt.profiler.artifact import Artifact
+    from hetopt.core.artifact import Artifact
 
     known = {json.loads(text)["properties"].get("kind", {}).get("const") for text in schemas().values()}
     # What only hetopt's own parts on one machine or in one bucket exchange is no file for others.

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.cli import render, terminal
+from hetopt.cli import render, terminal
+from hetopt.core.errors import BadInput
+from hetopt.core.reading import MOST_BYTES
 from hetopt.optimizer.plan import Plan
-from hetopt.profiler.errors import BadInput
-from hetopt.profiler.reading import MOST_BYTES
 from tests.disturbance import PATIENCE_S
 
 from .conftest import Answer, start
@@ -190,7 +190,7 @@ def test_any_encoding_will_do(encoding: str, digits_profile: Path) -> None:
     asked = ["recommend", str(digits_profile), "--budget", "2", "--epochs", "10", "--types", "c7i.large"]
     for arguments in (["--help"], asked, [*asked, "--json"]):
         done = subprocess.run(
-            [sys.executable, "-m", "hetopt.optimizer.cli.main", *arguments],
+            [sys.executable, "-m", "hetopt.cli.main", *arguments],
             env=environment,
             capture_output=True,
             timeout=PATIENCE_S,
@@ -205,7 +205,7 @@ def test_any_encoding_will_do(encoding: str, digits_profile: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [["catalog", "list"], ["--help"], ["catalog", "list", "--json"]])
 def test_a_full_disk_is_one_sentence_and_a_reader_that_leaves_is_none(arguments: list[str]) -> None:
-    command = [sys.executable, "-m", "hetopt.optimizer.cli.main", *arguments]
+    command = [sys.executable, "-m", "hetopt.cli.main", *arguments]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 2

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
+from hetopt.core.errors import BadInput
+from hetopt.core.events.log import EVENTS_FILE, Event
+from hetopt.core.profile import PilotSync, Profile
+from hetopt.core.synchronization_text import parse_sync
+from hetopt.optimizer.convergence.convergence import fit_convergence
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
-from hetopt.optimizer.reports.learn import learn
-from hetopt.optimizer.steps_to_target.convergence import fit_convergence
-from hetopt.profiler.errors import BadInput
-from hetopt.profiler.profile import PilotSync, Profile
-from hetopt.trainer.events import EVENTS_FILE, Event
-from hetopt.trainer.sync_text import parse_sync
+from hetopt.report.learn import learn
 from tests.logs import events_of
 
 RECORDED = Path(__file__).resolve().parents[1] / "recorded"

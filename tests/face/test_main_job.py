@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hetopt.core.events.log import read_events
 from hetopt.optimizer.plan import Plan
-from hetopt.trainer.events import read_events
 from tests.disturbance import PATIENCE_S
 from tests.face.conftest import RECORDED, Answer, start
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer import words
-from hetopt.optimizer.cli import parse
-from hetopt.profiler.errors import BadInput
+from hetopt.cli import parse
+from hetopt.core import formatting
+from hetopt.core.errors import BadInput
 
 
 @pytest.mark.parametrize(
@@ -51,14 +51,14 @@ def test_bad_targets(text: str) -> None:
 @given(st.floats(min_value=1e-6, max_value=1e7))
 def test_a_printed_duration_is_within_one_percent(seconds: float) -> None:
     units = {"µs": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600, "d": 86400}
-    parts = words.duration(seconds).split()
+    parts = formatting.duration(seconds).split()
     read = sum(float(number) * units[unit] for number, unit in zip(parts[::2], parts[1::2], strict=True))
     assert read == pytest.approx(seconds, rel=0.011, abs=6e-7)
 
 
 @given(st.floats(min_value=1e-4, max_value=1e6))
 def test_printed_dollars_are_within_a_few_percent(amount: float) -> None:
-    assert float(words.usd(amount).replace("$", "").replace(",", "")) == pytest.approx(amount, rel=0.051)
+    assert float(formatting.usd(amount).replace("$", "").replace(",", "")) == pytest.approx(amount, rel=0.051)
 
 
 @pytest.mark.parametrize(
@@ -73,12 +73,12 @@ def test_printed_dollars_are_within_a_few_percent(amount: float) -> None:
     ],
 )
 def test_printed_compressions(name: str, ratio: float, told: str) -> None:
-    assert words.compression(name, ratio) == told
+    assert formatting.compression(name, ratio) == told
 
 
 @given(st.floats(1e-6, 1))
 def test_a_printed_share_is_within_a_twentieth(part: float) -> None:
-    assert float(words.share(part).removesuffix(" %")) / 100 == pytest.approx(part, rel=0.051)
+    assert float(formatting.share(part).removesuffix(" %")) / 100 == pytest.approx(part, rel=0.051)
 
 
 def test_an_output_in_a_missing_folder_is_refused_before_any_work(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.optimizer import words
+from hetopt.core import formatting
+from hetopt.core.profile import Profile
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
-from hetopt.optimizer.reports.front_plot import front_lines
-from hetopt.optimizer.reports.plan_page import page
-from hetopt.profiler.profile import Profile
+from hetopt.report.front_plot import front_lines
+from hetopt.report.plan_page import page
 from tests.disturbance import PATIENCE_S
 
 RECORDED = Path(__file__).parent.parent / "recorded" / "resnet20-cifar10.json"
@@ -118,9 +118,9 @@ def test_a_browser_shows_the_numbers_of_the_json(plan: Plan, tmp_path: Path) -> 
     assert [value for value, _ in found["gap"]] == [told["insight"]["gap"]]
     # What a person reads is that number.
     for value, said in found["front_cost_usd"] + found["term_usd"]:
-        assert said == words.usd(value)
+        assert said == formatting.usd(value)
     for value, said in found["front_total_s"]:
-        assert said == words.duration(value)
+        assert said == formatting.duration(value)
     for world in told["insight"]["scenarios"]:
         assert world["change"] in shown
 

@@ -14,7 +14,7 @@ from tests.disturbance import PATIENCE_S
 from tests.face.conftest import Answer
 
 Hetopt = Callable[..., Answer]
-COMMAND = (sys.executable, "-m", "hetopt.optimizer.cli.main")
+COMMAND = (sys.executable, "-m", "hetopt.cli.main")
 
 
 def row(layout: tuple[int, ...], batch: int, *, type_: str = "gpu", **more: object) -> dict[str, object]:

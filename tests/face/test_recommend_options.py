@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hetopt.optimizer.costs.observed_losses import ObservedPool, keep
+from hetopt.optimizer.cost.observed_preemptions import ObservedPool, keep
 from hetopt.optimizer.market.catalog import BUNDLED
 from tests.disturbance import PATIENCE_S
 from tests.face.conftest import RECORDED, Answer, start

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.trainer.events import Event, read_events
-from hetopt.trainer.launch.namespaces import find_networks, why_not
+from hetopt.core.events.log import Event, read_events
+from hetopt.launch.emulation.namespaces import find_networks, why_not
 from tests.disturbance import PATIENCE_S
 from tests.face.conftest import RECORDED, Answer, start
 
@@ -172,7 +172,7 @@ def test_without_rights_one_sentence_says_so(plan: Path, tmp_path: Path) -> None
     refused = subprocess.run(
         [
             *("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--"),
-            *(sys.executable, "-m", "hetopt.optimizer.cli.main", "launch", str(plan), *ON_TWO_HOSTS),
+            *(sys.executable, "-m", "hetopt.cli.main", "launch", str(plan), *ON_TWO_HOSTS),
         ],
         env={**os.environ, "HETOPT_HOME": str(home)},
         capture_output=True,
@@ -188,8 +188,8 @@ def test_without_rights_one_sentence_says_so(plan: Path, tmp_path: Path) -> None
 
 LEAVES_A_NETWORK = """
 import os, signal, sys
-from hetopt.trainer.launch.namespaces import MiniatureNetwork
-from hetopt.trainer.miniature import MiniatureHost
+from hetopt.launch.emulation.namespaces import MiniatureNetwork
+from hetopt.core.scaled_emulation import MiniatureHost
 network = MiniatureNetwork.create([MiniatureHost(name="h0"), MiniatureHost(name="h1")], owner=sys.argv[1])
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -19,18 +19,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.core.errors import BadInput
+from hetopt.core.events.log import EVENTS_FILE, Event
+from hetopt.core.events.reader import read_log
+from hetopt.core.events.records import LogEvent
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.plan import Plan
-from hetopt.optimizer.reports.progress import follow
-from hetopt.optimizer.reports.report import make_report
-from hetopt.optimizer.reports.report_page.envelope import envelope, stretches
-from hetopt.optimizer.reports.report_page.page import page
-from hetopt.optimizer.reports.report_page.series import series
-from hetopt.optimizer.reports.timeline import timeline
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.event_reader import read_log
-from hetopt.trainer.events import EVENTS_FILE, Event
-from hetopt.trainer.log_events import LogEvent
+from hetopt.report.page.envelope import envelope, stretches
+from hetopt.report.page.page import page
+from hetopt.report.page.series import series
+from hetopt.report.progress import follow
+from hetopt.report.report import make_report
+from hetopt.report.timeline import timeline
 from tests.disturbance import PATIENCE_S
 from tests.logs import events_of
 

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from hetopt.profiler.errors import BadInput
-from hetopt.profiler.step_samples import parse_configuration
-from hetopt.trainer.events import read_events
+from hetopt.core.errors import BadInput
+from hetopt.core.events.log import read_events
+from hetopt.core.step_samples import parse_configuration
 from hetopt.trainer.session import session
 from hetopt.trainer.session.batches import ShareTable, own_slice
 from hetopt.trainer.session.sharing import PERIOD_STEPS

@@ -16,18 +16,18 @@ from typing import Any
 import psutil
 import pytest
 
+from hetopt.core.events.log import EVENTS_FILE, Event, read_events
+from hetopt.core.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE
+from hetopt.launch.emulation.namespaces import find_networks, why_not
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.plan import Plan
-from hetopt.trainer.events import EVENTS_FILE, Event, read_events
-from hetopt.trainer.launch.namespaces import find_networks, why_not
-from hetopt.trainer.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE
 from tests.disturbance import PATIENCE_S
 
 from .test_report import plan
 
 __all__ = ["plan"]
 
-COMMAND = [sys.executable, "-m", "hetopt.optimizer.cli.main"]
+COMMAND = [sys.executable, "-m", "hetopt.cli.main"]
 STEPS = 100_000
 
 
@@ -234,8 +234,8 @@ def test_a_signal_ends_a_rehearsal_and_its_network_goes(launched: Callable[..., 
 HARNESS = """
 import sys, time
 from benchmarks._outcome import run_benchmark
-from hetopt.trainer.launch.namespaces import MiniatureNetwork
-from hetopt.trainer.miniature import MiniatureHost
+from hetopt.launch.emulation.namespaces import MiniatureNetwork
+from hetopt.core.scaled_emulation import MiniatureHost
 
 def main():
     with MiniatureNetwork.create([MiniatureHost(name="h0"), MiniatureHost(name="h1")], owner=sys.argv[1]) as network:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.optimizer.cli.sync_options import decide, into_plan, parse_wish
+from hetopt.cli.sync_options import decide, into_plan, parse_wish
+from hetopt.core.errors import BadInput
+from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.core.synchronization import Injection, Partition, Synchronisation
+from hetopt.core.synchronization_text import spell_partition, spell_sync
 from hetopt.optimizer.plan import Plan
-from hetopt.optimizer.step_model.local_steps import communication, exposed_s
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.spec import Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.trainer.sync_text import spell_partition, spell_sync
-from hetopt.trainer.synchronisation import Injection, Partition, Synchronisation
+from hetopt.optimizer.step_time.local_steps import communication, exposed_s
 from tests.face.conftest import RECORDED
 
 WORKER = WorkerSpec(host="a", type="local", local_batch_size=32)

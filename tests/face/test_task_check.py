@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from hetopt.core.task_reference import BUNDLED
 from hetopt.trainer.check import check
-from hetopt.trainer.tasks import BUNDLED
 
 GOOD = """\
 import torch

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.cli import timeline_view
-from hetopt.optimizer.cli.timeline_view import BLOCKS
-from hetopt.optimizer.reports.moments import Exchanged, Moment
-from hetopt.optimizer.reports.timeline import Happening, Timeline
+from hetopt.cli import timeline_view
+from hetopt.cli.timeline_view import BLOCKS
+from hetopt.report.moments import Exchanged, Moment
+from hetopt.report.timeline import Happening, Timeline
 
 
 def moment(

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hetopt.optimizer.cli import render
-from hetopt.optimizer.cli.watch import EVERY_S, Watched, picture
+from hetopt.cli import render
+from hetopt.cli.watch import EVERY_S, Watched, picture
+from hetopt.core.events.decisions import write_decision
+from hetopt.core.events.log import EVENTS_FILE
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
-from hetopt.optimizer.supervisor.decision_log import write_decision
-from hetopt.trainer.events import EVENTS_FILE
 from tests.disturbance import PATIENCE_S
 
 from .test_report import _compressed, launch, plan, rehearsed
@@ -109,7 +109,7 @@ def test_without_a_terminal_it_is_a_line(recorded: Path, hetopt: Callable[..., A
 def test_in_a_terminal_it_ends_with_the_run(recorded: Path, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "hetopt.optimizer.cli.main", "status", "--watch"],
+        [sys.executable, "-m", "hetopt.cli.main", "status", "--watch"],
         stdout=theirs,
         stderr=theirs,
         env={**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"},

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.profiler.artifact import Artifact, write_atomically
-from hetopt.profiler.errors import BadInput
-from hetopt.profiler.plain_text import fault_of
+from hetopt.core.artifact import Artifact, write_atomically
+from hetopt.core.errors import BadInput
+from hetopt.core.plain_text import fault_of
 
 
 class Cake(Artifact):

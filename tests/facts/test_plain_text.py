@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import pkgutil
 import unicodedata
 from collections.abc import Iterator
 from typing import Any
@@ -14,11 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-import hetopt.optimizer
-import hetopt.profiler
-import hetopt.trainer
-from hetopt.profiler.artifact import PlainText, Record, Told
-from hetopt.profiler.plain_text import MOST_CHARACTERS, escaped, fault_of, one_line
+from hetopt.core.artifact import PlainText, Record, Told
+from hetopt.core.plain_text import MOST_CHARACTERS, escaped, fault_of, one_line
+from tests.sources import modules
 
 HOSTILE = [
     "a\nb",
@@ -90,9 +87,8 @@ def test_names_of_all_languages_stay_as_they_are(text: str) -> None:
 
 
 def _every_record() -> Iterator[type[BaseModel]]:
-    for room in (hetopt.profiler, hetopt.trainer, hetopt.optimizer):
-        for module in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
-            importlib.import_module(module.name)
+    for module in modules():
+        importlib.import_module(module)
     kinds = [BaseModel]
     while kinds:
         for kind in kinds.pop().__subclasses__():

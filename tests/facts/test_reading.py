@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.profiler.errors import BadInput
-from hetopt.profiler.reading import (
+from hetopt.core.errors import BadInput
+from hetopt.core.reading import (
     MissingFile,
     decoded,
     lines_of,

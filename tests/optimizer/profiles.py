@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hetopt.profiler.profile import (
+from hetopt.core.profile import (
     LOCAL,
     CompressorCost,
     Device,

@@ -7,11 +7,11 @@ from dataclasses import fields
 
 import numpy as np
 
-from hetopt.optimizer.costs.hazard import SHOCKS
+from hetopt.core.batch_partition import GroupShares
+from hetopt.core.errors import BadInput
+from hetopt.optimizer.cost.preemption_rate import SHOCKS
 from hetopt.optimizer.search.forecast import ClusterTable, shares_of
 from hetopt.optimizer.search.search_space import Cluster, MachineOption, SearchSpace
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.partition import GroupShares
 
 
 def tabulate(space: SearchSpace, clusters: Sequence[Cluster]) -> tuple[tuple[Cluster, ...], ClusterTable]:

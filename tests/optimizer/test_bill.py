@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.costs.bill import (
+from hetopt.optimizer.cost.bill import (
     Rental,
     Usage,
     Volume,
@@ -23,10 +23,10 @@ from hetopt.optimizer.costs.bill import (
     requests,
     total_usd,
 )
-from hetopt.optimizer.costs.billing import load_billing
+from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.market.catalog import BUNDLED, load_catalog
 from hetopt.optimizer.plan import CostTerm
-from hetopt.optimizer.step_model.step_time import collective_terms
+from hetopt.optimizer.step_time.step_time import collective_terms
 
 BILLING = load_billing()
 CATALOG = load_catalog()

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.costs.billing import load_billing
-from hetopt.optimizer.costs.checkpointing import (
+from hetopt.optimizer.cost.billing import load_billing
+from hetopt.optimizer.cost.checkpointing import (
     best_interval_s,
     daly_interval_s,
     factor_at,
     interval_under_belief_s,
     young_interval_s,
 )
-from hetopt.optimizer.costs.cost import interruptions
-from hetopt.optimizer.costs.hazard import CALM, SCARCE, SHOCKS, PoolBelief
-from hetopt.optimizer.costs.possible_runs import Finalist, RentedPool, RunTerms, losses, possible_runs
+from hetopt.optimizer.cost.cost import interruptions
+from hetopt.optimizer.cost.monte_carlo import Finalist, RentedPool, RunTerms, losses, possible_runs
+from hetopt.optimizer.cost.preemption_rate import CALM, SCARCE, SHOCKS, PoolBelief
 
 HOUR = 3600.0
 

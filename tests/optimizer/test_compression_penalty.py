@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.steps_to_target.compression_penalty import (
+from hetopt.core.compression_slowdown import COEFFICIENT_SD, LEAST_GAIN, step_inflation
+from hetopt.optimizer.convergence.compression_penalty import (
     CompressedPilot,
     CompressionPenalty,
     QualityGate,
     fit_penalty,
 )
-from hetopt.profiler.inflation import COEFFICIENT_SD, LEAST_GAIN, step_inflation
 
 gains = st.floats(0.01, 1.0)
 

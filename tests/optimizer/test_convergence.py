@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.steps_to_target.averaged_law import KAPPA, AveragedLaw
-from hetopt.optimizer.steps_to_target.convergence import (
+from hetopt.core.errors import BadInput
+from hetopt.core.profile import Evaluation, NoiseSample, Pilot, PilotCompression
+from hetopt.optimizer.convergence.averaged_law import KAPPA, AveragedLaw
+from hetopt.optimizer.convergence.convergence import (
     EpochSteps,
     FixedSteps,
     batch_range,
@@ -24,10 +26,8 @@ from hetopt.optimizer.steps_to_target.convergence import (
     statistical_efficiency,
     target_steps,
 )
-from hetopt.optimizer.steps_to_target.law_choice import choose
-from hetopt.optimizer.steps_to_target.steps_law import MCCANDLISH, SCAVENGER, PriorRun
-from hetopt.profiler.errors import BadInput
-from hetopt.profiler.profile import Evaluation, NoiseSample, Pilot, PilotCompression
+from hetopt.optimizer.convergence.law_choice import choose
+from hetopt.optimizer.convergence.steps_law import MCCANDLISH, SCAVENGER, PriorRun
 
 from .profiles import make_profile
 

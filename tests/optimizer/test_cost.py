@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.costs.billing import load_billing
-from hetopt.optimizer.costs.cost import (
+from hetopt.optimizer.cost.billing import load_billing
+from hetopt.optimizer.cost.cost import (
     CALM,
     SCARCE,
     Rates,
@@ -19,7 +19,7 @@ from hetopt.optimizer.costs.cost import (
     restart_factor,
     scarce_probability,
 )
-from hetopt.optimizer.costs.hazard import PoolBelief
+from hetopt.optimizer.cost.preemption_rate import PoolBelief
 
 HOUR = 3600.0
 works = st.floats(60, 1e6)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from hetopt.core.errors import BadInput
+from hetopt.core.step_samples import Configuration, Node, StepSample
 from hetopt.optimizer.exploring import Exploration, Measured, Probed, Stopped
-from hetopt.profiler.errors import BadInput
-from hetopt.profiler.step_samples import Configuration, Node, StepSample
 from tests.step_model.planted import LARGE, SIZES, SMALL, configuration, grid, measured
 
 CANDIDATES = grid((*SMALL, *LARGE))

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.core.errors import BadInput
+from hetopt.core.profile import GainPoint
 from hetopt.optimizer.fit import SPREAD_FLOOR, SPREAD_ONE_BATCH_SIZE, fit, fit_device, fit_gain, fit_step_time
-from hetopt.profiler.errors import BadInput
-from hetopt.profiler.profile import GainPoint
 
 from .profiles import SIZES, make_device, make_profile
 

@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetopt.core.profile import Profile
+from hetopt.launch.emulation.plan import rehearse
+from hetopt.launch.prediction.hosting import ThisMachine
+from hetopt.launch.prediction.local_plan import predict_on_local
 from hetopt.optimizer.fit import fit, times_as_long
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.places.hosting import ThisMachine
-from hetopt.optimizer.places.local import predict_on_local
-from hetopt.optimizer.places.rehearsal import rehearse
 from hetopt.optimizer.plan import Goal
 from hetopt.optimizer.recommendation.recommend import Options, recommend
-from hetopt.optimizer.step_model.transfer import (
+from hetopt.optimizer.step_time.transfer import (
     THREAD_SCALING,
     WorkerModel,
     reference_host,
     thread_scaling,
     worker_model,
 )
-from hetopt.profiler.profile import Profile
 
 from .conftest import NOW
 from .profiles import make_device, make_profile

@@ -9,24 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.costs.billing import load_billing
-from hetopt.optimizer.costs.cost import Rates
+from hetopt.core.comm.overlap import last_bucket_share
+from hetopt.core.profile import Profile
+from hetopt.core.step_samples import Configuration, Node, StepSample
+from hetopt.optimizer.convergence.convergence import FixedSteps
+from hetopt.optimizer.cost.billing import load_billing
+from hetopt.optimizer.cost.cost import Rates
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog, offers
 from hetopt.optimizer.plan import Goal
 from hetopt.optimizer.recommendation.recommend import Options, recommend
 from hetopt.optimizer.search.forecast import ClusterTable, JobModel, crossed_links, forecast
 from hetopt.optimizer.search.search_space import machine_options
-from hetopt.optimizer.step_model.model import StepTimeModel
-from hetopt.optimizer.step_model.observed import observe
-from hetopt.optimizer.step_model.profiled import learned_shape, sampled_machines
-from hetopt.optimizer.step_model.shape import Known
-from hetopt.optimizer.step_model.step_time import expected_latest_s, expected_maximum, together
-from hetopt.optimizer.step_model.transfer import reference_host
-from hetopt.optimizer.steps_to_target.convergence import FixedSteps
-from hetopt.profiler.profile import Profile
-from hetopt.profiler.step_samples import Configuration, Node, StepSample
-from hetopt.trainer.exchange.under_backward import last_bucket_share
+from hetopt.optimizer.step_time.model import StepTimeModel
+from hetopt.optimizer.step_time.observed import observe
+from hetopt.optimizer.step_time.profiled import learned_shape, sampled_machines
+from hetopt.optimizer.step_time.shape import Known
+from hetopt.optimizer.step_time.step_time import expected_latest_s, expected_maximum, together
+from hetopt.optimizer.step_time.transfer import reference_host
 
 from .conftest import NOW
 from .profiles import make_device, make_profile

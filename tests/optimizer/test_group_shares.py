@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetopt.core.batch_partition import GroupShares, WorkerTime, solve_group_shares
+from hetopt.core.errors import BadInput
 from hetopt.optimizer.search.group_shares import Lines, earliest_finish, feasible, share
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.partition import GroupShares, WorkerTime, solve_group_shares
 
 WORKERS = st.builds(
     WorkerTime,

@@ -13,11 +13,19 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.costs.hazard import CALM, NEVER, SCARCE, SHOCKS, CommonShocks, HazardComponent, PoolBelief
-from hetopt.optimizer.costs.mixing import in_words, spread_over
-from hetopt.optimizer.costs.observed_losses import ObservedLosses, ObservedPool, keep, watched_in_words
+from hetopt.core.errors import BadInput
+from hetopt.optimizer.cost.mixing import in_words, spread_over
+from hetopt.optimizer.cost.observed_preemptions import ObservedLosses, ObservedPool, keep, watched_in_words
+from hetopt.optimizer.cost.preemption_rate import (
+    CALM,
+    NEVER,
+    SCARCE,
+    SHOCKS,
+    CommonShocks,
+    HazardComponent,
+    PoolBelief,
+)
 from hetopt.optimizer.plan import Group
-from hetopt.profiler.errors import BadInput
 
 UNKNOWN = PoolBelief.prior(None)
 losses_seen = st.integers(0, 50)

@@ -11,21 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.core.comm.composition import METHODS, Combination, combinations
+from hetopt.core.comm.payload_bytes import collective_time_s, wire_bytes
+from hetopt.core.compression_slowdown import step_inflation
+from hetopt.core.errors import BadInput
+from hetopt.core.run_spec import Compression, RatioPolicyName, RunSpec, StopRule, WorkerSpec
+from hetopt.launch.emulation.description import parse_hosts
+from hetopt.launch.emulation.plan import rehearse
+from hetopt.launch.prediction.communication import LEAST_GAIN, Foreseen, Meeting, foresee
+from hetopt.launch.prediction.hosting import ThisMachine
+from hetopt.launch.prediction.local_plan import predict_on_local
 from hetopt.optimizer.fit import CompressorLine, FittedModel, LinkModel, fit
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.places.hosting import ThisMachine
-from hetopt.optimizer.places.launched_exchange import LEAST_GAIN, Foreseen, Meeting, foresee
-from hetopt.optimizer.places.local import predict_on_local
-from hetopt.optimizer.places.rehearsal import rehearse
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
-from hetopt.profiler.errors import BadInput
-from hetopt.profiler.inflation import step_inflation
-from hetopt.trainer.control.ratio.auto import AutoRatio
-from hetopt.trainer.exchange.composition import METHODS, Combination, combinations
-from hetopt.trainer.exchange.wire import collective_time_s, wire_bytes
-from hetopt.trainer.launch.description import parse_hosts
-from hetopt.trainer.spec import Compression, RatioPolicyName, RunSpec, StopRule, WorkerSpec
+from hetopt.trainer.policies.ratio.auto import AutoRatio
 
 from .conftest import NOW
 from .profiles import make_device, make_profile

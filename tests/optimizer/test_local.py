@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import pytest
 
+from hetopt.core.comm.payload_bytes import collective_time_s
+from hetopt.core.errors import BadInput
+from hetopt.core.profile import LOCAL
+from hetopt.core.run_spec import RunSpec
+from hetopt.launch.prediction.hosting import division
+from hetopt.launch.prediction.local_plan import predict_on_local
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.places.hosting import division
-from hetopt.optimizer.places.local import predict_on_local
 from hetopt.optimizer.plan import Goal, Plan, Prediction
 from hetopt.optimizer.recommendation.recommend import Options, recommend
-from hetopt.profiler.errors import BadInput
-from hetopt.profiler.profile import LOCAL
-from hetopt.trainer.exchange.wire import collective_time_s
-from hetopt.trainer.spec import RunSpec
 
 from .conftest import NOW
 from .profiles import make_profile

@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.fit import fit
-from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.places.local import predict_on_local
-from hetopt.optimizer.plan import Goal, Plan
-from hetopt.optimizer.recommendation.recommend import Options, recommend
-from hetopt.optimizer.step_model.local_options import measured_options
-from hetopt.optimizer.step_model.rows import exchange_of
-from hetopt.optimizer.steps_to_target.local_penalty import (
+from hetopt.core.errors import BadInput
+from hetopt.core.profile import Evaluation, Pilot, PilotSync, Profile
+from hetopt.core.step_samples import Compression
+from hetopt.core.synchronization import Synchronisation
+from hetopt.core.synchronization_text import parse_sync, spell_sync
+from hetopt.launch.prediction.local_plan import predict_on_local
+from hetopt.optimizer.convergence.local_penalty import (
     COEFFICIENT_SD,
     MOST_TIMES_WORKERS,
     LocalGate,
@@ -22,11 +21,12 @@ from hetopt.optimizer.steps_to_target.local_penalty import (
     distance,
     fit_local_penalty,
 )
-from hetopt.profiler.errors import BadInput
-from hetopt.profiler.profile import Evaluation, Pilot, PilotSync, Profile
-from hetopt.profiler.step_samples import Compression
-from hetopt.trainer.sync_text import parse_sync, spell_sync
-from hetopt.trainer.synchronisation import Synchronisation
+from hetopt.optimizer.fit import fit
+from hetopt.optimizer.market.catalog import Catalog
+from hetopt.optimizer.plan import Goal, Plan
+from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.step_time.design_matrix import exchange_of
+from hetopt.optimizer.step_time.local_options import measured_options
 
 from .conftest import NOW
 from .profiles import make_profile

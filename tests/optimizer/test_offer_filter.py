@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetopt.core.errors import BadInput
 from hetopt.optimizer.market.catalog import Catalog, load_catalog, offers
 from hetopt.optimizer.market.offer_filter import Wishes, narrow
 from hetopt.optimizer.market.quota import Bucket, bucket_of, most_machines, read_quotas, within
-from hetopt.profiler.errors import BadInput
 
 CATALOG = load_catalog()
 EVERYTHING = offers(CATALOG)

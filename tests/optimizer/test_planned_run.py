@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from hetopt.core.compression_slowdown import CAUTIOUS_COEFFICIENT
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal
 from hetopt.optimizer.recommendation.recommend import Options, recommend
-from hetopt.profiler.inflation import CAUTIOUS_COEFFICIENT
 
 from .conftest import NOW
 from .profiles import make_profile

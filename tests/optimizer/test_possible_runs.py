@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hetopt.optimizer.costs.bill import Usage, total_usd
-from hetopt.optimizer.costs.billing import load_billing
-from hetopt.optimizer.costs.checkpointing import daly_interval_s, factor_at
-from hetopt.optimizer.costs.hazard import CommonShocks, HazardComponent, PoolBelief
-from hetopt.optimizer.costs.possible_runs import Finalist, RentedPool, RunTerms, paid_share, possible_runs
+from hetopt.optimizer.cost.bill import Usage, total_usd
+from hetopt.optimizer.cost.billing import load_billing
+from hetopt.optimizer.cost.checkpointing import daly_interval_s, factor_at
+from hetopt.optimizer.cost.monte_carlo import Finalist, RentedPool, RunTerms, paid_share, possible_runs
+from hetopt.optimizer.cost.preemption_rate import CommonShocks, HazardComponent, PoolBelief
 
 BILLING = load_billing()
 TERMS = RunTerms(billing=BILLING, start_up_s=180.0, restart_s=210.0, checkpoint_s=10.0, start_up_log_sd=0.5)

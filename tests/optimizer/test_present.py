@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.core.calibration_benchmark import REPEATS, measure_yardstick_s
+from hetopt.launch.emulation.description import parse_hosts
+from hetopt.launch.emulation.plan import rehearse
+from hetopt.launch.prediction.hosting import ThisMachine
+from hetopt.launch.prediction.local_plan import predict_on_local
+from hetopt.launch.prediction.machine_speed import OWN_LOG_SD, at_present, slowed
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.places.hosting import ThisMachine
-from hetopt.optimizer.places.local import predict_on_local
-from hetopt.optimizer.places.present import OWN_LOG_SD, at_present, slowed
-from hetopt.optimizer.places.rehearsal import rehearse
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
-from hetopt.profiler.yardstick import REPEATS, measure_yardstick_s
-from hetopt.trainer.launch.description import parse_hosts
 
 from .conftest import NOW
 from .profiles import make_profile

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.core.errors import BadInput, RunFailed
+from hetopt.launch.emulation.description import parse_hosts
+from hetopt.launch.prediction.hosting import ThisMachine
+from hetopt.launch.probe_runs import WARM_UP_STEPS, counts, local_probes, read_sample, rehearsed_probes
 from hetopt.optimizer.fit import fit
-from hetopt.optimizer.places.hosting import ThisMachine
-from hetopt.optimizer.places.probe_runs import WARM_UP_STEPS, counts, local_probes, read_sample, rehearsed_probes
-from hetopt.profiler.errors import BadInput, RunFailed
-from hetopt.trainer.launch.description import parse_hosts
 from tests.logs import an_event
 
 from .profiles import make_profile

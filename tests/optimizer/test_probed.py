@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from hetopt.core.errors import BadInput
+from hetopt.core.profile import Profile
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal, Plan
-from hetopt.optimizer.probed import check_probed, unprobed_types
+from hetopt.optimizer.probe_advice import check_probed, unprobed_types
 from hetopt.optimizer.recommendation.recommend import Options, recommend
-from hetopt.profiler.errors import BadInput
-from hetopt.profiler.profile import Profile
 
 from .conftest import NOW
 from .profiles import make_device, make_profile

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from hetopt.core.errors import BadInput
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.recommendation.options import Options
 from hetopt.optimizer.recommendation.ranking import compare
-from hetopt.profiler.errors import BadInput
 
 from .profiles import make_profile
 

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.optimizer.costs.observed_losses import ObservedLosses, ObservedPool
+from hetopt.core.errors import BadInput, NoFeasiblePlan
+from hetopt.core.profile import Profile
+from hetopt.core.run_spec import Compression
+from hetopt.launch.prediction.local_plan import predict_on_local
+from hetopt.optimizer.cost.observed_preemptions import ObservedLosses, ObservedPool
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.places.local import predict_on_local
 from hetopt.optimizer.plan import Goal, Plan, ScalingRule
 from hetopt.optimizer.recommendation.recommend import Options, evaluation_period_epochs, recommend
-from hetopt.optimizer.step_model.profiled import learned_shape
-from hetopt.optimizer.step_model.step_time import expected_maximum
-from hetopt.profiler.errors import BadInput, NoFeasiblePlan
-from hetopt.profiler.profile import Profile
-from hetopt.trainer.spec import Compression
+from hetopt.optimizer.step_time.profiled import learned_shape
+from hetopt.optimizer.step_time.step_time import expected_maximum
 
 from .conftest import NOW
 from .profiles import make_device, make_profile
@@ -284,7 +284,7 @@ def test_planning_is_light(tmp_path: Path) -> None:
         "from hetopt.optimizer.market.catalog import load_catalog\n"
         "from hetopt.optimizer.plan import Goal\n"
         "from hetopt.optimizer.recommendation.recommend import Options, recommend\n"
-        "from hetopt.profiler.profile import Profile\n"
+        "from hetopt.core.profile import Profile\n"
         f"profile = Profile.load(Path({str(tmp_path / 'profile.json')!r}))\n"
         "goal = Goal(ends='target', budget_usd=5.0)\n"
         "recommend(profile, load_catalog(), goal, Options(), seed=0, now=datetime(2026, 1, 1))\n"

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.core.batch_partition import WorkerTime, solve_shares
+from hetopt.core.errors import BadInput
+from hetopt.core.run_spec import RunSpec
+from hetopt.core.scaled_emulation import Miniature
+from hetopt.launch.emulation.description import DescribedHost, parse_changes, parse_hosts
+from hetopt.launch.emulation.links import BOX_BITS_PER_S
+from hetopt.launch.emulation.plan import HEADROOM, Rehearsal, rehearse
+from hetopt.launch.prediction.hosting import ThisMachine
+from hetopt.launch.prediction.processor_sharing import finish_times_s
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.places.hosting import ThisMachine
-from hetopt.optimizer.places.processor_sharing import finish_times_s
-from hetopt.optimizer.places.rehearsal import HEADROOM, Rehearsal, rehearse
-from hetopt.optimizer.places.rehearsed_links import BOX_BITS_PER_S
 from hetopt.optimizer.plan import Assumed, Candidate, Goal, Group, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.launch.description import DescribedHost, parse_changes, parse_hosts
-from hetopt.trainer.miniature import Miniature
-from hetopt.trainer.partition import WorkerTime, solve_shares
-from hetopt.trainer.spec import RunSpec
 
 from .conftest import NOW
 from .profiles import make_device, make_profile

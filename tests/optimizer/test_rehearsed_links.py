@@ -8,13 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.launch.emulation.links import BOX_BITS_PER_S, SENDING_LOG_SD, WAKING_LOG_SD, box_link
 from hetopt.optimizer.fit import LinkModel
-from hetopt.optimizer.places.rehearsed_links import (
-    BOX_BITS_PER_S,
-    SENDING_LOG_SD,
-    WAKING_LOG_SD,
-    box_link,
-)
 
 RATES = st.floats(1e6, 1e10)
 CROWDS = st.floats(0.1, 16)

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from hetopt.core.errors import NoFeasiblePlan
+from hetopt.core.formatting import chance, duration, round_up_s, round_up_usd, usd
+from hetopt.core.profile import Profile
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import SURE, Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
-from hetopt.optimizer.words import chance, duration, round_up_s, round_up_usd, usd
-from hetopt.profiler.errors import NoFeasiblePlan
-from hetopt.profiler.profile import Profile
 
 from .conftest import NOW
 from .profiles import make_profile

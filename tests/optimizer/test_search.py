@@ -11,18 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.optimizer.costs.billing import load_billing
-from hetopt.optimizer.costs.cost import Rates
+from hetopt.core.synchronization import Synchronisation
+from hetopt.optimizer.convergence.local_penalty import LocalPenalty
+from hetopt.optimizer.cost.billing import load_billing
+from hetopt.optimizer.cost.cost import Rates
 from hetopt.optimizer.fit import FittedModel, fit
 from hetopt.optimizer.market.catalog import Catalog, offers
 from hetopt.optimizer.market.quota import read_quotas
 from hetopt.optimizer.plan import Goal
 from hetopt.optimizer.recommendation.recommend import steps_model
-from hetopt.optimizer.search.aims import best_rows, order
 from hetopt.optimizer.search.bounds import Bar, could_beat
 from hetopt.optimizer.search.cluster_rows import Boxes, ClusterRows, Columns, tabulate_rows, uniform_rows
 from hetopt.optimizer.search.forecast import ClusterTable, Forecast, JobModel, forecast
 from hetopt.optimizer.search.mixes import GAP, search_mixes
+from hetopt.optimizer.search.objective import best_rows, order
 from hetopt.optimizer.search.pareto import MANY, knee, pareto_front, thin
 from hetopt.optimizer.search.pool import Pool
 from hetopt.optimizer.search.search import NEAR, Effort, Limits, choose, search
@@ -38,12 +40,10 @@ from hetopt.optimizer.search.search_space import (
     machine_options,
 )
 from hetopt.optimizer.search.study import study_mixes
-from hetopt.optimizer.step_model.local_options import LocalOption
-from hetopt.optimizer.step_model.local_steps import Communication
-from hetopt.optimizer.step_model.profiled import learned_shape
-from hetopt.optimizer.step_model.transfer import reference_host
-from hetopt.optimizer.steps_to_target.local_penalty import LocalPenalty
-from hetopt.trainer.synchronisation import Synchronisation
+from hetopt.optimizer.step_time.local_options import LocalOption
+from hetopt.optimizer.step_time.local_steps import Communication
+from hetopt.optimizer.step_time.profiled import learned_shape
+from hetopt.optimizer.step_time.transfer import reference_host
 
 from .profiles import make_profile
 from .scalar_table import tabulate

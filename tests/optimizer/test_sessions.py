@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.reports.progress import Progress, advance, begin, follow
-from hetopt.optimizer.reports.prometheus import Newest
-from hetopt.optimizer.reports.report_page.series import series
-from hetopt.optimizer.reports.sessions import RunClock
-from hetopt.optimizer.reports.timeline import timeline
-from hetopt.trainer.event_reader import read_log
-from hetopt.trainer.log_events import LogEvent, RunStarted, StepsLogged, TrainingFinished
+from hetopt.core.events.reader import read_log
+from hetopt.core.events.records import LogEvent, RunStarted, StepsLogged, TrainingFinished
+from hetopt.report.page.series import series
+from hetopt.report.progress import Progress, advance, begin, follow
+from hetopt.report.prometheus import Newest
+from hetopt.report.sessions import RunClock
+from hetopt.report.timeline import timeline
 from tests.logs import an_event
 
 RUNS = Path(__file__).resolve().parents[1] / "recorded" / "runs"

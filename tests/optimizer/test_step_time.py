@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.step_model.step_time import Breakdown, collective_terms, expected_maximum, step_time
-from hetopt.trainer.exchange.wire import Collective, collective_time_s
-from hetopt.trainer.partition import WorkerTime
+from hetopt.core.batch_partition import WorkerTime
+from hetopt.core.comm.payload_bytes import Collective, collective_time_s
+from hetopt.optimizer.step_time.step_time import Breakdown, collective_terms, expected_maximum, step_time
 
 workers = st.lists(
     st.tuples(st.floats(0, 1), st.floats(1e-6, 0.1), st.integers(1, 500)).map(

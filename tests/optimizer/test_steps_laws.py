@@ -10,16 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.steps_to_target.averaged_law import AveragedLaw
-from hetopt.optimizer.steps_to_target.law_choice import LEAST_TO_CHOOSE, HeldOut, choose, conformal_factor, hold_out
-from hetopt.optimizer.steps_to_target.steps_law import (
-    MCCANDLISH,
-    SCAVENGER,
-    Z90,
-    PriorRun,
-    StepsLaw,
-    student_half_width,
-)
+from hetopt.optimizer.convergence.averaged_law import AveragedLaw
+from hetopt.optimizer.convergence.law_choice import LEAST_TO_CHOOSE, HeldOut, choose, conformal_factor, hold_out
+from hetopt.optimizer.convergence.steps_law import MCCANDLISH, SCAVENGER, Z90, PriorRun, StepsLaw, student_half_width
 
 SIZES = (64, 128, 256, 512, 1024, 2048)
 LAWS: tuple[StepsLaw, ...] = (AveragedLaw(), MCCANDLISH, SCAVENGER)

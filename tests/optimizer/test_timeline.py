@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.reports.progress import follow
-from hetopt.optimizer.reports.timeline import happening, timeline
-from hetopt.trainer.event_reader import event_of
-from hetopt.trainer.events import Event
+from hetopt.core.events.log import Event
+from hetopt.core.events.reader import event_of
+from hetopt.report.progress import follow
+from hetopt.report.timeline import happening, timeline
 from tests.logs import an_event, events_of
 
 

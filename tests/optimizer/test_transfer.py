@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from hetopt.core.profile import Profile
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.instance_type import InstanceType
-from hetopt.optimizer.step_model.links import SINGLE_FLOW_BYTES_PER_S, between_machines
-from hetopt.optimizer.step_model.transfer import Unusable, WorkerModel, reference_host, thread_scaling, worker_model
-from hetopt.profiler.profile import Profile
+from hetopt.optimizer.step_time.links import SINGLE_FLOW_BYTES_PER_S, between_machines
+from hetopt.optimizer.step_time.transfer import Unusable, WorkerModel, reference_host, thread_scaling, worker_model
 
 from .profiles import make_device, make_profile
 

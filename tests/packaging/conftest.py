@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tomllib
 import venv
 import zipfile
 from email.message import Message
@@ -19,13 +18,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
-
-
-@pytest.fixture(scope="session")
-def package_folders() -> dict[str, Path]:
-    """The folder of each top package, by its import name."""
-    return {package: REPOSITORY / folder for package, folder in PYPROJECT["tool"]["setuptools"]["package-dir"].items()}
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +35,7 @@ def tracked() -> list[Path]:
         hidden = (".", "__pycache__", "build", "dist", "site")
         found = (path.relative_to(REPOSITORY) for path in REPOSITORY.rglob("*"))
         names = [str(path) for path in found if not any(part.startswith(hidden) for part in path.parts)]
-    return [Path(name) for name in names if (REPOSITORY / name).is_file()]
+    return [Path(name) for name in names if (REPOSITORY / name).exists()]
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +44,7 @@ def distributions(tmp_path_factory: pytest.TempPathFactory, tracked: list[Path])
     sources = tmp_path_factory.mktemp("sources")
     for path in tracked:
         (sources / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(REPOSITORY / path, sources / path)
+        shutil.copy(REPOSITORY / path, sources / path, follow_symlinks=False)
     built = tmp_path_factory.mktemp("dist")
     result = subprocess.run(
         [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(built), str(sources)],

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.optimizer.reports.own_wheel import own_wheel
-from hetopt.profiler.extras import install_command
+from hetopt.core.extras import install_command
+from hetopt.report.own_wheel import own_wheel
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
@@ -40,7 +40,7 @@ def test_pip_installs_it_and_it_runs_from_there(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-index", "--no-deps", "-q"]
     subprocess.run([*pip, "--target", str(there), f"./{name}[train]"], cwd=tmp_path, check=True)
     told = subprocess.run(
-        [sys.executable, "-S", "-c", "import hetopt.profiler.extras as e; print(e.__file__, e.install_command('aws'))"],
+        [sys.executable, "-S", "-c", "import hetopt.core.extras as e; print(e.__file__, e.install_command('aws'))"],
         cwd=tmp_path,
         env={"PYTHONPATH": str(there)},
         capture_output=True,

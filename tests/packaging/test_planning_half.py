@@ -80,7 +80,7 @@ def test_looking_at_runs_where_there_are_none_is_one_sentence(planning_bin: Path
 
 def test_the_command_line_starts_light(planning_bin: Path, tmp_path: Path) -> None:
     """`hetopt --help` must be instant, so the face imports no library until a command needs it."""
-    code = f"import sys; import hetopt.optimizer.cli.main; print(*(name for name in {HEAVY!r} if name in sys.modules))"
+    code = f"import sys; import hetopt.cli.main; print(*(name for name in {HEAVY!r} if name in sys.modules))"
     result = subprocess.run(
         [str(planning_bin / "python"), "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )

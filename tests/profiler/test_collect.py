@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.core.errors import RunFailed
+from hetopt.core.gradient_noise import SmoothedNoise, pooled_noise
+from hetopt.core.probe_schedule import ProbeSchedule, make_schedule
+from hetopt.core.profile import Evaluation, Profile
 from hetopt.profiler.collect import collect
-from hetopt.profiler.errors import RunFailed
-from hetopt.profiler.noise import SmoothedNoise, pooled_noise
 from hetopt.profiler.pilot import steps_to_target
-from hetopt.profiler.profile import Evaluation, Profile
 from hetopt.profiler.progress import progress
-from hetopt.profiler.schedule import ProbeSchedule, make_schedule
 
 RECORDED = Path(__file__).parent / "recorded"
 

@@ -15,15 +15,15 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hetopt.optimizer.cli.profile import profile
-from hetopt.optimizer.cli.profile_view import show
-from hetopt.profiler.errors import BadInput
-from hetopt.profiler.profile import Profile
+from hetopt.cli.profile import profile
+from hetopt.cli.profile_view import show
+from hetopt.core.errors import BadInput
+from hetopt.core.profile import Profile
 from tests.disturbance import PATIENCE_S, CoreTime, note, was_ours
 
 HERE = Path(__file__).parent
 TASK = f"{HERE / 'tiny_task.py'}:task"
-COMMAND = "import sys, typer\nfrom hetopt.optimizer.cli.profile import profile\ntyper.run(profile)\n"
+COMMAND = "import sys, typer\nfrom hetopt.cli.profile import profile\ntyper.run(profile)\n"
 
 
 def refusal(*arguments: str) -> BadInput:

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetopt.core.comm.network_fit import fit_alpha_beta, make_link
+from hetopt.core.memory import MemoryLine, fit_memory, memory_limit_bytes
+from hetopt.core.throughput import batch_ladder, settled, summarize
 from hetopt.profiler.compression import gain, monotone, retained_energy
-from hetopt.profiler.memory import MemoryLine, fit_memory, memory_limit_bytes
-from hetopt.profiler.network import fit_alpha_beta, make_link
-from hetopt.profiler.throughput import batch_ladder, settled, summarize
 
 PAYLOADS = (4_096, 65_536, 1_048_576, 8_388_608)
 positive = st.floats(1e-6, 10)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.profiler.noise import (
+from hetopt.core.gradient_noise import (
     Moments,
     SmoothedNoise,
     estimate_noise,

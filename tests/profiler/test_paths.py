@@ -11,12 +11,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hetopt.profiler.errors import BadInput
-from hetopt.profiler.paths import HOST_PATTERN, REGION_PATTERN, RUN_PATTERN, host_name, inside, is_name, run_name
+from hetopt.core.errors import BadInput
+from hetopt.core.nodes import Node
+from hetopt.core.paths import HOST_PATTERN, REGION_PATTERN, RUN_PATTERN, host_name, inside, is_name, run_name
+from hetopt.core.run_spec import WorkerSpec
+from hetopt.core.worker_logs import host_log_folder
 from hetopt.trainer.checkpoints.manifest import FileRecord, Manifest
-from hetopt.trainer.launch.logs import host_log_folder
-from hetopt.trainer.launch.nodes import Node
-from hetopt.trainer.spec import WorkerSpec
 
 HOSTILE = [
     "",

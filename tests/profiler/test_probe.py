@@ -10,21 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from hetopt.core.events.log import EVENTS_FILE, Event, read_events
+from hetopt.core.events.probe_records import FINISHED, STARTED
+from hetopt.core.probe_schedule import CompressorProbe, NetworkProbe, PilotProbe, ProbeSchedule, Sweep
+from hetopt.core.profile import Profile
+from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.core.run_status import RunState
+from hetopt.launch.backend import RunHandle
+from hetopt.launch.local import LocalLauncher
 from hetopt.profiler.collect import collect
-from hetopt.profiler.measurement import FINISHED, STARTED
-from hetopt.profiler.profile import Profile
 from hetopt.profiler.progress import progress
-from hetopt.profiler.schedule import (
-    CompressorProbe,
-    NetworkProbe,
-    PilotProbe,
-    ProbeSchedule,
-    Sweep,
-)
-from hetopt.trainer.events import EVENTS_FILE, Event, read_events
-from hetopt.trainer.launch.base import RunHandle, RunState
-from hetopt.trainer.launch.local import LocalLauncher
-from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
 
 HERE = Path(__file__).parent
 TASK = f"{HERE / 'tiny_task.py'}:task"

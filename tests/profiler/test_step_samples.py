@@ -7,10 +7,9 @@ import math
 
 import pytest
 
-from hetopt.profiler.errors import BadInput
-from hetopt.profiler.profile import Profile
-from hetopt.profiler.sample_remarks import remarks
-from hetopt.profiler.step_samples import (
+from hetopt.core.errors import BadInput
+from hetopt.core.profile import Profile
+from hetopt.core.step_samples import (
     MOST_SAMPLES,
     StepSample,
     StepSamples,
@@ -18,6 +17,7 @@ from hetopt.profiler.step_samples import (
     parse_configuration,
     read_samples,
 )
+from hetopt.profiler.sample_remarks import remarks
 
 
 def line(nodes: list[int] | None = None, **changes: object) -> str:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from hetopt.core.profile import Profile
+from hetopt.launch.prediction.local_plan import predict_on_local
 from hetopt.optimizer.market.catalog import load_catalog
-from hetopt.optimizer.places.local import predict_on_local
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
-from hetopt.profiler.profile import Profile
 
 HERE = Path(__file__).resolve().parent
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
@@ -33,7 +33,7 @@ def test_record(task: str, recording: bool, request: pytest.FixtureRequest) -> N
         command = [
             sys.executable,
             "-m",
-            "hetopt.optimizer.cli.main",
+            "hetopt.cli.main",
             "profile",
             task,
             *where,

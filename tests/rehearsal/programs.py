@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from hetopt.trainer.launch.namespaces import MiniatureNetwork
+from hetopt.launch.emulation.namespaces import MiniatureNetwork
 from tests.disturbance import PATIENCE_S
 
 PORT = 5000

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from hetopt.optimizer.supervisor.acting import Supervision, dropping
-from hetopt.optimizer.supervisor.decide import Hysteresis, Supervisor
-from hetopt.optimizer.supervisor.decision_log import DECISIONS_FILE
-from hetopt.optimizer.supervisor.standing import Promise
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.event_reader import event_of
-from hetopt.trainer.events import EVENTS_FILE, Event, read_events
-from hetopt.trainer.launch.base import RunState
-from hetopt.trainer.launch.changes import ask_for_change, check_change
-from hetopt.trainer.launch.description import parse_change, parse_changes
-from hetopt.trainer.launch.rehearsal import RehearsalLauncher
-from hetopt.trainer.miniature import Change
-from hetopt.trainer.spec import RunSpec
+from hetopt.core.errors import BadInput
+from hetopt.core.events.decisions import DECISIONS_FILE
+from hetopt.core.events.log import EVENTS_FILE, Event, read_events
+from hetopt.core.events.reader import event_of
+from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_status import RunState
+from hetopt.core.scaled_emulation import Change
+from hetopt.launch.emulation.backend import RehearsalLauncher
+from hetopt.launch.emulation.description import parse_change, parse_changes
+from hetopt.launch.emulation.injection import ask_for_change, check_change
+from hetopt.launch.supervisor.acting import Supervision, dropping
+from hetopt.launch.supervisor.decide import Hysteresis, Supervisor
+from hetopt.launch.supervisor.progress import Promise
 from tests.disturbance import PATIENCE_S, CoreTime, note, was_ours
 
 TASK = f"{Path(__file__).resolve().parents[2] / 'benchmarks' / '_toy.py'}:noise"

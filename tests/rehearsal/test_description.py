@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.launch.description import (
+from hetopt.core.errors import BadInput
+from hetopt.core.scaled_emulation import Change, MiniatureHost
+from hetopt.launch.emulation.description import (
     describe,
     describe_change,
     format_rate,
@@ -18,8 +19,7 @@ from hetopt.trainer.launch.description import (
     parse_hosts,
     parse_rate,
 )
-from hetopt.trainer.launch.namespaces import MOST_HOSTS, host_address
-from hetopt.trainer.miniature import Change, MiniatureHost
+from hetopt.launch.emulation.namespaces import MOST_HOSTS, host_address
 
 HOSTS = ("h0", "h1", "h2", "h3")
 

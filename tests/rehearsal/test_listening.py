@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.trainer.launch.namespaces import host_address
-from hetopt.trainer.launch.rehearsal import RehearsalLauncher
+from hetopt.launch.emulation.backend import RehearsalLauncher
+from hetopt.launch.emulation.namespaces import host_address
 from tests.listeners import watched
 
 from .test_runs import conductor_of, events, nothing_is_left, rehearsed, wait_for

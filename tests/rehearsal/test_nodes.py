@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.launch.host import torchrun_arguments
-from hetopt.trainer.launch.logs import log_files
-from hetopt.trainer.launch.namespaces import host_address
-from hetopt.trainer.launch.nodes import Node, first_rank, host_names, workers_on
-from hetopt.trainer.run_folder import write_spec
-from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
+from hetopt.core.errors import BadInput
+from hetopt.core.nodes import Node, first_rank, host_names, workers_on
+from hetopt.core.run_folder import write_spec
+from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.core.worker_logs import log_files
+from hetopt.launch.emulation.namespaces import host_address
+from hetopt.trainer.host.agent import torchrun_arguments
 
 HOSTS = [f"h{n}" for n in range(12)]
 SPEC = RunSpec(

@@ -14,26 +14,27 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.conditions import ConditionsReader
-from hetopt.trainer.events import Event, read_events
-from hetopt.trainer.launch.base import RunHandle, RunState, RunStatus
-from hetopt.trainer.launch.changes import ask_for_change
-from hetopt.trainer.launch.description import parse_change, parse_changes, parse_hosts
-from hetopt.trainer.launch.local import LocalLauncher
-from hetopt.trainer.launch.logs import log_files
-from hetopt.trainer.launch.namespaces import find_leftovers, find_networks
-from hetopt.trainer.launch.rehearsal import RehearsalLauncher
-from hetopt.trainer.miniature import DeclaredTime, Miniature
-from hetopt.trainer.spec import Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.core.conditions import ConditionsReader
+from hetopt.core.errors import BadInput
+from hetopt.core.events.log import Event, read_events
+from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.core.run_status import RunState, RunStatus
+from hetopt.core.scaled_emulation import DeclaredTime, Miniature
+from hetopt.core.worker_logs import log_files
+from hetopt.launch.backend import RunHandle
+from hetopt.launch.emulation.backend import RehearsalLauncher
+from hetopt.launch.emulation.description import parse_change, parse_changes, parse_hosts
+from hetopt.launch.emulation.injection import ask_for_change
+from hetopt.launch.emulation.namespaces import find_leftovers, find_networks
+from hetopt.launch.local import LocalLauncher
 from tests.disturbance import PATIENCE_S
 
 TOY = Path(__file__).resolve().parent.parent / "trainer" / "toy_task.py"
 START = """
 import sys, time
 from pathlib import Path
-from hetopt.trainer.launch.rehearsal import RehearsalLauncher
-from hetopt.trainer.spec import RunSpec
+from hetopt.launch.emulation.backend import RehearsalLauncher
+from hetopt.core.run_spec import RunSpec
 run_dir = Path(sys.argv[1])
 RehearsalLauncher().start(RunSpec.model_validate_json((run_dir / "wish.json").read_text()), run_dir, {})
 time.sleep(600)
@@ -83,7 +84,7 @@ def network_of(run_dir: Path) -> list[str]:
 
 
 def conductor_of(run_dir: Path) -> psutil.Process:
-    [conductor] = [one for one in processes_of(run_dir) if "hetopt.trainer.launch.conductor" in one.cmdline()]
+    [conductor] = [one for one in processes_of(run_dir) if "hetopt.launch.emulation.conductor" in one.cmdline()]
     return conductor
 
 
@@ -275,6 +276,6 @@ def test_changes_are_only_for_rehearsals(tmp_path: Path) -> None:
 
 
 def test_the_conductor_does_not_import_torch() -> None:
-    modules = [f"hetopt.trainer.launch.{name}" for name in ("conductor", "rehearsal", "description", "changes")]
+    modules = [f"hetopt.launch.emulation.{name}" for name in ("conductor", "backend", "description", "injection")]
     code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

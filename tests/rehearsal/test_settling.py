@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.trainer.events import Event, read_events
-from hetopt.trainer.launch.base import RunHandle, RunState
-from hetopt.trainer.launch.description import parse_hosts
-from hetopt.trainer.launch.rehearsal import RehearsalLauncher
-from hetopt.trainer.miniature import DeclaredTime, Miniature
-from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
-from hetopt.trainer.synchronisation import Injection, Synchronisation
+from hetopt.core.events.log import Event, read_events
+from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.core.run_status import RunState
+from hetopt.core.scaled_emulation import DeclaredTime, Miniature
+from hetopt.core.synchronization import Injection, Synchronisation
+from hetopt.launch.backend import RunHandle
+from hetopt.launch.emulation.backend import RehearsalLauncher
+from hetopt.launch.emulation.description import parse_hosts
 from tests.disturbance import PATIENCE_S
 
 TOY = Path(__file__).resolve().parent.parent / "trainer" / "toy_task.py"

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.step_model.physics import SHARED, Coordinates, Kinds, Steps, steps
-from hetopt.optimizer.step_model.rows import exchange_of, make_rows
-from hetopt.profiler.errors import BadInput
-from hetopt.profiler.step_samples import Compression, Configuration, Node
+from hetopt.core.errors import BadInput
+from hetopt.core.step_samples import Compression, Configuration, Node
+from hetopt.optimizer.step_time.design_matrix import exchange_of, make_rows
+from hetopt.optimizer.step_time.physics import SHARED, Coordinates, Kinds, Steps, steps
 from tests.step_model.planted import FIXED_S, PER_SAMPLE_S, configuration, truth_vector
 
 LAYOUTS = st.lists(st.integers(1, 8), min_size=1, max_size=6).map(tuple)

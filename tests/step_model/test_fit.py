@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetopt.core.errors import BadInput
+from hetopt.core.step_samples import Configuration, Node, StepSample
 from hetopt.optimizer.market.catalog import load_catalog
-from hetopt.optimizer.step_model.calibration import HeldOut, held_out, quantile
-from hetopt.optimizer.step_model.model import StepTimeModel
-from hetopt.optimizer.step_model.observed import MOST_LAYOUTS, MOST_ROWS, observe, representative
-from hetopt.optimizer.step_model.posterior import fit
-from hetopt.profiler.errors import BadInput
-from hetopt.profiler.step_samples import Configuration, Node, StepSample
+from hetopt.optimizer.step_time.calibration import HeldOut, held_out, quantile
+from hetopt.optimizer.step_time.model import StepTimeModel
+from hetopt.optimizer.step_time.observed import MOST_LAYOUTS, MOST_ROWS, observe, representative
+from hetopt.optimizer.step_time.posterior import fit
 from tests.step_model.planted import LARGE, SMALL, configuration, grid, measured, true_log_step
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hetopt.optimizer.step_model.choice import PeerModel, choose, held_out_errors
-from hetopt.optimizer.step_model.model import StepTimeModel
-from hetopt.optimizer.step_model.observed import observe
-from hetopt.optimizer.step_model.peers import Ernest, Goodput, Scavenger
-from hetopt.optimizer.step_model.posterior import fit
-from hetopt.profiler.step_samples import Node, StepSample
+from hetopt.core.step_samples import Node, StepSample
+from hetopt.optimizer.step_time.baselines import Ernest, Goodput, Scavenger
+from hetopt.optimizer.step_time.choice import PeerModel, choose, held_out_errors
+from hetopt.optimizer.step_time.model import StepTimeModel
+from hetopt.optimizer.step_time.observed import observe
+from hetopt.optimizer.step_time.posterior import fit
 from tests.step_model.planted import LARGE, SMALL, configuration, grid, measured
 
 

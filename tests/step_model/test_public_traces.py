@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetopt.optimizer.step_model.model import StepTimeModel
-from hetopt.optimizer.step_model.observed import observe
-from hetopt.profiler.step_samples import StepSample, read_samples
+from hetopt.core.step_samples import StepSample, read_samples
+from hetopt.optimizer.step_time.model import StepTimeModel
+from hetopt.optimizer.step_time.observed import observe
 
 FOLDERS = ("cifar10-aws", "bert-aws", "ncf-aws", "cifar10-rtx", "bert-rtx", "ncf-rtx")
 

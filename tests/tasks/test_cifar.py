@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
 from hetopt.trainer.data.fetch import MapDataset, fetch, inputs_and_targets, set_epoch
 from hetopt.trainer.tasks.cifar import CIFAR10, CIFAR100, CifarFormat, load_cifar
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
 from hetopt.trainer.data.fetch import fetch, inputs_and_targets
 from hetopt.trainer.tasks.corpus import build_vocabulary, encode, find_corpus, load_corpus, windows
 

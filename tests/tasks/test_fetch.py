@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
 from hetopt.trainer.data.fetch import TensorPairs, fetch, inputs_and_targets, set_epoch, to_device
 
 INPUTS = torch.arange(60, dtype=torch.float32).view(20, 3)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import Dataset
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
 from hetopt.trainer.data.fetch import TensorPairs
 from hetopt.trainer.task import Target, Task, TaskData, add_sums, evaluation_sums
 from hetopt.trainer.tasks.recipes import (

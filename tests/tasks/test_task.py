@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
+from hetopt.core.task_reference import BUNDLED
 from hetopt.trainer.data.fetch import TensorPairs
 from hetopt.trainer.task import Target, Task, TaskData
-from hetopt.trainer.tasks import BUNDLED
 from hetopt.trainer.tasks.load import load_task
 from hetopt.trainer.tasks.recipes import classification, sgd
 
@@ -137,7 +137,7 @@ def test_every_bundled_name_loads_the_task_of_that_name(name: str) -> None:
 
 
 def test_listing_the_bundled_tasks_does_not_import_torch() -> None:
-    code = "import sys; from hetopt.trainer.tasks import BUNDLED; print(len(BUNDLED), 'torch' in sys.modules)"
+    code = "import sys; from hetopt.core.task_reference import BUNDLED; print(len(BUNDLED), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(len(BUNDLED)), "False"]
 

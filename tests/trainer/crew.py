@@ -18,25 +18,25 @@ import torch.distributed as dist
 import toy_task  # beside this program
 from torch import nn
 
+from hetopt.core.comm.options import ROUNDED, Menu
+from hetopt.core.events.log import EVENTS_FILE, EventLog
+from hetopt.core.run_folder import read_spec
+from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.assembly import build_model
+from hetopt.trainer.comm.buckets import BucketExchange
+from hetopt.trainer.comm.exchange import make_exchange
+from hetopt.trainer.comm.switching import SwitchingExchange
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.events import EVENTS_FILE, EventLog
-from hetopt.trainer.exchange.buckets import BucketExchange
-from hetopt.trainer.exchange.exchange import make_exchange
-from hetopt.trainer.exchange.menu import ROUNDED, Menu
-from hetopt.trainer.exchange.switching import SwitchingExchange
 from hetopt.trainer.failure import FailureReport
 from hetopt.trainer.loop import train
-from hetopt.trainer.run_folder import read_spec
-from hetopt.trainer.spec import Compression
 from hetopt.trainer.steps.bucketed_step import BucketedStep
 from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.local_batch import BatchReader
-from hetopt.trainer.steps.pace import FullPace
 from hetopt.trainer.steps.precision import Autocast
+from hetopt.trainer.steps.slowdown import FullPace
 from hetopt.trainer.steps.step import LossModule, Step
 from hetopt.trainer.steps.stopwatch import CpuStopwatch
 from hetopt.trainer.steps.switching_step import SwitchingStep

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hetopt.core.events.log import EVENTS_FILE, EventLog
+from hetopt.core.run_folder import read_spec
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.fetch import TensorPairs, inputs_and_targets
-from hetopt.trainer.events import EVENTS_FILE, EventLog
 from hetopt.trainer.loop import train
-from hetopt.trainer.run_folder import read_spec
 from hetopt.trainer.task import Target, Task, TaskData
 
 WORLD_SIZE = 2

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from hetopt.trainer.events import Event, read_events
+from hetopt.core.events.log import Event, read_events
+from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.loss_test import MOST_SAMPLES
-from hetopt.trainer.spec import RunSpec
 from tests.disturbance import PATIENCE_S, CoreTime, note
 
 TOY = Path(__file__).with_name("toy_task.py")

@@ -16,14 +16,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hetopt.profiler.errors import BadInput, RunFailed
+from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.events.log import EventLog, read_events
+from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.checkpoints.fingerprint import parameters_sha256
 from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, Torn, save_model
 from hetopt.trainer.checkpoints.manifest import STATE_FILE, Manifest, rank_file
 from hetopt.trainer.checkpoints.saver import REFUSED, WRITTEN, CheckpointSaver
 from hetopt.trainer.checkpoints.state import RankState, SharedState, run_digest
-from hetopt.trainer.events import EventLog, read_events
-from hetopt.trainer.spec import RunSpec
 
 from .scenarios import toy_spec
 

@@ -13,23 +13,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hetopt.profiler.errors import BadInput
-from hetopt.profiler.noise import Moments, estimate_noise
+from hetopt.core.errors import BadInput
+from hetopt.core.gradient_noise import Moments, estimate_noise
+from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.assembly import make_adaptive_scale
 from hetopt.trainer.balance import Balance
-from hetopt.trainer.control.choose import choose_policy
+from hetopt.trainer.comm.exchange import make_exchange
 from hetopt.trainer.data.fetch import TensorPairs
 from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.exchange.exchange import make_exchange
 from hetopt.trainer.milestones import Milestones
-from hetopt.trainer.spec import Compression, RunSpec
+from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.statistics import ControlRow, Period, PeriodLog
 from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.learning_rate import AdaptiveScale, LearningRate
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.noise_groups import NoiseSums
-from hetopt.trainer.steps.pace import FullPace
 from hetopt.trainer.steps.precision import Autocast
+from hetopt.trainer.steps.slowdown import FullPace
 from hetopt.trainer.steps.step import LossModule, StepTrace
 from hetopt.trainer.steps.stopwatch import CpuStopwatch
 from hetopt.trainer.tasks.recipes import step_decay

@@ -19,12 +19,12 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from hetopt.profiler.errors import BadInput, RunFailed
-from hetopt.trainer.launch.gate import WrongSecret, open_gate, open_relay
-from hetopt.trainer.launch.listening import LOOPBACK, collectives_on
-from hetopt.trainer.launch.local import LocalLauncher
-from hetopt.trainer.launch.secret import SECRET_VARIABLE, checked_secret, new_secret
-from hetopt.trainer.launch.stores import group_store, open_store
+from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.listening import LOOPBACK, collectives_on
+from hetopt.core.secret import SECRET_VARIABLE, checked_secret, new_secret
+from hetopt.launch.local import LocalLauncher
+from hetopt.trainer.host.gate import WrongSecret, open_gate, open_relay
+from hetopt.trainer.host.stores import group_store, open_store
 from tests.disturbance import PATIENCE_S
 from tests.listeners import Listeners, watched
 
@@ -79,7 +79,7 @@ def test_a_local_run_listens_on_loopback_alone(tmp_path: Path, killed: str | Non
 
 def test_a_profile_listens_on_loopback_alone(tmp_path: Path) -> None:
     task = f"{REPOSITORY / 'tests' / 'profiler' / 'tiny_task.py'}:task"
-    command = [*(sys.executable, "-m", "hetopt.optimizer.cli.main", "profile", task)]
+    command = [*(sys.executable, "-m", "hetopt.cli.main", "profile", task)]
     options = ["-o", str(tmp_path / "profile.json"), "--time-budget", "10", "--workers", "2"]
     environment = {**os.environ, "HETOPT_HOME": str(tmp_path / "home")}
     process = subprocess.Popen([*command, *options], env=environment, stderr=subprocess.PIPE, text=True)
@@ -273,7 +273,7 @@ def test_workers_do_not_get_the_secret(tmp_path: Path) -> None:
 def test_stores_are_opened_in_one_place_and_groups_are_given_theirs() -> None:
     """Whoever opens a store elsewhere, or leaves it to torch, listens on every address."""
     wrong = []
-    for package in ("trainer", "optimizer", "profiler", "benchmarks"):
+    for package in ("trainer", "optimizer", "profiler", "hetopt", "benchmarks"):
         for path in sorted((REPOSITORY / package).rglob("*.py")):
             where = path.relative_to(REPOSITORY).as_posix()
             text = path.read_text(encoding="utf-8")
@@ -281,7 +281,7 @@ def test_stores_are_opened_in_one_place_and_groups_are_given_theirs() -> None:
                 name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
                 words = {keyword.arg: keyword.value for keyword in call.keywords}
                 opens = name == "TCPStore" and getattr(words.get("is_master"), "value", None) is not False
-                if opens and where != "trainer/launch/stores.py":
+                if opens and where != "trainer/host/stores.py":
                     wrong.append(f"{where}:{call.lineno} opens a store")
                 if name == "init_process_group" and "store" not in words and "_spot_script" not in where:
                     wrong.append(f"{where}:{call.lineno} leaves the store to torch")

@@ -14,11 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.events import Event, read_events
-from hetopt.trainer.launch.base import RunHandle, RunState, RunStatus
-from hetopt.trainer.launch.local import LocalLauncher
-from hetopt.trainer.spec import RunSpec
+from hetopt.core.errors import BadInput
+from hetopt.core.events.log import Event, read_events
+from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_status import RunState, RunStatus
+from hetopt.launch.backend import RunHandle
+from hetopt.launch.local import LocalLauncher
 from tests.disturbance import PATIENCE_S
 
 from .scenarios import toy_spec
@@ -26,8 +27,8 @@ from .scenarios import toy_spec
 START = """
 import sys, time
 from pathlib import Path
-from hetopt.trainer.launch.local import LocalLauncher
-from hetopt.trainer.spec import RunSpec
+from hetopt.launch.local import LocalLauncher
+from hetopt.core.run_spec import RunSpec
 run_dir = Path(sys.argv[1])
 LocalLauncher().start(RunSpec.model_validate_json((run_dir / "wish.json").read_text()), run_dir, {})
 time.sleep(600)
@@ -35,8 +36,8 @@ time.sleep(600)
 STOP = """
 import sys
 from pathlib import Path
-from hetopt.trainer.launch.base import RunHandle
-from hetopt.trainer.launch.local import LocalLauncher
+from hetopt.launch.backend import RunHandle
+from hetopt.launch.local import LocalLauncher
 LocalLauncher().stop(RunHandle(run_dir=Path(sys.argv[1])))
 """
 
@@ -234,7 +235,7 @@ def test_a_pid_that_now_belongs_to_another_process_is_left_alone(tmp_path: Path)
 
 
 def test_the_launcher_does_not_import_torch() -> None:
-    code = "import sys, hetopt.trainer.launch.local; sys.exit('torch' in sys.modules)"
+    code = "import sys, hetopt.launch.local; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

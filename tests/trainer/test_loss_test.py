@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
 from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.loss_test import LossTest, probe_loss
 from hetopt.trainer.session.mixing import Outputs

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hetopt.profiler.errors import RunFailed
+from hetopt.core.errors import RunFailed
+from hetopt.core.events.log import Event, read_events
+from hetopt.core.run_folder import write_spec
+from hetopt.core.run_spec import RunSpec
 from hetopt.trainer import worker
 from hetopt.trainer.data.fetch import Batch, TensorPairs
 from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.events import Event, read_events
 from hetopt.trainer.failure import is_out_of_memory
-from hetopt.trainer.run_folder import write_spec
-from hetopt.trainer.spec import RunSpec
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.local_gradient import DoesNotFit, LocalGradient
 from tests.disturbance import PATIENCE_S

@@ -12,17 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.trainer.events import EventLog
+from hetopt.core.events.log import EventLog
+from hetopt.core.events.records import LogEvent
+from hetopt.core.listening import collectives_on
+from hetopt.core.run_folder import write_spec
+from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_status import RunState, failure_reason, judge, last_log_line, read_tail
+from hetopt.launch.local import run_environment
+from hetopt.launch.processes import run_status
 from hetopt.trainer.failure import FailureReport
-from hetopt.trainer.launch.base import RunState
-from hetopt.trainer.launch.host import died_of, torchrun_arguments
-from hetopt.trainer.launch.listening import collectives_on
-from hetopt.trainer.launch.local import run_environment
-from hetopt.trainer.launch.outcome import failure_reason, judge, last_log_line, read_tail
-from hetopt.trainer.launch.processes import run_status
-from hetopt.trainer.log_events import LogEvent
-from hetopt.trainer.run_folder import write_spec
-from hetopt.trainer.spec import RunSpec
+from hetopt.trainer.host.agent import died_of, torchrun_arguments
 from tests.logs import an_event
 
 from .scenarios import toy_spec

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.trainer.conditions import ConditionsReader, write_conditions
-from hetopt.trainer.miniature import Conditions, DeclaredTime
-from hetopt.trainer.spec import WorkerSpec
-from hetopt.trainer.steps.pace import Declared, FullPace, Stretched, make_pace, precisely
+from hetopt.core.conditions import ConditionsReader, write_conditions
+from hetopt.core.run_spec import WorkerSpec
+from hetopt.core.scaled_emulation import Conditions, DeclaredTime
+from hetopt.trainer.steps.slowdown import Declared, FullPace, Stretched, make_pace, precisely
 
 CPU = torch.device("cpu")
 

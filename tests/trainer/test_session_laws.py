@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.likeness import LARGEST, tensors_mark
 from hetopt.trainer.session.batches import Part, ShareTable, own_slice
 from hetopt.trainer.session.exchange import SessionExchange
 from hetopt.trainer.session.gradient import GradientSum
 from hetopt.trainer.session.handed import Handed, HandedOut, storages
 from hetopt.trainer.session.turns import Deed, Turn, disagreement
-from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
 
 ALONE = RunSpec(
     task="session",

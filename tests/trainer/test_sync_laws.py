@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 
+from hetopt.core.synchronization import Injection, Partition
 from hetopt.trainer.data.injection import handover
 from hetopt.trainer.data.partitions import make_parts
-from hetopt.trainer.synchronisation import Injection, Partition
 
 from .scenarios import SCENARIOS, SHARES, SYNC_SCENARIOS, WORLD_SIZE, Crew, run_crew
 from .toy_task import TRAINING_SAMPLES

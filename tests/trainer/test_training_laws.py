@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from hetopt.core.events.log import read_events
+from hetopt.core.run_folder import write_spec
+from hetopt.core.run_spec import RunSpec
 from hetopt.trainer import worker
 from hetopt.trainer.data.cursor import SampleCursor
-from hetopt.trainer.events import read_events
-from hetopt.trainer.run_folder import write_spec
-from hetopt.trainer.spec import RunSpec
 from tests.disturbance import was_ours
 
 from . import toy_task

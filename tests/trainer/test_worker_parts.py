@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from hetopt.profiler.errors import BadInput, RunFailed
+from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.events.log import read_events
+from hetopt.core.run_folder import read_spec, write_spec
+from hetopt.core.run_spec import RunSpec
 from hetopt.trainer import worker
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.fetch import TensorPairs
 from hetopt.trainer.evaluation import average_buffers, evaluate
-from hetopt.trainer.events import read_events
 from hetopt.trainer.failure import FailureReport
-from hetopt.trainer.run_folder import read_spec, write_spec
-from hetopt.trainer.spec import RunSpec
 from hetopt.trainer.statistics import ControlRow, Period
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.precision import LossScale, initial_loss_scale

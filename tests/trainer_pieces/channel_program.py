@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hetopt.trainer.exchange.channel import Channel
+from hetopt.trainer.comm.channel import Channel
 
 WORKERS = 5
 GROUPS = {"two": (1, 4), "three": (0, 2, 3), "all": tuple(range(WORKERS))}

@@ -12,12 +12,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.control.policy import BatchObservation
-from hetopt.trainer.exchange.channel import Channel
-from hetopt.trainer.exchange.composition import METHODS
-from hetopt.trainer.exchange.payload import DensePayload, SparsePayload
-from hetopt.trainer.exchange.wire import INDEX_BYTES, VALUE_BYTES, kept_elements, wire_bytes, wire_format
+from hetopt.core.comm.composition import METHODS
+from hetopt.core.comm.payload_bytes import INDEX_BYTES, VALUE_BYTES, kept_elements, wire_bytes, wire_format
+from hetopt.core.errors import BadInput
+from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.comm.payload import DensePayload, SparsePayload
+from hetopt.trainer.policies.policy import BatchObservation
 
 GRADIENTS = {
     "normal": lambda n: torch.randn(n, generator=torch.Generator().manual_seed(n)),

@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from hetopt.core.comm.composition import CODINGS, Combination, combinations
+from hetopt.core.run_spec import Compression
+from hetopt.trainer.comm.buckets import BucketExchange
+from hetopt.trainer.comm.exchange import GradientExchange, make_exchange
 from hetopt.trainer.data.cursor import SampleCursor
-from hetopt.trainer.exchange.buckets import BucketExchange
-from hetopt.trainer.exchange.composition import CODINGS, Combination, combinations
-from hetopt.trainer.exchange.exchange import GradientExchange, make_exchange
-from hetopt.trainer.spec import Compression
 
 SAMPLES, FEATURES, CLASSES = 203, 12, 5
 DENSE, SPARSE = Compression(), Compression(name="topk", ratio=0.02)

@@ -15,13 +15,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hetopt.profiler.errors import RunFailed
-from hetopt.trainer.exchange.hierarchical import HierarchicalExchange, HostGroups
-from hetopt.trainer.exchange.memory import MemoryState
-from hetopt.trainer.exchange.peers import LostPeer
-from hetopt.trainer.exchange.stats import ExchangeStats
-from hetopt.trainer.exchange.switching import SwitchingExchange
-from hetopt.trainer.spec import Compression
+from hetopt.core.errors import RunFailed
+from hetopt.core.run_spec import Compression
+from hetopt.trainer.comm.error_feedback import MemoryState
+from hetopt.trainer.comm.hierarchical import HierarchicalExchange, HostGroups
+from hetopt.trainer.comm.peers import LostPeer
+from hetopt.trainer.comm.stats import ExchangeStats
+from hetopt.trainer.comm.switching import SwitchingExchange
 
 WORKERS = 4
 LAYOUTS = {"2+2": "aabb", "3+1": "aaab", "mixed": "abab", "alone": "abcd", "one": "aaaa"}

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hetopt.trainer.exchange.composition import FEEDBACK, Combination, combinations
-from hetopt.trainer.exchange.exchange import make_exchange
-from hetopt.trainer.spec import Compression
+from hetopt.core.comm.composition import FEEDBACK, Combination, combinations
+from hetopt.core.run_spec import Compression
+from hetopt.trainer.comm.exchange import make_exchange
 
 SHAPES = ((600, 500), (400,))
 NUMEL = 300_400

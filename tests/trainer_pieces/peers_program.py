@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hetopt.profiler.errors import BadInput, RunFailed
-from hetopt.trainer.exchange.exchange import make_exchange
-from hetopt.trainer.exchange.peers import LostPeer
+from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.run_spec import Compression
+from hetopt.trainer.comm.exchange import make_exchange
+from hetopt.trainer.comm.peers import LostPeer
 from hetopt.trainer.failure import is_peer_loss
-from hetopt.trainer.spec import Compression
 
 TIMEOUT_S = 4.0
 LOST = 1

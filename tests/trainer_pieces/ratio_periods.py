@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hetopt.trainer.control.ratio.gain_curve import GainCurve
-from hetopt.trainer.control.ratio.policy import DENSE, RatioObservation
-from hetopt.trainer.exchange.cost import LinkSpeed
+from hetopt.core.comm.cost import LinkSpeed
+from hetopt.trainer.policies.ratio.gain_curve import GainCurve
+from hetopt.trainer.policies.ratio.policy import DENSE, RatioObservation
 
 from .virtual_exchange import RATIOS, VirtualRun, options
 

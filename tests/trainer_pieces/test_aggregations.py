@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.trainer.exchange.blocks import BLOCK_ELEMENTS
-from hetopt.trainer.exchange.composition import (
+from hetopt.core.comm.composition import (
     CORRECTION,
     FEEDBACK,
     GATHER,
@@ -23,19 +22,20 @@ from hetopt.trainer.exchange.composition import (
     Combination,
     combinations,
 )
-from hetopt.trainer.exchange.exchange import make_aggregation, make_memory
-from hetopt.trainer.exchange.lanes import Lanes
-from hetopt.trainer.exchange.levels import LARGEST_SUM, summed_bits
-from hetopt.trainer.exchange.max_norm import MaxNorm
-from hetopt.trainer.exchange.memory import NoMemory
-from hetopt.trainer.exchange.multi_scale import MultiScale
-from hetopt.trainer.exchange.planner import KEPT
-from hetopt.trainer.exchange.quantised_all_reduce import QuantisedSum
-from hetopt.trainer.exchange.rounding import AtRandom
-from hetopt.trainer.exchange.slice_coding import NarrowFloats, ScaledCodes
-from hetopt.trainer.exchange.terngrad import TernGrad
-from hetopt.trainer.exchange.wire import slice_elements, wire_bytes
-from hetopt.trainer.spec import Compression
+from hetopt.core.comm.levels import LARGEST_SUM, summed_bits
+from hetopt.core.comm.payload_bytes import slice_elements, wire_bytes
+from hetopt.core.comm.planner import KEPT
+from hetopt.core.run_spec import Compression
+from hetopt.trainer.comm.blocks import BLOCK_ELEMENTS
+from hetopt.trainer.comm.error_feedback import NoMemory
+from hetopt.trainer.comm.exchange import make_aggregation, make_memory
+from hetopt.trainer.comm.lanes import Lanes
+from hetopt.trainer.comm.max_norm import MaxNorm
+from hetopt.trainer.comm.multi_scale import MultiScale
+from hetopt.trainer.comm.quantised_all_reduce import QuantisedSum
+from hetopt.trainer.comm.rounding import AtRandom
+from hetopt.trainer.comm.slice_coding import NarrowFloats, ScaledCodes
+from hetopt.trainer.comm.terngrad import TernGrad
 
 from . import exchange_program as program
 from .thread_group import Crew

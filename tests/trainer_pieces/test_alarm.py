@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hetopt.trainer import alarm
-from hetopt.trainer.alarm import Alarm
+from hetopt.trainer.slow_comm_detector import Alarm
 
 
 class Bits:

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import pytest
 
-from hetopt.profiler.inflation import CAUTIOUS_COEFFICIENT, MOST_LOST, distance
-from hetopt.trainer.control.ratio.auto import AutoRatio
-from hetopt.trainer.control.ratio.auto_state import AutoState
-from hetopt.trainer.control.ratio.policy import RatioDecision
-from hetopt.trainer.exchange.cost import TRAINER, LinkSpeed
-from hetopt.trainer.exchange.network_watch import PROBE_SHARE
-from hetopt.trainer.exchange.planner import make_option
+from hetopt.core.comm.cost import TRAINER, LinkSpeed
+from hetopt.core.comm.planner import make_option
+from hetopt.core.compression_slowdown import CAUTIOUS_COEFFICIENT, MOST_LOST, distance
+from hetopt.trainer.comm.network_watch import PROBE_SHARE
+from hetopt.trainer.policies.ratio.auto import AutoRatio
+from hetopt.trainer.policies.ratio.auto_state import AutoState
+from hetopt.trainer.policies.ratio.policy import RatioDecision
 
 from .virtual_exchange import VirtualRun, alone, fixed_s, options, run
 

@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.control.ratio.auto import AutoRatio
-from hetopt.trainer.control.ratio.averaging import (
+from hetopt.core.comm.cost import LinkSpeed
+from hetopt.core.comm.planner import make_option
+from hetopt.core.errors import BadInput
+from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.core.synchronization import Synchronisation
+from hetopt.core.synchronization_rules import why_not_local, why_not_settling
+from hetopt.core.synchronization_text import parse_sync, spell_sync
+from hetopt.trainer.policies.ratio.auto import AutoRatio
+from hetopt.trainer.policies.ratio.averaging import (
     EVERY_STEPS,
     HARMLESS_EVERY_STEPS,
     HARMLESS_STEPS,
@@ -21,14 +27,8 @@ from hetopt.trainer.control.ratio.averaging import (
     promised,
     steps_between,
 )
-from hetopt.trainer.control.ratio.twin_trial import Verdict
-from hetopt.trainer.control.sync.choose import why_not_local, why_not_settling
-from hetopt.trainer.control.sync.settled import Settled
-from hetopt.trainer.exchange.cost import LinkSpeed
-from hetopt.trainer.exchange.planner import make_option
-from hetopt.trainer.spec import Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.trainer.sync_text import parse_sync, spell_sync
-from hetopt.trainer.synchronisation import Synchronisation
+from hetopt.trainer.policies.ratio.paired_trial import Verdict
+from hetopt.trainer.policies.sync.averaging_switch import Settled
 
 from .virtual_exchange import VirtualRun, options, run
 

@@ -11,17 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.control.allocation import AllocateMicroBatches, whole_micro_batches
-from hetopt.trainer.control.choose import choose_policy, first_shares, micro_batch_size
-from hetopt.trainer.control.dynamic import DynamicShares, omnilearn
-from hetopt.trainer.control.keep import KeepShares
-from hetopt.trainer.control.learning_rate import adascale_gain, learning_rate_scale
-from hetopt.trainer.control.model import ModelShares
-from hetopt.trainer.control.policy import BatchObservation
-from hetopt.trainer.control.proportional import ProportionalShares
-from hetopt.trainer.partition import WorkerTime, solve_shares
-from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
+from hetopt.core.batch_partition import WorkerTime, solve_shares
+from hetopt.core.errors import BadInput
+from hetopt.core.learning_rate import adascale_gain, learning_rate_scale
+from hetopt.core.local_batch_sizes import first_shares, micro_batch_size, whole_micro_batches
+from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.trainer.policies.allocation import AllocateMicroBatches
+from hetopt.trainer.policies.choose import choose_policy
+from hetopt.trainer.policies.dynamic import DynamicShares, omnilearn
+from hetopt.trainer.policies.keep import KeepShares
+from hetopt.trainer.policies.model import ModelShares
+from hetopt.trainer.policies.policy import BatchObservation
+from hetopt.trainer.policies.proportional import ProportionalShares
 
 from .contracts import BatchPolicyContract
 from .virtual_cluster import VirtualCluster, watch

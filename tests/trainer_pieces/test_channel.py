@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from hetopt.trainer.exchange.cost import DEALT_BYTES, DIRECT_BYTES, DIRECTLY_GATHERED_BYTES
+from hetopt.core.comm.cost import DEALT_BYTES, DIRECT_BYTES, DIRECTLY_GATHERED_BYTES
 from tests.disturbance import PATIENCE_S
 
 from . import channel_program as program

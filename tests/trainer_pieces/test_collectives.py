@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from hetopt.trainer.exchange.dense_all_reduce import DenseAllReduce
-from hetopt.trainer.exchange.max_norm import MaxNorm
-from hetopt.trainer.exchange.packed import PackedQuantiser, SignCompressor
-from hetopt.trainer.exchange.packed_all_gather import MajorityVote, PackedAllGather
-from hetopt.trainer.exchange.payload import DensePayload
-from hetopt.trainer.exchange.sparse_all_gather import PaddedSparseAllGather, SparseAllGather
-from hetopt.trainer.exchange.topk import TopKCompressor
+from hetopt.trainer.comm.dense_all_reduce import DenseAllReduce
+from hetopt.trainer.comm.max_norm import MaxNorm
+from hetopt.trainer.comm.packed import PackedQuantiser, SignCompressor
+from hetopt.trainer.comm.packed_all_gather import MajorityVote, PackedAllGather
+from hetopt.trainer.comm.payload import DensePayload
+from hetopt.trainer.comm.sparse_all_gather import PaddedSparseAllGather, SparseAllGather
+from hetopt.trainer.comm.topk import TopKCompressor
 
 from .contracts import CollectiveContract
 

@@ -10,8 +10,7 @@ import sys
 import pytest
 import torch
 
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.exchange.composition import (
+from hetopt.core.comm.composition import (
     COLLECTIVES,
     CORRECTION,
     DENSE,
@@ -29,10 +28,11 @@ from hetopt.trainer.exchange.composition import (
     why_not_optimised,
     why_not_synchronised,
 )
-from hetopt.trainer.exchange.exchange import make_exchange
-from hetopt.trainer.exchange.levels import LARGEST_SUM, gathered_bits, scale_levels, summed_bits, summed_code_bytes
-from hetopt.trainer.exchange.wire import operations, wire_bytes
-from hetopt.trainer.spec import Compression
+from hetopt.core.comm.levels import LARGEST_SUM, gathered_bits, scale_levels, summed_bits, summed_code_bytes
+from hetopt.core.comm.payload_bytes import operations, wire_bytes
+from hetopt.core.errors import BadInput
+from hetopt.core.run_spec import Compression
+from hetopt.trainer.comm.exchange import make_exchange
 
 SHAPES = ((6, 5), (4,))
 EVERYTHING = list(itertools.product(METHODS, MEMORIES, COLLECTIVES))
@@ -179,5 +179,5 @@ def test_a_spec_of_before_is_still_one_and_files_say_only_what_is_not_usual():
 
 
 def test_planning_needs_no_torch():
-    code = "import sys, hetopt.trainer.exchange.wire; sys.exit('torch' in sys.modules)"
+    code = "import sys, hetopt.core.comm.payload_bytes; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,17 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.trainer.exchange import dgc, mstopk, redsync, sidco
-from hetopt.trainer.exchange.dgc import DgcCompressor
-from hetopt.trainer.exchange.identity import IdentityCompressor
-from hetopt.trainer.exchange.mstopk import MsTopKCompressor
-from hetopt.trainer.exchange.multi_level import MultiLevelCompressor
-from hetopt.trainer.exchange.per_layer_topk import PerLayerTopKCompressor
-from hetopt.trainer.exchange.redsync import RedSyncCompressor
-from hetopt.trainer.exchange.sidco import SidcoCompressor
-from hetopt.trainer.exchange.threshold_topk import ThresholdCompressor
-from hetopt.trainer.exchange.topk import SAMPLE_SIZE, TopKCompressor, largest_magnitudes
-from hetopt.trainer.exchange.wire import kept_elements
+from hetopt.core.comm.payload_bytes import kept_elements
+from hetopt.trainer.comm import dgc, mstopk, redsync, sidco
+from hetopt.trainer.comm.dgc import DgcCompressor
+from hetopt.trainer.comm.identity import IdentityCompressor
+from hetopt.trainer.comm.mstopk import MsTopKCompressor
+from hetopt.trainer.comm.multi_level import MultiLevelCompressor
+from hetopt.trainer.comm.per_layer_topk import PerLayerTopKCompressor
+from hetopt.trainer.comm.redsync import RedSyncCompressor
+from hetopt.trainer.comm.sidco import SidcoCompressor
+from hetopt.trainer.comm.threshold_topk import ThresholdCompressor
+from hetopt.trainer.comm.topk import SAMPLE_SIZE, TopKCompressor, largest_magnitudes
 
 from .contracts import GRADIENTS, CompressorContract
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.trainer.exchange.cost import (
+from hetopt.core.comm.cost import (
     CHAINED_BROADCAST,
     GLOO,
     PUBLISHED_RING,
@@ -29,7 +29,7 @@ from hetopt.trainer.exchange.cost import (
     through_server,
     time_s,
 )
-from hetopt.trainer.exchange.wire import collective_time_s
+from hetopt.core.comm.payload_bytes import collective_time_s
 
 PRIMITIVES = ("all_reduce", "all_gather", "broadcast", "parameter_server")
 GBPS = 1.25e8  # bytes a second

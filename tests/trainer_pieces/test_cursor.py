@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
 from hetopt.trainer.data.cursor import SampleCursor, permutation
 
 GOLDEN_FIRST = [11, 3, 2, 1, 8, 6, 0, 7, 4, 10, 5, 9]

@@ -9,8 +9,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.optimizer.reports.timeline import happening
-from hetopt.trainer.events import JUMP_S, EventLog, read_events
+from hetopt.core.events.log import JUMP_S, EventLog, read_events
+from hetopt.report.timeline import happening
 from tests.logs import an_event
 
 

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.exchange.aggregation import CompressedSum
-from hetopt.trainer.exchange.exchange import Exchange, make_exchange
-from hetopt.trainer.exchange.memory import ErrorFeedback
-from hetopt.trainer.exchange.topk import TopKCompressor
-from hetopt.trainer.spec import Compression
+from hetopt.core.errors import BadInput
+from hetopt.core.run_spec import Compression
+from hetopt.trainer.comm.aggregation import CompressedSum
+from hetopt.trainer.comm.error_feedback import ErrorFeedback
+from hetopt.trainer.comm.exchange import Exchange, make_exchange
+from hetopt.trainer.comm.topk import TopKCompressor
 
 from . import exchange_program as program
 

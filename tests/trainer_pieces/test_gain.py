@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.trainer.control.ratio.gain_curve import gain_of
-from hetopt.trainer.exchange.energy import energy, kept_energy
-from hetopt.trainer.exchange.exchange import make_aggregation, make_exchange
-from hetopt.trainer.exchange.gain import kept_energies
-from hetopt.trainer.exchange.wire import kept_elements
-from hetopt.trainer.spec import Compression
+from hetopt.core.comm.payload_bytes import kept_elements
+from hetopt.core.run_spec import Compression
+from hetopt.trainer.comm.energy import energy, kept_energy
+from hetopt.trainer.comm.exchange import make_aggregation, make_exchange
+from hetopt.trainer.comm.gain import kept_energies
+from hetopt.trainer.policies.ratio.gain_curve import gain_of
 
 from .contracts import GRADIENTS
 from .thread_group import ThreadGroup

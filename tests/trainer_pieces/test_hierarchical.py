@@ -10,14 +10,14 @@ import sys
 import pytest
 import torch
 
-from hetopt.trainer.exchange.aggregation import CompressedSum
-from hetopt.trainer.exchange.cost import LinkSpeed, time_s
-from hetopt.trainer.exchange.hierarchical import HierarchicalExchange, HostGroups
-from hetopt.trainer.exchange.memory import ALIKE, ErrorFeedback, redistribute
-from hetopt.trainer.exchange.sparse_all_gather import SparseAllGather
-from hetopt.trainer.exchange.topk import TopKCompressor
-from hetopt.trainer.exchange.wire import hierarchical_operations, operations
-from hetopt.trainer.spec import Compression
+from hetopt.core.comm.cost import LinkSpeed, time_s
+from hetopt.core.comm.payload_bytes import hierarchical_operations, operations
+from hetopt.core.run_spec import Compression
+from hetopt.trainer.comm.aggregation import CompressedSum
+from hetopt.trainer.comm.error_feedback import ALIKE, ErrorFeedback, redistribute
+from hetopt.trainer.comm.hierarchical import HierarchicalExchange, HostGroups
+from hetopt.trainer.comm.sparse_all_gather import SparseAllGather
+from hetopt.trainer.comm.topk import TopKCompressor
 from tests.disturbance import PATIENCE_S
 
 from . import hierarchical_program as program

@@ -13,9 +13,9 @@ import sys
 
 import pytest
 
-from hetopt.trainer.exchange.cost import deals, reduces_directly
-from hetopt.trainer.launch.namespaces import MiniatureNetwork, why_not
-from hetopt.trainer.miniature import MiniatureHost
+from hetopt.core.comm.cost import deals, reduces_directly
+from hetopt.core.scaled_emulation import MiniatureHost
+from hetopt.launch.emulation.namespaces import MiniatureNetwork, why_not
 from tests.disturbance import PATIENCE_S
 
 from . import link_bytes_program as program

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.event_reader import MOST_LINE_BYTES, EventReader, LineParser, read_log
-from hetopt.trainer.log_events import RECORDS, StepsLogged, TrainingStarted, kinds
+from hetopt.core.errors import BadInput
+from hetopt.core.events.reader import MOST_LINE_BYTES, EventReader, LineParser, read_log
+from hetopt.core.events.records import RECORDS, StepsLogged, TrainingStarted, kinds
+from tests.sources import REPOSITORY, modules
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 RUNS = REPOSITORY / "tests" / "recorded" / "runs"
-WRITERS = sorted(path for folder in ("trainer", "optimizer") for path in (REPOSITORY / folder).rglob("*.py"))
+WRITERS = modules()
 LOGS = {"events", "log", "_log", "_events", "decisions"}
 """What event logs are called where they are written."""
 
@@ -73,9 +73,8 @@ def receiver(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def written(path: Path) -> Iterator[tuple[str, list[str], int]]:
+def written(module: str, path: Path) -> Iterator[tuple[str, list[str], int]]:
     """Kind, fields that are named there, and line of each event that a module writes."""
-    module = "hetopt." + ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.Call) or not node.args:
             continue
@@ -91,7 +90,7 @@ def written(path: Path) -> Iterator[tuple[str, list[str], int]]:
 
 
 def test_every_event_that_is_written_has_its_record() -> None:
-    found = [(path, *one) for path in WRITERS for one in written(path)]
+    found = [(path, *one) for module, path in WRITERS.items() for one in written(module, path)]
     assert {"step", "run_started", "worker_lost", "supervisor_acted"} <= {kind for _, kind, *_ in found}
     for path, kind, fields, line in found:
         assert kind in BY_KIND, f"{path.name}:{line} writes {kind!r}, which has no record in log_events"
@@ -100,10 +99,10 @@ def test_every_event_that_is_written_has_its_record() -> None:
 
 
 def test_every_measurement_of_a_probe_is_a_kind() -> None:
-    from hetopt.profiler import measurement
+    from hetopt.core.events import probe_records
 
-    names = {one.EVENT for one in vars(measurement).values() if hasattr(one, "EVENT")}
-    names |= {measurement.STARTED, measurement.FINISHED, measurement.HOST_FACTS, measurement.JOB_FACTS}
+    names = {one.EVENT for one in vars(probe_records).values() if hasattr(one, "EVENT")}
+    names |= {probe_records.STARTED, probe_records.FINISHED, probe_records.HOST_FACTS, probe_records.JOB_FACTS}
     assert names <= set(BY_KIND)
 
 
@@ -112,7 +111,7 @@ def test_every_part_of_an_event_has_its_field() -> None:
     known = {name for record in RECORDS for name in fields_of(record)}
     inner = [one for record in RECORDS for several in fields_of(record).values() for one in several]
     known |= {name for one in inner for name in fields_of(one)}
-    for path in sorted((REPOSITORY / "trainer").rglob("*.py")):
+    for path in modules().values():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.FunctionDef) or node.returns is None:
                 continue

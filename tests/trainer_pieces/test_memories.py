@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.exchange.identity import IdentityCompressor
-from hetopt.trainer.exchange.memory import ALIKE, ErrorFeedback, NoMemory, redistribute
-from hetopt.trainer.exchange.momentum_correction import MomentumCorrection, hand_over_momentum
-from hetopt.trainer.exchange.topk import TopKCompressor
+from hetopt.core.errors import BadInput
+from hetopt.trainer.comm.error_feedback import ALIKE, ErrorFeedback, NoMemory, redistribute
+from hetopt.trainer.comm.identity import IdentityCompressor
+from hetopt.trainer.comm.momentum_correction import MomentumCorrection, hand_over_momentum
+from hetopt.trainer.comm.topk import TopKCompressor
 
 from .contracts import MemoryContract
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hetopt.trainer.exchange.composition import METHODS, combine
-from hetopt.trainer.exchange.exchange import make_exchange
-from hetopt.trainer.exchange.menu import RATIOS, CompressTime, Menu, way_name
-from hetopt.trainer.exchange.wire import wire_bytes
-from hetopt.trainer.spec import Compression
+from hetopt.core.comm.composition import METHODS, combine
+from hetopt.core.comm.options import RATIOS, CompressTime, Menu, way_name
+from hetopt.core.comm.payload_bytes import wire_bytes
+from hetopt.core.run_spec import Compression
+from hetopt.trainer.comm.exchange import make_exchange
 
 NUMEL = 10_000
 

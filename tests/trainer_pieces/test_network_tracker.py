@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hetopt.trainer.exchange.cost import TRAINER, LinkSpeed, Operation, dense, gathered, hierarchical, shared_index
-from hetopt.trainer.exchange.network_state import NetworkState
-from hetopt.trainer.exchange.network_tracker import Timed, measured, measured_again, observe
+from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation, dense, gathered, hierarchical, shared_index
+from hetopt.core.comm.network_state import NetworkState
+from hetopt.trainer.comm.network_tracker import Timed, measured, measured_again, observe
 
 WORKERS = 4
 PRIMITIVES = ("all_reduce", "all_gather", "broadcast")

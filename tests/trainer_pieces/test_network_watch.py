@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hetopt.trainer.exchange.cost import TRAINER, LinkSpeed, Operation, dense, gathered
-from hetopt.trainer.exchange.network_tracker import Timed, measured
-from hetopt.trainer.exchange.network_watch import LEAST_EXPOSED, NetworkWatch
+from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation, dense, gathered
+from hetopt.trainer.comm.network_tracker import Timed, measured
+from hetopt.trainer.comm.network_watch import LEAST_EXPOSED, NetworkWatch
 
 WORKERS = 4
 LINK = LinkSpeed(latency_s=0.0005, bytes_per_s=5e6)

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.partition import (
+from hetopt.core.batch_partition import (
     WorkerTime,
     largest_remainder,
     proportional_quotas,
     solve_group_shares,
     solve_shares,
 )
+from hetopt.core.errors import BadInput
 
 # Multiples of a sixteenth are exact in binary, so ties are real ties and comparisons need no tolerance.
 exact_times = st.integers(0, 40).map(lambda n: n / 16)

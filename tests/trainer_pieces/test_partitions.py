@@ -10,14 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
+from hetopt.core.synchronization import Injection, Partition
 from hetopt.trainer.data.fetch import TensorPairs
 from hetopt.trainer.data.injection import drawn_samples, handover
 from hetopt.trainer.data.labels import labels_of
 from hetopt.trainer.data.micro_batch import Cutting
 from hetopt.trainer.data.partitioned_cursor import PartitionedCursor
 from hetopt.trainer.data.partitions import make_parts
-from hetopt.trainer.synchronisation import Injection, Partition
 
 weights = st.lists(st.integers(1, 20), min_size=1, max_size=6)
 RULES = ["shards", "seldp", "labels", "dirichlet"]

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from hetopt.trainer.exchange.peers import Peers, explain_loss, workers
+from hetopt.trainer.comm.peers import Peers, explain_loss, workers
 from tests.disturbance import PATIENCE_S
 
 from . import peers_program as program

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.exchange.cost import TRAINER, LinkSpeed, Operation, dense, gathered, shared_index, time_s
-from hetopt.trainer.exchange.network_tracker import Timed, measured, observe
-from hetopt.trainer.exchange.planner import Option, Planner, PlanState, make_option
-from hetopt.trainer.exchange.wire import operations, wire_bytes
+from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation, dense, gathered, shared_index, time_s
+from hetopt.core.comm.payload_bytes import operations, wire_bytes
+from hetopt.core.comm.planner import Option, Planner, PlanState, make_option
+from hetopt.core.errors import BadInput
+from hetopt.trainer.comm.network_tracker import Timed, measured, observe
 
 WORKERS = 8
 

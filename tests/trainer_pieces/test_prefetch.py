@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.profiler.errors import RunFailed
+from hetopt.core.errors import RunFailed
 from hetopt.trainer.assembly import open_training_data
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.fetch import MapDataset

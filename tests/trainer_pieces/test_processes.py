@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from hetopt.core.comm.composition import AR_TOPK, CODINGS, combinations
+from hetopt.core.comm.payload_bytes import wire_bytes
+from hetopt.trainer.comm.exchange import make_exchange
+from hetopt.trainer.comm.topk import TopKCompressor
 from hetopt.trainer.data.cursor import SampleCursor
-from hetopt.trainer.exchange.composition import AR_TOPK, CODINGS, combinations
-from hetopt.trainer.exchange.exchange import make_exchange
-from hetopt.trainer.exchange.topk import TopKCompressor
-from hetopt.trainer.exchange.wire import wire_bytes
 from tests.disturbance import PATIENCE_S
 
 from . import exchange_program as program

@@ -8,21 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.optimizer.steps_to_target.convergence import Convergence, TargetSteps
-from hetopt.profiler.errors import BadInput
-from hetopt.profiler.inflation import step_inflation
-from hetopt.trainer.control.ratio.accordion import Accordion
-from hetopt.trainer.control.ratio.auto import AutoRatio
-from hetopt.trainer.control.ratio.choose import CONTROLLERS, choose_ratio_policy
-from hetopt.trainer.control.ratio.fixed import FixedRatio
-from hetopt.trainer.control.ratio.gain_belief import GainBelief
-from hetopt.trainer.control.ratio.gain_curve import GainCurve
-from hetopt.trainer.control.ratio.gravac import Gravac
-from hetopt.trainer.control.ratio.policy import percent
-from hetopt.trainer.control.ratio.scan import ScanRatio
-from hetopt.trainer.control.ratio.threshold import ThresholdRatio
-from hetopt.trainer.control.ratio.warm_up import WarmUp
-from hetopt.trainer.exchange.cost import LinkSpeed
+from hetopt.core.comm.cost import LinkSpeed
+from hetopt.core.comm.ratio_controllers import CONTROLLERS
+from hetopt.core.compression_slowdown import step_inflation
+from hetopt.core.errors import BadInput
+from hetopt.optimizer.convergence.convergence import Convergence, TargetSteps
+from hetopt.trainer.policies.ratio.accordion import Accordion
+from hetopt.trainer.policies.ratio.auto import AutoRatio
+from hetopt.trainer.policies.ratio.choose import choose_ratio_policy
+from hetopt.trainer.policies.ratio.fixed import FixedRatio
+from hetopt.trainer.policies.ratio.gain_curve import GainCurve
+from hetopt.trainer.policies.ratio.gain_estimate import GainBelief
+from hetopt.trainer.policies.ratio.gravac import Gravac
+from hetopt.trainer.policies.ratio.policy import percent
+from hetopt.trainer.policies.ratio.scan import ScanRatio
+from hetopt.trainer.policies.ratio.threshold import ThresholdRatio
+from hetopt.trainer.policies.ratio.warm_up import WarmUp
 
 from .ratio_periods import NETWORK, OPTIONS, WORKERS, curve, observe
 from .virtual_exchange import VirtualRun

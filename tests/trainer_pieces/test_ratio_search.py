@@ -8,12 +8,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hetopt.trainer.control.ratio.gain_curve import GainCurve
-from hetopt.trainer.control.ratio.gravac import Gravac, ideal_factor
-from hetopt.trainer.control.ratio.policy import DENSE, RatioObservation
-from hetopt.trainer.control.ratio.scan import Prospect, ScanRatio, pareto, scan
-from hetopt.trainer.control.ratio.threshold import ThresholdRatio
-from hetopt.trainer.exchange.cost import LinkSpeed
+from hetopt.core.comm.cost import LinkSpeed
+from hetopt.trainer.policies.ratio.gain_curve import GainCurve
+from hetopt.trainer.policies.ratio.gravac import Gravac, ideal_factor
+from hetopt.trainer.policies.ratio.policy import DENSE, RatioObservation
+from hetopt.trainer.policies.ratio.scan import Prospect, ScanRatio, pareto, scan
+from hetopt.trainer.policies.ratio.threshold import ThresholdRatio
 
 from .ratio_periods import NETWORK, OPTIONS, WORKERS, observe
 from .virtual_exchange import RATIOS, VirtualRun

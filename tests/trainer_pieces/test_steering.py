@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.control.ratio.twin_trial import Verdict
-from hetopt.trainer.exchange.cost import TRAINER, LinkSpeed, Operation, pipelined_s, time_s
-from hetopt.trainer.exchange.menu import Menu
-from hetopt.trainer.exchange.network_tracker import Timed, measured
-from hetopt.trainer.spec import Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.trainer.steps.steering import BACKWARD, LOOKED_STEPS, Steering, whole_exchange_s
+from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation, pipelined_s, time_s
+from hetopt.core.comm.options import Menu
+from hetopt.core.errors import BadInput
+from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.trainer.comm.network_tracker import Timed, measured
+from hetopt.trainer.policies.ratio.paired_trial import Verdict
+from hetopt.trainer.steps.adaptive_controller import BACKWARD, LOOKED_STEPS, Steering, whole_exchange_s
 from hetopt.trainer.steps.traffic import GroupTraffic, Traffic
 
 WORKERS = 4

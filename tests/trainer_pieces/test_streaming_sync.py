@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.spec import Compression
+from hetopt.core.errors import BadInput
+from hetopt.core.run_spec import Compression
+from hetopt.core.synchronization import Synchronisation
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import make_stopwatch
 from hetopt.trainer.sync.model_vector import ModelVector
 from hetopt.trainer.sync.streaming_sync import StreamingSync
-from hetopt.trainer.synchronisation import Synchronisation
 
 from .thread_group import ThreadGroup
 

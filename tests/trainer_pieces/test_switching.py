@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.exchange.switching import SwitchingExchange
-from hetopt.trainer.spec import Compression
+from hetopt.core.errors import BadInput
+from hetopt.core.run_spec import Compression
+from hetopt.trainer.comm.switching import SwitchingExchange
 
 SHAPES = ((30, 20), (40,))
 NUMEL = 640

@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.trainer.control.sync.choose import POLICIES, choose_sync_policy, steps_of_round, why_not_local
-from hetopt.trainer.control.sync.gradient_change import GradientChange
-from hetopt.trainer.control.sync.periodic import MOST_APART
-from hetopt.trainer.control.sync.policy import SyncObservation
-from hetopt.trainer.control.sync.rhythm import MOST_FLIGHTS, Rhythm
-from hetopt.trainer.control.sync.selsync import votes_needed
-from hetopt.trainer.spec import Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.trainer.synchronisation import Synchronisation
+from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.core.staleness import MOST_FLIGHTS, Rhythm
+from hetopt.core.synchronization import Synchronisation
+from hetopt.core.synchronization_rules import POLICIES, steps_of_round, why_not_local
+from hetopt.trainer.policies.sync.choose import choose_sync_policy
+from hetopt.trainer.policies.sync.gradient_change import GradientChange
+from hetopt.trainer.policies.sync.periodic import MOST_APART
+from hetopt.trainer.policies.sync.policy import SyncObservation
+from hetopt.trainer.policies.sync.selsync import votes_needed
 
 WORKERS = 4
 

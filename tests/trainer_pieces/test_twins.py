@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.profiler.inflation import MOST_LOST
-from hetopt.trainer.control.ratio.twin_trial import CHUNK_STEPS, HARMFUL, LEAST_DROP, MOST_STEPS, TwinTrial
+from hetopt.core.compression_slowdown import MOST_LOST
+from hetopt.trainer.policies.ratio.paired_trial import CHUNK_STEPS, HARMFUL, LEAST_DROP, MOST_STEPS, TwinTrial
 
 CHUNKS = MOST_STEPS // CHUNK_STEPS
 

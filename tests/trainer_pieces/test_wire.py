@@ -11,14 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.exchange.wire import (
-    WIRE_FORMATS,
-    collective_time_s,
-    kept_elements,
-    wire_bytes,
-    wire_format,
-)
+from hetopt.core.comm.payload_bytes import WIRE_FORMATS, collective_time_s, kept_elements, wire_bytes, wire_format
+from hetopt.core.errors import BadInput
 
 GBPS = 1.25e8  # bytes a second
 ratios = st.floats(0, 1, exclude_min=True)
@@ -139,7 +133,7 @@ def test_published_sparse_times_leave_the_cost_of_compressing(shared_data, colum
 def test_planning_needs_no_torch():
     """The planner imports both of these, and must start at once."""
     code = (
-        "import sys, hetopt.trainer.partition, hetopt.trainer.exchange.wire;"
+        "import sys, hetopt.core.batch_partition, hetopt.core.comm.payload_bytes;"
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

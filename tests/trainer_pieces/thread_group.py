@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from hetopt.trainer.exchange.aggregation import Aggregation
-from hetopt.trainer.exchange.channel import Channel
-from hetopt.trainer.exchange.memory import Memory
-from hetopt.trainer.exchange.payload import Payload
+from hetopt.trainer.comm.aggregation import Aggregation
+from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.comm.error_feedback import Memory
+from hetopt.trainer.comm.payload import Payload
 
 
 class ThreadGroup:

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hetopt.trainer.control.policy import BatchObservation
-from hetopt.trainer.partition import WorkerTime, solve_shares
+from hetopt.core.batch_partition import WorkerTime, solve_shares
+from hetopt.trainer.policies.policy import BatchObservation
 
 
 @dataclass

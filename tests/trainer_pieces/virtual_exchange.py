@@ -11,14 +11,14 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hetopt.profiler.inflation import MOST_LOST, distance
-from hetopt.trainer.control.ratio.gain_curve import GainCurve
-from hetopt.trainer.control.ratio.policy import RatioObservation
-from hetopt.trainer.control.ratio.twin_trial import PART, Verdict
-from hetopt.trainer.exchange.cost import TRAINER, LinkSpeed, Operation
-from hetopt.trainer.exchange.network_tracker import Timed, measured
-from hetopt.trainer.exchange.network_watch import NetworkWatch
-from hetopt.trainer.exchange.planner import make_option
+from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation
+from hetopt.core.comm.planner import make_option
+from hetopt.core.compression_slowdown import MOST_LOST, distance
+from hetopt.trainer.comm.network_tracker import Timed, measured
+from hetopt.trainer.comm.network_watch import NetworkWatch
+from hetopt.trainer.policies.ratio.gain_curve import GainCurve
+from hetopt.trainer.policies.ratio.paired_trial import PART, Verdict
+from hetopt.trainer.policies.ratio.policy import RatioObservation
 
 PRIMITIVES = ("all_reduce", "all_gather", "broadcast")
 RATIOS = (0.001, 0.0033, 0.01, 0.033, 0.1)

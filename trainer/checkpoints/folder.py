@@ -24,13 +24,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from hetopt.profiler.artifact import write_atomically
-from hetopt.profiler.errors import BadInput, RunFailed
-from hetopt.profiler.reading import MissingFile, parse_json, read_text
+from hetopt.core.artifact import write_atomically
+from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.reading import MissingFile, parse_json, read_text
+from hetopt.core.run_folder import CHECKPOINT_FOLDER, MANIFEST_FILE
 from hetopt.trainer.checkpoints.manifest import STATE_FILE, FileRecord, Manifest, rank_file
 from hetopt.trainer.checkpoints.state import RankState, SharedState
-from hetopt.trainer.exchange.memory import redistribute
-from hetopt.trainer.run_folder import CHECKPOINT_FOLDER, MANIFEST_FILE
+from hetopt.trainer.comm.error_feedback import redistribute
 
 _KEPT = 2
 _PARTIAL = ".partial"

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints
 
-from hetopt.profiler.artifact import Artifact, Record
+from hetopt.core.artifact import Artifact, Record
 
 STATE_FILE = "state.pt"
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hetopt.profiler.errors import BadInput, RunFailed
+from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.events.log import EventLog
 from hetopt.trainer.agreement import gather_numbers, gather_texts
 from hetopt.trainer.checkpoints.folder import CheckpointFolder
 from hetopt.trainer.checkpoints.manifest import STATE_FILE, FileRecord, Manifest, rank_file
 from hetopt.trainer.checkpoints.state import RankState, SharedState
-from hetopt.trainer.events import EventLog
 
 WRITTEN, REFUSED = 1.0, -1.0
 """What a control row says of the checkpoint under way; 0: nothing is, or its part is still being written."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hetopt.trainer.exchange.memory import MemoryState
-from hetopt.trainer.spec import RunSpec
+from hetopt.core.run_spec import RunSpec
+from hetopt.trainer.comm.error_feedback import MemoryState
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 

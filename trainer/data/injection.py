@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetopt.trainer.synchronisation import Injection
+from hetopt.core.synchronization import Injection
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
 from hetopt.trainer.data.cursor import Indices
 from hetopt.trainer.data.fetch import MapDataset, fetch, inputs_and_targets, set_epoch
 

@@ -22,9 +22,9 @@ from typing import Protocol
 
 import numpy as np
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
+from hetopt.core.synchronization import Partition, PartitionName
 from hetopt.trainer.data.cursor import Indices, permutation
-from hetopt.trainer.synchronisation import Partition, PartitionName
 
 NAMES: dict[PartitionName, str] = {
     "global": "one shuffled order for all, each sample once an epoch, whoever takes it",

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from hetopt.profiler.errors import RunFailed
+from hetopt.core.errors import RunFailed
 from hetopt.trainer.data.fetch import Batch, MapDataset, fetch, pinned, set_epoch
 from hetopt.trainer.data.micro_batch import MicroBatch
 

@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.checkpoints.state import RankState, SharedState
+from hetopt.trainer.comm.error_feedback import ALIKE, MemoryState
 from hetopt.trainer.elastic.membership import NO_GENERATION, Generation, Version
 from hetopt.trainer.elastic.packing import pack, unpack
-from hetopt.trainer.exchange.memory import ALIKE, MemoryState
 
 _HEAVY = ("model", "optimizer")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hetopt.trainer.partition import largest_remainder
-from hetopt.trainer.spec import RunSpec
+from hetopt.core.batch_partition import largest_remainder
+from hetopt.core.run_spec import RunSpec
 
 
 def spec_of_living(spec: RunSpec, places: Sequence[int], shares: Mapping[int, int]) -> RunSpec:

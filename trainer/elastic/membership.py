@@ -19,8 +19,8 @@ from typing import Any, Protocol, Self
 
 from pydantic import TypeAdapter, ValidationError
 
-from hetopt.profiler.errors import BadInput, RunFailed
-from hetopt.profiler.reading import parse_json, shortened
+from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.reading import parse_json, shortened
 
 NO_GENERATION = -1
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hetopt.profiler.errors import RunFailed
+from hetopt.core.errors import RunFailed
 
 _LENGTH_BYTES = 8
 _TYPES = {

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
 from hetopt.trainer.elastic.connections import break_when_deaf, open_sockets
-from hetopt.trainer.elastic.meeting import begun
-from hetopt.trainer.launch.host import MEETING_VARIABLE
+from hetopt.trainer.elastic.rendezvous import begun
+from hetopt.trainer.host.agent import MEETING_VARIABLE
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore

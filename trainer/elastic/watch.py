@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from hetopt.trainer.elastic.meeting import MeetingStore, wanted
+from hetopt.trainer.elastic.rendezvous import MeetingStore, wanted
 
 EVERY_S = 0.25
 

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hetopt.profiler.errors import BadInput, HetoptError, RunFailed
+from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.trainer.agreement import gather_numbers
-from hetopt.trainer.exchange.peers import workers
+from hetopt.trainer.comm.peers import workers
 from hetopt.trainer.likeness import CLOSE, is_option, options_of, parameters_of, tensors_mark
 
 

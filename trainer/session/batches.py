@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
 
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.partition import largest_remainder
+from hetopt.core.batch_partition import largest_remainder
+from hetopt.core.errors import BadInput
 
 Shares: TypeAlias = tuple[int, ...]
 Place: TypeAlias = tuple[int, int]

@@ -9,19 +9,19 @@ from pathlib import Path
 from torch import nn
 from torch.optim import Optimizer
 
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.control.sync.choose import why_not_local
-from hetopt.trainer.exchange.channel import Channel
-from hetopt.trainer.exchange.momentum_correction import own_momentum
-from hetopt.trainer.exchange.peers import meet
+from hetopt.core.errors import BadInput
+from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec
+from hetopt.core.synchronization import Synchronisation
+from hetopt.core.synchronization_rules import why_not_local
+from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.comm.momentum_correction import own_momentum
+from hetopt.trainer.comm.peers import meet
 from hetopt.trainer.inexact import check_accepted
 from hetopt.trainer.session.gradient import Scaler
 from hetopt.trainer.session.inspection import inspect_group, inspect_model, inspect_optimizer
 from hetopt.trainer.session.joining import find_place, join
 from hetopt.trainer.session.plan import SessionPlan, make_plan
 from hetopt.trainer.session.run import Session
-from hetopt.trainer.spec import BatchPolicy, Compression, RunSpec
-from hetopt.trainer.synchronisation import Synchronisation
 
 
 def session(
@@ -49,7 +49,7 @@ def session(
         accumulate: backward passes of a step.
         steps: that the script will do, if it knows: near the end ``auto`` holds nothing back.
         scaler: the GradScaler of the script, where gradients are compressed; else it needs nothing.
-        policy: how batches are shared while training goes on (see `hetopt.trainer.control.choose`).
+        policy: how batches are shared while training goes on (see `hetopt.trainer.policies.choose`).
         sync: when workers put together what they have learned, as `hetopt launch --sync` has it
             (``"local-sgd(8)"``, ``"selsync(auto)"``), or the record; ``bsp``: all sum their gradients at every step.
             Otherwise each steps by its own gradient, and the model is the average of all between epochs and at the end.

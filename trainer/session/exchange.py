@@ -8,20 +8,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.comm.composition import AUTO, METHODS
+from hetopt.core.comm.options import Menu, way_name
+from hetopt.core.comm.payload_bytes import VALUE_BYTES
+from hetopt.core.errors import BadInput
+from hetopt.core.events.log import Event
+from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.agreement import Store
-from hetopt.trainer.events import Event
-from hetopt.trainer.exchange.calibration import measure_network, timed_menu
-from hetopt.trainer.exchange.channel import Channel
-from hetopt.trainer.exchange.composition import AUTO, METHODS
-from hetopt.trainer.exchange.menu import Menu, way_name
-from hetopt.trainer.exchange.network_probe import NetworkProbe
-from hetopt.trainer.exchange.stats import ExchangeStats, summed
-from hetopt.trainer.exchange.switching import SwitchingExchange
-from hetopt.trainer.exchange.wire import VALUE_BYTES
-from hetopt.trainer.spec import Compression, RunSpec
-from hetopt.trainer.steps.form import exchange_event
-from hetopt.trainer.steps.steering import Steering
+from hetopt.trainer.comm.calibration import measure_network, timed_menu
+from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.comm.network_probe import NetworkProbe
+from hetopt.trainer.comm.stats import ExchangeStats, summed
+from hetopt.trainer.comm.switching import SwitchingExchange
+from hetopt.trainer.steps.adaptive_controller import Steering
+from hetopt.trainer.steps.step_config import exchange_event
 from hetopt.trainer.steps.traffic import GroupTraffic
 
 DOUBLE_BYTES = 8

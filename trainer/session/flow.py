@@ -13,14 +13,13 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
 from hetopt.trainer.agreement import Store, gather_numbers
+from hetopt.trainer.comm.stats import ExchangeStats
 from hetopt.trainer.evaluation import average_buffers
-from hetopt.trainer.exchange.stats import ExchangeStats
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.session.alike import take_optimizer, take_parameters
 from hetopt.trainer.session.batches import Part, ShareTable, full_batch
-from hetopt.trainer.session.chance import Chance
 from hetopt.trainer.session.exchange import SessionExchange
 from hetopt.trainer.session.gate import Gate
 from hetopt.trainer.session.gradient import GradientSum, Scaler, check_parameters, named_parameters
@@ -30,6 +29,7 @@ from hetopt.trainer.session.loaders import OwnLoader, SlicedLoader
 from hetopt.trainer.session.local import LocalTraining, make_local
 from hetopt.trainer.session.loss import LossWatch
 from hetopt.trainer.session.plan import SessionPlan
+from hetopt.trainer.session.random_state import Chance
 from hetopt.trainer.session.record import SessionRecord
 from hetopt.trainer.session.registry import REGISTRY, Member
 from hetopt.trainer.session.sharing import Sharing

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hetopt.profiler.errors import BadInput, RunFailed
-from hetopt.trainer.exchange.stats import ExchangeStats
+from hetopt.core.errors import BadInput, RunFailed
+from hetopt.trainer.comm.stats import ExchangeStats
 from hetopt.trainer.session.exchange import SessionExchange
 from hetopt.trainer.session.flat import FlatGradients
 

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
+from hetopt.core.listening import LOOPBACK, collectives_on
 from hetopt.trainer.agreement import Store
-from hetopt.trainer.launch.listening import LOOPBACK, collectives_on
-from hetopt.trainer.launch.stores import group_store
+from hetopt.trainer.host.stores import group_store
 
 
 def find_place(environment: Mapping[str, str]) -> tuple[int, int]:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
 from hetopt.trainer.data.fetch import samples_in
 from hetopt.trainer.session.batches import Part, Place, ShareTable, SlicedStream, Slices
-from hetopt.trainer.session.chance import Chance
+from hetopt.trainer.session.random_state import Chance
 
 
 class SlicedLoader:

@@ -16,10 +16,10 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.events import Event
-from hetopt.trainer.exchange.energy import energy
-from hetopt.trainer.spec import RunSpec
+from hetopt.core.errors import BadInput
+from hetopt.core.events.log import Event
+from hetopt.core.run_spec import RunSpec
+from hetopt.trainer.comm.energy import energy
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.model_vector import ModelVector

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
 from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.inexact import BATCH_STATISTICS, WHOLE_BATCH
 from hetopt.trainer.loss_reading import LossReading, read_loss

@@ -6,17 +6,17 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetopt.profiler.artifact import read_record
-from hetopt.profiler.errors import BadInput
-from hetopt.profiler.paths import host_name
-from hetopt.trainer.compression_text import parse_compression
-from hetopt.trainer.exchange.checked import checked
-from hetopt.trainer.exchange.composition import AUTO
-from hetopt.trainer.exchange.menu import way_name
-from hetopt.trainer.partition import largest_remainder
-from hetopt.trainer.spec import BatchPolicy, Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.trainer.sync_text import parse_sync, spell_sync
-from hetopt.trainer.synchronisation import Synchronisation
+from hetopt.core.artifact import read_record
+from hetopt.core.batch_partition import largest_remainder
+from hetopt.core.comm.checked import checked
+from hetopt.core.comm.composition import AUTO
+from hetopt.core.comm.compression_text import parse_compression
+from hetopt.core.comm.options import way_name
+from hetopt.core.errors import BadInput
+from hetopt.core.paths import host_name
+from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.core.synchronization import Synchronisation
+from hetopt.core.synchronization_text import parse_sync, spell_sync
 
 TASK = "session"
 """What logs call it."""

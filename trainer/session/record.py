@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.events import EVENTS_FILE, Event, EventLog
+from hetopt.core.errors import BadInput
+from hetopt.core.events.log import EVENTS_FILE, Event, EventLog
 from hetopt.trainer.session.plan import SessionPlan
 from hetopt.trainer.session.sharing import Told
 

@@ -22,7 +22,7 @@ from typing import Self
 
 from torch import Tensor
 
-from hetopt.profiler.errors import RunFailed
+from hetopt.core.errors import RunFailed
 from hetopt.trainer.agreement import sum_numbers
 from hetopt.trainer.checkpoints.fingerprint import parameters_sha256
 from hetopt.trainer.session.alike import check_parameters_alike

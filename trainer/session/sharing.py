@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hetopt.core.events.log import Event
+from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import gather_numbers
-from hetopt.trainer.control.choose import choose_policy
-from hetopt.trainer.events import Event
+from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.session.batches import Part, ShareTable
 from hetopt.trainer.session.exchange import SessionExchange
 from hetopt.trainer.session.loaders import SlicedLoader
 from hetopt.trainer.session.plan import SessionPlan
-from hetopt.trainer.spec import Compression
 from hetopt.trainer.statistics import Period, PeriodLog
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch

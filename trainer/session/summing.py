@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
 from hetopt.trainer.agreement import sum_numbers
 from hetopt.trainer.session.batches import Part
 from hetopt.trainer.session.denominators import Weight

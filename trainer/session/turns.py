@@ -16,10 +16,10 @@ from enum import IntEnum
 import torch
 import torch.distributed as dist
 
-from hetopt.profiler.errors import RunFailed
+from hetopt.core.errors import RunFailed
 from hetopt.trainer.agreement import Store
-from hetopt.trainer.exchange.guarded import Guard
-from hetopt.trainer.exchange.peers import LostPeer, workers
+from hetopt.trainer.comm.guarded import Guard
+from hetopt.trainer.comm.peers import LostPeer, workers
 from hetopt.trainer.likeness import CLOSE
 from hetopt.trainer.session.batches import Place
 

@@ -13,14 +13,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from hetopt.profiler.errors import RunFailed
+from hetopt.core.errors import RunFailed
+from hetopt.trainer.comm.buckets import BucketExchange
+from hetopt.trainer.comm.error_feedback import NoMemory, Remembered
+from hetopt.trainer.comm.guarded import Guard
 from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.exchange.buckets import BucketExchange
-from hetopt.trainer.exchange.guarded import Guard
-from hetopt.trainer.exchange.memory import NoMemory, Remembered
 from hetopt.trainer.steps.local_gradient import DoesNotFit, LocalGradient
 from hetopt.trainer.steps.noise_groups import NoiseSums, square_norm
-from hetopt.trainer.steps.pace import Pace
+from hetopt.trainer.steps.slowdown import Pace
 from hetopt.trainer.steps.step import LossModule, Reader, StepTrace, trainable_parameters
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
 

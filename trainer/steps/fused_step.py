@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hetopt.trainer.comm.energy import energy
+from hetopt.trainer.comm.error_feedback import Remembered
+from hetopt.trainer.comm.stats import ExchangeStats
 from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.exchange.energy import energy
-from hetopt.trainer.exchange.memory import Remembered
-from hetopt.trainer.exchange.stats import ExchangeStats
 from hetopt.trainer.steps.local_gradient import LocalGradient
 from hetopt.trainer.steps.noise_groups import MicroBatchGroups, NoiseSums, square_norm, weighted_square_norm
-from hetopt.trainer.steps.pace import Pace
+from hetopt.trainer.steps.slowdown import Pace
 from hetopt.trainer.steps.step import LossModule, Reader, StepTrace, trainable_parameters
 from hetopt.trainer.steps.stopwatch import Stopwatch
 

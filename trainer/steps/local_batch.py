@@ -10,11 +10,11 @@ from typing import TypeAlias
 
 import torch
 
+from hetopt.core.events.log import Event
 from hetopt.trainer.data.cursor import Cursor, GlobalBatch
 from hetopt.trainer.data.fetch import Batch, MapDataset, changes_with_epoch, fetch, pinned, set_epoch, to_device
 from hetopt.trainer.data.micro_batch import Cutting, MicroBatch, upcoming
 from hetopt.trainer.data.prefetch import ReadAhead, ReadingWatch
-from hetopt.trainer.events import Event
 from hetopt.trainer.injector import Injector, concatenated, every_nth
 
 

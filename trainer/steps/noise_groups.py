@@ -1,6 +1,6 @@
 """Squared norms of the gradients of groups of samples, read off while a step is computed.
 
-The noise of a gradient shows in how far the gradients of parts of a batch differ (`hetopt.profiler.noise`). Where
+The noise of a gradient shows in how far the gradients of parts of a batch differ (`hetopt.core.gradient_noise`). Where
 several workers train, each one's samples are a group; a single worker has its micro-batches.
 """
 

@@ -14,11 +14,11 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
+from hetopt.trainer.comm.error_feedback import Remembered
+from hetopt.trainer.comm.stats import ExchangeStats
 from hetopt.trainer.data.fetch import Batch, samples_in
 from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.exchange.memory import Remembered
-from hetopt.trainer.exchange.stats import ExchangeStats
 from hetopt.trainer.loss_reading import read_loss
 from hetopt.trainer.steps.noise_groups import NoiseSums
 from hetopt.trainer.steps.precision import Autocast

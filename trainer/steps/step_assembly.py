@@ -10,35 +10,35 @@ from dataclasses import dataclass, replace
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.comm.composition import AUTO, METHODS, combine
+from hetopt.core.comm.options import IDENTITY, NARROW, SELECTOR, Menu, way_name
+from hetopt.core.comm.overlap import BUCKETWISE, FIRST_BUCKET_BYTES
+from hetopt.core.errors import BadInput
+from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import gather_numbers
+from hetopt.trainer.comm.buckets import BucketExchange
+from hetopt.trainer.comm.calibration import Calibration, measure_network, timed_menu
+from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.comm.guarded import Guard
+from hetopt.trainer.comm.hierarchical import HierarchicalExchange, HostGroups
+from hetopt.trainer.comm.hosts import Hosts, exchange_as_one, measure_inside
+from hetopt.trainer.comm.network_probe import NetworkProbe
+from hetopt.trainer.comm.peers import meet
+from hetopt.trainer.comm.switching import SwitchingExchange
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.exchange.buckets import BucketExchange
-from hetopt.trainer.exchange.calibration import Calibration, measure_network, timed_menu
-from hetopt.trainer.exchange.channel import Channel
-from hetopt.trainer.exchange.composition import AUTO, METHODS, combine
-from hetopt.trainer.exchange.guarded import Guard
-from hetopt.trainer.exchange.hierarchical import HierarchicalExchange, HostGroups
-from hetopt.trainer.exchange.hosts import Hosts, exchange_as_one, measure_inside
-from hetopt.trainer.exchange.menu import IDENTITY, NARROW, SELECTOR, Menu, way_name
-from hetopt.trainer.exchange.network_probe import NetworkProbe
-from hetopt.trainer.exchange.peers import meet
-from hetopt.trainer.exchange.switching import SwitchingExchange
-from hetopt.trainer.exchange.under_backward import BUCKETWISE, FIRST_BUCKET_BYTES
 from hetopt.trainer.loss_test import STATISTICS_HINT, LossTest
-from hetopt.trainer.spec import Compression
+from hetopt.trainer.steps.adaptive_controller import Steering
 from hetopt.trainer.steps.bucketed_step import BucketedStep
-from hetopt.trainer.steps.form import Form
 from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.local_batch import SampleFeed
 from hetopt.trainer.steps.local_gradient import DoesNotFit, LocalGradient, half_of
 from hetopt.trainer.steps.local_step import LocalStep, NoExchange
 from hetopt.trainer.steps.loss_trial import FEWEST_TRIED, try_loss
-from hetopt.trainer.steps.pace import Pace
-from hetopt.trainer.steps.steering import Steering
+from hetopt.trainer.steps.slowdown import Pace
 from hetopt.trainer.steps.step import LossModule, trainable_parameters
+from hetopt.trainer.steps.step_config import Form
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.steps.switching_step import SwitchingStep
 from hetopt.trainer.task import Task

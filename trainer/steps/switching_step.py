@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hetopt.core.comm.options import NARROW, Way
+from hetopt.trainer.comm.buckets import BucketExchange
+from hetopt.trainer.comm.error_feedback import Remembered
+from hetopt.trainer.comm.hierarchical import HierarchicalExchange
+from hetopt.trainer.comm.switching import SwitchingExchange
 from hetopt.trainer.data.micro_batch import MicroBatch
-from hetopt.trainer.exchange.buckets import BucketExchange
-from hetopt.trainer.exchange.hierarchical import HierarchicalExchange
-from hetopt.trainer.exchange.memory import Remembered
-from hetopt.trainer.exchange.menu import NARROW, Way
-from hetopt.trainer.exchange.switching import SwitchingExchange
 from hetopt.trainer.steps.bucketed_step import BucketedStep
 from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.step import StepTrace

@@ -17,21 +17,21 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hetopt.profiler.artifact import Record
+from hetopt.core.artifact import Record
+from hetopt.core.events.log import Event
+from hetopt.core.run_spec import Compression
+from hetopt.core.synchronization import Synchronisation
 from hetopt.trainer.agreement import Gathering
-from hetopt.trainer.control.sync.gradient_change import GradientChange
-from hetopt.trainer.control.sync.policy import SyncDecision, SyncObservation, SyncPolicy
-from hetopt.trainer.control.sync.selsync import SelSync
-from hetopt.trainer.events import Event
-from hetopt.trainer.exchange.channel import Channel, Message
-from hetopt.trainer.exchange.parameter_average import RoundedSum, average_parameters, weights_by_samples
-from hetopt.trainer.exchange.stats import ExchangeStats
-from hetopt.trainer.spec import Compression
+from hetopt.trainer.comm.channel import Channel, Message
+from hetopt.trainer.comm.parameter_average import RoundedSum, average_parameters, weights_by_samples
+from hetopt.trainer.comm.stats import ExchangeStats
+from hetopt.trainer.policies.sync.gradient_change import GradientChange
+from hetopt.trainer.policies.sync.policy import SyncDecision, SyncObservation, SyncPolicy
+from hetopt.trainer.policies.sync.selsync import SelSync
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.model_vector import ModelVector
 from hetopt.trainer.sync.synchroniser import own_state
-from hetopt.trainer.synchronisation import Synchronisation
 
 VOTE_BYTES = 8
 

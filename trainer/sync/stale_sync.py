@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hetopt.trainer.control.sync.rhythm import Rhythm
-from hetopt.trainer.events import Event
-from hetopt.trainer.exchange.group import staging_device
-from hetopt.trainer.exchange.stats import ExchangeStats
+from hetopt.core.events.log import Event
+from hetopt.core.staleness import Rhythm
+from hetopt.trainer.comm.group import staging_device
+from hetopt.trainer.comm.stats import ExchangeStats
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.model_vector import ModelVector

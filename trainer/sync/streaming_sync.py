@@ -23,18 +23,18 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hetopt.trainer.control.sync.periodic import LargestRate, LocalSgd
-from hetopt.trainer.control.sync.policy import SyncObservation
-from hetopt.trainer.events import Event
-from hetopt.trainer.exchange.channel import Channel
-from hetopt.trainer.exchange.parameter_average import RoundedSum, average_parameters, weights_by_samples
-from hetopt.trainer.exchange.stats import ExchangeStats
-from hetopt.trainer.spec import Compression
+from hetopt.core.events.log import Event
+from hetopt.core.run_spec import Compression
+from hetopt.core.synchronization import Synchronisation
+from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.comm.parameter_average import RoundedSum, average_parameters, weights_by_samples
+from hetopt.trainer.comm.stats import ExchangeStats
+from hetopt.trainer.policies.sync.periodic import LargestRate, LocalSgd
+from hetopt.trainer.policies.sync.policy import SyncObservation
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.model_vector import ModelVector
 from hetopt.trainer.sync.synchroniser import own_state
-from hetopt.trainer.synchronisation import Synchronisation
 
 Samples = tuple[int, ...]
 

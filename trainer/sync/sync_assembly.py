@@ -11,12 +11,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.control.choose import first_shares
-from hetopt.trainer.control.sync.choose import choose_sync_policy, why_not_local, why_not_settling
+from hetopt.core.errors import BadInput
+from hetopt.core.local_batch_sizes import first_shares
+from hetopt.core.run_spec import RunSpec
+from hetopt.core.synchronization_rules import why_not_local, why_not_settling
+from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.data.injection import drawn_samples
-from hetopt.trainer.exchange.channel import Channel
-from hetopt.trainer.spec import RunSpec
+from hetopt.trainer.policies.sync.choose import choose_sync_policy
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.parameter_sync import ParameterSync
 from hetopt.trainer.sync.stale_sync import StaleSync

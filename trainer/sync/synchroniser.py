@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.events import Event
+from hetopt.core.errors import BadInput
+from hetopt.core.events.log import Event
 from hetopt.trainer.steps.step import StepTrace
 
 

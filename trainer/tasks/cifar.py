@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
 from hetopt.trainer.task import TaskData
 from hetopt.trainer.tasks.augmentation import Augmentation, crop_and_flip, random_bits, unchanged
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
 from hetopt.trainer.data.fetch import TensorPairs
 from hetopt.trainer.task import TaskData
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hetopt.profiler.errors import BadInput
+from hetopt.core.errors import BadInput
+from hetopt.core.task_reference import resolve, user_code
 from hetopt.trainer.task import Task
-from hetopt.trainer.tasks.reference import resolve, user_code
 
 
 def load_task(reference: str) -> Task:

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Optimizer
 
-from hetopt.profiler.errors import BadInput
-from hetopt.profiler.profile import LearningRateRule
+from hetopt.core.errors import BadInput
+from hetopt.core.profile import LearningRateRule
 from hetopt.trainer.data.fetch import Batch, inputs_and_targets
 from hetopt.trainer.task import OptimizerFactory, Schedule, Target, Task, TaskData, constant
 

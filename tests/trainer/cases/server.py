@@ -21,9 +21,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from hetopt.profiler.errors import HetoptError
+from hetopt.core.errors import HetoptError
+from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.session import session
-from hetopt.trainer.spec import RunSpec, StopRule, WorkerSpec
 
 from . import hub, scripts
 

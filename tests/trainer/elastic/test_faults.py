@@ -15,7 +15,7 @@ from benchmarks._fault_schedule import Schedule
 from benchmarks._faulty_runs import OUTCOME_FILE, RUNS_FILE
 from benchmarks._hashed_training import undisturbed
 from benchmarks._simulated_run import Simulation, check
-from hetopt.trainer.events import Event, read_events
+from hetopt.core.events.log import Event, read_events
 from tests.disturbance import PATIENCE_S
 
 from ..scenarios import toy_spec

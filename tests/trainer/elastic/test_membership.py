@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.profiler.errors import RunFailed
+from hetopt.core.errors import RunFailed
+from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.elastic.living import spec_of_living
-from hetopt.trainer.elastic.meeting import LOOK_S, Abandoned, meet_again, want, wanted
 from hetopt.trainer.elastic.membership import (
     NO_GENERATION,
     Generation,
@@ -25,7 +25,7 @@ from hetopt.trainer.elastic.membership import (
     is_hopeless,
     may_close,
 )
-from hetopt.trainer.spec import RunSpec
+from hetopt.trainer.elastic.rendezvous import LOOK_S, Abandoned, meet_again, want, wanted
 
 from ..scenarios import toy_spec
 

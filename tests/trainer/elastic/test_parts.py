@@ -16,12 +16,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.profiler.errors import RunFailed
-from hetopt.trainer.elastic.connections import DEAF_S, break_all_but, open_sockets
-from hetopt.trainer.elastic.packing import pack, unpack
-from hetopt.trainer.elastic.stores import TcpMeetingStore, connect, reachable, where_to_meet
-from hetopt.trainer.launch import stores
-from hetopt.trainer.presence import (
+from hetopt.core.errors import RunFailed
+from hetopt.core.presence import (
     INCARNATION_VARIABLE,
     PRESENCE_FILE,
     HostThere,
@@ -29,6 +25,10 @@ from hetopt.trainer.presence import (
     life_of,
     write_presence,
 )
+from hetopt.trainer.elastic.connections import DEAF_S, break_all_but, open_sockets
+from hetopt.trainer.elastic.packing import pack, unpack
+from hetopt.trainer.elastic.stores import TcpMeetingStore, connect, reachable, where_to_meet
+from hetopt.trainer.host import stores
 from tests.disturbance import PATIENCE_S
 
 PLAIN = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=8)
@@ -192,7 +192,7 @@ WARDEN = """
 import os, signal, sys
 from pathlib import Path
 from typing import Any
-from hetopt.trainer.elastic.warden import keep
+from hetopt.trainer.elastic.worker_supervisor import keep
 lives = Path(sys.argv[1])
 def work():
     with lives.open("a") as stream:

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hetopt.trainer.control.choose import choose_policy, first_shares
-from hetopt.trainer.control.policy import BatchObservation
-from hetopt.trainer.control.stream_rate import DEAD_BAND, RateShares, draw_rates, stream_learning_rate_scale
-from hetopt.trainer.spec import RunSpec
-from hetopt.trainer.stream import Stream
+from hetopt.core.local_batch_sizes import first_shares
+from hetopt.core.run_spec import RunSpec
+from hetopt.core.stream import Stream, draw_rates
+from hetopt.trainer.policies.choose import choose_policy
+from hetopt.trainer.policies.policy import BatchObservation
+from hetopt.trainer.policies.stream_rate import DEAD_BAND, RateShares, stream_learning_rate_scale
 
 rates = st.lists(st.floats(0, 5000) | st.just(-1.0), min_size=1, max_size=6)
 

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from benchmarks._redis_server import DURABLE, RedisServer
-from hetopt.profiler.errors import BadInput, RunFailed
+from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.stream import Stream
 from hetopt.trainer.data.fetch import TensorPairs
 from hetopt.trainer.data.stream.received import ReceivedSamples
 from hetopt.trainer.data.stream.redis_source import RedisSource
 from hetopt.trainer.data.stream.wire import header_of
 from hetopt.trainer.data.stream.writer import StreamWriter
-from hetopt.trainer.stream import Stream
 
 OWN = TensorPairs(torch.full((10,), -1), torch.zeros(10))
 

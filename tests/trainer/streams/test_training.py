@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks._in_process import train_here
 from benchmarks._redis_server import MISSING, PROGRAM
-from hetopt.trainer.spec import RunSpec
+from hetopt.core.run_spec import RunSpec
 from tests.disturbance import PATIENCE_S
 
 HOUSE = Path(__file__).resolve().parents[3]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hetopt.optimizer.cli.stream_options import on_stream, parse_stream, remark
-from hetopt.profiler.errors import BadInput
-from hetopt.trainer.miniature import Miniature
-from hetopt.trainer.spec import RunSpec
+from hetopt.cli.stream_options import on_stream, parse_stream, remark
+from hetopt.core.errors import BadInput
+from hetopt.core.run_spec import RunSpec
+from hetopt.core.scaled_emulation import Miniature
 
 
 def run(**fields: object) -> RunSpec:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.profiler.errors import BadInput, RunFailed
+from hetopt.core.errors import BadInput, RunFailed
 from hetopt.trainer.data.stream.wire import header_of, join, pack, read_header, rows, unpack
 
 _dtypes = [torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool, torch.int16]

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from hetopt.profiler.errors import BadInput, HetoptError, RunFailed
-from hetopt.profiler.extras import install_command
+from hetopt.core.errors import BadInput, HetoptError, RunFailed
+from hetopt.core.extras import install_command
 
 if TYPE_CHECKING:
     from redis import Redis

@@ -8,7 +8,7 @@ never dropped: a stream that is slower than its worker loses none under any poli
 
 from __future__ import annotations
 
-from hetopt.trainer.stream import BufferPolicy
+from hetopt.core.stream import BufferPolicy
 
 
 def first_kept(policy: BufferPolicy, *, taken: int, arrived: int, aged: int, count: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from hetopt.profiler.errors import RunFailed
+from hetopt.core.errors import RunFailed
 from hetopt.trainer.data.stream.received import Received
 from hetopt.trainer.data.stream.wire import Header, read_header, unpack
 

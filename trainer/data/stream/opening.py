@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import Indices
 from hetopt.trainer.data.fetch import MapDataset, fetch
@@ -16,7 +17,6 @@ from hetopt.trainer.data.stream.redis_source import RedisSource
 from hetopt.trainer.data.stream.replay import Replay, every_nth_of_all
 from hetopt.trainer.data.stream.source import Source
 from hetopt.trainer.data.stream.wire import header_of
-from hetopt.trainer.events import EVENTS_FILE, EventLog
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,13 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from hetopt.profiler.errors import BadInput, RunFailed
+from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.stream import Stream
 from hetopt.trainer.data.stream.broker import OLDEST, Unreachable, connect, explained, place_of
 from hetopt.trainer.data.stream.entries import NOTHING, Tap, decoded, entry_id, entry_of, id_text
 from hetopt.trainer.data.stream.received import Received, ReceivedSamples
 from hetopt.trainer.data.stream.source import Flow, RateMeter, Taken
 from hetopt.trainer.data.stream.wire import Header
-from hetopt.trainer.stream import Stream
 
 CONSUMER = "trainer"
 """The same whichever worker reads a stream, so that what is pending is the next one's when workers come and go."""

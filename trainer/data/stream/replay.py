@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from hetopt.profiler.errors import RunFailed
+from hetopt.core.errors import RunFailed
+from hetopt.core.stream import Stream
 from hetopt.trainer.data.cursor import Indices, permutation
 from hetopt.trainer.data.stream.buffer import first_kept, held
 from hetopt.trainer.data.stream.clock import Clock
 from hetopt.trainer.data.stream.source import Flow, RateMeter, Taken
-from hetopt.trainer.stream import Stream
 
 NOTICE_S = 5.0
 """A wait that is longer than this is told while it lasts."""

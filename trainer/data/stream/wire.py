@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hetopt.profiler.errors import BadInput, RunFailed
+from hetopt.core.errors import BadInput, RunFailed
 from hetopt.trainer.data.fetch import Batch
 
 _DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")

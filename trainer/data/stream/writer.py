@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from hetopt.profiler.errors import RunFailed
+from hetopt.core.errors import RunFailed
 from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.data.stream.broker import Unreachable, connect, explained, place_of
 from hetopt.trainer.data.stream.entries import DATA_FIELD, HEADER_FIELD, EntryId, entry_id, id_text

@@ -1,0 +1,1 @@
+"""Choose and run the cheapest, fastest cluster for distributed training on unequal, interruptible machines."""

@@ -1,0 +1,156 @@
+"""`hetopt profile --explore --on ec2`: short probes on rented machines, with a budget of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hetopt.cli.explore import Place
+    from hetopt.cli.render import Live
+    from hetopt.core.profile import Profile
+    from hetopt.core.step_samples import Configuration
+    from hetopt.launch.probe_runs import ProbeRun
+    from hetopt.optimizer.exploring import Measured
+    from hetopt.optimizer.market.catalog import Catalog
+
+
+def ask(budget_usd: float, *, yes: bool) -> None:
+    """Spending is confirmed before anything is measured: at a terminal by a person, elsewhere by --yes.
+
+    Raises:
+        BadInput: nobody is there to say yes.
+    """
+    import sys
+
+    from hetopt.core.errors import BadInput
+
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise BadInput(
+            f"probes may cost up to ${budget_usd:.2f}, and nobody is there to say yes.", hint="say so with --yes"
+        )
+    if not typer.confirm(f"Rent machines for probes, for at most ${budget_usd:.2f}?", default=False, err=True):
+        raise typer.Exit(0)
+
+
+def check(task: str, data: Path | None, ec2_data: str | None) -> None:
+    """Refuse what rented machines cannot have, before anything is measured.
+
+    Raises:
+        BadInput: the task is in a module, its data is on this machine only, or boto3 is not installed.
+    """
+    import importlib.util
+
+    from hetopt.core.errors import BadInput
+    from hetopt.core.extras import install_command
+    from hetopt.launch.ec2.renter.bundle import make_bundle
+
+    if importlib.util.find_spec("boto3") is None:
+        raise BadInput("renting needs boto3, which is not installed.", hint=install_command("aws"))
+    make_bundle(task)
+    if ec2_data is not None and not ec2_data.startswith("s3://"):
+        raise BadInput(f"rented machines cannot read {ec2_data}.", hint="for example --ec2-data s3://BUCKET/data/NAME")
+    if data is not None and ec2_data is None:
+        raise BadInput(
+            f"rented machines cannot read {data}.",
+            hint=f"`aws s3 sync {data} s3://BUCKET/data/NAME`, then add --ec2-data s3://BUCKET/data/NAME",
+        )
+
+
+def place_on_ec2(
+    measured: Profile, *, task: str, types: Sequence[str], region: str, data: str | None, tell: Live
+) -> Place:
+    """Rented machines of these types.
+
+    Args:
+        measured: the job, on this machine.
+        task: as it was named.
+        types: that may be probed.
+        region: to rent in.
+        data: where the task's data is, in S3.
+        tell: says what goes on.
+
+    Raises:
+        BadInput: a type that there is not, or a task or data that machines cannot have.
+    """
+    import time
+    from importlib.metadata import version
+
+    from hetopt.cli.explore import Place
+    from hetopt.core.errors import BudgetStop, CloudRefused, RunFailed
+    from hetopt.launch.ec2.renter import probing
+    from hetopt.launch.ec2.renter.bundle import make_bundle
+    from hetopt.launch.ec2.renter.launcher import Ec2Launcher
+    from hetopt.launch.ec2.renter.ordering import Wishes
+    from hetopt.launch.ec2.renter.session import connect
+    from hetopt.launch.runs import runs_home
+    from hetopt.optimizer.cost.billing import load_billing
+    from hetopt.optimizer.exploring import Measured
+    from hetopt.optimizer.market.catalog import load_catalog
+
+    catalog = load_catalog(region)
+    probes = probing.rented_probes(measured, catalog, types)
+    prober = probing.Prober(
+        edge=connect(region),
+        launcher=Ec2Launcher(home=runs_home().parent, tell=tell.note),
+        catalog=catalog,
+        billing=load_billing(),
+        wishes=Wishes(),
+        bundle=make_bundle(task),
+        data=data,
+        version=version("hetopt"),
+        gradient_bytes=measured.job.gradient_bytes,
+        clock=time.time,
+        sleep=time.sleep,
+    )
+    hourly = _spot_usd_per_hour(catalog, types)
+    made: list[ProbeRun] = []
+
+    def price_usd(asked: Configuration, step_time_s: float | None) -> float:
+        return probing.probe_price_usd(hourly, asked, step_time_s)
+
+    def measure(runs: Sequence[ProbeRun], left_usd: float) -> Measured:
+        samples, spent = [], 0.0
+        for run in runs:
+            try:
+                sample, usd = prober.measure(run, _folder(), left_usd - spent)
+            except (BudgetStop, CloudRefused, RunFailed) as refused:
+                if not made:
+                    raise
+                # What was measured so far is worth keeping.
+                tell.note(f"{refused.message} {refused.hint or ''}".strip())
+                break
+            samples.append(sample)
+            made.append(run)
+            spent += usd
+        return Measured(samples=tuple(samples), usd=spent)
+
+    return Place(probes=probes, price_usd=price_usd, measure=measure)
+
+
+def _spot_usd_per_hour(catalog: Catalog, types: Sequence[str]) -> dict[str, float]:
+    """By type; on demand where no spot price is known, which is the most that it can be."""
+    from hetopt.core.errors import BadInput
+
+    found = {}
+    for name in types:
+        price = catalog.price(name, "spot") or catalog.price(name, "on-demand")
+        if price is None:
+            raise BadInput(f"no price of {name} is known in {catalog.region}.", hint="name another type")
+        found[name] = price.usd_per_hour
+    return found
+
+
+def _folder() -> Path:
+    """A run's folder: whatever happens, `hetopt gc` knows of it."""
+    import datetime
+
+    from hetopt.launch.runs import RunFolders, runs_home
+
+    return RunFolders(home=runs_home()).create("probe", datetime.datetime.now(datetime.UTC), secret=True)

@@ -1,0 +1,125 @@
+"""What would be rented, as a person reads it before saying yes: machines, zone, every call, and what it all costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hetopt.cli import render
+from hetopt.core import formatting
+
+if TYPE_CHECKING:
+    from hetopt.launch.ec2.renter.order import Order
+    from hetopt.launch.ec2.renter.request import Request
+    from hetopt.optimizer.plan import Plan
+
+
+def show(plan: Plan, order: Order) -> None:
+    """The order on stdout."""
+    from hetopt.launch.ec2.renter.ordering import expected_usd, moved_prices
+
+    zone = order.zones[0]
+    render.line(
+        f"{plan.run.task} on {formatting.cluster((role.machines, role.instance_types[0]) for role in order.roles)} "
+        f"in {zone.name} ({zone.zone_id})",
+        style="bold",
+    )
+    moved = {one.instance_type: one for one in moved_prices(plan, order)}
+    rows = []
+    for role in order.roles:
+        name = role.instance_types[0]
+        rate, price = zone.rates[name], moved[name]
+        rows.append(
+            [
+                f"{role.machines} × {name}",
+                ", ".join(role.instance_types[1:]),
+                role.market,
+                formatting.usd(price.planned_usd_per_hour),
+                formatting.usd(price.usd_per_hour),
+                formatting.usd(rate.worst_usd_per_hour - order.extras_usd_per_hour),
+            ]
+        )
+    render.table(
+        [
+            render.Column(name="machines"),
+            render.Column(name="or"),
+            render.Column(name="market"),
+            render.Column(name="planned $/h", justify="right"),
+            render.Column(name="now $/h", justify="right"),
+            render.Column(name="at most $/h", justify="right"),
+        ],
+        rows,
+        caption="prices of one machine; disk, address and requests add "
+        f"{formatting.usd(order.extras_usd_per_hour)} an hour each",
+    )
+    if plan.risk is not None:
+        render.bullet(f"RISK: {plan.risk}; else it is stopped unfinished")
+    for one in moved.values():
+        if one.is_dearer:
+            render.bullet(
+                f"{one.instance_type} has become dearer since {one.price_date}: "
+                f"{formatting.usd(one.planned_usd_per_hour)} was planned, {formatting.usd(one.usd_per_hour)} an hour "
+                "it is"
+            )
+    value, high = expected_usd(plan, order)
+    hourly, worst = order.usd_per_hour(zone), order.worst_usd_per_hour()
+    render.facts(
+        {
+            "cluster": f"{formatting.usd(hourly)} an hour now, {formatting.usd(worst)} at most",
+            "expected": f"{formatting.usd(value)} for {formatting.duration(plan.chosen.prediction.total_s.value)}, "
+            f"up to {formatting.usd(high)}",
+            "budget": f"{formatting.usd(order.budget_usd)}, a hard stop: the machines end by themselves after "
+            f"{formatting.duration(order.lifetime_s)}, unless somebody who follows the run finds that less was spent",
+            **({"deadline": _DEADLINE.format(formatting.usd(order.move_usd))} if order.move_usd else {}),
+            "bucket": order.bucket,
+            "zones": f"{', '.join(one.name for one in order.zones)}, in this order",
+        }
+    )
+
+
+_DEADLINE = "a run that you follow moves to on-demand machines when only these still keep it; {} is kept for that"
+
+
+def show_calls(requests: Sequence[Request]) -> None:
+    """Every call of a launch on stdout."""
+    render.heading("calls that would be made")
+    render.table(
+        [
+            render.Column(name="", justify="right"),
+            render.Column(name="call", fixed=True),
+            render.Column(name="for"),
+            render.Column(name="$/h now", justify="right"),
+            render.Column(name="at most", justify="right"),
+        ],
+        [
+            [
+                str(number),
+                request.api_name,
+                request.purpose,
+                formatting.usd(request.usd_per_hour) if request.usd_per_hour else "",
+                formatting.usd(request.worst_usd_per_hour) if request.worst_usd_per_hour else "",
+            ]
+            for number, request in enumerate(requests, start=1)
+        ],
+        caption="nothing was made; --json prints every parameter",
+    )
+
+
+def as_json(order: Order, requests: Sequence[Request]) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "order": order.model_dump(mode="json"),
+        "usd_per_hour": order.usd_per_hour(order.zones[0]),
+        "worst_usd_per_hour": order.worst_usd_per_hour(),
+        "calls": [
+            {
+                "step": request.step,
+                "call": request.api_name,
+                "purpose": request.purpose,
+                "parameters": request.shown(),
+                "usd_per_hour": request.usd_per_hour,
+                "worst_usd_per_hour": request.worst_usd_per_hour,
+            }
+            for request in requests
+        ],
+    }

@@ -1,0 +1,109 @@
+"""From what a person types about the gradient exchange to what the run is told; each bad value becomes one sentence.
+
+``--compression`` says what is sent: ``topk:0.01``, ``dgc:1000x,momentum=0.9``, ``powersgd,rank=2``, ``dense``, or
+``auto``. ``--ratio-policy`` says who decides how much while the run goes on, ``--collective`` how it travels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from hetopt.core.comm.checked import checked
+from hetopt.core.comm.composition import AUTO, COLLECTIVES, known, why_not_controlled
+from hetopt.core.comm.compression_text import IDENTITY, parse_compression
+from hetopt.core.comm.ratio_controllers import CONTROLLERS, check_ratio_controller
+from hetopt.core.errors import BadInput
+from hetopt.core.run_spec import WEIGHS_WAYS, Compression, RatioPolicyName, RunSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What was typed; None for what was not.
+
+    Attributes:
+        compression: to use, or to begin with.
+        ratio_policy: who decides the ratio.
+        collective: a name, or ``auto`` for the cheapest.
+    """
+
+    compression: Compression | None = None
+    ratio_policy: RatioPolicyName | None = None
+    collective: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was typed."""
+        return self == Wish()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decided:
+    """What the run is told; fields as of `RunSpec`."""
+
+    compression: Compression
+    ratio_policy: RatioPolicyName
+    collective_policy: Literal["fixed", "cheapest"]
+
+
+def parse_wish(compression: str | None, ratio_policy: str | None, collective: str | None) -> Wish:
+    """Read the three options. ``auto`` leaves compressor, ratio and collective to the run unless they are named.
+
+    Raises:
+        BadInput: a name that is unknown, a value that cannot be, or two options that contradict each other.
+    """
+    asked = None if compression is None or compression.strip() == AUTO else parse_compression(compression)
+    policy = parse_ratio_policy(ratio_policy)
+    if compression is not None:
+        if asked is None and policy not in (None, AUTO):
+            raise BadInput(
+                f"--compression auto decides the ratio itself, and --ratio-policy {policy} would decide it as well.",
+                hint=f"name a compressor to go with it, for example --compression topk:0.01 --ratio-policy {policy}",
+            )
+        policy = policy or (cast(RatioPolicyName, AUTO) if asked is None else "fixed")
+    named = None if collective is None else known(collective.strip(), {AUTO: "", **COLLECTIVES}, "collective")
+    if asked is not None and asked.collective != AUTO:
+        if named not in (None, AUTO, asked.collective):
+            raise BadInput(
+                f"--compression asks for the collective {asked.collective} and --collective for {named}.",
+                hint="name one of them",
+            )
+        named = named or asked.collective
+    if named is None and policy == AUTO:
+        named = AUTO
+    return Wish(compression=asked, ratio_policy=policy, collective=named)
+
+
+def decide(wish: Wish, run: RunSpec) -> Decided:
+    """The wish put together with what a run says already, if it can be.
+
+    Raises:
+        BadInput: compressor, memory, collective, options and ratio policy do not go together.
+    """
+    compression = wish.compression or run.compression
+    policy = wish.ratio_policy or run.ratio_policy
+    collective_policy = run.collective_policy
+    if wish.collective == AUTO:
+        collective_policy = "cheapest"
+    elif wish.collective is not None:
+        collective_policy = "fixed"
+        compression = compression.model_copy(update={"collective": wish.collective})
+    checked(compression)
+    # Who weighs whole ways to exchange brings a compressor where the plan names none.
+    if policy not in WEIGHS_WAYS or compression.name != IDENTITY:
+        reason = why_not_controlled(compression.name, policy)
+        if reason is not None:
+            raise BadInput(reason, hint="name a compressor that can send less, for example --compression topk:0.01")
+    if policy not in WEIGHS_WAYS:
+        check_ratio_controller(policy, compression.ratio)
+    if run.learning_rate_rule == "adascale" and (compression.name != IDENTITY or policy != "fixed"):
+        raise BadInput(
+            "The plan's learning rate follows the noise of the gradient, which nobody sees once it is compressed.",
+            hint="plan again with another --lr-rule, or launch with --compression dense",
+        )
+    return Decided(compression=compression, ratio_policy=policy, collective_policy=collective_policy)
+
+
+def parse_ratio_policy(text: str | None) -> RatioPolicyName | None:
+    """The name of a ratio policy."""
+    return None if text is None else cast(RatioPolicyName, known(text.strip(), CONTROLLERS, "ratio policy"))

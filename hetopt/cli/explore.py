@@ -1,0 +1,212 @@
+"""`hetopt profile --explore`: whole steps of more and more workers, measured where it tells most for its money."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hetopt.cli.render import Live
+    from hetopt.core.profile import Profile
+    from hetopt.core.step_samples import Configuration, StepSample
+    from hetopt.launch.backend import Launcher
+    from hetopt.launch.probe_runs import ProbeRun
+    from hetopt.optimizer.exploring import Measured
+
+POLL_S = 0.2
+
+STAND_IN_USD_PER_HOUR = 0.10
+"""Of a machine that is not in the catalogue: about what two cloud processors with 4 GB cost. Nothing is paid here, but
+a price says how much of it a probe is worth."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where probes run.
+
+    Attributes:
+        probes: all that may be made.
+        price_usd: of all probes of a layout, by its configuration and, where it is known, the time of a step.
+        measure: all probes of a layout, within so many USD: what they brought and cost.
+    """
+
+    probes: Sequence[ProbeRun]
+    price_usd: Callable[[Configuration, float | None], float]
+    measure: Callable[[Sequence[ProbeRun], float], Measured]
+
+
+def explore(measured: Profile, place: Place, *, budget_usd: float, tell: Live) -> Profile:
+    """The profile with the steps of the layouts that were worth measuring.
+
+    Raises:
+        BadInput: there is nothing to explore.
+    """
+    import time
+
+    from hetopt.core import formatting
+    from hetopt.optimizer.exploring import Exploration, Stopped
+    from hetopt.optimizer.market.catalog import load_catalog
+
+    by_layout: dict[object, list[ProbeRun]] = {}
+    for probe in place.probes:
+        by_layout.setdefault(probe.configuration.layout, []).append(probe)
+    found: list[StepSample] = list(measured.samples)
+    begun_s, spent_usd = time.monotonic(), 0.0
+
+    def measure(asked: Configuration) -> Measured:
+        tell(f"{_layout(asked)}: measuring", None)
+        return place.measure(by_layout[asked.layout], budget_usd - spent_usd)
+
+    search = Exploration(
+        candidates=[probe.configuration for probe in place.probes],
+        price_usd=place.price_usd,
+        budget_usd=budget_usd,
+        catalog=load_catalog().instance_types,
+    )
+    for event in search.run([], measure):
+        if isinstance(event, Stopped):
+            tell.note(f"explored for {formatting.usd(event.spent_usd)} of {formatting.usd(budget_usd)}: {event.reason}")
+            break
+        found += event.measured.samples
+        spent_usd += event.measured.usd
+        steps = ", ".join(formatting.duration(sample.step_time_s) for sample in event.measured.samples)
+        tell.note(
+            f"{_layout(event.configuration)}: steps of {steps} for {formatting.usd(event.measured.usd)} "
+            f"({event.reason})"
+        )
+    return measured.model_copy(
+        update={
+            "samples": tuple(found),
+            "profiling_s": measured.profiling_s + time.monotonic() - begun_s,
+            "profiling_usd": measured.profiling_usd + spent_usd,
+        }
+    )
+
+
+def _layout(asked: Configuration) -> str:
+    from hetopt.core.profile import LOCAL
+
+    workers, nodes = asked.workers, len(asked.nodes)
+    told = f"{workers} {'worker' if workers == 1 else 'workers'} on {nodes} {'host' if nodes == 1 else 'hosts'}"
+    types = [node.type for node in asked.nodes if node.type != LOCAL and "=" not in node.type]
+    return told + (f" ({', '.join(types)})" if types else "")
+
+
+def check_place(on: str, hosts: str | None, types: str | None) -> None:
+    """Refuse what cannot be explored, before anything is measured.
+
+    Raises:
+        BadInput: there is no such place, or it is not described, or this machine cannot rehearse.
+    """
+    from hetopt.core.errors import BadInput
+    from hetopt.launch.emulation.description import parse_hosts
+    from hetopt.launch.emulation.namespaces import why_not
+
+    if on not in ("local", "rehearsal", "ec2"):
+        raise BadInput(f"{on!r} cannot be explored.", hint="choose --on local, --on rehearsal or --on ec2")
+    if (on == "ec2") != (types is not None):
+        raise BadInput(
+            "--types names the machines that --on ec2 explores.",
+            hint="hetopt profile TASK --explore --on ec2 --types c7i.large,g5.xlarge --probe-budget 0.50",
+        )
+    if on != "rehearsal" and hosts is not None:
+        raise BadInput("--hosts describes a rehearsed cluster.", hint="use it with --on rehearsal")
+    if on == "rehearsal":
+        if hosts is None:
+            raise BadInput(
+                "--on rehearsal explores a cluster that is described.",
+                hint="for example --hosts 'speed=1,rate=100mbit x4; speed=0.5,rate=100mbit x4'",
+            )
+        parse_hosts(hosts)
+        reason = why_not()
+        if reason is not None:
+            raise BadInput(f"no cluster can be rehearsed here: {reason}.", hint="use --on local")
+
+
+def place_here(measured: Profile, *, hosts: str | None, workers: int | None, tell: Live) -> Place:
+    """Processes of this machine, or described hosts, which are rehearsed.
+
+    Raises:
+        BadInput: hosts that this machine cannot hold.
+    """
+    import time
+
+    from hetopt.launch.prediction.hosting import ThisMachine
+    from hetopt.launch.probe_runs import PROBE_STEPS, STARTUP_S, local_probes, rehearsed_probes
+    from hetopt.optimizer.fit import fit
+
+    machine = ThisMachine.seen()
+    launcher: Launcher
+    if hosts is None:
+        from hetopt.launch.local import LocalLauncher
+
+        launcher, probes = LocalLauncher(), local_probes(measured, workers or max(2, machine.processors))
+    else:
+        from hetopt.launch.emulation.backend import RehearsalLauncher
+        from hetopt.launch.emulation.description import parse_hosts
+
+        launcher, probes = RehearsalLauncher(), rehearsed_probes(fit(measured), machine, parse_hosts(hosts))
+    hourly, startup_s = _usd_per_hour(measured), measured.startup_s or STARTUP_S
+
+    def price_usd(asked: Configuration, step_time_s: float | None) -> float:
+        runs = sum(probe.configuration.layout == asked.layout for probe in probes)
+        return hourly * len(asked.nodes) * runs * (startup_s + PROBE_STEPS * (step_time_s or 0.0)) / 3600
+
+    def measure(runs: Sequence[ProbeRun], left_usd: float) -> Measured:
+        from hetopt.optimizer.exploring import Measured
+
+        begun_s = time.monotonic()
+        samples = tuple(_run(launcher, run, tell) for run in runs)
+        spent = hourly * len(runs[0].configuration.nodes) * (time.monotonic() - begun_s) / 3600
+        return Measured(samples=samples, usd=spent)
+
+    return Place(probes=probes, price_usd=price_usd, measure=measure)
+
+
+def _usd_per_hour(measured: Profile) -> float:
+    """Of one machine: its type's price on demand, or a stand-in."""
+    from hetopt.core.profile import LOCAL
+    from hetopt.optimizer.market.catalog import load_catalog
+
+    name = measured.devices[0].type
+    price = None if name == LOCAL else load_catalog().price(name, "on-demand")
+    return STAND_IN_USD_PER_HOUR if price is None else price.usd_per_hour
+
+
+def _run(launcher: Launcher, probe: ProbeRun, tell: Live) -> StepSample:
+    """Make one probe in a folder of its own, which goes when it is no longer of use. Interrupting it ends the run."""
+    import os
+    import shutil
+    import tempfile
+    import time
+
+    from hetopt.core.errors import RunFailed
+    from hetopt.core.events.log import EVENTS_FILE
+    from hetopt.core.events.reader import read_log
+    from hetopt.core.interruption import stopping
+    from hetopt.core.run_status import RunState
+    from hetopt.launch.backend import RunHandle
+    from hetopt.launch.probe_runs import read_sample
+
+    folder = Path(tempfile.mkdtemp(prefix="hetopt-probe-"))
+    handle, keep = RunHandle(run_dir=folder), False
+    try:
+        launcher.start(probe.spec, folder, dict(os.environ))
+        while not (status := launcher.poll(handle)).state.is_over:
+            time.sleep(POLL_S)
+        if status.state is not RunState.FINISHED:
+            keep = True
+            raise RunFailed(
+                f"a probe failed: {status.reason or 'it was stopped from outside'}",
+                hint=f"what the workers printed is in {folder}",
+            )
+        return read_sample(probe, read_log(folder / EVENTS_FILE).events)
+    except BaseException:
+        with stopping("the probe's workers", None, lambda told: tell(told, None)):
+            launcher.stop(handle)
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,81 @@
+"""`hetopt fetch`: the trained model of a run, wherever it trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+
+def fetch(
+    run: str | None = typer.Argument(None, help="Run, or any unambiguous part of its name. Default: the newest."),
+    out: Path | None = typer.Option(None, "--out", "-o", help="Copy the model to this file."),
+    json_: bool = typer.Option(False, "--json", help="Print where it is as JSON."),
+) -> None:
+    """Bring the trained model of a run here, and say where it is.
+
+    A rented run keeps its model in its bucket, where no rule deletes it; `hetopt launch` fetches it when it ends.
+    """
+    from hetopt.cli import render
+    from hetopt.core.errors import BadInput
+    from hetopt.core.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE
+    from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
+    from hetopt.launch.runs import RunFolders, runs_home
+
+    folder = RunFolders(home=runs_home()).find(run)
+    here = [path for path in (folder / MODEL_FILE, folder / UNFINISHED_MODEL_FILE) if path.is_file()]
+    if (folder / ORDER_FILE).exists():
+        from hetopt.launch.ec2.renter.fetching import fetch_model
+
+        path = fetch_model(Order.load(folder / ORDER_FILE), folder).path
+    elif here:
+        path = here[0]
+    else:
+        raise BadInput(
+            f"{folder.name} has no model yet.", hint=f"it is written at the end: `hetopt status {folder.name}`"
+        )
+    what = "model" if path.name == MODEL_FILE else "unfinished model"
+    if out is not None:
+        _copy(path, out)
+        path = out
+    if json_:
+        render.print_json({"run": folder.name, "model": str(path), "bytes": path.stat().st_size})
+    else:
+        render.line(f"the {what} of {folder.name} is {path}")
+
+
+def bring_model(folder: Path) -> None:
+    """What was paid for comes here; where that fails, how to get it is said, and the run has ended all the same."""
+    from hetopt.cli import render
+    from hetopt.core.errors import BadInput, CloudRefused
+    from hetopt.launch.ec2.renter.fetching import fetch_model
+    from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
+
+    order = Order.load(folder / ORDER_FILE)
+    try:
+        fetched = fetch_model(order, folder)
+    except (BadInput, CloudRefused, OSError) as error:
+        hint = getattr(error, "hint", None) or f"try again: `hetopt fetch {folder.name}`"
+        render.note(f"no model was fetched: {error} {hint}")
+        return
+    render.note(f"the model is {fetched.path}; the bucket keeps it in {fetched.url} until you remove it")
+
+
+def _copy(path: Path, out: Path) -> None:
+    """Whole or not at all.
+
+    Raises:
+        BadInput: it cannot be written there.
+    """
+    import os
+    import shutil
+
+    from hetopt.core.errors import BadInput
+
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        shutil.copyfile(path, partial)
+        os.replace(partial, out)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise BadInput(f"{out} cannot be written: {error.strerror}.", hint="name another file with -o") from None

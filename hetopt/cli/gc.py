@@ -1,0 +1,79 @@
+"""`hetopt gc`: find what runs that were killed left behind, on this machine or on EC2, and remove it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from hetopt.launch.emulation.namespaces import FoundNetwork
+
+
+def gc(
+    on: str = typer.Option("rehearsal", "--on", help="Where to look: 'rehearsal' is this machine, 'ec2' is the cloud."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Show what would be removed and stop there."),
+    remove_: bool = typer.Option(False, "--remove", help="ec2: remove what is found; without it nothing is."),
+    region: list[str] = typer.Option([], "--region", help="ec2: look here too, beside where anything was ever rented."),
+    run: str | None = typer.Option(None, "--run", help="ec2: only this run (its full name), even if it goes on."),
+    everything: bool = typer.Option(False, "--all", help="ec2: also what belongs to runs that go on."),
+    everybody: bool = typer.Option(False, "--everybody", help="ec2: also what belongs to other people."),
+    json_: bool = typer.Option(False, "--json", help="Print what was found as JSON."),
+) -> None:
+    """Remove the network namespaces, and the processes in them, of rehearsals whose launcher is dead.
+
+    Rehearsals that run are left alone.
+
+    With --on ec2: machines, fleets, launch templates, security groups and disks that carry hetopt's tags, in every
+    region that was ever used from here; in all regions of the account, where none was. They are only listed, unless
+    --remove is given. What belongs to a run that goes on, by its lease and its machines' heartbeats, or to somebody
+    else is left alone. What could not be looked at is named, and the exit code is not 0.
+    """
+    from hetopt.cli import render
+    from hetopt.core.errors import BadInput, RunFailed
+
+    if on == "ec2":
+        from hetopt.cli import ec2_gc
+
+        wanted = remove_ and not dry_run
+        ec2_gc.run(regions=region, run_id=run, everything=everything, everybody=everybody, remove=wanted, as_json=json_)
+        return
+    if on != "rehearsal" or remove_ or region or run is not None or everything or everybody:
+        raise BadInput(
+            f"there is nothing to find on {on!r}." if on != "rehearsal" else "--remove and the like are for --on ec2.",
+            hint="use --on ec2 or --on rehearsal",
+        )
+    from hetopt.launch.emulation.namespaces import find_leftovers, remove
+
+    found = find_leftovers()
+    stayed: dict[str, RunFailed] = {}
+    for network in () if dry_run else found:
+        try:
+            remove(network.id)
+        except RunFailed as error:  # the others can still go
+            stayed[network.id] = error
+    if json_:
+        render.print_json(
+            [
+                {
+                    "id": network.id,
+                    "owner_pid": network.owner.pid if network.owner else None,
+                    "purpose": network.owner.purpose if network.owner else None,
+                    "removed": not dry_run and network.id not in stayed,
+                }
+                for network in found
+            ]
+        )
+    else:
+        for network in found:
+            if network.id not in stayed:
+                render.line(f"{'would remove' if dry_run else 'removed'} {_told(network)}")
+        if not found:
+            render.line("nothing is left behind")
+    for failed in stayed.values():
+        raise failed
+
+
+def _told(network: FoundNetwork) -> str:
+    owner = f" of {network.owner.purpose} (process {network.owner.pid})" if network.owner else ", unsigned"
+    return f"rehearsal {network.id}{owner}"

@@ -1,0 +1,57 @@
+"""`hetopt profile --from-samples`: step times that were measured elsewhere become something to predict from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hetopt.core.step_samples import StepSample
+
+
+def read_file(source: Path) -> tuple[StepSample, ...]:
+    """The step samples of a file (JSON Lines, ``-`` for standard input), checked."""
+    from hetopt.cli import lines
+    from hetopt.core.step_samples import read_samples
+
+    with lines.opened(source, "--from-samples") as (rows, _):
+        return read_samples(rows, origin="standard input" if str(source) == "-" else str(source))
+
+
+def import_samples(source: Path, output: Path | None, *, force: bool, json_: bool) -> None:
+    """Read step samples (JSON Lines, ``-`` for standard input), check them, and write them as an artifact."""
+    import datetime
+    from importlib.metadata import version
+
+    from hetopt.cli import parse, render, terminal
+    from hetopt.core.step_samples import StepSamples
+    from hetopt.profiler.sample_remarks import remarks
+
+    parse.ready_to_write(output, force=force)
+    samples = read_file(source)
+    imported = StepSamples(
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        hetopt_version=version("hetopt"),
+        source=source.name,
+        samples=samples,
+    )
+    if output is not None:
+        imported.save(output)
+        render.note(f"wrote {output}")
+    for remark in remarks(samples):
+        render.note(remark)
+    if json_:
+        terminal.write(imported.to_json())
+        return
+    layouts = {sample.layout for sample in samples}
+    types = sorted({node.type for sample in samples for node in sample.nodes})
+    sizes = [size for sample in samples for size in sample.batch_sizes]
+    render.line(f"{len(samples)} step times of {len(layouts)} layouts", style="bold")
+    render.facts(
+        {
+            "machine types": ", ".join(types),
+            "nodes": f"up to {max(len(sample.nodes) for sample in samples)}",
+            "workers": f"up to {max(sample.workers for sample in samples)}",
+            "local batch": f"{min(sizes)} to {max(sizes)}",
+        }
+    )

@@ -1,0 +1,117 @@
+"""A launch as a person reads it before saying yes: where each worker runs, how it was slowed, how long it takes."""
+
+from __future__ import annotations
+
+from hetopt.cli import render
+from hetopt.core import formatting
+from hetopt.core.comm.compression_text import spell_options
+from hetopt.core.run_spec import Compression, RunSpec, WorkerSpec
+from hetopt.core.scaled_emulation import Miniature, MiniatureHost
+from hetopt.core.synchronization_text import spell_partition
+from hetopt.optimizer.launch_record import Launch
+
+
+def show(record: Launch) -> None:
+    """Print the launch on stdout."""
+    spec, said = record.spec, record.prediction
+    where = "on this machine" if spec.miniature is None else f"on {_hosts(len(spec.miniature.hosts))}, rehearsed here"
+    render.line(
+        f"{spec.task}, {_end(record)}, {where}: {len(spec.workers)} worker{'s' if len(spec.workers) > 1 else ''}, "
+        f"global batch {formatting.count(spec.global_batch_size)}, {_exchange(spec)}, batch policy {spec.batch_policy}"
+        f"{_data(spec)}",
+        style="bold",
+    )
+    if spec.miniature is None:
+        _local_table(spec)
+    else:
+        _rehearsal_table(spec, spec.miniature)
+    if record.plan.risk is not None:
+        render.bullet(f"As it would be rented, {record.plan.risk}.")
+    for note in record.notes:
+        render.bullet(note)
+    render.line(
+        f"  predicted here: {formatting.duration(said.total_s.value)} "
+        f"({formatting.duration(said.total_s.low)} – {formatting.duration(said.total_s.high)}), "
+        f"{formatting.count(said.steps.value)} steps of {formatting.duration(said.step_time_s.value)}. "
+        "Nothing is rented: total $0."
+    )
+
+
+def _exchange(spec: RunSpec) -> str:
+    """What is sent, who decides how much, and how it travels."""
+    asked = spec.compression
+    if spec.is_local:
+        return f"sync {formatting.exchange(asked, spec.sync)}"
+    told = ", ".join([formatting.compression(asked.name, asked.ratio), *spell_options(asked)])
+    if spec.ratio_policy == "auto":
+        told = "auto" if asked == Compression() else f"auto, from {told}"
+    elif spec.ratio_policy != "fixed":
+        told += f", ratio policy {spec.ratio_policy}"
+    if spec.collective_policy == "cheapest":
+        told += ", the cheapest collective"
+    return f"compression {told}"
+
+
+def _data(spec: RunSpec) -> str:
+    """What of the data each worker sees, where that is not all of it."""
+    partition = "" if spec.partition.name == "global" else f", partition {spell_partition(spec.partition)}"
+    if spec.injection is None:
+        return partition
+    givers, samples = formatting.share(spec.injection.workers), formatting.share(spec.injection.samples)
+    return f"{partition}, {givers} of the workers hand on {samples} of their samples"
+
+
+def _hosts(number: int) -> str:
+    return "1 host" if number == 1 else f"{number} hosts"
+
+
+def _end(record: Launch) -> str:
+    stop, goal = record.spec.stop, record.plan.goal
+    if stop.target:
+        return f"until {goal.target_metric} {goal.target_value:g}"
+    return f"{stop.max_epochs:g} epochs" if stop.max_epochs else f"{stop.max_steps} steps"
+
+
+def _local_table(spec: RunSpec) -> None:
+    render.table(
+        [
+            render.Column(name="worker"),
+            render.Column(name="planned as"),
+            render.Column(name="pace", justify="right"),
+            render.Column(name="share", justify="right"),
+        ],
+        [[w.host, w.type, f"{w.pace:g}", formatting.count(w.local_batch_size)] for w in spec.workers],
+    )
+
+
+def _rehearsal_table(spec: RunSpec, miniature: Miniature) -> None:
+    hosts = {host.name: host for host in miniature.hosts}
+    render.table(
+        [
+            render.Column(name="worker", justify="right"),
+            render.Column(name="host"),
+            render.Column(name="planned as"),
+            render.Column(name="speed", justify="right"),
+            render.Column(name="computes", justify="right"),
+            render.Column(name="link", justify="right"),
+            render.Column(name="share", justify="right"),
+        ],
+        [_row(rank, worker, hosts[worker.host]) for rank, worker in enumerate(spec.workers)],
+        caption="computes: as declared, for its share · link: as it is here, both ways · share: samples a step",
+    )
+    if miniature.changes:
+        number = len(miniature.changes)
+        render.line(f"  {number} change{'s are' if number > 1 else ' is'} scheduled on the way.")
+
+
+def _row(rank: int, worker: WorkerSpec, host: MiniatureHost) -> list[str]:
+    declared = worker.declared
+    return [
+        str(rank),
+        host.name,
+        worker.type,
+        f"{host.speed:g}" if host.cpu_cores is None else f"{host.cpu_cores:g} cores",
+        formatting.duration(declared.fixed_s + declared.per_sample_s * worker.local_batch_size) if declared else "",
+        formatting.bit_rate(host.rate_bits_per_s) if host.rate_bits_per_s is not None else "",
+        formatting.count(worker.local_batch_size),
+    ]

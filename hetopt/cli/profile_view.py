@@ -1,0 +1,109 @@
+"""A profile as a person reads it: how fast, how the workers talk, and what training runs have shown."""
+
+from __future__ import annotations
+
+from hetopt.cli import render
+from hetopt.core import formatting
+from hetopt.core.gradient_noise import Moments, noise_scale
+from hetopt.core.profile import Device, Pilot, Profile, StepTime
+from hetopt.core.throughput import Timing, summarize
+
+
+def show(profile: Profile) -> None:
+    """The profile as a person reads it."""
+    job, host = profile.job, profile.host
+    render.line(
+        f"{job.task}: {formatting.count(job.parameters)} parameters ({formatting.bytes_(job.gradient_bytes)} of "
+        "gradient), "
+        f"{formatting.count(job.dataset_size)} samples an epoch",
+        style="bold",
+    )
+    cost = f" for {formatting.usd(profile.profiling_usd)}" if profile.profiling_usd > 0 else ""
+    render.line(
+        f"  measured in {formatting.duration(profile.profiling_s)}{cost} on {host.accelerator or host.cpu_model}"
+    )
+    render.heading("Step time by local batch size")
+    render.table(
+        [
+            render.Column(name="workers at once"),
+            render.Column(name="batch", justify="right"),
+            render.Column(name="step", justify="right"),
+            render.Column(name="spread", justify="right"),
+            render.Column(name="samples/s each", justify="right"),
+            render.Column(name="memory", justify="right"),
+        ],
+        [row for device in profile.devices for row in _step_rows(device)],
+    )
+    for link in profile.links:
+        render.line(
+            f"  {link.collective.replace('_', '-')} between {link.workers} workers: "
+            f"{formatting.duration(link.latency_s)} + {formatting.bytes_(link.bytes_per_s)}/s"
+        )
+    render.heading("Training")
+    for sentence in _training(profile):
+        render.bullet(sentence)
+    noisy = [point for device in profile.devices for point in device.step_times if _spread(point).is_noisy]
+    if noisy:
+        render.note(
+            f"{len(noisy)} step times scatter a lot: the machine was busy with other things. "
+            "Measure again when it is quiet for narrower predictions."
+        )
+
+
+def _step_rows(device: Device) -> list[list[str]]:
+    rows = []
+    for point in device.step_times:
+        timing = _spread(point)
+        rows.append(
+            [
+                f"{device.workers_per_host} × {device.threads_per_worker} thread"
+                f"{'s' if device.threads_per_worker > 1 else ''}"
+                if device.kind == "cpu"
+                else f"{device.workers_per_host} × GPU",
+                formatting.count(point.local_batch_size),
+                formatting.duration(point.step_time_s),
+                f"±{100 * timing.spread_s / timing.median_s:.0f} %",
+                formatting.count(round(point.local_batch_size / point.step_time_s)),
+                formatting.bytes_(point.peak_memory_bytes) if point.peak_memory_bytes is not None else "",
+            ]
+        )
+    return rows
+
+
+def _training(profile: Profile) -> list[str]:
+    """What the pilots say, a sentence each."""
+    job = profile.job
+    goal = f"{job.target_metric} {job.target_value:g}"
+    sentences = []
+    kinds: dict[str, list[Pilot]] = {}
+    for pilot in profile.pilots:
+        under = f" under {pilot.sync.policy} of {pilot.sync.workers} workers" if pilot.sync is not None else ""
+        kinds.setdefault(f"at batch {pilot.global_batch_size}{under}", []).append(pilot)
+    for kind, alike in kinds.items():
+        reached = [
+            formatting.count(round(pilot.steps_to_target)) for pilot in alike if pilot.steps_to_target is not None
+        ]
+        if reached:
+            sentences.append(f"{kind}, {goal} after {', '.join(reached)} steps")
+        else:
+            last = alike[-1].evaluations[-1]
+            sentences.append(f"{kind}, {goal} not reached: {last.metric:.4g} after {formatting.count(last.step)} steps")
+    if not profile.pilots:
+        sentences.append(f"no pilot came far enough to say how many steps {goal} takes")
+    if profile.noise:
+        last_sample = profile.noise[-1]
+        scale = noise_scale(
+            Moments(gradient_variance=last_sample.gradient_variance, gradient_square=last_sample.gradient_square)
+        )
+        sentences.append(
+            f"gradient noise scale {formatting.count(round(scale))} samples by the last sample"
+            if scale is not None
+            else "the gradient's signal could not be told from its noise by the last sample"
+        )
+    at_one_percent = [point for point in profile.gain if point.ratio == 0.01]
+    sentences += [f"Top-k of 1 % keeps {100 * point.gain:.0f} % of the gradient's energy" for point in at_one_percent]
+    return sentences
+
+
+def _spread(point: StepTime) -> Timing:
+    return summarize(point.samples_s)

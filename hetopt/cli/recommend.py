@@ -1,0 +1,292 @@
+"""`hetopt recommend`: the best plan for the money, its alternatives, and why it won."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from hetopt.core.profile import Profile
+    from hetopt.optimizer.cost.observed_preemptions import ObservedLosses
+    from hetopt.optimizer.plan import Goal, Plan
+
+
+def recommend(
+    profile: Path = typer.Argument(..., help="Profile made by `hetopt profile`."),
+    budget: float | None = typer.Option(None, "--budget", help="Total USD, a hard cap on the whole bill."),
+    deadline: str | None = typer.Option(
+        None, "--deadline", help="Longest total time, such as 6h: the cheapest plan in time wins."
+    ),
+    target: str | None = typer.Option(
+        None, "--target", help="METRIC=VALUE. Default: the task's own target (or its usual epochs)."
+    ),
+    epochs: float | None = typer.Option(None, "--epochs", help="Train this many epochs instead of to a target."),
+    steps: int | None = typer.Option(None, "--steps", help="Train this many steps instead of to a target."),
+    objective: str = typer.Option(
+        "auto",
+        "--objective",
+        help="Within the limits: time, cost or knee (of the front). Default: time, or cost with a deadline.",
+    ),
+    weights: str | None = typer.Option(
+        None, "--weights", metavar="time=W,cost=W", help="Weigh time and cost instead: time=2,cost=1."
+    ),
+    confidence: float | None = typer.Option(
+        None, "--confidence", help="Keep the limits with this probability, by simulated runs: 0.9."
+    ),
+    accept_risk: bool = typer.Option(
+        False, "--accept-risk", help="Take a plan that keeps the limits with less than that probability (0.9)."
+    ),
+    market: str | None = typer.Option(None, "--market", help="spot (default), on-demand or any."),
+    spot: bool = typer.Option(False, "--spot", help="The same as --market spot."),
+    on_demand: bool = typer.Option(False, "--on-demand", help="The same as --market on-demand."),
+    region: str = typer.Option("us-east-1", "--region", help="AWS region."),
+    zone: str | None = typer.Option(None, "--zone", help="Availability zone of all machines, such as us-east-1a."),
+    zones: int = typer.Option(
+        1, "--zones", help="Spread the machines over so many zones, and pay for what they send each other between them."
+    ),
+    types: str | None = typer.Option(
+        None, "--types", help="Only these instance types, with commas between; patterns in quotes: 'g5.*,c7a.*'."
+    ),
+    exclude: str | None = typer.Option(None, "--exclude", help="Leave these instance types or patterns out."),
+    gpus: str | None = typer.Option(
+        None, "--gpus", help="Only machines with these GPUs: A10G, or L4:4 (so many a machine), any, none."
+    ),
+    arch: str | None = typer.Option(None, "--arch", help="x86_64 or arm64."),
+    max_hourly: float | None = typer.Option(None, "--max-hourly", help="Most USD an hour for all machines together."),
+    max_workers: int = typer.Option(64, "--max-workers", help="Most workers in a cluster, up to 256."),
+    max_machines: int | None = typer.Option(None, "--max-machines", help="Most machines in a cluster."),
+    mixed_types: int = typer.Option(3, "--mixed-types", help="Most instance types in a cluster: 1, 2 or 3."),
+    quota: list[str] | None = typer.Option(
+        None,
+        "--quota",
+        metavar="FAMILY=VCPUS",
+        help="vCPUs that may run at once: g=8, spot:standard=32. May be repeated.",
+    ),
+    batch_size: int | None = typer.Option(None, "--batch-size", help="Fix the global batch size, samples."),
+    lr_rule: str | None = typer.Option(
+        None,
+        "--lr-rule",
+        help="How the learning rate follows the batch size: none, linear, sqrt or adascale (by the measured gradient "
+        "noise). Default: the task's.",
+    ),
+    sync: str | None = typer.Option(
+        None,
+        "--sync",
+        help="When the workers of the plan put together what they learned, as of `hetopt launch`: 'selsync(auto)', "
+        "'local-sgd(8)', bsp, ... Default: the best of bsp and what the profile measured (`hetopt profile --sync`).",
+    ),
+    catalog_dir: Path | None = typer.Option(None, "--catalog", help="Another catalogue folder than the bundled one."),
+    rank: bool = typer.Option(
+        False, "--rank", help="Only compare clusters, where no pilot says how many steps the target takes. No budget."
+    ),
+    trials: int = typer.Option(
+        400,
+        "--trials",
+        help="Trials of the study of mixes of three types, where they are too many to rule out; 0: none.",
+    ),
+    observed: str | None = typer.Option(
+        None,
+        "--observed",
+        metavar="FILE",
+        help="What was seen of spot pools: hours and losses. Default: what your launches have seen; none: nothing.",
+    ),
+    seed: int = typer.Option(0, "--seed", help="Seed of the search: the same seed gives the same plan."),
+    resume: Path | None = typer.Option(
+        None, "--resume", metavar="FILE", help="Keep the study's trials in this file, and go on from those in it."
+    ),
+    report: Path | None = typer.Option(
+        None,
+        "--report",
+        metavar="FILE",
+        help="Also write the plan as an HTML page: front, costs, shares, what would change it.",
+    ),
+    output: Path | None = typer.Option(None, "--output", "-o", help="Write the plan to this JSON file."),
+    force: bool = typer.Option(False, "--force", help="Replace the output file if it exists."),
+    json_: bool = typer.Option(False, "--json", help="Print the plan as JSON."),
+) -> None:
+    """Find the best cluster for a profiled job: machines, shares, batch size and compression.
+
+    Without --deadline the fastest plan inside the budget wins; with it, the cheapest that is in time.
+    A plan that keeps them with less than the probability that is asked for (0.9) is shown and written, and is no
+    success: exit code 3, unless --accept-risk is given.
+    Works offline, from the bundled catalogue, without credentials.
+    """
+    import datetime
+
+    from hetopt.cli import parse, plan_view, render, sync_options, terminal
+    from hetopt.core.errors import BadInput
+    from hetopt.optimizer.market.catalog_choice import catalog_in_use
+    from hetopt.optimizer.market.quota import read_quotas
+    from hetopt.optimizer.recommendation.recommend import Options
+    from hetopt.optimizer.recommendation.recommend import recommend as find_plan
+
+    parse.ready_to_write(output, force=force)
+    parse.ready_to_write(report, force=force)
+    sync_wish = sync_options.parse_wish(sync, None, None)
+    budget_usd = parse.positive(budget, "--budget", "USD")
+    deadline_s = parse.duration_s(deadline, "--deadline")
+    if budget_usd is None and deadline_s is None and not rank:
+        raise BadInput("give --budget, --deadline or both.", hint="hetopt recommend PROFILE --budget 5")
+    measured = _profile(profile)
+    options = Options(
+        market=parse.market(market, spot=spot, on_demand=on_demand),
+        max_machines=max_machines,
+        max_workers=max_workers,
+        mixed_types=mixed_types,
+        batch_size=batch_size,
+        only_types=parse.names(types),
+        exclude_types=parse.names(exclude),
+        gpus=parse.names(gpus),
+        architecture=parse.architecture(arch),
+        zone=zone,
+        zones=zones,
+        max_hourly_usd=parse.positive(max_hourly, "--max-hourly", "USD an hour"),
+        quotas=read_quotas(quota or ()),
+        objective=parse.objective(objective),
+        time_weight=parse.time_weight(weights),
+        confidence=confidence,
+        accept_risk=accept_risk,
+        trials=trials,
+        journal=resume,
+        observed=_observed(observed),
+        learning_rate_rule=parse.scaling_rule(lr_rule),
+        sync=sync_wish.sync,
+    )
+    in_use = catalog_in_use(region, catalog_dir, today=datetime.datetime.now(datetime.UTC).date())
+    if in_use.note:
+        render.note(in_use.note)
+    if rank:
+        from hetopt.cli.ranking_view import show
+        from hetopt.optimizer.recommendation.ranking import compare
+
+        show(compare(measured, in_use.catalog, options), as_json=json_)
+        return
+    goal = _goal(measured, budget_usd, deadline_s, target, parse.positive(epochs, "--epochs", "epochs"), steps)
+    with render.progress("searching") as tell:
+        tell("the catalogue", None)
+        plan = find_plan(
+            measured,
+            in_use.catalog,
+            goal,
+            options,
+            seed=seed,
+            now=datetime.datetime.now(datetime.UTC),
+            tell=lambda text: tell(text, None),
+        )
+    plan = sync_options.into_plan(sync_wish, plan)
+    if report is not None:
+        from hetopt.core.artifact import write_atomically
+        from hetopt.report.plan_page import page
+
+        write_atomically(report, page(plan))
+        render.note(f"wrote {report}")
+    if output is not None:
+        plan.save(output)
+        render.note(f"wrote {output}")
+    if json_:
+        terminal.write(plan.to_json())
+    else:
+        plan_view.show(plan)
+    _refuse_a_risk(plan)
+
+
+def _refuse_a_risk(plan: Plan) -> None:
+    """A plan that is written and shown is no success if it is less sure than was asked for.
+
+    Raises:
+        NoFeasiblePlan: it is not, and nobody has accepted that.
+    """
+    from hetopt.core.errors import NoFeasiblePlan
+
+    seen = plan.insight
+    if plan.risk is None or seen is None or seen.risk_accepted:
+        return
+    raise NoFeasiblePlan(
+        f"This is the best of the likeliest plans, but {plan.risk}.",
+        hint=", or ".join([*seen.remedies, "take the risk with --accept-risk"]),
+    )
+
+
+def _profile(path: Path) -> Profile:
+    """The profile, or what is missing where the file holds step samples alone."""
+    from hetopt.core.artifact import kind_in
+    from hetopt.core.errors import BadInput
+    from hetopt.core.profile import Profile
+    from hetopt.core.step_samples import StepSamples
+
+    if kind_in(path) == StepSamples.KIND:
+        raise BadInput(
+            f"{path} holds step times alone. A plan also needs what is trained: the task and its data set, the size of "
+            "the gradient, the memory that a sample takes, and how many steps the target needs.",
+            hint="measure the task here and keep the samples beside it: "
+            "`hetopt profile TASK --from-samples FILE -o profile.json`",
+        )
+    return Profile.load(path)
+
+
+def _observed(named: str | None) -> ObservedLosses | None:
+    """The file that was named, or else the one that launches keep, if there is one."""
+    from hetopt.cli import render
+    from hetopt.optimizer.cost.observed_preemptions import ObservedLosses, observed_file
+
+    if named == "none":
+        return None
+    if named is not None:
+        return ObservedLosses.load(Path(named))
+    path = observed_file()
+    if not path.exists():
+        return None
+    found = ObservedLosses.load(path)
+    hours = sum(pool.instance_hours for pool in found.pools)
+    render.note(f"hazards of spot: the prior, moved by {hours:.0f} instance-hours in {path} (--observed none: not)")
+    return found
+
+
+def _goal(
+    profile: Profile,
+    budget_usd: float | None,
+    deadline_s: float | None,
+    target: str | None,
+    epochs: float | None,
+    steps: int | None,
+) -> Goal:
+    from hetopt.cli import parse, render
+    from hetopt.core.errors import BadInput
+    from hetopt.optimizer.plan import Goal
+
+    if sum(option is not None for option in (target, epochs, steps)) > 1:
+        raise BadInput(
+            "--target, --epochs and --steps exclude each other.", hint="keep the one that ends your training"
+        )
+    if steps is not None and steps < 1:
+        raise BadInput(f"--steps must be at least 1, not {steps}.", hint="for example --steps 10000")
+    named = parse.metric_target(target)
+    job = profile.job
+    if epochs is not None or steps is not None:
+        return Goal(
+            budget_usd=budget_usd,
+            deadline_s=deadline_s,
+            ends="epochs" if epochs is not None else "steps",
+            amount=epochs if epochs is not None else steps,
+        )
+    if named is None and job.usual_epochs is not None and not any(pilot.steps_to_target for pilot in profile.pilots):
+        render.note(
+            f"No pilot run reached {job.target_metric} {job.target_value:g}, so nothing says how many steps it takes: "
+            f"this plan is for the {job.usual_epochs:g} epochs that {job.task} is usually trained. "
+            "Choose otherwise with --epochs or --steps."
+        )
+        return Goal(budget_usd=budget_usd, deadline_s=deadline_s, ends="epochs", amount=job.usual_epochs)
+    if named is not None and named[0] != job.target_metric:
+        raise BadInput(
+            f"{profile.job.task} was profiled for {job.target_metric}, not {named[0]}.",
+            hint=f"for example --target {job.target_metric}={job.target_value:g}",
+        )
+    return Goal(
+        budget_usd=budget_usd,
+        deadline_s=deadline_s,
+        ends="target",
+        target_metric=job.target_metric,
+        target_value=named[1] if named is not None else job.target_value,
+    )

@@ -1,0 +1,188 @@
+"""`hetopt report`: predicted against measured, for a run that is over or still going."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hetopt.core.events.records import LogEvent
+    from hetopt.optimizer.launch_record import Launch
+    from hetopt.report.report import BroughtTogether, Compared, Report, Sent
+
+SHOWN_WAYS = 3
+
+
+def report(
+    run: str | None = typer.Argument(None, help="Run, or any unambiguous part of its name. Default: the newest."),
+    output: Path | None = typer.Option(None, "--output", "-o", help="Also write the report to this JSON file."),
+    html: Path | None = typer.Option(None, "--html", help="Also write the run as a page that needs nothing else."),
+    learn: Path | None = typer.Option(
+        None, "--learn", help="Fold what the run measured into this profile; a new file begins with the plan's."
+    ),
+    force: bool = typer.Option(False, "--force", help="Replace the files that are written."),
+    json_: bool = typer.Option(False, "--json", help="Print the report as JSON."),
+) -> None:
+    """Hold a run against its prediction: time, steps, cost, how the workers were balanced, and what they exchanged."""
+
+    from hetopt.cli import render, terminal
+    from hetopt.cli.parse import ready_to_write
+    from hetopt.cli.run_record import launcher_of, read_run
+    from hetopt.core.errors import BadInput
+    from hetopt.launch.backend import RunHandle
+    from hetopt.launch.runs import RunFolders, runs_home
+    from hetopt.report.report import make_report
+
+    for path in (output, html):
+        ready_to_write(path, force=force)
+    folder = RunFolders(home=runs_home()).find(run)
+    record = read_run(folder)
+    if record.launch is None:
+        raise BadInput(
+            f"{folder.name} has no launch record, so nothing was predicted for it.",
+            hint="choose a run from `hetopt status --all`",
+        )
+    state = launcher_of(record.launch, folder).poll(RunHandle(run_dir=folder)).state
+    made = make_report(
+        record.launch, record.progress, record.timeline, state=state.value, unread_lines=record.unread.lines
+    )
+    if record.unread.sentence is not None:
+        render.note(record.unread.sentence)
+    if output is not None:
+        made.save(output)
+        render.note(f"wrote {output}")
+    if learn is not None:
+        _learn(learn, record.launch, record.events)
+    if html is not None:
+        from hetopt.core.artifact import write_atomically
+        from hetopt.report.page.page import page
+        from hetopt.report.page.series import series
+
+        write_atomically(html, page(made, record.launch, series(record.events, record.starts)))
+        render.note(f"wrote {html}")
+    if json_:
+        terminal.write(made.to_json())
+    else:
+        show(made)
+
+
+def _learn(path: Path, launch: Launch, events: Sequence[LogEvent]) -> None:
+    """Bring a profile up to date with what a run measured."""
+    from hetopt.cli import render
+    from hetopt.core.profile import Profile
+    from hetopt.report.learn import learn
+
+    known = Profile.load(path) if path.exists() else launch.plan.profile
+    learned = learn(known, launch, events)
+    learned.profile.save(path)
+    render.note(f"{path} has learned {' and '.join(learned.news)}")
+
+
+def show(made: Report) -> None:
+    """The report as a person reads it."""
+    from hetopt.cli import render
+    from hetopt.cli.status import worker_table
+    from hetopt.core import formatting
+
+    workers = {"local": "local workers", "rehearsal": "rehearsed workers"}.get(made.on, f"workers on {made.on}")
+    state = f"{made.state}{formatting.ending(made.finish_reason)}"
+    render.line(f"{made.run_id}: {made.task} on {len(made.workers)} {workers}, {state}", style="bold")
+    if made.metrics:
+        render.line("  " + "  ".join(f"{name} {value:.4g}" for name, value in made.metrics.items()))
+    render.heading("Predicted and measured, here")
+    render.table(
+        [
+            render.Column(name=""),
+            render.Column(name="predicted", justify="right"),
+            render.Column(name="90 % interval", justify="right"),
+            render.Column(name="measured", justify="right"),
+            render.Column(name="difference", justify="right"),
+        ],
+        [
+            [
+                figure.name,
+                _figure(figure, figure.predicted),
+                f"{_figure(figure, figure.low)} – {_figure(figure, figure.high)}" if figure.low < figure.high else "",
+                _figure(figure, figure.measured),
+                formatting.percent(figure.error) if figure.error is not None else "",
+            ]
+            for figure in made.compared
+        ],
+    )
+    render.heading("Workers")
+    worker_table([worker.model_dump() for worker in made.workers])
+    _show_timeline(made)
+    render.heading("Verdict")
+    for sentence in made.verdict:
+        render.bullet(sentence)
+    render.bullet(
+        f"The rented cluster of the plan is predicted to take {formatting.duration(made.rented_total_s)} and "
+        f"{formatting.usd(made.rented_cost_usd)}; this run did not rent it."
+    )
+
+
+def _show_timeline(made: Report) -> None:
+    """How shares, computing, waiting and the exchange went over the run."""
+    from hetopt.cli import render, timeline_view
+    from hetopt.report.timeline import Timeline
+
+    told = Timeline(moments=made.timeline, happenings=made.happenings)
+    lines = timeline_view.draw(told, [worker.host for worker in made.workers], render.width())
+    if lines:
+        render.heading("Over the run")
+    for line in lines:
+        render.line(line)
+    for mark, sentence in timeline_view.explain(told):
+        render.bullet(sentence, mark=mark)
+    if made.together is not None:
+        render.bullet(_together(made.together))
+    elif made.sent is not None:
+        render.bullet(_sent(made.sent))
+
+
+def _together(told: BroughtTogether) -> str:
+    """How often workers were brought together, and how far apart they had come."""
+    from hetopt.core import formatting
+
+    steps = told.synchronised + told.local
+    apart = ""
+    if told.divergence is not None:
+        apart = f"; they had come apart by {formatting.share(told.divergence)} of the parameters' norm"
+    return (
+        f"{told.policy}: workers came together in {formatting.count(told.synchronised)} of {formatting.count(steps)} "
+        "steps "
+        f"({formatting.share(told.share)}), and sent {formatting.bytes_(told.sent_bytes)} each{apart}"
+    )
+
+
+def _sent(sent: Sent) -> str:
+    """How much of the gradients went over the network, and how."""
+    from hetopt.core import formatting
+
+    if sent.sent_bytes == sent.dense_bytes:
+        return f"sent {formatting.bytes_(sent.sent_bytes)} per worker, uncompressed"
+    ways = sorted(sent.ways, key=lambda way: -way.steps)
+    told = [f"{way.way} ({formatting.count(way.steps)} steps)" for way in ways[:SHOWN_WAYS]]
+    others = ways[SHOWN_WAYS:]
+    if others:
+        told.append(f"otherwise ({formatting.count(sum(way.steps for way in others))} steps)")
+    return (
+        f"sent {formatting.share(sent.share)} of dense bytes ({formatting.bytes_(sent.sent_bytes)} of "
+        f"{formatting.bytes_(sent.dense_bytes)} per worker): {'; '.join(told)}"
+    )
+
+
+def _figure(figure: Compared, value: float) -> str:
+    from hetopt.core import formatting
+
+    match figure.unit:
+        case "s":
+            return formatting.duration(value)
+        case "USD":
+            return formatting.usd(value)
+        case _:
+            return formatting.count(value)

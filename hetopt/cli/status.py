@@ -1,0 +1,276 @@
+"""`hetopt status`: how a run is, from any terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from hetopt.core.scaled_emulation import Conditions
+    from hetopt.report.progress import Progress
+
+LATEST_HAPPENINGS = 5
+
+UNREADABLE = "unreadable"
+"""The state of a run whose folder holds what nobody can read."""
+
+
+def status(
+    run: str | None = typer.Argument(None, help="Run, or any unambiguous part of its name. Default: the newest."),
+    all_: bool = typer.Option(False, "--all", "-a", help="A line for every run."),
+    watch: bool = typer.Option(False, "--watch", "-w", help="Go on showing it, until it is over or Ctrl-C."),
+    json_: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Show how a run is: state, steps, metric, each worker's share and waiting, and what it costs so far."""
+    from hetopt.cli import render
+    from hetopt.launch.runs import RunFolders, runs_home
+
+    runs = RunFolders(home=runs_home())
+    if watch:
+        from hetopt.cli.watch import watch as watch_run
+        from hetopt.core.errors import BadInput
+
+        if all_ or json_:
+            raise BadInput("--watch shows one run to a person.", hint="leave --all and --json out")
+        watch_run(runs.find(run))
+        return
+    if all_:
+        # A list of runs is read from their folders: it needs no login, and answers at once.
+        listed = [_facts_or_why(folder) for folder in runs.all()]
+        if json_:
+            render.print_json(listed)
+        else:
+            _show_all(listed)
+        return
+    facts = _facts(runs.find(run), ask=True)
+    if json_:
+        render.print_json(facts)
+    else:
+        _show(facts)
+
+
+def _facts_or_why(folder: Path) -> dict[str, Any]:
+    """The facts of a run; of one that cannot be read, why: it must not hide the others."""
+    from hetopt.core.errors import HetoptError
+
+    try:
+        return _facts(folder, ask=False)
+    except HetoptError as error:
+        return {"run": folder.name, "folder": str(folder), "state": UNREADABLE, "reason": error.message}
+    except OSError as error:
+        reason = f"{error.filename or folder} cannot be read: {error.strerror}"
+        return {"run": folder.name, "folder": str(folder), "state": UNREADABLE, "reason": reason}
+
+
+def _facts(folder: Path, *, ask: bool) -> dict[str, Any]:
+    from hetopt.cli import ec2_status
+    from hetopt.cli.run_record import launcher_of, read_launch, read_run
+    from hetopt.launch.backend import RunHandle
+
+    started = read_launch(folder)
+    if started is not None and started.on == "ec2":
+        state, rental = ec2_status.look(folder, ask=ask)
+    else:
+        state, rental = launcher_of(started, folder).poll(RunHandle(run_dir=folder)), None
+    record = read_run(folder)
+    launch, progress = record.launch, record.progress
+    speeds = launch.speeds if launch else {}
+    hourly = launch.hourly_usd if launch else None
+    predicted_steps = launch.prediction.steps.value if launch else None
+    elapsed_s = progress.elapsed_s
+    return {
+        "run": folder.name,
+        "folder": str(folder),
+        "state": state.state.value,
+        "reason": state.reason or progress.finish_reason,
+        "on": launch.on if launch else None,
+        "task": progress.task or (launch.spec.task if launch else None),
+        "step": progress.step,
+        "predicted_steps": predicted_steps,
+        "epoch": progress.epoch,
+        "loss": progress.loss,
+        "metrics": dict(progress.metrics),
+        "step_time_s": progress.step_time_s,
+        "predicted_step_time_s": launch.prediction.step_time_s.value if launch else None,
+        "elapsed_s": elapsed_s,
+        "plan_usd_per_hour": hourly,
+        "usd_at_plan_rate": hourly * elapsed_s / 3600 if hourly is not None and elapsed_s is not None else None,
+        "rental": rental,
+        "restarts": progress.restarts,
+        "sessions": progress.sessions,
+        "lost_steps": progress.lost_steps,
+        "unread_lines": record.unread.lines,
+        "unread": record.unread.sentence,
+        "exchange": _exchange(progress),
+        "workers": [
+            {
+                "host": worker.host,
+                "type": worker.type,
+                "pace": worker.pace,
+                "speed": speeds.get(worker.host),
+                "local_batch_size": worker.local_batch_size,
+                "compute_s": worker.mean_compute_s if worker.steps else None,
+                "wait_s": worker.mean_wait_s if worker.steps else None,
+                "is_present": worker.is_present,
+            }
+            for worker in progress.workers
+        ],
+        "conditions": _conditions(folder).model_dump() if speeds else None,
+        "happenings": [one.model_dump() for one in record.timeline.happenings],
+    }
+
+
+def _exchange(progress: Progress) -> dict[str, Any] | None:
+    """How gradients travel now, and how much of them did so far; nothing for a single worker."""
+    traffic = progress.traffic
+    if traffic is None:
+        return None
+    return {
+        "way": traffic.way,
+        "sent_bytes": traffic.sent_bytes,
+        "dense_bytes": traffic.dense_bytes,
+        "changes": progress.exchange_changes,
+    }
+
+
+def _conditions(folder: Path) -> Conditions:
+    """How a rehearsal's cluster is by now."""
+    from hetopt.core.conditions import ConditionsReader
+
+    return ConditionsReader(folder).now()
+
+
+def _show_all(facts: list[dict[str, Any]]) -> None:
+    from hetopt.cli import render
+    from hetopt.core import formatting
+
+    if not facts:
+        render.line("no runs yet; start one with `hetopt launch PLAN --on local`")
+        return
+    render.table(
+        [
+            render.Column(name="run"),
+            render.Column(name="state"),
+            render.Column(name="step", justify="right"),
+            render.Column(name="elapsed", justify="right"),
+            render.Column(name="metrics"),
+        ],
+        [
+            [
+                fact["run"],
+                fact["state"],
+                formatting.count(fact["step"]) if "step" in fact else "",
+                formatting.duration(fact["elapsed_s"]) if fact.get("elapsed_s") else "",
+                _metrics(fact.get("metrics", {})),
+            ]
+            for fact in facts
+        ],
+    )
+    for fact in facts:
+        if fact["state"] == UNREADABLE:
+            render.note(f"{fact['run']}: {fact['reason']}")
+        elif fact["unread"]:
+            render.note(f"{fact['run']}: {fact['unread']}")
+
+
+def _metrics(metrics: dict[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+def _show(fact: dict[str, Any]) -> None:
+    from hetopt.cli import render
+    from hetopt.core import formatting
+
+    reason = f" ({fact['reason']})" if fact["reason"] else ""
+    render.line(f"{fact['run']}: {fact['state']}{reason}", style="bold")
+    of = f" of about {formatting.count(fact['predicted_steps'])}" if fact["predicted_steps"] else ""
+    render.line(
+        f"  step {formatting.count(fact['step'])}{of}, epoch {fact['epoch']:.1f}, "
+        + (_metrics(fact["metrics"]) or "not evaluated yet")
+    )
+    if fact["step_time_s"]:
+        said = (
+            f", predicted {formatting.duration(fact['predicted_step_time_s'])}" if fact["predicted_step_time_s"] else ""
+        )
+        render.line(f"  {formatting.duration(fact['step_time_s'])} a step{said}")
+    if fact["elapsed_s"]:
+        cost = (
+            f"; {formatting.usd(fact['usd_at_plan_rate'])} at the plan's {formatting.usd(fact['plan_usd_per_hour'])}/h"
+            if fact["usd_at_plan_rate"] is not None
+            else ""
+        )
+        in_all = f" in {fact['sessions']} sessions" if fact["sessions"] > 1 else ""
+        again = f", {formatting.count(fact['lost_steps'])} steps of it done again" if fact["lost_steps"] else ""
+        since = f"{in_all}{again}" if in_all or again else " since launch"
+        render.line(f"  {formatting.duration(fact['elapsed_s'])}{since}{cost}")
+    if fact["rental"] is not None:
+        from hetopt.cli import ec2_status
+
+        ec2_status.show(fact["rental"])
+    if fact["exchange"] and fact["exchange"]["sent_bytes"] != fact["exchange"]["dense_bytes"]:
+        share = fact["exchange"]["sent_bytes"] / fact["exchange"]["dense_bytes"]
+        render.line(
+            f"  gradients go as {fact['exchange']['way']}; {formatting.share(share)} of dense bytes sent so far"
+        )
+    if fact["workers"]:
+        render.line()
+        worker_table(fact["workers"])
+    if fact["conditions"]:
+        _show_conditions(fact)
+    if fact["unread"]:
+        render.note(fact["unread"])
+    render.note(fact["folder"])
+
+
+def _show_conditions(fact: dict[str, Any]) -> None:
+    """How the rehearsed cluster differs from what was launched."""
+    from hetopt.cli import render
+    from hetopt.core import formatting
+    from hetopt.report.timeline import ROUTINE
+
+    slowdown = fact["conditions"]["slowdown"]
+    if slowdown > 1:
+        render.bullet(
+            f"everything runs {slowdown:g} times slower than was planned, because the computation did not fit"
+        )
+    for host, factor in sorted(fact["conditions"]["speed_factors"].items()):
+        if factor != 1:
+            render.bullet(f"{host} computes at {factor:g} of the speed that it was launched with")
+    # Of what is routine only the last is news.
+    last = {happening["kind"]: happening for happening in fact["happenings"]}
+    news = [one for one in fact["happenings"] if one["kind"] not in ROUTINE or one is last[one["kind"]]]
+    for happening in news[-LATEST_HAPPENINGS:]:
+        where = f"{', '.join(happening['hosts'])}: " if happening["hosts"] else ""
+        render.bullet(f"at {formatting.duration(max(0.0, happening['time_s']))} {where}{happening['text']}")
+
+
+def worker_table(workers: list[dict[str, Any]]) -> None:
+    """A line for each worker: its share, and where its time in a step goes."""
+    from hetopt.cli import render
+    from hetopt.core import formatting
+
+    speed = "speed" if any(worker["speed"] is not None for worker in workers) else "pace"
+    render.table(
+        [
+            render.Column(name="worker"),
+            render.Column(name="planned as"),
+            render.Column(name=speed, justify="right"),
+            render.Column(name="share", justify="right"),
+            render.Column(name="compute", justify="right"),
+            render.Column(name="waiting", justify="right"),
+        ],
+        [
+            [
+                worker["host"],
+                worker["type"],
+                f"{worker[speed]:g}",
+                formatting.count(worker["local_batch_size"]) if worker["is_present"] else "gone",
+                formatting.duration(worker["compute_s"]) if worker["compute_s"] is not None else "",
+                formatting.duration(worker["wait_s"]) if worker["wait_s"] is not None else "",
+            ]
+            for worker in workers
+        ],
+        caption="share: samples a step · compute, waiting: mean of a step",
+    )

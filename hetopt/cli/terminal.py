@@ -1,0 +1,163 @@
+"""The way out to a terminal, a file or a pipe: it commands nothing, fits the encoding, and fails in a sentence.
+
+Text of plans, profiles, logs and clouds is written by others. On its way out every character that would do something
+instead of being shown is spelled as JSON spells it, which is right in JSON and readable anywhere else.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TextIO
+
+from hetopt.core.errors import BadInput, HetoptError
+from hetopt.core.plain_text import escaped, is_plain, spelled, without_colours
+
+BROKEN_PIPE = 141
+"""What a shell calls a program that wrote to a pipe whose reader has gone: 128 + SIGPIPE."""
+
+MOST_MESSAGE_CHARACTERS = 2_000
+"""Longest message that is shown whole; an error may quote what it complains about."""
+
+_LOOKS_LIKE = str.maketrans(
+    "×·–—…→←÷±µ•●✓✗░█▇▆▅▄▃▂▁─│└≤≥≈",
+    "x---.><:+u**vx.##%*+=-_-|`<>~",
+)
+"""For terminals that know few letters, one for one, so that columns stay in line."""
+
+
+class OutputLost(HetoptError):
+    """The output cannot be written: its reader has gone, or the disk is full."""
+
+    exit_code = BadInput.exit_code
+
+
+class ReaderGone(OutputLost):
+    """Whoever read the output has seen enough: nothing is wrong, and nothing is said."""
+
+    exit_code = BROKEN_PIPE
+
+
+def prepare() -> None:
+    """Make the standard streams take any text, whatever encoding they have."""
+    codecs.register_error("hetopt", _in_few_letters)
+    if sys.stdout is None:  # closed by whoever started this
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # as long as this process lives
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # likewise
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="hetopt")
+
+
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Refuse what was typed or pasted where it commands a terminal: names go from there into plans, files and scripts.
+
+    Raises:
+        BadInput: an argument holds a control character, or a byte that is no text.
+    """
+    for number, argument in enumerate(arguments, start=1):
+        for character in argument:
+            if not is_plain(character):
+                raise BadInput(
+                    f"argument {number} must be one line of printable characters, without U+{ord(character):04X}.",
+                    hint="rename the file, or type the argument again",
+                )
+
+
+def shown(text: str) -> str:
+    """Text as it may reach a terminal: lines of printable characters, without colours of its own."""
+    return escaped(without_colours(text).expandtabs(4), keep="\n")
+
+
+def write(text: str) -> None:
+    """Text or JSON on standard output, as it is but for characters that would do something.
+
+    Raises:
+        OutputLost: it cannot be written.
+    """
+    with losses_told():
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        sys.stdout.write(_in_encoding(escaped(text, keep="\n"), encoding))
+
+
+def flush() -> None:
+    """Send what was written on its way.
+
+    Raises:
+        OutputLost: it cannot be written.
+    """
+    with losses_told():
+        sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def losses_told() -> Iterator[None]:
+    """What the operating system says of a stream that cannot be written, as one sentence."""
+    try:
+        yield
+    except OSError as error:
+        kind = ReaderGone if error.errno == errno.EPIPE else OutputLost
+        raise kind(f"the output cannot be written: {error.strerror}.", hint="make room, or write elsewhere") from None
+
+
+def finish(code: int) -> int:
+    """The exit code, once everything is out; what cannot get out is given up, and said where that helps.
+
+    Args:
+        code: that the command ends with.
+    """
+    lost = None
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            with losses_told():
+                stream.flush()
+        except OutputLost as error:
+            _give_up(stream)
+            lost = lost or error
+    if lost is None:
+        return code
+    if code == 0 and not isinstance(lost, ReaderGone):
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"error: {lost.message}\n")
+            sys.stderr.flush()
+    return code or lost.exit_code
+
+
+def _give_up(stream: TextIO) -> None:
+    """Python would try to write the rest once more when it ends, and complain."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+        stream.flush()
+
+
+def _in_encoding(text: str, encoding: str) -> str:
+    """JSON's spelling for letters that the encoding does not know."""
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return "".join(one if _knows(encoding, one) else spelled(one) for one in text)
+    return text
+
+
+def _knows(encoding: str, character: str) -> bool:
+    try:
+        character.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _in_few_letters(error: UnicodeError) -> tuple[str, int]:
+    """What stands in for letters that a stream's encoding does not know."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lost = error.object[error.start : error.end]
+    return "".join(one if one.isascii() else "?" for one in lost.translate(_LOOKS_LIKE)), error.end

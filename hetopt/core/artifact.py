@@ -1,0 +1,232 @@
+"""What every file that flows through hetopt has in common: a schema version, strict fields, and one readable JSON form.
+
+Artifacts come from disk and from other people, so they are validated on the way in; a bad file becomes one sentence
+that names the file, the field and what to do. They are written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+
+from hetopt.core.errors import BadInput
+from hetopt.core.paths import HOST_PATTERN, RUN_PATTERN
+from hetopt.core.plain_text import fault_of, one_line, texts_in
+from hetopt.core.reading import MOST_BYTES, parse_json, read_json, read_text, shortened
+
+
+def _one_line_of_any(value: object) -> object:
+    return one_line(value) if isinstance(value, str) else value
+
+
+Told = Annotated[str, BeforeValidator(_one_line_of_any)]
+"""Text that was told by a machine, a library or a log: it is cleaned, never refused."""
+
+
+HostName = Annotated[str, StringConstraints(pattern=HOST_PATTERN)]
+"""A machine of a run, as it is called in the run: it becomes a folder, a key and a word on command lines."""
+RunName = Annotated[str, StringConstraints(pattern=RUN_PATTERN)]
+"""A run: it becomes a folder, a key and a tag."""
+
+
+class PlainText(BaseModel):
+    """A record whose texts are single lines of printable characters, of bounded length."""
+
+    @model_validator(mode="after")
+    def _plain(self) -> Self:
+        for name in _text_fields(type(self)):
+            for text in texts_in(self.__dict__[name]):
+                fault = fault_of(text)
+                if fault is not None:
+                    raise ValueError(f"{name} {fault}")
+        return self
+
+
+_TEXT_FIELDS: dict[type[BaseModel], tuple[str, ...]] = {}
+
+
+def _text_fields(kind: type[BaseModel]) -> tuple[str, ...]:
+    """The fields of a record that can hold text: most records have few, and are made many times."""
+    found = _TEXT_FIELDS.get(kind)
+    if found is None:
+        found = tuple(name for name, field in kind.model_fields.items() if _may_hold_text(field.annotation))
+        _TEXT_FIELDS[kind] = found
+    return found
+
+
+def _may_hold_text(annotation: Any) -> bool:
+    if annotation is str or annotation is Any:
+        return True
+    if get_origin(annotation) is Annotated:
+        return _may_hold_text(get_args(annotation)[0])
+    return any(_may_hold_text(part) for part in get_args(annotation) if not isinstance(part, str))
+
+
+class Record(PlainText):
+    """A frozen fact inside an artifact: unknown fields, NaN, infinity and text that is not plain are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+AnyRecord = TypeVar("AnyRecord", bound=Record)
+
+
+class Artifact(Record):
+    """A record that is a file of its own. ``schema_version`` grows whenever an older reader would misread the file."""
+
+    KIND: ClassVar[str]
+    VERSION: ClassVar[int]
+    MADE_BY: ClassVar[str]
+
+    kind: str = ""
+    schema_version: int = Field(default=0, ge=0)
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Stamp the kind and version of records made in this process (files bring their own)."""
+        if not self.kind:
+            object.__setattr__(self, "kind", type(self).KIND)
+            object.__setattr__(self, "schema_version", type(self).VERSION)
+
+    @classmethod
+    def from_json(cls, text: str, *, origin: str) -> Self:
+        """Read the artifact from ``text``; ``origin`` (usually the path) is named in errors.
+
+        Raises:
+            BadInput: not JSON, another kind of artifact, a newer schema, or a field that cannot be.
+        """
+        again = f"make it again with `{cls.MADE_BY}`"
+        data = parse_json(text, origin=origin, hint=again)
+        origin = shortened(origin)
+        if not isinstance(data, dict) or data.get("kind") != cls.KIND:
+            found = data.get("kind") if isinstance(data, dict) else None
+            what = f"a {shortened(found, 40)}" if isinstance(found, str) and found else "something else"
+            raise BadInput(f"{origin} holds {what}, not a {cls.KIND}.", hint=again)
+        version = data.get("schema_version")
+        if isinstance(version, int) and version > cls.VERSION:
+            raise BadInput(
+                f"{origin} was written with {cls.KIND} schema {version}; this hetopt reads up to {cls.VERSION}.",
+                hint="install the newer hetopt that wrote it",
+            )
+        if version != cls.VERSION:
+            shown = shortened(repr(version), 40)
+            raise BadInput(f"{origin} has {cls.KIND} schema {shown}, which this hetopt cannot read.", hint=again)
+        return validated(cls, data, origin=origin, hint=f"correct that field or {again}")
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read the artifact from a file (see `from_json`).
+
+        Raises:
+            BadInput: the file cannot be read (see `hetopt.core.reading`), or is no such artifact.
+        """
+        text = read_text(path, missing_hint=f"make it with `{cls.MADE_BY}`")
+        return cls.from_json(text, origin=str(path))
+
+    def to_json(self) -> str:
+        """The artifact as indented JSON, ending in a newline."""
+        return self.model_dump_json(indent=2) + "\n"
+
+    def save(self, path: Path) -> None:
+        """Write the artifact to ``path``, whole or not at all.
+
+        Raises:
+            BadInput: it cannot be written, or is larger than what is read back.
+        """
+        text = self.to_json()
+        if len(text) > MOST_BYTES // 2 and len(text.encode()) > MOST_BYTES:
+            raise BadInput(
+                f"{shortened(str(path))} would be larger than the {MOST_BYTES / 1e6:g} MB that hetopt reads.",
+                hint="leave some of the samples out",
+            )
+        write_atomically(path, text)
+
+
+def kind_in(path: Path) -> str | None:
+    """The kind of artifact that a file says it holds; None: it cannot be read, or says nothing."""
+    try:
+        data = read_json(path)
+    except BadInput:
+        return None  # reading it as the artifact that is wanted says what is wrong
+    found = data.get("kind") if isinstance(data, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def read_record(kind: type[AnyRecord], path: Path, *, hint: str) -> AnyRecord:
+    """A record that is a file without a kind and a version of its own.
+
+    Raises:
+        MissingFile: there is none.
+        BadInput: it cannot be read, or holds something else; ``hint`` is what to do about it.
+    """
+    return validated(kind, read_json(path, hint=hint), origin=str(path), hint=hint)
+
+
+def validated(kind: type[AnyRecord], data: Any, *, origin: str, hint: str) -> AnyRecord:
+    """Plain values, as `parse_json` gives them, as a record.
+
+    Raises:
+        BadInput: the first field that cannot be, in one sentence.
+    """
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = shortened(".".join(str(part) for part in first["loc"]), 80) or "the file"
+        reason = first["msg"].removeprefix("Value error, ")
+        raise BadInput(
+            f"{shortened(origin)}: {where}: {reason[:1].lower()}{reason[1:].rstrip('.')}.", hint=hint
+        ) from None
+    except RecursionError:
+        raise BadInput(f"{shortened(origin)} is nested too deeply.", hint=hint) from None
+
+
+def _mode_in(folder: Path) -> int:
+    """Of a new file: what the user's mask leaves, and in a folder that is its owner's alone no more than that."""
+    umask = os.umask(0)
+    os.umask(umask)
+    if not folder.stat().st_mode & 0o077:
+        umask |= 0o077
+    return 0o666 & ~umask
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write ``content`` (text as UTF-8) beside ``path``, flush it to disk, then rename it into place.
+
+    A link is followed; a device or pipe such as ``/dev/stdout`` is written to, never replaced.
+
+    Raises:
+        BadInput: the folder is missing or cannot be written.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    try:
+        path = path.resolve()
+        if path.exists() and not path.is_file() and not path.is_dir():
+            with path.open("wb") as stream:
+                stream.write(data)
+            return
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
+    except OSError as error:
+        raise BadInput(
+            f"{shortened(str(path))} cannot be written: {error.strerror}.",
+            hint="name a file in a folder that you can write to",
+        ) from None
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, _mode_in(path.parent))
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise BadInput(f"{path} cannot be written: {error.strerror}.", hint="name another file") from None
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise

@@ -1,0 +1,254 @@
+"""Splits a global batch over unequal workers so that the slowest finishes as early as integers allow.
+
+Minimise ``max_i t_i(b_i)`` with ``t_i(b) = max(floor_i, a_i + c_i b)`` over integers ``b_i`` that sum to B, each
+between ``min_i`` and ``max_i``.
+
+A worker pays its floor whatever its share, so ``max_i t_i(b_i) = max(max_i floor_i, max_i (a_i + c_i b_i))``: the
+floors change the time, never the best shares, and the lines alone decide. For lines the continuous optimum is a water
+level T with ``sum_i clip((T - a_i) / c_i, min_i, max_i) = B``: piecewise linear and non-decreasing in T, solved on
+the segment between two of its breakpoints. Rounding down never exceeds the optimum; handing the rest one by one to
+the smallest ``t_i(b_i + 1)`` is then exact, because a minimax allocation under non-decreasing times takes the B
+earliest unit completion times.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hetopt.core.errors import BadInput
+
+# One clamped line of the water level: count, start, rate (samples per unit of level), minimum, maximum.
+_Line = tuple[int, float, float, int, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerTime:
+    """Compute time of one worker as a function of its local batch: ``max(floor_s, fixed_s + per_sample_s * samples)``.
+
+    Raises:
+        ValueError: a time that is negative, not finite, or free of charge per sample; bounds that exclude each other.
+    """
+
+    fixed_s: float
+    per_sample_s: float
+    floor_s: float = 0.0
+    min_samples: int = 1
+    max_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.fixed_s < math.inf and 0 <= self.floor_s < math.inf):
+            raise ValueError(f"fixed_s and floor_s must be finite and not negative, not {self.fixed_s}, {self.floor_s}")
+        if not 0 < self.per_sample_s < math.inf:
+            raise ValueError(f"per_sample_s must be positive and finite, not {self.per_sample_s}: floor a fitted slope")
+        if self.min_samples < 0 or (self.max_samples is not None and self.max_samples < self.min_samples):
+            raise ValueError(f"no share lies between {self.min_samples} and {self.max_samples} samples")
+
+    def time_s(self, samples: int) -> float:
+        """Compute time of a step with ``samples`` local samples, in seconds."""
+        return max(self.floor_s, self.fixed_s + self.per_sample_s * samples)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shares:
+    """Local batch sizes in worker order, and the time at which the slowest worker has computed."""
+
+    local_batch_sizes: tuple[int, ...]
+    compute_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupShares:
+    """Of group j of identical workers, ``raised[j]`` take ``base[j] + 1`` samples and the rest ``base[j]``."""
+
+    base: tuple[int, ...]
+    raised: tuple[int, ...]
+    counts: tuple[int, ...]
+    compute_s: float
+
+    @property
+    def local_batch_sizes(self) -> tuple[int, ...]:
+        """One local batch size a worker, groups in order, the raised members of a group first."""
+        sizes: list[int] = []
+        for base, raised, count in zip(self.base, self.raised, self.counts, strict=True):
+            sizes += [base + 1] * raised + [base] * (count - raised)
+        return tuple(sizes)
+
+
+def least_within(least: int, global_batch_size: int, workers: int) -> int:
+    """The least share of a worker that needs ``least`` samples, where a batch may be too small to give them to all."""
+    return least if global_batch_size >= least * workers else 1
+
+
+def solve_shares(workers: Sequence[WorkerTime], global_batch_size: int) -> Shares:
+    """The integer shares of ``global_batch_size`` samples that minimise the slowest worker's time, exactly.
+
+    Identical workers differ by at most one sample (earlier ones take the larger share); the order of the workers does
+    not matter otherwise.
+
+    Raises:
+        BadInput: there are fewer samples than the workers need at least, or more than they can hold.
+    """
+    members: dict[WorkerTime, list[int]] = {}
+    for position, worker in enumerate(workers):
+        members.setdefault(worker, []).append(position)
+    solution = solve_group_shares([(worker, len(places)) for worker, places in members.items()], global_batch_size)
+    sizes = [0] * len(workers)
+    for places, base, raised in zip(members.values(), solution.base, solution.raised, strict=True):
+        for place in places[:raised]:
+            sizes[place] = base + 1
+        for place in places[raised:]:
+            sizes[place] = base
+    return Shares(local_batch_sizes=tuple(sizes), compute_s=solution.compute_s)
+
+
+def solve_group_shares(groups: Sequence[tuple[WorkerTime, int]], global_batch_size: int) -> GroupShares:
+    """`solve_shares` for groups of identical workers, given as (worker, count): its cost grows with the groups only.
+
+    Raises:
+        BadInput: as `solve_shares`.
+    """
+    counts = tuple(count for _, count in groups)
+    if not groups or min(counts) < 1:
+        raise ValueError("shares need at least one worker, and at least one in every group")
+    lines = [
+        (
+            count,
+            worker.fixed_s,
+            1.0 / worker.per_sample_s,
+            worker.min_samples,
+            global_batch_size if worker.max_samples is None else worker.max_samples,
+        )
+        for worker, count in groups
+    ]
+    _check_feasible(lines, global_batch_size)
+    level = _water_level(lines, global_batch_size)
+
+    # Round down, and by a little more than the error of `level`: floor(x + eps) could hand out more than B.
+    base: list[int] = []
+    left = global_batch_size
+    for count, start, rate, low, high in lines:
+        share = (level - start) * rate
+        slack = 1e-9 * (1.0 + abs(share)) + 1e-13 * (level * rate + global_batch_size)
+        samples = min(max(math.floor(share - slack), low), high)
+        base.append(samples)
+        left -= count * samples
+
+    # The earliest next unit goes first. All members of a group reach it together, so the heap holds one entry a group;
+    # ties go by the worker's own figures, never by position, so that the order of the workers does not matter.
+    raised = [0] * len(lines)
+    heap = [
+        (worker.fixed_s + worker.per_sample_s * (base[j] + 1), _tie_break(worker), j)
+        for j, (worker, _) in enumerate(groups)
+        if base[j] < lines[j][4]
+    ]
+    heapq.heapify(heap)
+    while left:
+        _, tie, j = heapq.heappop(heap)
+        count = counts[j]
+        raised[j] = min(left, count)
+        left -= raised[j]
+        if raised[j] == count:
+            base[j], raised[j] = base[j] + 1, 0
+            if base[j] < lines[j][4]:
+                worker = groups[j][0]
+                heapq.heappush(heap, (worker.fixed_s + worker.per_sample_s * (base[j] + 1), tie, j))
+
+    compute_s = max(worker.time_s(base[j] + (raised[j] > 0)) for j, (worker, _) in enumerate(groups))
+    return GroupShares(base=tuple(base), raised=tuple(raised), counts=counts, compute_s=compute_s)
+
+
+def largest_remainder(
+    weights: Sequence[float], total: int, *, minimum: Sequence[int], maximum: Sequence[int | None]
+) -> tuple[int, ...]:
+    """Integers in proportion to ``weights`` that sum to ``total`` within ``minimum`` and ``maximum``.
+
+    The real-valued quotas come from `proportional_quotas`; the samples lost by rounding them down go to the largest
+    fractions (Hamilton's method), ties to the larger weight, then to the earlier position.
+
+    Raises:
+        BadInput: the bounds leave no room for ``total``.
+    """
+    quotas = proportional_quotas(weights, total, minimum=minimum, maximum=maximum)
+    parts = [math.floor(quota) for quota in quotas]
+    order = sorted(range(len(parts)), key=lambda i: (parts[i] - quotas[i], -weights[i], i))
+    left = total - sum(parts)
+    while left > 0:
+        for i in order:
+            bound = maximum[i]
+            if left > 0 and (bound is None or parts[i] < bound):
+                parts[i] += 1
+                left -= 1
+    return tuple(parts)
+
+
+def proportional_quotas(
+    weights: Sequence[float], total: int, *, minimum: Sequence[int], maximum: Sequence[int | None]
+) -> tuple[float, ...]:
+    """Real shares ``clip(x * weight_i, minimum_i, maximum_i)`` that sum to ``total``; water-filling finds x.
+
+    Raises:
+        BadInput: the bounds leave no room for ``total``.
+    """
+    if not weights or any(not 0 < weight < math.inf for weight in weights):
+        raise ValueError(f"weights must be positive and finite, not {list(weights)}")
+    lines = [
+        (1, 0.0, weight, low, total if high is None else high)
+        for weight, low, high in zip(weights, minimum, maximum, strict=True)
+    ]
+    _check_feasible(lines, total)
+    level = _water_level(lines, total)
+    return tuple(min(max(level * rate, low), high) for _, _, rate, low, high in lines)
+
+
+def _tie_break(worker: WorkerTime) -> tuple[float, float, float, int, int]:
+    high = -1 if worker.max_samples is None else worker.max_samples
+    return worker.per_sample_s, worker.fixed_s, worker.floor_s, worker.min_samples, high
+
+
+def _check_feasible(lines: Sequence[_Line], total: int) -> None:
+    workers = sum(line[0] for line in lines)
+    least = sum(count * low for count, _, _, low, _ in lines)
+    if least > total:
+        raise BadInput(
+            f"A global batch of {total} is too small: {workers} workers take at least {least} samples together.",
+            hint="use fewer workers or a larger global batch",
+        )
+    most = sum(count * high for count, _, _, _, high in lines)
+    if most < total:
+        raise BadInput(
+            f"A global batch of {total} does not fit into the memory of {workers} workers, which hold at most {most}.",
+            hint="use more or larger workers, or a smaller global batch",
+        )
+
+
+def _water_level(lines: Sequence[_Line], total: int) -> float:
+    """The smallest level T at which ``sum count * clip((T - start) * rate, minimum, maximum)`` reaches ``total``."""
+    # Where no bound is active, which is usual, the level follows at once.
+    slope = sum(count * rate for count, _, rate, _, _ in lines)
+    level = (total + sum(count * rate * start for count, start, rate, _, _ in lines)) / slope
+    if all(low <= (level - start) * rate <= high for _, start, rate, low, high in lines):
+        return level
+
+    def filled(level: float) -> float:
+        amount = 0.0
+        for count, start, rate, low, high in lines:
+            share = (level - start) * rate
+            amount += count * (low if share < low else high if share > high else share)
+        return amount
+
+    # No share exceeds the total, so a higher maximum is the same as `total` and every breakpoint is finite.
+    ends = [(start + low / rate, start + min(high, total) / rate) for _, start, rate, low, high in lines]
+    breakpoints = sorted(level for pair in ends for level in pair)
+    right = bisect_left(breakpoints, float(total), key=filled)
+    if right == 0:
+        return breakpoints[0]
+    below = breakpoints[right - 1]
+    if right == len(breakpoints):
+        return below
+    middle = 0.5 * (below + breakpoints[right])
+    slope = sum(line[0] * line[2] for line, (low, high) in zip(lines, ends, strict=True) if low <= middle <= high)
+    return below + (total - filled(below)) / slope if slope > 0 else below

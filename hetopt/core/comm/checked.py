@@ -1,0 +1,41 @@
+"""Whether a compression can be what it says: names, memory and collective, ratio, and options that mean something.
+
+Standard library and the facts only, so that whoever asks for it can be told before anything starts.
+"""
+
+from __future__ import annotations
+
+from hetopt.core.comm.composition import CODINGS, CORRECTION, Combination, combine, known
+from hetopt.core.errors import BadInput
+from hetopt.core.run_spec import Compression
+
+OPTIONS = ("bits", "levels", "rank", "floor_ratio", "coding", "momentum", "clip_norm")
+"""Fields of a `Compression` that only some compressors have a use for."""
+
+_OF_CORRECTION = ("momentum", "clip_norm")
+
+
+def checked(compression: Compression) -> Combination:
+    """The combination that ``compression`` means.
+
+    Raises:
+        BadInput: an unknown name, or things that do not go together.
+    """
+    chosen = combine(compression.name, memory=compression.memory, collective=compression.collective)
+    method = chosen.method
+    if not method.by_ratio and compression.ratio != 1.0:
+        raise BadInput(
+            f"{chosen.name} sends something of every element; it cannot send a fraction of {compression.ratio:g}.",
+            hint="use topk, or a ratio of 1",
+        )
+    given = [option for option in OPTIONS if getattr(compression, option) is not None]
+    strange = [option for option in given if option not in method.options]
+    if chosen.memory != CORRECTION:
+        strange += [option for option in given if option in _OF_CORRECTION and option not in strange]
+    if strange:
+        raise BadInput(
+            f"{strange[0]} means nothing to {chosen.name} with {chosen.memory}.", hint=f"leave {strange[0]} out"
+        )
+    if compression.coding is not None:
+        known(compression.coding, CODINGS, "coding")
+    return chosen

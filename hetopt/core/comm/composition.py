@@ -1,0 +1,381 @@
+"""What can be combined with what: every compressor with its memories and collectives, and why the rest is refused.
+
+One table, so that the command line, the planner and the tests speak of the same combinations. Standard library only.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from hetopt.core.errors import BadInput
+
+AUTO = "auto"
+
+DENSE = "all_reduce"
+GATHER = "all_gather"
+STAR, VAR, AR_TOPK = "ar_topk_star", "ar_topk_var", "ar_topk"
+MAJORITY = "majority"
+
+PLAIN, PACKED, PACKED_BF16 = "plain", "packed", "packed_bf16"
+
+NONE, FEEDBACK, CORRECTION = "none", "error_feedback", "momentum_correction"
+
+COLLECTIVES: Mapping[str, str] = MappingProxyType(
+    {
+        DENSE: "payloads are summed on the way",
+        GATHER: "every worker receives every payload and sums them itself",
+        AR_TOPK: "one worker's choice of elements is shared, then their values are summed; who chooses, is chosen",
+        STAR: "the same, workers choose in turn",
+        VAR: "the same, the worker chooses whose choice holds most energy",
+        MAJORITY: "signs are gathered, and the majority's is taken",
+    }
+)
+
+MEMORIES: Mapping[str, str] = MappingProxyType(
+    {
+        NONE: "what is not sent is forgotten",
+        FEEDBACK: "what is not sent is added to the next gradient",
+        CORRECTION: "the same for the momentum, which the workers keep themselves (DGC)",
+    }
+)
+
+CODINGS: Mapping[str, str] = MappingProxyType(
+    {
+        PLAIN: "selected elements take four bytes for their index and four for their value",
+        PACKED: "indices take about 2 + log2(n / k) bits",
+        PACKED_BF16: "the same, and values are rounded to bf16; the rounding is remembered with the rest",
+    }
+)
+
+SYNCHRONISATIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "gradients": "workers sum gradients at every step",
+        "parameters": "workers average parameters now and then (local SGD, FedAvg, SelSync)",
+        "updates": "updates of all workers travel under the steps that follow (SSP)",
+    }
+)
+
+NARROW = ("identity", "fp16", "bf16", "int8", "int4")
+"""They send everything, in fewer bytes: what averages of parameters can be made with."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Method:
+    """One compressor and its company.
+
+    Attributes:
+        about: what it sends, in a few words.
+        collectives: that can carry it; the first is the default.
+        memories: that go with it; the first is the default.
+        by_ratio: ``ratio`` decides how much is sent.
+        same_size: every worker's payload has the same size, known beforehand.
+        nested: selecting from a selection gives what selecting at once would (up to how exact the selection is).
+        by_shape: needs the shapes of the parameters.
+        by_bucket: may work on one bucket of the gradient at a time.
+        options: further fields of `Compression` that mean something to it.
+    """
+
+    about: str
+    collectives: tuple[str, ...]
+    memories: tuple[str, ...]
+    by_ratio: bool = False
+    same_size: bool = True
+    nested: bool = False
+    by_shape: bool = False
+    by_bucket: bool = True
+    options: tuple[str, ...] = ()
+
+
+_FIXED_SELECTION = (GATHER, AR_TOPK, STAR, VAR)
+_HELD_BACK = (FEEDBACK, CORRECTION)
+_MOMENTUM = ("momentum", "clip_norm")
+_LEVELS = ("bits", "levels")
+
+METHODS: Mapping[str, Method] = MappingProxyType(
+    {
+        # With a memory: what was held back while something else was in use goes out with it.
+        "identity": Method(
+            about="everything, in fp32",
+            collectives=(DENSE,),
+            memories=(NONE, FEEDBACK, CORRECTION),
+            options=_MOMENTUM,
+        ),
+        "fp16": Method(about="everything, in scaled fp16", collectives=(DENSE,), memories=(NONE, FEEDBACK)),
+        "bf16": Method(about="everything, in bf16", collectives=(DENSE,), memories=(NONE, FEEDBACK)),
+        "int8": Method(
+            about="everything, in whole codes of 8 bits, 64 of which share a scale",
+            collectives=(DENSE,),
+            memories=(FEEDBACK, NONE),
+        ),
+        "int4": Method(
+            about="everything, in whole codes of 4 bits, 64 of which share a scale",
+            collectives=(DENSE,),
+            memories=(FEEDBACK,),
+        ),
+        "topk": Method(
+            about="the largest magnitudes of the whole gradient",
+            collectives=_FIXED_SELECTION,
+            memories=_HELD_BACK,
+            by_ratio=True,
+            nested=True,
+            options=("floor_ratio", "coding", *_MOMENTUM),
+        ),
+        "topk_per_layer": Method(
+            about="the largest magnitudes of each layer",
+            collectives=_FIXED_SELECTION,
+            memories=_HELD_BACK,
+            by_ratio=True,
+            by_shape=True,
+            by_bucket=False,
+            options=("coding", *_MOMENTUM),
+        ),
+        "topk_threshold": Method(
+            about="magnitudes above a threshold that follows the ratio slowly",
+            collectives=(GATHER,),
+            memories=_HELD_BACK,
+            by_ratio=True,
+            same_size=False,
+            by_bucket=False,
+            options=("coding", *_MOMENTUM),
+        ),
+        "mstopk": Method(
+            about="about the largest magnitudes, by 25 bisections",
+            collectives=_FIXED_SELECTION,
+            memories=_HELD_BACK,
+            by_ratio=True,
+            nested=True,
+            options=("floor_ratio", "coding", *_MOMENTUM),
+        ),
+        "dgc": Method(
+            about="magnitudes above a sampled threshold, with the momentum corrected",
+            collectives=(GATHER,),
+            memories=(CORRECTION, FEEDBACK),
+            by_ratio=True,
+            same_size=False,
+            nested=True,
+            options=("floor_ratio", "coding", *_MOMENTUM),
+        ),
+        "redsync": Method(
+            about="magnitudes above a threshold between mean and maximum",
+            collectives=(GATHER,),
+            memories=_HELD_BACK,
+            by_ratio=True,
+            same_size=False,
+            nested=True,
+            options=("floor_ratio", "coding", *_MOMENTUM),
+        ),
+        "sidco": Method(
+            about="magnitudes above a threshold of fitted exponentials",
+            collectives=(GATHER,),
+            memories=_HELD_BACK,
+            by_ratio=True,
+            same_size=False,
+            nested=True,
+            options=("floor_ratio", "coding", *_MOMENTUM),
+        ),
+        "randomk": Method(
+            about="random elements, the same on every worker",
+            collectives=(DENSE,),
+            memories=(FEEDBACK, NONE),
+            by_ratio=True,
+        ),
+        "qsgd_maxnorm": Method(
+            about="everything, rounded at random to levels of the largest magnitude",
+            collectives=(DENSE, GATHER),
+            memories=(NONE, FEEDBACK),
+            options=_LEVELS,
+        ),
+        "qsgd_two_scale": Method(
+            about="the same, small elements on a finer scale",
+            collectives=(DENSE,),
+            memories=(NONE, FEEDBACK),
+            options=_LEVELS,
+        ),
+        "qsgd_multi_scale": Method(
+            about="the same with three scales",
+            collectives=(DENSE,),
+            memories=(NONE, FEEDBACK),
+            options=_LEVELS,
+        ),
+        "global_randomk_maxnorm": Method(
+            about="elements in rotation, rounded to levels of the largest magnitude",
+            collectives=(DENSE,),
+            memories=(FEEDBACK, NONE),
+            by_ratio=True,
+            options=_LEVELS,
+        ),
+        "global_randomk_two_scale": Method(
+            about="elements in rotation, rounded on two scales",
+            collectives=(DENSE,),
+            memories=(FEEDBACK, NONE),
+            by_ratio=True,
+            options=_LEVELS,
+        ),
+        "terngrad": Method(
+            about="-1, 0 or 1 times the largest magnitude of each layer",
+            collectives=(DENSE, GATHER),
+            memories=(NONE, FEEDBACK),
+            by_shape=True,
+            by_bucket=False,
+        ),
+        "sign": Method(
+            about="signs, and the mean magnitude", collectives=(MAJORITY, GATHER), memories=(NONE, FEEDBACK)
+        ),
+        "powersgd": Method(
+            about="a factor pair of low rank for each matrix",
+            collectives=(DENSE,),
+            memories=(FEEDBACK,),
+            by_shape=True,
+            by_bucket=False,
+            options=("rank",),
+        ),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Combination:
+    """A compressor with the memory and the collective that it is used with."""
+
+    name: str
+    memory: str
+    collective: str
+
+    @property
+    def method(self) -> Method:
+        """The compressor's row of the table."""
+        return METHODS[self.name]
+
+
+def known(name: str, names: Mapping[str, object], what: str) -> str:
+    """The name, if it is one of these.
+
+    Raises:
+        BadInput: it is not; the nearest one is named.
+    """
+    if name in names:
+        return name
+    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    choice = f"choose one of: {', '.join(names)}"
+    raise BadInput(
+        f"There is no {what} called {name!r}.", hint=f"did you mean {near[0]!r}? {choice}" if near else choice
+    )
+
+
+def combine(name: str, *, memory: str = AUTO, collective: str = AUTO) -> Combination:
+    """The combination that was asked for, with the defaults filled in; a default follows what was chosen.
+
+    Raises:
+        BadInput: an unknown name, or a combination that does not work.
+    """
+    method = METHODS[known(name, METHODS, "compressor")]
+    collectives = method.collectives if collective == AUTO else (known(collective, COLLECTIVES, "collective"),)
+    memories = method.memories if memory == AUTO else (known(memory, MEMORIES, "gradient memory"),)
+    wanted = [Combination(name=name, memory=m, collective=c) for c, m in itertools.product(collectives, memories)]
+    reasons = [why_not(each.name, each.memory, each.collective) for each in wanted]
+    if None in reasons:
+        return wanted[reasons.index(None)]
+    raise BadInput(
+        str(reasons[0]), hint=f"{name} goes with {_listed(method.collectives)}, and with {_listed(method.memories)}"
+    )
+
+
+def combinations() -> tuple[Combination, ...]:
+    """Every combination that works."""
+    return tuple(
+        Combination(name=name, memory=memory, collective=collective)
+        for name, collective, memory in itertools.product(METHODS, COLLECTIVES, MEMORIES)
+        if why_not(name, memory, collective) is None
+    )
+
+
+def why_not(name: str, memory: str, collective: str) -> str | None:
+    """One sentence on why these do not go together; None when they do. All three must be known names."""
+    method = METHODS[name]
+    if collective not in method.collectives:
+        return _why_not_collective(name, method, collective)
+    if name == "sign":
+        if collective == MAJORITY and memory != NONE:
+            return (
+                "A majority of signs is not the sum of what the workers sent, so none of them can know what is left "
+                "to remember."
+            )
+        if collective == GATHER and memory == NONE:
+            return "Summed signs have a bias that only error feedback repairs."
+    if memory not in method.memories:
+        return _why_not_memory(name, method, memory)
+    return None
+
+
+def why_not_synchronised(name: str, synchronisation: str) -> str | None:
+    """One sentence on why this compressor does not go with this way of synchronising; None when it does."""
+    if synchronisation == "parameters" and name not in NARROW:
+        return (
+            f"Workers that average parameters exchange no gradients, and {name} would leave most of what they have "
+            f"learned out of an average; use {_listed(NARROW)}."
+        )
+    if synchronisation == "updates" and name != "identity":
+        return f"Updates that arrive late are sent as they are, so {name} has nothing to act on; use identity."
+    return None
+
+
+def why_not_controlled(name: str, controller: str) -> str | None:
+    """One sentence on why this ratio controller cannot steer this compressor; None when it can."""
+    method = METHODS[name]
+    if controller != "fixed" and not method.by_ratio:
+        return f"{name} sends the same amount at every ratio, so there is nothing for {controller} to decide."
+    if controller == "gravac" and not method.nested:
+        return f"GraVAC selects from a selection, which {name} cannot."
+    return None
+
+
+def why_not_optimised(memory: str, optimizer_momentum: float) -> str | None:
+    """One sentence on why this memory does not go with an optimizer that has momentum; None when it does."""
+    if memory == CORRECTION and optimizer_momentum != 0:
+        return (
+            "Momentum correction keeps the momentum in the workers; with momentum in the optimizer as well it would "
+            "be applied twice."
+        )
+    return None
+
+
+def _why_not_collective(name: str, method: Method, collective: str) -> str:
+    if collective == MAJORITY:
+        return f"A majority is taken of signs, and {name} sends values."
+    if collective in (AR_TOPK, STAR, VAR):
+        if name == "powersgd":
+            return "PowerSGD sends factors, which have no elements that workers could share the choice of."
+        if not method.same_size:
+            return f"{name} selects another number of elements in every step, so the others cannot know how many come."
+        if method.by_ratio:
+            return f"The workers choose the same elements in {name} anyway, so there is no choice to share."
+        return f"{name} sends all elements, so there is no choice to share."
+    if collective == DENSE:
+        if name == "sign":
+            return "Signs have one bit each, too narrow to be summed on the way."
+        if not method.same_size:
+            return (
+                f"{name} selects another number of elements on every worker; such payloads cannot be summed on the way."
+            )
+        return f"Every worker selects other elements in {name}; gather them, or share the choice with {AR_TOPK}."
+    if method.by_ratio:
+        return (
+            f"The workers choose the same elements in {name}, so their values are summed on the way, which is cheaper."
+        )
+    return f"The payloads of {name} are made to be summed on the way, which is cheaper than gathering them."
+
+
+def _why_not_memory(name: str, method: Method, memory: str) -> str:
+    if memory == NONE:
+        return f"What {name} leaves out would never be learnt without a memory."
+    if method.by_ratio:
+        return f"The elements of {name} are not chosen for their size, so there is no momentum to correct."
+    return f"{name} sends something of all elements, so there is none whose momentum would be late."
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"

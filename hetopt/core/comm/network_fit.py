@@ -1,0 +1,93 @@
+"""The line through timed collectives: a latency, and a bandwidth for the payload."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetopt.core.profile import Collective, Link
+
+HUBER = 1.345
+"""Residuals beyond this many standard deviations lose weight (95 % efficient on normal noise, Huber 1964)."""
+
+FASTEST_BYTES_PER_S = 1e13
+"""No link between two workers is faster. Stands for a bandwidth that payloads of the given size could not show."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlphaBeta:
+    """``time_s = latency_s + payload_bytes / bytes_per_s`` (Hockney 1994)."""
+
+    latency_s: float
+    bytes_per_s: float
+
+    def time_s(self, payload_bytes: float) -> float:
+        """Seconds for one payload."""
+        return self.latency_s + payload_bytes / self.bytes_per_s
+
+
+def fit_alpha_beta(payload_bytes: Sequence[int], time_s: Sequence[float]) -> AlphaBeta:
+    """Fit a non-negative latency and a positive bandwidth to timed payloads.
+
+    Least squares on the *relative* error: payloads span orders of magnitude, and on absolute errors the largest would
+    decide alone, leaving a latency of any sign. Huber weights keep one disturbed timing from deciding.
+
+    Args:
+        payload_bytes: at least one payload; with a single payload size everything is taken for latency.
+        time_s: seconds, one for each payload.
+
+    Raises:
+        ValueError: nothing to fit, lengths differ, or a time that is not positive.
+    """
+    payloads = np.asarray(payload_bytes, dtype=np.float64)
+    times = np.asarray(time_s, dtype=np.float64)
+    if payloads.size == 0 or payloads.shape != times.shape:
+        raise ValueError("a line needs as many times as payloads, at least one")
+    if not (np.isfinite(times).all() and (times > 0).all() and (payloads >= 0).all()):
+        raise ValueError("payloads must not be negative, and times must be positive and finite")
+    rows = np.stack([1 / times, payloads / times], axis=1)
+    weights = np.ones_like(times)
+    latency, slope = 0.0, 0.0
+    for _ in range(20):
+        latency, slope = _non_negative_pair(rows, weights)
+        residuals = np.abs(rows @ np.array([latency, slope]) - 1)
+        scale = max(1.4826 * float(np.median(residuals)), 1e-12)
+        weights = np.minimum(1.0, HUBER * scale / np.maximum(residuals, 1e-300))
+    return AlphaBeta(latency_s=latency, bytes_per_s=1 / max(slope, 1 / FASTEST_BYTES_PER_S))
+
+
+def _non_negative_pair(rows: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple[float, float]:
+    """Minimise ``sum w (rows x - 1)^2`` over ``x >= 0`` in two dimensions: the inner solution or the better edge."""
+    first, second = rows.T
+    aa, ab, bb = (
+        float(np.sum(weights * left * right)) for left, right in ((first, first), (first, second), (second, second))
+    )
+    a, b = float(np.sum(weights * first)), float(np.sum(weights * second))
+    determinant = aa * bb - ab * ab
+    if determinant > 1e-12 * aa * bb:
+        inner = ((bb * a - ab * b) / determinant, (aa * b - ab * a) / determinant)
+        if inner[0] >= 0 and inner[1] >= 0:
+            return inner
+    edges = [(a / aa, 0.0)] + ([(0.0, b / bb)] if bb > 0 else [])
+    return min(edges, key=lambda x: float(np.sum(weights * (first * x[0] + second * x[1] - 1) ** 2)))
+
+
+def make_link(
+    collective: Collective, *, workers: int, across_hosts: bool, payload_bytes: Sequence[int], time_s: Sequence[float]
+) -> Link:
+    """The measured `Link`: its samples in order of payload, and the line through them."""
+    pairs = sorted(zip(payload_bytes, time_s, strict=True))
+    payloads, times = tuple(size for size, _ in pairs), tuple(time for _, time in pairs)
+    line = fit_alpha_beta(payloads, times)
+    return Link(
+        scope="network" if across_hosts else "host",
+        collective=collective,
+        workers=workers,
+        payload_bytes=payloads,
+        time_s=times,
+        latency_s=line.latency_s,
+        bytes_per_s=line.bytes_per_s,
+    )

@@ -1,0 +1,230 @@
+"""What a run may choose from: ways to exchange its gradient, as the planner sees them and as the trainer does them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from hetopt.core.comm.composition import AR_TOPK, AUTO, DENSE, GATHER, METHODS, NONE, PACKED_BF16, PLAIN, combine
+from hetopt.core.comm.cost import dense
+from hetopt.core.comm.payload_bytes import VALUE_BYTES, Shapes, kept_elements
+from hetopt.core.comm.planner import Option, make_option
+from hetopt.core.run_spec import Compression
+
+RATIOS = (0.1, 0.03, 0.01, 0.003, 0.001)
+"""That are tried where nobody names one: 10x to 1000x, the range of the published methods."""
+
+LOOK_AT = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
+"""Where gain curves are read."""
+
+COLLECTIVES = (GATHER, AR_TOPK)
+"""That selected elements are sent by where nobody names one."""
+
+CODINGS = (PLAIN, PACKED_BF16)
+
+IDENTITY = "identity"
+NARROW = "bf16"
+ROUNDED = (NARROW, "int8", "int4")
+"""Everything, in fewer bits; the first may travel under backward."""
+
+SELECTOR = "topk"
+"""The compressor of a run that leaves the choice to hetopt: exact, same size everywhere, and the fastest here."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Way:
+    """One way to exchange a gradient.
+
+    Attributes:
+        option: what it costs.
+        compression: what the trainer does.
+    """
+
+    option: Option
+    compression: Compression
+
+    @property
+    def in_buckets(self) -> bool:
+        """Whether it travels under the backward pass."""
+        return self.option.buckets > 1
+
+    @property
+    def sent_bytes(self) -> int:
+        """That a worker contributes to one exchange."""
+        return round(self.option.buckets * sum(part.payload_bytes for part in self.option.operations))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompressTime:
+    """Seconds that a worker needs for itself to exchange ``k`` selected elements: ``fixed_s + per_element_s * k``."""
+
+    fixed_s: float
+    per_element_s: float
+
+    def time_s(self, kept: int) -> float:
+        """For so many elements."""
+        return self.fixed_s + self.per_element_s * kept
+
+
+Family = tuple[str, str, str]
+"""Compressor, collective and coding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Menu:
+    """The ways for one gradient and one group of workers.
+
+    Attributes:
+        asked: compression that the run was asked for; what it names is never departed from.
+        chooses_collective: its collective may change.
+        numel: elements of the gradient.
+        workers: in the group.
+        shapes: of the parameters, where a compressor asks for them.
+        buckets: that everything is sent in under the backward pass, where it can be; 1: it cannot.
+        compress: measured times of families; those that are not there count as free.
+        rounded_s: measured times to exchange everything in fewer bits, without the network; absent: not measured.
+        narrow_in_buckets: whether the bf16 of them can be under the backward pass as well.
+    """
+
+    asked: Compression
+    chooses_collective: bool
+    numel: int
+    workers: int
+    shapes: Shapes | None = None
+    buckets: int = 1
+    compress: Mapping[Family, CompressTime] = field(default_factory=dict)
+    rounded_s: Mapping[str, float] = field(default_factory=dict)
+    narrow_in_buckets: bool = False
+
+    @property
+    def name(self) -> str:
+        """The compressor that selects."""
+        return self.asked.name if METHODS[self.asked.name].by_ratio else SELECTOR
+
+    @property
+    def memory(self) -> str:
+        """That goes through all changes, so that nothing held back is lost."""
+        memory = self.asked.memory
+        if memory == NONE or (memory == AUTO and self.asked.name != self.name):
+            memory = AUTO
+        return combine(self.name, memory=memory, collective=self._collective).memory
+
+    def at(self, ratio: float) -> tuple[Way, ...]:
+        """The ways to send this part of the elements; 1 is everything."""
+        if ratio >= 1:
+            return (self.dense,)
+        coding = self.asked.coding or PLAIN
+        return tuple(self._selected(ratio, collective, coding) for collective in self._collectives)
+
+    @functools.cached_property
+    def dense(self) -> Way:
+        """Everything in fp32, with what was held back."""
+        payload_bytes = VALUE_BYTES * self.numel
+        option = Option(
+            compressor=IDENTITY,
+            collective=DENSE,
+            ratio=1.0,
+            operations=dense(payload_bytes / self.buckets, self.workers),
+            gain=1.0,
+            buckets=self.buckets,
+        )
+        return Way(option=option, compression=Compression(name=IDENTITY, memory=self.memory))
+
+    @functools.cached_property
+    def all(self) -> tuple[Way, ...]:
+        """Everything there is, for those who weigh ratios as well."""
+        ratios = sorted({*RATIOS, *((self.asked.ratio,) if self.asked.ratio < 1 else ())}, reverse=True)
+        selected = [
+            self._selected(ratio, collective, coding)
+            for ratio in ratios
+            for collective in self._collectives
+            for coding in self._codings
+        ]
+        return (self.dense, *self._rounded, *selected)
+
+    def find(self, key: str) -> Way | None:
+        """The way whose option has this key, among `all`."""
+        return next((way for way in self.all if way.option.key == key), None)
+
+    def nearest(self, ratio: float) -> Way:
+        """Of `all`, the first way of the ratio that is nearest to this one; dense at 1."""
+        if ratio >= 1:
+            return self.dense
+        return min(self.all, key=lambda way: abs(math.log(way.option.ratio / ratio)))
+
+    @property
+    def _collective(self) -> str:
+        return self.asked.collective if self.asked.name == self.name else AUTO
+
+    @property
+    def _collectives(self) -> tuple[str, ...]:
+        own = combine(self.name, memory=self.memory, collective=self._collective).collective
+        if not self.chooses_collective:
+            return (own,)
+        fitting = METHODS[self.name].collectives
+        return tuple(c for c in COLLECTIVES if c in fitting) or (own,)
+
+    @property
+    def _codings(self) -> tuple[str, ...]:
+        if self.asked.coding is not None:
+            return (self.asked.coding,)
+        return CODINGS if "coding" in METHODS[self.name].options else (PLAIN,)
+
+    @property
+    def families(self) -> tuple[Family, ...]:
+        """Whose times `all` wants to know."""
+        return tuple((self.name, collective, coding) for collective in self._collectives for coding in self._codings)
+
+    @property
+    def _rounded(self) -> tuple[Way, ...]:
+        """A half to an eighth of the bytes, and rounding errors that the memory keeps."""
+        ways = []
+        for name in ROUNDED:
+            if name not in self.rounded_s or self.memory not in METHODS[name].memories:
+                continue
+            buckets = self.buckets if self.narrow_in_buckets and name == NARROW else 1
+            part = make_option(
+                name,
+                DENSE,
+                1.0,
+                numel=math.ceil(self.numel / buckets),
+                workers=self.workers,
+                compress_s=self.rounded_s[name],
+                shapes=self.shapes if buckets == 1 else None,
+            )
+            option = replace(part, buckets=buckets)
+            ways.append(Way(option=option, compression=Compression(name=name, memory=self.memory)))
+        return tuple(ways)
+
+    def _selected(self, ratio: float, collective: str, coding: str) -> Way:
+        kept = kept_elements(self.numel, ratio)
+        time = self.compress.get((self.name, collective, coding))
+        option = make_option(
+            self.name,
+            collective,
+            ratio,
+            numel=self.numel,
+            workers=self.workers,
+            compress_s=0.0 if time is None else time.time_s(kept),
+            shapes=self.shapes,
+            coding=coding,
+        )
+        kind = {"name": self.name, "ratio": ratio, "collective": collective, "memory": self.memory}
+        options = self.asked.model_dump() if self.asked.name == self.name else {}
+        if coding != PLAIN:
+            options["coding"] = coding
+        return Way(option=option, compression=Compression.model_validate({**options, **kind}))
+
+
+def settled_collective(compression: Compression) -> str:
+    """The collective of an exchange that stays as it is."""
+    return combine(compression.name, memory=compression.memory, collective=compression.collective).collective
+
+
+def way_name(compression: Compression) -> str:
+    """What traces and events call an exchange that stays as it is; of selected elements, the key of its option."""
+    coded = "" if compression.coding in (None, PLAIN) else f", {compression.coding}"
+    amount = f" {compression.ratio:g}" if METHODS[compression.name].by_ratio else ""
+    return f"{compression.name}{amount} by {settled_collective(compression)}{coded}"

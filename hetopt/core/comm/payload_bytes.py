@@ -1,0 +1,316 @@
+"""What a compressed gradient weighs on the wire and how long a collective takes: one function for planner and trainer.
+
+Standard library only, so that planning needs no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from hetopt.core.comm import composition, cost
+from hetopt.core.comm.composition import AR_TOPK, AUTO, GATHER, METHODS, PACKED_BF16, PLAIN, STAR, VAR, combine
+from hetopt.core.comm.cost import Operation
+from hetopt.core.comm.levels import gathered_bits, gathered_code_bytes, summed_bits, summed_code_bytes
+
+Collective = Literal["all_reduce", "all_gather"]
+Shapes = Sequence[Sequence[int]]
+
+VALUE_BYTES = 4  # fp32
+INDEX_BYTES = 4  # int32, hence fewer than 2**31 elements
+LENGTH_BYTES = 4
+NARROW_BYTES = 2
+SCALED_BITS: Mapping[str, int] = MappingProxyType({"int8": 8, "int4": 4})
+"""Of a code, by compressor."""
+
+SCALED_ELEMENTS = 64
+"""Codes that have a scale together."""
+
+MAX_INDEXED_ELEMENTS = 2**31 - 1
+MANY_WORKERS = 32
+"""With more, taking turns leaves a worker's own choice waiting too long: automatic AR-Topk always elects."""
+
+
+def slice_elements(numel: int, workers: int, *, group: int = 1) -> int:
+    """Elements of the part of a gradient that each worker sums, in whole groups; the last parts may be shorter."""
+    return math.ceil(math.ceil(numel / workers) / group) * group
+
+
+def scaled_code_bytes(numel: int, bits: int) -> int:
+    """Bytes of ``numel`` codes with their scales in bf16, in whole groups of `SCALED_ELEMENTS`."""
+    return math.ceil(numel / SCALED_ELEMENTS) * (2 + SCALED_ELEMENTS * bits // 8)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WireFormat:
+    """How one compressor's payloads travel by default.
+
+    Args:
+        name: the compressor.
+        collective: how payloads combine. ``all_reduce``: they add up element by element on the way. ``all_gather``:
+        every
+            worker receives every payload and adds them up itself.
+        sparse: whether ``ratio`` decides how many elements are sent; dense formats send all of them.
+    """
+
+    name: str
+    collective: Collective
+    sparse: bool
+
+    def payload_bytes(self, numel: int, ratio: float) -> int:
+        """Bytes that one worker contributes for a gradient of ``numel`` elements, see `wire_bytes`."""
+        return wire_bytes(self.name, numel, ratio)
+
+
+WIRE_FORMATS: Mapping[str, WireFormat] = MappingProxyType(
+    {
+        name: WireFormat(
+            name=name,
+            collective="all_reduce" if method.collectives[0] == composition.DENSE else "all_gather",
+            sparse=method.by_ratio,
+        )
+        for name, method in METHODS.items()
+    }
+)
+
+
+def wire_format(name: str) -> WireFormat:
+    """The wire format of the compressor called ``name``.
+
+    Raises:
+        BadInput: there is no such compressor.
+    """
+    return WIRE_FORMATS[composition.known(name, METHODS, "compressor")]
+
+
+def kept_elements(numel: int, ratio: float) -> int:
+    """How many of ``numel`` elements a sparse compressor keeps: ``max(1, floor(numel * ratio))``.
+
+    The product is nudged up by a millionth of an element, so that 0.29 of 100 is 29 although ``100 * 0.29 < 29`` in
+    binary.
+    """
+    if numel < 1 or not 0 < ratio <= 1:
+        raise ValueError(f"a ratio in (0, 1] of at least one element is needed, not {ratio} of {numel}")
+    return min(numel, max(1, int(numel * ratio + 1e-6)))
+
+
+def wire_bytes(
+    name: str,
+    numel: int,
+    ratio: float,
+    *,
+    workers: int = 2,
+    collective: str = AUTO,
+    bits: int | None = None,
+    levels: int | None = None,
+    rank: int = 1,
+    coding: str = PLAIN,
+    shapes: Shapes | None = None,
+) -> int:
+    """Bytes that one worker contributes to one exchange of a gradient of ``numel`` fp32 elements, see `operations`.
+
+    Raises:
+        BadInput: there is no compressor called ``name``, or what is asked of it does not go together.
+    """
+    parts = operations(
+        name,
+        numel,
+        ratio,
+        workers=workers,
+        collective=collective,
+        bits=bits,
+        levels=levels,
+        rank=rank,
+        coding=coding,
+        shapes=shapes,
+    )
+    return sum(int(part.payload_bytes) for part in parts)
+
+
+def operations(
+    name: str,
+    numel: int,
+    ratio: float,
+    *,
+    workers: int,
+    collective: str = AUTO,
+    bits: int | None = None,
+    levels: int | None = None,
+    rank: int = 1,
+    coding: str = PLAIN,
+    shapes: Shapes | None = None,
+) -> tuple[Operation, ...]:
+    """The collective operations of one exchange, in order, with their payloads to the byte.
+
+    Where workers select different numbers of elements, the payload is that of the number aimed at.
+
+    Args:
+        name: the compressor.
+        numel: elements of the gradient.
+        ratio: fraction of the elements to send; dense compressors ignore it.
+        workers: that take part.
+        collective: as in `composition.COLLECTIVES`.
+        bits: width of a quantiser's codes on the wire.
+        levels: of a quantiser.
+        rank: of PowerSGD.
+        coding: of selected elements, as in `composition.CODINGS`.
+        shapes: of the parameters, for compressors that work by layer; absent: one vector.
+
+    Raises:
+        BadInput: there is no compressor called ``name``, or what is asked of it does not go together.
+    """
+    chosen = combine(name, collective=collective).collective
+    sizes = [math.prod(shape) for shape in shapes] if shapes is not None else [numel]
+
+    def quantised(count: int, *, scales: int = 1, segments: int = 1, levels: int | None = levels) -> list[_Part]:
+        width, _ = summed_bits(workers, bits=bits, levels=levels)
+        masks: list[_Part] = [("all_reduce", (scales - 1) * math.ceil(count / 8))] if scales > 1 else []
+        return [("all_reduce", VALUE_BYTES * segments), *masks, ("all_reduce", summed_code_bytes(count, width))]
+
+    match name:
+        case "identity":
+            parts: list[_Part] = [("all_reduce", VALUE_BYTES * numel)]
+        case "fp16" | "bf16":
+            # A slice for each worker, in fp16 with its exponent: all to all, and the sums back, as a ring moves them.
+            parts = [("sliced", workers * NARROW_BYTES * (slice_elements(numel, workers) + (name == "fp16")))]
+        case "int8" | "int4":
+            parts = [("sliced", workers * scaled_code_bytes(slice_elements(numel, workers), SCALED_BITS[name]))]
+        case "randomk":
+            parts = [("all_reduce", VALUE_BYTES * kept_elements(numel, ratio))]
+        case "qsgd_maxnorm" | "terngrad" if chosen == GATHER:
+            width, _ = gathered_bits(bits=bits, levels=1 if name == "terngrad" else levels)
+            segments = sizes if name == "terngrad" else [numel]
+            parts = [("all_gather", sum(VALUE_BYTES + gathered_code_bytes(size, width) for size in segments))]
+        case "qsgd_maxnorm":
+            parts = quantised(numel)
+        case "qsgd_two_scale":
+            parts = quantised(numel, scales=2)
+        case "qsgd_multi_scale":
+            parts = quantised(numel, scales=3)
+        case "terngrad":
+            parts = quantised(numel, segments=len(sizes), levels=1)
+        case "global_randomk_maxnorm":
+            parts = quantised(kept_elements(numel, ratio))
+        case "global_randomk_two_scale":
+            parts = quantised(kept_elements(numel, ratio), scales=2)
+        case "sign":
+            parts = [("all_gather", VALUE_BYTES + math.ceil(numel / 8))]
+        case "powersgd":
+            left, right = low_rank_elements(shapes if shapes is not None else [(numel,)], rank)
+            parts = [("all_reduce", VALUE_BYTES * left), ("all_reduce", VALUE_BYTES * right)]
+        case _:
+            by_layer = name == "topk_per_layer"
+            kept = sum(kept_elements(size, ratio) for size in (sizes if by_layer else [numel]))
+            parts = _selected(chosen, numel, kept, workers, METHODS[name].same_size, coding)
+    return tuple(
+        Operation(
+            primitive="all_reduce" if kind == "sliced" else kind,
+            payload_bytes=size,
+            members=workers,
+            sliced=kind == "sliced",
+        )
+        for kind, size in parts
+    )
+
+
+def hierarchical_operations(
+    between: Sequence[Operation], numel: int, *, workers_per_host: int
+) -> tuple[Operation, ...]:
+    """The operations of an exchange between hosts with all that happens inside them (see `HierarchicalExchange`).
+
+    Args:
+        between: `operations` of one worker a host.
+        numel: elements of the gradient, which travels inside the hosts as it is: summed before, handed on after.
+        workers_per_host: on the fullest host.
+    """
+    dense_bytes = VALUE_BYTES * numel
+    return cost.hierarchical(dense_bytes, between, workers_per_host=workers_per_host, result_bytes=dense_bytes)
+
+
+def low_rank_elements(shapes: Shapes, rank: int) -> tuple[int, int]:
+    """fp32 elements of PowerSGD's two sums: the left factors with all that stays dense, and the right factors."""
+    left = right = 0
+    for shape in shapes:
+        rows, columns = matrix_shape(shape)
+        used = low_rank(rows, columns, rank)
+        left += rows * (used or columns)
+        right += columns * used
+    return left, right
+
+
+def packed_index_bytes(numel: int, count: int) -> int:
+    """Bytes of ``count`` ascending indices below ``numel`` in the packed coding: lower bits, then the upper parts."""
+    low = low_index_bits(numel, count)
+    return math.ceil(count * low / 8) + math.ceil((count + (numel >> low) + 1) / 8)
+
+
+def low_index_bits(numel: int, count: int) -> int:
+    """How many of an index's lower bits the packed coding stores as they are: what makes the whole shortest."""
+    return min((0, 2, 4, 8), key=lambda low: count * low + (numel >> low))
+
+
+def element_bytes(numel: int, count: int, coding: str = PLAIN) -> int:
+    """Bytes of ``count`` selected elements of a gradient of ``numel``, with their indices, in whole words."""
+    indices = INDEX_BYTES * count if coding == PLAIN else packed_index_bytes(numel, count)
+    return 4 * math.ceil((indices + count * (NARROW_BYTES if coding == PACKED_BF16 else VALUE_BYTES)) / 4)
+
+
+def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
+    """A parameter as a matrix: its first dimension against all others; a vector is a single row."""
+    return (1, math.prod(shape)) if len(shape) < 2 else (shape[0], math.prod(shape[1:]))
+
+
+def low_rank(rows: int, columns: int, rank: int) -> int:
+    """The rank that a matrix is sent with; 0: factors would be no smaller than the matrix, which is sent as it is."""
+    used = min(rank, rows, columns)
+    return used if used * (rows + columns) < rows * columns else 0
+
+
+_Part = tuple[cost.Primitive | Literal["sliced"], int]
+"""A primitive, or a sliced all-reduce, and its payload in bytes."""
+
+
+def _selected(collective: str, numel: int, kept: int, workers: int, same_size: bool, coding: str) -> list[_Part]:
+    """The operations of ``kept`` selected elements."""
+    if collective == GATHER:
+        lengths: list[_Part] = [] if same_size else [("all_gather", LENGTH_BYTES)]
+        return [*lengths, ("all_gather", element_bytes(numel, kept, coding))]
+    elected = collective == VAR or (collective == AR_TOPK and workers > MANY_WORKERS)
+    assert collective in (STAR, VAR, AR_TOPK)
+    election: list[_Part] = [("all_gather", VALUE_BYTES)] if elected else []
+    indices = kept * INDEX_BYTES if coding == PLAIN else packed_index_bytes(numel, kept)
+    values: _Part = ("all_reduce", kept * VALUE_BYTES)
+    if coding == PACKED_BF16:
+        values = ("sliced", workers * NARROW_BYTES * math.ceil(kept / workers))
+    return [*election, ("broadcast", indices), values]
+
+
+def collective_time_s(
+    collective: Collective, payload_bytes: float, workers: int, latency_s: float, bytes_per_s: float
+) -> float:
+    """Time of one collective in the alpha-beta model, in seconds, when no worker has to wait for another.
+
+    With N workers, p bytes contributed by each, latency alpha a message and bandwidth bw of the slowest link:
+
+        ring all-reduce   2 (N-1) alpha + 2 (N-1)/N p / bw
+        ring all-gather     (N-1) alpha +   (N-1)   p / bw
+
+    (arXiv 2312.02493, Table I, whose all-gather pays log2 N latencies; gloo and NCCL gather in a ring of N-1 messages.)
+
+    Args:
+        collective: which one.
+        payload_bytes: what one worker contributes, see `wire_bytes`.
+        workers: participants; a single worker exchanges nothing and takes no time.
+        latency_s: time of one empty message between neighbours.
+        bytes_per_s: bandwidth of the slowest link between neighbours.
+    """
+    if payload_bytes < 0 or workers < 1 or latency_s < 0 or not bytes_per_s > 0:
+        raise ValueError(
+            "a collective needs payload_bytes >= 0, workers >= 1, latency_s >= 0 and bytes_per_s > 0, not "
+            f"{payload_bytes}, {workers}, {latency_s}, {bytes_per_s}"
+        )
+    terms = Operation(primitive=collective, payload_bytes=payload_bytes, members=workers).terms()
+    return terms.messages * latency_s + terms.traffic_bytes / bytes_per_s

@@ -1,0 +1,385 @@
+"""What a run's event log may hold: one record for each kind of event, of which everything that reads a log is made.
+
+A line that fits none of them is no event: `EventReader` counts it and goes on. Every field that was not there from the
+first version on has a default, so that old logs are read; fields of newer versions are passed over. Lists of workers
+have equal lengths.
+
+Who writes an event with `EventLog.write` gives it a record here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+from pydantic import Field, TypeAdapter
+from pydantic.dataclasses import dataclass
+
+from hetopt.core.events.parts import (
+    STRICT,
+    Bytes,
+    Count,
+    ExchangeTold,
+    Factor,
+    Figure,
+    Happened,
+    InjectionTold,
+    Metrics,
+    Name,
+    Passes,
+    ProbeKind,
+    Seconds,
+    Sentence,
+    StartedWorker,
+    StreamTold,
+    SyncTold,
+    TimedCollective,
+)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class RunStarted(Happened):
+    """Workers are about to train: at the start, when a run goes on, and each time that other workers train."""
+
+    event: Literal["run_started"]
+    task: Name
+    workers: Annotated[tuple[StartedWorker, ...], Field(min_length=1, max_length=65_536)]
+    global_batch_size: Count = 0
+    parameters: Count = 0
+    gradient_bytes: Count = 0
+    compression: dict[str, Any] = Field(default_factory=dict)
+    ratio_policy: Name = ""
+    collective_policy: Name = ""
+    sync: dict[str, Any] | None = None
+    partition: dict[str, Any] | None = None
+    injection: dict[str, Any] | None = None
+    resumed_step: Count | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class TrainingStarted(Happened):
+    """The first step begins, after ``step`` earlier ones."""
+
+    event: Literal["training_started"]
+    step: Count = 0
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class StepsLogged(Happened):
+    """``steps`` steps, of which ``step`` was the last. Times are means of one step; lists are in rank order."""
+
+    event: Literal["step"]
+    step: Count
+    steps: Annotated[int, Field(ge=1, le=10**9)]
+    step_time_s: Seconds
+    local_batch_sizes: Annotated[tuple[Count, ...], Field(min_length=1)]
+    compute_s: tuple[Seconds, ...]
+    sync_s: tuple[Seconds, ...]
+    wait_s: tuple[Seconds, ...]
+    epoch: Passes
+    samples_seen: Count
+    loss: Figure
+    pace_use: tuple[Factor, ...] | None = None
+    control_s: Seconds = 0.0
+    learning_rate_scale: Factor = 1.0
+    exchange: ExchangeTold | None = None
+    sync: SyncTold | None = None
+    injection: InjectionTold | None = None
+    stream: StreamTold | None = None
+
+    def __post_init__(self) -> None:
+        workers = len(self.local_batch_sizes)
+        if not len(self.compute_s) == len(self.sync_s) == len(self.wait_s) == workers:
+            raise ValueError("lists of one figure a worker differ in length")
+        if self.pace_use and len(self.pace_use) != workers:
+            raise ValueError("pace_use has not one figure a worker")
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Evaluated(Happened):
+    """The metrics of the evaluation set."""
+
+    event: Literal["evaluated"]
+    step: Count
+    epoch: Passes = 0.0
+    metrics: Metrics
+    evaluation_s: Seconds = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class CheckpointSaved(Happened):
+    """``save_s`` is how long training stood still for it, ``written_s`` how long it took altogether."""
+
+    event: Literal["checkpoint_saved"]
+    step: Count
+    path: Name = ""
+    save_s: Seconds = 0.0
+    written_s: Seconds = 0.0
+    size_bytes: Count = 0
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class CheckpointFailed(Happened):
+    """One that could not be written."""
+
+    event: Literal["checkpoint_failed"]
+    step: Count
+    reason: Sentence = ""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class CheckpointSkipped(Happened):
+    """One that could not be read when the run went on."""
+
+    event: Literal["checkpoint_skipped"]
+    step: Count
+    reason: Sentence = ""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class TrainingFinished(Happened):
+    """Training ended in good order: ``stopped``, or by its own rules. ``training_s`` counts earlier sessions too."""
+
+    event: Literal["training_finished"]
+    step: Count = 0
+    epoch: Passes = 0.0
+    reason: Sentence
+    training_s: Seconds | None = None
+    metrics: Metrics = Field(default_factory=dict)
+    parameters_sha256: Name = ""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class SharesChanged(Happened):
+    """Other local batch sizes from here on."""
+
+    event: Literal["shares_changed"]
+    step: Count
+    before: tuple[Count, ...] = ()
+    after: tuple[Count, ...]
+    reason: Sentence = ""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ExchangeChanged(Happened):
+    """Gradients go another way from here on."""
+
+    event: Literal["exchange_changed"]
+    step: Count
+    before: Name = ""
+    after: Name
+    reason: Sentence = ""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class SyncSettled(Happened):
+    """Parameters are averaged from here on to the end."""
+
+    event: Literal["sync_settled"]
+    step: Count
+    every_steps: Count
+    fragments: Count = 1
+    compressor: Name
+    stretch: Factor = 1.0
+    stop: dict[str, Any] = Field(default_factory=dict)
+    reason: Sentence = ""
+    took_s: Seconds = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class TwinsTried(Happened):
+    """Whether sparsified gradients hold training back, as a paired trial has shown."""
+
+    event: Literal["twins_tried"]
+    step: Count
+    ratio: Annotated[float, Field(gt=0, le=1)]
+    says: Name
+    took_s: Seconds = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class NetworkMeasured(Happened):
+    """What the network between the workers is like."""
+
+    event: Literal["network_measured"]
+    step: Count = 0
+    latency_s: Seconds
+    bytes_per_s: Bytes
+    timings: tuple[TimedCollective, ...] = ()
+    measured_s: Seconds = 0.0
+    beside_s: Seconds = 0.0
+    by_hosts: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class MemoryBoundLearned(Happened):
+    """More samples at a time than these do not fit into a worker's memory."""
+
+    event: Literal["memory_bound_learned"]
+    step: Count | None = None
+    rank: Count
+    samples: Count
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class WorkerLost(Happened):
+    """A worker ended; others take its work over."""
+
+    event: Literal["worker_lost"]
+    worker: Count
+    host: Name
+    reason: Sentence = ""
+    replacements_left: int | None = Field(default=None, ge=-1, le=10**9)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class WorkersChanged(Happened):
+    """Another generation of workers trains; ``source`` says what it goes on from."""
+
+    event: Literal["workers_changed"]
+    step: Count
+    generation: Count = 0
+    workers: tuple[Count, ...] = ()
+    lost: tuple[Count, ...] = ()
+    new: tuple[Count, ...] = ()
+    source: Name = Field(default="memory", alias="from")
+    recovery_s: Seconds | None = None
+    reason: Sentence = ""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class RunFailure(Happened):
+    """Why the run cannot go on; the first one since workers started is the cause."""
+
+    event: Literal["run_failed"]
+    reason: Sentence = "no reason was given"
+    hint: Sentence | None = None
+    rank: Count | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class SessionFinished(Happened):
+    """A script's session ended in good order."""
+
+    event: Literal["session_finished"]
+    step: Count
+    parameters_sha256: Name = ""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class StreamWaits(Happened):
+    """A worker waits for its stream."""
+
+    event: Literal["stream_waits"]
+    rank: Count
+    what: Sentence
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ConditionChanged(Happened):
+    """A rehearsed host is another from here on; it may also die, return, have notice, or be cut off."""
+
+    event: Literal["condition_changed"]
+    host: Name
+    speed: Factor | None = None
+    rate_bits_per_s: Bytes | None = None
+    dies: bool = False
+    returns: bool = False
+    notice: bool = False
+    cut: bool = False
+    heals: bool = False
+    step: Count | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class MiniatureSlowed(Happened):
+    """A rehearsal takes ``factor`` times as long as was planned."""
+
+    event: Literal["miniature_slowed"]
+    factor: Factor
+    step: Count | None = None
+    reason: Sentence = ""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ClockJumped(Happened):
+    """The machine's clock was set, or stood still with the machine."""
+
+    event: Literal["clock_jumped"]
+    by_s: Annotated[float, Field(ge=-1e11, le=1e11)]
+
+
+Action = Literal["drop", "replace", "on-demand", "add", "switch"]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class SupervisorActed(Happened):
+    """What the supervisor did about a run that does not keep its promise."""
+
+    event: Literal["supervisor_acted"]
+    step: Count | None = None
+    action: Action
+    host: Name = ""
+    reason: Sentence = ""
+    step_time_expected_s: Seconds | None = None
+    expected_saving_s: Figure = 0.0
+    expected_saving_usd: Figure = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class SupervisorMeasured(Happened):
+    """What came of it."""
+
+    event: Literal["supervisor_measured"]
+    step: Count | None = None
+    action: Action
+    name: Name
+    step_time_before_s: Seconds
+    step_time_expected_s: Seconds
+    step_time_measured_s: Seconds
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ProbeEvent(Happened):
+    """An event of a probe, whose fields `hetopt.core.events.probe_records` describes and `collect` reads."""
+
+    event: ProbeKind
+
+
+LogEvent = Annotated[
+    RunStarted
+    | TrainingStarted
+    | StepsLogged
+    | Evaluated
+    | CheckpointSaved
+    | CheckpointFailed
+    | CheckpointSkipped
+    | TrainingFinished
+    | SharesChanged
+    | ExchangeChanged
+    | SyncSettled
+    | TwinsTried
+    | NetworkMeasured
+    | MemoryBoundLearned
+    | WorkerLost
+    | WorkersChanged
+    | RunFailure
+    | SessionFinished
+    | StreamWaits
+    | ConditionChanged
+    | MiniatureSlowed
+    | ClockJumped
+    | SupervisorActed
+    | SupervisorMeasured
+    | ProbeEvent,
+    Field(discriminator="event"),
+]
+"""Any event of a log."""
+
+RECORDS: tuple[type[Happened], ...] = get_args(get_args(LogEvent)[0])
+
+ANY_EVENT: TypeAdapter[LogEvent] = TypeAdapter(LogEvent)
+
+
+def kinds(record: type[Happened]) -> tuple[str, ...]:
+    """The names under which a record's events are written."""
+    return get_args(get_type_hints(record)["event"])

@@ -1,0 +1,139 @@
+"""Numbers as people read them: durations, money, counts and shares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from hetopt.core.run_spec import Compression
+from hetopt.core.synchronization import Synchronisation
+from hetopt.core.synchronization_text import spell_sync
+
+Say = Callable[[float], str]
+"""From a number in SI units or dollars to words."""
+
+
+def duration(seconds: float) -> str:
+    """'0.8 ms', '3.2 s', '4 min 10 s', '2 h 05 min', '3 d 4 h'."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 59.95:
+        return f"{seconds:.3g} s"
+    whole = round(seconds)
+    if whole < 3600:
+        minutes, rest = divmod(whole, 60)
+        return f"{minutes} min {rest:02d} s" if rest else f"{minutes} min"
+    minutes = round(seconds / 60)
+    if minutes < 48 * 60:
+        hours, rest = divmod(minutes, 60)
+        return f"{hours} h {rest:02d} min" if rest else f"{hours} h"
+    days, rest = divmod(round(seconds / 3600), 24)
+    return f"{days} d {rest} h" if rest else f"{days} d"
+
+
+def usd(amount: float) -> str:
+    """Dollars with as many digits as matter: '$0.0042', '$0.31', '$12.40', '$1,204'."""
+    if amount >= 1000:
+        return f"${amount:,.0f}"
+    if amount >= 0.995:
+        return f"${amount:.2f}"
+    if amount >= 0.1:
+        return f"${amount:.3f}"
+    return f"${amount:.2g}" if amount >= 1e-4 else ("$0" if amount == 0 else f"${amount:.1e}")
+
+
+def round_up_usd(amount: float) -> float:
+    """The least amount that `usd` writes and that is no less: a budget of so much is enough."""
+    if amount <= 0:
+        return 0.0
+    digits = (
+        0 if amount >= 1000 else 2 if amount >= 0.995 else 3 if amount >= 0.1 else 1 - math.floor(math.log10(amount))
+    )
+    unit = float(10**digits)
+    return math.ceil(amount * unit - 1e-9) / unit
+
+
+def usd_at_least(amount: float) -> str:
+    """The amount as `usd` writes it, rounded up."""
+    return usd(round_up_usd(amount))
+
+
+def round_up_s(seconds: float) -> float:
+    """The least time that `duration` writes and that is no less: a deadline of so much is enough."""
+    unit = 0.1 if seconds < 10 else 1.0 if seconds < 3600 else 60.0 if seconds < 48 * 3600 else 3600.0
+    return math.ceil(seconds / unit - 1e-9) * unit
+
+
+def percent(share: float) -> str:
+    """A share as percent with a sign that a reader of differences expects: '+3.2 %'."""
+    return f"{share * 100:+.1f} %"
+
+
+_ENDINGS = {
+    "target": ", its target reached",
+    "epochs": ", all its epochs done",
+    "steps": ", all its steps done",
+    "stopped": "",
+}
+
+
+def ending(reason: str | None) -> str:
+    """Why a run was over, to stand behind its state."""
+    return _ENDINGS.get(reason, f", ended by {reason}") if reason else ""
+
+
+def count(number: float) -> str:
+    """'1,437' or '12.5'."""
+    return f"{number:,.0f}" if number >= 100 or float(number).is_integer() else f"{number:.1f}"
+
+
+def compression(name: str, ratio: float) -> str:
+    """'none', 'topk 1 % (100x)', 'bf16'."""
+    if name == "identity":
+        return "none"
+    if ratio >= 1:
+        return name
+    factor = 1 / ratio
+    return f"{name} {ratio * 100:.4g} % ({f'{factor:.0f}' if factor >= 100 else f'{factor:.3g}'}x)"
+
+
+def exchange(way: Compression, sync: Synchronisation) -> str:
+    """What brings together what workers learn: a compression of gradients, or how else."""
+    if not sync.is_local:
+        return compression(way.name, way.ratio)
+    return spell_sync(sync) if way.name == "identity" else f"{spell_sync(sync)}, averages in {way.name}"
+
+
+def share(part: float) -> str:
+    """A part of a whole, with as many digits as matter: '100 %', '3.1 %', '0.02 %'."""
+    return f"{part * 100:.2g} %" if part < 0.0995 else f"{part * 100:.0f} %"
+
+
+def chance(probability: float) -> str:
+    """A probability as percent, rounded down: what is 89.9 % likely is not said to be 90 %."""
+    return f"{math.floor(probability * 100 + 1e-9)} %"
+
+
+def cluster(machines: Iterable[tuple[int, str]]) -> str:
+    """Machines by count and type: '2 × c7i.large + 1 × g5.xlarge'."""
+    return " + ".join(f"{number} × {name}" for number, name in machines)
+
+
+def bit_rate(bits_per_s: float) -> str:
+    """'25 Mbit/s', '1.6 Gbit/s'."""
+    for unit in ("bit/s", "kbit/s", "Mbit/s"):
+        if bits_per_s < 999.5:
+            return f"{bits_per_s:.3g} {unit}"
+        bits_per_s /= 1000
+    return f"{bits_per_s:.3g} Gbit/s"
+
+
+def bytes_(number: float) -> str:
+    """'393 kB', '12.4 GB'."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 999.5:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} TB"

@@ -1,0 +1,98 @@
+"""The local batch sizes and micro-batches that a run begins with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hetopt.core.batch_partition import largest_remainder
+from hetopt.core.errors import BadInput
+from hetopt.core.run_spec import RunSpec
+
+_MICRO_BATCHES_A_WORKER = 8
+"""Micro-batches of an equal share where nobody says: shares in steps of an eighth, and still few launches."""
+
+
+def first_shares(spec: RunSpec, *, minimum: int = 1) -> tuple[int, ...]:
+    """The shares of the first step, in rank order: equal (uniform), whole micro-batches (allocation), what streams of
+    known rates bring (rate), or the plan's.
+
+    Args:
+        spec: of the run.
+        minimum: least share of a worker, in samples; the plan's are raised to it at the cost of larger ones.
+
+    Raises:
+        BadInput: there are fewer samples than workers, or the global batch is not made of micro-batches.
+    """
+    check_batch(spec, 1)
+    shares = tuple(worker.local_batch_size for worker in spec.workers)
+    match spec.batch_policy:
+        case "uniform":
+            each, left = divmod(sum(shares), len(shares))
+            return tuple(each + (rank < left) for rank in range(len(shares)))
+        case "allocation":
+            return whole_micro_batches(shares, allocated_micro_batch_size(spec))
+        case "rate" if spec.stream is not None and spec.stream.rates:
+            return tuple(spec.stream.batch(rate) for rate in spec.stream.rates)
+        case _ if min(shares) < minimum:
+            count = len(shares)
+            return largest_remainder(shares, sum(shares), minimum=[minimum] * count, maximum=[None] * count)
+        case _:
+            return shares
+
+
+def micro_batch_size(spec: RunSpec) -> int | None:
+    """How many samples are computed together; ``None``: as many as fit.
+
+    Raises:
+        BadInput: shares are to be whole micro-batches, and the global batch cannot be cut into such.
+    """
+    return allocated_micro_batch_size(spec) if spec.batch_policy == "allocation" else spec.micro_batch_size
+
+
+def allocated_micro_batch_size(spec: RunSpec) -> int:
+    """The spec's, or the divisor of the global batch that cuts an equal share into about eight."""
+    total, workers = spec.global_batch_size, len(spec.workers)
+    if spec.micro_batch_size is not None:
+        whole_micro_batches([worker.local_batch_size for worker in spec.workers], spec.micro_batch_size)
+        return spec.micro_batch_size
+    wished = total / (workers * _MICRO_BATCHES_A_WORKER)
+    divisors = [size for size in range(1, total // workers + 1) if total % size == 0]
+    # Single samples only where nothing else divides the batch: some layers cannot compute one alone.
+    return min(divisors, key=lambda size: (size == 1, abs(math.log(size / wished))))
+
+
+def check_batch(spec: RunSpec, minimum: int) -> None:
+    """Refuse a global batch that does not give each worker ``minimum`` samples.
+
+    Raises:
+        BadInput: it does not.
+    """
+    samples, workers = spec.global_batch_size, len(spec.workers)
+    if samples < workers * minimum:
+        each = "one sample" if minimum == 1 else f"{minimum} samples"
+        raise BadInput(
+            f"A global batch of {samples} is too small for {workers} workers, which take at least {each} each.",
+            hint="use fewer workers or a larger global batch",
+        )
+
+
+def whole_micro_batches(shares: Sequence[int], micro_batch_size: int) -> tuple[int, ...]:
+    """The shares that are nearest to ``shares``, of the same sum, in whole micro-batches, at least one a worker.
+
+    Raises:
+        BadInput: the sum is not made of micro-batches, or of fewer than there are workers.
+    """
+    count, rest = divmod(sum(shares), micro_batch_size)
+    if rest or count < len(shares):
+        raise BadInput(
+            f"A global batch of {sum(shares)} cannot be cut into micro-batches of {micro_batch_size} samples, "
+            f"at least one for each of {len(shares)} workers.",
+            hint="choose a micro-batch size that divides the global batch, or another policy",
+        )
+    return tuple(units * micro_batch_size for units in divided(shares, count))
+
+
+def divided(weights: Sequence[float], count: int) -> tuple[int, ...]:
+    """``count`` whole units in proportion to the weights, at least one each."""
+    return largest_remainder(weights, count, minimum=(1,) * len(weights), maximum=(None,) * len(weights))

@@ -1,0 +1,226 @@
+"""The `Profile`: everything measured about one training job, with units, host facts, seeds and the samples' spread.
+
+Seconds, bytes and samples throughout. Unmeasured is absent (`None` or an empty tuple), never zero.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from hetopt.core.artifact import Artifact, Record, Told
+from hetopt.core.step_samples import StepSample
+
+Collective = Literal["all_reduce", "all_gather", "broadcast"]
+LearningRateRule = Literal["none", "linear", "sqrt"]
+MOST_BYTES_A_PARAMETER = 16
+"""Of its gradient: complex numbers of double precision."""
+
+LOCAL = "local"
+"""The device type of a machine that is not in the catalogue: the one where the profile was taken."""
+
+
+class Host(Record):
+    """The machine that was measured."""
+
+    cpu_model: Told
+    logical_cpus: PositiveInt
+    memory_bytes: PositiveInt
+    operating_system: Told
+    python_version: Told
+    torch_version: Told
+    accelerator: Told | None = None
+    accelerator_count: int = Field(default=0, ge=0)
+    accelerator_memory_bytes: PositiveInt | None = None
+
+
+class Job(Record):
+    """What is trained. One sample is one item of the task's data set (an image, a window of tokens)."""
+
+    task: str
+    parameters: PositiveInt
+    gradient_bytes: PositiveInt
+    dataset_size: PositiveInt = Field(description="samples in one epoch")
+    batch_size: PositiveInt = Field(description="global batch size the task's defaults were tuned at, samples")
+    least_local_batch_size: PositiveInt = Field(
+        default=1, description="samples that a worker needs in a step: two where BatchNorm normalises over them"
+    )
+    learning_rate_rule: LearningRateRule
+    target_metric: str
+    target_value: float
+    target_higher_is_better: bool
+    usual_epochs: PositiveFloat | None = Field(
+        default=None, description="how long the task is trained where nothing else is asked for"
+    )
+    operators_per_step: PositiveInt = Field(description="kernels one step launches, forward to optimizer")
+    flops_per_sample: PositiveFloat | None = Field(
+        default=None, description="forward and backward floating-point operations of matrix work, a sample"
+    )
+
+    @model_validator(mode="after")
+    def _one_gradient_of_the_parameters(self) -> Self:
+        if not self.parameters <= self.gradient_bytes <= MOST_BYTES_A_PARAMETER * self.parameters:
+            raise ValueError(
+                f"gradient_bytes is {self.gradient_bytes:,} for {self.parameters:,} parameters, but a parameter's "
+                f"gradient has 1 to {MOST_BYTES_A_PARAMETER} bytes"
+            )
+        return self
+
+
+class StepTime(Record):
+    """A training step at one local batch size, without any exchange between workers."""
+
+    local_batch_size: PositiveInt
+    step_time_s: PositiveFloat = Field(description="median of samples_s")
+    samples_s: tuple[PositiveFloat, ...] = Field(min_length=1, description="each timed step, warm-up discarded")
+    load_s: NonNegativeFloat = Field(description="median time to fetch the batch and move it to the device")
+    forward_s: NonNegativeFloat
+    backward_s: NonNegativeFloat
+    optimizer_s: NonNegativeFloat
+    peak_memory_bytes: PositiveInt | None = None
+
+
+class CompressorCost(Record):
+    """Time to compress and decompress one whole gradient."""
+
+    name: str
+    ratio: float = Field(gt=0, le=1, description="fraction of the elements that is sent")
+    compress_s: NonNegativeFloat
+    decompress_s: NonNegativeFloat
+
+
+class Device(Record):
+    """One kind of worker: a device type, and how the host was divided while it was measured."""
+
+    type: str = Field(description="catalogue name, or 'local'")
+    kind: Literal["cpu", "cuda"]
+    workers_per_host: PositiveInt = Field(description="workers computing at the same time on the host")
+    threads_per_worker: PositiveInt
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    step_times: tuple[StepTime, ...] = Field(min_length=1)
+    memory_limit_bytes: PositiveInt = Field(description="what one worker may use")
+    compressors: tuple[CompressorCost, ...] = ()
+    matmul_flops_per_s: PositiveFloat | None = Field(default=None, description="achieved on a large fp32 product")
+    copy_bytes_per_s: PositiveFloat | None = Field(default=None, description="achieved memory copy, read plus write")
+
+    @model_validator(mode="after")
+    def _distinct_batches(self) -> Self:
+        sizes = [point.local_batch_size for point in self.step_times]
+        if sizes != sorted(set(sizes)):
+            raise ValueError("step_times must be in increasing order of local_batch_size, each once")
+        return self
+
+
+class Link(Record):
+    """Measured time of one collective between workers, and the line through it: ``latency_s + bytes / bandwidth``."""
+
+    scope: Literal["host", "network"] = Field(description="workers on one host, or on several")
+    collective: Collective
+    workers: int = Field(ge=2)
+    payload_bytes: tuple[PositiveInt, ...] = Field(min_length=1, description="bytes one worker contributes")
+    time_s: tuple[PositiveFloat, ...] = Field(min_length=1, description="mean time that each payload adds to a step")
+    latency_s: NonNegativeFloat = Field(description="intercept: time of an empty payload")
+    bytes_per_s: PositiveFloat = Field(description="slope: payload bytes a second")
+
+    @model_validator(mode="after")
+    def _pairs(self) -> Self:
+        if len(self.payload_bytes) != len(self.time_s):
+            raise ValueError("payload_bytes and time_s must have the same length")
+        return self
+
+
+class NoiseSample(Record):
+    """Both moments of the gradient over one window of steps, smoothed separately (the ratio is taken last)."""
+
+    step: int = Field(ge=0)
+    samples_seen: int = Field(ge=0)
+    gradient_square: float = Field(description="estimate of |G|^2, squared norm of the true gradient")
+    gradient_variance: NonNegativeFloat = Field(description="estimate of tr(cov) of one sample's gradient")
+
+
+class GainPoint(Record):
+    """Retained gradient energy |C(g)|^2 / |g|^2 of Top-k, g being gradient plus residual."""
+
+    ratio: float = Field(gt=0, le=1, description="fraction of the elements kept")
+    gain: float = Field(ge=0, le=1 + 1e-6)
+    gain_low: float = Field(ge=0, le=1 + 1e-6, description="10th percentile over the sampled steps")
+
+
+class Evaluation(Record):
+    """The task's metric after ``step`` optimizer steps."""
+
+    step: int = Field(ge=0)
+    metric: float
+
+
+class PilotCompression(Record):
+    """How a pilot sent its gradients."""
+
+    name: str = Field(description="compressor")
+    ratio: float = Field(gt=0, le=1, description="fraction of the elements that was sent")
+    gain: float = Field(gt=0, le=1, description="retained gradient energy, mean over the run")
+
+
+class PilotSync(Record):
+    """How the workers of a pilot put together what they learned, where they did not sum gradients in every step."""
+
+    policy: str = Field(description="as `--sync` reads it, such as 'local-sgd(8)'")
+    workers: int = Field(ge=2)
+    share: float = Field(gt=0, le=1, description="of the steps that ended in an average of parameters")
+
+
+class Pilot(Record):
+    """A short training run towards the target at one global batch size: a prior log of convergence."""
+
+    global_batch_size: PositiveInt
+    learning_rate_scale: PositiveFloat
+    seed: int
+    evaluations: tuple[Evaluation, ...] = Field(min_length=1)
+    steps_to_target: PositiveFloat | None = Field(description="absent when the pilot ended before the target")
+    compression: PilotCompression | None = Field(default=None, description="absent where everything was sent")
+    sync: PilotSync | None = Field(default=None, description="absent where gradients were summed in every step")
+
+
+class Profile(Artifact):
+    """One training job as measured: throughput, network, gradient noise, compressibility and pilot runs."""
+
+    KIND: ClassVar[str] = "profile"
+    VERSION: ClassVar[int] = 1
+    MADE_BY: ClassVar[str] = "hetopt profile TASK -o FILE"
+
+    created: str = Field(description="ISO 8601, UTC")
+    hetopt_version: str
+    seed: int
+    data_dir: str | None = None
+    host: Host
+    job: Job
+    devices: tuple[Device, ...] = Field(min_length=1)
+    links: tuple[Link, ...] = ()
+    noise: tuple[NoiseSample, ...] = ()
+    gain: tuple[GainPoint, ...] = ()
+    pilots: tuple[Pilot, ...] = ()
+    samples: tuple[StepSample, ...] = Field(default=(), description="steps of the same job, measured elsewhere")
+    evaluation_s: NonNegativeFloat | None = Field(
+        default=None, description="one evaluation of the whole evaluation set by one worker with the host to itself"
+    )
+    startup_s: NonNegativeFloat | None = Field(
+        default=None, description="from starting the processes of the probe to their first measurement"
+    )
+    yardstick_s: PositiveFloat | None = Field(
+        default=None, description="how fast the machine was then: the time of one fixed piece of arithmetic"
+    )
+    yardstick_log_sd: NonNegativeFloat | None = Field(
+        default=None, description="how far that time scattered meanwhile: standard deviation of its log"
+    )
+    profiling_s: NonNegativeFloat = Field(description="wall time the measurement took")
+    profiling_usd: NonNegativeFloat = Field(
+        default=0.0, description="what its machines cost; nothing where they are owned"
+    )
+
+    @model_validator(mode="after")
+    def _distinct_devices(self) -> Self:
+        keys = [(device.type, device.workers_per_host, device.precision) for device in self.devices]
+        if len(set(keys)) != len(keys):
+            raise ValueError("two devices have the same type, workers_per_host and precision")
+        return self

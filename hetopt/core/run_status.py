@@ -1,0 +1,161 @@
+"""What a run's event log and process say about how the run is, and why it failed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from hetopt.core.errors import RunFailed
+from hetopt.core.events.log import EVENTS_FILE
+from hetopt.core.events.reader import ITS_OWNER, LineParser
+from hetopt.core.events.records import (
+    ConditionChanged,
+    LogEvent,
+    MiniatureSlowed,
+    ProbeEvent,
+    RunFailure,
+    RunStarted,
+    TrainingFinished,
+)
+from hetopt.core.reading import MissingFile, opened_file
+from hetopt.core.run_folder import SPEC_FILE
+from hetopt.core.worker_logs import LOG_FOLDER
+
+_TAIL_BYTES = 65_536
+_FULL_BYTES = 65_536
+"""A disk with less room than that may refuse the next line of a log."""
+
+
+class RunState(StrEnum):
+    """How a run is."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing of the run is left running."""
+        return self in (RunState.FINISHED, RunState.STOPPED, RunState.FAILED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """A run's state and, when it failed, the sentence that says why."""
+
+    state: RunState
+    reason: str | None = None
+
+
+def failure_reason(events: Sequence[LogEvent]) -> str | None:
+    """Why the latest attempt failed, if it did: the first reason given since workers last started is the cause."""
+    reason: str | None = None
+    for event in reversed(events):
+        match event:
+            case RunFailure():
+                reason = event.reason
+            case RunStarted() | TrainingFinished() | ProbeEvent(event="probe_finished"):
+                break
+    return reason
+
+
+def judge(events: Sequence[LogEvent], *, alive: bool, stop_wished: bool, last_line: str | None) -> RunStatus:
+    """How the run is.
+
+    Args:
+        events: the end of its log, oldest first.
+        alive: whether its host process lives.
+        stop_wished: whether somebody asked it to stop.
+        last_line: the last thing its processes printed, told when a run ended without an event that says how.
+    """
+    # What others write between the workers' events says nothing about how the run itself is.
+    last = next((one for one in reversed(events) if not isinstance(one, ConditionChanged | MiniatureSlowed)), None)
+    if alive:
+        is_starting = last is None or isinstance(last, RunStarted)
+        return RunStatus(state=RunState.STARTING if is_starting else RunState.RUNNING)
+    if isinstance(last, TrainingFinished):
+        return RunStatus(state=RunState.STOPPED if last.reason == "stopped" else RunState.FINISHED)
+    if isinstance(last, ProbeEvent) and last.event == "probe_finished":
+        return RunStatus(state=RunState.FINISHED)
+    if stop_wished:
+        return RunStatus(state=RunState.STOPPED)
+    reason = failure_reason(events) or last_line or "its processes are gone and left no word"
+    return RunStatus(state=RunState.FAILED, reason=reason)
+
+
+def exit_code(codes: Sequence[int], *, host_died: bool) -> int:
+    """The exit code for a run whose hosts ended so; negative codes are signals.
+
+    The smallest of hetopt's own is the most specific (2 bad input before 6 run failed). A host that died is a failed
+    run, whatever its survivors say.
+    """
+    if host_died:
+        return RunFailed.exit_code
+    own = [code for code in codes if 1 < code < 128]
+    return min(own) if own else RunFailed.exit_code if any(codes) else 0
+
+
+def last_events(run_dir: Path) -> list[LogEvent]:
+    """The end of a run's log.
+
+    Raises:
+        BadInput: it cannot be read.
+    """
+    *lines, _unfinished = _tail(run_dir / EVENTS_FILE).split(b"\n")
+    return LineParser().parse(lines)
+
+
+def _tail(path: Path) -> bytes:
+    """The end of a file, from the start of a line; empty when there is none.
+
+    Raises:
+        BadInput: it cannot be read.
+    """
+    try:
+        with opened_file(path, hint=ITS_OWNER) as stream:
+            size = stream.seek(0, 2)
+            stream.seek(max(0, size - _TAIL_BYTES))
+            data = stream.read(_TAIL_BYTES)
+    except MissingFile:
+        return b""
+    return data[data.find(b"\n") + 1 :] if size > _TAIL_BYTES else data
+
+
+def read_tail(path: Path) -> str:
+    """The end of a file as text, from the start of a line; empty when there is none.
+
+    Raises:
+        BadInput: it cannot be read.
+    """
+    return _tail(path).decode("utf-8", errors="replace")
+
+
+def last_words(run_dir: Path) -> str | None:
+    """What can be told of a run whose processes are gone, if it wrote no event about its end."""
+    if not (run_dir / SPEC_FILE).exists():
+        return "it was never started: its folder holds no run"
+    if shutil.disk_usage(run_dir).free < _FULL_BYTES:
+        return f"the disk that holds {run_dir} is full, so its event log could not grow"
+    return last_log_line(run_dir)
+
+
+def last_log_line(run_dir: Path) -> str | None:
+    """The last line of output that means something to a person, newest file first."""
+    folder = run_dir / LOG_FOLDER
+    files = sorted(folder.rglob("*.log"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in files:
+        for line in reversed(read_tail(path).splitlines()):
+            # An exception's last line names its type and says what went wrong; banners and frames do not.
+            if re.match(r"[A-Za-z_.]+(Error|Exception|Interrupt|Exit)\b.*", line):
+                return line.strip()
+    for path in files:
+        lines = [line.strip() for line in read_tail(path).splitlines() if re.search(r"[A-Za-z]{3}", line)]
+        if lines:
+            return lines[-1]
+    return None

@@ -1,0 +1,241 @@
+"""Step samples: step times measured anywhere, one configuration of a cluster a line, and what refuses them.
+
+    {"nodes": [{"type": "g5.xlarge", "workers": 1}], "local_batch_size": 96, "step_time_s": 0.21, "sync_time_s": 0.05}
+
+Seconds and samples throughout. ``local_batch_size`` is a number, or one a worker in the order of the nodes. Fields that
+are not known here are ignored.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Self, TypeVar
+
+from pydantic import (
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from hetopt.core.artifact import Artifact, PlainText, Told
+from hetopt.core.errors import BadInput
+
+HINT = "a line looks like " + (
+    '{"nodes": [{"type": "g5.xlarge", "workers": 2}], "local_batch_size": 32, "step_time_s": 0.21}'
+)
+MOST_WORKERS = 65_536
+MOST_SAMPLES = 20_000
+
+
+class _Line(PlainText):
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class Node(_Line):
+    """One machine of a cluster, and how many workers it runs (one a GPU)."""
+
+    type: str = Field(min_length=1)
+    workers: PositiveInt
+
+
+class Compression(_Line):
+    """How gradients were compressed; ``ratio`` is the fraction of the elements that is sent."""
+
+    name: str
+    ratio: float = Field(default=1.0, gt=0, le=1)
+    collective: str = "auto"
+
+
+class Configuration(_Line):
+    """A cluster, how its workers are laid out, and what each of them computes in a step."""
+
+    nodes: tuple[Node, ...] = Field(min_length=1)
+    local_batch_size: PositiveInt | tuple[PositiveInt, ...]
+    compression: Compression | None = None
+    sync: str | None = Field(default=None, description="such as 'local-sgd(8)'; absent: gradients in every step")
+
+    @model_validator(mode="after")
+    def _one_batch_a_worker(self) -> Self:
+        workers = self.workers
+        if workers > MOST_WORKERS:
+            raise ValueError(f"{workers} workers are more than the {MOST_WORKERS} that hetopt reckons with")
+        if not isinstance(self.local_batch_size, int) and len(self.local_batch_size) != workers:
+            raise ValueError(f"local_batch_size has {len(self.local_batch_size)} entries for {workers} workers")
+        return self
+
+    @property
+    def workers(self) -> int:
+        """Workers of all nodes."""
+        return sum(node.workers for node in self.nodes)
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Samples of each worker, in the order of the nodes."""
+        sizes = self.local_batch_size
+        return (sizes,) * self.workers if isinstance(sizes, int) else sizes
+
+    @property
+    def layout(self) -> tuple[tuple[str, int], ...]:
+        """Types and workers of the nodes whatever their order: what is rented and started as one job."""
+        return tuple(sorted((node.type, node.workers) for node in self.nodes))
+
+
+class StepSample(Configuration):
+    """A configuration with its measured time.
+
+    Attributes:
+        step_time_s: one optimizer step, wall clock, synchronization included.
+        sync_time_s: the part of it after the last local gradient was ready: exchange that is not hidden, and waiting.
+    """
+
+    step_time_s: PositiveFloat
+    sync_time_s: NonNegativeFloat | None = None
+
+    @model_validator(mode="after")
+    def _within_the_step(self) -> Self:
+        if self.sync_time_s is not None and self.sync_time_s > self.step_time_s:
+            raise ValueError(
+                f"sync_time_s {self.sync_time_s:g} is longer than step_time_s {self.step_time_s:g}, whose part it is "
+                "(both are seconds)"
+            )
+        return self
+
+
+class StepSamples(Artifact):
+    """Measured step times of one training job, as `hetopt predict` reads them."""
+
+    KIND: ClassVar[str] = "step-samples"
+    VERSION: ClassVar[int] = 1
+    MADE_BY: ClassVar[str] = "hetopt profile --from-samples FILE -o FILE"
+
+    created: str = Field(description="ISO 8601, UTC")
+    hetopt_version: str
+    source: Told = Field(description="the file that was imported")
+    samples: tuple[StepSample, ...] = Field(min_length=1)
+
+
+def parse_configuration(line: str) -> Configuration:
+    """One line as a configuration, with or without times.
+
+    Raises:
+        BadInput: what is wrong with it.
+    """
+    return _parsed(Configuration, line)
+
+
+def read_samples(lines: Iterable[str], *, origin: str) -> tuple[StepSample, ...]:
+    """Every line as a sample; empty lines are passed over.
+
+    Raises:
+        BadInput: the first line that cannot be used, or no line at all.
+    """
+    samples = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                samples.append(_parsed(StepSample, line))
+            except BadInput as error:
+                ending = "" if line.endswith("\n") else ", the last, where the file stops"
+                raise BadInput(f"{origin}, line {number}{ending}: {error.message}", hint=error.hint) from None
+            if len(samples) >= 2 * MOST_SAMPLES:
+                samples = condense(samples, MOST_SAMPLES)
+    if not samples:
+        raise BadInput(f"{origin} holds no step samples.", hint=HINT)
+    check_units(samples, origin=origin)
+    return tuple(condense(samples, MOST_SAMPLES))
+
+
+def condense(samples: list[StepSample], most: int) -> list[StepSample]:
+    """At most ``most`` samples: repeats become their median first, then every so many-th configuration goes.
+
+    A model of step times has a few dozen numbers to learn; beyond some thousand rows more of the same adds nothing.
+    """
+    if len(samples) <= most:
+        return samples
+    alike: dict[tuple[object, ...], list[StepSample]] = {}
+    for sample in samples:
+        alike.setdefault((sample.layout, sample.batch_sizes, sample.compression, sample.sync), []).append(sample)
+    # The lower median is one of the samples, so that its synchronization belongs to its step.
+    middles = [
+        next(s for s in group if s.step_time_s == middle)
+        for group in alike.values()
+        for middle in (statistics.median_low(s.step_time_s for s in group),)
+    ]
+    middles.sort(key=lambda sample: (sample.workers, sample.layout, sample.batch_sizes))
+    step = max(1.0, len(middles) / most)
+    return [middles[int(index * step)] for index in range(min(most, len(middles)))]
+
+
+_AnyLine = TypeVar("_AnyLine", bound=Configuration)
+
+
+def _parsed(kind: type[_AnyLine], line: str) -> _AnyLine:
+    try:
+        return kind.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        # The choice between a number and a list of numbers is no part of the file.
+        where = ".".join(str(part) for part in first["loc"] if part not in ("constrained-int", "tuple[...]"))
+        reason = first["msg"].removeprefix("Value error, ")
+        reason = f"{reason[:1].lower()}{reason[1:]}"
+        raise BadInput(f"{where}: {reason}." if where else f"{reason}.", hint=HINT) from None
+
+
+SHORTEST_STEP_S = 20e-6
+"""Calling a handful of operators takes longer."""
+
+LONGEST_STEP_S = 86_400.0
+
+UNIT_FACTOR = 150.0
+"""Between layouts: beyond what workers, links and batch sizes explain, as seconds for milliseconds are."""
+
+UNIT_FACTOR_IN_LAYOUT = 25.0
+"""The same between the batch sizes of one layout, which share everything but the computation."""
+
+
+def check_units(samples: Sequence[StepSample], *, origin: str) -> None:
+    """Refuse times that physics rules out: steps that no machine makes, and single rows far off all others.
+
+    With ``t = a + c b`` the times of two batch sizes lie no further apart than the sizes, so every row bounds every
+    other of its layout, and, up to what more workers can add, every other of its device types.
+
+    Raises:
+        BadInput: which row, and by how much.
+    """
+    kinds: dict[tuple[str, ...], list[StepSample]] = {}
+    layouts: dict[tuple[tuple[str, int], ...], list[StepSample]] = {}
+    for sample in samples:
+        if not SHORTEST_STEP_S <= sample.step_time_s <= LONGEST_STEP_S:
+            raise BadInput(
+                f"{origin} has a training step of {sample.step_time_s:g} s, which cannot be.",
+                hint="times are in seconds: convert milliseconds or microseconds",
+            )
+        kinds.setdefault(tuple(sorted({node.type for node in sample.nodes})), []).append(sample)
+        layouts.setdefault(sample.layout, []).append(sample)
+    for groups, most in ((layouts.values(), UNIT_FACTOR_IN_LAYOUT), (kinds.values(), UNIT_FACTOR)):
+        for alike in groups:
+            _check_alike(alike, most, origin)
+
+
+def _check_alike(alike: Sequence[StepSample], most: float, origin: str) -> None:
+    if len(alike) < 3:
+        return
+    middle_s = statistics.median(sample.step_time_s for sample in alike)
+    middle_size = statistics.median(max(sample.batch_sizes) for sample in alike)
+    for sample in alike:
+        ratio = max(sample.batch_sizes) / middle_size
+        above = sample.step_time_s / (middle_s * max(1.0, ratio))
+        below = middle_s * min(1.0, ratio) / sample.step_time_s
+        off = max(above, below)
+        if off > most:
+            raise BadInput(
+                f"{origin} has a step of {sample.step_time_s:g} s ({sample.workers} workers, local batch "
+                f"{max(sample.batch_sizes)}), {off:.0f} times {'more' if above > below else 'less'} than its other "
+                "rows allow: probably a unit that is off by 1000.",
+                hint="all times are in seconds",
+            )

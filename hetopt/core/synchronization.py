@@ -1,0 +1,135 @@
+"""When workers put together what they have learned, which samples each of them sees, and which they hand on."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+
+from hetopt.core.artifact import Record
+
+SyncName = Literal["bsp", "local-sgd", "fedavg", "ssp", "selsync", "auto"]
+"""Each is explained in `hetopt.trainer.policies.sync.choose`."""
+
+Votes = Literal["any", "majority", "quantile"]
+"""How many workers have to ask for a synchronisation: one, more than half, or a stated part of them."""
+
+PartitionName = Literal["global", "shards", "seldp", "labels", "dirichlet"]
+"""Each is explained in `hetopt.trainer.data.partitions`."""
+
+
+class _Named(Record):
+    """A choice by name; a file says only what differs from the defaults."""
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        written: dict[str, object] = handler(self)
+        defaults = type(self).model_fields
+        return {key: value for key, value in written.items() if key == "name" or value != defaults[key].default}
+
+
+class Synchronisation(_Named):
+    """How the models of workers become one: by gradients in every step, or by parameters now and then.
+
+    Attributes:
+        name: of the policy.
+        every_steps: ``local-sgd``: parameters are averaged after so many steps (H).
+        rate_power: ``local-sgd``: H grows as the learning rate falls, by the largest rate so far over the present one
+            to this power, and to eight times H at most; 0: it stays.
+        fragments: ``local-sgd``: the model is averaged in so many parts, one after the other, each under the step that
+            follows; 1: all of it at once, and every worker waits for that.
+        participants: ``fedavg``: part of the workers whose parameters enter an average (C); all of them receive it.
+        every_epochs: ``fedavg``: parameters are averaged after so many passes over the data (E).
+        staleness: ``ssp``: a worker computes with all updates but those of so many steps, the newest.
+        delta: ``selsync``: relative change of a worker's gradient norm from which it votes to synchronise; ``auto``:
+            steered so that ``synchronised_share`` holds; ``never``: votes are counted in vain.
+        synchronised_share: ``selsync(auto)``: part of the steps that are to end in a synchronisation.
+        votes: of whom it takes how many.
+        quorum: ``votes = quantile``: the part of the workers that has to vote for it.
+        max_local_steps: ``selsync``: no more steps in a row without a synchronisation; absent: any number.
+        window: ``selsync`` with a fixed delta: first steps, each of which synchronises while the mean of the norm
+            settles. Under ``auto`` averages become rarer from the first step on.
+        smoothing: ``selsync``: weight of the newest squared norm in that moving mean.
+        vote_lag: steps between a vote and the synchronisation that it asks for. 1: votes travel while the next step is
+            computed; 0: every step waits for them, as published.
+        momentum: what becomes of each worker's momentum at a synchronisation.
+        buffers: whether running statistics (of BatchNorm) are averaged with the parameters.
+        stretch: epochs that the task's schedule of the learning rate takes for one of its own. Workers that average now
+            and then need more steps than those that sum every gradient, and a rate that falls as early ends training
+            before they were taken.
+    """
+
+    name: SyncName = "bsp"
+    every_steps: PositiveInt = 8
+    rate_power: NonNegativeFloat = 0.0
+    fragments: PositiveInt = 1
+    participants: float = Field(default=1.0, gt=0, le=1)
+    every_epochs: PositiveFloat = 0.25
+    staleness: NonNegativeInt = 4
+    delta: NonNegativeFloat | Literal["auto", "never"] = 0.3
+    synchronised_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    votes: Votes = "any"
+    quorum: float = Field(default=0.25, gt=0, le=1)
+    max_local_steps: PositiveInt | None = None
+    window: PositiveInt = 25
+    smoothing: float = Field(default=0.16, gt=0, le=1)
+    vote_lag: int = Field(default=1, ge=0, le=1)
+    momentum: Literal["keep", "average", "reset"] = "keep"
+    buffers: Literal["average", "keep"] = "average"
+    stretch: PositiveFloat = 1.0
+
+    @model_validator(mode="after")
+    def _fragments_leave_in_turn(self) -> Self:
+        if self.every_steps % self.fragments:
+            raise ValueError(
+                f"{self.fragments} fragments cannot leave one after the other in {self.every_steps} steps, which have "
+                "to be a multiple of them"
+            )
+        return self
+
+    @property
+    def is_local(self) -> bool:
+        """Whether workers apply their own gradients, and average parameters."""
+        return self.name not in ("bsp", "auto")
+
+    @property
+    def may_settle(self) -> bool:
+        """Whether workers that sum their gradients may settle, while the run goes on, for averages."""
+        return self.name == "auto"
+
+
+class Partition(_Named):
+    """Which samples a worker may see.
+
+    Attributes:
+        name: of the rule.
+        labels: ``labels``: how many labels a worker's samples have.
+        alpha: ``dirichlet``: concentration; small: most samples of a label are one worker's.
+    """
+
+    name: PartitionName = "global"
+    labels: PositiveInt = 1
+    alpha: PositiveFloat = 0.5
+
+
+class Injection(Record):
+    """Samples that workers hand on to each other, so that all see something of what only some of them have.
+
+    In every step ``ceil(workers * N)`` of the N workers, drawn anew, give the others a copy of a part of their samples.
+
+    Attributes:
+        workers: part of the workers that give (alpha).
+        samples: part of the samples of a step that a giver gives (beta).
+    """
+
+    workers: float = Field(default=0.25, gt=0, le=1)
+    samples: float = Field(default=0.25, gt=0, le=1)

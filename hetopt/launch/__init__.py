@@ -1,0 +1,1 @@
+"""Where a run happens: this machine, a cluster emulated on it, or rented machines."""

@@ -1,0 +1,186 @@
+"""What machines and whoever rented them tell each other through the bucket: names of objects, and what is in them.
+
+runs/RUN/placement.json      which machine is which host, where all meet, and the spec    written by the renter
+runs/RUN/outcome.json        that the run is over for good                                written by the first host
+runs/RUN/lease.json          until when they may train and live                           written by the renter
+runs/RUN/state/ID.json       that machine ID lives, and what it does                      written by that machine
+runs/RUN/events/OFFSET.jsonl the run's events from that byte on                           written by the first host
+runs/RUN/log/HOST/...        the end of what its processes printed                        written by each host
+runs/RUN/ckpt/...            checkpoints; LATEST names the newest that is complete,       written by each host
+                             and the generation of machines that says so
+models/RUN/model.pt          the trained model, beside the runs, which the bucket     written by the first host
+                             forgets after a while
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field, StringConstraints, ValidationError
+
+from hetopt.core.artifact import HostName, Record
+from hetopt.core.errors import BadInput
+from hetopt.core.nodes import Node
+from hetopt.core.run_spec import RunSpec
+
+OUTCOME_OBJECT = "outcome.json"
+LATEST_OBJECT = "ckpt/LATEST"
+WANTED_OBJECT = "ckpt/WANTED"
+
+MODELS_FOLDER = "models"
+"""Of the bucket: what was trained, a folder a run. No rule of the bucket deletes it."""
+
+CHECKPOINT_PATTERN = r"step-[0-9]{1,15}"
+
+
+_LAST_MOMENT_S = 1e11
+"""In the year 5138: no end is later."""
+
+InstanceId = Annotated[str, StringConstraints(pattern=r"^i-[0-9a-z]{1,32}$")]
+Generation = Annotated[int, Field(ge=0, le=10_000, strict=True)]
+
+
+class Lease(Record):
+    """Until when a run may go on, in seconds since the epoch. 0 for ``stop_training_s`` means: end now."""
+
+    end_s: float = Field(ge=0, le=_LAST_MOMENT_S)
+    stop_training_s: float = Field(ge=0, le=_LAST_MOMENT_S)
+
+    @property
+    def wishes_end(self) -> bool:
+        """Whether somebody wants the run to end, whatever its budget."""
+        return self.stop_training_s == 0.0
+
+    @classmethod
+    def of_json(cls, data: bytes) -> Lease | None:
+        """The lease that was written; None where it is something else, so that the one before holds."""
+        try:
+            return cls.model_validate_json(data, strict=True)
+        except ValidationError:
+            return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """The place of one machine in a run.
+
+    Attributes:
+        generation: grows when machines are replaced.
+        resume_from: the checkpoint that all machines go on from, such as step-120; None: from the start.
+        pauses: whether this generation is to save a checkpoint and wait for the next, because machines join.
+    """
+
+    generation: int
+    node: Node
+    spec: RunSpec
+    resume_from: str | None = None
+    pauses: bool = False
+
+    @property
+    def leads(self) -> bool:
+        """Whether the worker of rank 0 is here."""
+        return self.spec.workers[0].host == self.node.host
+
+
+class Place(Record):
+    """Which host of the run a machine is, and its address among the others."""
+
+    host: HostName
+    address: str
+
+
+class Placements(Record):
+    """All machines of a run with their places, as the renter writes them."""
+
+    generation: Generation
+    resume_from: str | None = Field(default=None, pattern=rf"^{CHECKPOINT_PATTERN}$")
+    pauses: bool = False
+    meeting: str
+    hosts: dict[InstanceId, Place] = Field(min_length=1)
+    spec: RunSpec
+
+    @classmethod
+    def of_json(cls, data: bytes) -> Placements | None:
+        """What was written; None where a field is not what it must be."""
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError:
+            return None
+
+
+def placement_of(data: bytes, instance_id: str, spec_sha256: str | None = None) -> Placement | None:
+    """The place of a machine; None where it has none, the text is no placement, or places it in another run.
+
+    Args:
+        data: of the placement.
+        instance_id: of the machine.
+        spec_sha256: of the run that was ordered, see `spec_digest`; None: any run will do.
+    """
+    found = Placements.of_json(data)
+    mine = None if found is None else found.hosts.get(instance_id)
+    if found is None or mine is None or spec_sha256 not in (None, spec_digest(found.spec)):
+        return None
+    try:
+        node = Node(host=mine.host, address=mine.address, meeting=found.meeting)
+    except BadInput:
+        return None
+    if node.host not in {worker.host for worker in found.spec.workers}:
+        return None
+    return Placement(
+        generation=found.generation, node=node, spec=found.spec, resume_from=found.resume_from, pauses=found.pauses
+    )
+
+
+def spec_digest(spec: RunSpec) -> str:
+    """The hash of what was ordered: all of a run but its workers, who change as machines come and go.
+
+    Machines are told it when they boot, so whatever is written into the bucket later can name no other task and no
+    other data.
+    """
+    fixed = json.dumps(spec.model_dump(mode="json", exclude={"workers"}), sort_keys=True, allow_nan=False)
+    return hashlib.sha256(fixed.encode("utf-8", errors="surrogatepass")).hexdigest()
+
+
+def checkpoint_name(found: object) -> str | None:
+    """The name of a checkpoint, where it is one."""
+    return found if isinstance(found, str) and re.fullmatch(CHECKPOINT_PATTERN, found) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latest:
+    """What a run goes on from: the newest complete checkpoint, and which generation of machines has named it."""
+
+    checkpoint: str
+    generation: int = 0
+
+    @property
+    def data(self) -> bytes:
+        """As it is written."""
+        return f"{self.checkpoint} {self.generation}\n".encode()
+
+    @classmethod
+    def of(cls, data: bytes) -> Latest | None:
+        """What `data` gave; None where it is something else."""
+        found = re.fullmatch(rf"({CHECKPOINT_PATTERN})(?: ([0-9]{{1,9}}))?\s*", data.decode("ascii", errors="replace"))
+        return None if found is None else cls(checkpoint=found[1], generation=int(found[2] or 0))
+
+
+def outcome_json(generation: int) -> bytes:
+    """That a generation needs no successor."""
+    return json.dumps({"generation": generation}).encode()
+
+
+def is_over(data: bytes | None, generation: int) -> bool:
+    """Whether an outcome says that a generation is over for good."""
+    try:
+        return data is not None and _Outcome.model_validate_json(data, strict=True).generation >= generation
+    except ValidationError:
+        return False
+
+
+class _Outcome(Record):
+    generation: Generation

@@ -1,0 +1,76 @@
+"""When the changes of a rehearsal are due, and what a host is like after them. Nothing here does anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from hetopt.core.events.records import ConditionChanged, LogEvent
+from hetopt.core.scaled_emulation import EVERY_HOST, Change, MiniatureHost
+
+CONDITION_CHANGED = "condition_changed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostNow:
+    """What a host is like at the moment, in the units of its description."""
+
+    name: str
+    speed: float
+    rate_bits_per_s: float | None
+    alive: bool = True
+    leaving: bool = False
+    cut: bool = False
+
+    @classmethod
+    def as_described(cls, host: MiniatureHost) -> HostNow:
+        """The host before anything happened to it."""
+        return cls(name=host.name, speed=host.speed, rate_bits_per_s=host.rate_bits_per_s)
+
+    def after(self, change: Change) -> HostNow:
+        """The host after a change that names it, or all; to the dead nothing happens but that they return."""
+        if change.host not in (self.name, EVERY_HOST):
+            return self
+        if not self.alive:
+            return replace(self, alive=True) if change.returns else self
+        return replace(
+            self,
+            speed=self.speed if change.speed is None else change.speed,
+            rate_bits_per_s=self.rate_bits_per_s if change.rate_bits_per_s is None else change.rate_bits_per_s,
+            alive=not change.dies,
+            leaving=(self.leaving or change.notice) and not change.dies,
+            cut=(self.cut or change.cut) and not (change.heals or change.dies),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """How far training has come. ``training_s`` is None until it begins."""
+
+    training_s: float | None = None
+    step: int = 0
+
+    def reaches(self, change: Change) -> bool:
+        """Whether the change is due."""
+        if change.at_step is not None:
+            return self.training_s is not None and self.step >= change.at_step
+        if change.at_s is not None:
+            return self.training_s is not None and self.training_s >= change.at_s
+        return True
+
+
+def split(pending: Sequence[Change], moment: Moment) -> tuple[list[Change], list[Change]]:
+    """The changes that are due, in the order of their moments, and those that are not yet."""
+    due = [change for change in pending if moment.reaches(change)]
+    due.sort(key=lambda change: (change.at_s or 0.0, change.at_step or 0))  # several may be due when a run is resumed
+    return due, [change for change in pending if not moment.reaches(change)]
+
+
+def still_to_come(scheduled: Iterable[Change], earlier: Iterable[LogEvent]) -> list[Change]:
+    """The schedule of a resumed run: whoever died before has been replaced, and does not die of the same again."""
+    dead = {event.host for event in earlier if isinstance(event, ConditionChanged) and event.dies}
+    return [
+        change
+        for change in scheduled
+        if not (change.dies and (change.host in dead or (change.host == EVERY_HOST and dead)))
+    ]

@@ -1,0 +1,108 @@
+"""What a profile of this machine would say were it taken now, when the machine may be faster or slower than it was.
+
+One reading of the yardstick tells how fast the machine is for a second. Where a profile's own readings lay far apart,
+as on processors that are shared with others and change their speed every few seconds, the next minutes will be more
+like the mean of those readings than like the last one. A difference ``r`` of logs is followed as far as a James-Stein
+estimate would, ``1 - sd^2 / r^2`` of it: not at all below the scatter, almost wholly far above it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from hetopt.core.profile import CompressorCost, Device, Link, Profile, StepTime
+from hetopt.optimizer.plan import Plan
+
+OWN_LOG_SD = 0.05
+"""The yardstick's own scatter, on a machine that keeps its speed: nothing below it is followed."""
+
+WORTH_SAYING = 0.15
+
+
+def at_present(plan: Plan, measure_s: Callable[[], float]) -> tuple[Plan, tuple[str, ...]]:
+    """The plan with its profile as it would be now, and what a person should know of that.
+
+    What the plan assumes of machines that are rented stays as it is. A profile without a yardstick, or one of a GPU,
+    of which the yardstick knows nothing, stays too, and nothing is measured for it.
+
+    Args:
+        plan: what is about to run on this machine.
+        measure_s: `hetopt.core.calibration_benchmark.measure_yardstick_s`.
+    """
+    then_s = plan.profile.yardstick_s
+    if then_s is None or any(device.kind != "cpu" for device in plan.profile.devices):
+        return plan, ()
+    slower = measure_s() / then_s
+    scatter = max(OWN_LOG_SD, plan.profile.yardstick_log_sd or 0.0)
+    followed = _followed(slower, scatter)
+    changed = plan if followed == 1 else plan.model_copy(update={"profile": slowed(plan.profile, followed)})
+    if max(slower, 1 / slower) < 1 + WORTH_SAYING:
+        return changed, ()
+    compared = f"{slower:.2f} times as long as" if slower > 1 else f"{slower:.0%} of the time that it took"
+    follows = "the prediction follows."
+    if scatter > WORTH_SAYING / 2:
+        follows = (
+            f"the prediction is for {followed:.2f} times as long, as that time also scattered by {scatter:.0%} then."
+        )
+    return changed, (f"The same arithmetic takes this machine {compared} when the job was profiled: {follows}",)
+
+
+def _followed(slower: float, log_sd: float) -> float:
+    """What part of a difference is not scatter, as a factor."""
+    difference = math.log(slower)
+    share = 0.0 if abs(difference) <= log_sd else 1 - (log_sd / difference) ** 2
+    return math.exp(share * difference)
+
+
+def slowed(profile: Profile, slower: float) -> Profile:
+    """The profile with everything that this machine's processors did taking ``slower`` times as long."""
+    return profile.model_copy(
+        update={
+            "devices": tuple(_device(device, slower) for device in profile.devices),
+            "links": tuple(_link(link, slower) if link.scope == "host" else link for link in profile.links),
+            "evaluation_s": None if profile.evaluation_s is None else slower * profile.evaluation_s,
+            "startup_s": None if profile.startup_s is None else slower * profile.startup_s,
+            "yardstick_s": None if profile.yardstick_s is None else slower * profile.yardstick_s,
+        }
+    )
+
+
+def _device(device: Device, slower: float) -> Device:
+    flops, copied = device.matmul_flops_per_s, device.copy_bytes_per_s
+    return device.model_copy(
+        update={
+            "step_times": tuple(_step_time(point, slower) for point in device.step_times),
+            "compressors": tuple(_compressor(cost, slower) for cost in device.compressors),
+            "matmul_flops_per_s": None if flops is None else flops / slower,
+            "copy_bytes_per_s": None if copied is None else copied / slower,
+        }
+    )
+
+
+def _step_time(point: StepTime, slower: float) -> StepTime:
+    return point.model_copy(
+        update={
+            "step_time_s": slower * point.step_time_s,
+            "samples_s": tuple(slower * sample for sample in point.samples_s),
+            "load_s": slower * point.load_s,
+            "forward_s": slower * point.forward_s,
+            "backward_s": slower * point.backward_s,
+            "optimizer_s": slower * point.optimizer_s,
+        }
+    )
+
+
+def _compressor(cost: CompressorCost, slower: float) -> CompressorCost:
+    return cost.model_copy(update={"compress_s": slower * cost.compress_s, "decompress_s": slower * cost.decompress_s})
+
+
+def _link(link: Link, slower: float) -> Link:
+    """Between workers of one machine bytes are carried by its processors."""
+    return link.model_copy(
+        update={
+            "time_s": tuple(slower * time_s for time_s in link.time_s),
+            "latency_s": slower * link.latency_s,
+            "bytes_per_s": link.bytes_per_s / slower,
+        }
+    )

@@ -1,0 +1,152 @@
+"""How a run stands against its plan: what was measured lately, what was predicted, and what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from hetopt.core.events.records import LogEvent, RunStarted, StepsLogged, TrainingStarted, WorkerLost, WorkersChanged
+
+_WEIGHT = 0.3
+"""Of the newest control period in the running mean; four of them make up most of it."""
+_SETTLED = 4
+"""Control periods of the same workers, after which their running means are no longer those of the first steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """What the plan says of the run.
+
+    Attributes:
+        step_time_s: predicted.
+        step_time_low_s, step_time_high_s: its 90 % interval.
+        steps: that the run takes.
+        budget_usd: most that may be spent; None: no limit.
+        deadline_s: by when training must end, seconds since the epoch; None: at any time.
+        usd_per_hour: of the cluster.
+    """
+
+    step_time_s: float
+    step_time_low_s: float
+    step_time_high_s: float
+    steps: float
+    usd_per_hour: float
+    budget_usd: float | None = None
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """What the log of a run has told so far.
+
+    Attributes:
+        step: steps done.
+        steps_seen: of them by this log.
+        step_time_s: running mean over control periods; None: no period yet.
+        compute_s: of each worker, likewise.
+        sync_s: of the exchange itself, likewise.
+        began_s: when training first began, seconds since the epoch.
+        now_s: of the newest event.
+        workers: that train.
+        hosts: of each of them.
+        types: of each of them: its machine.
+        shares: of each of them in the last control period, samples.
+        quickest: samples a second that one worker on a machine of a type has done in this run, at best, by type.
+        losses: workers lost so far.
+        changes: of the set of workers so far, the first one included.
+        changed_at: ``steps_seen`` at the last of them.
+        periods: since then.
+        whole: how many workers there were when most were.
+        whole_step_time_s: the running mean when so many were there last; None: not measured yet.
+    """
+
+    step: int = 0
+    steps_seen: int = 0
+    step_time_s: float | None = None
+    compute_s: tuple[float, ...] = ()
+    sync_s: float = 0.0
+    began_s: float | None = None
+    now_s: float = 0.0
+    workers: int = 0
+    hosts: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+    shares: tuple[int, ...] = ()
+    quickest: Mapping[str, float] = field(default_factory=dict)
+    losses: int = 0
+    changes: int = 0
+    changed_at: int = 0
+    periods: int = 0
+    whole: int = 0
+    whole_step_time_s: float | None = None
+
+    @property
+    def speeds(self) -> tuple[float, ...]:
+        """Samples a second of each worker while it computes; empty where not all of them are known."""
+        known = len(self.hosts) == len(self.shares) == len(self.compute_s)
+        if not known or not min(self.compute_s, default=0.0) > 0:
+            return ()
+        return tuple(share / time_s for share, time_s in zip(self.shares, self.compute_s, strict=True))
+
+    def left_s(self, promise: Promise) -> float | None:
+        """Time to the end at the present pace."""
+        return None if self.step_time_s is None else max(0.0, promise.steps - self.step) * self.step_time_s
+
+    def after(self, event: LogEvent) -> Self:
+        """Once an event has happened; events of other kinds change the time alone."""
+        one = replace(self, now_s=event.time_s)
+        match event:
+            case RunStarted():
+                # Other workers, other times: what was measured before says nothing of them.
+                hosts = tuple(worker.host for worker in event.workers)
+                types = tuple(worker.type for worker in event.workers)
+                now = replace(one._changed(), workers=len(hosts), hosts=hosts, types=types, shares=())
+                return replace(now, step_time_s=None, compute_s=(), sync_s=0.0)
+            case TrainingStarted():
+                return replace(one, began_s=one.now_s if one.began_s is None else one.began_s, step=event.step)
+            case WorkerLost():
+                return replace(one, losses=one.losses + 1)
+            case WorkersChanged():
+                return replace(one._changed(), losses=one.losses + len(event.lost))
+            case StepsLogged():
+                stepped = replace(
+                    one,
+                    periods=one.periods + 1,
+                    step=event.step,
+                    shares=event.local_batch_sizes,
+                    steps_seen=one.steps_seen + event.steps,
+                    step_time_s=_mean(one.step_time_s, event.step_time_s),
+                    compute_s=_means(one.compute_s, event.compute_s),
+                    # Of the worker that waited least: the others' contains their waiting for it.
+                    sync_s=_mean(one.sync_s if one.step_time_s is not None else None, min(event.sync_s)),
+                )
+                return stepped._settled() if stepped.periods >= _SETTLED else stepped
+        return one
+
+    def _changed(self) -> Self:
+        return replace(self, changes=self.changes + 1, changed_at=self.steps_seen, periods=0)
+
+    def _settled(self) -> Self:
+        quickest = dict(self.quickest)
+        for kind, speed in zip(self.types, self.speeds, strict=False):  # no speeds: not all of them are known
+            quickest[kind] = max(speed, quickest.get(kind, 0.0))
+        if self.workers < self.whole:
+            return replace(self, quickest=quickest)
+        return replace(self, quickest=quickest, whole=self.workers, whole_step_time_s=self.step_time_s)
+
+    @classmethod
+    def of(cls, events: Iterable[LogEvent]) -> Self:
+        """After all of these."""
+        standing = cls()
+        for event in events:
+            standing = standing.after(event)
+        return standing
+
+
+def _mean(before: float | None, now: float) -> float:
+    return now if before is None else before + _WEIGHT * (now - before)
+
+
+def _means(before: tuple[float, ...], now: Iterable[float]) -> tuple[float, ...]:
+    values = tuple(now)
+    return values if len(before) != len(values) else tuple(map(_mean, before, values))

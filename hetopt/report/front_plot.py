@@ -1,0 +1,147 @@
+"""The Pareto front drawn over time and cost, both on logarithmic axes: as SVG, and in characters for a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+from hetopt.core import formatting
+from hetopt.optimizer.plan import Candidate, Plan
+
+WIDTH, HEIGHT = 720, 320
+LEFT, RIGHT, TOP, BOTTOM = 70, 20, 16, 42
+
+DURATIONS_S = (
+    *(1, 2, 5, 10, 20, 30),
+    *(60 * minutes for minutes in (1, 2, 3, 4, 5, 7, 10, 15, 20, 30, 45)),
+    *(3600 * hours for hours in (1, 1.5, 2, 3, 4, 6, 8, 12, 24, 48, 96, 168, 336, 720)),
+)
+"""Times that a person takes for round."""
+
+Place = tuple[float, float]
+
+
+def front_svg(plan: Plan) -> str:
+    """The front as an SVG element: a dot a plan, the chosen one marked, its 90 % interval as a cross."""
+    points = [(c.prediction.total_s.value, c.prediction.cost_usd.value) for c in plan.pareto]
+    told = plan.chosen.prediction
+    own = (told.total_s.value, told.cost_usd.value)
+    times = _Axis.around([*(t for t, _ in points), own[0], told.total_s.low, told.total_s.high])
+    costs = _Axis.around([*(c for _, c in points), own[1], told.cost_usd.low, told.cost_usd.high])
+
+    def at(place: Place) -> Place:
+        return (
+            LEFT + times.share(place[0]) * (WIDTH - LEFT - RIGHT),
+            HEIGHT - BOTTOM - costs.share(place[1]) * (HEIGHT - TOP - BOTTOM),
+        )
+
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="time and cost of the plans on the front">']
+    for value in times.ticks(DURATIONS_S):
+        x, _ = at((value, costs.low))
+        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="var(--line)"/>')
+        parts.append(
+            f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{formatting.duration(value)}</text>'
+        )
+    for value in costs.ticks():
+        _, y = at((times.low, value))
+        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--line)"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{formatting.usd(value)}</text>')
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(at, points))
+    parts.append(f'<polyline points="{path}" fill="none" stroke="var(--other)" stroke-dasharray="3 3"/>')
+    for candidate, place in zip(plan.pareto, points, strict=True):
+        x, y = at(place)
+        parts.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="var(--other)"><title>{_name(candidate)}</title></circle>'
+        )
+    x, y = at(own)
+    (left, low), (right, high) = at((told.total_s.low, told.cost_usd.low)), at((told.total_s.high, told.cost_usd.high))
+    parts.append(f'<line x1="{left:.1f}" x2="{right:.1f}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--mark)"/>')
+    parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}" stroke="var(--mark)"/>')
+    parts.append(
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="var(--mark)"><title>{_name(plan.chosen)}</title></circle>'
+    )
+    for limit, across in ((plan.goal.budget_usd, True), (plan.goal.deadline_s, False)):
+        parts += _limit(limit, costs if across else times, across=across, name="budget" if across else "deadline")
+    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">total time</text></svg>')
+    return "\n".join(parts)
+
+
+def front_lines(plan: Plan, *, columns: int, rows: int = 10) -> list[str]:
+    """The front in characters: ``●`` the chosen plan, ``·`` the others, cost on the left and time below."""
+    told = plan.chosen.prediction
+    own = (told.total_s.value, told.cost_usd.value)
+    points = [(c.prediction.total_s.value, c.prediction.cost_usd.value) for c in plan.pareto]
+    times, costs = (_Axis.around([*(p[side] for p in points), own[side]]) for side in (0, 1))
+    left = max(len(formatting.usd(costs.low)), len(formatting.usd(costs.high)))
+    width = max(20, columns - left - 3)
+    grid = [[" "] * width for _ in range(rows)]
+    for place, mark in [*((place, "·") for place in points), (own, "●")]:
+        column = min(width - 1, int(times.share(place[0]) * width))
+        row = rows - 1 - min(rows - 1, int(costs.share(place[1]) * rows))
+        grid[row][column] = mark
+    lines = []
+    for row, cells in enumerate(grid):
+        label = formatting.usd(costs.high) if row == 0 else formatting.usd(costs.low) if row == rows - 1 else ""
+        lines.append(f"{label:>{left}} │{''.join(cells).rstrip()}")
+    first, last = formatting.duration(times.low), formatting.duration(times.high)
+    lines.append(f"{'':>{left}} └{'─' * width}")
+    lines.append(f"{'':>{left}}  {first}{last:>{max(1, width - len(first))}}")
+    return lines
+
+
+class _Axis:
+    """A logarithmic axis with a little room at both ends."""
+
+    def __init__(self, low: float, high: float) -> None:
+        self.low, self.high = low, high
+
+    @classmethod
+    def around(cls, values: Sequence[float]) -> _Axis:
+        known = [value for value in values if value > 0] or [1.0]
+        return cls(min(known) / 1.15, max(known) * 1.15)
+
+    def share(self, value: float) -> float:
+        """Where a value lies, from 0 to 1."""
+        inside = min(max(value, self.low), self.high)
+        return math.log(inside / self.low) / math.log(self.high / self.low)
+
+    def ticks(self, round_values: Sequence[float] | None = None, count: int = 5) -> list[float]:
+        """Round figures at about even distances.
+
+        Args:
+            round_values: what is round; absent: figures of one digit.
+            count: how many at most.
+        """
+        wanted = [self.low * (self.high / self.low) ** ((k + 0.5) / count) for k in range(count)]
+        if round_values is None:
+            rounded = {float(f"{value:.1g}") for value in wanted}
+        else:
+            rounded = {min(round_values, key=lambda one: abs(math.log(one / value))) for value in wanted}
+        return sorted(value for value in rounded if self.low <= value <= self.high)
+
+
+def _limit(limit: float | None, axis: _Axis, *, across: bool, name: str) -> list[str]:
+    """A dashed line where a limit lies inside the picture."""
+    if limit is None or not axis.low < limit < axis.high:
+        return []
+    share = axis.share(limit)
+    if across:
+        y = HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+        ends, text = (
+            f'x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"',
+            f'x="{WIDTH - RIGHT}" y="{y - 4:.1f}"',
+        )
+    else:
+        x = LEFT + share * (WIDTH - LEFT - RIGHT)
+        ends, text = f'x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"', f'x="{x - 4:.1f}" y="{TOP + 10}"'
+    return [
+        f'<line {ends} stroke="var(--warm)" stroke-dasharray="6 4"/>',
+        f'<text {text} text-anchor="end">{name}</text>',
+    ]
+
+
+def _name(candidate: Candidate) -> str:
+    told = candidate.prediction
+    cluster = formatting.cluster((group.machines, group.instance_type) for group in candidate.groups)
+    return escape(f"{cluster}: {formatting.duration(told.total_s.value)}, {formatting.usd(told.cost_usd.value)}")

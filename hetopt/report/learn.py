@@ -1,0 +1,185 @@
+"""What a run teaches about its job: step times of rented clusters, and how many steps the target took.
+
+Both go back into the profile that it was planned from, in the form in which they would have been measured: steps as
+step samples, which the step model is then fitted to, and the way to the target as one more pilot.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+from pydantic import ValidationError
+
+from hetopt.core import formatting
+from hetopt.core.errors import BadInput
+from hetopt.core.events.records import Evaluated, LogEvent, RunStarted, StepsLogged, TrainingStarted
+from hetopt.core.profile import Evaluation, Pilot, PilotCompression, PilotSync, Profile
+from hetopt.core.step_samples import Compression, Node, StepSample
+from hetopt.core.synchronization_text import spell_sync
+from hetopt.optimizer.launch_record import Launch
+from hetopt.optimizer.step_time.profiled import RENTED
+
+SAMPLES_OF_A_STRETCH = 5
+"""That one stretch of equal shares becomes: enough to show how steps scatter, and no more than that."""
+
+IDENTITY = "identity"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """A profile that knows more; ``news`` says what, a sentence each."""
+
+    profile: Profile
+    news: tuple[str, ...]
+
+
+def learn(profile: Profile, launch: Launch, events: Sequence[LogEvent]) -> Learned:
+    """Fold what a run measured into the profile of its job. The same run twice adds nothing.
+
+    Args:
+        profile: of the same job; usually the one it was planned from, or what an earlier run made of that.
+        launch: what was started.
+        events: the run's log.
+
+    Raises:
+        BadInput: the profile is of another job, or the run has nothing to teach.
+    """
+    job = launch.plan.profile.job
+    if (profile.job.task, profile.job.parameters) != (job.task, job.parameters):
+        raise BadInput(
+            f"The run trained {job.task} of {formatting.count(job.parameters)} parameters, and the profile is of "
+            f"{profile.job.task} of {formatting.count(profile.job.parameters)}.",
+            hint="name another file, or a new one",
+        )
+    try:
+        samples = [sample for sample in _samples(launch, events) if sample not in profile.samples]
+        pilot = _pilot(profile, launch, events)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise BadInput(
+            f"the event log of {launch.run_id} tells of what no profile holds: "
+            f"{'.'.join(map(str, first['loc']))}: {first['msg'][:1].lower()}{first['msg'][1:]}.",
+            hint="its lines are damaged; learn from another run",
+        ) from None
+    pilots = [pilot] if pilot is not None and pilot not in profile.pilots else []
+    if not samples and not pilots:
+        raise BadInput(
+            f"{launch.run_id} has nothing to teach that the profile does not know.",
+            hint="step times are learned from rented machines, and steps to the target from evaluations",
+        )
+    news = []
+    if samples:
+        cluster = formatting.cluster((node.workers, node.type) for node in samples[0].nodes)
+        news.append(f"{formatting.count(len(samples))} step times of {cluster}")
+    for one in pilots:
+        reached = one.steps_to_target
+        told = (
+            f"the target after {formatting.count(reached)} steps" if reached is not None else "the target not reached"
+        )
+        news.append(f"{told} of {formatting.count(one.global_batch_size)} samples")
+    changed = profile.model_copy(update={"samples": (*profile.samples, *samples), "pilots": (*profile.pilots, *pilots)})
+    return Learned(profile=Profile.model_validate(changed.model_dump()), news=tuple(news))
+
+
+def _samples(launch: Launch, events: Iterable[LogEvent]) -> Iterator[StepSample]:
+    """Steps as they were measured; none of a miniature, of paced workers, or of machines nobody rents."""
+    spec = launch.spec
+    is_real = spec.miniature is None and all(worker.pace == 1 and worker.declared is None for worker in spec.workers)
+    if not is_real or not all(RENTED.fullmatch(worker.type) for worker in spec.workers):
+        return
+    sync = spell_sync(spec.sync) if spec.is_local else None
+    hosts = {host: list(workers) for host, workers in groupby(spec.workers, key=lambda worker: worker.host)}
+    nodes = tuple(Node(type=workers[0].type, workers=len(workers)) for workers in hosts.values())
+    steps = [event for event in events if isinstance(event, StepsLogged) and len(event.compute_s) == len(spec.workers)]
+    if not spec.is_local:  # what a run that settled for averages did from then on was something else
+        steps = [event for event in steps if event.sync is None]
+    for _, stretch in groupby(steps, key=lambda event: (event.local_batch_sizes, _way(event))):
+        # The first period of new shares is not yet itself: caches and allocators adapt.
+        rows = list(stretch)[1:]
+        for chunk in np.array_split(np.arange(len(rows)), min(SAMPLES_OF_A_STRETCH, len(rows))) if rows else ():
+            sample = _sample([rows[index] for index in chunk], nodes, sync)
+            if sample is not None:
+                yield sample
+
+
+def _sample(rows: Sequence[StepsLogged], nodes: tuple[Node, ...], sync: str | None) -> StepSample | None:
+    """Their mean; None: they took no time, or a worker had no samples, as no step that was measured."""
+    weights = [event.steps for event in rows]
+    total = math.fsum(weights)
+    step_time_s = round(math.fsum(n * event.step_time_s for n, event in zip(weights, rows, strict=True)) / total, 7)
+    sync_s = math.fsum(n * event.sync_s[0] for n, event in zip(weights, rows, strict=True)) / total
+    if step_time_s <= 0 or min(rows[0].local_batch_sizes) < 1:
+        return None
+    told = rows[0].exchange
+    return StepSample(
+        nodes=nodes,
+        local_batch_size=rows[0].local_batch_sizes,
+        compression=None
+        if told is None or told.compressor == IDENTITY
+        else Compression(name=told.compressor, ratio=told.ratio, collective=told.collective),
+        sync=sync,
+        step_time_s=step_time_s,
+        sync_time_s=round(min(sync_s, step_time_s), 7),
+    )
+
+
+def _way(event: StepsLogged) -> str:
+    return "" if event.exchange is None else event.exchange.way
+
+
+def _pilot(profile: Profile, launch: Launch, events: Sequence[LogEvent]) -> Pilot | None:
+    """The run as a pilot, all of its sessions together: what was done again from a checkpoint counts once.
+
+    None where the log does not begin with the first step, where it was never evaluated, or changed what it sent.
+    """
+    job, spec = profile.job, launch.spec
+    begun = next((event for event in events if isinstance(event, RunStarted)), None)
+    evaluated = _evaluations(events, job.target_metric)
+    exchanges = [event.exchange for event in events if isinstance(event, StepsLogged) and event.exchange is not None]
+    ways = {(exchange.compressor, exchange.ratio) for exchange in exchanges}
+    synced = [event.sync for event in events if isinstance(event, StepsLogged) and event.sync is not None]
+    averages = sum(told.synchronised for told in synced)
+    if spec.is_local and (spec.sync.name == "ssp" or not averages or spec.partition.name != "global"):
+        return None
+    if synced and not spec.is_local:
+        return None
+    if begun is None or begun.resumed_step or not evaluated or len(ways) > 1 or spec.learning_rate_rule != "fixed":
+        return None
+    name, ratio = next(iter(ways), (IDENTITY, 1.0))
+    gain = float(np.mean([exchange.gain for exchange in exchanges])) if exchanges else 1.0
+    if name != IDENTITY and gain <= 0:
+        return None
+
+    def reached(value: float) -> bool:
+        return value >= job.target_value if job.target_higher_is_better else value <= job.target_value
+
+    return Pilot(
+        global_batch_size=spec.global_batch_size,
+        learning_rate_scale=spec.learning_rate_scale,
+        seed=spec.seed,
+        evaluations=tuple(Evaluation(step=step, metric=metric) for step, metric in evaluated.items()),
+        steps_to_target=next((step for step, metric in evaluated.items() if step and reached(metric)), None),
+        compression=None if name == IDENTITY else PilotCompression(name=name, ratio=ratio, gain=min(1.0, gain)),
+        sync=PilotSync(
+            policy=spell_sync(spec.sync),
+            workers=len(spec.workers),
+            share=averages / (averages + sum(told.local for told in synced)),
+        )
+        if spec.is_local
+        else None,
+    )
+
+
+def _evaluations(events: Iterable[LogEvent], metric: str) -> dict[int, float]:
+    """The metric by step, ascending; what came after a checkpoint that the run went back to is as it was done again."""
+    found: dict[int, float] = {}
+    for event in events:
+        if isinstance(event, TrainingStarted):
+            found = {step: value for step, value in found.items() if step <= event.step}
+        elif isinstance(event, Evaluated) and metric in event.metrics:
+            found[event.step] = event.metrics[metric]
+    return dict(sorted(found.items()))

@@ -1,0 +1,157 @@
+"""The default law of steps to a target: every curve that could have made the runs, weighted by how well it does.
+
+    S(B) = A (1/B + 1/Bcrit)^g,        1/2 <= g <= 1
+
+is McCandlish's law at ``g = 1`` (``Smin = A / Bcrit``, ``Emin = A``), a power of the batch size as ``Bcrit`` grows, and
+between the two where larger batches lose more than their noise accounts for, because schedules and learning rates were
+tuned at one batch size. At every ``g`` more batch needs neither more steps nor fewer samples. A handful of runs, each 5
+to 20 % off by its seed, cannot pick one such curve, and the best-fitting one extrapolates badly; so none is picked.
+With ``ln S`` normal around the curve, ``ln A`` flat and the spread's prior an inverse gamma, a ``(Bcrit, g)`` has a
+weight in closed form (the evidence of a linear model), and a forecast is the weighted median over all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hetopt.optimizer.convergence.steps_law import (
+    PSEUDO_RUNS,
+    RUN_LOG_SD,
+    Z90,
+    Array,
+    PriorRun,
+    columns,
+    student_half_width,
+)
+
+KAPPA = 1.0
+"""Critical batch size over noise scale. Theory says one, to the order of magnitude (McCandlish et al. 2018).
+
+Of the noise averaged over progress it was 2.2 to 3.2 in public CIFAR-10 logs, 1.4 to 4 in BERT's, 4 to 50 in a
+recommender's (Pollux artifact): so it is the middle of a wide prior, never assumed.
+"""
+
+KAPPA_LOG_SDS = (1.0, 2.5)
+"""Its prior: as likely within the order of magnitude as anywhere."""
+
+BENT_LOG_SCALE = 0.02
+"""Half-Cauchy scale of ``ln 1/g``: nearly McCandlish's law unless the runs say otherwise, and then free to bend."""
+
+NOISE_HELPS_BELOW = 3
+"""Batch sizes from which on runs say more about the critical batch size than the noise scale does."""
+
+NODES = (49, 33)
+NEGLIGIBLE = 1e-4
+"""Of the heaviest curve's weight: lighter ones are dropped, which no forecast notices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AveragedLaw:
+    """The law above.
+
+    Attributes:
+        noise_scale: gradient noise scale in samples, where measured; it stands in for runs at more batch sizes.
+    """
+
+    noise_scale: float | None = None
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        return "averaged"
+
+    @property
+    def least_batch_sizes(self) -> int:
+        """One run places the curve; its shape is then the noise scale's, or wide open."""
+        return 1
+
+    def fit(self, runs: Sequence[PriorRun]) -> AveragedCurve:
+        """Weigh all curves by the runs.
+
+        Raises:
+            ValueError: no run.
+        """
+        if not runs:
+            raise ValueError("steps to a target are learned from at least one run")
+        batch, steps = columns(runs)
+        critical, log_prior = self._critical_batch_sizes(batch)
+        # Runs at one batch size cannot show a bend, and the noise scale speaks of McCandlish's law.
+        bends = NODES[1] if len(np.unique(batch)) > 1 else 1
+        bend = np.linspace(0.0, math.asinh(math.log(2) / BENT_LOG_SCALE), bends)
+        power = np.exp(-BENT_LOG_SCALE * np.sinh(bend))
+        # Half-Cauchy density of ln 1/g, times the width of each node on this grid: cosh / (1 + sinh^2).
+        log_weight = (log_prior[:, None] - np.log(np.cosh(bend))).ravel()
+        critical, power = (each.ravel() for each in np.meshgrid(critical, power, indexing="ij"))
+
+        offsets = np.log(steps)[:, None] - power * np.log(1 / batch[:, None] + 1 / critical)
+        scale = offsets.mean(axis=0)
+        squares = PSEUDO_RUNS * RUN_LOG_SD**2 + ((offsets - scale) ** 2).sum(axis=0)
+        freedom = PSEUDO_RUNS + len(runs) - 1
+        log_weight -= freedom / 2 * np.log(squares)
+        weight = np.exp(log_weight - log_weight.max())
+        kept = weight > NEGLIGIBLE
+        weight = weight[kept] / weight[kept].sum()
+        return AveragedCurve(
+            critical=critical[kept],
+            power=power[kept],
+            log_scale=scale[kept],
+            weight=weight,
+            # The spread of one more run: around the curve, and of the curve's own height.
+            run_variance=float(weight @ squares[kept]) / freedom * (1 + 1 / len(runs)),
+            freedom=freedom,
+        )
+
+    def _critical_batch_sizes(self, batch: Array) -> tuple[Array, Array]:
+        """Nodes evenly spaced in the log, and their log prior."""
+        if self.noise_scale is None or len(np.unique(batch)) >= NOISE_HELPS_BELOW:
+            ends = math.log(batch.min() / 100), math.log(batch.max() * 1000)
+            return np.exp(np.linspace(*ends, NODES[0])), np.zeros(NODES[0])
+        # Below a tenth of a sample a noise scale is the absence of noise; its log must stay finite.
+        distance = np.linspace(-3 * KAPPA_LOG_SDS[1], 3 * KAPPA_LOG_SDS[1], NODES[0])
+        nodes = max(KAPPA * self.noise_scale, 0.1) * np.exp(distance)
+        return nodes, np.log(sum(np.exp(-0.5 * (distance / sd) ** 2) / sd for sd in KAPPA_LOG_SDS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AveragedCurve:
+    """The curves that are left, one an element, and the spread of a run around them."""
+
+    critical: Array
+    power: Array
+    log_scale: Array
+    weight: Array
+    run_variance: float
+    freedom: int
+
+    def steps(self, global_batch_size: ArrayLike) -> Array:
+        """Weighted median over the curves."""
+        sizes, which = _different(global_batch_size)
+        return np.asarray(np.exp(self._median(self._curves(sizes)))[which])
+
+    def log_sd(self, global_batch_size: ArrayLike) -> Array:
+        """A run's spread and the curves' disagreement, which grows where no run was."""
+        sizes, which = _different(global_batch_size)
+        curves = self._curves(sizes)
+        apart = (curves - self._median(curves)[:, None]) ** 2 @ self.weight
+        return np.asarray((student_half_width(self.freedom) / Z90 * np.sqrt(self.run_variance + apart))[which])
+
+    def _curves(self, sizes: Array) -> Array:
+        return np.asarray(self.log_scale + self.power * np.log(1 / sizes[:, None] + 1 / self.critical))
+
+    def _median(self, curves: Array) -> Array:
+        order = np.argsort(curves, axis=1)
+        below = np.cumsum(self.weight[order], axis=1) < 0.5
+        middle = np.take_along_axis(order, below.sum(axis=1)[:, None], axis=1)
+        return np.asarray(np.take_along_axis(curves, middle, axis=1)[:, 0])
+
+
+def _different(global_batch_size: ArrayLike) -> tuple[Array, NDArray[np.intp]]:
+    """The different batch sizes, and where each one asked for is among them: many clusters share a few."""
+    batch = np.asarray(global_batch_size, dtype=np.float64)
+    sizes, which = np.unique(batch, return_inverse=True)
+    return sizes, which.reshape(batch.shape)

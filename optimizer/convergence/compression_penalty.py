@@ -1,0 +1,149 @@
+"""What compression costs in steps, learned from compressed runs where there are any, and where it costs the target.
+
+    S(B, gain) = S(B) (1 + a sqrt(1 / gain - 1))
+
+(`hetopt.core.compression_slowdown`, the law that training follows as well.) Gain is the share of the gradient's energy
+that gets through. It says how much slower a run goes, but not that it arrives: in GraVAC's experiments (table 2) Top-k
+at 0.1 % kept 80 to 90 % of an LSTM's gradient and still ended at a perplexity of 26.8 where 22 was wanted. So arriving
+is a gate of its own, closed by a pilot that fell short.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hetopt.core.compression_slowdown import COEFFICIENT, COEFFICIENT_SD, LEAST_GAIN, least_gain
+from hetopt.optimizer.convergence.steps_law import Z90
+
+Array = NDArray[np.float64]
+
+PILOT_LOG_SD = 0.1
+"""Spread of one pilot's steps over dense ones: two runs, each 5 to 20 % off by its seed."""
+
+FAIR_TRIAL = 1.5
+"""A pilot has failed when it took this many times the steps it should have needed; before that it proves nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressedPilot:
+    """A run towards the target with compression.
+
+    Attributes:
+        scheme: compressor.
+        ratio: fraction of the elements that was sent, in (0, 1].
+        gain: retained gradient energy, averaged over the run, in (0, 1].
+        dense_steps: what the target needs at its batch size without compression.
+        steps_trained: how long it ran.
+        steps_to_target: absent when it ended before the target.
+    """
+
+    scheme: str
+    ratio: float
+    gain: float
+    dense_steps: float
+    steps_trained: float
+    steps_to_target: float | None
+
+    def __post_init__(self) -> None:
+        if not (0 < self.ratio <= 1 and 0 < self.gain <= 1):
+            raise ValueError("a pilot's ratio and gain are in (0, 1]")
+        if not (0 < self.dense_steps < math.inf and 0 < self.steps_trained < math.inf):
+            raise ValueError("a pilot's steps are above zero")
+        if self.steps_to_target is not None and not 0 < self.steps_to_target <= self.steps_trained:
+            raise ValueError("a pilot reaches the target within the steps that it was trained for")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressionPenalty:
+    """``a`` and how sure it is."""
+
+    coefficient: float = COEFFICIENT
+    coefficient_sd: float = COEFFICIENT_SD
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.coefficient < math.inf and 0 <= self.coefficient_sd < math.inf):
+            raise ValueError("the coefficient and its spread are finite and not negative")
+
+    def inflation(self, gain: ArrayLike) -> Array:
+        """Compressed over dense steps, at least 1; gain in (0, 1]."""
+        return np.asarray(1 + self.coefficient * _distance(gain))
+
+    def log_sd(self, gain: ArrayLike) -> Array:
+        """Spread of ``ln`` inflation: zero without compression, growing with what is held back."""
+        away = _distance(gain)
+        return np.asarray(self.coefficient_sd * away / (1 + self.coefficient * away))
+
+    @property
+    def cautious_coefficient(self) -> float:
+        """The upper end of its 90 % interval."""
+        return self.coefficient + Z90 * self.coefficient_sd
+
+    def least_gain(self, inflation: float) -> float:
+        """The gain that stretches a run no more than this, the upper end of the coefficient considered."""
+        return least_gain(inflation, self.cautious_coefficient)
+
+
+UNFITTED = CompressionPenalty()
+"""The penalty before any compressed run was seen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualityGate:
+    """Which compression may be planned with, going by accuracy pilots.
+
+    A pilot speaks for its scheme alone: one that arrived for every ratio at least as large, one that failed for every
+    ratio at least as small. Where no pilot speaks, the law does, with its wide prior, down to the least gain that it
+    was seen to hold for: training measures what compression costs, and sends more when that is too much.
+    """
+
+    pilots: tuple[CompressedPilot, ...] = ()
+    penalty: CompressionPenalty = UNFITTED
+
+    def objection(self, *, scheme: str, ratio: float, gain: float) -> str | None:
+        """Why this compression may not be used, in one sentence; None where nothing speaks against it."""
+        own = [pilot for pilot in self.pilots if pilot.scheme == scheme]
+        for pilot in own:
+            if pilot.ratio >= ratio and self._failed(pilot):
+                return (
+                    f"{scheme} at {pilot.ratio:g} did not reach the target in {pilot.steps_trained:.0f} steps; "
+                    f"dense training needs {pilot.dense_steps:.0f}"
+                )
+        if gain >= LEAST_GAIN or any(pilot.ratio <= ratio and pilot.steps_to_target is not None for pilot in own):
+            return None
+        return (
+            f"{scheme} at {ratio:g} keeps {gain:.0%} of the gradient's energy, below {LEAST_GAIN:.0%}, "
+            "and no pilot has shown that it reaches the target"
+        )
+
+    def _failed(self, pilot: CompressedPilot) -> bool:
+        needed = pilot.dense_steps * float(self.penalty.inflation(pilot.gain))
+        return pilot.steps_to_target is None and pilot.steps_trained >= FAIR_TRIAL * needed
+
+
+OPEN_GATE = QualityGate()
+"""The gate before any compressed run was seen."""
+
+
+def fit_penalty(pilots: Sequence[CompressedPilot]) -> CompressionPenalty:
+    """Posterior mean and spread of ``a`` over the pilots that reached the target; the prior where there is none."""
+    coefficients = np.linspace(0.0, COEFFICIENT + 8 * COEFFICIENT_SD, 401)
+    log_weight = -0.5 * ((coefficients - COEFFICIENT) / COEFFICIENT_SD) ** 2
+    reached = [(pilot, pilot.steps_to_target) for pilot in pilots if pilot.steps_to_target is not None]
+    if not reached:
+        return UNFITTED
+    for pilot, steps in reached:
+        expected = pilot.dense_steps * (1 + coefficients * _distance(pilot.gain))
+        log_weight -= 0.5 * (np.log(steps / expected) / PILOT_LOG_SD) ** 2
+    weight = np.exp(log_weight - log_weight.max())
+    weight /= weight.sum()
+    mean = float(weight @ coefficients)
+    return CompressionPenalty(coefficient=mean, coefficient_sd=math.sqrt(float(weight @ (coefficients - mean) ** 2)))
+
+
+def _distance(gain: ArrayLike) -> Array:
+    return np.sqrt(1 / np.asarray(gain, dtype=np.float64) - 1)

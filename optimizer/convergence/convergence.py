@@ -1,0 +1,370 @@
+"""How many optimizer steps a goal needs, given the global batch size and how much gradient survives compression."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hetopt.core.errors import BadInput
+from hetopt.core.profile import LearningRateRule, NoiseSample, Pilot, Profile
+from hetopt.optimizer.convergence.averaged_law import KAPPA, AveragedLaw
+from hetopt.optimizer.convergence.compression_penalty import (
+    OPEN_GATE,
+    UNFITTED,
+    CompressionPenalty,
+    QualityGate,
+    fit_penalty,
+)
+from hetopt.optimizer.convergence.law_choice import choose
+from hetopt.optimizer.convergence.local_penalty import CLOSED_GATE, LocalGate
+from hetopt.optimizer.convergence.pilots import compressed_pilot, is_dense, local_pilot
+from hetopt.optimizer.convergence.steps_law import MCCANDLISH, SCAVENGER, PriorRun, StepsCurve, StepsLaw
+
+Array = NDArray[np.float64]
+
+SEED_LOG_SD = 0.15
+"""Spread of steps to target between repeats, where no fit says better: leave-one-out error of 3-23 % on public logs."""
+
+MINIMUM_EFFICIENCY = 0.8
+"""A run of fixed length may lose a fifth of the progress that its samples would make at the task's batch size."""
+
+UNMEASURED_BATCH_FACTOR = 4
+LARGEST_BATCH_FACTOR = 16
+"""Learning-rate rules are known to break down somewhere; no batch larger than this times the task's is proposed."""
+
+LARGEST_NOISE_SCALE = 1e12
+"""Stands for a noise scale without bound, samples: arithmetic stays finite, and no batch comes near it."""
+
+LEARNING_RATES: dict[LearningRateRule, str] = {
+    "none": "one learning rate for all batch sizes",
+    "linear": "the learning rate in proportion to the batch size",
+    "sqrt": "the learning rate with the square root of the batch size",
+}
+"""What a count of steps holds for."""
+
+PILOT_BATCH_FACTOR = 2
+"""How far above the pilots' batch sizes a target is trusted. Below them nothing is gained that is worth the doubt."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convergence:
+    """What the pilots and the gradient noise say about steps to the task's target.
+
+    Attributes:
+        minimum_steps: Smin of McCandlish's law, steps with an unlimited batch; absent when no pilot reached the target.
+        minimum_samples: Emin, samples with the smallest batch. Their ratio, the critical batch size, says how much
+            compression costs; steps themselves are the curve's.
+        noise_scale: Bn = tr(cov) / |G|^2 over the pilots, samples; absent when it was not measured.
+        pilot_batch_sizes: batch sizes of the pilots that reached the target.
+        log_sd: spread of the forecast at those batch sizes.
+        basis: where the figures come from, in words, with the learning-rate rule that they hold for.
+        curve: steps by batch size, by the law that the pilots chose; absent when no pilot reached the target.
+        learning_rate_rule: how the pilots scaled the learning rate with the batch size: another rule, other counts.
+        penalty: what compression costs in steps, by the compressed pilots where there are any.
+        gate: which compression may be used, by the same.
+        local: what pilots say of workers that train for themselves.
+    """
+
+    minimum_steps: float | None
+    minimum_samples: float | None
+    noise_scale: float | None
+    pilot_batch_sizes: tuple[int, ...]
+    log_sd: float
+    basis: str
+    curve: StepsCurve | None = None
+    learning_rate_rule: LearningRateRule | None = None
+    penalty: CompressionPenalty = UNFITTED
+    gate: QualityGate = OPEN_GATE
+    local: LocalGate = CLOSED_GATE
+
+
+class StepsModel(Protocol):
+    """Steps that a goal needs. Arrays in, arrays out; batch sizes in samples, gain in (0, 1]."""
+
+    @property
+    def source(self) -> str:
+        """Where the figure comes from, in words."""
+        ...
+
+    def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
+        """Expected steps."""
+        ...
+
+    def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
+        """Standard deviation of the log of (true / expected) steps."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetSteps:
+    """Steps to the task's target.
+
+        S(B, gain) = S(B) (1 + a sqrt(1 / gain - 1)) + check / (2 B)
+
+    What compression holds back arrives late (`compression_penalty`). A run notices its target only when it evaluates,
+    every ``check`` samples, on average half of that later.
+
+    Attributes:
+        minimum_steps, minimum_samples: Smin and Emin: S(B) = Smin + Emin / B where the convergence has no curve of its
+            own.
+    """
+
+    convergence: Convergence
+    minimum_steps: float
+    minimum_samples: float
+    check_every_samples: float = 0.0
+    penalty: CompressionPenalty = UNFITTED
+
+    @property
+    def source(self) -> str:
+        """Where the figure comes from."""
+        return self.convergence.basis
+
+    def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
+        """Expected steps to the target."""
+        batch = np.asarray(global_batch_size, dtype=np.float64)
+        stretched = self._dense(batch) * self.penalty.inflation(gain)
+        return np.maximum(1.0, stretched + self.check_every_samples / 2 / batch)
+
+    def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
+        """Spread: between seeds, of the shape in B away from the pilots, and of the compression penalty."""
+        batch = np.asarray(global_batch_size, dtype=np.float64)
+        curve = self.convergence.curve
+        dense = self.convergence.log_sd if curve is None else curve.log_sd(batch)
+        return np.hypot(dense, self.penalty.log_sd(gain))
+
+    def _dense(self, batch: Array) -> Array:
+        curve = self.convergence.curve
+        return self.minimum_steps + self.minimum_samples / batch if curve is None else curve.steps(batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativeSteps:
+    """Steps compared with dense training at one batch size, where no run has said how many those are.
+
+    It ranks clusters by ``steps * step time`` and no more: the times and costs that come of it have no unit.
+
+    Attributes:
+        curve: steps by batch size, 1 at ``reference_batch_size``.
+    """
+
+    curve: StepsCurve
+    reference_batch_size: int
+    penalty: CompressionPenalty = UNFITTED
+
+    @property
+    def source(self) -> str:
+        """Where the figure comes from."""
+        return (
+            f"relative to a batch of {self.reference_batch_size}, from the noise scale alone: "
+            "it ranks plans, but says nothing about how long any of them takes"
+        )
+
+    def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
+        """Steps over those at the reference batch size without compression."""
+        batch = np.asarray(global_batch_size, dtype=np.float64)
+        return np.asarray(self.curve.steps(batch) * self.penalty.inflation(gain))
+
+    def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
+        """Spread of one run over another, of the critical batch size, and of the compression penalty."""
+        batch = np.asarray(global_batch_size, dtype=np.float64)
+        return np.hypot(self.curve.log_sd(batch), self.penalty.log_sd(gain))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochSteps:
+    """Steps of a run of a given number of passes over the data."""
+
+    epochs: float
+    dataset_size: int
+
+    @property
+    def source(self) -> str:
+        """Where the figure comes from."""
+        return f"{self.epochs:g} epochs of {self.dataset_size} samples, as asked for"
+
+    def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
+        """``ceil(epochs * dataset_size / B)``, whatever the compression."""
+        batch, _ = np.broadcast_arrays(np.asarray(global_batch_size, dtype=np.float64), gain)
+        # 1e-9: 3.0000000001 from floating-point division is 3 steps, not 4.
+        return np.maximum(1.0, np.ceil(self.epochs * self.dataset_size / batch - 1e-9))
+
+    def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
+        """Nothing is in doubt."""
+        return np.zeros(np.broadcast_shapes(np.shape(global_batch_size), np.shape(gain)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedSteps:
+    """A given number of steps."""
+
+    count: int
+
+    @property
+    def source(self) -> str:
+        """Where the figure comes from."""
+        return f"{self.count} steps, as asked for"
+
+    def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
+        """Always the same."""
+        return np.full(np.broadcast_shapes(np.shape(global_batch_size), np.shape(gain)), float(self.count))
+
+    def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
+        """Nothing is in doubt."""
+        return np.zeros(np.broadcast_shapes(np.shape(global_batch_size), np.shape(gain)))
+
+
+def default_laws(noise_scale: float | None = None) -> tuple[StepsLaw, ...]:
+    """The law that is taken, and those that replace it where they predict held-out runs clearly better."""
+    return (AveragedLaw(noise_scale=noise_scale), MCCANDLISH, SCAVENGER)
+
+
+def fit_convergence(profile: Profile) -> Convergence:
+    """Use the best evidence there is: pilots at several batch sizes, one pilot and the noise scale, or neither."""
+    noise = noise_scale(profile.noise)
+    runs = [
+        PriorRun(global_batch_size=pilot.global_batch_size, steps_to_target=pilot.steps_to_target)
+        for pilot in profile.pilots
+        if pilot.steps_to_target is not None and is_dense(pilot)
+    ]
+    sizes = tuple(sorted({int(run.global_batch_size) for run in runs}))
+    if not sizes or (len(sizes) == 1 and noise is None):
+        return Convergence(
+            minimum_steps=None,
+            minimum_samples=None,
+            noise_scale=noise,
+            pilot_batch_sizes=(),
+            log_sd=SEED_LOG_SD,
+            basis="no pilot reached the target"
+            if not sizes
+            else "one pilot reached the target, and no noise scale says what another batch size needs",
+        )
+    bounded = None if noise is None else min(noise, LARGEST_NOISE_SCALE)
+    choice = choose(default_laws(bounded), runs)
+    if len(sizes) > 1:
+        minimum_steps, minimum_samples = fit_steps(sizes, [_mean_steps(profile.pilots, size) for size in sizes])
+        basis = f"pilots that reached the target at batch sizes {', '.join(map(str, sizes))}"
+    else:
+        critical = KAPPA * (bounded or 0.0)
+        minimum_steps = _mean_steps(profile.pilots, sizes[0]) / (1 + critical / sizes[0])
+        minimum_samples = minimum_steps * critical
+        basis = f"a pilot that reached the target at batch size {sizes[0]} and the measured noise scale"
+    rule = profile.job.learning_rate_rule
+    compressed = [compressed_pilot(pilot, choice.curve) for pilot in profile.pilots if pilot.compression is not None]
+    penalty = fit_penalty(compressed)
+    local = [local_pilot(pilot, choice.curve) for pilot in profile.pilots if pilot.sync is not None]
+    return Convergence(
+        minimum_steps=minimum_steps,
+        minimum_samples=minimum_samples,
+        noise_scale=noise,
+        pilot_batch_sizes=sizes,
+        log_sd=float(choice.curve.log_sd(np.array(sizes)).mean()),
+        basis=f"{basis}; {LEARNING_RATES[rule]}",
+        curve=choice.curve,
+        learning_rate_rule=rule,
+        penalty=penalty,
+        gate=QualityGate(pilots=tuple(compressed), penalty=penalty),
+        local=LocalGate(pilots=tuple(local)),
+    )
+
+
+def fit_steps(global_batch_sizes: Sequence[float], steps: Sequence[float]) -> tuple[float, float]:
+    """``Smin, Emin >= 0`` of ``S = Smin + Emin / B`` by non-negative least squares on the relative error."""
+    curve = MCCANDLISH.fit(
+        [PriorRun(global_batch_size=b, steps_to_target=s) for b, s in zip(global_batch_sizes, steps, strict=True)]
+    )
+    return float(curve.coefficients[0]), float(curve.coefficients[1] * curve.middle)
+
+
+def noise_scale(samples: Sequence[NoiseSample]) -> float | None:
+    """Harmonic mean over progress of Bn = V / |G|^2, samples; infinite when no mean gradient shows in the noise.
+
+    The harmonic mean averages |G|^2 / V, where a negative estimate of |G|^2 does no harm: clipping first would bias it.
+    """
+    usable = [sample for sample in samples if sample.gradient_variance > 0]
+    if not usable:
+        return None
+    inverse = sum(sample.gradient_square / sample.gradient_variance for sample in usable) / len(usable)
+    return 1 / inverse if inverse > 0 else math.inf
+
+
+def target_steps(convergence: Convergence, *, check_every_samples: float = 0.0) -> TargetSteps:
+    """The steps model of a run to the task's target, which is looked for every ``check_every_samples``.
+
+    Raises:
+        BadInput: the profile says how batch sizes compare, but not how many steps any of them needs.
+    """
+    if convergence.minimum_steps is None or convergence.minimum_samples is None:
+        raise BadInput(
+            "The profile cannot say how many steps the target needs, because no pilot run reached it.",
+            hint="give the length of the run with --epochs or --steps, compare clusters with --rank, or profile again "
+            "with a larger --time-budget",
+        )
+    return TargetSteps(
+        convergence=convergence,
+        minimum_steps=max(convergence.minimum_steps, 1e-9),
+        minimum_samples=max(convergence.minimum_samples, 1e-9),
+        check_every_samples=check_every_samples,
+        penalty=convergence.penalty,
+    )
+
+
+def relative_steps(convergence: Convergence, reference_batch_size: int) -> RelativeSteps:
+    """How batch sizes compare when no pilot reached the target, going by the noise scale.
+
+    Raises:
+        BadInput: nothing is known of the noise either.
+    """
+    if convergence.noise_scale is None:
+        raise BadInput(
+            "The profile cannot even rank batch sizes, because neither a finished pilot nor the noise scale is in it.",
+            hint="give the length of the run with --epochs or --steps, or profile again with a larger --time-budget",
+        )
+    noise = min(convergence.noise_scale, LARGEST_NOISE_SCALE)
+    unit = PriorRun(global_batch_size=reference_batch_size, steps_to_target=1.0)
+    return RelativeSteps(
+        curve=AveragedLaw(noise_scale=noise).fit([unit]),
+        reference_batch_size=reference_batch_size,
+    )
+
+
+def statistical_efficiency(global_batch_size: float, reference: float, noise: float) -> float:
+    """Progress a sample at one batch size relative to another: ``(Bn + B0) / (Bn + B)`` (Pollux, OSDI 2021)."""
+    return 1.0 if math.isinf(noise) else (noise + reference) / (noise + global_batch_size)
+
+
+def batch_range(convergence: Convergence, task_batch_size: int, *, to_target: bool) -> tuple[int, int]:
+    """Smallest and largest global batch size worth proposing.
+
+    To a target, S(B) says what a batch size costs, so the limit is how far the pilots can be trusted. A run of fixed
+    length has no such price: there the batch may grow from the task's own while samples keep 80 % of their worth. A
+    smaller one would need more steps and leave what the learning rate was tuned for, for nothing.
+    """
+    pilots = convergence.pilot_batch_sizes
+    if to_target and len(pilots) > 1:
+        low, high = min(pilots), max(pilots) * PILOT_BATCH_FACTOR
+    elif to_target and pilots:
+        low, high = pilots[0] // UNMEASURED_BATCH_FACTOR, pilots[0] * UNMEASURED_BATCH_FACTOR
+    elif convergence.noise_scale is None:
+        low, high = task_batch_size, task_batch_size * UNMEASURED_BATCH_FACTOR
+    else:
+        low, largest = task_batch_size, task_batch_size * LARGEST_BATCH_FACTOR
+        noise = min(convergence.noise_scale, LARGEST_NOISE_SCALE)
+        efficient = (noise + task_batch_size) / MINIMUM_EFFICIENCY - noise
+        high = int(min(largest, efficient))
+    return max(1, low), max(1, low, high)
+
+
+def _mean_steps(pilots: Sequence[Pilot], global_batch_size: int) -> float:
+    """Geometric mean over seeds of the steps to the target at one batch size."""
+    logs = [
+        math.log(pilot.steps_to_target)
+        for pilot in pilots
+        if pilot.global_batch_size == global_batch_size and pilot.steps_to_target is not None and is_dense(pilot)
+    ]
+    return math.exp(sum(logs) / len(logs))

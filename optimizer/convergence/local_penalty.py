@@ -1,0 +1,205 @@
+"""What training locally costs in steps, learned from pilots where there are any, and which of it may be planned with.
+
+    S(B, share, N) = S(B) (1 + c (1 - 1/N) sqrt(1/share - 1))
+
+``share`` of the steps end in an average of parameters, so 1/share - 1 others lie between two of them. Gradients are
+mostly noise: in so many steps a worker wanders off by the root of their number, and 1 - 1/N of that wandering is not
+the average's. This is the law of what compression holds back (`hetopt.core.compression_slowdown`) with the share in the
+place of the gain; analyses of local SGD bound its cost by a term that grows like this (Khaled et al. 2020, 1909.04746).
+
+``c`` depends on the task and on the policy. The ten published runs of SelSync and FedAvg that arrived (2307.07950,
+table I: three models, 16 workers, shares of 0.001 to 0.28; the fourth model's counts contradict its speed-ups) give 0
+to 0.6, whatever the share, 0.25 in the mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hetopt.core.synchronization import Synchronisation
+from hetopt.core.synchronization_text import spell_sync
+from hetopt.optimizer.convergence.compression_penalty import FAIR_TRIAL, PILOT_LOG_SD
+from hetopt.optimizer.convergence.steps_law import Z90
+
+Array = NDArray[np.float64]
+
+COEFFICIENT, COEFFICIENT_SD = 0.25, 0.2
+"""Prior of ``c``."""
+
+MOST_TIMES_WORKERS = 4
+"""A pilot speaks for clusters of so many times its workers: each then has so many times fewer samples of a batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalPilot:
+    """A run towards the target whose workers averaged parameters now and then.
+
+    Attributes:
+        sync: how.
+        share: of its steps that ended in an average, in (0, 1].
+        workers: two at least.
+        dense_steps: what the target needs at its batch size where gradients are summed in every step.
+        steps_trained: how long it ran.
+        steps_to_target: absent when it ended before the target.
+    """
+
+    sync: Synchronisation
+    share: float
+    workers: int
+    dense_steps: float
+    steps_trained: float
+    steps_to_target: float | None
+
+    def __post_init__(self) -> None:
+        if not (0 < self.share <= 1 and self.workers >= 2):
+            raise ValueError("a pilot of local training has two workers and a share in (0, 1]")
+        if not (0 < self.dense_steps < math.inf and 0 < self.steps_trained < math.inf):
+            raise ValueError("a pilot's steps are above zero")
+        if self.steps_to_target is not None and not 0 < self.steps_to_target <= self.steps_trained:
+            raise ValueError("a pilot reaches the target within the steps that it was trained for")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalPenalty:
+    """``c`` and how sure it is; ``pilots`` is how many runs it rests on."""
+
+    coefficient: float = COEFFICIENT
+    coefficient_sd: float = COEFFICIENT_SD
+    pilots: int = 0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.coefficient < math.inf and 0 <= self.coefficient_sd < math.inf):
+            raise ValueError("the coefficient and its spread are finite and not negative")
+
+    def inflation(self, share: ArrayLike, workers: ArrayLike) -> Array:
+        """Steps over those of dense training, at least 1; share in (0, 1], workers at least 1."""
+        return np.asarray(1 + self.coefficient * distance(share, workers))
+
+    def log_sd(self, share: ArrayLike, workers: ArrayLike) -> Array:
+        """Spread of ``ln`` inflation: zero for one worker, or where every step ends in an average."""
+        away = distance(share, workers)
+        return np.asarray(self.coefficient_sd * away / (1 + self.coefficient * away))
+
+    def cautious_inflation(self, share: float, workers: int) -> float:
+        """With the upper end of the coefficient's 90 % interval."""
+        cautious = self.coefficient + Z90 * self.coefficient_sd
+        return 1 + cautious * float(distance(share, workers))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalGate:
+    """What the pilots of a profile say about local training.
+
+    A pilot speaks for its policy alone, whatever the share: one that arrived for every larger share (for more frequent
+    averages), one that failed for every smaller one. Where no pilot speaks, nothing is planned unasked.
+    """
+
+    pilots: tuple[LocalPilot, ...] = ()
+
+    def penalty(self, sync: Synchronisation) -> LocalPenalty:
+        """Of a policy; the prior where none of its pilots arrived."""
+        return fit_local_penalty(self._own(sync))
+
+    def arrived(self) -> tuple[LocalPilot, ...]:
+        """Of each policy the pilot that reached the target with the fewest averages."""
+        least: dict[Synchronisation, LocalPilot] = {}
+        for pilot in sorted(self.pilots, key=lambda pilot: pilot.share):
+            if pilot.steps_to_target is not None:
+                least.setdefault(family(pilot.sync), pilot)
+        return tuple(least.values())
+
+    def measured_share(self, sync: Synchronisation) -> float | None:
+        """Of the steps that ended in an average under this very policy, over its pilots; None where there are none."""
+        shares = [pilot.share for pilot in self.pilots if pilot.sync == sync]
+        return sum(shares) / len(shares) if shares else None
+
+    def most_workers(self, sync: Synchronisation, share: float) -> int:
+        """For how many workers at most a pilot speaks; 0 where none does."""
+        return max(
+            (
+                MOST_TIMES_WORKERS * pilot.workers
+                for pilot in self._own(sync)
+                if pilot.steps_to_target is not None and pilot.share <= share * (1 + 1e-9)
+            ),
+            default=0,
+        )
+
+    def objection(self, sync: Synchronisation, share: float) -> str | None:
+        """Why this policy may not be planned with unasked, in one sentence; None where nothing speaks against it."""
+        for pilot in self._own(sync):
+            if pilot.share >= share * (1 - 1e-9) and self._failed(pilot):
+                return (
+                    f"{spell_sync(pilot.sync)} did not reach the target in {pilot.steps_trained:.0f} steps; summing "
+                    f"gradients in every step needs {pilot.dense_steps:.0f}"
+                )
+        if self.most_workers(sync, share) == 0:
+            told = spell_sync(sync)
+            return f"what {told} costs in steps was not measured: profile with --sync '{told}'"
+        return None
+
+    def _own(self, sync: Synchronisation) -> list[LocalPilot]:
+        return [pilot for pilot in self.pilots if family(pilot.sync) == family(sync)]
+
+    def _failed(self, pilot: LocalPilot) -> bool:
+        needed = pilot.dense_steps * float(self.penalty(pilot.sync).inflation(pilot.share, pilot.workers))
+        return pilot.steps_to_target is None and pilot.steps_trained >= FAIR_TRIAL * needed
+
+
+CLOSED_GATE = LocalGate()
+"""Before any such run was seen."""
+
+
+def fit_local_penalty(pilots: Sequence[LocalPilot]) -> LocalPenalty:
+    """Posterior mean and spread of ``c`` over the pilots that reached the target; the prior where there is none."""
+    reached = [(pilot, pilot.steps_to_target) for pilot in pilots if pilot.steps_to_target is not None]
+    if not reached:
+        return LocalPenalty()
+    coefficients = np.linspace(0.0, COEFFICIENT + 8 * COEFFICIENT_SD, 401)
+    log_weight = -0.5 * ((coefficients - COEFFICIENT) / COEFFICIENT_SD) ** 2
+    for pilot, steps in reached:
+        expected = pilot.dense_steps * (1 + coefficients * distance(pilot.share, pilot.workers))
+        log_weight -= 0.5 * (np.log(steps / expected) / PILOT_LOG_SD) ** 2
+    weight = np.exp(log_weight - log_weight.max())
+    weight /= weight.sum()
+    mean = float(weight @ coefficients)
+    return LocalPenalty(
+        coefficient=mean,
+        coefficient_sd=math.sqrt(float(weight @ (coefficients - mean) ** 2)),
+        pilots=len(reached),
+    )
+
+
+def steps_in_words(penalty: LocalPenalty, share: float, workers: int, *, counts: bool) -> str:
+    """What averaging in so many steps does to the number of steps, and how that is known.
+
+    Args:
+        penalty: of the policy.
+        share: of the steps.
+        workers: that are averaged.
+        counts: whether it is paid in steps.
+    """
+    if not counts:
+        return "The number of steps is that of summing gradients in every step; what is learned in them may be less."
+    more = float(penalty.inflation(share, workers)) - 1
+    basis = f"{penalty.pilots} pilot{'s' if penalty.pilots > 1 else ''}"
+    if not penalty.pilots:
+        basis = "by what was published of other tasks; profile with --sync to measure it"
+    else:
+        basis = f"as {basis} measured"
+    return f"A target should take about {more:.0%} more steps with it ({basis})."
+
+
+def family(sync: Synchronisation) -> Synchronisation:
+    """The policy whatever its share: what pilots of one are taken for evidence about another of."""
+    return sync.model_copy(update={"every_steps": 1, "synchronised_share": 0.5})
+
+
+def distance(share: ArrayLike, workers: ArrayLike) -> Array:
+    """How far workers wander off between two averages, in steps: ``(1 - 1/N) sqrt(1/share - 1)``."""
+    part = np.asarray(share, dtype=np.float64)
+    return np.asarray((1 - 1 / np.asarray(workers, dtype=np.float64)) * np.sqrt(1 / part - 1))

@@ -1,0 +1,297 @@
+"""The bill as it will be invoiced: what machines, volumes, addresses, transfer and checkpoints come to, by line.
+
+Two forms of one sum. `itemise` gives the lines of one cluster, each with the date and source of its price; `total_usd`
+gives their sum for many clusters at a time. The lines are not rounded, so they add up to the total.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetopt.optimizer.cost.billing import Billing, is_free
+from hetopt.optimizer.market.catalog import Price
+from hetopt.optimizer.plan import CostTerm
+
+Array = NDArray[np.float64]
+Numbers = float | Array
+"""One figure, or one for each cluster."""
+
+SECONDS_PER_HOUR = 3600.0
+
+BYTES_PER_GB = 1e9
+"""Of transfer and storage. Where a provider counts 2**30 bytes to the GB, the bill comes out 7 % lower."""
+
+S3_PART_BYTES = 8 * 1024 * 1024
+"""Larger objects are written and read in parts of this size, a request each (boto3's default)."""
+
+CHECKPOINTS_KEPT = 2
+"""In the bucket at a time: the newest complete one and the one being written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Volume:
+    """The gp3 root volume of a machine: operating system, torch with CUDA, data and checkpoints."""
+
+    gb: float = 100.0
+    iops: float = 3000.0
+    mb_per_s: float = 125.0
+
+    def usd_per_hour(self, billing: Billing) -> float:
+        """Size, and what exceeds the operations and throughput that come with it."""
+        monthly = (
+            self.gb * billing.ebs_gp3_usd_per_gb_month.value
+            + max(0.0, self.iops - billing.ebs_gp3_free_iops.value) * billing.ebs_gp3_usd_per_iops_month.value
+            + max(0.0, self.mb_per_s - billing.ebs_gp3_free_mb_per_s.value)
+            * billing.ebs_gp3_usd_per_mb_per_s_month.value
+        )
+        return monthly / billing.hours_per_month.value
+
+    def basis(self, billing: Billing) -> str:
+        """How its price comes about."""
+        price = billing.ebs_gp3_usd_per_gb_month
+        parts = [f"{self.gb:.0f} GB gp3 a machine at ${price.value:g} a GB-month"]
+        for wanted, free, usd, unit in (
+            (self.iops, billing.ebs_gp3_free_iops, billing.ebs_gp3_usd_per_iops_month, "IOPS"),
+            (self.mb_per_s, billing.ebs_gp3_free_mb_per_s, billing.ebs_gp3_usd_per_mb_per_s_month, "MB/s"),
+        ):
+            if wanted > free.value:
+                parts.append(f"{wanted - free.value:.0f} {unit} beyond the free {free.value:.0f} at ${usd.value:g}")
+        return f"{', '.join(parts)} ({price.source}, {price.date})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rental:
+    """Machines of one kind that are rented for the whole run."""
+
+    instance_type: str
+    machines: int
+    price: Price
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be rented."""
+        if self.machines < 1:
+            raise ValueError(f"{self.machines} machines cannot be rented")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What a run uses beside its machines' own price; scalars for one cluster, equally long arrays for many.
+
+    Attributes:
+        start_up_s: from the request to the first step, paid in full.
+        work_s: training, evaluations included.
+        interruption_s: expected restarts, repeated work and checkpoints.
+        crossing_bytes: that leave one zone for another, over the whole run (see `crossing_bytes`).
+        checkpoint_bytes: of one checkpoint, absent in the bucket where 0.
+        checkpoints: written to the bucket.
+        restores: checkpoints read from the bucket, by every machine together.
+    """
+
+    start_up_s: Numbers
+    work_s: Numbers
+    interruption_s: Numbers = 0.0
+    crossing_bytes: Numbers = 0.0
+    checkpoint_bytes: Numbers = 0.0
+    checkpoints: Numbers = 0.0
+    restores: Numbers = 0.0
+
+    @property
+    def total_s(self) -> Array:
+        """From the request to the end."""
+        return np.asarray(self.start_up_s, dtype=np.float64) + self.work_s + self.interruption_s
+
+
+def billed_s(up_s: Numbers, billing: Billing, *, taken_back: bool | NDArray[np.bool_] = False) -> Array:
+    """Seconds of one machine on the bill: after a minimum by the second; none if EC2 took it back in its first hour.
+
+    The last rule is for replaying what happened. A plan must not count on it, and `itemise` never does.
+
+    Args:
+        up_s: from running to stopped.
+        billing: the provider's terms.
+        taken_back: whether the provider interrupted it; a machine that its owner stops is paid for.
+    """
+    up = np.asarray(up_s, dtype=np.float64)
+    free = is_free(up, taken_back=np.asarray(taken_back), within_s=billing.spot_free_if_interrupted_within_s.value)
+    return np.where(free | (up <= 0), 0.0, np.maximum(up, billing.minimum_billed_s.value))
+
+
+def crossings(zones: Sequence[str]) -> int:
+    """Links of a ring that lead to another zone, over machines in these zones in order: 2 over two contiguous zones."""
+    return sum(zones[i] != zones[i - 1] for i in range(len(zones))) if len(zones) > 1 else 0
+
+
+def crossing_bytes(link_bytes_per_step: Numbers, crossed_links: Numbers, steps: Numbers) -> Array:
+    """Bytes that a run moves between zones.
+
+    Args:
+        link_bytes_per_step: over one link of the ring in a step, of the chosen collective at the chosen compression:
+            the ``traffic_bytes`` of `step_time.collective_terms`.
+        crossed_links: of the ring (see `crossings`).
+        steps: of the run.
+    """
+    return np.asarray(link_bytes_per_step, dtype=np.float64) * crossed_links * steps
+
+
+def requests(object_bytes: Numbers) -> Array:
+    """Requests that write an object to S3: one, or one a part and two to begin and complete it."""
+    size = np.asarray(object_bytes, dtype=np.float64)
+    parts = np.ceil(size / S3_PART_BYTES)
+    return np.where(size <= 0, 0.0, np.where(parts <= 1, 1.0, parts + 2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extras:
+    """The part of `Usage` that is not paid by the hour of a machine, in USD; each a scalar or an array."""
+
+    transfer_usd: Array
+    requests_usd: Array
+    storage_usd: Array
+
+    @classmethod
+    def of(cls, usage: Usage, billing: Billing) -> Extras:
+        """Transfer is paid by the sender and by the receiver; S3 to machines of its region is free of transfer."""
+        moved_gb = np.asarray(usage.crossing_bytes, dtype=np.float64) / BYTES_PER_GB
+        size = np.asarray(usage.checkpoint_bytes, dtype=np.float64)
+        gets = np.maximum(1.0, np.ceil(size / S3_PART_BYTES)) * (size > 0) * usage.restores
+        months = usage.total_s / SECONDS_PER_HOUR / billing.hours_per_month.value
+        kept = np.minimum(usage.checkpoints, CHECKPOINTS_KEPT)
+        return cls(
+            transfer_usd=2 * billing.cross_zone_usd_per_gb_each_direction.value * moved_gb,
+            requests_usd=requests(size) * usage.checkpoints * billing.s3_usd_per_1000_puts.value / 1000
+            + gets * billing.s3_usd_per_1000_gets.value / 1000,
+            storage_usd=size / BYTES_PER_GB * kept * months * billing.s3_usd_per_gb_month.value,
+        )
+
+    @property
+    def usd(self) -> Array:
+        """All of it."""
+        return np.asarray(self.transfer_usd + self.requests_usd + self.storage_usd)
+
+
+def total_usd(
+    usage: Usage,
+    billing: Billing,
+    *,
+    machine_usd_per_hour: Numbers,
+    machines: Numbers,
+    volume: Volume | None = None,
+) -> Array:
+    """What runs cost in expectation: the sum of `itemise`'s lines, for many clusters at a time.
+
+    Args:
+        usage: of the runs.
+        billing: the provider's terms.
+        machine_usd_per_hour: of all machines of the cluster together.
+        machines: in the cluster; each has a volume and a public address.
+        volume: of a machine; absent: the usual one.
+    """
+    volume = volume or Volume()
+    beside = volume.usd_per_hour(billing) + billing.public_ipv4_usd_per_hour.value
+    hours = _billed_hours(usage.total_s, billing)
+    hourly = np.asarray(machine_usd_per_hour, dtype=np.float64) + np.asarray(machines, dtype=np.float64) * beside
+    return np.asarray(hours * hourly + Extras.of(usage, billing).usd)
+
+
+def itemise(
+    rentals: Iterable[Rental],
+    usage: Usage,
+    billing: Billing,
+    *,
+    volume: Volume | None = None,
+    hazard_basis: str = "expected over the belief of the hazard",
+) -> tuple[CostTerm, ...]:
+    """The lines of one cluster's bill; what comes to nothing is left out, but for volumes and addresses.
+
+    Machines, volumes and addresses are shown for the time without losses; what losses add to all three is one line.
+
+    Args:
+        rentals: the machines, one entry a kind.
+        usage: of the run, scalars.
+        billing: the provider's terms.
+        volume: of a machine; absent: the usual one.
+        hazard_basis: where the expected interruptions come from.
+    """
+    rentals, volume = tuple(rentals), volume or Volume()
+    start, work, lost = (float(np.asarray(part)) for part in (usage.start_up_s, usage.work_s, usage.interruption_s))
+    whole = float(_billed_hours(start + work + lost, billing))
+    hours = min(whole, float(_billed_hours(start + work, billing)))
+    # A minute's minimum goes to training: a start-up is no longer than what is billed.
+    start_hours = min(start / SECONDS_PER_HOUR, hours)
+    training_hours = hours - start_hours
+    machines = sum(rental.machines for rental in rentals)
+    address = billing.public_ipv4_usd_per_hour
+    volume_usd, address_usd = volume.usd_per_hour(billing), address.value
+    hourly = sum(rental.machines * rental.price.usd_per_hour for rental in rentals)
+    terms = [_machines(rental, training_hours) for rental in rentals]
+    if start_hours > 0:
+        terms.append(
+            CostTerm(
+                name="start-up of the machines",
+                usd=hourly * start_hours,
+                basis=f"{start:.0f} s from the request to the first step, at the same prices",
+            )
+        )
+    terms += [
+        CostTerm(name="volumes", usd=machines * volume_usd * hours, basis=volume.basis(billing)),
+        CostTerm(
+            name="public addresses",
+            usd=machines * address_usd * hours,
+            basis=f"${address.value:g} an hour each ({address.source}, {address.date})",
+        ),
+    ]
+    if whole > hours:
+        terms.append(
+            CostTerm(
+                name="expected interruptions",
+                usd=(hourly + machines * (volume_usd + address_usd)) * (whole - hours),
+                basis=f"{lost:.0f} s of restarts, repeated work and checkpoints, {hazard_basis}",
+            )
+        )
+    extras = Extras.of(usage, billing)
+    if float(extras.transfer_usd) > 0:
+        price = billing.cross_zone_usd_per_gb_each_direction
+        terms.append(
+            CostTerm(
+                name="transfer between zones",
+                usd=float(extras.transfer_usd),
+                basis=f"{float(np.asarray(usage.crossing_bytes)) / BYTES_PER_GB:.1f} GB at ${price.value:g} a GB from "
+                f"the sender and as much from the receiver ({price.source}, {price.date})",
+            )
+        )
+    if (checkpoints_usd := float(extras.requests_usd + extras.storage_usd)) > 0:
+        terms.append(_checkpoints(usage, billing, checkpoints_usd))
+    return tuple(terms)
+
+
+def _checkpoints(usage: Usage, billing: Billing, usd: float) -> CostTerm:
+    size, written = float(np.asarray(usage.checkpoint_bytes)), float(np.asarray(usage.checkpoints))
+    put, stored, count = billing.s3_usd_per_1000_puts, billing.s3_usd_per_gb_month, int(requests(size))
+    return CostTerm(
+        name="checkpoints",
+        usd=usd,
+        basis=f"{written:.0f} written to a bucket, each with {count} request{'s' * (count != 1)} at ${put.value:g} a "
+        f"thousand; {min(written, CHECKPOINTS_KEPT):.0f} of {size / BYTES_PER_GB:.2g} GB kept at ${stored.value:g} a "
+        "GB-month "
+        f"({stored.source}, {stored.date})",
+    )
+
+
+def _machines(rental: Rental, hours: float) -> CostTerm:
+    price = rental.price
+    kind = "estimated " if price.is_estimate else ""
+    return CostTerm(
+        name=f"{rental.machines} × {rental.instance_type} ({price.market})",
+        usd=rental.machines * price.usd_per_hour * hours,
+        basis=f"{kind}${price.usd_per_hour:.4f} an hour each for {hours:.2f} h "
+        f"({price.region}, {price.date}, {price.source})",
+    )
+
+
+def _billed_hours(up_s: Numbers, billing: Billing) -> Array:
+    """A machine that is planned is paid for at least the minimum, even if the run takes no time at all."""
+    return np.maximum(np.asarray(up_s, dtype=np.float64), billing.minimum_billed_s.value) / SECONDS_PER_HOUR

@@ -1,0 +1,267 @@
+"""Dollars and interruptions: what machines cost by the second, and what spot losses add to a job's time on average."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hetopt.optimizer.cost.bill import SECONDS_PER_HOUR, Extras, Numbers, Usage, Volume
+from hetopt.optimizer.cost.billing import Billing
+from hetopt.optimizer.cost.checkpointing import (
+    CHECKPOINT_INTERVAL_S,
+    daly_interval_s,
+    factor_at,
+    interval_under_belief_s,
+    restart_factor,
+)
+from hetopt.optimizer.cost.preemption_rate import CALM, SCARCE, SHOCKS, PoolBelief, scarce_probability
+
+__all__ = [
+    "BOOT_S",
+    "CALM",
+    "DETECTION_S",
+    "SCARCE",
+    "SETUP_S",
+    "STARTUP_LOG_SD",
+    "Interruptions",
+    "Rates",
+    "checkpoint_bytes",
+    "checkpoint_time_s",
+    "cluster_hazard",
+    "daly_interval_s",
+    "interruptions",
+    "planned_interval_s",
+    "planned_usage",
+    "restart_factor",
+    "scarce_probability",
+]
+
+Array = NDArray[np.float64]
+
+BOOT_S = 60.0
+"""Request to a usable machine: 5 s to 80 s are reported, by image and volume (depot.dev 2024, martysweet 2023)."""
+
+SETUP_S = 120.0
+"""Fetching code and the first import of torch from a lazily loaded image: minutes (AWS ParallelCluster: up to 7)."""
+
+STARTUP_LOG_SD = 0.5
+"""Start-up of 180 s is 80 to 410 s with 90 % probability."""
+
+DETECTION_S = 30.0
+"""From the loss of a machine until the job notices and asks for another."""
+
+CHECKPOINT_BYTES_PER_S = 100e6
+"""Writing a checkpoint to a gp3 volume, whose baseline is 125 MB/s."""
+
+CHECKPOINT_COPIES = 4
+"""Parameters, two moments of the optimizer and the compressor's residual, each as large as the gradient."""
+
+# Gauss-Laguerre rule: means over the exponential distribution that Gamma(1, r) is.
+_NODES, _NODE_WEIGHTS = np.polynomial.laguerre.laggauss(4)
+
+_FEW_ROWS = 256
+_ODD = tuple(np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], dtype=np.uint64))
+"""Multipliers that spread the bits of rows apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interruptions:
+    """Time that losses add, over the prior of the hazard.
+
+    Attributes:
+        expected_factor: expected time of the job over its time without losses, checkpoints included.
+        log_sd: spread of the log of that factor between calm and scarce pools.
+        scarce_factor: the factor if one of the pools turns out to be scarce.
+        interval_s: work between checkpoints, the best for the whole prior; infinite where nothing is ever lost.
+    """
+
+    expected_factor: Array
+    log_sd: Array
+    scarce_factor: Array
+    interval_s: Array
+
+
+def interruptions(
+    work_s: ArrayLike,
+    *,
+    calm_per_hour: ArrayLike,
+    scarce_per_hour: ArrayLike,
+    scarce_chance: ArrayLike,
+    checkpoint_s: float,
+    restart_s: float,
+    interval_s: ArrayLike | None = None,
+) -> Interruptions:
+    """Average Daly's restart model over the hazard prior, with the one checkpoint interval that is best for it.
+
+    Any loss stops the whole job until the machine is replaced. The scarce component is an exponential distribution of
+    hazards; its mean alone would hide what its upper end costs. A run does not know its hazard beforehand, so that one
+    interval must do for calm and scarce pools: it costs a calm run more checkpoints, and a scarce one more work.
+
+    Args:
+        work_s: time of the job without losses.
+        calm_per_hour: losses of the whole cluster an hour when no pool is scarce.
+        scarce_per_hour: mean losses an hour given that some pool is scarce.
+        scarce_chance: probability of that.
+        checkpoint_s: time to write a checkpoint.
+        restart_s: from a loss to training again, without the work that is done again.
+        interval_s: work between checkpoints, where it is given or known already; absent: `planned_interval_s`, which
+            takes most of the time here and is the same for all amounts of work.
+    """
+    if interval_s is None:
+        interval_s = planned_interval_s(
+            calm_per_hour=calm_per_hour,
+            scarce_per_hour=scarce_per_hour,
+            scarce_chance=scarce_chance,
+            checkpoint_s=checkpoint_s,
+            restart_s=restart_s,
+        )
+    work, chance, calm, scarce, interval = np.broadcast_arrays(
+        *(np.asarray(x, dtype=np.float64) for x in (work_s, scarce_chance, calm_per_hour, scarce_per_hour, interval_s))
+    )
+    rates, weights = _nodes(calm, scarce, chance)
+    factors = factor_at(work.reshape(-1, 1), rates, interval.reshape(-1, 1), checkpoint_s, restart_s)
+    expected = (weights * factors).sum(axis=1)
+    variance = (weights * np.log(factors / expected[:, None]) ** 2).sum(axis=1)
+    return Interruptions(
+        expected_factor=expected.reshape(work.shape),
+        log_sd=np.sqrt(variance).reshape(work.shape),
+        scarce_factor=(factors[:, 1:] @ _NODE_WEIGHTS).reshape(work.shape),
+        interval_s=np.array(interval),
+    )
+
+
+def planned_interval_s(
+    *,
+    calm_per_hour: ArrayLike,
+    scarce_per_hour: ArrayLike,
+    scarce_chance: ArrayLike,
+    checkpoint_s: float,
+    restart_s: float,
+) -> Array:
+    """Work between checkpoints that is best over the prior of the hazard, within `CHECKPOINT_INTERVAL_S`.
+
+    Infinite where nothing is ever lost.
+
+    Arguments as those of `interruptions`.
+    """
+    chance, calm, scarce = np.broadcast_arrays(
+        *(np.asarray(part, dtype=np.float64) for part in (scarce_chance, calm_per_hour, scarce_per_hour))
+    )
+    first, repeats = _distinct(calm.ravel(), scarce.ravel(), chance.ravel())
+    rates, weights = _nodes(calm.ravel()[first], scarce.ravel()[first], chance.ravel()[first])
+    interval = np.clip(interval_under_belief_s(rates, weights, checkpoint_s, restart_s), *CHECKPOINT_INTERVAL_S)
+    return np.where((weights * rates).sum(axis=1) > 0, interval, np.inf)[repeats].reshape(chance.shape)
+
+
+def _distinct(*columns: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Rows that differ, and which of them each row equals: the same machines come with many batches and exchanges."""
+    rows = len(columns[0])
+    if rows > _FEW_ROWS:
+        mixed = np.zeros(rows, dtype=np.uint64)
+        for column, odd in zip(columns, _ODD, strict=True):
+            mixed ^= np.ascontiguousarray(column).view(np.uint64) * odd
+        _, first, repeats = np.unique(mixed, return_index=True, return_inverse=True)
+        if all(np.array_equal(column[first][repeats], column) for column in columns):
+            return first, repeats
+    return np.arange(rows), np.arange(rows)
+
+
+def cluster_hazard(pools: Iterable[tuple[int, PoolBelief | None]]) -> tuple[float, float, float]:
+    """Losses an hour of a cluster if all its pools are calm, the mean if some pool is scarce, and the chance of that.
+
+    Args:
+        pools: machines of each pool, and what is believed of its hazard; nothing on demand.
+    """
+    calm, scarce, all_calm = 0.0, 0.0, 1.0
+    for machines, belief in pools:
+        if belief is None:
+            continue
+        effective = float(SHOCKS.effective_machines(machines))
+        calm += effective * belief.calm.mean_per_hour
+        scarce += effective * belief.scarce_chance * belief.scarce.mean_per_hour
+        all_calm *= 1 - belief.scarce_chance
+    some = 1 - all_calm
+    return calm, calm + (scarce / some if some > 0 else 0.0), some
+
+
+def _nodes(calm: Array, scarce: Array, chance: Array) -> tuple[Array, Array]:
+    """Hazards of the cluster and their probabilities, shape (rows, nodes), the calm one first."""
+    return (
+        np.concatenate([calm.reshape(-1, 1), scarce.reshape(-1, 1) * _NODES], axis=1),
+        np.concatenate([1 - chance.reshape(-1, 1), chance.reshape(-1, 1) * _NODE_WEIGHTS], axis=1),
+    )
+
+
+def checkpoint_bytes(gradient_bytes: int) -> int:
+    """Size of everything that a resumed run needs."""
+    return gradient_bytes * CHECKPOINT_COPIES
+
+
+def checkpoint_time_s(gradient_bytes: int) -> float:
+    """Time to write it."""
+    return checkpoint_bytes(gradient_bytes) / CHECKPOINT_BYTES_PER_S
+
+
+def planned_usage(
+    *,
+    start_up_s: Numbers,
+    work_s: Numbers,
+    interruption_s: Numbers,
+    machines: Numbers,
+    stops_per_hour: Numbers = 0.0,
+    interval_s: Numbers = np.inf,
+    checkpoint_bytes: float = 0.0,
+    crossing_bytes: Numbers = 0.0,
+) -> Usage:
+    """What a planned run uses, for one cluster or many: checkpoints at their interval and at the end.
+
+    Args:
+        start_up_s: from the request to the first step.
+        work_s: training, evaluations included.
+        interruption_s: expected restarts, repeated work and checkpoints.
+        machines: of the cluster; after a loss each reads the checkpoint.
+        stops_per_hour: expected losses of the cluster.
+        interval_s: work between checkpoints (`Interruptions.interval_s`).
+        checkpoint_bytes: written to the bucket each time; 0 where none is used.
+        crossing_bytes: see `bill.crossing_bytes`.
+    """
+    work = np.asarray(work_s, dtype=np.float64)
+    hours = (work + interruption_s) / SECONDS_PER_HOUR
+    return Usage(
+        start_up_s=start_up_s,
+        work_s=work,
+        interruption_s=interruption_s,
+        crossing_bytes=crossing_bytes,
+        checkpoint_bytes=checkpoint_bytes,
+        checkpoints=np.floor(work / interval_s) + 1.0 if checkpoint_bytes else 0.0,
+        restores=stops_per_hour * hours * machines if checkpoint_bytes else 0.0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What a machine costs an hour beside its own price, and for how long it is billed at least."""
+
+    billing: Billing
+    volume: Volume
+
+    @classmethod
+    def of(cls, billing: Billing, volume: Volume | None = None) -> Rates:
+        """Rates of a machine with one volume (absent: the usual one) and one public address."""
+        return cls(billing=billing, volume=volume or Volume())
+
+    @property
+    def per_machine_hour(self) -> float:
+        """USD an hour of one machine beside its own price."""
+        return self.volume.usd_per_hour(self.billing) + self.billing.public_ipv4_usd_per_hour.value
+
+    def billed_hours(self, seconds: Numbers) -> Array:
+        """Hours on the bill of a machine that was up for ``seconds``."""
+        return np.maximum(np.asarray(seconds, dtype=np.float64), self.billing.minimum_billed_s.value) / SECONDS_PER_HOUR
+
+    def extras_usd(self, usage: Usage) -> Array:
+        """What is not paid by the hour of a machine: transfer between zones, and checkpoints in the bucket."""
+        return Extras.of(usage, self.billing).usd

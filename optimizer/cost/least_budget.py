@@ -1,0 +1,40 @@
+"""The least budget that a cluster is rented with: ten minutes of it at its on-demand price, whatever the plan expects.
+
+Spot prices can rise to the on-demand price, and a cluster must have booted before its budget may end it. Planner and
+launcher hold plans against one inequality, so that what was planned for a budget can be rented with it:
+
+    budget >= fixed + worst-case USD an hour * 10 min
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetopt.core.bucket_traffic import HEARTBEAT_S, READ_EVERY_S, READ_OFTEN
+from hetopt.optimizer.cost.bill import BYTES_PER_GB, CHECKPOINTS_KEPT, SECONDS_PER_HOUR, Volume
+from hetopt.optimizer.cost.billing import Billing
+
+Usd = TypeVar("Usd", float, NDArray[np.float64])
+
+LEAST_LIFETIME_S = 600.0
+"""A cluster that must end before this has hardly booted."""
+
+
+def least_budget_usd(worst_usd_per_hour: Usd, fixed_usd: float) -> Usd:
+    """The least budget of clusters that cost so much an hour at their on-demand prices, all extras included."""
+    return fixed_usd + worst_usd_per_hour * (LEAST_LIFETIME_S / SECONDS_PER_HOUR)
+
+
+def extras_usd_per_hour(billing: Billing) -> float:
+    """What an hour of a machine costs beside the machine: volume, public address, heartbeats, and looking for news."""
+    puts = SECONDS_PER_HOUR / HEARTBEAT_S * billing.s3_usd_per_1000_puts.value / 1000
+    gets = len(READ_OFTEN) * SECONDS_PER_HOUR / READ_EVERY_S * billing.s3_usd_per_1000_gets.value / 1000
+    return Volume().usd_per_hour(billing) + billing.public_ipv4_usd_per_hour.value + puts + gets
+
+
+def fixed_usd(checkpoint_bytes: float, billing: Billing) -> float:
+    """A month of the last checkpoints in the bucket."""
+    return CHECKPOINTS_KEPT * checkpoint_bytes / BYTES_PER_GB * billing.s3_usd_per_gb_month.value

@@ -1,0 +1,255 @@
+"""What could happen: the distribution of time and cost of a few clusters, by simulation over all that is not known.
+
+Each draw of a run has its own error of step time and of steps, its own start-up, its own spot price, its own hazard of
+every pool (from the belief, so that a pool may turn out scarce) and, given the hazard, its own losses. A loss stops the
+job until the machine is replaced; work since the last checkpoint is done again. The losses of a run are drawn by their
+number and the moments of what each costs, so that one draw takes no loop over events; the mean over draws is Daly's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetopt.optimizer.cost.bill import SECONDS_PER_HOUR, Numbers, Usage, Volume, total_usd
+from hetopt.optimizer.cost.billing import Billing
+from hetopt.optimizer.cost.checkpointing import CHECKPOINT_INTERVAL_S, interval_under_belief_s
+from hetopt.optimizer.cost.mixing import RUNS_DRY
+from hetopt.optimizer.cost.preemption_rate import SHOCKS, CommonShocks, PoolBelief
+
+Array = NDArray[np.float64]
+
+DRAWS = 2000
+_MOST_LOSSES = 1e5
+_NEVER_S = 1e12
+_INTERVAL_DRAWS = 400
+
+
+@dataclass(frozen=True, kw_only=True)
+class RentedPool:
+    """Machines of one pool in a cluster.
+
+    Attributes:
+        machines: how many.
+        usd_per_hour: of one machine.
+        price_log_sd: how well that is known; 0 on demand.
+        belief: of the pool's hazard; absent on demand.
+    """
+
+    machines: int
+    usd_per_hour: float
+    price_log_sd: float = 0.0
+    belief: PoolBelief | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finalist:
+    """A cluster whose possible runs are wanted.
+
+    Attributes:
+        pools: its machines.
+        work_s: training without losses, evaluations included (the median).
+        step_time_log_sd, steps_log_sd: spread of the log of either factor of it.
+        crossing_bytes: moved between zones over the whole run.
+    """
+
+    pools: tuple[RentedPool, ...]
+    work_s: float
+    step_time_log_sd: float = 0.0
+    steps_log_sd: float = 0.0
+    crossing_bytes: float = 0.0
+
+    @property
+    def machines(self) -> int:
+        """Altogether."""
+        return sum(pool.machines for pool in self.pools)
+
+    def stops_per_hour(self, shocks: CommonShocks = SHOCKS) -> float:
+        """Expected losses that stop the job; machines that go together stop it once."""
+        return sum(
+            pool.belief.mean_per_hour * float(shocks.effective_machines(pool.machines))
+            for pool in self.pools
+            if pool.belief is not None
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTerms:
+    """What the finalists have in common.
+
+    Attributes:
+        start_up_s: from the request to the first step; ``start_up_log_sd`` is the spread of its log.
+        restart_s: from a loss to training again.
+        checkpoint_s: time to write a checkpoint of ``checkpoint_bytes`` (0: none in the bucket).
+        outage_s: mean wait for machines of a pool that has run dry (`mixing.RUNS_DRY`); 0 where the replacement comes
+            from another pool, or is rented on demand.
+        first_hour_free: whether machines that EC2 takes back in their first hour are taken off the bill. That is what
+            would be invoiced; plans are made without it.
+    """
+
+    billing: Billing
+    start_up_s: float
+    restart_s: float
+    checkpoint_s: float
+    start_up_log_sd: float = 0.0
+    checkpoint_bytes: float = 0.0
+    volume: Volume | None = None
+    shocks: CommonShocks = SHOCKS
+    outage_s: float = 0.0
+    first_hour_free: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PossibleRuns:
+    """Draws of runs, of shape (finalists, draws). The same draw of two finalists shares what they have in common."""
+
+    total_s: Array
+    cost_usd: Array
+
+    def chance(self, *, budget_usd: float | None = None, deadline_s: float | None = None) -> Array:
+        """Probability of each finalist to end within budget and deadline, both at once; absent: no limit."""
+        within = np.ones(self.total_s.shape, dtype=np.bool_)
+        if budget_usd is not None:
+            within &= self.cost_usd <= budget_usd
+        if deadline_s is not None:
+            within &= self.total_s <= deadline_s
+        return np.asarray(within.mean(axis=1), dtype=np.float64)
+
+    def quantile_s(self, q: float) -> Array:
+        """Time that a share ``q`` of the runs of each finalist stays within."""
+        return np.asarray(np.quantile(self.total_s, q, axis=1), dtype=np.float64)
+
+    def quantile_usd(self, q: float) -> Array:
+        """Cost that a share ``q`` of the runs of each finalist stays within."""
+        return np.asarray(np.quantile(self.cost_usd, q, axis=1), dtype=np.float64)
+
+
+def possible_runs(finalists: Sequence[Finalist], terms: RunTerms, *, seed: int, draws: int = DRAWS) -> PossibleRuns:
+    """Simulate each finalist ``draws`` times. The same arguments give the same draws."""
+    shared = np.random.default_rng(seed)
+    time_error, steps_error, start_error, price_error = shared.standard_normal((4, draws))
+    start_factor = np.exp(terms.start_up_log_sd * start_error)
+    totals, costs = np.empty((2, len(finalists), draws))
+    for row, finalist in enumerate(finalists):
+        # The same stream for each, so that a finalist's draws depend neither on the others nor on its place among them.
+        generator = np.random.default_rng((seed, 1))
+        work = finalist.work_s * np.exp(finalist.step_time_log_sd * time_error + finalist.steps_log_sd * steps_error)
+        hazards = [
+            np.zeros(draws) if pool.belief is None else pool.belief.sample(draws, generator) for pool in finalist.pools
+        ]
+        per_hour = sum(
+            (
+                hazard * terms.shocks.effective_machines(pool.machines)
+                for pool, hazard in zip(finalist.pools, hazards, strict=True)
+            ),
+            start=np.zeros(draws),
+        )
+        few = per_hour[None, :_INTERVAL_DRAWS]
+        planned = _NEVER_S
+        if few.any():
+            best = interval_under_belief_s(few, 1 / few.shape[1], terms.checkpoint_s, terms.restart_s)
+            planned = float(np.clip(best[0], *CHECKPOINT_INTERVAL_S))
+        run = losses(work, per_hour, planned, terms.checkpoint_s, terms.restart_s * start_factor, generator)
+        start_up = terms.start_up_s * start_factor
+        added = run.added_s + _outages(run.count, hazards, per_hour, terms.outage_s, generator)
+        totals[row] = start_up + work + added
+        hourly = sum(
+            (
+                pool.machines
+                * pool.usd_per_hour
+                * np.exp(pool.price_log_sd * price_error)
+                * (paid_share(hazard) if terms.first_hour_free else 1.0)
+                for pool, hazard in zip(finalist.pools, hazards, strict=True)
+            ),
+            start=np.zeros(draws),
+        )
+        usage = Usage(
+            start_up_s=start_up,
+            work_s=work,
+            interruption_s=added,
+            crossing_bytes=finalist.crossing_bytes,
+            checkpoint_bytes=terms.checkpoint_bytes,
+            checkpoints=run.checkpoints + 1,
+            restores=run.count * finalist.machines,
+        )
+        costs[row] = total_usd(
+            usage, terms.billing, machine_usd_per_hour=hourly, machines=finalist.machines, volume=terms.volume
+        )
+    return PossibleRuns(total_s=totals, cost_usd=costs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Losses:
+    """Of each run: losses, checkpoints written, and the time that both add to the work. Shape (draws,)."""
+
+    count: Array
+    checkpoints: Array
+    added_s: Array
+
+
+def losses(
+    work_s: Array,
+    losses_per_hour: Array,
+    interval_s: float,
+    checkpoint_s: float,
+    restart_s: Numbers,
+    generator: np.random.Generator,
+) -> Losses:
+    """Draw the losses of runs whose hazard is known.
+
+    A segment of length L is passed with probability p = e^(-L / Theta); the failures before K segments are passed have
+    a negative binomial distribution, and each costs an exponential time cut off at L. A restart is a segment too.
+    """
+    rate = np.maximum(losses_per_hour, 1e-15) / SECONDS_PER_HOUR
+    whole = np.floor(work_s / interval_s)
+    rest = work_s - whole * interval_s
+    exact = rest <= 0  # the last segment writes no checkpoint: the run ends with it
+    whole, rest = np.where(exact & (whole > 0), whole - 1, whole), np.where(exact & (whole > 0), interval_s, rest)
+    failed_whole, lost_whole = _failures(whole, interval_s + checkpoint_s, rate, generator)
+    failed_rest, lost_rest = _failures(np.ones_like(whole), rest, rate, generator)
+    count = failed_whole + failed_rest
+    failed_restarts, lost_restarts = _failures(count, restart_s, rate, generator)
+    added = whole * checkpoint_s + lost_whole + lost_rest + count * restart_s + lost_restarts
+    return Losses(count=count + failed_restarts, checkpoints=whole, added_s=added)
+
+
+def _failures(segments: Array, length_s: Numbers, rate: Array, generator: np.random.Generator) -> tuple[Array, Array]:
+    """Failures before so many segments are passed, and the time that they cost; the sum has its exact mean and spread.
+
+    The sum of exponential times cut off at L is drawn from the Gamma distribution with its mean and variance.
+    """
+    x = np.asarray(length_s * rate, dtype=np.float64)
+    passed = np.exp(-np.minimum(x, 30.0))
+    count = np.zeros_like(segments)
+    some = (segments > 0) & (passed < 1)
+    count[some] = generator.negative_binomial(segments[some], passed[some])
+    count = np.minimum(count, _MOST_LOSSES)
+    # Moments of an exponential time with rate 1 cut off at x; series where the closed form loses its digits.
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        up = np.expm1(np.minimum(x, 300.0))
+        mean = np.where(x < 1e-3, x / 2 - x**2 / 12, 1 - x / up)
+        variance = np.where(x < 1e-2, x**2 / 12 - x**4 / 240, 1 - x**2 * (1 + 1 / up) / up)
+    lost = np.zeros_like(segments)
+    hit = (count > 0) & (mean > 0) & (variance > 0)
+    shape = count[hit] * mean[hit] ** 2 / variance[hit]
+    lost[hit] = generator.gamma(shape, variance[hit] / mean[hit]) / rate[hit]
+    return count, lost
+
+
+def _outages(
+    count: Array, hazards: Sequence[Array], per_hour: Array, outage_s: float, generator: np.random.Generator
+) -> Array:
+    """Waiting for pools that ran dry: a share of the losses empties the pool, and each such outage is exponential."""
+    if outage_s == 0:
+        return np.zeros_like(count)
+    dry = np.minimum(1.0, RUNS_DRY * sum(hazards, start=np.zeros_like(count)) / np.maximum(per_hour, 1e-15))
+    times = generator.binomial(np.minimum(count, _MOST_LOSSES).astype(np.int64), dry)
+    return np.asarray(generator.standard_gamma(times) * outage_s, dtype=np.float64)
+
+
+def paid_share(losses_per_hour: Array) -> Array:
+    """Share of a pool's hours that is invoiced when losses in a machine's first hour are free: e^(-l) (1 + l)."""
+    return np.asarray(np.exp(-losses_per_hour) * (1 + losses_per_hour), dtype=np.float64)

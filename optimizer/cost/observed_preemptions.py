@@ -1,0 +1,141 @@
+"""What was seen of spot pools: instance-hours and losses, in a file that a person or a launch may keep."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import ClassVar, Self
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, model_validator
+
+from hetopt.core import formatting
+from hetopt.core.artifact import Artifact, Record
+from hetopt.optimizer.cost.preemption_rate import PoolBelief
+from hetopt.optimizer.plan import Group, Watched
+
+
+class ObservedPool(Record):
+    """Spot machines of one type in one zone (absent: somewhere in the region).
+
+    ``losses`` counts machines that the provider took back, ``events`` how often it took any. Machines that ended by
+    themselves are hours without a loss.
+    """
+
+    instance_type: str = Field(min_length=1)
+    region: str = Field(min_length=1)
+    zone: str | None = None
+    instance_hours: NonNegativeFloat
+    losses: NonNegativeInt
+    events: NonNegativeInt | None = Field(default=None, description="absent: every loss was one of its own")
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.losses and not self.instance_hours:
+            raise ValueError("losses need instance_hours in which they happened")
+        if self.events is not None and not (self.events <= self.losses and (self.events > 0) == (self.losses > 0)):
+            raise ValueError("events must lie between 1 and losses, and be 0 without any")
+        return self
+
+    @property
+    def lost_together(self) -> float:
+        """Machines lost at a time."""
+        return self.losses / self.events if self.events else 1.0
+
+
+class ObservedLosses(Artifact):
+    """All pools that were watched."""
+
+    KIND: ClassVar[str] = "observed-losses"
+    VERSION: ClassVar[int] = 1
+    MADE_BY: ClassVar[str] = "hetopt launch"
+
+    until: str = Field(description="when the last of it was seen, ISO 8601")
+    pools: tuple[ObservedPool, ...] = ()
+
+    def watched(self, instance_type: str, region: str, *, zone: str | None = None) -> Watched | None:
+        """What was seen of a type in the region, or (given) in one zone of it; absent where nothing was."""
+        pools = [
+            pool
+            for pool in self.pools
+            if (pool.instance_type, pool.region) == (instance_type, region)
+            and zone in (None, pool.zone)
+            and pool.instance_hours > 0
+        ]
+        if not pools:
+            return None
+        losses = sum(pool.losses for pool in pools)
+        events = sum(pool.losses if pool.events is None else pool.events for pool in pools)
+        return Watched(
+            instance_hours=sum(pool.instance_hours for pool in pools),
+            losses=losses,
+            lost_together=losses / events if events else 1.0,
+            until=self.until,
+        )
+
+    def belief(self, instance_type: str, region: str, band: str | None, *, zone: str | None = None) -> PoolBelief:
+        """The prior of the type, moved by what was `watched`."""
+        return pool_belief(band, self.watched(instance_type, region, zone=zone))
+
+    def adding(self, seen: ObservedPool, *, until: str) -> ObservedLosses:
+        """The same with ``seen`` added to what is known of its pool."""
+
+        def key(pool: ObservedPool) -> tuple[str, str, str | None]:
+            return pool.instance_type, pool.region, pool.zone
+
+        before = {key(pool): pool for pool in self.pools}
+        known = before.get(key(seen))
+        if known is not None:
+            events = None
+            if known.events is not None or seen.events is not None:
+                events = sum(pool.losses if pool.events is None else pool.events for pool in (known, seen))
+            seen = seen.model_copy(
+                update={
+                    "instance_hours": known.instance_hours + seen.instance_hours,
+                    "losses": known.losses + seen.losses,
+                    "events": events,
+                }
+            )
+        return ObservedLosses(until=max(self.until, until), pools=tuple({**before, key(seen): seen}.values()))
+
+
+def pool_belief(band: str | None, watched: Watched | None) -> PoolBelief:
+    """The prior of an advisor's band, moved by what was seen of the pool, if anything was."""
+    prior = PoolBelief.prior(band)
+    if watched is None:
+        return prior
+    return prior.after(watched.losses, watched.instance_hours, lost_together=watched.lost_together)
+
+
+def watched_in_words(watched: Watched) -> str:
+    """'3 losses in 41 instance-hours'."""
+    losses = f"{watched.losses} loss{'es' * (watched.losses != 1)}"
+    return f"{losses} in {formatting.count(watched.instance_hours)} instance-hour{'s' * (watched.instance_hours != 1)}"
+
+
+def group_belief(group: Group) -> PoolBelief | None:
+    """What a plan believes of the pool of one of its groups; absent on demand."""
+    return pool_belief(group.interruption_band, group.watched) if group.market == "spot" else None
+
+
+def observed_file() -> Path:
+    """Where launches keep it: ``$HETOPT_HOME/observed-losses.json`` (``~/.hetopt``)."""
+    base = os.environ.get("HETOPT_HOME")
+    return (Path(base) if base else Path.home() / ".hetopt") / "observed-losses.json"
+
+
+def keep(path: Path, seen: Iterable[ObservedPool], *, until: str) -> ObservedLosses:
+    """Add what a run has seen to the file, which need not exist; runs that end at once wait for each other.
+
+    Raises:
+        BadInput: the file cannot be read or written, or holds something else.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        known = ObservedLosses.load(path) if path.exists() else ObservedLosses(until=until)
+        for pool in seen:
+            known = known.adding(pool, until=until)
+        known.save(path)
+    return known

@@ -1,0 +1,179 @@
+"""What the choice depends on: other worlds and who would win in them, and better plans that a limit rejects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from hetopt.core.formatting import chance, duration, round_up_s, usd, usd_at_least
+from hetopt.core.formatting import cluster as cluster_words
+from hetopt.optimizer.plan import Insight, Point, Rejected, Scenario
+from hetopt.optimizer.recommendation.confidence import simulate
+from hetopt.optimizer.recommendation.remedies import Limit, Question
+from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows
+from hetopt.optimizer.search.forecast import Forecast, JobModel, forecast
+from hetopt.optimizer.search.objective import Limits, best_rows, choose
+from hetopt.optimizer.search.search import Found
+from hetopt.optimizer.search.search_space import Cluster, SearchSpace
+
+WEIGHED = 4000
+"""Of the best plans so many are priced again in each other world: the winner there was close here."""
+
+REJECTED = 4
+
+
+def insight(
+    question: Question,
+    found: Found,
+    limits: Limits,
+    *,
+    confidence: float | None = None,
+) -> Insight:
+    """All of it, for a search that has chosen something.
+
+    Args:
+        question: what was asked, and of which space.
+        found: the search, with its choice.
+        limits: budget, deadline and what was wanted.
+        confidence: by which it was chosen; absent: by the upper end of its interval.
+    """
+    assert found.chosen is not None
+    space, job = question.space, question.job
+    runs = simulate(space, job, found, [found.chosen], seed=question.seed)
+    limited = limits.budget_usd is not None or limits.deadline_s is not None
+    kept = float(runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)[0])
+    gap = None
+    if found.safe and found.proof is not None and found.proof.complete and not limits.knee:
+        # Of the choice, which may be dearer to the score than the best by what counts as equal.
+        score = float(limits.score(found.forecast.total_s, found.forecast.cost_usd)[found.chosen])
+        gap = max(0.0, 1 - found.proof.bound / score)
+    return Insight(
+        gap=gap,
+        chance=kept if limited else None,
+        confidence=confidence,
+        asked=question.asked,
+        cost_90_usd=float(runs.quantile_usd(0.9)[0]),
+        total_90_s=float(runs.quantile_s(0.9)[0]),
+        scenarios=(*_scenarios(space, job, found, limits), *_less(question, found, limits)),
+        rejected=tuple(_rejected(space, found, limits)),
+    )
+
+
+def point(space: SearchSpace, cluster: Cluster, figures: Forecast, row: int) -> Point:
+    """A plan in a few words."""
+    names = (
+        (count, f"{space.options[option].name} {space.options[option].offer.price.market}")
+        for option, count in cluster.machines
+    )
+    return Point(
+        machines=cluster_words(names),
+        total_s=float(figures.total_s[row]),
+        cost_usd=float(figures.cost_usd[row]),
+    )
+
+
+def _scenarios(space: SearchSpace, job: JobModel, found: Found, limits: Limits) -> Iterator[Scenario]:
+    assert found.chosen is not None
+    # What it costs an hour changes with prices: that limit was for choosing.
+    columns = Columns.of(replace(space, max_hourly_usd=None))
+    near = np.union1d(best_rows(found.forecast, limits, WEIGHED), [*found.front, found.chosen])
+    rows = found.rows.take(near)
+    here = int(np.searchsorted(near, found.chosen))
+    spot = np.array([option.offer.price.market == "spot" for option in space.options])
+    worlds = (
+        (
+            "spot prices 20 % higher",
+            replace(columns, usd_per_hour=columns.usd_per_hour * np.where(spot, 1.2, 1.0)),
+            job,
+        ),
+        ("spot prices 20 % lower", replace(columns, usd_per_hour=columns.usd_per_hour * np.where(spot, 0.8, 1.0)), job),
+        ("half the bandwidth between machines", replace(columns, link_s_per_byte=2 * columns.link_s_per_byte), job),
+        ("twice the bandwidth between machines", replace(columns, link_s_per_byte=columns.link_s_per_byte / 2), job),
+        ("every spot pool scarce", replace(columns, scarce_chance=np.where(spot, 1.0, 0.0)), job),
+        ("start-up twice as long", columns, replace(job, startup_s=2 * job.startup_s)),
+    )
+    for change, other, other_job in worlds:
+        yield _scenario(change, space, other, other_job, rows, here, limits)
+
+
+def _less(question: Question, found: Found, limits: Limits) -> Iterator[Scenario]:
+    """The least of each limit that a plan keeps, of those that were found."""
+    ways: tuple[tuple[Limit, float | None, Callable[[float], str]], ...] = (
+        ("budget_usd", limits.budget_usd, lambda least: f"a budget below {usd_at_least(least)}"),
+        ("deadline_s", limits.deadline_s, lambda least: f"a deadline below {duration(round_up_s(least))}"),
+    )
+    for limit, given, say in ways:
+        told = None if given is None else question.least(found, limits, limit)
+        if told is not None:
+            least, row = told
+            yield Scenario(
+                change=say(least),
+                verdict=f"no plan that was found keeps it with a probability of {chance(question.asked)}",
+                best=point(question.space, found.cluster(row), found.forecast, row),
+                same=row == found.chosen,
+            )
+
+
+def _scenario(
+    change: str, space: SearchSpace, columns: Columns, job: JobModel, rows: ClusterRows, here: int, limits: Limits
+) -> Scenario:
+    possible, table = tabulate_rows(columns, rows)
+    assert len(possible) == len(rows)  # another price or link makes nothing impossible
+    found = forecast(table, job)
+    row, _ = choose(found, limits)
+    if row is None:
+        return Scenario(change=change, verdict="nothing fits any more", best=None, same=False)
+    best, chosen = rows.cluster(row), rows.cluster(here)
+    told = point(space, best, found, row)
+    same = best.machines == chosen.machines
+    now = f"{usd(told.cost_usd)} and {duration(told.total_s)}"
+    if same:
+        doubt = "" if limits.risk(found)[row] <= 1 else ", and might exceed the limits"
+        return Scenario(change=change, verdict=f"the same machines win, at {now}{doubt}", best=told, same=True)
+    before = point(space, chosen, found, here)
+    doubt = "" if limits.risk(found)[here] <= 1 else ", and might exceed the limits"
+    return Scenario(
+        change=change,
+        verdict=f"{told.machines} wins, at {now}; this plan would come to {usd(before.cost_usd)} and "
+        f"{duration(before.total_s)}{doubt}",
+        best=told,
+        same=False,
+    )
+
+
+def _rejected(space: SearchSpace, found: Found, limits: Limits) -> Iterator[Rejected]:
+    """Plans with a better score that break a limit at the upper end, those first that break it least."""
+    assert found.chosen is not None
+    told = found.forecast
+    score = limits.score(told.total_s, told.cost_usd)
+    risk = limits.risk(told)
+    better = np.flatnonzero((risk > max(1.0, risk[found.chosen])) & (score < 0.98 * score[found.chosen]))
+    seen: set[tuple[int, ...]] = set()
+    for row in better[np.argsort(risk[better], kind="stable")].tolist():
+        cluster = found.cluster(row)
+        kinds = tuple(option for option, _ in cluster.machines)
+        if kinds in seen:
+            continue
+        seen.add(kinds)
+        yield Rejected(plan=point(space, cluster, told, row), reason=_reason(told, row, limits))
+        if len(seen) == REJECTED:
+            return
+
+
+def _reason(told: Forecast, row: int, limits: Limits) -> str:
+    """The limit that is exceeded, on expectation or only at the upper end."""
+    reasons = []
+    for name, limit, value, high, say in (
+        ("budget", limits.budget_usd, told.cost_usd[row], told.cost_high_usd[row], usd),
+        ("deadline", limits.deadline_s, told.total_s[row], told.total_high_s[row], duration),
+    ):
+        if limit is None or high <= limit:
+            continue
+        figure, how = (value, "expected") if value > limit else (high, "possible (upper end of 90 %)")
+        reasons.append(f"{name} of {say(limit)}: {say(float(figure))} {how}")
+    if limits.budget_usd is not None and told.least_budget_usd[row] > limits.budget_usd:
+        least = usd_at_least(float(told.least_budget_usd[row]))
+        reasons.append(f"budget of {usd(limits.budget_usd)}: {least} is ten minutes of it at its on-demand price")
+    return "; ".join(reasons)

@@ -1,0 +1,199 @@
+"""The published models of step time, as published, behind one interface: for comparison, and for choice by error.
+
+None of them knows device types, compression or layouts: a row is its workers, its nodes and its largest local batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Protocol
+
+import numpy as np
+
+from hetopt.core.step_samples import Configuration, StepSample
+from hetopt.optimizer.step_time.design_matrix import Array
+
+
+class StepTimePeer(Protocol):
+    """A fitted model of step times."""
+
+    def step_time_s(self, configurations: Sequence[Configuration]) -> Array:
+        """Seconds of a step, by configuration."""
+        ...
+
+
+def columns(configurations: Sequence[Configuration]) -> tuple[Array, Array, Array]:
+    """Workers, nodes, and samples of the worker with most."""
+    return (
+        np.array([c.workers for c in configurations], dtype=np.float64),
+        np.array([len(c.nodes) for c in configurations], dtype=np.float64),
+        np.array([max(c.batch_sizes) for c in configurations], dtype=np.float64),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scavenger:
+    """``tau = c0 + c1 b + c2 K`` (Tyagi and Sharma, CCGrid 2023, eq. 8-10): computing by batch, waiting by workers."""
+
+    coefficients: Array
+
+    @classmethod
+    def fit(cls, samples: Sequence[StepSample]) -> Scavenger:
+        """Least squares on the relative error, as for every peer; the paper's is on the absolute one."""
+        return cls(coefficients=_non_negative(cls._features(samples), samples))
+
+    def step_time_s(self, configurations: Sequence[Configuration]) -> Array:
+        """Seconds of a step, by configuration."""
+        return np.asarray(self._features(configurations) @ self.coefficients)
+
+    @staticmethod
+    def _features(configurations: Sequence[Configuration]) -> Array:
+        workers, _, batch = columns(configurations)
+        return np.stack([np.ones_like(workers), batch, workers], axis=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ernest:
+    """``tau = c0 + c1 b + c2 log k + c3 k``, non-negative (Venkataraman et al., NSDI 2016, for a fixed local batch)."""
+
+    coefficients: Array
+
+    @classmethod
+    def fit(cls, samples: Sequence[StepSample]) -> Ernest:
+        """Non-negative least squares on the relative error."""
+        return cls(coefficients=_non_negative(cls._features(samples), samples))
+
+    def step_time_s(self, configurations: Sequence[Configuration]) -> Array:
+        """Seconds of a step, by configuration."""
+        return np.asarray(self._features(configurations) @ self.coefficients)
+
+    @staticmethod
+    def _features(configurations: Sequence[Configuration]) -> Array:
+        workers, _, batch = columns(configurations)
+        return np.stack([np.ones_like(workers), batch, np.log(workers), workers], axis=1)
+
+
+def _non_negative(features: Array, samples: Sequence[StepSample]) -> Array:
+    """``min |diag(1/t) X c - 1|`` over ``c >= 0``, by trying every set of columns (there are four)."""
+    scaled = features / np.array([sample.step_time_s for sample in samples])[:, None]
+    ones = np.ones(len(scaled))
+    best, best_loss = np.zeros(features.shape[1]), np.inf
+    for count in range(1, features.shape[1] + 1):
+        for chosen in combinations(range(features.shape[1]), count):
+            part, *_ = np.linalg.lstsq(scaled[:, chosen], ones, rcond=None)
+            loss = float(((scaled[:, chosen] @ part - ones) ** 2).sum())
+            if (part >= 0).all() and loss < best_loss:
+                best, best_loss = np.zeros(features.shape[1]), loss
+                best[list(chosen)] = part
+    return best
+
+
+LOWEST_S = 1e-8
+MOST_POWER = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goodput:
+    """The system throughput model of Pollux (Qiao et al., OSDI 2021), written from the paper.
+
+        T_grad = a_c + b_c m
+        T_sync = 0 | a_r + b_r max(k - 2, 0) | a_n + b_n max(k - 2, 0)      one worker | one node | several
+        tau    = (T_grad^p + T_sync^p)^(1/p)
+
+    Errors are of logs, of the step and (where synchronization is reported) of computing alone. Both slopes are held
+    small against their intercepts, p near 1. What the samples do not identify stays at nothing: optimistic until
+    measured.
+    """
+
+    compute: tuple[float, float]
+    host: tuple[float, float]
+    network: tuple[float, float]
+    power: float
+
+    @classmethod
+    def fit(cls, samples: Sequence[StepSample]) -> Goodput:
+        """Damped Gauss-Newton in logs of the parameters, from the authors' starting point."""
+        workers, nodes, batch = columns(samples)
+        step = np.log([sample.step_time_s for sample in samples])
+        alone = np.array(
+            [
+                np.nan if s.sync_time_s is None else max(s.step_time_s - s.sync_time_s, 1e-3 * s.step_time_s)
+                for s in samples
+            ]
+        )
+        known = np.isfinite(alone)
+        seen = np.array(
+            [
+                True,
+                len(np.unique(batch)) > 1,
+                bool(((nodes == 1) & (workers > 1)).any()),
+                bool(((nodes == 1) & (workers > 2)).any()),
+                bool((nodes > 1).any()),
+                bool(((nodes > 1) & (workers > 2)).any()),
+                True,
+            ]
+        )
+        x = np.log(np.array([0.1, 0.01, 0.1, 0.01, 0.1, 0.01, 0.05]))
+        x[~seen] = np.log(LOWEST_S)
+
+        def residuals(vector: Array) -> Array:
+            model = cls._of(vector)
+            computing = np.log(model.compute[0] + model.compute[1] * batch)
+            slopes = [0.1 * (b / a) for a, b in (model.host, model.network)]
+            return np.concatenate(
+                [
+                    (np.log(model._steps(workers, nodes, batch)) - step) / np.sqrt(len(step)),
+                    (computing[known] - np.log(alone[known])) / np.sqrt(max(1, known.sum())),
+                    [*slopes, 0.03 * (model.power - 1)],
+                ]
+            )
+
+        damping, now = 1e-2, residuals(x)
+        for _ in range(200):
+            derivatives = np.stack([(residuals(x + 1e-6 * unit) - now) / 1e-6 for unit in np.eye(len(x))], axis=1)
+            derivatives[:, ~seen] = 0.0
+            matrix = derivatives.T @ derivatives
+            stride = -np.linalg.solve(
+                matrix + (damping * np.diag(matrix).max() + 1e-12) * np.eye(len(x)), derivatives.T @ now
+            )
+            moved = np.clip(x + np.clip(stride, -1, 1), np.log(LOWEST_S), np.log(1e6))
+            there = residuals(moved)
+            if float(there @ there) < float(now @ now):
+                done = float(now @ now) - float(there @ there) < 1e-9
+                x, now, damping = moved, there, max(damping / 5, 1e-9)
+                if done:
+                    break
+            else:
+                damping *= 5
+                if damping > 1e6:
+                    break
+        fitted = cls._of(x)
+        if seen[4]:
+            return fitted
+        # Several nodes are never quicker than one.
+        return cls(
+            compute=fitted.compute,
+            host=fitted.host,
+            network=(1.1 * fitted.host[0], 1.1 * fitted.host[1]),
+            power=fitted.power,
+        )
+
+    @classmethod
+    def _of(cls, vector: Array) -> Goodput:
+        a, b, c, d, e, f, power = np.exp(vector).tolist()
+        return cls(compute=(a, b), host=(c, d), network=(e, f), power=min(1 + power, MOST_POWER))
+
+    def step_time_s(self, configurations: Sequence[Configuration]) -> Array:
+        """Seconds of a step, by configuration."""
+        return self._steps(*columns(configurations))
+
+    def _steps(self, workers: Array, nodes: Array, batch: Array) -> Array:
+        computing = np.log(self.compute[0] + self.compute[1] * batch)
+        growing = np.maximum(workers - 2, 0)
+        waiting = np.where(
+            nodes > 1, self.network[0] + self.network[1] * growing, self.host[0] + self.host[1] * growing
+        )
+        both = np.logaddexp(self.power * computing, self.power * np.log(waiting)) / self.power
+        return np.asarray(np.exp(np.where(workers > 1, both, computing)))

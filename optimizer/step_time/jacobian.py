@@ -1,0 +1,127 @@
+"""Measurements against the equations: residuals in logs of seconds, and derivatives by all that is to be learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetopt.optimizer.step_time.design_matrix import Array, Index, Rows
+from hetopt.optimizer.step_time.observed import Observed
+from hetopt.optimizer.step_time.physics import Coordinates, Kinds, Steps, steps
+from hetopt.optimizer.step_time.priors import TAIL, Spread
+from hetopt.optimizer.step_time.residual_process import Latents
+
+DIFFERENCE = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Channel:
+    """One kind of measurement, linearised: residuals in logs, and their derivatives.
+
+    Attributes:
+        residual: measured less predicted.
+        derivatives: of the prediction by the parameters, a row each, when they are asked for.
+        by_compute, by_exchange: derivatives by what is left over at the row's ``point`` and ``layout``.
+        variance: of the noise.
+    """
+
+    residual: Array
+    derivatives: Callable[[], Array]
+    by_compute: Array
+    by_exchange: Array
+    point: Index
+    layout: Index
+    variance: Array
+
+    @property
+    def weight(self) -> Array:
+        """Precision of each row; rows in the tail count less (expectation step for Student's t)."""
+        return (TAIL + 1) / (TAIL + self.residual**2 / self.variance) / self.variance
+
+    @property
+    def loss(self) -> float:
+        """Negative log likelihood, up to a constant."""
+        return float(
+            0.5 * ((TAIL + 1) * np.log1p(self.residual**2 / self.variance / TAIL) + np.log(self.variance)).sum()
+        )
+
+    def dense(self, parameters: int, points: int, layouts: int) -> Array:
+        """All derivatives as one matrix: parameters, points, layouts."""
+        count = len(self.residual)
+        matrix = np.zeros((count, parameters + points + layouts))
+        matrix[:, :parameters] = self.derivatives()
+        matrix[np.arange(count), parameters + self.point] = self.by_compute
+        matrix[np.arange(count), parameters + points + self.layout] = self.by_exchange
+        return matrix
+
+
+def evaluate(
+    vector: Array, where: Coordinates, rows: Rows, kinds: Kinds, *, compute_rest: Array, exchange_rest: Array
+) -> tuple[Steps, Callable[[str], Array]]:
+    """The equations, and derivatives of one of their logs by every parameter (by forward differences)."""
+
+    def at(parameters: Array) -> Steps:
+        return steps(parameters, where, rows, kinds, compute_rest=compute_rest, exchange_rest=exchange_rest)
+
+    here = at(vector)
+    moved: list[Steps] = []
+
+    def by_parameter(field: str) -> Array:
+        if not moved:
+            moved.extend(at(vector + DIFFERENCE * unit) for unit in np.eye(len(vector)))
+        base: Array = getattr(here, field)
+        return np.stack([getattr(there, field) - base for there in moved], axis=1) / DIFFERENCE
+
+    return here, by_parameter
+
+
+def noise_variance(here: Steps, spread: Spread) -> Array:
+    """Variance of a measured log step around its prediction, by what it is made of."""
+    return np.asarray(
+        (spread.noise_compute * (1 - here.exchange_share)) ** 2 + (spread.noise_exchange * here.exchange_share) ** 2,
+        dtype=np.float64,
+    )
+
+
+def channels(observed: Observed, where: Coordinates, latents: Latents, mode: Array) -> tuple[Channel, ...]:
+    """Everything measured, linearised at ``mode``: parameters, then what is left over at points and at layouts."""
+    rows, spread = observed.rows, latents.spread
+    parameters, points = len(where), len(latents.points)
+    here, by_parameter = evaluate(
+        mode[:parameters],
+        where,
+        rows,
+        Kinds.own(rows),
+        compute_rest=mode[parameters : parameters + points][rows.group_point],
+        exchange_rest=mode[parameters + points :][rows.layout],
+    )
+    point = rows.group_point[here.slowest]
+    one, none = np.ones(len(rows)), np.zeros(len(rows))
+    found = []
+    for measured, field, by_compute, by_exchange, variance in (
+        (observed.log_step, "log_step", here.compute_share, here.exchange_share, noise_variance(here, spread)),
+        (observed.log_compute, "log_compute", one, none, spread.of_compute**2 * one),
+        (observed.log_exchange, "log_exchange", none, one, spread.of_exchange**2 * one),
+    ):
+        some = np.isfinite(measured)
+        if some.any():
+            found.append(
+                Channel(
+                    residual=(measured - getattr(here, field))[some],
+                    derivatives=partial(_some, by_parameter, field, some),
+                    by_compute=by_compute[some],
+                    by_exchange=by_exchange[some],
+                    point=point[some],
+                    layout=rows.layout[some],
+                    variance=variance[some],
+                )
+            )
+    return tuple(found)
+
+
+def _some(by_parameter: Callable[[str], Array], field: str, some: NDArray[np.bool_]) -> Array:
+    return by_parameter(field)[some]

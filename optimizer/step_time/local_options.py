@@ -1,0 +1,120 @@
+"""Ways to bring workers together now and then that a search may choose from: those that pilots speak for, or one asked.
+
+A policy that was measured is offered as it was, and with averages twice and four times as often. FedAvg counts in
+epochs, so that its share depends on the batch, and SSP hides what it sends: both are planned as if every step summed
+gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetopt.core.compression_slowdown import MOST_LOST
+from hetopt.core.synchronization import Synchronisation
+from hetopt.optimizer.convergence.local_penalty import LocalGate, LocalPenalty, LocalPilot
+from hetopt.optimizer.step_time.local_steps import Communication, communication
+
+Array = NDArray[np.float64]
+
+OFTENER = (1, 2, 4)
+
+PLANNED = ("local-sgd", "selsync")
+
+MOST_SHARE = 0.5
+"""Averages in more of the steps than that are not worth another way of training: they hide behind nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalOption:
+    """One of them.
+
+    Attributes:
+        sync: what the workers are told.
+        told: how often they communicate.
+        penalty: what it costs in steps.
+        most_workers: that may be planned with.
+        counts_steps: whether what it costs is paid in steps; a run of fixed length has no more of them.
+    """
+
+    sync: Synchronisation
+    told: Communication
+    penalty: LocalPenalty
+    most_workers: int
+    counts_steps: bool
+
+    def stretch(self, workers: Array) -> Array:
+        """Steps over those of summing gradients in every step, by the number of workers."""
+        return self.penalty.inflation(self.told.share, workers) if self.counts_steps else np.ones_like(workers)
+
+    def stretch_log_sd(self, workers: Array) -> Array:
+        """Spread of its log."""
+        return self.penalty.log_sd(self.told.share, workers) if self.counts_steps else np.zeros_like(workers)
+
+
+def measured_options(gate: LocalGate, *, to_target: bool, dataset_size: int, batch: int) -> Iterator[LocalOption]:
+    """What the pilots of a profile speak for.
+
+    Args:
+        gate: what they say.
+        to_target: whether more steps can make up for what is lost; else hardly anything may be.
+        dataset_size: samples of an epoch.
+        batch: the task's global batch size, samples.
+    """
+    for pilot in gate.arrived():
+        if not is_planned(pilot.sync):
+            continue
+        for sync in dict.fromkeys(_oftener(pilot)):
+            told = communication(
+                sync, dataset_size=dataset_size, global_batch_size=batch, measured=gate.measured_share(sync)
+            )
+            penalty, most = gate.penalty(sync), gate.most_workers(sync, told.share)
+            if not to_target:
+                most = _most_that_lose_little(penalty, told.share, most)
+            if most > 1 and gate.objection(sync, told.share) is None:
+                yield LocalOption(sync=sync, told=told, penalty=penalty, most_workers=most, counts_steps=to_target)
+
+
+def asked_option(
+    sync: Synchronisation, gate: LocalGate, *, to_target: bool, dataset_size: int, batch: int, max_workers: int
+) -> LocalOption:
+    """A policy that was asked for, whatever pilots say."""
+    told = communication(sync, dataset_size=dataset_size, global_batch_size=batch, measured=gate.measured_share(sync))
+    return LocalOption(
+        sync=sync, told=told, penalty=gate.penalty(sync), most_workers=max_workers, counts_steps=to_target
+    )
+
+
+def is_planned(sync: Synchronisation) -> bool:
+    """Whether clusters can be compared under it."""
+    return sync.name in PLANNED and sync.delta != "never"
+
+
+def _oftener(pilot: LocalPilot) -> Iterator[Synchronisation]:
+    sync = pilot.sync
+    for times in OFTENER:
+        if sync.name == "local-sgd":
+            if times == 1 or sync.every_steps // times >= 1 / MOST_SHARE:
+                every_steps = sync.every_steps // times
+                fragments = math.gcd(every_steps, sync.fragments)
+                yield sync.model_copy(update={"every_steps": every_steps, "fragments": fragments})
+        elif sync.name == "selsync" and sync.delta == "auto":
+            if times == 1 or sync.synchronised_share * times <= MOST_SHARE:
+                yield sync.model_copy(update={"synchronised_share": sync.synchronised_share * times})
+        elif times == 1:
+            yield sync
+
+
+def _most_that_lose_little(penalty: LocalPenalty, share: float, most: int) -> int:
+    """Up to ``most`` workers of a run of fixed length, where nothing makes up for what was not learned."""
+    return max(
+        (workers for workers in range(most + 1) if workers < 2 or _loses_little(penalty, share, workers)), default=0
+    )
+
+
+def _loses_little(penalty: LocalPenalty, share: float, workers: int) -> bool:
+    return penalty.cautious_inflation(share, workers) <= 1 + MOST_LOST

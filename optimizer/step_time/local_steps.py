@@ -1,0 +1,106 @@
+"""What workers that train for themselves spend on being brought together: which part of their steps communicate.
+
+Averages are made after the step, so nothing hides them, but for those in fragments, which travel under the step that
+follows; the share of steps that make one is known (local SGD, FedAvg), steered (SelSync with ``auto``), measured by an
+earlier run, or assumed from what was published.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hetopt.core.staleness import Rhythm
+from hetopt.core.synchronization import Synchronisation
+from hetopt.core.synchronization_rules import steps_of_round
+
+PUBLISHED_SHARE = 0.15
+"""Of steps that synchronise under SelSync with a fixed delta: 1 - LSSR is 0.034 to 0.275 over four models and deltas of
+0.3 and 0.5 (2307.07950, table I); the geometric middle of those for 0.3 is 0.12, and more workers vote more often."""
+
+PUBLISHED_LOG_SD = 0.7
+"""Those values lie within a factor of three to either side."""
+
+MEASURED_LOG_SD = 0.3
+"""More workers vote more often, and gradients change less as training goes on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Communication:
+    """How often workers are brought together.
+
+    Attributes:
+        share: of the steps.
+        log_sd: standard deviation of the log of (true share / share).
+        note: a sentence for people.
+    """
+
+    share: float
+    log_sd: float
+    note: str
+
+
+def communication(
+    sync: Synchronisation, *, dataset_size: int, global_batch_size: int, measured: float | None = None
+) -> Communication:
+    """What a policy promises, before it has run.
+
+    Args:
+        sync: the policy; not ``bsp``.
+        dataset_size: samples of an epoch.
+        global_batch_size: samples of a step.
+        measured: share of the steps that synchronised in an earlier run with it.
+    """
+    match sync.name:
+        case "local-sgd":
+            share, log_sd, known = 1 / sync.every_steps, 0.0, "as it is told to"
+        case "fedavg":
+            steps = steps_of_round(sync.every_epochs, dataset_size, global_batch_size)
+            share, log_sd, known = 1 / steps, 0.0, "as it is told to"
+        case "selsync" if sync.delta == "auto":
+            share, log_sd, known = sync.synchronised_share, 0.1, "as its delta is steered to"
+        case "selsync" if sync.delta == "never":
+            share, log_sd, known = 0.0, 0.0, "as it is told to"
+        case "selsync" if sync.delta == 0:
+            share, log_sd, known = 1.0, 0.0, "as it is told to"
+        case "selsync" if measured is not None:
+            share, log_sd, known = measured, MEASURED_LOG_SD, "as in a pilot"
+        case "selsync":
+            share, log_sd, known = PUBLISHED_SHARE, PUBLISHED_LOG_SD, "as was published of others, within a factor of 3"
+        case _:
+            return Communication(
+                share=1.0,
+                log_sd=0.0,
+                note=f"Updates travel under the steps that follow, at most {sync.staleness} late.",
+            )
+    least = 1 / (sync.max_local_steps + 1) if sync.name == "selsync" and sync.max_local_steps else 0.0
+    share = max(share, least)
+    note = f"Parameters are averaged in {share:.3g} of the steps, {known} ({sync.name})."
+    if sync.fragments > 1:
+        note = (
+            f"Parameters are averaged every {sync.every_steps} steps, in {sync.fragments} fragments one after the "
+            f"other, each of which travels under the step that follows ({sync.name})."
+        )
+    return Communication(share=share, log_sd=log_sd, note=note)
+
+
+def exposed_s(sync: Synchronisation, told: Communication, *, exchange_s: float, compute_s: float) -> float:
+    """Seconds that a step waits for others, in the mean.
+
+    Args:
+        sync: the policy.
+        told: how often.
+        exchange_s: of the whole model.
+        compute_s: of the slowest worker in a step.
+    """
+    if sync.name == "ssp":
+        rhythm = Rhythm.of(sync.staleness)
+        return max(0.0, exchange_s / rhythm.every - (compute_s if rhythm.flights > 1 else 0.0))
+    if sync.fragments > 1:  # of which there are so many in the time of an average, each under a step's computation
+        return told.share * max(0.0, exchange_s - sync.fragments * compute_s)
+    return told.share * exchange_s
+
+
+def spread(told: Communication, exchange_log_sd: float) -> float:
+    """Standard deviation of the log of (true / foreseen) time of an exchange that is made as often as this."""
+    return math.hypot(told.log_sd, exchange_log_sd)

@@ -1,0 +1,166 @@
+"""Step times with intervals from a profile or from imported samples, explained, and what to measure next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetopt.core.step_samples import Configuration
+from hetopt.optimizer.market.instance_type import InstanceType
+from hetopt.optimizer.plan import Evidence
+from hetopt.optimizer.step_time.calibration import half_width
+from hetopt.optimizer.step_time.observed import Observed
+from hetopt.optimizer.step_time.physics import SHARED
+from hetopt.optimizer.step_time.posterior import Posterior, fit
+from hetopt.optimizer.step_time.prediction import Linearised, predict
+from hetopt.optimizer.step_time.priors import PRIORS, Normal
+from hetopt.optimizer.step_time.probes import Probe, suggest
+from hetopt.optimizer.step_time.tiers import Kinship, kinship
+
+TIERS: tuple[Evidence, ...] = ("measured", "interpolated", "extrapolated")
+"""From the best known to the least."""
+
+LEARNED = 0.2
+"""A parameter whose variance the samples reduced by less is a prior."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """A predicted step.
+
+    Attributes:
+        step_time_s: the median; ``step_time_low_s`` and ``step_time_high_s`` bound 90 %.
+        evidence: of the least known machine type.
+    """
+
+    step_time_s: float
+    step_time_low_s: float
+    step_time_high_s: float
+    evidence: Evidence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """What one predicted step is made of, and why its interval is as wide as it is.
+
+    Attributes:
+        compute_s: the slowest worker's computation.
+        exchange_s: the whole exchange, hidden or not; ``exposed_s`` is what the step shows of it.
+        compress_s: compression and decompression.
+        variances: share of the interval's variance, by where it comes from, largest first.
+        priors: what the samples say next to nothing about, in words.
+        relatives: types that were not measured, with what they are taken from.
+        most_workers, most_nodes: of all layouts that were measured.
+    """
+
+    predicted: StepTime
+    compute_s: float
+    exchange_s: float
+    exposed_s: float
+    compress_s: float
+    variances: dict[str, float]
+    priors: tuple[str, ...]
+    relatives: dict[str, str]
+    most_workers: int
+    most_nodes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimeModel:
+    """hetopt's model of step times, fitted.
+
+    Attributes:
+        half_width: of a 90 % interval, in predicted standard deviations of the log.
+        catalog: known instance types, for machine types that were not measured.
+    """
+
+    posterior: Posterior
+    half_width: float
+    catalog: Mapping[str, InstanceType]
+
+    @classmethod
+    def fit(
+        cls, observed: Observed, catalog: Mapping[str, InstanceType], priors: Mapping[str, Normal] = PRIORS
+    ) -> StepTimeModel:
+        """Fit to measurements. Seconds at most, for the samples that `observe` lets through."""
+        posterior = fit(observed, priors=priors)
+        return cls(posterior=posterior, half_width=half_width(posterior), catalog=catalog)
+
+    def predict(self, configurations: Sequence[Configuration]) -> list[StepTime]:
+        """Predict at least one configuration.
+
+        Raises:
+            BadInput: a machine type that nothing relates to what was measured, or an impossible compression.
+        """
+        kin, asked = self._linearised(configurations)
+        return self._step_times(kin, asked)
+
+    def suggest(
+        self, configurations: Sequence[Configuration], count: int, usd: Sequence[float | None]
+    ) -> tuple[Probe, ...]:
+        """Which of the configurations to measure, see `suggest`."""
+        return suggest(self.posterior, self._linearised(configurations)[1], count, usd)
+
+    def explain(self, configuration: Configuration) -> Explanation:
+        """Everything about one prediction."""
+        kin, asked = self._linearised([configuration])
+        steps, sources = asked.steps, asked.sources
+        step_s, compute_s = float(np.exp(steps.log_step[0])), float(np.exp(steps.log_compute[0]))
+        compress_s = float(steps.compress_s[0])
+        total = float(sources.total[0])
+        variances = {
+            "layouts that were not measured": float(sources.layout[0]),
+            "batch sizes that were not measured": float(sources.batch[0]),
+            "machine types that were not measured": float(sources.kinship[0]),
+            "compressors that were not measured": float(sources.compressor[0]),
+            "one run against another": float(sources.noise[0]),
+            **self._by_parameter(asked),
+        }
+        measured = self.posterior.observed.rows
+        return Explanation(
+            predicted=self._step_times(kin, asked)[0],
+            compute_s=compute_s,
+            exchange_s=float(np.exp(steps.log_exchange[0])) if configuration.workers > 1 else 0.0,
+            exposed_s=max(0.0, step_s - compute_s - compress_s),
+            compress_s=compress_s,
+            variances={
+                name: value / total
+                for name, value in sorted(variances.items(), key=lambda item: -item[1])
+                if value > 0.005 * total
+            },
+            priors=tuple(PRIORS[name].about for name in SHARED if self.posterior.learned(name) < LEARNED),
+            relatives={
+                name: relative.basis
+                for name, relative in zip(asked.rows.types, kin, strict=True)
+                if relative.evidence != "measured" and any(node.type == name for node in configuration.nodes)
+            },
+            most_workers=int(measured.workers.max()),
+            most_nodes=int(measured.nodes.max()),
+        )
+
+    def _by_parameter(self, asked: Linearised) -> dict[str, float]:
+        """What each shared parameter contributes to the first row's variance, its correlations with others included."""
+        derivatives = asked.by_mode[0]
+        shares = derivatives * (self.posterior.covariance @ derivatives)
+        named = {PRIORS[name].about: float(shares[index]) for index, name in enumerate(SHARED)}
+        named["computing and layouts as measured"] = float(shares[len(SHARED) :].sum())
+        return named
+
+    def _linearised(self, configurations: Sequence[Configuration]) -> tuple[tuple[Kinship, ...], Linearised]:
+        measured = self.posterior.observed.rows.types
+        names = dict.fromkeys((*measured, *(node.type for c in configurations for node in c.nodes)))
+        kin = tuple(kinship(name, measured, self.catalog) for name in names)
+        return kin, predict(self.posterior, configurations, kin[len(measured) :])
+
+    def _step_times(self, kin: Sequence[Kinship], asked: Linearised) -> list[StepTime]:
+        tiers = np.array([TIERS.index(relative.evidence) for relative in kin])
+        worst = np.where(asked.rows.has_type, tiers, 0).max(axis=1)
+        middle, reach = np.exp(asked.log_step), np.exp(self.half_width * np.sqrt(asked.sources.total))
+        return [
+            StepTime(step_time_s=step, step_time_low_s=low, step_time_high_s=high, evidence=TIERS[tier])
+            for step, low, high, tier in zip(
+                middle.tolist(), (middle / reach).tolist(), (middle * reach).tolist(), worst.tolist(), strict=True
+            )
+        ]

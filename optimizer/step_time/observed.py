@@ -1,0 +1,88 @@
+"""What was measured, as the model reads it: logs of seconds, absent where a row does not say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetopt.core.step_samples import StepSample
+from hetopt.optimizer.step_time.design_matrix import Array, Rows, make_rows
+
+MOST_LAYOUTS = 200
+MOST_ROWS = 4000
+"""A fit takes seconds with more, and learns nothing from them."""
+
+LEAST_COMPUTE = 0.02
+"""Of a step; what is reported as waiting is never quite all of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """Configurations with measurements.
+
+    Attributes:
+        log_step: log of the step's seconds; NaN where only a part of it was measured.
+        log_compute: log of the computation of the slowest worker; NaN where it is not known.
+        log_exchange: log of the exchange by itself; NaN where it was not timed.
+    """
+
+    rows: Rows
+    log_step: Array
+    log_compute: Array
+    log_exchange: Array
+
+    @property
+    def typical_step_s(self) -> float:
+        """Median of the steps; of the computations where no step was measured."""
+        return _median_s(self.log_step, self.log_compute)
+
+    @property
+    def typical_compute_s(self) -> float:
+        """Median of the computations; of the steps where none is known."""
+        return _median_s(self.log_compute, self.log_step)
+
+    @property
+    def typical_batch(self) -> float:
+        """Geometric mean of the local batch sizes."""
+        return float(np.exp(np.log(self.rows.group_batch).mean()))
+
+
+def observe(samples: Sequence[StepSample]) -> Observed:
+    """Samples as the model reads them; of very many, an even choice.
+
+    Raises:
+        BadInput: an unknown compressor.
+    """
+    samples = representative(samples)
+    step = np.array([sample.step_time_s for sample in samples])
+    sync = np.array([np.nan if sample.sync_time_s is None else sample.sync_time_s for sample in samples])
+    return Observed(
+        rows=make_rows(samples),
+        log_step=np.log(step),
+        log_compute=np.log(np.maximum(step - sync, LEAST_COMPUTE * step)),
+        log_exchange=np.full(len(step), np.nan),
+    )
+
+
+def representative(samples: Sequence[StepSample]) -> list[StepSample]:
+    """At most `MOST_LAYOUTS` layouts and `MOST_ROWS` rows, evenly over workers and batch sizes, ends included."""
+    layouts: dict[object, list[StepSample]] = {}
+    for sample in samples:
+        layouts.setdefault((sample.layout, sample.compression), []).append(sample)
+    groups = sorted(layouts.values(), key=lambda group: (group[0].workers, len(group[0].nodes)))
+    groups = [groups[index] for index in _evenly(len(groups), MOST_LAYOUTS)]
+    rows = [sample for group in groups for sample in sorted(group, key=lambda sample: max(sample.batch_sizes))]
+    return [rows[index] for index in _evenly(len(rows), MOST_ROWS)]
+
+
+def _evenly(count: int, most: int) -> list[int]:
+    if count <= most:
+        return list(range(count))
+    return [round(place) for place in np.linspace(0, count - 1, most).tolist()]
+
+
+def _median_s(*logs: Array) -> float:
+    known = next(log[np.isfinite(log)] for log in logs if np.isfinite(log).any())
+    return float(np.exp(np.median(known)))

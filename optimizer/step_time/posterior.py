@@ -1,0 +1,267 @@
+"""From measured steps to parameters: the most probable ones under priors, and how well they are known.
+
+Maximum a posteriori by Levenberg and Marquardt, with Laplace's approximation around it (MacKay 1992). Noise is
+Student's t, so that a disturbed run is discounted instead of followed; its scale is the cluster's, learned with the
+rest. Parameters that the samples do not identify stay at their prior, and keep its width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetopt.optimizer.step_time.design_matrix import Array
+from hetopt.optimizer.step_time.jacobian import Channel, channels
+from hetopt.optimizer.step_time.observed import Observed
+from hetopt.optimizer.step_time.physics import SHARED, Coordinates
+from hetopt.optimizer.step_time.priors import OWN_LINK_SD, PRIORS, SCALE_ROWS, SPREAD, Normal, Spread
+from hetopt.optimizer.step_time.residual_process import Latents
+
+STARTS = (-0.8, 2.0)
+"""Of ``forward``: hidden and unhidden exchange are two hills, and samples of few layouts do not always lead over."""
+
+MOST_ITERATIONS = 40
+MOST_TRIES = 4
+MOST_SCALINGS = 3
+LONGEST_STRIDE = 1.5
+ENOUGH = 0.01
+"""Of log likelihood: what is still to be gained then moves no prediction."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaussian:
+    """A mean and a standard deviation, of a log of seconds."""
+
+    mean: float
+    sd: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Posterior:
+    """A fitted model.
+
+    Attributes:
+        observed: what it was fitted to.
+        mode: parameters, then what is left over at the points and at the layouts of ``latents``.
+        covariance: of ``mode``.
+        prior_sd: of the parameters.
+        compression_prior: of a compressor that was not measured.
+        compute_noise, exchange_noise: how noisy they are, against what was expected.
+        channels: linearised at the mode.
+    """
+
+    observed: Observed
+    where: Coordinates
+    latents: Latents
+    mode: Array
+    covariance: Array
+    prior_sd: Array
+    compression_prior: Gaussian
+    compute_noise: float
+    exchange_noise: float
+    channels: tuple[Channel, ...]
+
+    @property
+    def parameters(self) -> Array:
+        """The parameters."""
+        return self.mode[: len(self.where)]
+
+    def learned(self, name: str) -> float:
+        """How much of a shared parameter's prior variance the samples removed, 0 to 1."""
+        index = SHARED.index(name)
+        return 1 - min(1.0, float(self.covariance[index, index]) / float(self.prior_sd[index]) ** 2)
+
+
+def fit(observed: Observed, *, priors: Mapping[str, Normal] = PRIORS, spread: Spread = SPREAD) -> Posterior:
+    """Fit the model to what was observed."""
+    rows = observed.rows
+    where = Coordinates(types=len(rows.types), compressors=len(rows.compressors))
+    mean, sd = _priors(observed, where, priors)
+    problem = _Problem(observed=observed, where=where, mean=mean, sd=sd)
+    compute_noise = exchange_noise = 1.0
+    prior = _prior(problem, Latents.at(rows.points, rows.layouts, spread))
+    # First the parameters alone, everything left over being noise: quick, and it tells which hill is the higher.
+    alone = _prior(problem, Latents.at(rows.points, rows.layouts, spread.as_noise))
+    foot = min(
+        (_climb(problem, alone, _start(alone, forward), free=len(where)) for forward in STARTS),
+        key=lambda peak: peak.loss,
+    )
+    best = _climb(problem, prior, foot.mode)
+    for _ in range(MOST_SCALINGS):
+        factors = _noise_factors(problem, prior, best)
+        compute_noise, exchange_noise = compute_noise * factors[0], exchange_noise * factors[1]
+        scaled = spread.scaled(compute=compute_noise, exchange=exchange_noise)
+        prior = _prior(problem, Latents.at(rows.points, rows.layouts, scaled))
+        best = _climb(problem, prior, best.mode)
+        if max(abs(math.log(factor)) for factor in factors) < 0.05:
+            break
+    return Posterior(
+        observed=observed,
+        where=where,
+        latents=prior.latents,
+        mode=best.mode,
+        covariance=_covariance(problem, prior, best),
+        prior_sd=sd,
+        compression_prior=Gaussian(mean=_scales(observed)["compression"], sd=priors["compression"].sd),
+        compute_noise=compute_noise,
+        exchange_noise=exchange_noise,
+        channels=best.channels,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Problem:
+    observed: Observed
+    where: Coordinates
+    mean: Array
+    sd: Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Prior:
+    latents: Latents
+    mean: Array
+    precision: Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Peak:
+    mode: Array
+    loss: float
+    channels: tuple[Channel, ...]
+
+
+def _priors(observed: Observed, where: Coordinates, priors: Mapping[str, Normal]) -> tuple[Array, Array]:
+    """Mean and deviation of each parameter."""
+    scale = _scales(observed)
+    names = [*SHARED]
+    for name, count in (
+        ("fixed", where.types),
+        ("per_sample", where.types),
+        ("link", where.types),
+        ("compression", where.compressors),
+    ):
+        names += [name] * count
+    means = [scale[name] if (mean := priors[name].mean) is None else mean for name in names]
+    sds = [priors[name].sd for name in names]
+    sds[where.link.start] = OWN_LINK_SD
+    return np.array(means), np.array(sds)
+
+
+def _scales(observed: Observed) -> dict[str, float]:
+    """Where parameters with the scale of the job are looked for: half a step computes samples, a third exchanges."""
+    compute_s, step_s = observed.typical_compute_s, observed.typical_step_s
+    return {
+        "network": math.log(step_s / 3),
+        "fixed": math.log(compute_s / 4),
+        "per_sample": math.log(compute_s / 2 / observed.typical_batch),
+        "compression": math.log(compute_s / 5),
+    }
+
+
+def _prior(problem: _Problem, latents: Latents) -> _Prior:
+    parameters, points = len(problem.where), len(latents.points)
+    size = parameters + len(latents)
+    precision = np.zeros((size, size))
+    precision[:parameters, :parameters] = np.diag(problem.sd**-2.0)
+    precision[parameters : parameters + points, parameters : parameters + points] = latents.compute_inverse
+    precision[parameters + points :, parameters + points :] = latents.exchange_inverse
+    return _Prior(latents=latents, mean=np.concatenate([problem.mean, np.zeros(len(latents))]), precision=precision)
+
+
+def _start(prior: _Prior, forward: float) -> Array:
+    start = prior.mean.copy()
+    start[SHARED.index("forward")] = forward
+    return start
+
+
+def _normal(problem: _Problem, prior: _Prior, channels: tuple[Channel, ...]) -> tuple[Array, Array]:
+    """Precision of the linearised problem, and the gradient that the samples contribute.
+
+    Rows touch one point and one layout each, so that only the parameters' part is dense.
+    """
+    parameters, points, layouts = len(problem.where), len(prior.latents.points), len(prior.latents.layouts)
+    matrix, gradient = prior.precision.copy(), np.zeros(len(prior.mean))
+    of_points, of_layouts = slice(parameters, parameters + points), slice(parameters + points, None)
+    for channel in channels:
+        weight = channel.weight
+        by_parameter, pulled = channel.derivatives(), weight * channel.residual
+        matrix[:parameters, :parameters] += by_parameter.T @ (by_parameter * weight[:, None])
+        gradient[:parameters] += by_parameter.T @ pulled
+        for places, index, count, by in (
+            (of_points, channel.point, points, channel.by_compute),
+            (of_layouts, channel.layout, layouts, channel.by_exchange),
+        ):
+            cross = np.zeros((count, parameters))
+            np.add.at(cross, index, by_parameter * (weight * by)[:, None])
+            matrix[places, :parameters] += cross
+            matrix[:parameters, places] += cross.T
+            matrix[places, places] += np.diag(np.bincount(index, weight * by**2, count))
+            gradient[places] += np.bincount(index, pulled * by, count)
+        both = np.zeros((points, layouts))
+        np.add.at(both, (channel.point, channel.layout), weight * channel.by_compute * channel.by_exchange)
+        matrix[of_points, of_layouts] += both
+        matrix[of_layouts, of_points] += both.T
+    return matrix, gradient
+
+
+def _climb(problem: _Problem, prior: _Prior, mode: Array, free: int | None = None) -> _Peak:
+    """Levenberg's damped Gauss-Newton steps to the nearest peak; ``free``: only so many leading numbers move."""
+    parameters = len(problem.where)
+    here, damping = _peak(problem, prior, mode), 1e-2
+    for _ in range(MOST_ITERATIONS):
+        matrix, gradient = _normal(problem, prior, here.channels)
+        gradient -= prior.precision @ (here.mode - prior.mean)
+        for _ in range(MOST_TRIES):
+            damped = matrix[:free, :free] + damping * np.diag(np.diag(matrix)[:free])
+            stride = np.zeros(len(gradient))
+            stride[:free] = np.linalg.solve(damped, gradient[:free])
+            stride[:parameters] = np.clip(stride[:parameters], -LONGEST_STRIDE, LONGEST_STRIDE)
+            if float(gradient @ stride) < ENOUGH:
+                return here
+            there = _peak(problem, prior, here.mode + stride)
+            if there.loss < here.loss:
+                break
+            damping *= 10
+        else:
+            return here
+        gained, here, damping = here.loss - there.loss, there, max(damping / 10, 1e-6)
+        if gained < ENOUGH:
+            return here
+    return here
+
+
+def _peak(problem: _Problem, prior: _Prior, mode: Array) -> _Peak:
+    linearised = channels(problem.observed, problem.where, prior.latents, mode)
+    away = mode - prior.mean
+    loss = sum(channel.loss for channel in linearised) + 0.5 * float(away @ prior.precision @ away)
+    return _Peak(mode=mode, loss=loss, channels=linearised)
+
+
+def _covariance(problem: _Problem, prior: _Prior, peak: _Peak) -> Array:
+    return np.asarray(np.linalg.inv(_normal(problem, prior, peak.channels)[0]), dtype=np.float64)
+
+
+def _noise_factors(problem: _Problem, prior: _Prior, peak: _Peak) -> tuple[float, float]:
+    """How much noisier computing and exchanging are than ``prior`` has it, each shrunk to 1 by `SCALE_ROWS` rows.
+
+    Squared residuals are capped at nine (three deviations), divided by the degrees of freedom that the fit left, and
+    count for the one or the other by its part of the row's variance.
+    """
+    sizes = len(problem.where), len(prior.latents.points), len(prior.latents.layouts)
+    if not np.isfinite(problem.observed.log_step).any():
+        return 1.0, 1.0
+    channel = peak.channels[0]
+    derivatives = channel.dense(*sizes)
+    leverage = ((derivatives @ _covariance(problem, prior, peak)) * derivatives).sum(axis=1) * channel.weight
+    left = np.clip(1 - leverage, 0.05, 1.0)
+    squares = np.minimum(channel.residual**2 / channel.variance, 9.0)
+    exchanging = (prior.latents.spread.noise_exchange * channel.by_exchange) ** 2 / channel.variance
+    compute, exchange = (
+        math.sqrt((SCALE_ROWS + float(part @ squares)) / (SCALE_ROWS + float(part @ left)))
+        for part in (1 - exchanging, exchanging)
+    )
+    return compute, exchange

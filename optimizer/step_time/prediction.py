@@ -1,0 +1,175 @@
+"""Step times of configurations that were never run, each with its variance and what that is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetopt.core.step_samples import Configuration
+from hetopt.optimizer.convergence.steps_law import Z90
+from hetopt.optimizer.step_time.design_matrix import Array, Rows, make_rows
+from hetopt.optimizer.step_time.jacobian import evaluate, noise_variance
+from hetopt.optimizer.step_time.physics import SHARED, Coordinates, Kinds, Steps
+from hetopt.optimizer.step_time.posterior import Posterior
+from hetopt.optimizer.step_time.residual_process import Point
+from hetopt.optimizer.step_time.tiers import Kinship
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """Variances of a row's log step, by where they come from. They add up.
+
+    Attributes:
+        parameters: what the samples leave open of the physics, and what it leaves over where something was measured.
+        batch: computation at batch sizes that were not measured.
+        layout: exchange of layouts that were not measured.
+        kinship: machine types that were not measured.
+        compressor: compressors that were not measured.
+        noise: one run against another.
+    """
+
+    parameters: Array
+    batch: Array
+    layout: Array
+    kinship: Array
+    compressor: Array
+    noise: Array
+
+    @property
+    def total(self) -> Array:
+        """Variance of the log of (true / predicted)."""
+        return self.parameters + self.batch + self.layout + self.kinship + self.compressor + self.noise
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linearised:
+    """Predictions, a row each, with their derivatives.
+
+    Attributes:
+        reference_points: `Rows.points`, with measured types in place of their relatives.
+        by_mode: derivatives of the log step by the model's `Posterior.mode`.
+        foreign: derivatives by what was not measured at all, in its standard deviations: the computation and the links
+            of each type that is only a relative, and each new compressor.
+    """
+
+    rows: Rows
+    steps: Steps
+    reference_points: tuple[Point, ...]
+    by_mode: Array
+    foreign: Array
+    sources: Sources
+
+    @property
+    def log_step(self) -> Array:
+        """Log of the predicted median, seconds."""
+        return self.steps.log_step
+
+
+def predict(model: Posterior, configurations: Sequence[Configuration], kin: Sequence[Kinship]) -> Linearised:
+    """Predict at least one configuration.
+
+    Args:
+        model: what was learned.
+        configurations: what to predict.
+        kin: relatives of the types beyond the model's own, in the order of their first appearance.
+
+    Raises:
+        BadInput: an unknown compressor.
+    """
+    own = model.observed.rows
+    rows = make_rows(configurations, own.types)
+    new = [name for name in rows.compressors if name not in own.compressors]
+    where = Coordinates(types=model.where.types, compressors=model.where.compressors + len(new))
+    vector = np.concatenate([model.parameters, np.full(len(new), model.compression_prior.mean)])
+    kinds = _kinds(own, rows, new, kin)
+    points = [(int(kinds.reference[type_]), log_batch) for type_, log_batch in rows.points]
+    compute_weights, compute_left = model.latents.compute_at(points)
+    exchange_weights, exchange_left = model.latents.exchange_at(rows.layouts)
+    parameters, known_points = len(model.where), len(model.latents.points)
+
+    def at(mode: Array) -> tuple[Steps, Callable[[str], Array]]:
+        return evaluate(
+            np.concatenate([mode[:parameters], vector[parameters:]]),
+            where,
+            rows,
+            kinds,
+            compute_rest=(compute_weights @ mode[parameters : parameters + known_points])[rows.group_point],
+            exchange_rest=(exchange_weights @ mode[parameters + known_points :])[rows.layout],
+        )
+
+    here, by_parameter = at(model.mode)
+    derivatives = by_parameter("log_step")
+    point = rows.group_point[here.slowest]
+    by_mode = np.concatenate(
+        [
+            derivatives[:, :parameters],
+            compute_weights[point] * here.compute_share[:, None],
+            exchange_weights[rows.layout] * here.exchange_share[:, None],
+        ],
+        axis=1,
+    )
+    foreign = _foreign(rows, here, len(own.types), kin)
+    compressed = derivatives[:, parameters:] * model.compression_prior.sd
+    return Linearised(
+        rows=rows,
+        steps=here,
+        reference_points=tuple(points),
+        by_mode=by_mode,
+        foreign=np.concatenate([foreign, compressed], axis=1),
+        sources=Sources(
+            parameters=_from_parameters(model, by_mode, lambda mode: at(mode)[0].log_step),
+            batch=here.compute_share**2 * compute_left[point],
+            layout=here.exchange_share**2 * exchange_left[rows.layout],
+            kinship=(foreign**2).sum(axis=1),
+            compressor=(compressed**2).sum(axis=1),
+            noise=noise_variance(here, model.latents.spread),
+        ),
+    )
+
+
+FAR = ("network", "host_ratio")
+"""Parameters that samples of one node or one worker leave wide open."""
+
+KNOWN = 0.5
+"""Share of the prior variance that must be gone for a linear approximation to do."""
+
+
+def _from_parameters(model: Posterior, by_mode: Array, log_step: Callable[[Array], Array]) -> Array:
+    """Variance of what was learned: linear around the mode, but for links that nothing was learned about.
+
+    An exchange that hides behind computing has next to no derivative, and yet a network ten times slower would show.
+    Along such a parameter (others following as they are correlated with it) the 90 % range is evaluated as it is.
+    """
+    covariance, variance, here = model.covariance.copy(), np.zeros(len(by_mode)), log_step(model.mode)
+    for name in FAR:
+        if model.learned(name) < KNOWN:
+            index = SHARED.index(name)
+            stride = covariance[:, index] / np.sqrt(covariance[index, index])
+            ends = [np.abs(log_step(model.mode + sign * Z90 * stride) - here) / Z90 for sign in (-1, 1)]
+            variance += np.maximum(*ends) ** 2
+            covariance -= np.outer(stride, stride)
+    return np.asarray(variance + ((by_mode @ covariance) * by_mode).sum(axis=1), dtype=np.float64)
+
+
+def _foreign(rows: Rows, here: Steps, own: int, kin: Sequence[Kinship]) -> Array:
+    """Derivatives by the deviation of each relative's computation and of its links, in their standard deviations."""
+    slowest = rows.group_type[here.slowest]
+    columns = np.zeros((len(rows), 2 * len(kin)))
+    for index, relative in enumerate(kin):
+        columns[:, 2 * index] = here.compute_share * relative.log_sd * (slowest == own + index)
+        columns[:, 2 * index + 1] = here.exchange_share * relative.link_log_sd * rows.has_type[:, own + index]
+    return columns
+
+
+def _kinds(own: Rows, rows: Rows, new: Sequence[str], kin: Sequence[Kinship]) -> Kinds:
+    none = np.zeros(len(own.types))
+    compressors = [*own.compressors, *new]
+    return Kinds(
+        reference=np.concatenate([np.arange(len(own.types)), [k.reference for k in kin]]).astype(np.intp),
+        fixed=np.concatenate([none, [k.fixed for k in kin]]),
+        per_sample=np.concatenate([none, [k.per_sample for k in kin]]),
+        link=np.concatenate([none, [k.link for k in kin]]),
+        compressor=np.array([compressors.index(name) for name in rows.compressors], dtype=np.intp),
+    )

@@ -1,0 +1,124 @@
+"""A `Profile` as the step model reads it: computation without exchange on one host, and timed collectives."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from hetopt.core.profile import Profile
+from hetopt.core.step_samples import Configuration, Node
+from hetopt.optimizer.fit import FittedDevice, FittedModel
+from hetopt.optimizer.market.instance_type import InstanceType
+from hetopt.optimizer.step_time.design_matrix import make_rows
+from hetopt.optimizer.step_time.observed import Observed, observe
+from hetopt.optimizer.step_time.posterior import fit
+from hetopt.optimizer.step_time.priors import PRIORS, Normal
+from hetopt.optimizer.step_time.sampled import SampledMachines
+from hetopt.optimizer.step_time.shape import Known, Shape
+
+
+def observe_profile(profile: Profile) -> Observed:
+    """Everything a profile says about steps.
+
+    Workers of a sweep compute at the same time without talking, so a step time is the computation of as many workers on
+    one node. A link's line is read at the gradient's size: inside a host as it is, between hosts with one worker each.
+    """
+    configurations: list[Configuration] = []
+    computing: list[float] = []
+    exchanging: list[float] = []
+    for device in profile.devices:
+        for point in device.step_times:
+            configurations.append(
+                Configuration(
+                    nodes=(Node(type=device.type, workers=device.workers_per_host),),
+                    local_batch_size=point.local_batch_size,
+                )
+            )
+            computing.append(float(np.log(point.step_time_s)))
+            exchanging.append(np.nan)
+    first = profile.devices[0]
+    for link in profile.links:
+        if link.collective == "all_reduce":
+            inside = link.scope == "host"
+            nodes = (Node(type=first.type, workers=link.workers),) if inside else (Node(type=first.type, workers=1),)
+            configurations.append(
+                Configuration(
+                    nodes=nodes * (1 if inside else link.workers),
+                    local_batch_size=first.step_times[0].local_batch_size,
+                )
+            )
+            computing.append(np.nan)
+            exchanging.append(float(np.log(link.latency_s + profile.job.gradient_bytes / link.bytes_per_s)))
+    return Observed(
+        rows=make_rows(configurations),
+        log_step=np.full(len(configurations), np.nan),
+        log_compute=np.array(computing),
+        log_exchange=np.array(exchanging),
+    )
+
+
+RENTED = re.compile(r"[a-z0-9-]+\.[a-z0-9-]+")
+"""What instance types are called: family and size."""
+
+LEAST_JITTER = 0.005
+"""Steps of one worker scatter by half a percent at least, however quiet its machine was for a minute."""
+
+JITTER_LOG_SD = 0.5
+FORWARD_LOGIT_SD = 0.3
+"""How far the scatter of steps, and the part of them before backward, may be another elsewhere."""
+
+
+def observe_samples(profile: Profile) -> Observed | None:
+    """The steps of the same job on machines that can be rented; absent where there are none.
+
+    Rehearsed hosts and this machine tell how such clusters behave, and nothing about a cloud's links.
+    """
+    rented = [sample for sample in profile.samples if all(RENTED.fullmatch(node.type) for node in sample.nodes)]
+    return observe(rented) if rented else None
+
+
+def sampled_machines(profile: Profile, catalog: Mapping[str, InstanceType]) -> SampledMachines | None:
+    """Machine types as the profile's step samples know them; absent where it has none."""
+    observed = observe_samples(profile)
+    if observed is None:
+        return None
+    return SampledMachines(posterior=fit(observed), gradient_bytes=profile.job.gradient_bytes, catalog=catalog)
+
+
+def profile_priors(reference: FittedDevice) -> Mapping[str, Normal]:
+    """The priors, with what a profile measured directly in their place: scatter, and what comes before backward."""
+    before = statistics.median(
+        (point.load_s + point.forward_s + point.optimizer_s)
+        / max(point.load_s + point.forward_s + point.backward_s + point.optimizer_s, 1e-12)
+        for point in reference.device.step_times
+    )
+    forward = min(0.95, max(0.05, before))
+    jitter = max(LEAST_JITTER, reference.step_time.jitter)
+    measured = {
+        "straggling": (math.log(jitter), JITTER_LOG_SD),
+        "forward": (math.log(forward / (1 - forward)), FORWARD_LOGIT_SD),
+    }
+    return {**PRIORS, **{name: replace(PRIORS[name], mean=mean, sd=sd) for name, (mean, sd) in measured.items()}}
+
+
+def learned_shape(model: FittedModel) -> Shape:
+    """What a profile says about steps on other machines; by its step samples where it has some, which are whole steps.
+
+    Workers of a divided CPU host have fewer threads each, which says nothing about GPUs that share a machine.
+    """
+    profile = model.profile
+    sampled = observe_samples(profile)
+    if sampled is not None:
+        return Shape.of(fit(sampled), profile.job.gradient_bytes)
+    posterior = fit(observe_profile(profile), priors=profile_priors(model.reference))
+    shape = Shape.of(posterior, profile.job.gradient_bytes)
+    if all(device.kind == "cpu" for device in profile.devices):
+        prior = PRIORS["contention"]
+        assert prior.mean is not None
+        return replace(shape, contention=Known(value=math.exp(prior.mean), sd=prior.sd))
+    return shape

@@ -1,0 +1,205 @@
+"""The equations of one synchronous training step, for one cluster or for columns of many.
+
+    C   = max_i t_i (1 + jitter E_n)                               the slowest of n workers, whose steps scatter
+    T   = messages alpha + traffic / bw (1 + growth log2(n / 2))   the exchange (Hockney 1994; growth: more hosts share)
+    tau = f C + (((1-f) C)^p + ((1-g) T)^p)^(1/p) + g T + compression
+
+``f`` is the part of the computation that is over before an exchange can begin, ``g`` the part of the exchange that
+cannot begin before computing ends (the last bucket), and ``p`` says how well the rest hides the rest: with f = g = 0
+this is the overlap of Pollux (Qiao et al., OSDI 2021), f = 1 or g = 1 is none at all, and tau = C + T + compression.
+Everything that predicts a step goes through here: planning, launching, and the model that is fitted to samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hetopt.core.comm.payload_bytes import Collective, collective_time_s
+
+Array = NDArray[np.float64]
+
+_NOTHING_S = 1e-300
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlap:
+    """How computing hides an exchange.
+
+    Attributes:
+        forward: f, in [0, 1].
+        power: p, at least 1.
+        last: g, in [0, 1].
+    """
+
+    forward: float
+    power: float
+    last: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse the impossible."""
+        if not (0 <= self.forward <= 1 and 0 <= self.last <= 1 and 1 <= self.power < math.inf):
+            raise ValueError(f"impossible overlap: {self}")
+
+
+NO_OVERLAP = Overlap(forward=1.0, power=1.0, last=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Together:
+    """Computing and exchanging, seconds, with the derivatives of their time by the logs of what it is made of.
+
+    Attributes:
+        time_s: of both.
+        by_compute: derivative by ln C; ``by_exchange`` by ln T. They add up to ``time_s``.
+        by_forward: derivative by the logit of f; ``by_power`` by ln (p - 1).
+    """
+
+    time_s: Array
+    by_compute: Array
+    by_exchange: Array
+    by_forward: Array
+    by_power: Array
+
+
+def together(
+    compute_s: ArrayLike, exchange_s: ArrayLike, *, forward: ArrayLike, power: float, last: ArrayLike = 0.0
+) -> Together:
+    """Time of computing and exchanging, columns of any shape; compression comes on top."""
+    compute, exchange = np.asarray(compute_s, dtype=np.float64), np.asarray(exchange_s, dtype=np.float64)
+    first, tail = np.asarray(forward, dtype=np.float64), np.asarray(last, dtype=np.float64)
+    hiding, hidden = (1 - first) * compute, (1 - tail) * exchange
+    # Both are divided by the larger: x^p overflows, or is nothing, for seconds of every size.
+    largest = np.maximum(np.maximum(hiding, hidden), _NOTHING_S)
+    behind, ahead = (hiding / largest) ** power, (hidden / largest) ** power
+    both = np.maximum(behind + ahead, _NOTHING_S)
+    middle = largest * both ** (1 / power)
+    behind, ahead = behind / both, ahead / both
+    entropy = _times_log(behind) + _times_log(ahead)
+    return Together(
+        time_s=first * compute + middle + tail * exchange,
+        by_compute=first * compute + middle * behind,
+        by_exchange=tail * exchange + middle * ahead,
+        by_forward=first * (hiding - middle * behind),
+        by_power=middle * entropy * (power - 1) / power**2,
+    )
+
+
+def _times_log(share: Array) -> Array:
+    return np.asarray(share * np.log(np.maximum(share, _NOTHING_S)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Breakdown:
+    """Where the seconds of one step go.
+
+    Attributes:
+        compute_s: until the slowest worker has its gradient.
+        waiting_s: the part of ``compute_s`` that a worker spends waiting for the slowest, mean over workers.
+        communication_s: what the step shows of compressing, exchanging and decompressing: hidden parts cost nothing.
+    """
+
+    compute_s: float
+    waiting_s: float
+    communication_s: float
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds of the whole step."""
+        return self.compute_s + self.communication_s
+
+
+def step_time(
+    compute_s: Sequence[float],
+    *,
+    exchange_s: float,
+    compress_s: float = 0.0,
+    jitter: float = 0.0,
+    overlap: Overlap = NO_OVERLAP,
+) -> Breakdown:
+    """Time of a step.
+
+    Args:
+        compute_s: time that each worker computes its share, optimizer step included.
+        exchange_s: of the whole exchange, hidden or not, when nobody has to be waited for.
+        compress_s: compression and decompression on the slowest worker.
+        jitter: relative standard deviation of one worker's steps.
+        overlap: how computing hides the exchange.
+    """
+    slowest_s = expected_latest_s(compute_s, jitter)
+    # The mean of equal times may round to just above them.
+    waiting_s = max(0.0, slowest_s - sum(compute_s) / len(compute_s))
+    both = together(slowest_s, exchange_s, forward=overlap.forward, power=overlap.power, last=overlap.last)
+    exposed_s = max(0.0, float(both.time_s) - slowest_s)
+    if overlap == NO_OVERLAP:
+        exposed_s = exchange_s  # exactly
+    return Breakdown(compute_s=slowest_s, waiting_s=waiting_s, communication_s=compress_s + exposed_s)
+
+
+def collective_terms(collective: Collective, payload_bytes: float, workers: int) -> tuple[float, float]:
+    """Messages in a row, and bytes over the slowest link: a collective's time is linear in latency and 1 / bandwidth.
+
+    ``collective_time_s(...) == messages * latency_s + traffic_bytes / bytes_per_s``, which lets a search price many
+    networks at once with the very function that the trainer is checked against.
+    """
+    messages = collective_time_s(collective, 0.0, workers, 1.0, 1.0)
+    return messages, collective_time_s(collective, payload_bytes, workers, 0.0, 1.0)
+
+
+def expected_latest_s(times_s: Sequence[float], jitter: float) -> float:
+    """When the last of independent workers is done, on average, if each scatters normally around its own time.
+
+    ``E max_i t_i (1 + jitter z_i)``; equal times t give ``t (1 + jitter E_n)``. A worker far behind the others decides
+    alone, and its own scatter averages out.
+    """
+    latest = max(times_s)
+    near = [time for time in times_s if time * (1 + 6 * jitter) >= latest * (1 - 6 * jitter)]
+    if len(near) == 1 or jitter == 0:
+        return latest
+    if min(near) == latest:
+        return latest * (1 + jitter * expected_maximum(len(near)))
+    # E max = end - integral of P(max < x) up to an end that nobody reaches.
+    x = np.linspace(min(near) * (1 - 8 * jitter), latest * (1 + 8 * jitter), _GRID)
+    below = np.ones(_GRID)
+    for time in near:
+        below *= _normal_cdf((x - time) / (jitter * time))
+    return max(latest, float(x[-1] - np.trapezoid(below, x)))
+
+
+@cache
+def expected_maximum(count: int) -> float:
+    """E_n, the expected maximum of ``count`` standard normals: what the slowest of equal workers adds, in deviations.
+
+    ``E_n = integral of x n phi(x) Phi(x)^(n-1) dx``. The popular sqrt(2 ln n) is twice too large at n = 2.
+    """
+    if count <= 1:
+        return 0.0
+    x, density, below = _normal()
+    return float(np.trapezoid(x * count * density * below ** (count - 1), x))
+
+
+def growth(workers: ArrayLike, per_doubling: ArrayLike) -> Array:
+    """Factor on an exchange's bytes: more than two workers share switches, and the slowest of their links decides."""
+    doublings = np.log2(np.maximum(np.asarray(workers, dtype=np.float64), 2.0) / 2)
+    return np.asarray(1 + np.asarray(per_doubling) * doublings)
+
+
+_GRID = 1801
+
+
+def _normal_cdf(x: Array) -> Array:
+    grid, _, below = _normal()
+    return np.interp(x, grid, below)
+
+
+@cache
+def _normal() -> tuple[Array, Array, Array]:
+    """A grid with the normal density and distribution on it; fine enough for six digits of every E_n."""
+    x = np.linspace(-9.0, 9.0, _GRID)
+    density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    return x, density, np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in x.tolist()])

@@ -1,0 +1,372 @@
+"""Step time on machine types that were never profiled: CPUs by CoreMark, GPUs by a roofline, each with its interval.
+
+Tiers: *measured* (this type was profiled), *interpolated* (same family, or the same accelerator), *extrapolated*
+(another family). Every constant is a prior of ours with its interval; measuring the type replaces it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from hetopt.core.batch_partition import WorkerTime
+from hetopt.optimizer.fit import FittedDevice, FittedModel, times_as_long
+from hetopt.optimizer.market.instance_type import Accelerator, InstanceType
+from hetopt.optimizer.market.software import pinned
+from hetopt.optimizer.plan import Evidence
+
+CROSS_FAMILY_LOG_SD = 0.36
+"""x / 1.8 with 90 % probability: at equal vCPU count CPU types differ 2.5 times, and CoreMark explains a part of it."""
+
+UNKNOWN_CPU_LOG_SD = 0.45
+"""A vCPU of a host whose CPU is not in the catalogue, against the catalogue's median: more than types differ there."""
+
+SAME_FAMILY_LOG_SD = 0.12
+SAME_ACCELERATOR_LOG_SD = 0.10
+OTHER_ACCELERATOR_LOG_SD = 0.25
+
+THREAD_SCALING = 0.85
+"""Prior of eta in ``t ~ threads^-eta``: small models leave many threads idle."""
+
+THREAD_SCALING_SD = 0.15
+
+FP32_EFFICIENCY = 0.4
+"""Share of peak fp32 rate that training reaches, typically 0.25 to 0.6; the rest is in the cross-family spread."""
+
+BANDWIDTH_EFFICIENCY = 0.7
+"""Share of peak memory bandwidth that element-wise kernels reach."""
+
+LAUNCH_S = 8e-6
+"""One operator called from Python without graph capture: 5-10 microseconds on current hosts."""
+
+ACCELERATOR_CONTEXT_BYTES = 750 * 2**20
+"""Taken by the CUDA context and the libraries' workspaces before the first tensor."""
+
+HOST_MEMORY_BYTES = 3 * 2**29
+"""Main memory that the operating system, Python and torch take before training: 1.5 GiB."""
+
+MEMORY_FRACTION = 0.9
+
+TOO_LITTLE_MEMORY = "too little memory for one sample"
+
+
+ONLY_GPUS_PROFILED = "a CPU machine, while only GPUs were profiled"
+NO_RATES_OF_OWN_GPU = "the profile does not say how fast its own GPU is"
+NO_RATES_FOR_GPUS = "a GPU, while the profile lacks the rates to predict one"
+MENDED_BY_PROFILING = frozenset({ONLY_GPUS_PROFILED, NO_RATES_OF_OWN_GPU, NO_RATES_FOR_GPUS})
+"""Reasons that another profile takes away; the others are the machines' own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerModel:
+    """How fast one worker of a machine type is.
+
+    Attributes:
+        workers: workers on one machine, one for each CUDA device, or one on a CPU machine.
+        time: compute time of a step, optimizer included, bounded by memory.
+        log_sd: standard deviation of the log of (true / predicted) step time.
+        evidence: where the figure comes from.
+        evaluation_factor: time of an evaluation relative to the reference device.
+        compress_factor: time of compression relative to the reference device.
+    """
+
+    kind: Literal["cpu", "cuda"]
+    workers: int
+    time: WorkerTime
+    log_sd: float
+    evidence: Evidence
+    evaluation_factor: float
+    compress_factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unusable:
+    """Why a machine type is not considered."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceHost:
+    """The profiled machine in the catalogue's terms.
+
+    Attributes:
+        coremark_per_vcpu: CoreMark iterations a second of one logical CPU.
+        log_sd: how well that is known.
+        family: catalogue family of the machine; absent when it is not a catalogue type.
+        basis: how it was found, in words.
+    """
+
+    coremark_per_vcpu: float
+    log_sd: float
+    family: str | None
+    basis: str
+
+
+def reference_host(model: FittedModel, types: Iterable[InstanceType]) -> ReferenceHost:
+    """Find the profiled machine's CoreMark: its own where it is a catalogue type, else that of machines with its CPU.
+
+    A model name that says little ("AMD EPYC") matches many; the spread of their figures is then part of the interval.
+    """
+    host = model.profile.host
+    rated = [t for t in types if t.coremark_iterations_per_s is not None and not t.burstable and not t.bare_metal]
+    own = next((t for t in rated if t.name == model.reference.device.type), None)
+    if own is not None and own.coremark_iterations_per_s is not None:
+        per_vcpu = own.coremark_iterations_per_s / own.vcpus
+        return ReferenceHost(coremark_per_vcpu=per_vcpu, log_sd=0.0, family=own.family, basis=f"CoreMark of {own.name}")
+    words = _cpu_words(host.cpu_model)
+    alike = [t for t in rated if t.cpu_model and words and words <= _cpu_words(t.cpu_model)]
+    basis, least_log_sd = f"CoreMark of machines with its CPU ({host.cpu_model})", 0.0
+    if not alike:
+        alike, least_log_sd = rated, UNKNOWN_CPU_LOG_SD
+        basis = f"the median CoreMark a vCPU, because no machine has its CPU ({host.cpu_model})"
+    logs = [math.log((t.coremark_iterations_per_s or 0.0) / t.vcpus) for t in alike]
+    return ReferenceHost(
+        coremark_per_vcpu=math.exp(statistics.median(logs)) if logs else 1.0,
+        log_sd=max(least_log_sd, statistics.pstdev(logs) if logs else UNKNOWN_CPU_LOG_SD),
+        family=None,
+        basis=basis,
+    )
+
+
+def worker_model(model: FittedModel, host: ReferenceHost, instance: InstanceType) -> WorkerModel | Unusable:
+    """Predict one worker of a machine type, or say why that cannot be done."""
+    unusable = _unusable(instance)
+    if unusable is not None:
+        return Unusable(reason=unusable)
+    workers = max(1, instance.cuda_devices)
+    for fitted in model.devices:
+        if fitted.device.type == instance.name and fitted.device.workers_per_host == workers:
+            return _measured(model, fitted, workers)
+    return _on_gpus(model, host, instance) if instance.cuda_devices else _on_cpus(model, host, instance)
+
+
+def _unusable(instance: InstanceType) -> str | None:
+    if instance.name.startswith("mac"):
+        return "Mac hardware"
+    if instance.bare_metal:
+        return "bare metal (slow to start)"
+    if instance.burstable or instance.family == "t1":
+        return "burstable (its speed depends on credits)"
+    if instance.other_accelerators or (instance.accelerator is not None and not instance.accelerator.is_cuda):
+        return "an accelerator that torch does not drive"
+    return pinned().objection(instance)
+
+
+def _measured(model: FittedModel, fitted: FittedDevice, workers: int) -> WorkerModel | Unusable:
+    line = fitted.step_time
+    if fitted.largest_batch == 0:
+        return Unusable(reason=TOO_LITTLE_MEMORY)
+    time = WorkerTime(
+        fixed_s=line.fixed_s, per_sample_s=line.per_sample_s, floor_s=line.floor_s, max_samples=fitted.largest_batch
+    )
+    return WorkerModel(
+        kind=fitted.device.kind,
+        workers=workers,
+        time=time,
+        log_sd=line.log_sd,
+        evidence="measured",
+        evaluation_factor=_evaluation_factor(model, time),
+        compress_factor=1.0,
+    )
+
+
+def _on_cpus(model: FittedModel, host: ReferenceHost, instance: InstanceType) -> WorkerModel | Unusable:
+    """``a_i = a_ref s``, ``c_i = c_ref s (threads_ref / v_i)^eta`` with ``s`` the ratio of CoreMark a vCPU.
+
+    Fixed time is spent by one thread, so more vCPUs do not shorten it; samples are spread over the threads.
+    """
+    reference = model.reference
+    if reference.device.kind != "cpu":
+        return Unusable(reason=ONLY_GPUS_PROFILED)
+    if instance.coremark_iterations_per_s is None:
+        return Unusable(reason="no CPU benchmark to predict its speed from")
+    one_thread = host.coremark_per_vcpu * instance.vcpus / instance.coremark_iterations_per_s
+    eta, eta_sd = thread_scaling(model)
+    threads = reference.device.threads_per_worker
+    factor = one_thread * (threads / instance.vcpus) ** eta
+    same_family = instance.family == host.family
+    log_sd = math.hypot(
+        SAME_FAMILY_LOG_SD if same_family else CROSS_FAMILY_LOG_SD,
+        0.0 if same_family else host.log_sd,
+        eta_sd * math.log(instance.vcpus / threads),
+        reference.step_time.log_sd,
+    )
+    return _scaled(
+        model,
+        kind="cpu",
+        workers=1,
+        fixed_factor=one_thread,
+        sample_factor=factor,
+        memory_bytes=MEMORY_FRACTION * instance.memory_bytes - HOST_MEMORY_BYTES,
+        log_sd=log_sd,
+        evidence="interpolated" if same_family else "extrapolated",
+        compress_factor=factor,
+    )
+
+
+def _on_gpus(model: FittedModel, host: ReferenceHost, instance: InstanceType) -> WorkerModel | Unusable:
+    accelerator = instance.accelerator
+    assert accelerator is not None
+    flops, bandwidth = accelerator.fp32_flops_per_s, accelerator.memory_bandwidth_bytes_per_s
+    if flops is None or bandwidth is None:
+        return Unusable(reason="no published rates of its GPU")
+    if model.reference.device.kind == "cuda":
+        return _from_gpu(model, accelerator, flops, bandwidth)
+    return _by_roofline(model, host, instance, accelerator, flops, bandwidth)
+
+
+def _from_gpu(model: FittedModel, accelerator: Accelerator, flops: float, bandwidth: float) -> WorkerModel | Unusable:
+    """From one GPU to another: half of the time follows peak compute, half memory bandwidth."""
+    reference, name = model.reference, model.profile.host.accelerator or ""
+    if _same_accelerator(name, accelerator):
+        factor, log_sd, evidence = 1.0, SAME_ACCELERATOR_LOG_SD, "interpolated"
+    elif reference.device.matmul_flops_per_s and reference.device.copy_bytes_per_s:
+        # Achieved rates of the reference against achievable ones of the other.
+        compute = reference.device.matmul_flops_per_s / (flops * BANDWIDTH_EFFICIENCY)
+        memory = reference.device.copy_bytes_per_s / (bandwidth * BANDWIDTH_EFFICIENCY)
+        factor, log_sd, evidence = (compute + memory) / 2, OTHER_ACCELERATOR_LOG_SD, "extrapolated"
+    else:
+        return Unusable(reason=NO_RATES_OF_OWN_GPU)
+    return _scaled(
+        model,
+        kind="cuda",
+        workers=accelerator.count,
+        fixed_factor=1.0,
+        sample_factor=factor,
+        memory_bytes=MEMORY_FRACTION * accelerator.memory_bytes,
+        log_sd=math.hypot(log_sd, reference.step_time.log_sd),
+        evidence="interpolated" if evidence == "interpolated" else "extrapolated",
+        compress_factor=factor,
+    )
+
+
+def _by_roofline(
+    model: FittedModel,
+    host: ReferenceHost,
+    instance: InstanceType,
+    accelerator: Accelerator,
+    flops: float,
+    bandwidth: float,
+) -> WorkerModel | Unusable:
+    """From a CPU to a GPU: matrix work at the GPU's rate, the rest of the CPU's time as memory traffic, plus loading.
+
+        c = F / (0.4 peak) + M / (0.7 bandwidth) + load,    a = operators x 8 us
+
+    F is counted; M is what the CPU did beside matrix work, ``(c_cpu - load - F / matmul rate) x copy rate``. Loading a
+    batch stays on the host's cores.
+    """
+    job, reference = model.profile.job, model.reference
+    device = reference.device
+    if job.flops_per_sample is None or device.matmul_flops_per_s is None or device.copy_bytes_per_s is None:
+        return Unusable(reason=NO_RATES_FOR_GPUS)
+    compute_cpu_s = reference.step_time.per_sample_s - reference.load_per_sample_s
+    traffic = max(0.0, compute_cpu_s - job.flops_per_sample / device.matmul_flops_per_s) * device.copy_bytes_per_s
+    per_core = 1.0
+    if instance.coremark_iterations_per_s is not None:
+        per_core = host.coremark_per_vcpu * instance.vcpus / instance.coremark_iterations_per_s
+    load_s = reference.load_per_sample_s * per_core
+    per_sample_s = (
+        job.flops_per_sample / (flops * FP32_EFFICIENCY) + traffic / (bandwidth * BANDWIDTH_EFFICIENCY) + load_s
+    )
+    fixed_s = job.operators_per_step * LAUNCH_S * per_core
+    limit = MEMORY_FRACTION * accelerator.memory_bytes - ACCELERATOR_CONTEXT_BYTES
+    most = reference.memory.largest_batch(limit) if reference.memory is not None else None
+    if most == 0 or limit <= 0:
+        return Unusable(reason=TOO_LITTLE_MEMORY)
+    time = WorkerTime(fixed_s=fixed_s, per_sample_s=per_sample_s, max_samples=most)
+    return WorkerModel(
+        kind="cuda",
+        workers=accelerator.count,
+        time=time,
+        log_sd=math.hypot(CROSS_FAMILY_LOG_SD, reference.step_time.log_sd),
+        evidence="extrapolated",
+        evaluation_factor=_evaluation_factor(model, time),
+        compress_factor=device.copy_bytes_per_s / (bandwidth * BANDWIDTH_EFFICIENCY),
+    )
+
+
+def _scaled(
+    model: FittedModel,
+    *,
+    kind: Literal["cpu", "cuda"],
+    workers: int,
+    fixed_factor: float,
+    sample_factor: float,
+    memory_bytes: float,
+    log_sd: float,
+    evidence: Evidence,
+    compress_factor: float,
+) -> WorkerModel | Unusable:
+    reference = model.reference
+    line = reference.step_time
+    most = reference.memory.largest_batch(memory_bytes) if reference.memory is not None else None
+    if most == 0 or memory_bytes <= 0:
+        return Unusable(reason=TOO_LITTLE_MEMORY)
+    time = WorkerTime(
+        fixed_s=line.fixed_s * fixed_factor,
+        per_sample_s=line.per_sample_s * sample_factor,
+        floor_s=line.floor_s * fixed_factor,
+        max_samples=most,
+    )
+    return WorkerModel(
+        kind=kind,
+        workers=workers,
+        time=time,
+        log_sd=log_sd,
+        evidence=evidence,
+        evaluation_factor=_evaluation_factor(model, time),
+        compress_factor=compress_factor,
+    )
+
+
+def thread_scaling(model: FittedModel) -> tuple[float, float]:
+    """Eta in ``t ~ threads^-eta`` and its standard deviation: the prior, sharpened by two divisions of the host.
+
+    Both are normal, so the posterior weighs them by their precision; steps that scatter leave the prior as it is, and
+    so do steps that hardly grow with their samples, which tell nothing of how threads share them.
+    """
+    cpus = [fitted for fitted in model.devices if fitted.device.kind == "cpu" and fitted.grows]
+    few = min(cpus, key=lambda fitted: fitted.device.threads_per_worker, default=None)
+    many = max(cpus, key=lambda fitted: fitted.device.threads_per_worker, default=None)
+    if few is None or many is None or few.device.threads_per_worker == many.device.threads_per_worker:
+        return THREAD_SCALING, THREAD_SCALING_SD
+    octaves = math.log(many.device.threads_per_worker / few.device.threads_per_worker)
+    seen = math.log(few.step_time.per_sample_s / many.step_time.per_sample_s) / octaves
+    seen_sd = math.hypot(few.step_time.log_sd, many.step_time.log_sd) / octaves
+    prior, evidence = THREAD_SCALING_SD**-2, seen_sd**-2
+    eta = (prior * THREAD_SCALING + evidence * seen) / (prior + evidence)
+    return min(1.0, max(0.3, eta)), (prior + evidence) ** -0.5
+
+
+def _evaluation_factor(model: FittedModel, time: WorkerTime) -> float:
+    """Evaluation time relative to the profiled host's, by the time of the largest batch that was measured.
+
+    The host evaluated with all of its threads; the reference may have had a part of them.
+    """
+    reference = model.reference
+    slower = times_as_long(time.time_s, reference.step_time.time_s, reference.largest_measured)
+    if reference.device.kind == "cuda":
+        return slower
+    eta, _ = thread_scaling(model)
+    division = reference.device.threads_per_worker / model.profile.host.logical_cpus
+    return slower / math.pow(min(1.0, division), eta)
+
+
+def _same_accelerator(name: str, accelerator: Accelerator) -> bool:
+    """Whether a driver's name ("NVIDIA A10G", "Tesla T4") means the catalogue's accelerator, as a whole device."""
+    aliases = accelerator.model.aliases if accelerator.model is not None else ()
+    words = set(re.findall(r"[a-z0-9]+", name.lower()))
+    return accelerator.fraction == 1 and any(
+        set(re.findall(r"[a-z0-9]+", known.lower())) <= words for known in (accelerator.name, *aliases)
+    )
+
+
+def _cpu_words(name: str) -> frozenset[str]:
+    """What tells CPU models apart: words with a meaning, without trade marks, core counts and clocks."""
+    text = re.sub(r"\((r|tm)\)|@.*|\b\d+-core\b", " ", name.lower())
+    return frozenset(re.findall(r"[a-z0-9-]+", text)) - {"cpu", "processor", "0", "with", "unknown"}

@@ -1,0 +1,74 @@
+"""The workers of a probe and what they tell each other: what comes next follows from numbers that every rank holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from hetopt.core.artifact import Record
+from hetopt.core.events.probe_records import Measurement
+from hetopt.trainer.agreement import gather_numbers
+from hetopt.trainer.context import WorkerContext
+
+Alignment: TypeAlias = "dist.ProcessGroup | None"
+"""Workers that step together; None is a worker alone."""
+
+
+class ProbeStopped(Exception):
+    """Somebody asked the run to end. Raised on all ranks at the same place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crew:
+    """One worker among the others. ``started_s`` is when the probe began by this worker's clock."""
+
+    context: WorkerContext
+    started_s: float
+
+    def gather(self, row: Sequence[float]) -> list[list[float]]:
+        """The rows of all workers, in rank order; all rows have one length.
+
+        Raises:
+            ProbeStopped: any worker was asked to stop.
+        """
+        context = self.context
+        rows = gather_numbers([*row, float(context.stop_requested())], context.world_size)
+        if any(other[-1] for other in rows):
+            raise ProbeStopped
+        return [other[:-1] for other in rows]
+
+    def total(self, row: Sequence[float]) -> list[float]:
+        """Sums over all workers, the same on every rank."""
+        return [sum(column) for column in zip(*self.gather(row), strict=True)]
+
+    def elapsed_s(self) -> float:
+        """How long the probe has taken by the leader's clock, the same on every rank."""
+        return self.gather([self.context.clock() - self.started_s])[0][0]
+
+    def record(self, measurement: Measurement) -> None:
+        """Write a measurement to the log (only the leader's reaches it)."""
+        self.note(measurement.EVENT, measurement)
+
+    def note(self, name: str, fields: Record | None = None) -> None:
+        """Write an event of another name."""
+        self.context.events.write(name, **({} if fields is None else fields.model_dump(mode="json")))
+
+    def first(self, workers: int) -> Alignment:
+        """The group of the first ``workers`` ranks. Called by every rank, members or not."""
+        if workers == 1:
+            return None
+        world = dist.group.WORLD
+        return world if workers == self.context.world_size else dist.new_group(range(workers))
+
+
+def align(group: Alignment, value: float = 0.0) -> float:
+    """Wait for all workers of the group; the largest of their values."""
+    if group is None:
+        return value
+    flag = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=group)
+    return float(flag)

@@ -1,0 +1,174 @@
+"""Facts that are looked up or counted rather than timed: the host, the job, and memory used and left."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from hetopt.core.profile import Host, Job
+from hetopt.profiler.probe.replica import Replica
+from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.normalisation import least_samples
+from hetopt.trainer.steps.local_batch import BatchReader
+from hetopt.trainer.task import Task
+
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def host_facts(device: torch.device) -> Host:
+    """The machine that this worker runs on."""
+    cuda = device.type == "cuda"
+    return Host(
+        cpu_model=_cpu_model(),
+        logical_cpus=len(os.sched_getaffinity(0)),
+        memory_bytes=host_memory_bytes(),
+        operating_system=f"{platform.system()} {platform.release()}",
+        python_version=platform.python_version(),
+        torch_version=torch.__version__,
+        accelerator=torch.cuda.get_device_name(device) if cuda else None,
+        accelerator_count=torch.cuda.device_count() if cuda else 0,
+        accelerator_memory_bytes=torch.cuda.get_device_properties(device).total_memory if cuda else None,
+    )
+
+
+def job_facts(task: Task, reference: str, replica: Replica, reader: BatchReader, part: MicroBatch) -> Job:
+    """What is trained, counted on one small batch.
+
+    Args:
+        task: the task.
+        reference: the text that names it.
+        replica: a model of it; its gradient is overwritten.
+        reader: reads the training data.
+        part: the samples to count on.
+    """
+    return Job(
+        task=reference,
+        parameters=replica.gradient.numel(),
+        gradient_bytes=replica.gradient.nbytes,
+        dataset_size=len(reader.dataset),
+        batch_size=task.batch_size,
+        least_local_batch_size=least_samples(replica.loss.model),
+        learning_rate_rule=task.learning_rate_rule,
+        target_metric=task.target.metric,
+        target_value=task.target.value,
+        target_higher_is_better=task.target.higher_is_better,
+        usual_epochs=task.usual_epochs,
+        operators_per_step=_operators(lambda: _whole_step(replica, reader, part)),
+        flops_per_sample=_flops(lambda: _whole_step(replica, reader, part)) / len(part) or None,
+    )
+
+
+def host_memory_bytes() -> int:
+    """Memory that processes here may use: the machine's, or the control group's limit where that is lower."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in _CGROUP_LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # not mounted, or "max"
+            total = min(total, int(path.read_text()))
+    return total
+
+
+def device_memory_bytes(device: torch.device) -> int:
+    """Memory that the workers of this device share. On a GPU what other programs hold is not counted."""
+    if device.type == "cpu":
+        return host_memory_bytes()
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free) + torch.cuda.memory_reserved(device)
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Forget how much memory was used before."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    # The allocator keeps what was freed; glibc's gives it back when asked, others lack the function.
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    # Writing 5 resets VmHWM (Linux, proc_pid_clear_refs). Where that is refused the peak only ever grows, which
+    # is still right for batch sizes tried in increasing order.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory_bytes(device: torch.device) -> int | None:
+    """Most memory used since the last reset: of the process on a CPU, of its tensors on a GPU. None where unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _cpu_model() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine() or "unknown"
+
+
+def _whole_step(replica: Replica, reader: BatchReader, part: MicroBatch) -> None:
+    replica.gradient.zero_()
+    replica.loss(reader.read(part)).backward()
+    replica.optimizer.step()
+
+
+class _OperatorCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Counts the operators that do work; views only relabel memory."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # likewise
+        self.count = 0
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        if not func.is_view and func.namespace != "profiler":
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _operators(run: Callable[[], None]) -> int:
+    counter = _OperatorCount()
+    with counter:
+        run()
+    return counter.count
+
+
+def _flops(run: Callable[[], None]) -> int:
+    """Floating-point operations of the matrix work in ``run``, forward and backward."""
+    counter = FlopCounterMode(display=False)
+    with _without_fused_layers(), counter:
+        run()
+    flops: int = counter.get_total_flops()
+    return flops
+
+
+@contextmanager
+def _without_fused_layers() -> Iterator[None]:
+    """Leave oneDNN and cuDNN out: fused recurrent layers are opaque to the FLOP counter.
+
+    Without them such a layer falls apart into the matrix products that it is made of.
+    """
+    before = torch._C._get_mkldnn_enabled()
+    # Not torch.backends.mkldnn.flags: it also sets what only Intel GPUs have, with a warning.
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        with torch.backends.cudnn.flags(enabled=False):
+            yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)

@@ -1,0 +1,273 @@
+"""Pilot runs: training towards the target, evaluated like a real run; the first also samples noise and gain.
+
+They sum gradients in every step, but for those that are there to see what another sync costs.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hetopt.core.batch_partition import largest_remainder
+from hetopt.core.errors import RunFailed
+from hetopt.core.events.probe_records import GainMeasured, NoiseMeasured, PilotEvaluation, PilotFinished, PilotStarted
+from hetopt.core.probe_schedule import ProbeSchedule
+from hetopt.core.run_spec import Compression
+from hetopt.core.synchronization_text import parse_sync
+from hetopt.profiler.probe.crew import Crew
+from hetopt.profiler.probe.gradient import HeldExchange, ResidualGains
+from hetopt.profiler.probe.local_pilot import LocalPilot
+from hetopt.trainer.assembly import build_model
+from hetopt.trainer.comm.exchange import make_exchange
+from hetopt.trainer.data.cursor import GlobalBatch, SampleCursor
+from hetopt.trainer.data.fetch import MapDataset
+from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.evaluation import average_buffers, evaluate
+from hetopt.trainer.making import make_optimizer
+from hetopt.trainer.steps.fused_step import FusedStep
+from hetopt.trainer.steps.learning_rate import LearningRate
+from hetopt.trainer.steps.local_batch import BatchReader
+from hetopt.trainer.steps.precision import Autocast
+from hetopt.trainer.steps.slowdown import FullPace
+from hetopt.trainer.steps.step import LossModule, trainable_parameters
+from hetopt.trainer.steps.stopwatch import make_stopwatch
+from hetopt.trainer.task import Task
+
+FEWEST_STEPS = 4
+"""Taken by the first pilot whatever its time limit: without any there would be neither noise nor gain."""
+
+SAMPLING_SHARE = 0.3
+"""Part of a pilot's time that its samples may take; they become rarer where they are costly."""
+
+EVALUATIONS_IN_LIMIT = 6
+"""An epoch that is longer than this part of the time limit is evaluated in between."""
+
+Ending = Literal["target", "time", "epochs", "diverged"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingRhythm:
+    """When the next sample is due: every few steps, more rarely where a sample costs much more than a step."""
+
+    every_steps: int
+    next_step: int = 0
+    plain_s: float = 0.0
+
+    def is_due(self, step: int) -> bool:
+        """Whether this step is sampled."""
+        return step >= self.next_step
+
+    def after(self, step: int, step_s: float, *, sampled: bool) -> SamplingRhythm:
+        """The rhythm after a step that took so long."""
+        if not sampled:
+            return replace(self, plain_s=step_s)
+        extra_s = max(0.0, step_s - self.plain_s) if self.plain_s else 0.0
+        pause = math.ceil(extra_s / (SAMPLING_SHARE * self.plain_s)) if extra_s else 0
+        return replace(self, next_step=step + max(self.every_steps, pause))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PilotGround:
+    """What all pilots of a probe share."""
+
+    crew: Crew
+    task: Task
+    reader: BatchReader
+    evaluation: MapDataset
+    schedule: ProbeSchedule
+
+
+class PilotRun:
+    """One pilot: its model, its place in the data, and what it does at a step. Built and run by all ranks together."""
+
+    def __init__(self, ground: PilotGround, index: int) -> None:
+        context, pilot, task = ground.crew.context, ground.schedule.pilots[index], ground.task
+        self._ground, self._index, self._pilot = ground, index, pilot
+        self._seed = ground.schedule.seed + pilot.repeat
+        self._model = build_model(task, context.device, self._seed)
+        torch.manual_seed(self._seed + 7919 * (context.rank + 1))  # dropout differs between workers
+        self._optimizer = make_optimizer(task, self._model)
+        self._scale = task.learning_rate_scale(pilot.global_batch_size)
+        sync = None if pilot.sync is None else parse_sync(pilot.sync)
+        self._learning_rate = LearningRate.of(task, self._optimizer, 1.0 if sync is None else sync.stretch)
+        elements = sum(parameter.numel() for parameter in trainable_parameters(self._model))
+        self._held = HeldExchange(
+            make_exchange(Compression(), elements, device=context.device), elements, context.device
+        )
+        autocast = Autocast(device_type=context.device.type, precision=context.spec.precision)
+        loss = LossModule(self._model, task.loss, autocast)
+        self._step = FusedStep(
+            module=loss,
+            reader=ground.reader,
+            exchange=self._held,
+            stopwatch=make_stopwatch(context.device),
+            pace=FullPace(),
+            counts="unused",  # workers take samples in groups of their own, so that they cannot add them up in between
+        )
+        self._cursor = SampleCursor(len(ground.reader.dataset), self._seed)
+        workers = context.world_size
+        self._shares = largest_remainder(
+            [1.0] * workers, pilot.global_batch_size, minimum=[0] * workers, maximum=[None] * workers
+        )
+        self._local: LocalPilot | None = None
+        if sync is not None:
+            self._local = LocalPilot(
+                ground.crew,
+                sync,
+                loss=loss,
+                optimizer=self._optimizer,
+                reader=ground.reader,
+                shares=self._shares,
+            )
+        self._gains: ResidualGains | None = None
+        if index == 0:
+            self._gains = ResidualGains(
+                ground.schedule.gain_ratios, ground.schedule.gain_residual_ratios, elements, context.device
+            )
+
+    def run(self, time_limit_s: float, *, evaluated: bool) -> None:
+        """Train until the target, the time limit or the last epoch.
+
+        Args:
+            time_limit_s: seconds that the pilot may take.
+            evaluated: False where an evaluation costs too much; the pilot then serves noise and gain alone.
+        """
+        crew, pilot, index = self._ground.crew, self._pilot, self._index
+        crew.record(
+            PilotStarted(
+                pilot=index,
+                global_batch_size=pilot.global_batch_size,
+                learning_rate_scale=self._scale,
+                seed=self._seed,
+                sync=pilot.sync,
+                workers=crew.context.world_size,
+            )
+        )
+        fewest_steps = FEWEST_STEPS if index == 0 else 1
+        rhythm = SamplingRhythm(every_steps=pilot.sample_every_steps)
+        begun_s = now_s = evaluated_s = crew.elapsed_s()
+        step, evaluated_epochs = 0, 0
+        ending: Ending | None = None
+        while ending is None:
+            batch = self._cursor.take(self._shares)
+            self._learning_rate.apply(self._optimizer, batch.position / self._cursor.dataset_size, self._scale)
+            sampled = self._gains is not None and rhythm.is_due(step)
+            finite = self._sampled_step(batch, step) if sampled else self._plain_step(batch)
+            before_s, now_s = now_s, crew.elapsed_s()
+            rhythm = rhythm.after(step, now_s - before_s, sampled=sampled)
+            step += 1
+            epoch = self._cursor.position / self._cursor.dataset_size
+            late = now_s - begun_s >= time_limit_s and step >= fewest_steps
+            if not finite:
+                ending = "diverged"
+                continue
+            overdue = now_s - evaluated_s > time_limit_s / EVALUATIONS_IN_LIMIT
+            if evaluated and (epoch >= evaluated_epochs + 1 or overdue or late):
+                ending = self._evaluate(step, epoch)
+                evaluated_s = now_s = crew.elapsed_s()
+                evaluated_epochs = math.floor(epoch)
+            if ending is None and epoch >= pilot.max_epochs:
+                ending = "epochs"
+            if ending is None and late:
+                ending = "time"
+        synchronised = None if self._local is None else self._local.synchronised()
+        crew.record(PilotFinished(pilot=index, step=step, reason=ending, synchronised=synchronised))
+
+    def _plain_step(self, batch: GlobalBatch) -> bool:
+        """One step; False when the loss of any worker is not finite (then nothing is learnt)."""
+        context = self._ground.crew.context
+        if self._local is not None:
+            return self._local.step(self._ground.reader.cut(batch, context.rank))
+        trace = self._step.run(self._ground.reader.cut(batch, context.rank), len(batch), None)
+        return self._apply(float(trace.loss_sum))
+
+    def _sampled_step(self, batch: GlobalBatch, step: int) -> bool:
+        """The same step computed in groups, whose gradients also tell signal from noise."""
+        crew, total = self._ground.crew, len(batch)
+        loss_sum, weighted_square_norms = 0.0, 0.0
+        groups = self._groups(batch)
+        gradient = torch.zeros_like(self._held.local)
+        for group in groups:
+            loss_sum += float(self._step.run([group], total, None).loss_sum)
+            # What is held is g_j * b_j / B, and b_j |g_j|^2 is wanted.
+            weighted_square_norms += square_norm(self._held.local) * total**2 / len(group)
+            gradient += self._held.local
+        self._held.local.copy_(gradient)
+        measured = self._gains.measure(gradient, crew) if self._gains is not None else ()
+        finite = self._apply(loss_sum)
+        count, weighted_square_norms = crew.total([float(len(groups)), weighted_square_norms])
+        if finite and count >= 2:
+            crew.record(
+                NoiseMeasured(
+                    pilot=self._index,
+                    step=step,
+                    samples_seen=batch.position,
+                    groups=int(count),
+                    samples=total,
+                    weighted_square_norms=weighted_square_norms,
+                    mean_square_norm=square_norm(self._held.local),
+                )
+            )
+        if finite and measured:
+            crew.record(GainMeasured(pilot=self._index, step=step, gains=measured))
+        return finite
+
+    def _apply(self, loss_sum: float) -> bool:
+        """Let the residuals follow, exchange and learn, unless the loss of some worker says that it is over."""
+        if not math.isfinite(self._ground.crew.total([loss_sum])[0]):
+            return False
+        if self._gains is not None:
+            self._gains.follow(self._held.local)
+        self._held.release()
+        self._optimizer.step()
+        return True
+
+    def _groups(self, batch: GlobalBatch) -> list[MicroBatch]:
+        """Return this worker's micro-batches, cut further so that all workers together have about ``noise_groups``.
+
+        At least two samples a group: BatchNorm cannot normalise one alone. With BatchNorm the statistics of smaller
+        groups are noisier, which counts as gradient noise here as it does in a run of many workers.
+        """
+        context, schedule = self._ground.crew.context, self._ground.schedule
+        wanted = max(1, schedule.noise_groups // context.world_size)
+        parts = self._ground.reader.cut(batch, context.rank)
+        pieces = max(1, wanted // max(1, len(parts)))
+        return [
+            MicroBatch(epoch=part.epoch, indices=piece.tolist())
+            for part in parts
+            for piece in np.array_split(np.asarray(part.indices), max(1, min(pieces, len(part) // 2)))
+        ]
+
+    def _evaluate(self, step: int, epoch: float) -> Ending | None:
+        """Judge the model; how that ends the pilot, if it does."""
+        ground, context = self._ground, self._ground.crew.context
+        if self._local is None:
+            average_buffers(self._model, 1 / context.world_size, context.world_size)
+        try:
+            with nullcontext() if self._local is None else self._local.averaged():
+                metrics = evaluate(
+                    ground.task,
+                    self._model,
+                    ground.evaluation,
+                    shares=[1.0] * context.world_size,
+                    rank=context.rank,
+                    device=context.device,
+                )
+        except RunFailed:  # a metric that is not finite, the same on all ranks
+            return "diverged"
+        reached = ground.task.target.reached(metrics)
+        ground.crew.record(
+            PilotEvaluation(pilot=self._index, step=step, epoch=epoch, metric=metrics[ground.task.target.metric])
+        )
+        return "target" if reached else None
+
+
+def square_norm(flat: Tensor) -> float:
+    """``|flat|^2``, summed in double precision."""
+    return float(torch.linalg.vector_norm(flat, dtype=torch.float64)) ** 2

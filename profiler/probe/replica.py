@@ -1,0 +1,44 @@
+"""A model of the task that is stepped again and again and never learns: what step times are measured on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hetopt.core.run_spec import RunSpec
+from hetopt.trainer.assembly import build_model
+from hetopt.trainer.making import make_optimizer
+from hetopt.trainer.steps.precision import Autocast
+from hetopt.trainer.steps.step import LossModule, trainable_parameters
+from hetopt.trainer.task import Task
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Replica:
+    """Model and optimizer; the gradients of all parameters are views into the flat fp32 ``gradient``."""
+
+    loss: LossModule
+    optimizer: Optimizer
+    gradient: Tensor
+
+    @classmethod
+    def build(cls, task: Task, spec: RunSpec, device: torch.device) -> Replica:
+        """Build one on every rank at the same time.
+
+        The optimizer does all its work with a learning rate of zero, so the weights stay where they began, and however
+        many steps are timed, activations and gradients stay those of a sane model.
+        """
+        model = build_model(task, device, spec.seed)
+        parameters = trainable_parameters(model)
+        sizes = [parameter.numel() for parameter in parameters]
+        gradient = torch.zeros(sum(sizes), device=device)
+        for parameter, view in zip(parameters, torch.split(gradient, sizes), strict=True):
+            parameter.grad = view.view_as(parameter)
+        optimizer = make_optimizer(task, model)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+        autocast = Autocast(device_type=device.type, precision=spec.precision)
+        return cls(loss=LossModule(model, task.loss, autocast), optimizer=optimizer, gradient=gradient)

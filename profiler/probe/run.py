@@ -1,0 +1,174 @@
+"""Executes the probe schedule of a run, part after part, on all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from hetopt.core.errors import BadInput
+from hetopt.core.events.probe_records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED, EvaluationCost
+from hetopt.core.probe_schedule import LATER_PASS_SHARE, ProbeSchedule
+from hetopt.profiler.probe.crew import Crew, ProbeStopped
+from hetopt.profiler.probe.facts import host_facts, job_facts
+from hetopt.profiler.probe.network import time_collectives
+from hetopt.profiler.probe.pilot import PilotGround, PilotRun
+from hetopt.profiler.probe.replica import Replica
+from hetopt.profiler.probe.sweep import come_back, run_sweep
+from hetopt.profiler.probe.threads import threads
+from hetopt.trainer.context import WorkerContext
+from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.steps.local_batch import BatchReader
+from hetopt.trainer.task import Task, TaskData, evaluation_sums
+from hetopt.trainer.tasks.load import load_task
+
+COUNTED_SAMPLES = 2
+"""Operators and FLOPs are counted on so many samples; one alone cannot be normalised across samples."""
+
+NETWORK_SHARE = 0.15
+EVALUATION_SHARE = 0.05
+"""Parts of a probe's time that timing the collectives and one evaluation may take."""
+
+COSTLY_EVALUATION = 0.2
+"""A pilot is not evaluated when one evaluation takes this part of its time; one such pilot is enough then."""
+
+UNLIMITED_S = 3600.0
+
+SHORT_COMPUTATION_S = 0.005
+"""Long enough for communication threads to fall asleep and for the caches to hold other things."""
+
+
+def run_probe(context: WorkerContext) -> None:
+    """Measure what ``context.spec.probe`` asks for and write it to the event log. Ends quietly when asked to stop.
+
+    Raises:
+        BadInput: the spec has no probe, or the task or its data cannot be used.
+    """
+    schedule = context.spec.probe
+    if schedule is None:
+        raise BadInput("this run has nothing to measure.", hint="profile with `hetopt profile TASK`")
+    if context.spec.precision == "fp16":
+        raise BadInput("a profile in fp16 is not possible yet.", hint="profile in bf16 or fp32")
+    task = load_task(context.spec.task)
+    data = task.data(Path(context.spec.data_dir) if context.spec.data_dir is not None else None)
+    replica = Replica.build(task, context.spec, context.device)
+    crew = Crew(context=context, started_s=context.clock())
+    try:
+        _measure(crew, schedule, task, data, replica)
+    except ProbeStopped:
+        return
+
+
+def _measure(crew: Crew, schedule: ProbeSchedule, task: Task, data: TaskData, replica: Replica) -> None:
+    context = crew.context
+    budget_s = schedule.time_limit_s or UNLIMITED_S
+    reader = BatchReader(dataset=data.train, device=context.device, seed=schedule.seed)
+    crew.gather([])
+    crew.note(STARTED)
+    if context.is_leader:
+        crew.note(HOST_FACTS, host_facts(context.device))
+        part = MicroBatch(epoch=0, indices=range(min(COUNTED_SAMPLES, len(data.train))))
+        crew.note(JOB_FACTS, job_facts(task, context.spec.task, replica, reader, part))
+    measured = [
+        run_sweep(
+            crew,
+            replica,
+            reader,
+            index,
+            sweep,
+            memory_fraction=schedule.memory_fraction,
+            compressors=schedule.compressors,
+        )
+        for index, sweep in enumerate(schedule.sweeps)
+    ]
+
+    def come_back_to_sweeps() -> None:
+        for index, (sweep, sizes) in enumerate(zip(schedule.sweeps, measured, strict=True)):
+            come_back(crew, replica, reader, index, sweep, sizes, share=LATER_PASS_SHARE)
+
+    # The last sweep is that of all workers together, as pilots are.
+    largest = max((sizes[-1] for sizes in measured[-1:] if sizes), default=0)
+    evaluation_s = _evaluation_cost(crew, schedule, task, data, replica, EVALUATION_SHARE * budget_s)
+    if schedule.network is not None and context.world_size > 1:
+        with threads(schedule.sweeps[-1].threads_per_worker if schedule.sweeps else 1):
+            time_collectives(
+                crew,
+                schedule.network,
+                compute=_short_computation(crew, schedule, reader, replica),
+                gradient_bytes=replica.gradient.nbytes,
+                time_limit_s=NETWORK_SHARE * budget_s,
+            )
+    come_back_to_sweeps()
+    ground = PilotGround(
+        crew=crew,
+        task=task,
+        reader=BatchReader(dataset=data.train, device=context.device, seed=schedule.seed, max_samples=largest or None),
+        evaluation=data.evaluation,
+        schedule=schedule,
+    )
+    for index, pilot in enumerate(schedule.pilots):
+        left_s = budget_s - crew.elapsed_s()
+        time_limit_s = max(0.0, min(pilot.time_limit_s, left_s))
+        evaluated = evaluation_s / context.world_size <= COSTLY_EVALUATION * time_limit_s
+        if index == 0 or (evaluated and left_s > 0):
+            PilotRun(ground, index).run(time_limit_s, evaluated=evaluated)
+    come_back_to_sweeps()
+    crew.gather([])
+    crew.note(FINISHED)
+
+
+def _short_computation(
+    crew: Crew, schedule: ProbeSchedule, reader: BatchReader, replica: Replica
+) -> Callable[[], None]:
+    """Gradients of small batches, about `SHORT_COMPUTATION_S` in all (or one, if that takes longer)."""
+    size = min((min(sweep.local_batch_sizes) for sweep in schedule.sweeps), default=COUNTED_SAMPLES)
+    part = MicroBatch(epoch=0, indices=range(min(size, len(reader.dataset))))
+    clock = crew.context.clock
+
+    def one() -> None:
+        replica.gradient.zero_()
+        loss = replica.loss(reader.read(part))
+        loss.backward()
+        loss.item()  # waits for the device
+
+    one()
+    begun = clock()
+    one()
+    took_s = max(row[0] for row in crew.gather([clock() - begun]))
+    repeats = max(1, round(SHORT_COMPUTATION_S / took_s))
+
+    def several() -> None:
+        for _ in range(repeats):
+            one()
+
+    return several
+
+
+def _evaluation_cost(
+    crew: Crew, schedule: ProbeSchedule, task: Task, data: TaskData, replica: Replica, time_limit_s: float
+) -> float:
+    """Time one evaluation by the leader alone; over a part of the evaluation data where all of it takes too long."""
+    context = crew.context
+    evaluation_s, covered = 0.0, 1.0
+    if context.is_leader:
+        with threads(schedule.sweeps[0].threads_per_worker if schedule.sweeps else 1):
+            size, count = task.evaluation_batch_size, len(data.evaluation)
+
+            def evaluate(start: int) -> float:
+                begun = context.clock()
+                evaluation_sums(
+                    task, replica.loss.model, data.evaluation, range(start, min(start + size, count)), context.device
+                )
+                return context.clock() - begun
+
+            first_s = evaluate(0)
+            done, spent_s = 0, 0.0
+            if first_s > time_limit_s:
+                done, spent_s = min(size, count), first_s
+            while done < count and spent_s <= time_limit_s:
+                spent_s += evaluate(done)
+                done = min(done + size, count)
+            covered = done / count
+            evaluation_s = spent_s / covered
+    evaluation_s, covered = crew.gather([evaluation_s, covered])[0]
+    crew.record(EvaluationCost(evaluation_s=evaluation_s, covered=covered))
+    return evaluation_s

@@ -1,0 +1,275 @@
+"""Step times over local batch sizes: some workers compute at the same time, the others keep still."""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+import torch
+
+from hetopt.core.calibration_benchmark import measure_yardstick_s
+from hetopt.core.events.probe_records import DeviceFacts, SweepEnded, SweepPoint
+from hetopt.core.memory import fit_memory, memory_limit_bytes
+from hetopt.core.probe_schedule import CompressorProbe, Sweep
+from hetopt.profiler.probe.compressors import time_compressors
+from hetopt.profiler.probe.crew import Alignment, Crew, align
+from hetopt.profiler.probe.facts import device_memory_bytes, peak_memory_bytes, reset_peak_memory
+from hetopt.profiler.probe.replica import Replica
+from hetopt.profiler.probe.speed import copy_bytes_per_s, matmul_flops_per_s
+from hetopt.profiler.probe.threads import threads
+from hetopt.trainer.context import WorkerContext
+from hetopt.trainer.data.cursor import Indices
+from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.failure import is_out_of_memory
+from hetopt.trainer.steps.local_batch import BatchReader
+from hetopt.trainer.steps.stopwatch import Stopwatch, make_stopwatch
+
+FEWEST_TIMED = 3
+FEWEST_SIZES = 2
+"""Measured whatever it takes, as a line needs two points; larger sizes are left out when time runs short."""
+
+YARDSTICK_READINGS = 12
+"""Before the steps of a batch size and after them: 30 ms each time. A shared machine changes its speed within seconds,
+so that what was read once for a whole sweep says little of one batch size."""
+
+_PHASES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Taken:
+    """What one worker measured at one batch size: whole steps, and the medians of their four phases."""
+
+    exhausted: bool = False
+    peak_memory_bytes: int | None = None
+    yardstick_s: float | None = None
+    phases_s: tuple[float, ...] = (0.0,) * _PHASES
+    samples_s: tuple[float, ...] = ()
+
+    def row(self, length: int) -> list[float]:
+        """As numbers that can be gathered, padded to ``length`` samples."""
+        padding = [math.nan] * (length - len(self.samples_s))
+        first = (float(self.exhausted), self.peak_memory_bytes or 0, self.yardstick_s or 0.0)
+        return [*first, *self.phases_s, *self.samples_s, *padding]
+
+    @classmethod
+    def of(cls, row: Sequence[float]) -> _Taken:
+        return cls(
+            exhausted=bool(row[0]),
+            peak_memory_bytes=int(row[1]) or None,
+            yardstick_s=row[2] or None,
+            phases_s=tuple(row[3 : 3 + _PHASES]),
+            samples_s=tuple(sample for sample in row[3 + _PHASES :] if not math.isnan(sample)),
+        )
+
+
+class _Stepper:
+    """A training step up to the optimizer, without any exchange, timed phase by phase."""
+
+    def __init__(self, replica: Replica, reader: BatchReader, stopwatch: Stopwatch, order: Indices) -> None:
+        self._replica = replica
+        self._reader = reader
+        self._stopwatch = stopwatch
+        self._order = order
+        self._position = 0
+
+    def step(self, size: int) -> tuple[float, tuple[float, ...]]:
+        """Take one step; the time of the whole and of loading, forward, backward and optimizer."""
+        mark = self._stopwatch.mark
+        self._position = (self._position + size) % len(self._order)
+        places = range(self._position, self._position + size)
+        part = MicroBatch(epoch=0, indices=np.take(self._order, places, mode="wrap").tolist())
+        begun = mark()
+        batch = self._reader.read(part)
+        loaded = mark()
+        self._replica.gradient.zero_()
+        loss = self._replica.loss(batch)
+        forwarded = mark()
+        loss.backward()
+        computed = mark()
+        self._replica.optimizer.step()
+        marks = (begun, loaded, forwarded, computed, mark())
+        phases = tuple(self._stopwatch.seconds(a, b) for a, b in pairwise(marks))
+        return sum(phases), phases
+
+
+def run_sweep(
+    crew: Crew,
+    replica: Replica,
+    reader: BatchReader,
+    index: int,
+    sweep: Sweep,
+    *,
+    memory_fraction: float,
+    compressors: CompressorProbe | None,
+) -> tuple[int, ...]:
+    """Run one sweep of the schedule; called by every rank. Returns the batch sizes that were measured."""
+    context = crew.context
+    group = crew.first(sweep.concurrent_workers)
+    active = context.rank < sweep.concurrent_workers
+    begun_s = crew.elapsed_s()
+    points: list[SweepPoint] = []
+    with threads(sweep.threads_per_worker):
+        stepper = _stepper(replica, reader, context) if active else None
+        limit_bytes = _record_facts(crew, index, sweep, group, active, memory_fraction)
+        for position, size in enumerate(sweep.local_batch_sizes):
+            left_s = sweep.time_limit_s - (crew.elapsed_s() - begun_s)
+            if (reason := _why_not(points, size, left_s, limit_bytes)) is not None:
+                crew.record(SweepEnded(sweep=index, local_batch_size=size, reason=reason))
+                break
+            allowed_s = max(0.0, left_s) / (len(sweep.local_batch_sizes) - position)
+            workers = _measure_together(crew, stepper, sweep, size, allowed_s, group)
+            if any(worker.exhausted for worker in workers):
+                crew.record(SweepEnded(sweep=index, local_batch_size=size, reason="memory-exhausted"))
+                break
+            points.append(_point(index, size, workers))
+            crew.record(points[-1])
+        if compressors is not None and points:
+            # The gradient of the last step is still there: real values to compress.
+            time_compressors(crew, index, compressors, replica.gradient if active else None, group)
+    return tuple(point.local_batch_size for point in points)
+
+
+def come_back(
+    crew: Crew, replica: Replica, reader: BatchReader, index: int, sweep: Sweep, sizes: Sequence[int], *, share: float
+) -> None:
+    """Time steps at batch sizes that were measured before, at a later moment, within a share of the sweep's time."""
+    context = crew.context
+    group = crew.first(sweep.concurrent_workers)
+    active = context.rank < sweep.concurrent_workers
+    time_limit_s, begun_s = share * sweep.time_limit_s, crew.elapsed_s()
+    with threads(sweep.threads_per_worker):
+        stepper = _stepper(replica, reader, context) if active else None
+        for position, size in enumerate(sizes):
+            left_s = time_limit_s - (crew.elapsed_s() - begun_s)
+            if left_s <= 0:
+                return
+            allowed_s = left_s / (len(sizes) - position)
+            workers = _measure_together(crew, stepper, sweep, size, allowed_s, group)
+            if any(worker.exhausted for worker in workers):
+                return
+            # The memory of a process that has trained since says nothing about the batch size.
+            crew.record(_point(index, size, workers).model_copy(update={"peak_memory_bytes": None}))
+
+
+def _stepper(replica: Replica, reader: BatchReader, context: WorkerContext) -> _Stepper:
+    """Steps over the data in an order of this worker's own."""
+    order = np.random.default_rng(context.rank).permutation(len(reader.dataset))
+    return _Stepper(replica, reader, make_stopwatch(context.device), order)
+
+
+def _measure_together(
+    crew: Crew, stepper: _Stepper | None, sweep: Sweep, size: int, allowed_s: float, group: Alignment
+) -> list[_Taken]:
+    """What every active worker measured at one batch size, the same on every rank; a worker without stepper listens."""
+    own = _measure(stepper, sweep, size, allowed_s, group, crew.context.device) if stepper else _Taken()
+    rows = crew.gather(own.row(sweep.timed_steps))[: sweep.concurrent_workers]
+    return [_Taken.of(row) for row in rows]
+
+
+def _measure(
+    stepper: _Stepper, sweep: Sweep, size: int, allowed_s: float, group: Alignment, device: torch.device
+) -> _Taken:
+    """Warm up and time steps at one batch size, in step with the other active workers."""
+    reset_peak_memory(device)
+    timed: list[tuple[float, tuple[float, ...]]] = []
+    warmups, steps = sweep.warmup_steps, sweep.timed_steps
+    before_s = _yardstick_s(device)
+    align(group)
+    while len(timed) < warmups + steps:
+        try:
+            timed.append(stepper.step(size))
+            step_s = timed[-1][0]
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            step_s = math.inf
+        # Workers begin every step together, as in training; one that ran out of memory ends it for all.
+        step_s = align(group, step_s)
+        if step_s == math.inf:
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+            return _Taken(exhausted=True)
+        if len(timed) <= 2:
+            # The first step also sets up its kernels, so the second knows better how many steps there is time for.
+            warmups = min(sweep.warmup_steps, max(1, int(0.2 * allowed_s / step_s)))
+            steps = min(sweep.timed_steps, max(FEWEST_TIMED, int(0.8 * allowed_s / step_s)))
+    del timed[:warmups]
+    after_s = _yardstick_s(device)
+    return _Taken(
+        peak_memory_bytes=peak_memory_bytes(device),
+        yardstick_s=(before_s + after_s) / 2 if before_s is not None and after_s is not None else None,
+        phases_s=tuple(statistics.median(phases[i] for _, phases in timed) for i in range(_PHASES)),
+        samples_s=tuple(total for total, _ in timed),
+    )
+
+
+def _yardstick_s(device: torch.device) -> float | None:
+    """How fast the processor is now that this worker computes on; in processor time, as others read theirs as well."""
+    return measure_yardstick_s(time.thread_time, repeats=YARDSTICK_READINGS) if device.type == "cpu" else None
+
+
+def _why_not(
+    points: Sequence[SweepPoint], size: int, left_s: float, limit_bytes: int
+) -> Literal["time", "memory-predicted"] | None:
+    """Why the next batch size is left out, if it is."""
+    peaks = [(point.local_batch_size, point.peak_memory_bytes) for point in points if point.peak_memory_bytes]
+    if peaks:
+        line = fit_memory([measured for measured, _ in peaks], [peak for _, peak in peaks])
+        if line.peak_bytes(size) > limit_bytes:
+            return "memory-predicted"
+    if len(points) >= FEWEST_SIZES:
+        last = points[-1]
+        # In proportion to the samples: never too short, since a step has a fixed part as well.
+        step_s = max(statistics.median(worker) for worker in last.samples_s) * size / last.local_batch_size
+        if left_s < (1 + FEWEST_TIMED) * step_s:
+            return "time"
+    return None
+
+
+def _point(index: int, size: int, workers: Sequence[_Taken]) -> SweepPoint:
+    load_s, forward_s, backward_s, optimizer_s = (
+        statistics.median(worker.phases_s[phase] for worker in workers) for phase in range(_PHASES)
+    )
+    return SweepPoint(
+        sweep=index,
+        local_batch_size=size,
+        samples_s=tuple(worker.samples_s for worker in workers),
+        load_s=load_s,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        optimizer_s=optimizer_s,
+        peak_memory_bytes=max((worker.peak_memory_bytes or 0 for worker in workers), default=0) or None,
+        yardsticks_s=tuple(worker.yardstick_s for worker in workers if worker.yardstick_s is not None),
+    )
+
+
+def _record_facts(crew: Crew, index: int, sweep: Sweep, group: Alignment, active: bool, memory_fraction: float) -> int:
+    """Write what the sweep computes on; the memory that one of its workers may use."""
+    device = crew.context.device
+    speeds = (0.0, 0.0)
+    if active:
+        align(group)
+        speeds = (matmul_flops_per_s(device), copy_bytes_per_s(device))
+    rows = crew.gather([*speeds, float(device_memory_bytes(device))])[: sweep.concurrent_workers]
+    # Every GPU worker has a device of its own; CPU workers share the host's memory.
+    sharing = sweep.concurrent_workers if device.type == "cpu" else 1
+    limit_bytes = memory_limit_bytes(int(min(row[2] for row in rows)), workers=sharing, fraction=memory_fraction)
+    crew.record(
+        DeviceFacts(
+            sweep=index,
+            kind="cuda" if device.type == "cuda" else "cpu",
+            precision=crew.context.spec.precision,
+            memory_limit_bytes=limit_bytes,
+            matmul_flops_per_s=statistics.median(row[0] for row in rows),
+            copy_bytes_per_s=statistics.median(row[1] for row in rows),
+        )
+    )
+    return limit_bytes

@@ -1,0 +1,185 @@
+"""Exchanges a gradient bucket by bucket while the backward pass still makes the rest of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hetopt.core.comm.composition import combine
+from hetopt.core.errors import BadInput
+from hetopt.core.run_spec import Compression
+from hetopt.trainer.agreement import Store
+from hetopt.trainer.comm.composed import Exchange
+from hetopt.trainer.comm.error_feedback import ALIKE, Memory, MemoryState, check_state
+from hetopt.trainer.comm.exchange import make_aggregation, make_memory
+from hetopt.trainer.comm.guarded import GuardedExchange
+from hetopt.trainer.comm.stats import ExchangeStats, summed
+
+_STEP = f"{ALIKE}step"
+
+Span = tuple[int, int]
+"""Where a parameter begins in the flat gradient, and where it ends."""
+
+
+class BucketExchange:
+    """Compresses and sums buckets of a gradient as they come, in a thread of its own, one after the other.
+
+    What is remembered belongs to parameters, not to buckets: DistributedDataParallel lays its buckets out anew after
+    the first step, and a checkpoint may be resumed with other ones. In a checkpoint it has the form that a whole
+    gradient's memory has, with the parameters in their order.
+
+    All workers must bring the same buckets in the same order, as DistributedDataParallel sees to.
+
+    Args:
+        compression: one that may work on a part of the gradient, see `composition.Method.by_bucket`.
+        parameters: of the model, in the order of the flat gradient.
+        group: of workers; absent: the default group, or this process alone. Its collectives come from this thread
+            while a backward pass runs, and must come from no other meanwhile.
+        clock: seconds.
+        seed: of all randomness, the same on every worker.
+        store: for a roll call when an exchange times out.
+
+    Raises:
+        BadInput: an unknown name, or things that do not go together.
+    """
+
+    def __init__(
+        self,
+        compression: Compression,
+        parameters: Sequence[nn.Parameter],
+        *,
+        group: dist.ProcessGroup | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        seed: int = 0,
+        store: Store | None = None,
+    ) -> None:
+        chosen = combine(compression.name, memory=compression.memory, collective=compression.collective)
+        if not chosen.method.by_bucket:
+            raise BadInput(
+                f"{chosen.name} needs the whole gradient and cannot work on buckets of it.",
+                hint="exchange the whole gradient after the backward pass",
+            )
+        self._compression = compression
+        self._group = group
+        self._clock = clock
+        self._seed = seed
+        self._store = store
+        self._starts: dict[int, int] = {}
+        numel = 0
+        for parameter in parameters:
+            self._starts[id(parameter)] = numel
+            numel += parameter.numel()
+        device = parameters[0].device
+        self._whole: MemoryState = make_memory(compression, numel, device=device, group=group).state()
+        aggregation = make_aggregation(compression, numel, seed=seed, device=device, group=group)
+        if aggregation.state():
+            raise BadInput(
+                f"{chosen.name} by {chosen.collective} carries more from step to step than buckets can.",
+                hint="exchange the whole gradient after the backward pass, or name the collective",
+            )
+        self._random = aggregation.counts_steps
+        self._buckets: dict[tuple[Span, ...], _Bucket] = {}
+        self._stats: list[ExchangeStats] = []
+        self._step = 0
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hetopt-exchange")
+
+    def sum_bucket(self, parameters: Sequence[Tensor], buffer: Tensor, *, last: bool) -> torch.futures.Future[Tensor]:
+        """Begin to replace a bucket by its sum over all workers; the future holds the same buffer.
+
+        Args:
+            parameters: of the bucket, in the order of its elements.
+            buffer: 1-D fp32, their gradients weighted by this worker's share of the batch.
+            last: whether the step has no further bucket.
+        """
+        promise: torch.futures.Future[Tensor] = torch.futures.Future()
+
+        def keep(done: Future[Tensor]) -> None:
+            error = done.exception()
+            if error is None:
+                promise.set_result(done.result())
+            else:
+                promise.set_exception(error)  # type: ignore[arg-type]  # torch declares a result where it takes an error
+
+        spans = tuple(self._span(parameter) for parameter in parameters)
+        self._thread.submit(self._exchange, spans, buffer, last).add_done_callback(keep)
+        return promise
+
+    def take_stats(self) -> ExchangeStats:
+        """The sum over all buckets since the last call. Not while a backward pass runs."""
+        taken, self._stats = self._stats, []
+        return summed(taken)
+
+    @property
+    def memory(self) -> BucketExchange:
+        """What a checkpoint needs. Not while a backward pass runs."""
+        return self
+
+    def state(self) -> MemoryState:
+        """A copy of what is remembered, in the order of the parameters."""
+        self._put_together(list(self._buckets))
+        state = {key: value.clone() for key, value in self._whole.items()}
+        return {**state, _STEP: torch.tensor(self._step)} if self._random else state
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Remember what `state` gave.
+
+        Raises:
+            BadInput: the state belongs to another memory or to another model.
+        """
+        check_state(state, self.state())
+        self._buckets.clear()
+        self._step = int(state.get(_STEP, torch.tensor(0)))
+        for key, value in self._whole.items():
+            value.copy_(state[key])
+
+    def _exchange(self, spans: tuple[Span, ...], buffer: Tensor, last: bool) -> Tensor:
+        bucket = self._buckets.get(spans) or self._new_bucket(spans, buffer)
+        self._stats.append(bucket.exchange.run(buffer))
+        if last:
+            self._step += 1
+        return buffer
+
+    def _new_bucket(self, spans: tuple[Span, ...], buffer: Tensor) -> _Bucket:
+        """A bucket that was never seen: the layout has changed, and those that have shared its parameters are gone."""
+        self._put_together([key for key in self._buckets if set(key) & set(spans)], forget=True)
+        numel, device = buffer.numel(), buffer.device
+        memory = make_memory(self._compression, numel, device=device, group=self._group)
+        memory.load_state({key: torch.cat([value[i:j] for i, j in spans]) for key, value in self._whole.items()})
+        aggregation = make_aggregation(
+            self._compression, numel, seed=self._seed + spans[0][0], device=device, group=self._group
+        )
+        exchange = Exchange(
+            memory=memory, aggregation=aggregation, group=self._group, clock=self._clock, first_step=self._step
+        )
+        description = f"{self._compression.model_dump_json()} in buckets ({numel} elements from {spans[0][0]})"
+        guarded = GuardedExchange(exchange, description, group=self._group, store=self._store)
+        self._buckets[spans] = bucket = _Bucket(memory=memory, exchange=guarded)
+        return bucket
+
+    def _put_together(self, keys: list[tuple[Span, ...]], *, forget: bool = False) -> None:
+        """Copy what buckets remember to where the parameters have it."""
+        for spans in keys:
+            state = self._buckets[spans].memory.state()
+            for key, value in state.items():
+                for (start, stop), part in zip(spans, torch.split(value, [j - i for i, j in spans]), strict=True):
+                    self._whole[key][start:stop] = part
+            if forget:
+                del self._buckets[spans]
+
+    def _span(self, parameter: Tensor) -> Span:
+        start = self._starts[id(parameter)]
+        return start, start + parameter.numel()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Bucket:
+    """A part of the gradient with what is remembered of it."""
+
+    memory: Memory
+    exchange: GuardedExchange

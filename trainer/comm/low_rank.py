@@ -1,0 +1,210 @@
+"""PowerSGD: every matrix of the gradient as the product of two thin ones, each of which can be summed on the way.
+
+For a matrix G (m x n) of each worker and a common Q (n x r), one step of power iteration:
+
+    P = orthonormal(sum G Q)        first all-reduce, with everything that is sent as it is
+    Q' = sum G^T P                  second all-reduce
+    sum G ~ P Q'^T,  next Q = Q'    each worker has sent P (G^T P)^T of its own G
+
+Vectors, and matrices that factors would not make smaller, are sent as they are. Exact when the sum has rank r or less.
+(Vogels et al., arXiv 1905.13727.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hetopt.core.comm.payload_bytes import Shapes, low_rank, matrix_shape
+from hetopt.trainer.comm.aggregation import shared_generator
+from hetopt.trainer.comm.blocks import Workspace
+from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.comm.energy import energy
+from hetopt.trainer.comm.error_feedback import MemoryState
+from hetopt.trainer.comm.payload import Payload
+
+_DEPENDENT = 1e-24  # of a column's energy: less is left of it than rounding in double precision would leave
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MatrixPlace:
+    """Where one parameter lies: in the gradient, among the left factors and among the right ones.
+
+    ``rank`` 0: it is sent as it is, among the left factors.
+    """
+
+    rows: int
+    columns: int
+    rank: int
+    start: int
+    left: int
+    right: int
+
+    def matrix(self, flat: Tensor) -> Tensor:
+        """The parameter's part of a gradient, rows by columns."""
+        return flat[self.start : self.start + self.rows * self.columns].view(self.rows, self.columns)
+
+    def left_of(self, factors: Tensor) -> Tensor:
+        """Its left factor, rows by rank; or the matrix itself."""
+        width = self.rank or self.columns
+        return factors[self.left : self.left + self.rows * width].view(self.rows, width)
+
+    def right_of(self, factors: Tensor) -> Tensor:
+        """Its right factor, columns by rank."""
+        return factors[self.right : self.right + self.columns * self.rank].view(self.columns, self.rank)
+
+
+def matrix_places(shapes: Shapes, rank: int) -> tuple[MatrixPlace, ...]:
+    """The places of parameters of these shapes, which lie one after the other."""
+    places: list[MatrixPlace] = []
+    start = left = right = 0
+    for shape in shapes:
+        rows, columns = matrix_shape(shape)
+        used = low_rank(rows, columns, rank)
+        places.append(MatrixPlace(rows=rows, columns=columns, rank=used, start=start, left=left, right=right))
+        start, left, right = start + rows * columns, left + rows * (used or columns), right + columns * used
+    return tuple(places)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LowRankPayload:
+    """``P Q^T`` of each matrix with this worker's own Q, and the rest as it is."""
+
+    places: Sequence[MatrixPlace]
+    left: Tensor
+    right: Tensor
+    numel: int
+
+    def add_to(self, flat: Tensor) -> None:
+        """Add the products to a dense vector, in place."""
+        self._add(flat, sign=1)
+
+    def subtract_from(self, flat: Tensor) -> float:
+        """See `Payload`. A projection; and its energy is that of the right factors, as the left are orthonormal."""
+        self._add(flat, sign=-1)
+        whole = [energy(place.left_of(self.left).view(-1)) for place in self.places if not place.rank]
+        return energy(self.right) + sum(whole)
+
+    def dense(self) -> Tensor:
+        """The products."""
+        flat = torch.zeros(self.numel, device=self.left.device)
+        self.add_to(flat)
+        return flat
+
+    def _add(self, flat: Tensor, *, sign: int) -> None:
+        for place in self.places:
+            matrix, left = place.matrix(flat), place.left_of(self.left)
+            if place.rank:
+                matrix.addmm_(left, place.right_of(self.right).t(), alpha=sign)
+            else:
+                matrix.add_(left, alpha=sign)
+
+
+class LowRankSum:
+    """Sums all matrices as products of rank r.
+
+    Workers may be unlike machines, whose libraries add in unlike orders. So whatever all of them must compute alike,
+    orthonormal columns and products of summed factors, is made of single additions and multiplications in a fixed
+    order, which every machine rounds alike.
+
+    Args:
+        shapes: of the parameters, in order.
+        rank: r.
+        seed: of the first Q, the same on every worker.
+        device: where the gradient lies.
+    """
+
+    counts_steps = True
+
+    def __init__(self, shapes: Shapes, *, rank: int, seed: int = 0, device: torch.device | None = None) -> None:
+        self._places = matrix_places(shapes, rank)
+        self._seed = seed
+        self._left_elements = sum(p.rows * (p.rank or p.columns) for p in self._places)
+        right_elements = sum(p.columns * p.rank for p in self._places)
+        first = torch.randn(right_elements, generator=shared_generator(seed, 0))
+        self._right = first.to(device) if device is not None else first
+        self._workspace = Workspace()
+
+    def run(self, prepared: Tensor, out: Tensor, channel: Channel, step: int) -> Payload:
+        """One power iteration (see `Aggregation`)."""
+        take, device = self._workspace.take, prepared.device
+        left = take("left", self._left_elements, torch.float32, device)
+        for place in self._places:
+            if place.rank:
+                torch.mm(place.matrix(prepared), place.right_of(self._right), out=place.left_of(left))
+            else:
+                place.left_of(left).copy_(place.matrix(prepared))
+        sent_left = take("sent left", left.numel(), torch.float32, device).copy_(left)
+        channel.all_reduce(left)
+        right = take("right", self._right.numel(), torch.float32, device)
+        for place in self._places:
+            if place.rank:
+                basis = place.left_of(left)
+                basis.copy_(orthonormal(basis))
+                place.left_of(sent_left).copy_(basis)
+                torch.mm(place.matrix(prepared).t(), basis, out=place.right_of(right))
+        sent_right = take("sent right", right.numel(), torch.float32, device).copy_(right)
+        channel.all_reduce(right)
+        for place in self._places:
+            if place.rank:
+                write_product(place.left_of(left), place.right_of(right), place.matrix(out))
+            else:
+                place.matrix(out).copy_(place.left_of(left))
+        self._right.copy_(right)
+        self._refill(step)
+        return LowRankPayload(places=self._places, left=sent_left, right=sent_right, numel=prepared.numel())
+
+    def _refill(self, step: int) -> None:
+        """Draw columns of Q anew that have become zero (as they do with a gradient of zeros): they would stay so."""
+        for place in self._places:
+            if place.rank:
+                right = place.right_of(self._right)
+                empty = (right == 0).all(dim=0)
+                if empty.any():
+                    drawn = torch.randn(right.shape, generator=shared_generator(self._seed, step + 1))
+                    right[:, empty] = drawn.to(right.device)[:, empty]
+
+    def state(self) -> MemoryState:
+        """The right factors, from which the next step goes on."""
+        return {"right": self._right.clone()}
+
+    def load_state(self, state: MemoryState) -> None:
+        """The right factors."""
+        self._right.copy_(state["right"])
+
+
+def orthonormal(columns: Tensor) -> Tensor:
+    """An orthonormal basis of the columns, in their order (modified Gram-Schmidt, in double precision).
+
+    A column that depends on those before it becomes zero. Nothing but single IEEE operations in a fixed order, so that
+    all machines get the same bits.
+    """
+    basis: list[Tensor] = []
+    for column in columns.double().unbind(dim=1):
+        whole = ordered_sum(column * column)
+        for other in basis:
+            column = column - other * ordered_sum(column * other)
+        left = ordered_sum(column * column)
+        # Not `left > ...`: a NaN must stay in the basis, for all to see.
+        basis.append(torch.where(left <= whole * _DEPENDENT, torch.zeros_like(column), column / left.sqrt()))
+    return torch.stack(basis, dim=1).float()
+
+
+def ordered_sum(values: Tensor) -> Tensor:
+    """The sum of a vector in one order on every machine: halves are added, and their halves."""
+    while len(values) > 1:
+        half = (len(values) + 1) // 2
+        head = values[:half].clone()
+        head[: len(values) - half] += values[half:]
+        values = head
+    return values[0]
+
+
+def write_product(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """``left right^T`` into ``out``, rounded alike on every machine: products, then sums, column after column."""
+    torch.mul(left[:, :1], right[:, 0], out=out)
+    for column in range(1, left.shape[1]):
+        out.add_(left[:, column : column + 1] * right[:, column])

@@ -1,0 +1,190 @@
+"""How a slice of a gradient lies in a row of bytes: narrow floating point, or whole codes with a scale for each few."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hetopt.core.comm.payload_bytes import SCALED_ELEMENTS, scaled_code_bytes
+from hetopt.trainer.comm.blocks import RowBlock, row_blocks
+from hetopt.trainer.comm.threshold import largest_magnitude
+
+_TOP_EXPONENT = 15  # fp16 ends at 65504, just below 2^16
+_MOST_EXPONENT = 126  # so that fp32 has the power of two itself, and its inverse
+_SCALE_BYTES = 2
+
+
+class SliceCoding(Protocol):
+    """Rounds slices into rows and reads them back. NaN and infinity come out as something that is not finite.
+
+    All slices have the same size, a multiple of ``group``. They lie one after the other in a flat vector, which may end
+    before the last of them does: what is missing counts as zeros. As many of them as stay in the cache are rounded at
+    once: of small gradients, calls are what costs.
+    """
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of a row."""
+        ...
+
+    @property
+    def group(self) -> int:
+        """Elements that are rounded together."""
+        ...
+
+    def width(self, size: int) -> int:
+        """Elements of the row of a slice of ``size`` values."""
+        ...
+
+    def write(self, flat: Tensor, rows: Tensor, size: int) -> None:
+        """Round the slices of a vector into the rows of a matrix."""
+        ...
+
+    def read(self, rows: Tensor, size: int) -> Iterator[tuple[RowBlock, Tensor]]:
+        """The values of all rows in fp32, block by block: rows by columns, in contiguous memory."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowFloats:
+    """Values in fp16 or bf16.
+
+    bf16 has the range of fp32. fp16 has not: every slice is scaled by a power of two that puts its largest magnitude
+    just below 2^15, and carries the exponent along, so nothing overflows and little underflows. NaN and infinity pass
+    through as they are.
+    """
+
+    dtype: torch.dtype
+
+    @property
+    def group(self) -> int:
+        """See `SliceCoding`."""
+        return 1
+
+    @property
+    def _header(self) -> int:
+        """Elements before the values."""
+        return int(self.dtype == torch.float16)
+
+    def width(self, size: int) -> int:
+        """See `SliceCoding`."""
+        return size + self._header
+
+    def write(self, flat: Tensor, rows: Tensor, size: int) -> None:
+        """See `SliceCoding`."""
+        powers = None
+        if self._header:
+            exponents = [_exponent(flat[place * size : (place + 1) * size]) for place in range(len(rows))]
+            rows[:, 0] = torch.tensor(exponents, dtype=rows.dtype)
+            powers = _powers(exponents, rows.device)
+        values = rows[:, self._header :]
+        for block in row_blocks(len(rows), size, flat.device):
+            table = _table(flat, block)
+            values[block.rows, block.columns].copy_(table if powers is None else table * powers[block.rows])
+
+    def read(self, rows: Tensor, size: int) -> Iterator[tuple[RowBlock, Tensor]]:
+        """See `SliceCoding`."""
+        powers = _powers([-exponent for exponent in rows[:, 0].tolist()], rows.device) if self._header else None
+        narrow = rows[:, self._header :]
+        for block in row_blocks(len(rows), size, rows.device):
+            values = narrow[block.rows, block.columns].to(torch.float32, memory_format=torch.contiguous_format)
+            yield block, values if powers is None else values.mul_(powers[block.rows])
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledCodes:
+    """Whole codes of 8 or 4 bits, to the nearest, each `SCALED_ELEMENTS` of them with a scale of their own in bf16.
+
+    A scale is the largest magnitude over the largest code, so an outlier coarsens only the few values beside it. (As in
+    the gradient exchange of ZeRO++, arXiv 2306.10209, but what rounding leaves is remembered and sent later.) Scales
+    come first in a row, then the codes, two to a byte where they have 4 bits.
+    """
+
+    bits: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See `SliceCoding`."""
+        return torch.uint8
+
+    @property
+    def group(self) -> int:
+        """See `SliceCoding`."""
+        return SCALED_ELEMENTS
+
+    @property
+    def _levels(self) -> int:
+        return (1 << (self.bits - 1)) - 1
+
+    def width(self, size: int) -> int:
+        """See `SliceCoding`."""
+        return scaled_code_bytes(size, self.bits)
+
+    def write(self, flat: Tensor, rows: Tensor, size: int) -> None:
+        """See `SliceCoding`."""
+        for block in row_blocks(len(rows), size, flat.device):
+            scales, codes = self._place(rows, block, size)
+            table = _table(flat, block).view(*scales.shape, SCALED_ELEMENTS)
+            scale = (table.abs().amax(dim=2) / self._levels).bfloat16()
+            scales.copy_(scale)
+            # Of what is not finite the scale tells; of what is too small for a scale nothing is sent.
+            rounded = (table / scale.float().unsqueeze(2)).nan_to_num_(0.0, 0.0, 0.0).round_()
+            rounded.clamp_(-self._levels, self._levels)
+            if self.bits == 8:
+                codes.copy_(rounded.view(len(codes), -1).to(torch.int8).view(torch.uint8))
+            else:
+                nibbles = rounded.add_(8).to(torch.uint8).view(len(codes), -1, 2)
+                torch.bitwise_or(nibbles[..., 0], nibbles[..., 1] << 4, out=codes)
+
+    def read(self, rows: Tensor, size: int) -> Iterator[tuple[RowBlock, Tensor]]:
+        """See `SliceCoding`."""
+        for block in row_blocks(len(rows), size, rows.device):
+            scales, codes = self._place(rows, block, size)
+            if self.bits == 8:
+                values = codes.view(torch.int8).float()
+            else:
+                values = torch.stack((codes & 15, codes >> 4), dim=2).float().sub_(8)
+            table = values.view(*scales.shape, SCALED_ELEMENTS)
+            yield block, table.mul_(scales.float().unsqueeze(2)).view(len(codes), -1)
+
+    def _place(self, rows: Tensor, block: RowBlock, size: int) -> tuple[Tensor, Tensor]:
+        """The scales and the codes of a block: rows by groups, and rows by bytes."""
+        all_scales = _SCALE_BYTES * (size // SCALED_ELEMENTS)
+        scales = _stretched(block.columns, _SCALE_BYTES, SCALED_ELEMENTS)
+        codes = _stretched(block.columns, self.bits, 8)
+        return (
+            rows[block.rows, :all_scales][:, scales].view(torch.bfloat16),
+            rows[block.rows, all_scales:][:, codes],
+        )
+
+
+def _stretched(columns: slice, units: int, elements: int) -> slice:
+    """Where columns lie if so many units hold so many elements."""
+    return slice(columns.start * units // elements, columns.stop * units // elements)
+
+
+def _table(flat: Tensor, block: RowBlock) -> Tensor:
+    """A block of a vector as rows by columns, zeros where it has ended."""
+    values = flat[block.flat]
+    missing = block.flat.stop - block.flat.start - values.numel()
+    padded = functional.pad(values, (0, missing)) if missing else values
+    return padded.view(-1, block.columns.stop - block.columns.start)
+
+
+def _powers(exponents: Sequence[float], device: torch.device) -> Tensor:
+    """Of two, one for each row."""
+    return torch.tensor([[2.0**exponent] for exponent in exponents], device=device)
+
+
+def _exponent(part: Tensor) -> int:
+    """The power of two that lifts the largest magnitude to at least 2^14 and below 2^15; 0 if it is not finite."""
+    peak = largest_magnitude(part) if part.numel() else 0.0
+    if not 0 < peak < math.inf:
+        return 0
+    return min(_MOST_EXPONENT, max(-_MOST_EXPONENT, _TOP_EXPONENT - math.frexp(peak)[1]))

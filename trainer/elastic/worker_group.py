@@ -1,0 +1,282 @@
+"""One worker among others that may be lost: it leaves a group that has fallen apart, and joins the next one.
+
+A worker that loses its neighbours keeps its process and what it has learned. It breaks the connections of its group,
+so that nobody waits in them, asks for a new generation (`hetopt.trainer.elastic.rendezvous`), and goes on in a new
+process group from the newest state that any of them holds (`hetopt.trainer.elastic.handover`).
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hetopt.core.errors import HetoptError, RunFailed
+from hetopt.core.events.log import EVENTS_FILE, EventLog
+from hetopt.core.run_spec import RunSpec
+from hetopt.trainer.comm.peers import HungPeer, has_timed_out
+from hetopt.trainer.context import WorkerContext
+from hetopt.trainer.elastic.connections import break_all_but, open_sockets
+from hetopt.trainer.elastic.handover import Held, told
+from hetopt.trainer.elastic.living import spec_of_living
+from hetopt.trainer.elastic.membership import Generation, Member, NothingKnown, Patience, Presence
+from hetopt.trainer.elastic.rendezvous import LOOK_S, Abandoned, meet_again, want
+from hetopt.trainer.elastic.stores import TcpMeetingStore, connect, where_to_meet
+from hetopt.trainer.elastic.watch import Watch
+from hetopt.trainer.failure import is_peer_loss
+
+_PATIENCE = Patience()
+_NOTHING_KNOWN = NothingKnown()
+_LOOK_ELSEWHERE_S = 1.0
+_REASON_LETTERS = 200
+
+
+class Crew:
+    """One worker's side.
+
+    Args:
+        spec: of the run, with all of its workers.
+        place: this worker's number in it.
+        life: tells it from others that had its place before.
+        run_dir: of the run.
+        meetings: where stores are, in the order in which they are to be used, by a worker's place on the same host.
+        attempt: of torchrun to start the run, alike on all workers.
+        device: of this worker.
+        backend: chooses a process group's backend from ``machine/device`` of its workers.
+        machine: name of this one.
+        stop_requested: whether somebody asked the run to stop.
+        patience: with the others.
+        presence: what is known of them.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        place: int,
+        *,
+        life: str,
+        run_dir: Path,
+        meetings: Mapping[int, str],
+        attempt: str,
+        device: torch.device,
+        backend: Callable[[list[str]], str],
+        machine: str,
+        stop_requested: Callable[[], bool],
+        patience: Patience = _PATIENCE,
+        presence: Presence = _NOTHING_KNOWN,
+    ) -> None:
+        self._spec = spec
+        self._run_dir = run_dir
+        self._meetings = dict(meetings)
+        self._device = device
+        self._backend = backend
+        self._machine = machine
+        self._stop_requested = stop_requested
+        self._patience = patience
+        self._presence = presence
+        self._me = Member(place=place, life=life)
+        self._attempt = attempt
+        self._meeting = ""
+        self._store: TcpMeetingStore | None = None
+        self._watching: TcpMeetingStore | None = None
+        self._watch: Watch | None = None
+        self._known = open_sockets()
+        self._events = EventLog(None)
+        self._lost_s: float | None = None
+        self._reason = ""
+        self.generation: Generation | None = None
+
+    def join(self, held: Held | None = None) -> WorkerContext:
+        """Become part of the next generation, as soon as there is one.
+
+        Args:
+            held: what this worker has of the training.
+
+        Raises:
+            RunFailed: too few workers are left.
+            Abandoned: the run was asked to stop, or is over.
+        """
+        if held is not None:
+            self._me = replace(self._me, version=held.version, share=held.share)
+        while True:
+            generation = self._meet()
+            try:
+                return self._open(generation)
+            except (RuntimeError, ValueError) as error:
+                if isinstance(error, HetoptError):
+                    raise
+                self.leave(str(error))
+
+    def survives(self, error: Exception) -> bool:
+        """Whether the error is the loss of others, after which this worker goes on."""
+        if isinstance(error, HungPeer) or has_timed_out(error):
+            return True
+        rang = self._watch is not None and self._watch.rang
+        return is_peer_loss(error) or (rang and isinstance(error, RuntimeError) and not isinstance(error, HetoptError))
+
+    def check(self) -> None:
+        """Between steps: a worker that is alone waits for nobody, and would not notice that others have come.
+
+        Raises:
+            RuntimeError: another generation is wanted.
+        """
+        if self._watch is not None and self._watch.rang:
+            raise RuntimeError("another generation of workers is wanted")
+
+    @property
+    def all_leave(self) -> bool:
+        """Whether what the workers hold will soon be lost with all of their hosts: a checkpoint is due."""
+        return self._presence.all_leave
+
+    def leave(self, reason: str) -> None:
+        """Let go of the present generation, and let everybody know that it is over.
+
+        Args:
+            reason: by what its end showed here; the first one counts until training goes on.
+        """
+        self._lost_s = self._lost_s or time.monotonic()
+        self._reason = self._reason or reason.partition("\n")[0][:_REASON_LETTERS]
+        if self.generation is not None and self._store is not None:
+            with suppress(RuntimeError):  # its host is gone: the others notice by themselves
+                want(self._store, self.generation.number + 1)
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+        break_all_but(self._known)
+        if dist.is_initialized():
+            with suppress(RuntimeError):
+                dist.destroy_process_group()
+        self._events.close()
+
+    def agreed(self, held: Held | None, *, step: int) -> None:
+        """All workers of the generation have the same state now, and training goes on.
+
+        Args:
+            held: what they took over; None: the newest checkpoint, or nothing.
+            step: steps done.
+        """
+        assert self.generation is not None
+        if self.generation.number > 0:
+            seen: dict[str, object] = {}
+            if self._lost_s is not None:
+                seen = {"recovery_s": round(time.monotonic() - self._lost_s, 3), "reason": self._reason}
+            self._events.write("workers_changed", step=step, **told(self.generation, held), **seen)
+        self._lost_s, self._reason = None, ""
+
+    def finished(self) -> None:
+        """The run is over: nobody is to wait for its workers any more."""
+        if self._store is not None:
+            with suppress(RuntimeError):  # likewise
+                self._store.set("finished", "1")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has finished, so that a worker that comes now comes too late."""
+        return self._store is not None and self._store.get("finished") == "1"
+
+    def close(self) -> None:
+        """Leave for good."""
+        if self._watch is not None:
+            self._watch.stop()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self._events.close()
+
+    def _meet(self) -> Generation:
+        begun_s = time.monotonic()
+        while True:
+            try:
+                if self._finds_store() and (generation := self._meet_there()) is not None:
+                    return generation
+            except RuntimeError as error:
+                if isinstance(error, Abandoned):
+                    raise
+                self._store, self._meeting = None, ""  # lost while it was used
+            if self._stop_requested():
+                raise Abandoned
+            if self._store is None and time.monotonic() - begun_s > self._patience.give_up_s:
+                raise RunFailed(
+                    "no host can be reached on which workers meet.", hint="launch the run again: it resumes"
+                )
+            time.sleep(LOOK_S)
+
+    def _finds_store(self) -> bool:
+        """Whether there is one; the connections are to the best of them from then on."""
+        meeting = self._where_to_meet()
+        if meeting is not None and meeting != self._meeting:
+            self._store = TcpMeetingStore(connect(meeting), self._attempt)
+            self._watching = TcpMeetingStore(connect(meeting), self._attempt)
+            self._meeting = meeting
+        return self._store is not None
+
+    def _where_to_meet(self) -> str | None:
+        if len(self._meetings) == 1:
+            return self._meetings[0]
+        there = [meeting for place, meeting in self._meetings.items() if not self._presence.is_away(place)]
+        return where_to_meet(there, self._attempt)
+
+    def _meet_there(self) -> Generation | None:
+        """The next generation of this store; None: the others are elsewhere."""
+        assert self._store is not None
+        pauses = meet_again(
+            self._store,
+            self._me,
+            range(len(self._spec.workers)),
+            patience=self._patience,
+            clock=time.monotonic,
+            stop_wished=lambda: self._stop_requested() or self.is_over,
+            presence=self._presence,
+        )
+        looked_s = time.monotonic()
+        while True:
+            try:
+                time.sleep(next(pauses))
+            except StopIteration as reached:
+                generation: Generation = reached.value
+                return generation
+            if len(self._meetings) > 1 and time.monotonic() - looked_s > _LOOK_ELSEWHERE_S:
+                looked_s = time.monotonic()
+                if self._where_to_meet() != self._meeting:
+                    return None
+
+    def _open(self, generation: Generation) -> WorkerContext:
+        """The process group of a generation, and what this worker is in it."""
+        rank = generation.rank(self._me)
+        assert rank is not None
+        self.generation = generation
+        self._me = replace(self._me, joined=generation.number, beside=generation.places, lives=generation.lives)
+        self._known = open_sockets()
+        assert self._watching is not None
+        self._watch = Watch(self._watching, generation.number, lambda: break_all_but(self._known))
+        workers = len(generation.members)
+        prefix = f"{self._attempt}group/{generation.number}"
+        store = dist.PrefixStore(prefix, connect(self._meeting))  # type: ignore[attr-defined]  # torch's gap
+        if workers > 1:
+            store.set(f"device/{rank}", f"{self._machine}/{self._device}")
+            dist.init_process_group(
+                self._backend([store.get(f"device/{other}").decode() for other in range(workers)]),
+                store=store,
+                rank=rank,
+                world_size=workers,
+                timeout=datetime.timedelta(seconds=self._spec.exchange_timeout_s),
+            )
+        if rank == 0 and self._store is not None:
+            self._store.forget_before(generation.number - 1)
+        shares = {one.place: one.share for one in generation.members if one.share}
+        self._events = EventLog(self._run_dir / EVENTS_FILE if rank == 0 else None)
+        return WorkerContext(
+            spec=spec_of_living(self._spec, generation.places, shares),
+            rank=rank,
+            world_size=workers,
+            device=self._device,
+            run_dir=self._run_dir,
+            events=self._events,
+            stop_requested=self._stop_requested,
+            store=store,
+        )

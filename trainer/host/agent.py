@@ -1,0 +1,153 @@
+"""The process that hosts a machine's workers: torchrun's elastic agent, tied to the life of whoever launched it.
+
+``python -m hetopt.trainer.host.agent RUN_DIR [PARENT_PID [--host NAME --address IP --meeting IP:PORT]]``. With a
+parent named, the host ends its workers and itself when the parent is gone. With a node named, it is one of several and
+starts the workers that the spec puts there. When workers fail and no restart is left, it makes sure that the event log
+says why.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hetopt.core.errors import BadInput, HetoptError, RunFailed
+from hetopt.core.events.log import EVENTS_FILE, tell_failure
+from hetopt.core.events.reader import read_log
+from hetopt.core.listening import LOOPBACK
+from hetopt.core.nodes import Node, first_rank, host_names, workers_on
+from hetopt.core.process_guard import die_with_parent
+from hetopt.core.run_folder import read_spec
+from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_status import failure_reason, last_log_line
+from hetopt.core.secret import SECRET_VARIABLE, checked_secret
+from hetopt.core.worker_logs import LOG_FOLDER, host_log_folder
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+    from hetopt.trainer.host.rendezvous import Meeting
+
+HOST_PID_VARIABLE = "HETOPT_HOST_PID"
+MEETING_VARIABLE = "HETOPT_MEETING"
+"""Where workers meet that can go on when others are lost; in their environment. ``address:port``, of every host with
+commas between them where each stands alone."""
+_SHUTDOWN_TIMEOUT_S = 10
+_SAME_EVENT_S = 5
+
+
+def torchrun_arguments(spec: RunSpec, run_dir: Path, node: Node | None = None) -> list[str]:
+    """The torchrun command line of one node of a run, but for how nodes meet: see `hetopt.trainer.host.rendezvous`.
+
+    Args:
+        spec: the run.
+        run_dir: its folder.
+        node: which of its hosts this is; None when all workers are on this machine.
+    """
+    workers = len(spec.workers) if node is None else workers_on(spec, node.host)
+    return [
+        f"--nnodes={1 if node is None else len(host_names(spec))}",
+        f"--nproc-per-node={workers}",
+        "--rdzv-id=run",
+        f"--max-restarts={spec.max_restarts}",
+        f"--shutdown-timeout={_SHUTDOWN_TIMEOUT_S}",
+        f"--log-dir={run_dir / LOG_FOLDER if node is None else host_log_folder(run_dir, node.host)}",
+        "--redirects=3",
+        "--module",
+        "hetopt.trainer.worker" if spec.probe is None else "hetopt.profiler.worker",
+        str(run_dir),
+    ]
+
+
+def died_of(exit_codes: Mapping[int, int], spec: RunSpec) -> str | None:
+    """One sentence on the worker that a signal killed, if any; exit codes are by rank, negative for a signal.
+
+    A killed worker takes its peers with it (they lose their connection and exit on their own), so the signal is the
+    cause and the other exits are its consequence. SIGTERM is what the agent itself ends the survivors with.
+    """
+    for rank, code in sorted(exit_codes.items()):
+        if code < 0 and -code != signal.SIGTERM:
+            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+            hint = "; the kernel does this when memory runs out" if -code == signal.SIGKILL else ""
+            return f"worker {rank} on {spec.workers[rank].host} was killed ({name}){hint}"
+    return None
+
+
+def _first_exit_codes(failures: Mapping[int, ProcessFailure]) -> dict[int, int]:
+    """Exit codes by rank, without those of survivors that the agent itself killed: they come seconds later."""
+    first_s = min(failure.timestamp for failure in failures.values())
+    return {rank: failure.exitcode for rank, failure in failures.items() if failure.timestamp < first_s + _SAME_EVENT_S}
+
+
+def _report_failure(exit_codes: Mapping[int, int], spec: RunSpec, run_dir: Path, node: Node | None) -> None:
+    path = run_dir / EVENTS_FILE
+    if failure_reason(read_log(path).events) is not None:
+        return
+    reason = died_of(exit_codes, spec)
+    if reason is None and node is None:
+        reason = last_log_line(run_dir) or "the workers ended without saying why"
+    if reason is None:
+        return  # they lost a peer: its own host knows why, and whoever conducts the hosts looks last
+    tell_failure(path, reason)
+
+
+def main(argv: list[str]) -> int:
+    """Host the workers of one run until they end; the exit code is hetopt's.
+
+    Raises:
+        BadInput: the run folder has no usable ``spec.json``, or the node is none of its hosts.
+    """
+    run_dir = Path(argv[0])
+    if len(argv) > 1:
+        die_with_parent(int(argv[1]), signal.SIGTERM)
+    spec = read_spec(run_dir)
+    node = Node.of_arguments(argv[2:])
+    told = os.environ.pop(SECRET_VARIABLE, None)  # workers, and the code that they run, do without it
+    secret = None if node is None else checked_secret(told)
+    arguments = torchrun_arguments(spec, run_dir, node)
+
+    # torch takes seconds to import: only after the guard stands and the spec is known to be good.
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    os.environ[HOST_PID_VARIABLE] = str(os.getpid())
+    meeting = _meet(spec, node, secret)
+    if spec.is_elastic:
+        os.environ[MEETING_VARIABLE] = f"{LOOPBACK}:{meeting.port}"  # kept here: workers come and go
+    try:
+        meeting.run_torchrun(arguments)
+    except ChildFailedError as failed:
+        exit_codes = _first_exit_codes(failed.failures)
+        _report_failure(exit_codes, spec, run_dir, node)
+        # Workers exit with hetopt's codes; the smallest is the most specific (2 bad input before 6 run failed).
+        return min((code for code in exit_codes.values() if code > 1), default=RunFailed.exit_code)
+    except SignalException as stopped:
+        return 128 + int(stopped.sigval)
+    return 0
+
+
+def _meet(spec: RunSpec, node: Node | None, secret: bytes | None) -> Meeting:
+    """Open the store of the run, or reach that of its first host."""
+    from hetopt.trainer.host.rendezvous import Meeting
+
+    if node is None or secret is None:
+        return Meeting.alone()
+    names = host_names(spec)
+    first_rank(spec, node.host)  # refuses a host that the run does not have
+    address, _, port = node.meeting.rpartition(":")
+    return Meeting.among_others(names.index(node.host), len(names), address, int(port), secret)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        print("usage: python -m hetopt.trainer.host.agent RUN_DIR [PARENT_PID [NODE]]", file=sys.stderr)
+        sys.exit(BadInput.exit_code)
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except HetoptError as error:
+        print(error.message, file=sys.stderr)
+        sys.exit(error.exit_code)

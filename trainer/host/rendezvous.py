@@ -1,0 +1,122 @@
+"""How the agents of a run's hosts find each other: each knows its number, and nothing that they tell is unpickled.
+
+torchrun's own rendezvous either listens on every interface (``static``) or also unpickles what anybody has written into
+its store (``c10d``). This one uses a store that `hetopt.core.listening` opens on loopback, and a gate between
+hosts. `hetopt.trainer.torchrun` is torchrun with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
+
+from hetopt.core.listening import LOOPBACK
+from hetopt.trainer.host.gate import open_gate, open_relay
+from hetopt.trainer.host.stores import open_store
+
+BACKEND = "hetopt"
+MEETING_PATIENCE_S = 600.0
+"""Hosts that share a few cores import torch one after another."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """The store of a run as this host reaches it, and which of the hosts this is.
+
+    Attributes:
+        store: it itself, or a connection to it.
+        port: where it is reached on this host's loopback address.
+        rank: of this host.
+        hosts: how many there are.
+    """
+
+    store: TCPStore
+    port: int
+    rank: int = 0
+    hosts: int = 1
+
+    @classmethod
+    def alone(cls) -> Meeting:
+        """For a run on this machine alone: nothing listens outside of loopback."""
+        store = open_store()
+        return cls(store=store, port=store.port)
+
+    @classmethod
+    def among_others(cls, rank: int, hosts: int, address: str, port: int, secret: bytes) -> Meeting:
+        """For one host of several; waits until the first one is there.
+
+        Args:
+            rank: of this host; the first one holds the store.
+            hosts: how many there are.
+            address: of the first, in the run's network.
+            port: where its gate listens.
+            secret: of the run.
+
+        Raises:
+            RunFailed: the first host is not to be reached, or does not know the secret.
+        """
+        if rank == 0:
+            store = open_store()
+            open_gate(address, port, store.port, secret)
+            return cls(store=store, port=store.port, rank=rank, hosts=hosts)
+        relay = open_relay(address, port, secret, MEETING_PATIENCE_S)
+        return cls(store=TCPStore(LOOPBACK, relay, is_master=False), port=relay, rank=rank, hosts=hosts)
+
+    def run_torchrun(self, arguments: Sequence[str]) -> None:
+        """Be torchrun's agent of this host until its workers end; once in a process.
+
+        Args:
+            arguments: torchrun's own, but for how nodes meet.
+        """
+        rendezvous_handler_registry.register(BACKEND, lambda parameters: _Handler(self, parameters))
+        read = torchrun.parse_args(arguments)  # type: ignore[no-untyped-call]  # torch's gap
+        read.standalone = False  # which would choose another backend
+        read.rdzv_backend, read.rdzv_endpoint, read.local_addr = BACKEND, f"{LOOPBACK}:{self.port}", LOOPBACK
+        torchrun.run(read)  # type: ignore[no-untyped-call]  # torch's gap
+
+
+class _Handler(RendezvousHandler):
+    """torchrun's side of a `Meeting`. The hosts are those that were told, in every round."""
+
+    def __init__(self, meeting: Meeting, parameters: RendezvousParameters) -> None:
+        self._meeting = meeting
+        self._run_id = parameters.run_id
+        self._rounds = 0
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        meeting = self._meeting
+        store = PrefixStore(f"agents/{self._rounds}", meeting.store)
+        self._rounds += 1
+        return RendezvousInfo(store, meeting.rank, meeting.hosts, RendezvousStoreInfo(LOOPBACK, meeting.port))
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        return True

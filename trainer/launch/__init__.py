@@ -1,1 +1,0 @@
-"""Where a run happens: launchers are peers behind one protocol."""

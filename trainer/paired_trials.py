@@ -1,0 +1,128 @@
+"""Trains the twins of a trial (`hetopt.trainer.policies.ratio.paired_trial`) on this worker, from where training is."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from hetopt.trainer.agreement import gather_numbers
+from hetopt.trainer.comm.error_feedback import ErrorFeedback
+from hetopt.trainer.comm.stats import ExchangeStats
+from hetopt.trainer.comm.topk import TopKCompressor
+from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.making import make_model, make_optimizer
+from hetopt.trainer.normalisation import LEAST_SAMPLES
+from hetopt.trainer.policies.ratio.paired_trial import CHUNK_STEPS, PART, TwinTrial, Verdict
+from hetopt.trainer.steps.fused_step import FusedStep
+from hetopt.trainer.steps.learning_rate import LearningRate
+from hetopt.trainer.steps.local_batch import BatchReader
+from hetopt.trainer.steps.local_gradient import DoesNotFit
+from hetopt.trainer.steps.precision import Autocast
+from hetopt.trainer.steps.step import LossModule, trainable_parameters
+from hetopt.trainer.steps.stopwatch import make_stopwatch
+from hetopt.trainer.training import Training
+
+
+def try_twins(training: Training, ratio: float) -> Verdict:
+    """Train both for some steps, and compare; nothing of the training itself changes. Called by all ranks together.
+
+    A worker whose memory does not hold two more models says so by a loss that is not a number.
+
+    Args:
+        training: that is under way.
+        ratio: that the thin twin sends.
+    """
+    context, feed = training.context, training.feed
+    samples = [max(LEAST_SAMPLES, share // PART) for share in training.balance.shares]
+    cursor = feed.cursor.at(feed.cursor.state())
+    reader = BatchReader(
+        dataset=training.data.train, device=context.device, seed=context.spec.seed, max_samples=feed.max_samples
+    )
+    trial = TwinTrial(ratio=ratio)
+    verdict: Verdict | None = None
+    with torch.random.fork_rng(devices=[context.device] if context.device.type == "cuda" else []):
+        twins: tuple[_Twin, ...] = ()
+        with suppress(torch.OutOfMemoryError):
+            twins = (_Twin(training, reader, None), _Twin(training, reader, ratio))
+        while verdict is None:
+            steps = [reader.cutting.parts(cursor.take(samples), context.rank) for _ in range(CHUNK_STEPS)]
+            losses = [_loss(twin, steps, seed=context.spec.seed + cursor.position) for twin in twins]
+            row = [*(losses or [math.nan, math.nan]), float(samples[context.rank])]
+            verdict = trial.after(gather_numbers(row, context.world_size))
+    return verdict
+
+
+def _loss(twin: _Twin, steps: Sequence[Sequence[MicroBatch]], *, seed: int) -> float:
+    torch.manual_seed(seed)  # both draw alike, where a model draws
+    try:
+        return twin.train(steps)
+    except (DoesNotFit, torch.OutOfMemoryError):
+        return math.nan
+
+
+class _Twin:
+    """A copy of the model as it is, and of its optimizer.
+
+    Args:
+        training: that is under way.
+        reader: of its samples.
+        ratio: of the gradient's elements that are learned from in a step, the others later; None: all at once.
+    """
+
+    def __init__(self, training: Training, reader: BatchReader, ratio: float | None) -> None:
+        context, task = training.context, training.task
+        model = make_model(task).to(context.device)
+        model.load_state_dict(training.model.state_dict())
+        self._optimizer = make_optimizer(task, model)
+        rate = LearningRate.of(task, self._optimizer)
+        self._optimizer.load_state_dict(copy.deepcopy(training.optimizer.state_dict()))  # it keeps what it is given
+        rate.apply(self._optimizer, training.epoch, training.learning_rate_scale)
+        autocast = Autocast(device_type=context.device.type, precision=context.spec.precision)
+        elements = sum(parameter.numel() for parameter in trainable_parameters(model))
+        self._step = FusedStep(
+            module=LossModule(model, task.loss, autocast),
+            reader=reader,
+            exchange=_Alone(ratio or 1.0, elements, context.device),
+            stopwatch=make_stopwatch(context.device),
+            pace=training.pace,
+            counts="alone",
+        )
+
+    def train(self, steps: Sequence[Sequence[MicroBatch]]) -> float:
+        """Take these steps; the mean loss over their samples."""
+        losses, samples = 0.0, 0
+        for parts in steps:
+            size = sum(map(len, parts))
+            losses += float(self._step.run(parts, size, None).loss_sum)
+            samples += size
+            self._optimizer.step()
+        return losses / samples
+
+
+class _Alone:
+    """What an exchange does to a gradient where nobody is there to exchange with: some of it comes later.
+
+    Args:
+        ratio: of the elements, that come at once; 1: all.
+        elements: of the gradient.
+        device: where it lies.
+    """
+
+    def __init__(self, ratio: float, elements: int, device: torch.device) -> None:
+        self._ratio = ratio
+        self._compressor = TopKCompressor()
+        self.memory = ErrorFeedback(elements if ratio < 1 else 0, device=device)
+
+    def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
+        """Leave in ``flat`` what comes at once."""
+        if self._ratio < 1:
+            prepared = self.memory.prepare(flat)
+            sent = self._compressor.compress(prepared, self._ratio, None)
+            flat.copy_(sent.dense())
+            self.memory.commit(prepared, sent)
+        return ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)

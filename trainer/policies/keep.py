@@ -1,0 +1,27 @@
+"""Keeps the shares that a run began with: equal ones (``uniform``) or the plan's (``static``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetopt.core.artifact import Record
+from hetopt.trainer.policies.policy import BatchDecision, BatchObservation
+
+
+class NothingToRemember(Record):
+    """The state of a policy that learns nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepShares:
+    """The policy that changes nothing, whatever is measured."""
+
+    def initial(self) -> NothingToRemember:
+        """The empty state."""
+        return NothingToRemember()
+
+    def decide(
+        self, state: NothingToRemember, observation: BatchObservation
+    ) -> tuple[NothingToRemember, BatchDecision]:
+        """The observed shares, unchanged."""
+        return state, BatchDecision(local_batch_sizes=observation.local_batch_sizes)

@@ -1,0 +1,140 @@
+"""Weighs time against gain over a handful of ratios: AR-Topk's multi-objective choice (arXiv 2312.02493), made exact.
+
+The paper searches one number with a genetic algorithm over curves fitted to a few measurements. One gain curve and a
+priced network say what every candidate takes and keeps, so a scan of 5 to 20 of them finds the same optimum exactly:
+
+1. drop the candidates that another beats or equals in both time (compressing and exchanging) and 1 / gain;
+2. scale both objectives to [0, 1] between the best and the worst of those left;
+3. take the smallest of ``max(w_time * time, w_gain * inverse gain)`` (achievement scalarising function, Wierzbicki
+   1980; weights 0.6 and 0.4 in the released code).
+
+It chooses again when the gain of what is in use has changed by a tenth (as in the paper), or its time has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import PositiveFloat
+
+from hetopt.core.artifact import Record
+from hetopt.core.comm.network_state import NetworkState
+from hetopt.core.comm.planner import Option
+from hetopt.trainer.policies.ratio.policy import RatioDecision, RatioObservation, percent
+
+CANDIDATES = (0.1, 0.033, 0.011, 0.004, 0.001)
+"""The paper's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prospect:
+    """What a candidate takes and keeps."""
+
+    time_s: float
+    gain: float
+
+
+class ScanState(Record):
+    """Gain and time of the choice when it was made; absent before the first."""
+
+    gain: PositiveFloat | None = None
+    time_s: PositiveFloat | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScanRatio:
+    """Scans its options.
+
+    Args:
+        options: candidates, several ratios of one or more exchanges.
+        time_weight, gain_weight: of the two objectives.
+        sensitivity: relative change of gain or time that calls for another scan.
+
+    Raises:
+        ValueError: no options, or impossible weights.
+    """
+
+    options: tuple[Option, ...]
+    time_weight: float = 0.6
+    gain_weight: float = 0.4
+    sensitivity: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not self.options:
+            raise ValueError("a scan needs options")
+        if not (0 <= self.time_weight < math.inf and 0 <= self.gain_weight < math.inf):
+            raise ValueError(f"weights are finite and not negative, not {self.time_weight}, {self.gain_weight}")
+
+    def initial(self) -> ScanState:
+        """Nothing was chosen."""
+        return ScanState()
+
+    def first(self, network: NetworkState | None) -> RatioDecision:
+        """The largest ratio, from which the gain of all others can be read."""
+        largest = max(self.options, key=lambda option: option.ratio)
+        return RatioDecision(ratio=largest.ratio, option=largest.key, measure_gain=True)
+
+    def decide(self, state: ScanState, observation: RatioObservation) -> tuple[ScanState, RatioDecision]:
+        """The next choice. Without a gain curve or a network nothing changes."""
+        keep = RatioDecision(ratio=observation.ratio, option=observation.option, measure_gain=True)
+        used = next((option for option in self.options if option.key == observation.option), None)
+        network = observation.network
+        if network is None or observation.gain_curve is None:
+            return state, keep
+        prospects = [self._prospect(option, observation, network) for option in self.options]
+        if used is not None and state.gain is not None and state.time_s is not None:
+            now = prospects[self.options.index(used)]
+            moved = max(abs(now.gain / state.gain - 1), abs(now.time_s / state.time_s - 1))
+            if moved < self.sensitivity:
+                return state, keep
+        chosen = scan(prospects, time_weight=self.time_weight, gain_weight=self.gain_weight)
+        option, prospect = self.options[chosen], prospects[chosen]
+        state = ScanState(gain=prospect.gain, time_s=max(prospect.time_s, 1e-12))
+        if option.key == observation.option:
+            return state, keep
+        reason = (
+            f"{percent(option.ratio)} by {option.collective}: {1e3 * prospect.time_s:.3g} ms to exchange, "
+            f"{prospect.gain:.1%} of the gradient's energy kept"
+        )
+        return state, RatioDecision(ratio=option.ratio, option=option.key, reason=reason, measure_gain=True)
+
+    def _prospect(self, option: Option, observation: RatioObservation, network: NetworkState) -> Prospect:
+        measured = observation.gain_at(option.ratio)
+        gain = option.gain if option.gain is not None else measured
+        return Prospect(
+            time_s=option.compress_s + option.exchange_s(network), gain=max(1e-9, 1.0 if gain is None else gain)
+        )
+
+
+def scan(prospects: Sequence[Prospect], *, time_weight: float, gain_weight: float) -> int:
+    """Index of the best; the first of equals.
+
+    Raises:
+        ValueError: nothing to choose from.
+    """
+    front = pareto(prospects)
+    if not front:
+        raise ValueError("a scan needs prospects")
+    times = _scaled([prospects[i].time_s for i in front])
+    losses = _scaled([1 / prospects[i].gain for i in front])
+    worst = [max(time_weight * time, gain_weight * loss) for time, loss in zip(times, losses, strict=True)]
+    return front[worst.index(min(worst))]
+
+
+def pareto(prospects: Sequence[Prospect]) -> list[int]:
+    """Indices of the prospects that no other beats or equals in both respects; of equal ones the first."""
+    order = sorted(range(len(prospects)), key=lambda i: (prospects[i].time_s, -prospects[i].gain, i))
+    front: list[int] = []
+    best = -math.inf
+    for i in order:
+        if prospects[i].gain > best:
+            front.append(i)
+            best = prospects[i].gain
+    return sorted(front)
+
+
+def _scaled(values: Sequence[float]) -> list[float]:
+    low, width = min(values), max(values) - min(values)
+    return [(value - low) / width if width > 0 else 0.0 for value in values]

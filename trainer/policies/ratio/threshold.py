@@ -1,0 +1,93 @@
+"""Compresses only while little is lost, by vote: the rule of ScaDLES (arXiv 2301.08897).
+
+A worker votes to compress if ``(|g|^2 - |top-k(g)|^2) / |g|^2 <= delta``, that is, if its gain is at least 1 - delta.
+The released code lets a minority or a tie decide; here a majority is more than half, and other ways to combine votes
+have names. The gain is of gradient and residual, which is what is sent; the paper mixes the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import NonNegativeInt
+
+from hetopt.core.artifact import Record
+from hetopt.core.comm.network_state import NetworkState
+from hetopt.trainer.policies.ratio.policy import DENSE, RatioDecision, RatioObservation, percent
+
+Combine = Literal["majority", "any", "all", "mean"]
+
+_ROUNDING = 1e-9  # 1 - 0.9 is a little less than 0.1
+
+
+class ThresholdState(Record):
+    """Steps so far, and those of them that compressed: their ratio is the paper's CNC."""
+
+    steps: NonNegativeInt = 0
+    compressed_steps: NonNegativeInt = 0
+
+    @property
+    def compressed_share(self) -> float:
+        """Compressed steps over all steps; 0 before the first."""
+        return self.compressed_steps / self.steps if self.steps else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ThresholdRatio:
+    """One ratio or everything.
+
+    Args:
+        ratio: fraction that is sent when the workers compress.
+        delta: loss of energy up to which a worker votes to compress; 0: dense, 1: always compressed.
+        combine: how votes become a decision. ``mean`` judges the workers' mean loss instead.
+    """
+
+    ratio: float = 0.1
+    delta: float = 0.3
+    combine: Combine = "majority"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio < 1 or not 0 <= self.delta <= 1:
+            raise ValueError(f"the ratio is between 0 and 1 and delta in [0, 1], not {self.ratio}, {self.delta}")
+
+    def initial(self) -> ThresholdState:
+        """Nothing was sent."""
+        return ThresholdState()
+
+    def first(self, network: NetworkState | None) -> RatioDecision:
+        """Everything: nobody has voted yet."""
+        return RatioDecision(ratio=DENSE, measure_gain=True)
+
+    def decide(self, state: ThresholdState, observation: RatioObservation) -> tuple[ThresholdState, RatioDecision]:
+        """What the votes say; without a look at the gain nothing changes."""
+        compressed = observation.steps if observation.ratio < DENSE else 0
+        state = ThresholdState(
+            steps=state.steps + observation.steps, compressed_steps=state.compressed_steps + compressed
+        )
+        gains = observation.gains_at(self.ratio)
+        if gains is None:
+            return state, RatioDecision(ratio=observation.ratio, measure_gain=True)
+        ratio = self.ratio if self._compresses(gains) else DENSE
+        if ratio == observation.ratio:
+            return state, RatioDecision(ratio=ratio, measure_gain=True)
+        loss = 1 - sum(gains) / len(gains)
+        reason = (
+            f"{percent(self.ratio)} would lose {loss:.1%} of the gradient's energy, up to {self.delta:.1%} is allowed"
+        )
+        return state, RatioDecision(ratio=ratio, reason=reason, measure_gain=True)
+
+    def _compresses(self, gains: tuple[float, ...]) -> bool:
+        if self.delta == 0:
+            return False
+        least = 1 - self.delta - _ROUNDING
+        votes = sum(gain >= least for gain in gains)
+        match self.combine:
+            case "majority":
+                return 2 * votes > len(gains)
+            case "any":
+                return votes > 0
+            case "all":
+                return votes == len(gains)
+            case "mean":
+                return sum(gains) / len(gains) >= least

@@ -1,0 +1,53 @@
+"""Sends less and less over the first epochs: Deep Gradient Compression's warm-up (Lin et al. 2018).
+
+Early gradients are large and change quickly, and what is held back of them arrives late. From 75 % sparsity on, the
+fraction that is sent shrinks fourfold an epoch: 25 %, 6.25 %, 1.56 %, 0.4 %, and after four epochs it is the run's own
+ratio (0.1 % in the paper). A ratio of the schedule that is below the run's own is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetopt.core.comm.network_state import NetworkState
+from hetopt.trainer.policies.ratio.fixed import NothingToRemember
+from hetopt.trainer.policies.ratio.policy import RatioDecision, RatioObservation, percent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WarmUp:
+    """The schedule, then the ratio.
+
+    Args:
+        ratio: after the warm-up.
+        schedule: ratios of the first epochs, one each.
+    """
+
+    ratio: float = 0.001
+    schedule: tuple[float, ...] = (0.25, 0.0625, 0.015625, 0.004)
+
+    def __post_init__(self) -> None:
+        if any(not 0 < ratio <= 1 for ratio in (self.ratio, *self.schedule)):
+            raise ValueError(f"ratios are in (0, 1], not {self.ratio}, {self.schedule}")
+
+    def initial(self) -> NothingToRemember:
+        """The epoch says it all."""
+        return NothingToRemember()
+
+    def first(self, network: NetworkState | None) -> RatioDecision:
+        """The ratio of the first epoch."""
+        return RatioDecision(ratio=self.at(0.0))
+
+    def decide(
+        self, state: NothingToRemember, observation: RatioObservation
+    ) -> tuple[NothingToRemember, RatioDecision]:
+        """The ratio of the epoch that has begun."""
+        ratio = self.at(observation.epoch)
+        if ratio == observation.ratio:
+            return state, RatioDecision(ratio=ratio)
+        return state, RatioDecision(ratio=ratio, reason=f"warm-up: {percent(ratio)} from epoch {observation.epoch:.3g}")
+
+    def at(self, epoch: float) -> float:
+        """The ratio after so many epochs."""
+        done = int(epoch)
+        return max(self.ratio, self.schedule[done]) if done < len(self.schedule) else self.ratio

@@ -1,0 +1,104 @@
+"""Averages after a number of steps that is known beforehand: local SGD and FedAvg."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetopt.core.artifact import Record
+from hetopt.trainer.policies.sync.policy import SyncDecision, SyncObservation
+
+MOST_APART = 8
+"""How many times as far apart as at first averages get where the learning rate falls."""
+
+
+class LargestRate(Record):
+    """The largest learning rate so far."""
+
+    rate: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSgd:
+    """Every H-th step (Stich 2018, 1805.09767). H = 1 is BSP for optimizers that are linear in the gradient.
+
+    Workers drift apart by what they learn in a step, and so by the learning rate. Where that falls, averages can be as
+    much rarer (Gu et al. 2024, 2310.14423, whose H grows by its square or its cube).
+
+    Attributes:
+        every_steps: H.
+        rate_power: of the largest rate so far over the present one, by which H grows, up to `MOST_APART` times; 0: it
+            stays.
+    """
+
+    every_steps: int
+    rate_power: float = 0.0
+
+    @property
+    def votes(self) -> bool:
+        """Never."""
+        return False
+
+    def initial(self) -> LargestRate:
+        """No rate was seen."""
+        return LargestRate()
+
+    def decide(self, state: LargestRate, observation: SyncObservation) -> tuple[LargestRate, SyncDecision]:
+        """Whether enough steps were local (see `SyncPolicy`)."""
+        state = LargestRate(rate=max(state.rate, observation.learning_rate))
+        return state, SyncDecision(synchronise=observation.local_steps >= self._gap(state, observation.learning_rate))
+
+    def _gap(self, state: LargestRate, rate: float) -> float:
+        if not self.rate_power or not state.rate:
+            return self.every_steps
+        least = state.rate / MOST_APART ** (1 / self.rate_power)
+        return self.every_steps * math.pow(state.rate / max(rate, least), self.rate_power)
+
+
+class Rounds(Record):
+    """Averages that were made."""
+
+    done: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg:
+    """Some of the workers, drawn anew each time, enter an average that all receive (McMahan et al. 2017, 1602.05629).
+
+    On devices the others rest. Machines that are paid for train on, and lose what they learned when they are not drawn.
+
+    Attributes:
+        every_steps: steps of a round.
+        participants: part of the workers, C; at least one.
+        workers: how many there are.
+        seed: of the draws.
+    """
+
+    every_steps: int
+    participants: float
+    workers: int
+    seed: int
+
+    @property
+    def votes(self) -> bool:
+        """Never."""
+        return False
+
+    def initial(self) -> Rounds:
+        """Before the first round."""
+        return Rounds()
+
+    def decide(self, state: Rounds, observation: SyncObservation) -> tuple[Rounds, SyncDecision]:
+        """Whether the round is over, and whose parameters count (see `SyncPolicy`)."""
+        if observation.local_steps < self.every_steps:
+            return state, SyncDecision(synchronise=False)
+        return Rounds(done=state.done + 1), SyncDecision(synchronise=True, participants=self._drawn(state.done))
+
+    def _drawn(self, number: int) -> tuple[int, ...] | None:
+        count = max(1, math.ceil(self.participants * self.workers - 1e-9))
+        if count >= self.workers:
+            return None
+        words = np.random.PCG64(np.random.SeedSequence((self.seed, number))).random_raw(self.workers)
+        return tuple(sorted(np.argsort(words, kind="stable")[:count].tolist()))

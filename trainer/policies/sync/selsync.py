@@ -1,0 +1,132 @@
+"""SelSync: averages while gradients change, and leaves workers alone while they do not (2307.07950).
+
+A worker votes for a synchronisation where the relative change of its gradient's moving squared norm reaches delta; as
+many as it takes decide for all. Asking whether at least m workers reach delta is asking whether the m-th largest of
+their changes does: one number per step, and delta can be steered by it.
+
+Where delta is steered (``auto``), only *when* is left to the votes, and *how often* is not. Left alone, large changes
+come in bursts: averages right after an average bring next to nothing, and long stretches without one let workers drift
+apart, most of all early, when gradients turn quickly (Lin et al. 2020, 1808.07217: early averages count most). So the
+distance between two averages grows with the steps done, from one step to the wished mean, and is then kept between half
+and twice of it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hetopt.core.artifact import Record
+from hetopt.trainer.policies.sync.policy import SyncDecision, SyncObservation
+
+STEERING_GAIN = 0.5
+"""How fast ``auto`` moves the log of delta: two synchronisations that were not wished for raise it by a factor of e,
+which at a share of 0.05 forty steps without one take back."""
+
+
+LEAST_GAP, MOST_GAP = 0.5, 2.0
+"""``auto``: steps from one average to the next, over the wished mean."""
+
+GROWTH = 0.5
+"""``auto``: that distance over the steps done, at most, until the wished mean is reached: each stretch of local steps
+is as long as the run before it."""
+
+
+class SelSyncState(Record):
+    """What is remembered.
+
+    Attributes:
+        log_delta: where delta is steered; None: it is not, or no change was seen yet.
+    """
+
+    log_delta: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelSync:
+    """Synchronises where enough workers meet a large enough change, and in each of the first steps.
+
+    Attributes:
+        delta: change from which a worker votes; infinite: votes are counted in vain. None: steered.
+        synchronised_share: of the steps, where delta is steered.
+        needed: workers that have to vote for it.
+        window: first steps, each of which synchronises while the moving norm settles; where delta is fixed.
+        max_local_steps: most steps in a row without; None: any number.
+    """
+
+    delta: float | None
+    synchronised_share: float
+    needed: int
+    window: int
+    max_local_steps: int | None = None
+
+    @property
+    def votes(self) -> bool:
+        """Always."""
+        return True
+
+    def initial(self) -> SelSyncState:
+        """Before the first vote."""
+        return SelSyncState()
+
+    def threshold(self, state: SelSyncState) -> float | None:
+        """Delta as it is now; None: it is steered, and no change was seen yet."""
+        if self.delta is not None:
+            return self.delta
+        return None if state.log_delta is None else math.exp(state.log_delta)
+
+    def decide(self, state: SelSyncState, observation: SyncObservation) -> tuple[SelSyncState, SyncDecision]:
+        """Count the votes (see `SyncPolicy`)."""
+        change = None if observation.changes is None else self._decisive(observation.changes)
+        threshold = self.threshold(state)
+        voted = change is not None and threshold is not None and threshold < math.inf and change >= threshold
+        overdue = self.max_local_steps is not None and observation.local_steps > self.max_local_steps
+        if self.delta is None:
+            return self._paced(state, observation, change, voted=voted, overdue=overdue)
+        in_window = observation.step <= self.window and threshold != math.inf
+        return state, SyncDecision(synchronise=voted or overdue or in_window)
+
+    def _paced(
+        self, state: SelSyncState, observation: SyncObservation, change: float | None, *, voted: bool, overdue: bool
+    ) -> tuple[SelSyncState, SyncDecision]:
+        """Where delta is steered: not too soon after the last average, nor too late."""
+        mean, gap = 1 / self.synchronised_share, observation.local_steps
+        early = 1 + GROWTH * observation.step
+        if early < mean:
+            return self._begun(state, change), SyncDecision(synchronise=overdue or gap >= early)
+        due = gap >= MOST_GAP * mean
+        synchronise = overdue or due or (voted and gap >= LEAST_GAP * mean)
+        return self._steered(state, change, synchronised=synchronise), SyncDecision(synchronise=synchronise)
+
+    def _decisive(self, changes: tuple[float, ...]) -> float:
+        """The change that the last of the needed votes depends on."""
+        told = sorted((math.inf if math.isnan(change) else change for change in changes), reverse=True)
+        return told[min(self.needed, len(told)) - 1]
+
+    def _begun(self, state: SelSyncState, change: float | None) -> SelSyncState:
+        """Delta begins at the first change that is one."""
+        if state.log_delta is not None or change is None or not 0 < change < math.inf:
+            return state
+        return SelSyncState(log_delta=math.log(change))
+
+    def _steered(self, state: SelSyncState, change: float | None, *, synchronised: bool) -> SelSyncState:
+        """Move delta to where the wished share of the steps synchronises (Robbins and Monro 1951).
+
+        ``log delta += gain (synchronised - share)`` is at rest where a step does so with the wished probability,
+        whatever the scale of the changes, and follows them.
+        """
+        state = self._begun(state, change)
+        if state.log_delta is None:
+            return state
+        return SelSyncState(log_delta=state.log_delta + STEERING_GAIN * (synchronised - self.synchronised_share))
+
+
+def votes_needed(votes: str, quorum: float, workers: int) -> int:
+    """How many of the workers have to vote for a synchronisation: one, more than half, or a part of them."""
+    match votes:
+        case "any":
+            return 1
+        case "majority":
+            return workers // 2 + 1
+        case _:
+            return max(1, math.ceil(quorum * workers - 1e-9))

@@ -1,8 +1,0 @@
-"""Profiling as a short, instrumented training run: all workers execute the probe schedule, the leader logs it.
-
-The events are the records of `hetopt.profiler.measurement`; `hetopt.profiler.collect` makes a profile of them.
-"""
-
-from hetopt.trainer.probe.run import run_probe
-
-__all__ = ["run_probe"]

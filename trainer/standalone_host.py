@@ -1,0 +1,118 @@
+"""A host that comes and goes: it starts its workers for itself, and holds a store in which workers can meet.
+
+``python -m hetopt.trainer.standalone_host RUN_DIR PARENT_PID --host NAME --address IP --meeting IP:PORT,IP:PORT``.
+torchrun's agents agree on who takes part, and start all workers again whenever that changes. Here the workers agree,
+and stay. One process imports everything and is the warden of all workers of the host; when it ends, so do they.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from hetopt.core.errors import BadInput, HetoptError
+from hetopt.core.nodes import Node, first_rank, workers_on
+from hetopt.core.presence import INCARNATION_VARIABLE
+from hetopt.core.process_guard import die_with_parent
+from hetopt.core.run_folder import read_spec
+from hetopt.core.run_spec import RunSpec
+from hetopt.core.worker_logs import host_log_folder
+from hetopt.trainer.host.agent import HOST_PID_VARIABLE, MEETING_VARIABLE
+from hetopt.trainer.worker import WardedWork, import_everything, tell_lost
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Placed:
+    """A worker's life in its place; the exit code."""
+
+    place: int
+    local_rank: int
+    workers: int
+    log: Path
+    work: WardedWork
+
+    def __call__(self) -> int:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        output = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for descriptor in (1, 2):
+            os.dup2(output, descriptor)
+        os.environ.update(RANK=str(self.place), LOCAL_RANK=str(self.local_rank), WORLD_SIZE=str(self.workers))
+        return self.work()
+
+
+def main(arguments: list[str]) -> int:
+    """Host the workers of one host until they end; the exit code is that of the first that failed.
+
+    Raises:
+        BadInput: the run folder has no usable ``spec.json``, or the node is none of its hosts or does not stand alone.
+    """
+    run_dir, parent = Path(arguments[0]), int(arguments[1])
+    die_with_parent(parent, signal.SIGTERM)
+    spec, node = read_spec(run_dir), Node.of_arguments(arguments[2:])
+    if node is None or not node.stands_alone:
+        raise BadInput("this host does not stand alone.", hint="use hetopt.trainer.host.agent")
+    import_everything()
+    own = next(one for one in node.meeting.split(",") if one.rpartition(":")[0] == node.address)
+    # In a process of its own: this one has no thread, so that it can be forked.
+    store = _start_store(own)
+    os.environ[HOST_PID_VARIABLE], os.environ[MEETING_VARIABLE] = str(os.getpid()), node.meeting
+    from hetopt.trainer.elastic.worker_supervisor import keep
+
+    try:
+        return keep(
+            {work.place: work for work in _works(run_dir, spec, node)},
+            replacements=spec.max_restarts,
+            tell=lambda *lost: tell_lost(run_dir, spec, *lost),
+        )
+    finally:
+        os.kill(store, signal.SIGKILL)
+
+
+def _works(run_dir: Path, spec: RunSpec, node: Node) -> list[_Placed]:
+    first, warden = first_rank(spec, node.host), os.getpid()
+    attempt = f"attempt_{os.environ.get(INCARNATION_VARIABLE, '0')}"
+    return [
+        _Placed(
+            place=first + local_rank,
+            local_rank=local_rank,
+            workers=len(spec.workers),
+            log=host_log_folder(run_dir, node.host) / "run" / attempt / str(local_rank) / "stderr.log",
+            work=WardedWork(run_dir, node.meeting, warden),
+        )
+        for local_rank in range(workers_on(spec, node.host))
+    ]
+
+
+def _start_store(meeting: str) -> int:
+    """A process that holds a store at an address until its parent ends."""
+    warden = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _hold_store(meeting, warden)
+    return child
+
+
+def _hold_store(meeting: str, warden: int) -> NoReturn:
+    die_with_parent(warden, signal.SIGKILL)
+    from hetopt.trainer.host.stores import open_store
+
+    address, _, port = meeting.rpartition(":")
+    store = open_store(address, int(port))
+    assert store is not None  # it lives as long as this process
+    while True:
+        signal.pause()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        print("usage: python -m hetopt.trainer.standalone_host RUN_DIR PARENT_PID NODE", file=sys.stderr)
+        sys.exit(BadInput.exit_code)
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except HetoptError as error:
+        print(error.message, file=sys.stderr)
+        sys.exit(error.exit_code)

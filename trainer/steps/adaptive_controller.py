@@ -1,0 +1,359 @@
+"""What is sent, and how: decided between control periods by a ratio policy and a planner, the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from hetopt.core.artifact import Record
+from hetopt.core.comm.composition import why_not_controlled
+from hetopt.core.comm.network_state import NetworkState
+from hetopt.core.comm.options import LOOK_AT, Menu, Way
+from hetopt.core.comm.payload_bytes import VALUE_BYTES
+from hetopt.core.comm.planner import Option, Planner, PlanState
+from hetopt.core.compression_slowdown import MOST_LOST
+from hetopt.core.errors import BadInput
+from hetopt.core.events.log import Event
+from hetopt.core.run_spec import WEIGHS_WAYS, RunSpec
+from hetopt.trainer.comm.network_tracker import Timed
+from hetopt.trainer.comm.network_watch import NetworkWatch
+from hetopt.trainer.policies.ratio.auto import AutoRatio
+from hetopt.trainer.policies.ratio.auto_state import AutoState
+from hetopt.trainer.policies.ratio.averaging import Promise, promised
+from hetopt.trainer.policies.ratio.choose import choose_ratio_policy
+from hetopt.trainer.policies.ratio.paired_trial import Verdict
+from hetopt.trainer.policies.ratio.policy import RatioDecision, RatioObservation, RatioPolicy
+from hetopt.trainer.steps.traffic import GroupTraffic
+
+BACKWARD = 2 / 3
+"""Part of a step's computation that makes gradients: backward computes two products for each one forwards."""
+
+
+LOOKED_STEPS = 3
+"""Of a period that looks at gains while gradients travel in buckets, at least."""
+
+
+class SteeringState(Record):
+    """What a checkpoint keeps.
+
+    Attributes:
+        policy: name of the ratio policy.
+        policy_state: what it remembers.
+        planner: what the planner remembers.
+        ratio, key: the way that was in use.
+    """
+
+    policy: str
+    policy_state: dict[str, Any]
+    planner: PlanState
+    ratio: float
+    key: str
+
+
+class Steering:
+    """The same on every rank: what changes it is what all ranks read.
+
+    Args:
+        spec: of the run; it steers its exchange.
+        menu: what there is to choose from.
+        network: as measured at the start; None: nothing here asks for it.
+        tries_twins: whether somebody acts on `try_ratio`.
+
+    Attributes:
+        way: to exchange in the next steps.
+        promise: of averages that the run should settle for now, with nothing held back; None: it should not.
+
+    Raises:
+        BadInput: the ratio policy cannot steer the compressor.
+    """
+
+    def __init__(self, spec: RunSpec, menu: Menu, network: NetworkState | None, *, tries_twins: bool = False) -> None:
+        self._name = spec.ratio_policy
+        self._menu = menu
+        self._watch = (
+            None
+            if network is None
+            else NetworkWatch(network=network, workers=menu.workers, gradient_bytes=VALUE_BYTES * menu.numel)
+        )
+        reason = why_not_controlled(menu.asked.name, self._name)
+        if reason is not None and not spec.weighs_ways:
+            raise BadInput(reason, hint="steer topk, or leave the ratio policy at 'fixed'")
+        weighed = [way.option for way in menu.all] if spec.weighs_ways else []
+        if self._name == "scan":
+            weighed = [option for option in weighed if option.gain is None]
+        self._policy: RatioPolicy[Any] = choose_ratio_policy(
+            self._name,
+            ratio=spec.compression.ratio,
+            options=weighed,
+            coefficient=spec.slowdown_coefficient,
+            most_lost=MOST_LOST,
+            # Samples have to be drawn ahead, and gradients must not need scaling.
+            tries_twins=tries_twins and spec.stream is None and spec.injection is None and spec.precision != "fp16",
+        )
+        self._state: Record = self._policy.initial()
+        self._planner = Planner() if network is not None else None
+        self._plan = PlanState()
+        self._verdict: Verdict | None = None
+        self._may_settle = spec.sync.may_settle
+        self._promised: Promise | None = None
+        self.promise: Promise | None = None
+        self._decision = self._first(spec)
+        self.way = self._way_of(self._decision, compute_s=0.0)
+
+    def _first(self, spec: RunSpec) -> RatioDecision:
+        """The policy's first wish; what leaves the choice to hetopt begins where the plan was made for."""
+        wish = self._policy.first(self.network)
+        if self._name == "auto" and spec.compression.ratio < 1:
+            start = self._menu.nearest(spec.compression.ratio).option
+            return RatioDecision(
+                ratio=start.ratio, option=start.key, measure_gain=True, look_after_steps=wish.look_after_steps
+            )
+        return wish
+
+    @property
+    def look_at(self) -> Sequence[float]:
+        """Ratios at which the next look reads gains; none where nobody asks for one."""
+        return self.looks if self._decision.measure_gain else ()
+
+    @property
+    def looks(self) -> tuple[float, ...]:
+        """Ratios at which this run looks at gains, whenever it does."""
+        asked = self._menu.asked.ratio
+        return tuple(sorted({*LOOK_AT, *((asked,) if asked < 1 else ())}))
+
+    @property
+    def probe_bytes(self) -> int:
+        """Of the sum that should be timed before the next period; 0: none."""
+        return 0 if self._watch is None else self._watch.probe_bytes(self.way.option.operations)
+
+    @property
+    def alarm_s(self) -> float | None:
+        """A time of exchange that calls for a look before the period is over."""
+        return self._decision.alarm_s
+
+    @property
+    def try_ratio(self) -> float | None:
+        """What twins should be trained for before the next step; None: nothing."""
+        return self._decision.try_ratio if self._verdict is None else None
+
+    def heard(self, verdict: Verdict) -> None:
+        """What they have shown; the same on all ranks."""
+        self._verdict = verdict
+
+    def period_steps(self, steps: int) -> int:
+        """Steps until the next look, where the run would look after so many."""
+        wished = self._decision.look_after_steps
+        if wished is None:
+            return steps
+        # Steps that look exchange after backward: no time of one in buckets. The row may travel under one step more.
+        least = LOOKED_STEPS if self._decision.measure_gain and self.way.in_buckets else 1
+        return max(1, min(steps, max(least, wished)))
+
+    def watch(self, traffic: GroupTraffic) -> bool:
+        """Let the network's state follow what a period's exchanges took; whether it should be measured again."""
+        if self._watch is None or not _tells(traffic):
+            return False
+        sync_s: float | None = traffic.sync_s if traffic.sync_s > 0 else None
+        if sync_s is not None and self.way.in_buckets:
+            buckets = self.way.option.buckets
+            compress_s = self.way.option.compress_s
+            whole_s = whole_exchange_s(sync_s, BACKWARD * traffic.compute_s, buckets, compress_s=compress_s)
+            sync_s = None if whole_s is None else whole_s / buckets
+        exposed_s = traffic.exchanges * (traffic.compress_s + traffic.sync_s)
+        self._watch = self._watch.after(
+            self.way.option.operations,
+            sync_s,
+            exchanges=traffic.exchanges,
+            probe_bytes=self.probe_bytes,
+            probe_s=traffic.probe_s,
+            hidden=self.way.in_buckets,
+            period_s=traffic.exchanges * traffic.compute_s + exposed_s,
+            exposed_s=exposed_s,
+        )
+        return self._watch.wants_measurement
+
+    def measured(self, timings: Sequence[Timed]) -> None:
+        """The network was measured again; the same timings on all ranks."""
+        assert self._watch is not None
+        self._watch = self._watch.measured(timings)
+
+    @property
+    def slowdown_coefficient(self) -> float | None:
+        """What late gradients are thought to cost (`hetopt.core.compression_slowdown`); None: nobody asks."""
+        policy, state = self._policy, self._state
+        return (
+            policy.slowdown_coefficient(state)
+            if isinstance(policy, AutoRatio) and isinstance(state, AutoState)
+            else None
+        )
+
+    @property
+    def network(self) -> NetworkState | None:
+        """As tracked; None: nobody asks for it."""
+        return None if self._watch is None else self._watch.network
+
+    def judge(
+        self,
+        traffic: GroupTraffic,
+        *,
+        step: int,
+        epoch: float,
+        learning_rate: float,
+        steps_left: int | None = None,
+        loss: float | None = None,
+    ) -> Event | None:
+        """Learn from a period that was watched, and decide; what changed, if anything did.
+
+        Args:
+            traffic: of the period, in the present way.
+            step: steps done.
+            epoch: passes over the data completed, with fractions.
+            learning_rate: of the first parameter group.
+            steps_left: until the run ends by its own rules; absent: that is not known.
+            loss: mean over the samples of the period; absent: nobody asks.
+        """
+        if self._promised is not None:  # with this period all that was held back has gone
+            self.promise = self._promised
+            return None
+        if not _tells(traffic):
+            # Nothing but a look, perhaps: not again, or nothing would ever be told of this way.
+            self._decision = replace(self._decision, measure_gain=False)
+            return None
+        before = self.way
+        compute_s = traffic.compute_s
+        backward_s = BACKWARD * compute_s
+        observation = RatioObservation(
+            step=step,
+            steps=min(traffic.exchanges, step),
+            epoch=epoch,
+            workers=len(traffic.rows),
+            ratio=before.option.ratio,
+            compute_s=compute_s,
+            compress_s=traffic.compress_s,
+            sync_s=traffic.sync_s,
+            sent_bytes=traffic.sent_bytes,
+            kept_energy=traffic.kept_energy,
+            energy=traffic.energy,
+            gradient_norm=traffic.gradient_norm,
+            gain_curve=traffic.gain_curve(self.looks),
+            backward_s=backward_s,
+            network=self.network,
+            beside_s=self.beside_s,
+            whole_s=traffic.step_s,
+            option=before.option.key,
+            learning_rate=learning_rate,
+            steps_left=steps_left,
+            loss=loss,
+            verdict=self._verdict,
+        )
+        self._verdict = None
+        self._state, self._decision = self._policy.decide(self._state, observation)
+        self._weigh_averages(before.option)
+        self.way = self._way_of(self._decision, compute_s=compute_s)
+        if self.way.option.key == before.option.key:
+            return None
+        return {
+            "before": before.option.key,
+            "after": self.way.option.key,
+            "reason": self._decision.reason or self._reason or "",
+        }
+
+    def _weigh_averages(self, used: Option) -> None:
+        """Whether the run had better settle for them: then what is held back is sent first, with one whole gradient.
+
+        That is rounded as averages will be, which may leave a part in thousands of it behind: over slow links a whole
+        gradient takes as long as many steps.
+        """
+        policy, state = self._policy, self._state
+        if not (self._may_settle and isinstance(policy, AutoRatio) and isinstance(state, AutoState)):
+            return
+        if self.network is None or self._decision.try_ratio is not None:
+            return
+        promise = promised(policy, state, self.network)
+        if promise is None:
+            return
+        if used.gain is not None and used.gain >= (promise.rounding.gain or 1.0):
+            self.promise = promise
+            self._decision = RatioDecision(ratio=used.ratio, option=used.key)
+            return
+        self._promised = promise
+        self._decision = RatioDecision(
+            ratio=promise.rounding.ratio,
+            option=promise.rounding.key,
+            reason=f"{promise.rounding.key} once, for all that is held back: from then on parameters are averaged",
+            look_after_steps=1,
+        )
+
+    def _way_of(self, decision: RatioDecision, *, compute_s: float) -> Way:
+        """The way that a decision means; where it leaves a choice, the planner's."""
+        self._reason: str | None = None
+        if decision.option is not None:
+            named = self._menu.find(decision.option)
+            assert named is not None, f"{decision.option} is not on the menu"
+            return named
+        ways = self._menu.at(decision.ratio)
+        if len(ways) == 1 or self._planner is None or self.network is None:
+            return ways[0]
+        self._plan, plan = self._planner.decide(
+            self._plan, [way.option for way in ways], self.network, compute_s=compute_s
+        )
+        self._reason = plan.reason
+        return next(way for way in ways if way.option.key == plan.option.key)
+
+    @property
+    def beside_s(self) -> float:
+        """How much longer than alone an exchange takes beside training (`NetworkWatch.beside_s`)."""
+        return 0.0 if self._watch is None else self._watch.beside_s
+
+    def state(self) -> Mapping[str, object]:
+        """What a checkpoint keeps, as plain JSON."""
+        return SteeringState(
+            policy=self._name,
+            policy_state=self._state.model_dump(mode="json"),
+            planner=self._plan,
+            ratio=self.way.option.ratio,
+            key=self.way.option.key,
+        ).model_dump(mode="json")
+
+    def resume(self, saved: Mapping[str, object]) -> None:
+        """Continue with what a checkpoint holds, where it suits the policy and the cluster that the run has now.
+
+        The network is not part of it: it was measured anew.
+
+        Raises:
+            BadInput: the state is damaged.
+        """
+        try:
+            state = SteeringState.model_validate(saved)
+            if state.policy != self._name:
+                return
+            self._state = type(self._policy.initial()).model_validate(state.policy_state)
+        except ValidationError:
+            raise BadInput(
+                f"The checkpoint's state of the ratio policy '{self._name}' is damaged.", hint="use an older checkpoint"
+            ) from None
+        self._plan = state.planner
+        found = [way for way in (*self._menu.at(state.ratio), *self._menu.all) if way.option.key == state.key]
+        if found:
+            self.way = found[0]
+            option = state.key if self._name in WEIGHS_WAYS else None
+            self._decision = RatioDecision(ratio=state.ratio, option=option, measure_gain=True)
+
+
+def _tells(traffic: GroupTraffic) -> bool:
+    """Whether anything was seen of the present way."""
+    return traffic.exchanges > 0 and traffic.is_finite
+
+
+def whole_exchange_s(exposed_s: float, backward_s: float, buckets: int, *, compress_s: float = 0.0) -> float | None:
+    """How long an exchange in buckets took that was hidden but for ``exposed_s``; None where it was all but hidden.
+
+    The inverse of `hetopt.core.comm.cost.pipelined_s` for a network that is slower than backward. One that is
+    faster shows nothing but its last bucket, which is too little to tell.
+    """
+    produce_s = backward_s + compress_s
+    exchange_s = exposed_s + backward_s - produce_s / buckets
+    return exchange_s if exchange_s > produce_s else None
