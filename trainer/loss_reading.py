@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
+import torch
 from torch import Tensor
 
 Node: TypeAlias = Any
@@ -35,7 +36,8 @@ class LossReading:
         denominator: of the mean; of a sum its divisor, or 1.
         factor: that scalars multiply it with; of several terms the largest.
         mixture: a figure of the factors of all terms, the same where they are.
-        may_be_counted: whether it is a cross entropy, which leaves out targets where the data say so.
+        may_be_counted: whether the data may say what the denominator is: of a cross entropy, which leaves targets
+            out, and of a sum that is divided by a tensor.
         has_constant: whether it has a term that does not depend on the samples.
         problem: half a sentence, about "the loss".
     """
@@ -47,6 +49,10 @@ class LossReading:
     may_be_counted: bool = False
     has_constant: bool = False
     problem: str = ""
+
+
+class _Tensor(float):
+    """A divisor that is a tensor, so that the data may have been counted for it; other divisors are plain numbers."""
 
 
 class _Unknown(Exception):  # no failure: what is not known is a result
@@ -280,7 +286,8 @@ def _alone(term: _Term, samples: int, means: Sequence[_Term]) -> LossReading:
         if any(_same(mean.denominator, one) for one in term.divisors):
             alike = _alone(replace(mean, factors=(), divisors=()), samples, ())
             return replace(alike, factor=factor * mean.denominator / divisor)
-    return LossReading(kind="sum", denominator=divisor, factor=factor)
+    counted = any(isinstance(one, _Tensor) for one in term.divisors)
+    return LossReading(kind="sum", denominator=divisor, factor=factor, may_be_counted=counted)
 
 
 def _described(reading: LossReading) -> str:
@@ -324,7 +331,7 @@ def _one_of(node: Node, otherwise: str) -> tuple[Node, float | None]:
     """The factor that depends on samples, and the value of the other one; None: it is made of parameters."""
     inputs = _inputs(node)
     if len(inputs) == 1:
-        return inputs[0], float(node._saved_other)
+        return inputs[0], _scalar(node._saved_other)
     left, right = inputs
     if left is not None and right is not None:
         if _is_constant(right):
@@ -335,7 +342,14 @@ def _one_of(node: Node, otherwise: str) -> tuple[Node, float | None]:
     known = node._saved_other if right is None else getattr(node, "_saved_self", None)
     if known is None:
         return (left if right is None else right), None
-    return (left if right is None else right), float(known)
+    return (left if right is None else right), _scalar(known)
+
+
+def _scalar(saved: Tensor) -> float:
+    """The value of a saved factor. Only a plain number leaves the type of another scalar as it is."""
+    other = torch.tensor(1, dtype=torch.float16 if saved.dtype.is_floating_point else torch.int8)
+    is_number = saved.dim() == 0 and torch.result_type(other, saved) == other.dtype
+    return float(saved) if is_number else _Tensor(saved)
 
 
 def _same(left: float, right: float) -> bool:

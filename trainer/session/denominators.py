@@ -58,7 +58,7 @@ class Row:
         denominator: of the loss.
         factor: on it; of several terms the largest.
         mixture: of all terms' factors.
-        may_be_counted: whether its kind of loss leaves out what the data say.
+        may_be_counted: whether the data may say what its denominator is.
         has_constant: whether it has a term that is the same on all workers.
     """
 
@@ -199,17 +199,14 @@ class Denominators:
         divisors = [row.denominator for row in live]
         if all(math.isclose(row.denominator, row.rows, rel_tol=SAME) for row in live):
             return _shares([float(row.samples) for row in rows])
-        batch, samples = sum(row.samples for row in live), [row.samples for row in live]
-        is_known = any(math.isclose(divisors[0], one, rel_tol=SAME) for one in {*self._constants, float(batch)})
+        constants = {*self._constants, float(sum(row.samples for row in live))}
+        is_known = not any(row.may_be_counted for row in live) and any(
+            math.isclose(divisors[0], one, rel_tol=SAME) for one in constants
+        )
         if not _all_same(divisors) or (self._divides_by_counts and not is_known):
-            if len(self._constants - {1.0}) > 1:
-                raise BadInput(
-                    f"The loss is a sum divided by {_listed(divisors)} on the workers, before by the same on all.",
-                    hint=WEIGHT_HINT,
-                )
             self._divides_by_counts = True
             return _shares([row.denominator if row.samples else 0.0 for row in rows])
-        if not is_known and _all_same(samples):
+        if not is_known:
             raise BadInput(
                 f"The loss is a sum divided by {divisors[0]:g} on every worker: a number that stays, or what each of "
                 "them counted.",
@@ -220,8 +217,7 @@ class Denominators:
                 "The loss adds a sum over samples and a term that does not depend on them.",
                 hint="give each a run.backward of its own, or divide the sum by the number of samples",
             )
-        if not is_known:
-            self._constants.add(divisors[0])
+        self._constants.add(divisors[0])  # the batch may be smaller at the end of an epoch, and the number the same
         return [float(row.samples > 0) for row in rows]
 
 
