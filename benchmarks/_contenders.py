@@ -11,8 +11,8 @@ from benchmarks._quality import Job, data_folder
 from benchmarks._rehearsal import By, Side, equal_shares
 from benchmarks._siblings import DIGITS_EPOCHS, IMAGE_EPOCHS, SHORT_TEXT_EPOCHS, TEXT_EPOCHS
 from hetopt.core.run_spec import Compression, RatioPolicyName, RunSpec, StopRule, WorkerSpec
-from hetopt.core.scaled_emulation import DeclaredTime, MiniatureHost
-from hetopt.core.synchronization import Synchronisation
+from hetopt.core.scaled_emulation import DeclaredTime, EmulatedHost
+from hetopt.core.synchronization import Synchronization
 
 WORKERS = 4
 PERIOD = 10
@@ -37,12 +37,12 @@ class Contender:
     by: By = "hetopt"
     compression: Compression = field(default_factory=Compression)
     ratio_policy: RatioPolicyName = "fixed"
-    sync: Synchronisation = field(default_factory=Synchronisation)
+    sync: Synchronization = field(default_factory=Synchronization)
     weighs_throughput: bool = False
     is_quick: bool = False
 
 
-OWN = Contender(ratio_policy="auto", sync=Synchronisation(name="auto"))
+OWN = Contender(ratio_policy="auto", sync=Synchronization(name="auto"))
 """hetopt's own choice, of what is exchanged, how, and whether it is gradients."""
 
 OTHERS: Mapping[str, Contender] = MappingProxyType(
@@ -150,9 +150,9 @@ class Runs:
         )
 
 
-def hosts(rate_bits_per_s: float | None) -> list[MiniatureHost]:
+def hosts(rate_bits_per_s: float | None) -> list[EmulatedHost]:
     """Equal hosts, a worker each."""
-    return [MiniatureHost(name=f"h{place}", rate_bits_per_s=rate_bits_per_s) for place in range(WORKERS)]
+    return [EmulatedHost(name=f"h{place}", rate_bits_per_s=rate_bits_per_s) for place in range(WORKERS)]
 
 
 def sibling(attribute: str) -> str:

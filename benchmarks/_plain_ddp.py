@@ -21,7 +21,7 @@ from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.fetch import Batch, fetch, set_epoch
 from hetopt.trainer.evaluation import average_buffers, evaluate
-from hetopt.trainer.steps.slowdown import Pace
+from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.task import Task, TaskData, mean_of
 from hetopt.trainer.tasks.load import load_task
 
@@ -29,7 +29,7 @@ from hetopt.trainer.tasks.load import load_task
 class StretchedBackward:
     """Waits out the pace when the last parameter's gradient is there, before it is accumulated and sent."""
 
-    def __init__(self, task: Task, model: nn.Module, batch: Batch, pace: Pace) -> None:
+    def __init__(self, task: Task, model: nn.Module, batch: Batch, pace: Slowdown) -> None:
         order: list[nn.Parameter] = []
 
         def arrived(parameter: Tensor) -> None:
@@ -56,7 +56,7 @@ class StretchedBackward:
         return gradient
 
 
-def train_plainly(spec: RunSpec, rank: int, events: EventLog, pace: Pace, hook_name: HookName = "none") -> None:
+def train_plainly(spec: RunSpec, rank: int, events: EventLog, pace: Slowdown, hook_name: HookName = "none") -> None:
     """Train to the stop rule with equal shares; writes ``step`` and ``evaluated`` events like hetopt's own.
 
     A ``step`` event's ``exchange`` says what a worker contributed to one exchange, and whether the hook was at work.

@@ -12,7 +12,7 @@ from benchmarks._rehearsal import Log
 from hetopt.core.compression_slowdown import MOST_LOST, distance
 from hetopt.core.events.log import Event
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.core.scaled_emulation import EVERY_HOST, Change, DeclaredTime, Miniature, MiniatureHost
+from hetopt.core.scaled_emulation import EVERY_HOST, Change, DeclaredTime, EmulatedHost, ScaledEmulation
 from hetopt.launch.emulation.schedule import CONDITION_CHANGED
 
 TOY = f"{Path(__file__).with_name('_toy.py')}:broad_digits"
@@ -152,7 +152,7 @@ def _name(way: Compression) -> str:
 
 
 def _spec(way: Compression, phase_steps: int, period: int) -> RunSpec:
-    hosts = tuple(MiniatureHost(name=f"h{place}", rate_bits_per_s=PHASES[0]) for place in range(WORKERS))
+    hosts = tuple(EmulatedHost(name=f"h{place}", rate_bits_per_s=PHASES[0]) for place in range(WORKERS))
     changes = tuple(
         Change(host=EVERY_HOST, at_step=number * phase_steps, rate_bits_per_s=rate)
         for number, rate in enumerate(PHASES)
@@ -177,5 +177,5 @@ def _spec(way: Compression, phase_steps: int, period: int) -> RunSpec:
         evaluate_every_epochs=1e6,
         control_period_steps=period,
         checkpoint_every_s=1e6,
-        miniature=Miniature(hosts=hosts, changes=changes),
+        miniature=ScaledEmulation(hosts=hosts, changes=changes),
     )

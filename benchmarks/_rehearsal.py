@@ -27,9 +27,9 @@ from hetopt.core.events.log import EVENTS_FILE, Event, read_events
 from hetopt.core.run_folder import write_spec
 from hetopt.core.run_spec import RunSpec, WorkerSpec
 from hetopt.core.run_status import RunState
-from hetopt.core.scaled_emulation import MiniatureHost
+from hetopt.core.scaled_emulation import EmulatedHost
 from hetopt.launch.emulation.backend import RehearsalLauncher
-from hetopt.launch.emulation.namespaces import MiniatureNetwork, why_not
+from hetopt.launch.emulation.namespaces import EmulatedNetwork, why_not
 
 STORE_PORT = 29400
 
@@ -72,7 +72,7 @@ def need_namespaces(*, or_skip: bool = False) -> None:
     sys.exit(told)
 
 
-def rehearse(hosts: Sequence[MiniatureHost], sides: Sequence[Side], *, rounds: int) -> dict[str, list[Log]]:
+def rehearse(hosts: Sequence[EmulatedHost], sides: Sequence[Side], *, rounds: int) -> dict[str, list[Log]]:
     """The event logs of every side, one a round.
 
     Raises:
@@ -90,7 +90,7 @@ def rehearse(hosts: Sequence[MiniatureHost], sides: Sequence[Side], *, rounds: i
         return logs
 
 
-def time_exchanges(hosts: Sequence[MiniatureHost], request: Request) -> Answer:
+def time_exchanges(hosts: Sequence[EmulatedHost], request: Request) -> Answer:
     """What exchanges take between these hosts.
 
     Raises:
@@ -174,9 +174,9 @@ def _folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def _work(folder: Path, hosts: Sequence[MiniatureHost], runs: Sequence[Mapping[str, str]]) -> None:
+def _work(folder: Path, hosts: Sequence[EmulatedHost], runs: Sequence[Mapping[str, str]]) -> None:
     """Start the crew, a worker for each of the hosts' workers, and wait for it."""
-    with MiniatureNetwork.create(hosts, owner=str(folder)) as network:
+    with EmulatedNetwork.create(hosts, owner=str(folder)) as network:
         namespaces = [network.namespace(place) for place, host in enumerate(hosts) for _ in range(host.workers)]
         (folder / RUNS_FILE).write_text(json.dumps({"namespaces": namespaces, "runs": list(runs)}), encoding="utf-8")
         environment = {

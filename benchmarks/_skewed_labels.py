@@ -10,11 +10,11 @@ from benchmarks._contenders import DIGITS
 from benchmarks._outcome import Results
 from benchmarks._rehearsal import Log, Side, equal_shares, rehearse
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
-from hetopt.core.scaled_emulation import MiniatureHost
-from hetopt.core.synchronization import Injection, Partition, Synchronisation
+from hetopt.core.scaled_emulation import EmulatedHost
+from hetopt.core.synchronization import Injection, Partition, Synchronization
 
 SKEW_WORKERS, SMOKE_WORKERS, SKEW_STEPS, SMOKE_SKEW_STEPS = 10, 3, 192, 8
-CONVENTIONAL = Synchronisation(name="local-sgd", every_steps=48)
+CONVENTIONAL = Synchronization(name="local-sgd", every_steps=48)
 """What is conventional where every worker has data of its own: federated averaging, of all, as rarely as the published
 FedAvg(1, 0.25) of 2307.07950 (LSSR 0.979: one of 48 steps)."""
 
@@ -55,7 +55,7 @@ def skew(*, smoke: bool) -> dict[str, tuple[float, float]]:
         for name, (partition, injection) in ways.items()
     ]
     print(f"sync: training {workers} workers with one label each", file=sys.stderr, flush=True)
-    equal = [MiniatureHost(name=f"h{place}") for place in range(workers)]
+    equal = [EmulatedHost(name=f"h{place}") for place in range(workers)]
     logs = rehearse(equal, sides, rounds=1)
     return {name: _skewed(logs[name][0]) for name in ways}
 

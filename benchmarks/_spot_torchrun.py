@@ -20,8 +20,8 @@ from hetopt.core.events.log import EVENTS_FILE, Event, read_events
 from hetopt.core.nodes import MEETING_PORT
 from hetopt.core.run_folder import write_spec
 from hetopt.core.run_spec import RunSpec
-from hetopt.core.scaled_emulation import MiniatureHost
-from hetopt.launch.emulation.namespaces import LINK, MiniatureNetwork
+from hetopt.core.scaled_emulation import EmulatedHost
+from hetopt.launch.emulation.namespaces import LINK, EmulatedNetwork
 from hetopt.launch.local import QUIET_TORCH
 
 _LOOK_S = 0.02
@@ -49,7 +49,7 @@ def run_under_torchrun(
     assert spec.miniature is not None
     hosts, events = spec.miniature.hosts, folder / EVENTS_FILE
     write_spec(folder, spec)
-    with MiniatureNetwork.create([*hosts, MiniatureHost(name="store")], owner=str(folder)) as network:
+    with EmulatedNetwork.create([*hosts, EmulatedHost(name="store")], owner=str(folder)) as network:
         where = [network.address(len(hosts)), str(MEETING_PORT)]
         network.popen(len(hosts), [sys.executable, "-c", _STORE, *where], env=dict(os.environ))
         for place in range(len(hosts)):
@@ -78,7 +78,7 @@ def _when_training_begins(events: Path) -> float:
     raise RuntimeError("the run under torchrun did not begin; its output is in the log files beside its events")
 
 
-def _start(network: MiniatureNetwork, folder: Path, place: int, hosts: int, snapshot_every_s: float) -> None:
+def _start(network: EmulatedNetwork, folder: Path, place: int, hosts: int, snapshot_every_s: float) -> None:
     command = [
         *(sys.executable, "-m", "torch.distributed.run"),
         *(f"--nnodes=1:{hosts}", "--nproc-per-node=1", "--max-restarts=1000", "--rdzv-id=spot"),

@@ -27,7 +27,7 @@ from benchmarks._rehearsal import (
 from hetopt.core.batch_partition import WorkerTime, solve_shares
 from hetopt.core.events.log import Event
 from hetopt.core.run_spec import BatchPolicy, RunSpec, StopRule, WorkerSpec
-from hetopt.core.scaled_emulation import Change, DeclaredTime, Miniature, MiniatureHost
+from hetopt.core.scaled_emulation import Change, DeclaredTime, EmulatedHost, ScaledEmulation
 
 SPEEDS = ((9, 12, 18), (12, 12, 8, 16), (9, 9, 6, 24), (6, 6, 4, 32), (2, 17, 20))
 """Cores of the workers in the published clusters (arXiv 2305.12213; OmniLearn's levels)."""
@@ -84,9 +84,9 @@ SMOKE = Scale(
 
 def cluster(
     speeds: Sequence[float], *, best_step_s: float, batch: int = BATCH, noise: float = 0.0, fixed_s: float = FIXED_S
-) -> tuple[list[MiniatureHost], tuple[WorkerSpec, ...]]:
+) -> tuple[list[EmulatedHost], tuple[WorkerSpec, ...]]:
     """Hosts of these speeds on unlimited links, whose best split of the batch computes for ``best_step_s``."""
-    hosts = [MiniatureHost(name=f"h{place}", speed=speed) for place, speed in enumerate(speeds)]
+    hosts = [EmulatedHost(name=f"h{place}", speed=speed) for place, speed in enumerate(speeds)]
     sample_s = (best_step_s - fixed_s) * sum(speeds) / batch
     workers = tuple(
         WorkerSpec(
@@ -217,7 +217,7 @@ def drift_part(scale: Scale, results: Results) -> None:
         if speed != before
     )
     run = spec(workers, "model", steps=len(stages) * length, period=NOISY_PERIOD)
-    log = launch(run.model_copy(update={"miniature": Miniature(hosts=tuple(hosts), changes=changes)}))
+    log = launch(run.model_copy(update={"miniature": ScaledEmulation(hosts=tuple(hosts), changes=changes)}))
     print(f"\nspeeds change every {scale.level_periods} control periods, {NOISE:.0%} timing noise")
     print(f"{'speeds':>20} {'periods to 95 %':>16} {'share of ideal at the end':>26}")
     worst_periods, worst_end = 0, 1.0
@@ -235,7 +235,7 @@ def drift_part(scale: Scale, results: Results) -> None:
 
 
 def at_speeds(
-    workers: Sequence[WorkerSpec], speeds: Sequence[float], hosts: Sequence[MiniatureHost]
+    workers: Sequence[WorkerSpec], speeds: Sequence[float], hosts: Sequence[EmulatedHost]
 ) -> list[WorkerSpec]:
     """The workers with the times that they have at other speeds."""
     changed = []
@@ -271,7 +271,7 @@ EQUAL_JOBS = {
 def equal_part(scale: Scale, results: Results) -> None:
     """Two equal workers at full speed on limited links: what the whole machinery costs where it has nothing to win."""
     print(f"\nequal workers: hetopt's step over plain DDP's, {scale.equal_rounds} interleaved rounds")
-    hosts = [MiniatureHost(name=f"h{place}", rate_bits_per_s=1e9) for place in range(2)]
+    hosts = [EmulatedHost(name=f"h{place}", rate_bits_per_s=1e9) for place in range(2)]
     for name, (task, batch, steps) in EQUAL_JOBS.items():
         workers = tuple(
             WorkerSpec(host=host.name, type="equal", local_batch_size=batch // 2, threads=1) for host in hosts

@@ -21,7 +21,7 @@ from benchmarks.box.box import Box
 from benchmarks.box.story import Act, Played, Stage, meeting_host, timeline, trained
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import WorkerSpec
-from hetopt.launch.ec2.renter.cluster_state import Seen
+from hetopt.launch.ec2.renter.cluster_state import ClusterState
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.plan import Group, Plan
 
@@ -130,7 +130,7 @@ def probed(stage: Stage) -> Profile:
     return Profile.load(profile)
 
 
-def losses(seen: Seen) -> list[str]:
+def losses(seen: ClusterState) -> list[str]:
     """Hosts whose machines another machine came to stand for, or that the run went on without."""
     hosts = [machine.host for machine in seen.machines]
     again = [host for host in dict.fromkeys(hosts) if hosts.count(host) > 1]

@@ -18,7 +18,7 @@ from benchmarks._rehearsal import Log, Ratio, launch, need_namespaces, time_exch
 from hetopt.core.comm.cost import PUBLISHED_RING, PUBLISHED_TREE, LinkSpeed, gathered, shared_index, time_s
 from hetopt.core.compression_slowdown import MOST_LOST
 from hetopt.core.run_spec import Compression, RunSpec
-from hetopt.core.scaled_emulation import MiniatureHost
+from hetopt.core.scaled_emulation import EmulatedHost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ def measured_part(scale: Scale, results: Results) -> None:
     for hosts, rate in itertools.product(scale.hosts, scale.rates):
         print(f"  {hosts} hosts at {rate / 1e6:g} Mbit/s", file=sys.stderr, flush=True)
         request = Request(gradients=scale.gradients, ways=WAYS, repeats=scale.repeats, cell_s=scale.cell_s)
-        network = [MiniatureHost(name=f"h{place}", rate_bits_per_s=rate) for place in range(hosts)]
+        network = [EmulatedHost(name=f"h{place}", rate_bits_per_s=rate) for place in range(hosts)]
         answer = time_exchanges(network, request)
         for numel, cells in itertools.groupby(answer.cells, key=lambda cell: cell.numel):
             row = list(cells)
@@ -176,7 +176,7 @@ def levels_part(scale: Scale, results: Results) -> None:
     print(f"{'workers':>7} {'Mbit/s':>7} {'gradient':>9} {'way':>10} {'flat':>18} {'in two levels':>18}  saves")
     errors, right, pairs = [], 0, 0
     for workers, rate in scale.levels:
-        hosts = [MiniatureHost(name=f"h{place}", workers=workers, rate_bits_per_s=rate) for place in range(2)]
+        hosts = [EmulatedHost(name=f"h{place}", workers=workers, rate_bits_per_s=rate) for place in range(2)]
         request = Request(
             gradients=LEVEL_GRADIENTS,
             ways=LEVEL_WAYS,

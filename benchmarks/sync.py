@@ -24,7 +24,7 @@ from benchmarks._quality import data_folder
 from benchmarks._rehearsal import Log, Side, need_namespaces, rehearse, step_time_s
 from benchmarks._skewed_labels import show_skew, skew
 from hetopt.core.run_spec import Compression, StopRule
-from hetopt.core.synchronization import Partition, Synchronisation
+from hetopt.core.synchronization import Partition, Synchronization
 
 RATES, QUICK_RATES = (0.1, 1.0, 5.0, 20.0), (5.0, 20.0)
 """Time of a dense exchange over that of a step's computation. Where they are equal BSP hides most of it under backward:
@@ -47,17 +47,17 @@ WINDOW = 10
 """First steps that all synchronise where delta is fixed; 25 are published, for runs of ten thousand steps and more."""
 
 BSP, OWN, LATE = "bsp", "selsync(auto), int8", "ssp(3)"
-Policy = tuple[Synchronisation, Compression]
+Policy = tuple[Synchronization, Compression]
 WHOLE, ROUNDED = Compression(), Compression(name="int8")
 POLICIES: Mapping[str, Policy] = {
-    BSP: (Synchronisation(), WHOLE),
-    OWN: (Synchronisation(name="selsync", delta="auto", synchronised_share=0.2, stretch=1.5), ROUNDED),
-    "selsync(auto)": (Synchronisation(name="selsync", delta="auto"), WHOLE),
-    "selsync(0.3)": (Synchronisation(name="selsync", delta=0.3, window=WINDOW), WHOLE),
-    "local-sgd(8)": (Synchronisation(name="local-sgd", every_steps=8), WHOLE),
-    "fedavg(1,0.25)": (Synchronisation(name="fedavg", participants=1.0, every_epochs=0.25), WHOLE),
-    "fedavg(0.5,0.125)": (Synchronisation(name="fedavg", participants=0.5, every_epochs=0.125), WHOLE),
-    LATE: (Synchronisation(name="ssp", staleness=3), WHOLE),
+    BSP: (Synchronization(), WHOLE),
+    OWN: (Synchronization(name="selsync", delta="auto", synchronised_share=0.2, stretch=1.5), ROUNDED),
+    "selsync(auto)": (Synchronization(name="selsync", delta="auto"), WHOLE),
+    "selsync(0.3)": (Synchronization(name="selsync", delta=0.3, window=WINDOW), WHOLE),
+    "local-sgd(8)": (Synchronization(name="local-sgd", every_steps=8), WHOLE),
+    "fedavg(1,0.25)": (Synchronization(name="fedavg", participants=1.0, every_epochs=0.25), WHOLE),
+    "fedavg(0.5,0.125)": (Synchronization(name="fedavg", participants=0.5, every_epochs=0.125), WHOLE),
+    LATE: (Synchronization(name="ssp", staleness=3), WHOLE),
 }
 QUICK = (BSP, OWN, "local-sgd(8)")
 COMPARED = (BSP, OWN)
@@ -66,11 +66,11 @@ SEEDS = 3
 
 LOCAL, SYNCHRONISED, IN_8_BITS = "a local step", "a step that synchronises", "the same in 8 bits"
 TIMED: Mapping[str, Policy] = {
-    BSP: (Synchronisation(), WHOLE),
-    LOCAL: (Synchronisation(name="selsync", delta="never"), WHOLE),
-    SYNCHRONISED: (Synchronisation(name="selsync", delta=0.0), WHOLE),
-    IN_8_BITS: (Synchronisation(name="selsync", delta=0.0), ROUNDED),
-    LATE: (Synchronisation(name="ssp", staleness=3), WHOLE),
+    BSP: (Synchronization(), WHOLE),
+    LOCAL: (Synchronization(name="selsync", delta="never"), WHOLE),
+    SYNCHRONISED: (Synchronization(name="selsync", delta=0.0), WHOLE),
+    IN_8_BITS: (Synchronization(name="selsync", delta=0.0), ROUNDED),
+    LATE: (Synchronization(name="ssp", staleness=3), WHOLE),
 }
 STEPS_TIMED, SMOKE_STEPS = 12, 6
 

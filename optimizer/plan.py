@@ -10,7 +10,7 @@ from hetopt.core.artifact import Artifact, Record
 from hetopt.core.formatting import chance, duration, usd
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import BatchPolicy, Compression, RatioPolicyName, RunSpec, StopRule
-from hetopt.core.synchronization import Synchronisation
+from hetopt.core.synchronization import Synchronization
 
 Market = Literal["spot", "on-demand"]
 Evidence = Literal["measured", "interpolated", "extrapolated"]
@@ -25,7 +25,7 @@ ScalingRule = Literal["none", "linear", "sqrt", "adascale"]
 of the gradient while training goes on."""
 
 
-class Assumed(Record):
+class Assumptions(Record):
     """What the forecast took for one machine of a group: a worker's computation in a step, and the way to a neighbour.
 
     A step of ``b`` samples takes ``max(floor_s, fixed_s + per_sample_s * b)``.
@@ -68,7 +68,9 @@ class Group(Record):
     watched: Watched | None = Field(default=None, description="what the belief of losses rests on beside the prior")
     local_batch_sizes: tuple[PositiveInt, ...] = Field(description="one for each worker of the group")
     evidence: Evidence = Field(description="where the group's step time comes from")
-    assumed: Assumed | None = Field(default=None, description="absent in plans of versions that did not write it down")
+    assumed: Assumptions | None = Field(
+        default=None, description="absent in plans of versions that did not write it down"
+    )
 
     @model_validator(mode="after")
     def _one_share_a_worker(self) -> Self:
@@ -122,7 +124,7 @@ class Candidate(Record):
     global_batch_size: PositiveInt
     compression: Compression
     collective: str
-    sync: Synchronisation = Field(default=Synchronisation(), description="when workers put together what they learned")
+    sync: Synchronization = Field(default=Synchronization(), description="when workers put together what they learned")
     prediction: Prediction
 
     @model_validator(mode="after")
@@ -173,7 +175,7 @@ SURE = 0.9
 """Probability with which a plan keeps its limits where nobody asks for another: less is a risk, and no success."""
 
 
-class Insight(Record):
+class Sensitivity(Record):
     """How sure the choice is, and what it depends on.
 
     A plan that keeps its limits with probability ``chance`` does so in that share of simulated runs: over prices,
@@ -217,7 +219,7 @@ class Plan(Artifact):
     pareto: tuple[Candidate, ...] = Field(description="no other plan that was found is both faster and cheaper")
     explanation: tuple[str, ...] = Field(description="why it won and what would change it, a sentence each")
     searched: str = Field(description="how much of the catalogue was looked at, and how")
-    insight: Insight | None = Field(default=None, description="absent in plans of versions that did not look")
+    insight: Sensitivity | None = Field(default=None, description="absent in plans of versions that did not look")
     run: RunSpec
     profile: Profile = Field(description="the profile it was planned from, whole, so that a plan stands alone")
 

@@ -34,7 +34,7 @@ from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.policies.policy import BatchPolicy
 from hetopt.trainer.steps.learning_rate import AdaptiveScale
 from hetopt.trainer.steps.local_batch import BatchReader, SampleFeed, StartReadAhead
-from hetopt.trainer.steps.slowdown import Pace, make_pace
+from hetopt.trainer.steps.slowdown import Slowdown, make_pace
 from hetopt.trainer.streaming import Streaming
 from hetopt.trainer.task import Task
 from hetopt.trainer.tasks.load import load_task
@@ -170,7 +170,7 @@ def make_adaptive_scale(spec: RunSpec, task: Task) -> AdaptiveScale | None:
     )
 
 
-def make_worker_pace(context: WorkerContext) -> Pace:
+def make_worker_pace(context: WorkerContext) -> Slowdown:
     """The pace of this worker."""
     return make_pace(
         context.worker,

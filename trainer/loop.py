@@ -30,7 +30,7 @@ from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.divergence import where_it_broke
 from hetopt.trainer.elastic.handover import Held, alike_part, hand_over
 from hetopt.trainer.elastic.membership import Version
-from hetopt.trainer.elastic.worker_group import Crew
+from hetopt.trainer.elastic.worker_group import WorkerGroup
 from hetopt.trainer.evaluation import evaluate
 from hetopt.trainer.statistics import Period
 from hetopt.trainer.task import Task, TaskData
@@ -57,7 +57,7 @@ class Material:
         return cls(task, task.data(Path(spec.data_dir) if spec.data_dir is not None else None))
 
 
-def train(context: WorkerContext, crew: Crew | None = None, material: Material | None = None) -> None:
+def train(context: WorkerContext, crew: WorkerGroup | None = None, material: Material | None = None) -> None:
     """Train the task of the spec until its stop rule, its target or somebody's wish ends it; resumes a checkpoint.
 
     Args:
@@ -85,7 +85,9 @@ class _Lost:
     held: Held | None
 
 
-def _attempt(context: WorkerContext, task: Task, data: TaskData, crew: Crew | None, held: Held | None) -> _Lost | None:
+def _attempt(
+    context: WorkerContext, task: Task, data: TaskData, crew: WorkerGroup | None, held: Held | None
+) -> _Lost | None:
     """Train with one group of workers; None: to the end."""
     run: _Run | None = None
     try:
@@ -109,7 +111,7 @@ class _Run:
     """One worker's way through the run: what is done when, decided alike by all."""
 
     def __init__(
-        self, context: WorkerContext, task: Task, data: TaskData, model: nn.Module, crew: Crew | None = None
+        self, context: WorkerContext, task: Task, data: TaskData, model: nn.Module, crew: WorkerGroup | None = None
     ) -> None:
         self._context = context
         self._crew = crew

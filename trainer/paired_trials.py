@@ -17,7 +17,7 @@ from hetopt.trainer.comm.topk import TopKCompressor
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.making import make_model, make_optimizer
 from hetopt.trainer.normalisation import LEAST_SAMPLES
-from hetopt.trainer.policies.ratio.paired_trial import CHUNK_STEPS, PART, TwinTrial, Verdict
+from hetopt.trainer.policies.ratio.paired_trial import CHUNK_STEPS, PART, PairedTrial, Verdict
 from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.local_batch import BatchReader
@@ -43,7 +43,7 @@ def try_twins(training: Training, ratio: float) -> Verdict:
     reader = BatchReader(
         dataset=training.data.train, device=context.device, seed=context.spec.seed, max_samples=feed.max_samples
     )
-    trial = TwinTrial(ratio=ratio)
+    trial = PairedTrial(ratio=ratio)
     verdict: Verdict | None = None
     with torch.random.fork_rng(devices=[context.device] if context.device.type == "cuda" else []):
         twins: tuple[_Twin, ...] = ()

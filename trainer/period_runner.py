@@ -14,17 +14,17 @@ from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.stream.source import Flow
 from hetopt.trainer.divergence import LossRecord
 from hetopt.trainer.likeness import marks_of
-from hetopt.trainer.slow_comm_detector import IN_A_ROW, Alarm
+from hetopt.trainer.slow_comm_detector import IN_A_ROW, SlowCommDetector
 from hetopt.trainer.statistics import PeriodLog
 from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.local_batch import SampleFeed
 from hetopt.trainer.steps.local_gradient import DoesNotFit, half_of
 from hetopt.trainer.steps.precision import LossScale, initial_loss_scale
-from hetopt.trainer.steps.slowdown import Pace
+from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import StepTrace
-from hetopt.trainer.steps.step_config import Form
+from hetopt.trainer.steps.step_config import StepConfig
 from hetopt.trainer.steps.stopwatch import Stopwatch
-from hetopt.trainer.sync.synchroniser import Synchroniser
+from hetopt.trainer.sync.synchroniser import Synchronizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,13 +63,13 @@ class PeriodRunner:
         self,
         *,
         context: WorkerContext,
-        form: Form,
+        form: StepConfig,
         feed: SampleFeed,
         optimizer: Optimizer,
         learning_rate: LearningRate,
-        pace: Pace,
+        pace: Slowdown,
         stopwatch: Stopwatch,
-        synchroniser: Synchroniser | None = None,
+        synchroniser: Synchronizer | None = None,
         checkpoint_part: Callable[[], float] = lambda: 0.0,
         flow: Callable[[], Flow] | None = None,
     ) -> None:
@@ -83,7 +83,7 @@ class PeriodRunner:
         self._synchroniser = synchroniser
         self._checkpoint_part = checkpoint_part
         self._flow = flow
-        self._alarm = Alarm(context.world_size)
+        self._alarm = SlowCommDetector(context.world_size)
         self._probe_s = 0.0
         self.step = 0
         self.unfinished: Unfinished | None = None
@@ -92,7 +92,7 @@ class PeriodRunner:
         self.control_s = 0.0
         self.log = PeriodLog(stopwatch)
 
-    def follow(self, form: Form, synchroniser: Synchroniser | None, task_epoch: Callable[[float], float]) -> None:
+    def follow(self, form: StepConfig, synchroniser: Synchronizer | None, task_epoch: Callable[[float], float]) -> None:
         """From the next step on workers train for themselves.
 
         Args:
@@ -102,7 +102,7 @@ class PeriodRunner:
         """
         self._form, self._synchroniser = form, synchroniser
         self._learning_rate = replace(self._learning_rate, task_epoch=task_epoch)
-        self._alarm = Alarm(self._context.world_size)
+        self._alarm = SlowCommDetector(self._context.world_size)
 
     @property
     def epoch(self) -> float:

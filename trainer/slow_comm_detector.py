@@ -11,7 +11,7 @@ EVERY = 2
 """Steps for a bit: where workers share cores, a message takes a step two or three hundredths longer, however small."""
 
 
-class Alarm:
+class SlowCommDetector:
     """Rings on all workers at the same step.
 
     The bits travel under the next step, so it rings a step or a few late and costs nobody a wait. A worker that others

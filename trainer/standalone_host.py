@@ -22,7 +22,7 @@ from hetopt.core.run_folder import read_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.worker_logs import host_log_folder
 from hetopt.trainer.host.agent import HOST_PID_VARIABLE, MEETING_VARIABLE
-from hetopt.trainer.worker import WardedWork, import_everything, tell_lost
+from hetopt.trainer.worker import SupervisedWork, import_everything, tell_lost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class _Placed:
     local_rank: int
     workers: int
     log: Path
-    work: WardedWork
+    work: SupervisedWork
 
     def __call__(self) -> int:
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ def _works(run_dir: Path, spec: RunSpec, node: Node) -> list[_Placed]:
             local_rank=local_rank,
             workers=len(spec.workers),
             log=host_log_folder(run_dir, node.host) / "run" / attempt / str(local_rank) / "stderr.log",
-            work=WardedWork(run_dir, node.meeting, warden),
+            work=SupervisedWork(run_dir, node.meeting, warden),
         )
         for local_rank in range(workers_on(spec, node.host))
     ]

@@ -16,7 +16,7 @@ from torch.distributed import run as torchrun
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.listening import LOOPBACK, collectives_on
 from hetopt.core.secret import SECRET_VARIABLE, checked_secret
-from hetopt.trainer.host.rendezvous import Meeting
+from hetopt.trainer.host.rendezvous import Rendezvous
 
 _CHOSEN = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Of several machines a person may know which network is the run's own."""
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> None:
         )
     hosts = int(fewest)
     if hosts == 1:
-        meeting = Meeting.alone()
+        meeting = Rendezvous.alone()
         os.environ.update(collectives_on(LOOPBACK))
     else:
         secret = checked_secret(os.environ.pop(SECRET_VARIABLE, None))
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> None:
             if read.node_rank == 0
             else _address_towards(read.master_addr, read.master_port)
         )
-        meeting = Meeting.among_others(read.node_rank, hosts, read.master_addr, read.master_port, secret)
+        meeting = Rendezvous.among_others(read.node_rank, hosts, read.master_addr, read.master_port, secret)
         os.environ.update(collectives_on(own) | {name: os.environ[name] for name in _CHOSEN if name in os.environ})
     meeting.run_torchrun(arguments)
 

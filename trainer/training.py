@@ -32,14 +32,14 @@ from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.period_runner import PeriodRunner
 from hetopt.trainer.policies.ratio.averaging import Promise
 from hetopt.trainer.policies.sync.averaging_switch import Settled
-from hetopt.trainer.steps.adaptive_controller import Steering
+from hetopt.trainer.steps.adaptive_controller import AdaptiveController
 from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.precision import Autocast, LossScale
 from hetopt.trainer.steps.step import LossModule
 from hetopt.trainer.steps.step_assembly import StepMaker
 from hetopt.trainer.steps.stopwatch import make_stopwatch
 from hetopt.trainer.sync.sync_assembly import make_synchroniser, samples_drawn
-from hetopt.trainer.sync.synchroniser import Synchroniser
+from hetopt.trainer.sync.synchroniser import Synchronizer
 from hetopt.trainer.task import Task, TaskData
 
 
@@ -193,7 +193,7 @@ class Training:
         self.milestones = replace(self.milestones, stop=spec.stop)
         self.settled = settled
 
-    def _synchroniser(self, spec: RunSpec) -> Synchroniser | None:
+    def _synchroniser(self, spec: RunSpec) -> Synchronizer | None:
         """Brings the workers' models together, where they train for themselves."""
         context = self.context
         return make_synchroniser(
@@ -208,7 +208,7 @@ class Training:
         )
 
     @property
-    def steering(self) -> Steering | None:
+    def steering(self) -> AdaptiveController | None:
         """What decides how gradients travel; None: that stays as it is."""
         return self.form.steering
 

@@ -171,7 +171,7 @@ def _keep_alive(run_dir: Path, meeting: str) -> int:
     from hetopt.trainer.elastic.worker_supervisor import keep
 
     spec, place = read_spec(run_dir), Place.of(os.environ)
-    work = WardedWork(run_dir, meeting, os.getpid())
+    work = SupervisedWork(run_dir, meeting, os.getpid())
     return keep({place.rank: work}, replacements=spec.max_restarts, tell=lambda *lost: tell_lost(run_dir, spec, *lost))
 
 
@@ -194,7 +194,7 @@ def _only_imports() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class WardedWork:
+class SupervisedWork:
     """A worker's life in a fork of its warden; the exit code."""
 
     run_dir: Path
@@ -268,13 +268,13 @@ def _work_among_changing(
 ) -> None:
     """Train with whoever is there, from one generation of workers to the next."""
     from hetopt.trainer.elastic.rendezvous import Abandoned
-    from hetopt.trainer.elastic.worker_group import Crew
+    from hetopt.trainer.elastic.worker_group import WorkerGroup
     from hetopt.trainer.loop import Material, train
 
     material = Material.load(spec)
     places = [first_rank(spec, host) for host in host_names(spec)]
     meetings = dict(zip(places, meeting.split(","), strict=False))  # one for all of them, or one a host
-    crew = Crew(
+    crew = WorkerGroup(
         spec,
         place.rank,
         life=life_of(os.environ, os.getpid()),

@@ -20,9 +20,9 @@ from benchmarks.box import programs
 from benchmarks.box.machine import Instance, Machine
 from benchmarks.box.sockets import Relay
 from hetopt.core.errors import RunFailed
-from hetopt.core.scaled_emulation import MiniatureHost
+from hetopt.core.scaled_emulation import EmulatedHost
 from hetopt.launch.emulation import iproute
-from hetopt.launch.emulation.namespaces import PREFIX, MiniatureNetwork
+from hetopt.launch.emulation.namespaces import PREFIX, EmulatedNetwork
 from hetopt.optimizer.market.catalog import Catalog
 
 _API_ADDRESS, _API_PORT = "172.31.255.254", 5000
@@ -66,8 +66,8 @@ class Box:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            hosts = [MiniatureHost(name=f"h{place}") for place in range(self.places)]
-            self._network = stack.enter_context(MiniatureNetwork.create(hosts, owner=str(self.folder)))
+            hosts = [EmulatedHost(name=f"h{place}") for place in range(self.places)]
+            self._network = stack.enter_context(EmulatedNetwork.create(hosts, owner=str(self.folder)))
             switch = f"{PREFIX}{self._network.id}"
             iproute.run_batch(
                 "ip", [f"addr add {_API_ADDRESS}/16 dev {_BRIDGE}", "link set dev lo up"], namespace=switch

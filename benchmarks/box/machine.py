@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.box import metadata
 from hetopt.launch.emulation import iproute
-from hetopt.launch.emulation.namespaces import LINK, MiniatureNetwork
+from hetopt.launch.emulation.namespaces import LINK, EmulatedNetwork
 
 CREDENTIALS = ("box", "box", "box")
 """Of the machines' role. moto takes any."""
@@ -54,7 +54,7 @@ class Machine:
     """
 
     instance: Instance
-    network: MiniatureNetwork
+    network: EmulatedNetwork
     place: int
     folder: Path
     service: metadata.MetadataService = field(default_factory=metadata.MetadataService)

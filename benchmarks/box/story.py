@@ -15,7 +15,7 @@ from benchmarks.box.box import Box, Happening
 from benchmarks.box.machine import Machine
 from hetopt.core.errors import RunFailed
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events
-from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, Seen
+from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.launch.ec2.renter.ledger import LEDGER_FILE, read_ledger
 from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
 
@@ -57,9 +57,9 @@ class Played:
         return Order.load(self.folder / ORDER_FILE)
 
     @property
-    def seen(self) -> Seen:
+    def seen(self) -> ClusterState:
         """What the run's folder says of its machines."""
-        return Seen.load(self.folder / SEEN_FILE)
+        return ClusterState.load(self.folder / SEEN_FILE)
 
     def ledger_usd(self) -> float:
         """What the run's own record comes to."""
@@ -135,10 +135,10 @@ class Stage:
         """Of the newest run."""
         return max(self._runs(), default=None)
 
-    def seen(self) -> Seen | None:
+    def seen(self) -> ClusterState | None:
         """What the newest run's folder says of its machines."""
         folder = self.folder()
-        return Seen.load(folder / SEEN_FILE) if folder is not None and (folder / SEEN_FILE).exists() else None
+        return ClusterState.load(folder / SEEN_FILE) if folder is not None and (folder / SEEN_FILE).exists() else None
 
     def _runs(self) -> list[Path]:
         runs = self.home / "runs"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hetopt.core.run_spec import RunSpec
     from hetopt.launch.backend import RunHandle
     from hetopt.launch.ec2.renter.bundle import Bundle
-    from hetopt.launch.ec2.renter.cluster_state import Seen
+    from hetopt.launch.ec2.renter.cluster_state import ClusterState
     from hetopt.launch.ec2.renter.launcher import Ec2Launcher
     from hetopt.launch.ec2.renter.order import Order
     from hetopt.launch.ec2.renter.ordering import Wishes
@@ -209,14 +209,14 @@ def resume(
     _start_and_follow(record, folder, accept, detach=detach, as_json=as_json)
 
 
-def _ended(folder: Path, record: Launch) -> Seen:
+def _ended(folder: Path, record: Launch) -> ClusterState:
     """What was last seen of a run that is over.
 
     Raises:
         BadInput: it is not, or ran elsewhere.
     """
     from hetopt.core.errors import BadInput
-    from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, Seen
+    from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 
     if record.on != "ec2":
         raise BadInput(
@@ -225,7 +225,7 @@ def _ended(folder: Path, record: Launch) -> Seen:
         )
     if not (folder / SEEN_FILE).exists():
         raise BadInput(f"{folder.name} never had its machines.", hint="launch its plan anew")
-    seen = Seen.load(folder / SEEN_FILE)
+    seen = ClusterState.load(folder / SEEN_FILE)
     if not seen.cleared:
         raise BadInput(f"{folder.name} is not over yet.", hint=f"end it first with `hetopt stop {folder.name}`")
     return seen
@@ -354,9 +354,9 @@ def _finish(launcher: Ec2Launcher, handle: RunHandle, *, as_json: bool) -> None:
     """
     from hetopt.cli import fetch, follow, render
     from hetopt.core.errors import BudgetStop
-    from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, Seen
+    from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 
-    seen = Seen.load(handle.run_dir / SEEN_FILE)
+    seen = ClusterState.load(handle.run_dir / SEEN_FILE)
     render.note(
         f"the machines are gone; they cost ${seen.spent_usd(seen.time_s):.4f} at the prices that were seen meanwhile"
     )

@@ -29,7 +29,7 @@ def look(folder: Path, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
     from hetopt.cli.run_record import launcher_for
     from hetopt.core.errors import BadInput, CloudRefused
     from hetopt.launch.backend import RunHandle
-    from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, Seen
+    from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, ClusterState
     from hetopt.launch.ec2.renter.launcher import Ec2Launcher
     from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
     from hetopt.launch.ec2.renter.run_status import judged
@@ -43,7 +43,7 @@ def look(folder: Path, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
         except (CloudRefused, BadInput) as error:
             why_not = f"{error.message} {error.hint or ''}".strip()
     path = folder / SEEN_FILE
-    seen = Seen.load(path) if path.exists() else Seen(time_s=0.0)
+    seen = ClusterState.load(path) if path.exists() else ClusterState(time_s=0.0)
     now_s = time.time()
     order = Order.load(folder / ORDER_FILE) if (folder / ORDER_FILE).exists() else None
     rental = {

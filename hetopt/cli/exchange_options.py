@@ -18,7 +18,7 @@ from hetopt.core.run_spec import WEIGHS_WAYS, Compression, RatioPolicyName, RunS
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class CompressionOverrides:
     """What was typed; None for what was not.
 
     Attributes:
@@ -34,7 +34,7 @@ class Wish:
     @property
     def is_empty(self) -> bool:
         """Whether nothing was typed."""
-        return self == Wish()
+        return self == CompressionOverrides()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Decided:
     collective_policy: Literal["fixed", "cheapest"]
 
 
-def parse_wish(compression: str | None, ratio_policy: str | None, collective: str | None) -> Wish:
+def parse_wish(compression: str | None, ratio_policy: str | None, collective: str | None) -> CompressionOverrides:
     """Read the three options. ``auto`` leaves compressor, ratio and collective to the run unless they are named.
 
     Raises:
@@ -71,10 +71,10 @@ def parse_wish(compression: str | None, ratio_policy: str | None, collective: st
         named = named or asked.collective
     if named is None and policy == AUTO:
         named = AUTO
-    return Wish(compression=asked, ratio_policy=policy, collective=named)
+    return CompressionOverrides(compression=asked, ratio_policy=policy, collective=named)
 
 
-def decide(wish: Wish, run: RunSpec) -> Decided:
+def decide(wish: CompressionOverrides, run: RunSpec) -> Decided:
     """The wish put together with what a run says already, if it can be.
 
     Raises:

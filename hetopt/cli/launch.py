@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from hetopt.cli.exchange_options import Wish
-    from hetopt.cli.sync_options import SyncWish
+    from hetopt.cli.exchange_options import CompressionOverrides
+    from hetopt.cli.sync_options import SyncOverrides
     from hetopt.core.run_spec import BatchPolicy
     from hetopt.launch.backend import Launcher
     from hetopt.optimizer.launch_record import Launch, Place
@@ -329,7 +329,11 @@ def _belongs(place: Place, given: dict[str, object]) -> None:
 
 
 def _load(
-    path: Path | None, steps: int | None, policy: BatchPolicy | None, wish: Wish, sync_wish: SyncWish
+    path: Path | None,
+    steps: int | None,
+    policy: BatchPolicy | None,
+    wish: CompressionOverrides,
+    sync_wish: SyncOverrides,
 ) -> tuple[Plan, Plan]:
     """The plan as it was made, and as it is to be run now."""
     from hetopt.cli import sync_options

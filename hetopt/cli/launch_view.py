@@ -6,7 +6,7 @@ from hetopt.cli import render
 from hetopt.core import formatting
 from hetopt.core.comm.compression_text import spell_options
 from hetopt.core.run_spec import Compression, RunSpec, WorkerSpec
-from hetopt.core.scaled_emulation import Miniature, MiniatureHost
+from hetopt.core.scaled_emulation import EmulatedHost, ScaledEmulation
 from hetopt.core.synchronization_text import spell_partition
 from hetopt.optimizer.launch_record import Launch
 
@@ -84,7 +84,7 @@ def _local_table(spec: RunSpec) -> None:
     )
 
 
-def _rehearsal_table(spec: RunSpec, miniature: Miniature) -> None:
+def _rehearsal_table(spec: RunSpec, miniature: ScaledEmulation) -> None:
     hosts = {host.name: host for host in miniature.hosts}
     render.table(
         [
@@ -104,7 +104,7 @@ def _rehearsal_table(spec: RunSpec, miniature: Miniature) -> None:
         render.line(f"  {number} change{'s are' if number > 1 else ' is'} scheduled on the way.")
 
 
-def _row(rank: int, worker: WorkerSpec, host: MiniatureHost) -> list[str]:
+def _row(rank: int, worker: WorkerSpec, host: EmulatedHost) -> list[str]:
     declared = worker.declared
     return [
         str(rank),

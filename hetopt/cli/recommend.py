@@ -9,7 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from hetopt.core.profile import Profile
-    from hetopt.optimizer.cost.observed_preemptions import ObservedLosses
+    from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions
     from hetopt.optimizer.plan import Goal, Plan
 
 
@@ -226,19 +226,19 @@ def _profile(path: Path) -> Profile:
     return Profile.load(path)
 
 
-def _observed(named: str | None) -> ObservedLosses | None:
+def _observed(named: str | None) -> ObservedPreemptions | None:
     """The file that was named, or else the one that launches keep, if there is one."""
     from hetopt.cli import render
-    from hetopt.optimizer.cost.observed_preemptions import ObservedLosses, observed_file
+    from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions, observed_file
 
     if named == "none":
         return None
     if named is not None:
-        return ObservedLosses.load(Path(named))
+        return ObservedPreemptions.load(Path(named))
     path = observed_file()
     if not path.exists():
         return None
-    found = ObservedLosses.load(path)
+    found = ObservedPreemptions.load(path)
     hours = sum(pool.instance_hours for pool in found.pools)
     render.note(f"hazards of spot: the prior, moved by {hours:.0f} instance-hours in {path} (--observed none: not)")
     return found

@@ -39,7 +39,7 @@ _DRAWN = ("uniform", "normal")
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamWish:
+class StreamOptions:
     """What was typed.
 
     Attributes:
@@ -57,7 +57,7 @@ class StreamWish:
     factor: float = 1.0
 
 
-def parse_stream(text: str | None) -> StreamWish | None:
+def parse_stream(text: str | None) -> StreamOptions | None:
     """Read the option.
 
     Raises:
@@ -83,19 +83,19 @@ def parse_stream(text: str | None) -> StreamWish | None:
             raise BadInput(f"--stream {source} has no {key!r}.", hint=f"it has {choices}")
     fields = {_FIELDS[key]: value for key, value in pairs.items() if key in _FIELDS}
     if source == "redis":
-        return StreamWish(source=source, fields={**fields, **({"url": plain[0]} if plain else {})})
+        return StreamOptions(source=source, fields={**fields, **({"url": plain[0]} if plain else {})})
     drawn = [name for name in _DRAWN if name in pairs]
     if len(drawn) + len(plain) != 1:
         raise BadInput("--stream replay needs rates, said in one way.", hint=_EXAMPLE)
     factor = _numbers(pairs.get("factor", "1"), 1)[0]
     if plain:
-        return StreamWish(source=source, fields=fields, rates=_numbers(plain[0], None), factor=factor)
+        return StreamOptions(source=source, fields=fields, rates=_numbers(plain[0], None), factor=factor)
     mean, deviation = _numbers(pairs[drawn[0]], 2)
     distribution = cast(Literal["uniform", "normal"], drawn[0])
-    return StreamWish(source=source, fields=fields, drawn=(distribution, mean, deviation), factor=factor)
+    return StreamOptions(source=source, fields=fields, drawn=(distribution, mean, deviation), factor=factor)
 
 
-def on_stream(wish: StreamWish, run: RunSpec, policy: BatchPolicy | None) -> RunSpec:
+def on_stream(wish: StreamOptions, run: RunSpec, policy: BatchPolicy | None) -> RunSpec:
     """The run on that stream; batches follow it where no other policy was asked for.
 
     In a rehearsal, whose computation is slowed down by a factor, samples arrive slower by the same.

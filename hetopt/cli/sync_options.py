@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression, RunSpec
-from hetopt.core.synchronization import Injection, Partition, Synchronisation
+from hetopt.core.synchronization import Injection, Partition, Synchronization
 from hetopt.core.synchronization_rules import why_not_local, why_not_settling
 from hetopt.core.synchronization_text import parse_injection, parse_partition, parse_sync
 from hetopt.optimizer.plan import Plan
@@ -27,33 +27,33 @@ MAY_SETTLE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class SyncWish:
+class SyncOverrides:
     """What was typed; None for what was not."""
 
-    sync: Synchronisation | None = None
+    sync: Synchronization | None = None
     partition: Partition | None = None
     injection: Injection | None = None
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing was typed."""
-        return self == SyncWish()
+        return self == SyncOverrides()
 
 
-def parse_wish(sync: str | None, partition: str | None, inject: str | None) -> SyncWish:
+def parse_wish(sync: str | None, partition: str | None, inject: str | None) -> SyncOverrides:
     """Read the three options.
 
     Raises:
         BadInput: a name that is unknown, or a value that cannot be.
     """
-    return SyncWish(
+    return SyncOverrides(
         sync=None if sync is None else parse_sync(sync),
         partition=None if partition is None else parse_partition(partition),
         injection=None if inject is None else parse_injection(inject),
     )
 
 
-def decide(wish: SyncWish, run: RunSpec, *, exchange_was_asked: bool) -> RunSpec:
+def decide(wish: SyncOverrides, run: RunSpec, *, exchange_was_asked: bool) -> RunSpec:
     """The run with the wish in it. A plan's own choice of compression gives way to workers that send no gradients.
 
     Args:
@@ -90,7 +90,7 @@ def _settling(run: RunSpec, *, was_typed: bool, exchange_was_asked: bool) -> Run
     return run
 
 
-def into_plan(wish: SyncWish, plan: Plan) -> Plan:
+def into_plan(wish: SyncOverrides, plan: Plan) -> Plan:
     """The plan, to be run as wished, where it was not made for that, and what that does to its prediction.
 
     Raises:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from hetopt.core.run_spec import Compression
-from hetopt.core.synchronization import Synchronisation
+from hetopt.core.synchronization import Synchronization
 from hetopt.core.synchronization_text import spell_sync
 
 Say = Callable[[float], str]
@@ -99,7 +99,7 @@ def compression(name: str, ratio: float) -> str:
     return f"{name} {ratio * 100:.4g} % ({f'{factor:.0f}' if factor >= 100 else f'{factor:.3g}'}x)"
 
 
-def exchange(way: Compression, sync: Synchronisation) -> str:
+def exchange(way: Compression, sync: Synchronization) -> str:
     """What brings together what workers learn: a compression of gradients, or how else."""
     if not sync.is_local:
         return compression(way.name, way.ratio)

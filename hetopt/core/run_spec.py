@@ -18,9 +18,9 @@ from pydantic import (
 from hetopt.core.artifact import HostName, Record
 from hetopt.core.compression_slowdown import CAUTIOUS_COEFFICIENT
 from hetopt.core.probe_schedule import ProbeSchedule
-from hetopt.core.scaled_emulation import DeclaredTime, Miniature
+from hetopt.core.scaled_emulation import DeclaredTime, ScaledEmulation
 from hetopt.core.stream import Stream
-from hetopt.core.synchronization import Injection, Partition, Synchronisation
+from hetopt.core.synchronization import Injection, Partition, Synchronization
 
 BatchPolicy = Literal["uniform", "static", "proportional", "dynamic", "omnilearn", "allocation", "model", "rate"]
 """How the global batch is shared while the run goes on; each is explained in `hetopt.trainer.policies`."""
@@ -114,7 +114,7 @@ class RunSpec(Record):
         default=CAUTIOUS_COEFFICIENT,
         description="what compression costs in steps, before it is seen: see hetopt.core.compression_slowdown",
     )
-    sync: Synchronisation = Field(default=Synchronisation(), description="when workers put together what they learned")
+    sync: Synchronization = Field(default=Synchronization(), description="when workers put together what they learned")
     partition: Partition = Field(default=Partition(), description="which samples a worker may see")
     injection: Injection | None = Field(default=None, description="samples that workers hand on to each other")
     stream: Stream | None = Field(default=None, description="samples are trained on as they arrive; absent: in epochs")
@@ -138,7 +138,9 @@ class RunSpec(Record):
     max_restarts: NonNegativeInt = Field(
         default=0, description="how often a worker that is killed is replaced, and then how often all start again"
     )
-    miniature: Miniature | None = Field(default=None, description="the rehearsed cluster, where the run is a rehearsal")
+    miniature: ScaledEmulation | None = Field(
+        default=None, description="the rehearsed cluster, where the run is a rehearsal"
+    )
 
     @model_validator(mode="after")
     def _workers_live_on_the_hosts(self) -> Self:

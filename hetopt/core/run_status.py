@@ -14,8 +14,8 @@ from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.events.reader import ITS_OWNER, LineParser
 from hetopt.core.events.records import (
     ConditionChanged,
+    EmulationSlowed,
     LogEvent,
-    MiniatureSlowed,
     ProbeEvent,
     RunFailure,
     RunStarted,
@@ -75,7 +75,7 @@ def judge(events: Sequence[LogEvent], *, alive: bool, stop_wished: bool, last_li
         last_line: the last thing its processes printed, told when a run ended without an event that says how.
     """
     # What others write between the workers' events says nothing about how the run itself is.
-    last = next((one for one in reversed(events) if not isinstance(one, ConditionChanged | MiniatureSlowed)), None)
+    last = next((one for one in reversed(events) if not isinstance(one, ConditionChanged | EmulationSlowed)), None)
     if alive:
         is_starting = last is None or isinstance(last, RunStarted)
         return RunStatus(state=RunState.STARTING if is_starting else RunState.RUNNING)

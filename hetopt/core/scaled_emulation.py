@@ -23,7 +23,7 @@ class DeclaredTime(Record):
     noise: NonNegativeFloat = Field(default=0.0, lt=1)
 
 
-class MiniatureHost(Record):
+class EmulatedHost(Record):
     """One host: a network namespace with one link.
 
     ``speed`` is relative, in whatever unit the rehearsal was described in; changes are given in the same unit.
@@ -66,14 +66,14 @@ class Change(Record):
         return self
 
 
-class Miniature(Record):
+class ScaledEmulation(Record):
     """A cluster in a box, in host order; workers are ranked host by host.
 
     ``time_factor`` says how many seconds of the miniature stand for one of the cluster that is rehearsed: computation
     takes so many times as long there, and links are so many times slower.
     """
 
-    hosts: tuple[MiniatureHost, ...] = Field(min_length=1)
+    hosts: tuple[EmulatedHost, ...] = Field(min_length=1)
     time_factor: PositiveFloat = 1.0
     changes: tuple[Change, ...] = ()
 

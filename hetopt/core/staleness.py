@@ -9,14 +9,14 @@ MOST_FLIGHTS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rhythm:
+class StalenessSchedule:
     """``every`` steps an update leaves, and at most ``flights - 1`` are on their way when the next step begins."""
 
     every: int
     flights: int
 
     @classmethod
-    def of(cls, staleness: int) -> Rhythm:
+    def of(cls, staleness: int) -> StalenessSchedule:
         """The rhythm that keeps a staleness: ``every * flights <= staleness + 1``."""
         flights = min(MOST_FLIGHTS, staleness + 1)
         return cls(every=(staleness + 1) // flights, flights=flights)

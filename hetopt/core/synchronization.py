@@ -37,7 +37,7 @@ class _Named(Record):
         return {key: value for key, value in written.items() if key == "name" or value != defaults[key].default}
 
 
-class Synchronisation(_Named):
+class Synchronization(_Named):
     """How the models of workers become one: by gradients in every step, or by parameters now and then.
 
     Attributes:

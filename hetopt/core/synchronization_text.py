@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from hetopt.core.artifact import Record
 from hetopt.core.comm.composition import known
 from hetopt.core.errors import BadInput
-from hetopt.core.synchronization import Injection, Partition, Synchronisation
+from hetopt.core.synchronization import Injection, Partition, Synchronization
 from hetopt.core.synchronization_rules import POLICIES
 
 PARTITIONS = ("global", "shards", "seldp", "labels", "dirichlet")
@@ -50,7 +50,7 @@ _SHORT: Mapping[str, str] = {
 RecordT = TypeVar("RecordT", bound=Record)
 
 
-def parse_sync(text: str, *, option: str = "--sync") -> Synchronisation:
+def parse_sync(text: str, *, option: str = "--sync") -> Synchronization:
     """When workers put together what they have learned.
 
     Args:
@@ -60,7 +60,7 @@ def parse_sync(text: str, *, option: str = "--sync") -> Synchronisation:
     Raises:
         BadInput: a name that is unknown, or a value that cannot be.
     """
-    return _read(text, option, tuple(POLICIES), "synchronisation", Synchronisation)
+    return _read(text, option, tuple(POLICIES), "synchronisation", Synchronization)
 
 
 def parse_partition(text: str, *, option: str = "--partition") -> Partition:
@@ -87,7 +87,7 @@ def parse_injection(text: str) -> Injection:
     return _validated(Injection, dict(zip(("workers", "samples"), values, strict=True)), "--inject")
 
 
-def spell_sync(sync: Synchronisation) -> str:
+def spell_sync(sync: Synchronization) -> str:
     """The synchronisation as `parse_sync` reads it."""
     return _spell(sync, sync.name)
 

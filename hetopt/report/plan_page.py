@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from hetopt.core import formatting
-from hetopt.optimizer.plan import Candidate, Insight, Plan, Range
+from hetopt.optimizer.plan import Candidate, Plan, Range, Sensitivity
 from hetopt.report.front_plot import front_svg
 
 STYLE = """
@@ -102,7 +102,7 @@ def _key(name: str, key: str, value: Range, say: formatting.Say) -> str:
     )
 
 
-def _sure(seen: Insight | None) -> Iterable[str]:
+def _sure(seen: Sensitivity | None) -> Iterable[str]:
     if seen is None:
         return
     if seen.chance is not None:
@@ -196,7 +196,7 @@ def _shares(chosen: Candidate) -> str:
     return table(columns, rows, numbers=frozenset({1}))
 
 
-def _insight(seen: Insight | None) -> Iterable[str]:
+def _insight(seen: Sensitivity | None) -> Iterable[str]:
     if seen is None:
         return
     yield "<h2>What would change it</h2>"

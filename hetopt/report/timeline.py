@@ -17,10 +17,11 @@ from hetopt.core.events.records import (
     CheckpointSkipped,
     ClockJumped,
     ConditionChanged,
+    EmulationSlowed,
     ExchangeChanged,
     LogEvent,
     MemoryBoundLearned,
-    MiniatureSlowed,
+    PairedTrialEnded,
     RunStarted,
     SharesChanged,
     StepsLogged,
@@ -28,7 +29,6 @@ from hetopt.core.events.records import (
     SupervisorMeasured,
     SyncSettled,
     TrainingStarted,
-    TwinsTried,
     WorkerLost,
     WorkersChanged,
 )
@@ -164,7 +164,7 @@ def happening(
         case ConditionChanged():
             kind, where, step = "condition_changed", (event.host,), event.step
             text = _conditions(event, time_factor)
-        case MiniatureSlowed():
+        case EmulationSlowed():
             kind, text, step = "miniature_slowed", event.reason, event.step
         case MemoryBoundLearned():
             kind, where, step = "memory_bound_learned", (host(event.rank),), event.step
@@ -193,7 +193,7 @@ def happening(
         case SharesChanged():
             after = ", ".join(map(str, event.after))
             kind, text, step = "shares_changed", f"now {after} ({event.reason})", event.step
-        case TwinsTried():
+        case PairedTrialEnded():
             kind, text, step = "twins_tried", _tried(event), event.step
         case SyncSettled():
             averages = f"averaged every {event.every_steps} steps, in {event.compressor}"
@@ -221,7 +221,7 @@ def _who_trains(event: WorkersChanged) -> str:
     return f"goes on from {event.source}{took}{', ' if parts else ''}{' and '.join(parts)}"
 
 
-def _tried(event: TwinsTried) -> str:
+def _tried(event: PairedTrialEnded) -> str:
     """What training twins has shown."""
     shown = {
         "harmless": "learns as fast as all of it: sent where that saves time",

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hetopt.core.synchronization import Synchronisation
+from hetopt.core.synchronization import Synchronization
 from hetopt.core.synchronization_text import spell_sync
 from hetopt.optimizer.convergence.compression_penalty import FAIR_TRIAL, PILOT_LOG_SD
 from hetopt.optimizer.convergence.steps_law import Z90
@@ -48,7 +48,7 @@ class LocalPilot:
         steps_to_target: absent when it ended before the target.
     """
 
-    sync: Synchronisation
+    sync: Synchronization
     share: float
     workers: int
     dense_steps: float
@@ -101,24 +101,24 @@ class LocalGate:
 
     pilots: tuple[LocalPilot, ...] = ()
 
-    def penalty(self, sync: Synchronisation) -> LocalPenalty:
+    def penalty(self, sync: Synchronization) -> LocalPenalty:
         """Of a policy; the prior where none of its pilots arrived."""
         return fit_local_penalty(self._own(sync))
 
     def arrived(self) -> tuple[LocalPilot, ...]:
         """Of each policy the pilot that reached the target with the fewest averages."""
-        least: dict[Synchronisation, LocalPilot] = {}
+        least: dict[Synchronization, LocalPilot] = {}
         for pilot in sorted(self.pilots, key=lambda pilot: pilot.share):
             if pilot.steps_to_target is not None:
                 least.setdefault(family(pilot.sync), pilot)
         return tuple(least.values())
 
-    def measured_share(self, sync: Synchronisation) -> float | None:
+    def measured_share(self, sync: Synchronization) -> float | None:
         """Of the steps that ended in an average under this very policy, over its pilots; None where there are none."""
         shares = [pilot.share for pilot in self.pilots if pilot.sync == sync]
         return sum(shares) / len(shares) if shares else None
 
-    def most_workers(self, sync: Synchronisation, share: float) -> int:
+    def most_workers(self, sync: Synchronization, share: float) -> int:
         """For how many workers at most a pilot speaks; 0 where none does."""
         return max(
             (
@@ -129,7 +129,7 @@ class LocalGate:
             default=0,
         )
 
-    def objection(self, sync: Synchronisation, share: float) -> str | None:
+    def objection(self, sync: Synchronization, share: float) -> str | None:
         """Why this policy may not be planned with unasked, in one sentence; None where nothing speaks against it."""
         for pilot in self._own(sync):
             if pilot.share >= share * (1 - 1e-9) and self._failed(pilot):
@@ -142,7 +142,7 @@ class LocalGate:
             return f"what {told} costs in steps was not measured: profile with --sync '{told}'"
         return None
 
-    def _own(self, sync: Synchronisation) -> list[LocalPilot]:
+    def _own(self, sync: Synchronization) -> list[LocalPilot]:
         return [pilot for pilot in self.pilots if family(pilot.sync) == family(sync)]
 
     def _failed(self, pilot: LocalPilot) -> bool:
@@ -194,7 +194,7 @@ def steps_in_words(penalty: LocalPenalty, share: float, workers: int, *, counts:
     return f"A target should take about {more:.0%} more steps with it ({basis})."
 
 
-def family(sync: Synchronisation) -> Synchronisation:
+def family(sync: Synchronization) -> Synchronization:
     """The policy whatever its share: what pilots of one are taken for evidence about another of."""
     return sync.model_copy(update={"every_steps": 1, "synchronised_share": 0.5})
 

@@ -17,7 +17,7 @@ from hetopt.optimizer.cost.checkpointing import (
     interval_under_belief_s,
     restart_factor,
 )
-from hetopt.optimizer.cost.preemption_rate import CALM, SCARCE, SHOCKS, PoolBelief, scarce_probability
+from hetopt.optimizer.cost.preemption_rate import CALM, SCARCE, SHOCKS, PreemptionRatePosterior, scarce_probability
 
 __all__ = [
     "BOOT_S",
@@ -169,7 +169,7 @@ def _distinct(*columns: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     return np.arange(rows), np.arange(rows)
 
 
-def cluster_hazard(pools: Iterable[tuple[int, PoolBelief | None]]) -> tuple[float, float, float]:
+def cluster_hazard(pools: Iterable[tuple[int, PreemptionRatePosterior | None]]) -> tuple[float, float, float]:
     """Losses an hour of a cluster if all its pools are calm, the mean if some pool is scarce, and the chance of that.
 
     Args:

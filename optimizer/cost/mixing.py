@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetopt.optimizer.cost.observed_preemptions import group_belief
-from hetopt.optimizer.cost.preemption_rate import SHOCKS, CommonShocks, PoolBelief
+from hetopt.optimizer.cost.preemption_rate import SHOCKS, CommonShocks, PreemptionRatePosterior
 from hetopt.optimizer.plan import Group
 
 Array = NDArray[np.float64]
@@ -46,7 +46,7 @@ class Spread:
 
 
 def spread_over(
-    pools: Sequence[tuple[int, PoolBelief]], *, outage_h: float = OUTAGE_H, shocks: CommonShocks = SHOCKS
+    pools: Sequence[tuple[int, PreemptionRatePosterior]], *, outage_h: float = OUTAGE_H, shocks: CommonShocks = SHOCKS
 ) -> Spread:
     """Machines and belief of each pool; pools are independent of each other.
 
@@ -87,7 +87,7 @@ def in_words(groups: Sequence[Group]) -> str | None:
     )
 
 
-def _draws(belief: PoolBelief) -> tuple[Array, Array]:
+def _draws(belief: PreemptionRatePosterior) -> tuple[Array, Array]:
     """Hazards of either case of the belief, and the weight of each."""
     generator = np.random.default_rng(0)
     cases = ((belief.calm, 1 - belief.scarce_chance), (belief.scarce, belief.scarce_chance))

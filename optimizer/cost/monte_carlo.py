@@ -18,7 +18,7 @@ from hetopt.optimizer.cost.bill import SECONDS_PER_HOUR, Numbers, Usage, Volume,
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.cost.checkpointing import CHECKPOINT_INTERVAL_S, interval_under_belief_s
 from hetopt.optimizer.cost.mixing import RUNS_DRY
-from hetopt.optimizer.cost.preemption_rate import SHOCKS, CommonShocks, PoolBelief
+from hetopt.optimizer.cost.preemption_rate import SHOCKS, CommonShocks, PreemptionRatePosterior
 
 Array = NDArray[np.float64]
 
@@ -42,7 +42,7 @@ class RentedPool:
     machines: int
     usd_per_hour: float
     price_log_sd: float = 0.0
-    belief: PoolBelief | None = None
+    belief: PreemptionRatePosterior | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

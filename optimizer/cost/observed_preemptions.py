@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, model_validator
 
 from hetopt.core import formatting
 from hetopt.core.artifact import Artifact, Record
-from hetopt.optimizer.cost.preemption_rate import PoolBelief
+from hetopt.optimizer.cost.preemption_rate import PreemptionRatePosterior
 from hetopt.optimizer.plan import Group, Watched
 
 
@@ -44,7 +44,7 @@ class ObservedPool(Record):
         return self.losses / self.events if self.events else 1.0
 
 
-class ObservedLosses(Artifact):
+class ObservedPreemptions(Artifact):
     """All pools that were watched."""
 
     KIND: ClassVar[str] = "observed-losses"
@@ -74,11 +74,13 @@ class ObservedLosses(Artifact):
             until=self.until,
         )
 
-    def belief(self, instance_type: str, region: str, band: str | None, *, zone: str | None = None) -> PoolBelief:
+    def belief(
+        self, instance_type: str, region: str, band: str | None, *, zone: str | None = None
+    ) -> PreemptionRatePosterior:
         """The prior of the type, moved by what was `watched`."""
         return pool_belief(band, self.watched(instance_type, region, zone=zone))
 
-    def adding(self, seen: ObservedPool, *, until: str) -> ObservedLosses:
+    def adding(self, seen: ObservedPool, *, until: str) -> ObservedPreemptions:
         """The same with ``seen`` added to what is known of its pool."""
 
         def key(pool: ObservedPool) -> tuple[str, str, str | None]:
@@ -97,12 +99,12 @@ class ObservedLosses(Artifact):
                     "events": events,
                 }
             )
-        return ObservedLosses(until=max(self.until, until), pools=tuple({**before, key(seen): seen}.values()))
+        return ObservedPreemptions(until=max(self.until, until), pools=tuple({**before, key(seen): seen}.values()))
 
 
-def pool_belief(band: str | None, watched: Watched | None) -> PoolBelief:
+def pool_belief(band: str | None, watched: Watched | None) -> PreemptionRatePosterior:
     """The prior of an advisor's band, moved by what was seen of the pool, if anything was."""
-    prior = PoolBelief.prior(band)
+    prior = PreemptionRatePosterior.prior(band)
     if watched is None:
         return prior
     return prior.after(watched.losses, watched.instance_hours, lost_together=watched.lost_together)
@@ -114,7 +116,7 @@ def watched_in_words(watched: Watched) -> str:
     return f"{losses} in {formatting.count(watched.instance_hours)} instance-hour{'s' * (watched.instance_hours != 1)}"
 
 
-def group_belief(group: Group) -> PoolBelief | None:
+def group_belief(group: Group) -> PreemptionRatePosterior | None:
     """What a plan believes of the pool of one of its groups; absent on demand."""
     return pool_belief(group.interruption_band, group.watched) if group.market == "spot" else None
 
@@ -125,7 +127,7 @@ def observed_file() -> Path:
     return (Path(base) if base else Path.home() / ".hetopt") / "observed-losses.json"
 
 
-def keep(path: Path, seen: Iterable[ObservedPool], *, until: str) -> ObservedLosses:
+def keep(path: Path, seen: Iterable[ObservedPool], *, until: str) -> ObservedPreemptions:
     """Add what a run has seen to the file, which need not exist; runs that end at once wait for each other.
 
     Raises:
@@ -134,7 +136,7 @@ def keep(path: Path, seen: Iterable[ObservedPool], *, until: str) -> ObservedLos
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        known = ObservedLosses.load(path) if path.exists() else ObservedLosses(until=until)
+        known = ObservedPreemptions.load(path) if path.exists() else ObservedPreemptions(until=until)
         for pool in seen:
             known = known.adding(pool, until=until)
         known.save(path)

@@ -78,7 +78,7 @@ def scarce_probability(market: str, band: str | None) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolBelief:
+class PreemptionRatePosterior:
     """What is believed of one pool's hazard: calm with one probability, scarce with the rest.
 
     Attributes:
@@ -96,11 +96,11 @@ class PoolBelief:
             raise ValueError(f"scarce_chance is {self.scarce_chance}, but must be a probability")
 
     @classmethod
-    def prior(cls, band: str | None) -> PoolBelief:
+    def prior(cls, band: str | None) -> PreemptionRatePosterior:
         """Before a machine of the pool was watched; ``band`` is the advisor's."""
         return cls(scarce_chance=scarce_probability("spot", band))
 
-    def after(self, losses: float, instance_hours: float, *, lost_together: float = 1.0) -> PoolBelief:
+    def after(self, losses: float, instance_hours: float, *, lost_together: float = 1.0) -> PreemptionRatePosterior:
         """The belief after ``losses`` machines in ``instance_hours`` of spot machines of this pool.
 
         Machines that go together tell of the pool only once, so losses and hours both count divided by the number of
@@ -125,7 +125,7 @@ class PoolBelief:
         else:
             log_odds = math.log(self.scarce_chance) - math.log1p(-self.scarce_chance) + scarce - calm
             chance = 1 / (1 + math.exp(-log_odds)) if log_odds > -700 else 0.0
-        return PoolBelief(
+        return PreemptionRatePosterior(
             calm=self.calm.after(events, hours), scarce=self.scarce.after(events, hours), scarce_chance=chance
         )
 
@@ -147,7 +147,7 @@ class PoolBelief:
         return np.where(scarce, scarce_rates, calm_rates)
 
 
-NEVER = PoolBelief(
+NEVER = PreemptionRatePosterior(
     calm=HazardComponent(shape=1e-3, rate_h=1e9), scarce=HazardComponent(shape=1e-3, rate_h=1e9), scarce_chance=0.0
 )
 """Machines on demand: they fail too, so seldom that it is left out."""

@@ -11,7 +11,7 @@ from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost.bill import Rental, itemise
 from hetopt.optimizer.cost.cost import planned_usage
 from hetopt.optimizer.cost.observed_preemptions import watched_in_words
-from hetopt.optimizer.plan import Assumed, Candidate, CostTerm, Group, Prediction, Range
+from hetopt.optimizer.plan import Assumptions, Candidate, CostTerm, Group, Prediction, Range
 from hetopt.optimizer.search.forecast import Forecast, JobModel, shares_of
 from hetopt.optimizer.search.search_space import Cluster, MachineOption, SearchSpace
 
@@ -58,7 +58,7 @@ def _group(option: MachineOption, machines: int, local_batch_sizes: list[int], c
         watched=option.watched,
         local_batch_sizes=tuple(local_batch_sizes),
         evidence=option.worker.evidence,
-        assumed=Assumed(
+        assumed=Assumptions(
             fixed_s=time.fixed_s,
             per_sample_s=time.per_sample_s,
             floor_s=time.floor_s,

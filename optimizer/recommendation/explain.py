@@ -15,7 +15,7 @@ from hetopt.optimizer.cost import mixing
 from hetopt.optimizer.cost.observed_preemptions import watched_in_words
 from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.plan import Candidate, Insight
+from hetopt.optimizer.plan import Candidate, Sensitivity
 from hetopt.optimizer.search.search import NEAR, Found, Limits, choose
 from hetopt.optimizer.step_time.local_steps import communication
 from hetopt.optimizer.step_time.transfer import ReferenceHost
@@ -42,7 +42,7 @@ def explain(
     candidate: Callable[[int], Candidate],
     limits: Limits,
     catalog: Catalog,
-    seen: Insight,
+    seen: Sensitivity,
     *,
     to_target: bool,
 ) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ def describe_machines(candidate: Candidate) -> str:
     return formatting.cluster(names) + (f" ({markets[0]})" if one else "")
 
 
-def _why(found: Found, chosen: Candidate, limits: Limits, seen: Insight) -> str:
+def _why(found: Found, chosen: Candidate, limits: Limits, seen: Sensitivity) -> str:
     told = chosen.prediction
     what = "cheapest" if limits.wants_cheapest else "quickest"
     asked = [
@@ -119,7 +119,7 @@ def _why(found: Found, chosen: Candidate, limits: Limits, seen: Insight) -> str:
     )
 
 
-def _chance(seen: Insight) -> Iterator[str]:
+def _chance(seen: Sensitivity) -> Iterator[str]:
     if seen.chance is not None and seen.confidence is None:
         yield (
             f"In {seen.chance:.0%} of simulated runs the limits are kept; nine of ten cost at most "

@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import get_args
 
 from hetopt.core.errors import BadInput
-from hetopt.core.synchronization import Synchronisation
+from hetopt.core.synchronization import Synchronization
 from hetopt.optimizer.cost.cost import BOOT_S, SETUP_S
-from hetopt.optimizer.cost.observed_preemptions import ObservedLosses
+from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions
 from hetopt.optimizer.market.catalog_filter import AnyMarket
 from hetopt.optimizer.market.instance_type import Architecture
 from hetopt.optimizer.market.offer_filter import Wishes
@@ -75,9 +75,9 @@ class Options:
     confidence: float | None = None
     accept_risk: bool = False
     journal: Path | None = None
-    observed: ObservedLosses | None = None
+    observed: ObservedPreemptions | None = None
     learning_rate_rule: ScalingRule | None = None
-    sync: Synchronisation | None = None
+    sync: Synchronization | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be searched."""

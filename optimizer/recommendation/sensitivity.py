@@ -9,7 +9,7 @@ import numpy as np
 
 from hetopt.core.formatting import chance, duration, round_up_s, usd, usd_at_least
 from hetopt.core.formatting import cluster as cluster_words
-from hetopt.optimizer.plan import Insight, Point, Rejected, Scenario
+from hetopt.optimizer.plan import Point, Rejected, Scenario, Sensitivity
 from hetopt.optimizer.recommendation.confidence import simulate
 from hetopt.optimizer.recommendation.remedies import Limit, Question
 from hetopt.optimizer.search.cluster_rows import ClusterRows, Columns, tabulate_rows
@@ -30,7 +30,7 @@ def insight(
     limits: Limits,
     *,
     confidence: float | None = None,
-) -> Insight:
+) -> Sensitivity:
     """All of it, for a search that has chosen something.
 
     Args:
@@ -49,7 +49,7 @@ def insight(
         # Of the choice, which may be dearer to the score than the best by what counts as equal.
         score = float(limits.score(found.forecast.total_s, found.forecast.cost_usd)[found.chosen])
         gap = max(0.0, 1 - found.proof.bound / score)
-    return Insight(
+    return Sensitivity(
         gap=gap,
         chance=kept if limited else None,
         confidence=confidence,

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from hetopt.core.comm.overlap import UNDER_BACKWARD
 from hetopt.core.comm.payload_bytes import WIRE_FORMATS, Collective, wire_format
 from hetopt.core.run_spec import Compression
-from hetopt.core.synchronization import Synchronisation
-from hetopt.optimizer.cost.observed_preemptions import ObservedLosses, pool_belief
-from hetopt.optimizer.cost.preemption_rate import PoolBelief
+from hetopt.core.synchronization import Synchronization
+from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions, pool_belief
+from hetopt.optimizer.cost.preemption_rate import PreemptionRatePosterior
 from hetopt.optimizer.fit import CompressorLine, FittedModel, LinkModel, times_as_long
 from hetopt.optimizer.market.catalog import Offer
 from hetopt.optimizer.market.quota import Quotas
@@ -57,7 +57,7 @@ class MachineOption:
     links: Mapping[Collective, LinkModel]
     bus: LinkModel
     evaluation_s: float
-    belief: PoolBelief | None = None
+    belief: PreemptionRatePosterior | None = None
     watched: Watched | None = None
     relief: float = 1.0
 
@@ -116,7 +116,7 @@ class ExchangeOption:
     stretch: NDArray[np.float64]
     stretch_log_sd: NDArray[np.float64]
     share_log_sd: float = 0.0
-    sync: Synchronisation = field(default_factory=Synchronisation)
+    sync: Synchronization = field(default_factory=Synchronization)
 
     @property
     def under_backward(self) -> bool:
@@ -182,7 +182,7 @@ def machine_options(
     host: ReferenceHost,
     shape: Shape,
     sampled: SampledMachines | None = None,
-    observed: ObservedLosses | None = None,
+    observed: ObservedPreemptions | None = None,
     zone: str | None = None,
 ) -> tuple[tuple[MachineOption, ...], Mapping[str, int]]:
     """The offers whose speed can be predicted, and how many were left out for which reason.

@@ -15,7 +15,7 @@ from hetopt.core.comm.overlap import UNDER_BACKWARD
 from hetopt.core.comm.payload_bytes import operations
 from hetopt.core.errors import BadInput
 from hetopt.core.step_samples import Compression, Configuration
-from hetopt.core.synchronization import Synchronisation
+from hetopt.core.synchronization import Synchronization
 from hetopt.core.synchronization_text import parse_sync
 from hetopt.optimizer.step_time.local_options import PLANNED, is_planned
 from hetopt.optimizer.step_time.local_steps import communication
@@ -83,7 +83,7 @@ def exchange_of(workers: int, compression: Compression | None, sync: str | None 
 
 def _communicating_share(compression: Compression | None, sync: str | None) -> float:
     """Part of the steps that exchange anything."""
-    wanted = Synchronisation() if sync is None else parse_sync(sync, option="sync")
+    wanted = Synchronization() if sync is None else parse_sync(sync, option="sync")
     if not wanted.is_local:
         return 1.0
     if compression is not None and compression.name != "identity":

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetopt.core.compression_slowdown import MOST_LOST
-from hetopt.core.synchronization import Synchronisation
+from hetopt.core.synchronization import Synchronization
 from hetopt.optimizer.convergence.local_penalty import LocalGate, LocalPenalty, LocalPilot
 from hetopt.optimizer.step_time.local_steps import Communication, communication
 
@@ -41,7 +41,7 @@ class LocalOption:
         counts_steps: whether what it costs is paid in steps; a run of fixed length has no more of them.
     """
 
-    sync: Synchronisation
+    sync: Synchronization
     told: Communication
     penalty: LocalPenalty
     most_workers: int
@@ -80,7 +80,7 @@ def measured_options(gate: LocalGate, *, to_target: bool, dataset_size: int, bat
 
 
 def asked_option(
-    sync: Synchronisation, gate: LocalGate, *, to_target: bool, dataset_size: int, batch: int, max_workers: int
+    sync: Synchronization, gate: LocalGate, *, to_target: bool, dataset_size: int, batch: int, max_workers: int
 ) -> LocalOption:
     """A policy that was asked for, whatever pilots say."""
     told = communication(sync, dataset_size=dataset_size, global_batch_size=batch, measured=gate.measured_share(sync))
@@ -89,12 +89,12 @@ def asked_option(
     )
 
 
-def is_planned(sync: Synchronisation) -> bool:
+def is_planned(sync: Synchronization) -> bool:
     """Whether clusters can be compared under it."""
     return sync.name in PLANNED and sync.delta != "never"
 
 
-def _oftener(pilot: LocalPilot) -> Iterator[Synchronisation]:
+def _oftener(pilot: LocalPilot) -> Iterator[Synchronization]:
     sync = pilot.sync
     for times in OFTENER:
         if sync.name == "local-sgd":

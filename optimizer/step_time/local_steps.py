@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hetopt.core.staleness import Rhythm
-from hetopt.core.synchronization import Synchronisation
+from hetopt.core.staleness import StalenessSchedule
+from hetopt.core.synchronization import Synchronization
 from hetopt.core.synchronization_rules import steps_of_round
 
 PUBLISHED_SHARE = 0.15
@@ -41,7 +41,7 @@ class Communication:
 
 
 def communication(
-    sync: Synchronisation, *, dataset_size: int, global_batch_size: int, measured: float | None = None
+    sync: Synchronization, *, dataset_size: int, global_batch_size: int, measured: float | None = None
 ) -> Communication:
     """What a policy promises, before it has run.
 
@@ -84,7 +84,7 @@ def communication(
     return Communication(share=share, log_sd=log_sd, note=note)
 
 
-def exposed_s(sync: Synchronisation, told: Communication, *, exchange_s: float, compute_s: float) -> float:
+def exposed_s(sync: Synchronization, told: Communication, *, exchange_s: float, compute_s: float) -> float:
     """Seconds that a step waits for others, in the mean.
 
     Args:
@@ -94,7 +94,7 @@ def exposed_s(sync: Synchronisation, told: Communication, *, exchange_s: float, 
         compute_s: of the slowest worker in a step.
     """
     if sync.name == "ssp":
-        rhythm = Rhythm.of(sync.staleness)
+        rhythm = StalenessSchedule.of(sync.staleness)
         return max(0.0, exchange_s / rhythm.every - (compute_s if rhythm.flights > 1 else 0.0))
     if sync.fragments > 1:  # of which there are so many in the time of an average, each under a step's computation
         return told.share * max(0.0, exchange_s - sync.fragments * compute_s)

@@ -15,7 +15,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.events.probe_records import CompressorPoint
 from hetopt.core.probe_schedule import CompressorProbe
 from hetopt.core.run_spec import Compression
-from hetopt.profiler.probe.crew import Alignment, Crew, align
+from hetopt.profiler.probe.crew import Alignment, ProbeGroup, align
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.error_feedback import ErrorFeedback
 from hetopt.trainer.comm.exchange import make_aggregation
@@ -30,7 +30,9 @@ Times = tuple[float, float]
 """Median seconds of compressing, and of decompressing one payload."""
 
 
-def time_compressors(crew: Crew, sweep: int, probe: CompressorProbe, gradient: Tensor | None, group: Alignment) -> None:
+def time_compressors(
+    crew: ProbeGroup, sweep: int, probe: CompressorProbe, gradient: Tensor | None, group: Alignment
+) -> None:
     """Time every compressor at every ratio on ``gradient`` (None: this rank only listens) and record the medians.
 
     As in training: ``compress_s`` holds adding the residual, selecting, and keeping what was not sent; ``decompress_s``

@@ -23,7 +23,7 @@ class ProbeStopped(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Crew:
+class ProbeGroup:
     """One worker among the others. ``started_s`` is when the probe began by this worker's clock."""
 
     context: WorkerContext

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hetopt.core.comm.payload_bytes import kept_elements
 from hetopt.profiler.compression import gain, monotone, retained_energy
-from hetopt.profiler.probe.crew import Crew
+from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.trainer.comm.error_feedback import ErrorFeedback, Memory
 from hetopt.trainer.comm.exchange import ExchangeStats, GradientExchange
 from hetopt.trainer.comm.topk import TopKCompressor
@@ -72,7 +72,7 @@ class ResidualGains:
             prepared = memory.prepare(local)
             memory.commit(prepared, self._compressor.compress(prepared, ratio, None))
 
-    def measure(self, local: Tensor, crew: Crew) -> tuple[float, ...]:
+    def measure(self, local: Tensor, crew: ProbeGroup) -> tuple[float, ...]:
         """Gains over all workers at every ratio, had this gradient been sent; the residuals are left alone."""
         kept, whole = [0.0] * len(self._ratios), [0.0] * len(self._ratios)
         for followed, memory in self._memories.items():

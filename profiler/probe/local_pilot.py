@@ -10,13 +10,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hetopt.core.errors import BadInput
-from hetopt.core.synchronization import Synchronisation
-from hetopt.profiler.probe.crew import Crew
+from hetopt.core.synchronization import Synchronization
+from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.local_step import LocalStep, NoExchange
-from hetopt.trainer.steps.slowdown import FullPace
+from hetopt.trainer.steps.slowdown import NoSlowdown
 from hetopt.trainer.steps.step import LossModule
 from hetopt.trainer.steps.stopwatch import make_stopwatch
 from hetopt.trainer.sync.sync_assembly import make_synchroniser
@@ -36,8 +36,8 @@ class LocalPilot:
 
     def __init__(
         self,
-        crew: Crew,
-        sync: Synchronisation,
+        crew: ProbeGroup,
+        sync: Synchronization,
         *,
         loss: LossModule,
         optimizer: Optimizer,
@@ -51,7 +51,7 @@ class LocalPilot:
             reader=reader,
             exchange=NoExchange(),
             stopwatch=stopwatch,
-            pace=FullPace(),
+            pace=NoSlowdown(),
             norms=sync.name == "selsync",
             counts="alone",
         )

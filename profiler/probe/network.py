@@ -16,7 +16,7 @@ from torch import Tensor
 from hetopt.core.events.probe_records import LinkPoint
 from hetopt.core.probe_schedule import NetworkProbe
 from hetopt.core.profile import Collective
-from hetopt.profiler.probe.crew import Crew, align
+from hetopt.profiler.probe.crew import ProbeGroup, align
 from hetopt.trainer.comm.group import staging_device
 
 ROUND = 5
@@ -30,7 +30,7 @@ LARGEST_BYTES = 1 << 26
 
 
 def time_collectives(
-    crew: Crew, probe: NetworkProbe, *, compute: Callable[[], None], gradient_bytes: int, time_limit_s: float
+    crew: ProbeGroup, probe: NetworkProbe, *, compute: Callable[[], None], gradient_bytes: int, time_limit_s: float
 ) -> None:
     """Record every collective at every payload of the schedule, and at the size of the job's own gradient.
 
@@ -67,7 +67,7 @@ def time_collectives(
 
 
 def _samples(
-    crew: Crew, probe: NetworkProbe, compute: Callable[[], None], run: Callable[[], None], time_limit_s: float
+    crew: ProbeGroup, probe: NetworkProbe, compute: Callable[[], None], run: Callable[[], None], time_limit_s: float
 ) -> tuple[float, ...]:
     """As many timings as there is time for, each the mean of `ROUND` steps; the same on every rank."""
     align(dist.group.WORLD)
@@ -86,7 +86,7 @@ def _samples(
     )
 
 
-def _step(crew: Crew, compute: Callable[[], None], run: Callable[[], None]) -> tuple[float, float]:
+def _step(crew: ProbeGroup, compute: Callable[[], None], run: Callable[[], None]) -> tuple[float, float]:
     """Seconds that this worker computed, and seconds until the collective behind it was over.
 
     As in training nobody waits before the next step: a worker that is done computes while others still receive.

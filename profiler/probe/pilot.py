@@ -20,7 +20,7 @@ from hetopt.core.events.probe_records import GainMeasured, NoiseMeasured, PilotE
 from hetopt.core.probe_schedule import ProbeSchedule
 from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization_text import parse_sync
-from hetopt.profiler.probe.crew import Crew
+from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.profiler.probe.gradient import HeldExchange, ResidualGains
 from hetopt.profiler.probe.local_pilot import LocalPilot
 from hetopt.trainer.assembly import build_model
@@ -34,7 +34,7 @@ from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.precision import Autocast
-from hetopt.trainer.steps.slowdown import FullPace
+from hetopt.trainer.steps.slowdown import NoSlowdown
 from hetopt.trainer.steps.step import LossModule, trainable_parameters
 from hetopt.trainer.steps.stopwatch import make_stopwatch
 from hetopt.trainer.task import Task
@@ -76,7 +76,7 @@ class SamplingRhythm:
 class PilotGround:
     """What all pilots of a probe share."""
 
-    crew: Crew
+    crew: ProbeGroup
     task: Task
     reader: BatchReader
     evaluation: MapDataset
@@ -107,7 +107,7 @@ class PilotRun:
             reader=ground.reader,
             exchange=self._held,
             stopwatch=make_stopwatch(context.device),
-            pace=FullPace(),
+            pace=NoSlowdown(),
             counts="unused",  # workers take samples in groups of their own, so that they cannot add them up in between
         )
         self._cursor = SampleCursor(len(ground.reader.dataset), self._seed)

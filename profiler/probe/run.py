@@ -8,7 +8,7 @@ from pathlib import Path
 from hetopt.core.errors import BadInput
 from hetopt.core.events.probe_records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED, EvaluationCost
 from hetopt.core.probe_schedule import LATER_PASS_SHARE, ProbeSchedule
-from hetopt.profiler.probe.crew import Crew, ProbeStopped
+from hetopt.profiler.probe.crew import ProbeGroup, ProbeStopped
 from hetopt.profiler.probe.facts import host_facts, job_facts
 from hetopt.profiler.probe.network import time_collectives
 from hetopt.profiler.probe.pilot import PilotGround, PilotRun
@@ -51,14 +51,14 @@ def run_probe(context: WorkerContext) -> None:
     task = load_task(context.spec.task)
     data = task.data(Path(context.spec.data_dir) if context.spec.data_dir is not None else None)
     replica = Replica.build(task, context.spec, context.device)
-    crew = Crew(context=context, started_s=context.clock())
+    crew = ProbeGroup(context=context, started_s=context.clock())
     try:
         _measure(crew, schedule, task, data, replica)
     except ProbeStopped:
         return
 
 
-def _measure(crew: Crew, schedule: ProbeSchedule, task: Task, data: TaskData, replica: Replica) -> None:
+def _measure(crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskData, replica: Replica) -> None:
     context = crew.context
     budget_s = schedule.time_limit_s or UNLIMITED_S
     reader = BatchReader(dataset=data.train, device=context.device, seed=schedule.seed)
@@ -117,7 +117,7 @@ def _measure(crew: Crew, schedule: ProbeSchedule, task: Task, data: TaskData, re
 
 
 def _short_computation(
-    crew: Crew, schedule: ProbeSchedule, reader: BatchReader, replica: Replica
+    crew: ProbeGroup, schedule: ProbeSchedule, reader: BatchReader, replica: Replica
 ) -> Callable[[], None]:
     """Gradients of small batches, about `SHORT_COMPUTATION_S` in all (or one, if that takes longer)."""
     size = min((min(sweep.local_batch_sizes) for sweep in schedule.sweeps), default=COUNTED_SAMPLES)
@@ -144,7 +144,7 @@ def _short_computation(
 
 
 def _evaluation_cost(
-    crew: Crew, schedule: ProbeSchedule, task: Task, data: TaskData, replica: Replica, time_limit_s: float
+    crew: ProbeGroup, schedule: ProbeSchedule, task: Task, data: TaskData, replica: Replica, time_limit_s: float
 ) -> float:
     """Time one evaluation by the leader alone; over a part of the evaluation data where all of it takes too long."""
     context = crew.context

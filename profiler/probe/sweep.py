@@ -19,7 +19,7 @@ from hetopt.core.events.probe_records import DeviceFacts, SweepEnded, SweepPoint
 from hetopt.core.memory import fit_memory, memory_limit_bytes
 from hetopt.core.probe_schedule import CompressorProbe, Sweep
 from hetopt.profiler.probe.compressors import time_compressors
-from hetopt.profiler.probe.crew import Alignment, Crew, align
+from hetopt.profiler.probe.crew import Alignment, ProbeGroup, align
 from hetopt.profiler.probe.facts import device_memory_bytes, peak_memory_bytes, reset_peak_memory
 from hetopt.profiler.probe.replica import Replica
 from hetopt.profiler.probe.speed import copy_bytes_per_s, matmul_flops_per_s
@@ -100,7 +100,7 @@ class _Stepper:
 
 
 def run_sweep(
-    crew: Crew,
+    crew: ProbeGroup,
     replica: Replica,
     reader: BatchReader,
     index: int,
@@ -137,7 +137,14 @@ def run_sweep(
 
 
 def come_back(
-    crew: Crew, replica: Replica, reader: BatchReader, index: int, sweep: Sweep, sizes: Sequence[int], *, share: float
+    crew: ProbeGroup,
+    replica: Replica,
+    reader: BatchReader,
+    index: int,
+    sweep: Sweep,
+    sizes: Sequence[int],
+    *,
+    share: float,
 ) -> None:
     """Time steps at batch sizes that were measured before, at a later moment, within a share of the sweep's time."""
     context = crew.context
@@ -165,7 +172,7 @@ def _stepper(replica: Replica, reader: BatchReader, context: WorkerContext) -> _
 
 
 def _measure_together(
-    crew: Crew, stepper: _Stepper | None, sweep: Sweep, size: int, allowed_s: float, group: Alignment
+    crew: ProbeGroup, stepper: _Stepper | None, sweep: Sweep, size: int, allowed_s: float, group: Alignment
 ) -> list[_Taken]:
     """What every active worker measured at one batch size, the same on every rank; a worker without stepper listens."""
     own = _measure(stepper, sweep, size, allowed_s, group, crew.context.device) if stepper else _Taken()
@@ -251,7 +258,9 @@ def _point(index: int, size: int, workers: Sequence[_Taken]) -> SweepPoint:
     )
 
 
-def _record_facts(crew: Crew, index: int, sweep: Sweep, group: Alignment, active: bool, memory_fraction: float) -> int:
+def _record_facts(
+    crew: ProbeGroup, index: int, sweep: Sweep, group: Alignment, active: bool, memory_fraction: float
+) -> int:
     """Write what the sweep computes on; the memory that one of its workers may use."""
     device = crew.context.device
     speeds = (0.0, 0.0)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks._rehearsed_faults import HOSTS, STEPS, schedule
-from hetopt.core.scaled_emulation import MiniatureHost
+from hetopt.core.scaled_emulation import EmulatedHost
 from hetopt.launch.emulation.description import parse_changes
 from hetopt.launch.emulation.schedule import HostNow
 
@@ -14,7 +14,7 @@ from hetopt.launch.emulation.schedule import HostNow
 @given(st.integers(0, 10**6))
 def test_one_host_at_a_time_is_away_and_all_are_there_at_the_end(seed: int) -> None:
     assert schedule(seed) == schedule(seed)
-    hosts = {name: HostNow.as_described(MiniatureHost(name=name)) for name in HOSTS}
+    hosts = {name: HostNow.as_described(EmulatedHost(name=name)) for name in HOSTS}
     whole = dict(hosts)
     changes = parse_changes("\n".join(schedule(seed)), HOSTS)
     assert changes

@@ -10,7 +10,7 @@ from typing import Any
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunState
 from hetopt.launch.ec2.renter import calls
-from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, Seen
+from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.launch.ec2.renter.errors import ApiRefused
 from hetopt.launch.ec2.renter.launcher import Ec2Launcher
 from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
@@ -106,8 +106,8 @@ class Followed:
         self.look()
 
     @property
-    def seen(self) -> Seen:
-        return Seen.load(self.run_dir / SEEN_FILE)
+    def seen(self) -> ClusterState:
+        return ClusterState.load(self.run_dir / SEEN_FILE)
 
     def shares(self) -> list[int]:
         return [worker["local_batch_size"] for worker in placement_now(self.cloud, self.order)["spec"]["workers"]]

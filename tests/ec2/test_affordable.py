@@ -16,14 +16,14 @@ from hetopt.launch.ec2.renter.edge import BotoEdge
 from hetopt.launch.ec2.renter.order import Order
 from hetopt.launch.ec2.renter.ordering import check_prices
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.plan import Goal, Insight, Plan
+from hetopt.optimizer.plan import Goal, Plan, Sensitivity
 from hetopt.optimizer.recommendation.recommend import Options, recommend
 from tests.face.conftest import RECORDED
 
 from .conftest import leftovers
 from .test_command import Hetopt, refused
 
-SEEN = Insight(
+SEEN = Sensitivity(
     gap=None, chance=0.51, asked=0.9, cost_90_usd=50.0, total_90_s=4000.0, scenarios=(), rejected=(), remedies=()
 )
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hetopt.core.run_status import RunState
 from hetopt.launch.ec2.renter.boots import BOOT_FOLDER, TRIES, hopeless_hosts, last_words
 from hetopt.launch.ec2.renter.bundle import Bundle
-from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, Seen, SeenMachine
+from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, ClusterState, MachineState
 from hetopt.launch.ec2.renter.edge import BotoEdge
 from hetopt.launch.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
@@ -35,14 +35,14 @@ def run_dir(tmp_path: Path, order_for: Make, plan: Plan, bundle: Bundle) -> Path
     return folder
 
 
-def fails_to_boot(run: Followed, machine: SeenMachine) -> None:
+def fails_to_boot(run: Followed, machine: MachineState) -> None:
     """As the boot script does it: it leaves its log under its host's name, and shuts the machine down."""
     put(run.cloud, run.order, f"{BOOT_FOLDER}/ip-{machine.address.replace('.', '-')}.ec2.internal.log", LOG)
     be_unkind(shut_down=[machine.id])
 
 
-def machine(host: str, name: str, ended: str | None, beat: bool, life: int = 0) -> SeenMachine:
-    return SeenMachine(
+def machine(host: str, name: str, ended: str | None, beat: bool, life: int = 0) -> MachineState:
+    return MachineState(
         id=f"i-{host}",
         host=host,
         instance_type=name,
@@ -94,7 +94,7 @@ def test_a_run_whose_machines_all_fail_to_boot_says_why(
 ) -> None:
     launcher = Ec2Launcher(home=tmp_path, inner=cloud, clock=patience.clock, sleep=patience.sleep, patience_s=3.0)
     handle = launcher.start(plan.run, run_dir, {})
-    order, seen = Order.load(run_dir / ORDER_FILE), Seen.load(run_dir / SEEN_FILE)
+    order, seen = Order.load(run_dir / ORDER_FILE), ClusterState.load(run_dir / SEEN_FILE)
     for one in seen.machines:
         name = f"{BOOT_FOLDER}/ip-{one.address.replace('.', '-')}.ec2.internal.log"
         put(cloud, order, name, LOG)
@@ -104,7 +104,7 @@ def test_a_run_whose_machines_all_fail_to_boot_says_why(
     assert status.state is RunState.FAILED
     assert "ended before it had booted; its boot log ends" in str(status.reason)
     assert "No space left on device" in str(status.reason)
-    assert Seen.load(run_dir / SEEN_FILE).cleared
+    assert ClusterState.load(run_dir / SEEN_FILE).cleared
     assert leftovers(cloud) == []
 
 
@@ -121,14 +121,14 @@ def test_a_run_whose_machines_all_fail_to_boot_says_why(
         max_size=6,
     )
 )
-def test_only_failures_of_boots_count_and_only_of_this_life(machines: list[SeenMachine]) -> None:
+def test_only_failures_of_boots_count_and_only_of_this_life(machines: list[MachineState]) -> None:
     class Ordered:
         life = 1
         roles = ()
 
     hosts = sorted({one.host for one in machines})
     order: Order = Ordered()  # type: ignore[assignment]  # all that is asked of it here
-    given_up = hopeless_hosts(order, Seen(time_s=500.0, machines=tuple(machines)), hosts)
+    given_up = hopeless_hosts(order, ClusterState(time_s=500.0, machines=tuple(machines)), hosts)
     for host in hosts:
         mine = [one for one in machines if one.host == host]
         failures = [
@@ -137,7 +137,7 @@ def test_only_failures_of_boots_count_and_only_of_this_life(machines: list[SeenM
             if one.ending in ("finished", "unknown") and one.heartbeat_s is None and one.life == Ordered.life
         ]
         assert (host in given_up) == (len(failures) >= TRIES)
-    seen = Seen(time_s=500.0, machines=tuple(machines), given_up=tuple(given_up))
+    seen = ClusterState(time_s=500.0, machines=tuple(machines), given_up=tuple(given_up))
     assert not set(unasked_hosts(seen, 10_000.0)) & set(given_up)
 
 
@@ -145,7 +145,7 @@ def test_a_type_that_never_boots_is_given_up_with_all_of_its_hosts(order_for: Ma
     order = order_for()
     spot = order.roles[0]
     two = [replace_host(machine(host, "c7i.large", "finished", beat=False), host) for host in spot.hosts[:2]]
-    gone = Seen(time_s=order.created_s, machines=tuple(two))
+    gone = ClusterState(time_s=order.created_s, machines=tuple(two))
     assert set(hopeless_hosts(order, gone, spot.hosts)) == set(spot.hosts)
     third = machine(spot.hosts[2], "c7i.large", None, beat=False)
     boots = gone.model_copy(update={"machines": (*two, third)})
@@ -156,7 +156,7 @@ def test_a_type_that_never_boots_is_given_up_with_all_of_its_hosts(order_for: Ma
     assert not hopeless_hosts(stand_in, gone, spot.hosts), "another type can stand in"
 
 
-def replace_host(one: SeenMachine, host: str) -> SeenMachine:
+def replace_host(one: MachineState, host: str) -> MachineState:
     return one.model_copy(update={"host": host})
 
 

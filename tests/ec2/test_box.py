@@ -16,7 +16,7 @@ from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.profile import Profile
 from hetopt.core.run_status import RunState
 from hetopt.launch.backend import RunHandle
-from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, Seen
+from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.launch.ec2.renter.launcher import Ec2Launcher
 from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
 from hetopt.launch.emulation.namespaces import why_not
@@ -107,9 +107,9 @@ def test_a_budget_ends_a_run_with_a_checkpoint(stage: Stage, profile: Profile, c
     launcher = Ec2Launcher(home=stage.home, clock=lambda: time.time() + ahead_s[0])
     handle = RunHandle(run_dir=folder)
     assert launcher.poll(handle).state in (RunState.STARTING, RunState.RUNNING)
-    spent = Seen.load(folder / SEEN_FILE).spent_usd(time.time())
+    spent = ClusterState.load(folder / SEEN_FILE).spent_usd(time.time())
     # All but a minute of what the budget pays for at the price of now.
-    hourly = Seen.load(folder / SEEN_FILE).machines[0].usd_per_hour
+    hourly = ClusterState.load(folder / SEEN_FILE).machines[0].usd_per_hour
     ahead_s[0] = (0.5 - spent) / hourly * 3600 - 60
     deadline = time.monotonic() + 300
     while not launcher.look(handle).state.is_over:
@@ -141,9 +141,9 @@ def test_a_run_with_a_deadline_moves_to_machines_on_demand_and_gets_another(
     launcher, handle = Ec2Launcher(home=stage.home), RunHandle(run_dir=folder)
     spot = {one.id for one in box.instances()}
 
-    def follow(reached: Callable[[Seen], bool]) -> None:
+    def follow(reached: Callable[[ClusterState], bool]) -> None:
         deadline = time.monotonic() + 400
-        while not (reached(Seen.load(folder / SEEN_FILE)) and trained(20)(stage)):
+        while not (reached(ClusterState.load(folder / SEEN_FILE)) and trained(20)(stage)):
             box.check()
             assert not launcher.look(handle).state.is_over, [one.what for one in box.happenings]
             assert time.monotonic() < deadline, [one.what for one in box.happenings]
@@ -153,7 +153,7 @@ def test_a_run_with_a_deadline_moves_to_machines_on_demand_and_gets_another(
     follow(lambda seen: seen.has_moved and len(seen.alive) == 2 and seen.generation == 1)
     assert {one.id for one in box.instances() if one.runs}.isdisjoint(spot)
     assert not any(one.spot for one in box.instances() if one.runs)
-    launcher.add(handle, Seen.load(folder / SEEN_FILE).alive[0].host, 1, 3600.0)
+    launcher.add(handle, ClusterState.load(folder / SEEN_FILE).alive[0].host, 1, 3600.0)
     follow(lambda seen: len(seen.serving) == 3 and seen.generation == 2)
     launcher.stop(handle)
 
@@ -161,7 +161,7 @@ def test_a_run_with_a_deadline_moves_to_machines_on_demand_and_gets_another(
     assert [len(event["workers"]) for event in events if event["event"] == "run_started"] == [2, 2, 3]
     steps = [event["step"] for event in events if event["event"] == "step"]
     assert steps == sorted(set(steps)), "each change is made with a checkpoint of that step: nothing is done again"
-    seen, order = Seen.load(folder / SEEN_FILE), Order.load(folder / ORDER_FILE)
+    seen, order = ClusterState.load(folder / SEEN_FILE), Order.load(folder / ORDER_FILE)
     assert seen.spent_usd(seen.time_s) == pytest.approx(box.bill_usd(order.extras_usd_per_hour), rel=0.01)
     nothing_is_left(stage)
 

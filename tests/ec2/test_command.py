@@ -14,7 +14,7 @@ import pytest
 
 from hetopt.core.profile import Profile
 from hetopt.launch.ec2.renter import calls
-from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, Seen
+from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.launch.ec2.renter.edge import BotoEdge
 from hetopt.launch.ec2.renter.ledger import LEDGER_FILE, read_ledger
 from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
@@ -127,7 +127,7 @@ def test_a_launch_that_is_interrupted_gives_everything_back(
     process.stdout.close()
     process.stderr.close()
     assert leftovers(cloud) == []
-    assert Seen.load(folder / SEEN_FILE).cleared
+    assert ClusterState.load(folder / SEEN_FILE).cleared
 
 
 def test_leftovers_of_a_run_that_nobody_knows_are_found_and_removed(
@@ -277,7 +277,7 @@ def test_a_launch_is_followed_to_its_end(
     text = "".join(json.dumps({**event, "time_s": event["time_s"] + shift_s}) + "\n" for event in events)
     for name, body in ((f"events/{0:015d}.jsonl", text), ("log/h0/run_x/attempt_0/0/stdout.log", "hello from h0\n")):
         cloud(calls.put_object(order, "node", f"{order.prefix}/{name}", body.encode(), "by a machine"))
-    ids = [machine.id for machine in Seen.load(folder / SEEN_FILE).machines]
+    ids = [machine.id for machine in ClusterState.load(folder / SEEN_FILE).machines]
     end = {"InstanceIds": ids}
     cloud(Request(step="end", service="ec2", operation="terminate_instances", parameters=end, purpose="they shut down"))
     out, err = process.communicate(timeout=PATIENCE_S)
@@ -301,10 +301,10 @@ def test_a_run_that_ended_is_resumed_from_its_checkpoint(
     order = Order.load(folder / ORDER_FILE)
     cloud(calls.put_object(order, "node", f"{order.prefix}/ckpt/LATEST", b"step-30\n", "by a machine"))
     assert hetopt("stop").code == 0
-    first = Seen.load(folder / SEEN_FILE)
+    first = ClusterState.load(folder / SEEN_FILE)
     answer = hetopt("launch", "--resume", folder.name, "--yes", "--detach")
     assert answer.code == 0, answer.err
-    again = Seen.load(folder / SEEN_FILE)
+    again = ClusterState.load(folder / SEEN_FILE)
     assert len(again.alive) == 4
     assert len(again.machines) == 8, "what it has cost counts"
     assert again.spent_usd(time.time()) > first.spent_usd(time.time())

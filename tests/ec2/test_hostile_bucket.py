@@ -17,7 +17,7 @@ from hetopt.launch.ec2.objects import S3Objects
 from hetopt.launch.ec2.renter import calls
 from hetopt.launch.ec2.renter.attach import adopt
 from hetopt.launch.ec2.renter.bundle import Bundle
-from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, Seen
+from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.launch.ec2.renter.edge import BotoEdge
 from hetopt.launch.ec2.renter.errors import ApiRefused
 from hetopt.launch.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
@@ -93,7 +93,7 @@ def test_an_object_is_a_file_of_the_run_or_nothing(
     assert secret.read_text() == "the operator's own key\n"
     assert files_outside(tmp_path, run_dir) == before
     assert (run_dir / "log" / "h0" / "host.log").read_text() == "hello\n", "all others are still read"
-    assert len(Seen.load(run_dir / SEEN_FILE).strange_objects) == len(NAMES) + 1
+    assert len(ClusterState.load(run_dir / SEEN_FILE).strange_objects) == len(NAMES) + 1
 
 
 @pytest.mark.parametrize("folder", ["log", "events", "state"])
@@ -119,8 +119,8 @@ def test_no_key_that_a_bucket_can_hold_leads_anywhere(
     assert secret.read_text() == "mine"
     assert files_outside(tmp_path, run_dir) == before
     assert (run_dir / ORDER_FILE).read_text() == order
-    assert Seen.load(run_dir / SEEN_FILE).machines
-    assert all(name.isprintable() for name in Seen.load(run_dir / SEEN_FILE).strange_objects)
+    assert ClusterState.load(run_dir / SEEN_FILE).machines
+    assert all(name.isprintable() for name in ClusterState.load(run_dir / SEEN_FILE).strange_objects)
 
 
 def test_an_object_that_is_no_part_of_the_log_is_passed_over(
@@ -133,7 +133,7 @@ def test_an_object_that_is_no_part_of_the_log_is_passed_over(
     put(cloud, order, f"events/{0:015d}.jsonl", event("run_started") + event("training_started", step=0))
     patience.now_s += 60
     assert launcher.poll(handle).state is RunState.RUNNING
-    assert "'events/x.jsonl'" in Seen.load(run_dir / SEEN_FILE).strange_objects
+    assert "'events/x.jsonl'" in ClusterState.load(run_dir / SEEN_FILE).strange_objects
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_stopping_waits_for_nothing_that_is_read(
     edge = Unreadable(cloud, answer)
     replace(launcher, inner=edge, tell=told.append).stop(handle)
     assert leftovers(cloud) == []
-    assert Seen.load(run_dir / SEEN_FILE).cleared
+    assert ClusterState.load(run_dir / SEEN_FILE).cleared
     ends = (
         edge.done.index("terminate_instances")
         if "terminate_instances" in edge.done

@@ -21,7 +21,7 @@ from hetopt.launch.backend import Renting, RunHandle
 from hetopt.launch.ec2.protocol import Lease, placement_of
 from hetopt.launch.ec2.renter import calls
 from hetopt.launch.ec2.renter.bundle import Bundle
-from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, Seen
+from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.launch.ec2.renter.edge import BotoEdge
 from hetopt.launch.ec2.renter.errors import ApiRefused
 from hetopt.launch.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
@@ -59,7 +59,7 @@ def test_a_run_is_started_followed_and_stopped(
     assert known_regions(tmp_path) == [REGION]
     assert launcher.poll(handle).state is RunState.STARTING
     body = cloud(calls.get_object(order, f"{order.prefix}/placement.json"))["Body"]
-    machines = Seen.load(run_dir / SEEN_FILE).machines
+    machines = ClusterState.load(run_dir / SEEN_FILE).machines
     places = [placement_of(body, machine.id) for machine in machines]
     assert sum(place is not None and place.leads for place in places) == 1
     assert placement_of(body, "i-of-somebody-else") is None
@@ -98,11 +98,11 @@ def test_a_run_that_ends_by_itself_is_cleared(
     order = Order.load(run_dir / ORDER_FILE)
     handle = launcher.start(plan.run, run_dir, {})
     put(cloud, order, f"events/{0:015d}.jsonl", event("training_finished", reason="target"))
-    end_machines(cloud, [machine.id for machine in Seen.load(run_dir / SEEN_FILE).machines])
+    end_machines(cloud, [machine.id for machine in ClusterState.load(run_dir / SEEN_FILE).machines])
     patience.now_s += 60
     assert launcher.poll(handle).state is RunState.FINISHED
     assert leftovers(cloud) == []
-    assert Seen.load(run_dir / SEEN_FILE).cleared
+    assert ClusterState.load(run_dir / SEEN_FILE).cleared
 
 
 def test_the_lease_grows_while_less_is_spent_than_feared_and_ends_before_the_budget(
@@ -126,13 +126,13 @@ def test_the_lease_grows_while_less_is_spent_than_feared_and_ends_before_the_bud
     handle = launcher.start(plan.run, run_dir, {})
     began = patience.now_s
     put(cloud, order, f"events/{0:015d}.jsonl", event("run_started") + event("training_started", step=0))
-    first_end = Seen.load(run_dir / SEEN_FILE).lease_end_s
+    first_end = ClusterState.load(run_dir / SEEN_FILE).lease_end_s
     assert first_end is not None
     ends, stopped_s, most = [first_end], None, 0.0
     for _ in range(400):
         patience.now_s += 60
         launcher.poll(handle)
-        seen = Seen.load(run_dir / SEEN_FILE)
+        seen = ClusterState.load(run_dir / SEEN_FILE)
         most = max(most, seen.spent_usd(patience.now_s) + order.fixed_usd)
         assert most <= order.budget_usd
         if seen.stop_wished_s is not None:
@@ -161,7 +161,7 @@ def test_a_wish_to_end_from_another_machine_stands_whatever_the_follower_does(
     handle = launcher.start(plan.run, run_dir, {})
     put(cloud, order, f"events/{0:015d}.jsonl", event("run_started") + event("training_started", step=0))
     launcher.poll(handle)
-    before = Seen.load(run_dir / SEEN_FILE)
+    before = ClusterState.load(run_dir / SEEN_FILE)
     assert before.lease_tag is not None
     cloud(calls.stop_call(order, before.lease_end_s or 0.0))
     with pytest.raises(ApiRefused, match="somebody else holds this run"):
@@ -169,7 +169,7 @@ def test_a_wish_to_end_from_another_machine_stands_whatever_the_follower_does(
     end_machines(cloud, [before.machines[0].id])
     patience.now_s += 600
     assert launcher.poll(handle).state is not RunState.FAILED
-    seen = Seen.load(run_dir / SEEN_FILE)
+    seen = ClusterState.load(run_dir / SEEN_FILE)
     assert seen.stop_wished_s is not None
     assert len(seen.machines) == len(before.machines), "nothing is rented for a run that is to end"
     lease = Lease.of_json(cloud(calls.get_object(order, f"{order.prefix}/{LEASE_OBJECT}"))["Body"])

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.launch.ec2.renter.cluster_state import Ending, Seen, SeenMachine
+from hetopt.launch.ec2.renter.cluster_state import ClusterState, Ending, MachineState
 from hetopt.launch.ec2.renter.observing import remember, seen_pools
 from hetopt.launch.ec2.renter.order import Order, Role
-from hetopt.optimizer.cost.observed_preemptions import ObservedLosses, observed_file
+from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions, observed_file
 
 HOUR = 3600.0
 
@@ -33,9 +33,9 @@ def order(order_for: Callable[..., Order]) -> Order:
     return made.model_copy(update={"roles": (spot, demand)})
 
 
-def machine(order: Order, host: str, hours: float, ending: Ending, *, since_h: float = 0.0) -> SeenMachine:
+def machine(order: Order, host: str, hours: float, ending: Ending, *, since_h: float = 0.0) -> MachineState:
     since_s = order.created_s + since_h * HOUR
-    return SeenMachine(
+    return MachineState(
         id=f"i-{host}{since_h:g}",
         host=host,
         instance_type="c7i.large",
@@ -48,8 +48,8 @@ def machine(order: Order, host: str, hours: float, ending: Ending, *, since_h: f
     )
 
 
-def _seen(order: Order, *machines: SeenMachine) -> Seen:
-    return Seen(time_s=order.created_s + 9 * HOUR, zone="us-east-1a", machines=machines, cleared=True)
+def _seen(order: Order, *machines: MachineState) -> ClusterState:
+    return ClusterState(time_s=order.created_s + 9 * HOUR, zone="us-east-1a", machines=machines, cleared=True)
 
 
 def test_hours_and_losses_of_spot_alone_are_counted(order: Order) -> None:
@@ -83,7 +83,7 @@ def test_every_life_of_a_run_is_counted_once(order: Order, tmp_path: Path, monke
     remember(_seen(order, first), order, tmp_path)  # another terminal saw the end, too
     again = order.model_copy(update={"life": 1, "created_s": order.created_s + 5 * HOUR})
     remember(_seen(order, first, machine(again, "a", 1.0, "interrupted")), again, tmp_path)
-    (pool,) = ObservedLosses.load(observed_file()).pools
+    (pool,) = ObservedPreemptions.load(observed_file()).pools
     assert (pool.instance_hours, pool.losses, pool.events) == (pytest.approx(3.0), 1, 1)
 
 

@@ -12,7 +12,7 @@ from hetopt.core.errors import BadInput, BudgetStop, RunFailed
 from hetopt.core.profile import Profile
 from hetopt.launch.ec2.renter import calls
 from hetopt.launch.ec2.renter.bundle import Bundle
-from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, Seen
+from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.launch.ec2.renter.edge import BotoEdge
 from hetopt.launch.ec2.renter.launcher import Ec2Launcher
 from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
@@ -59,7 +59,7 @@ def a_machine_that(events: list[dict[str, object]], cloud: BotoEdge, folder: Pat
         order = Order.load(folder / ORDER_FILE)
         text = "".join(json.dumps({"time_s": 1.0, **event}) + "\n" for event in events)
         cloud(calls.put_object(order, "node", f"{order.prefix}/events/{0:015d}.jsonl", text.encode(), "by a machine"))
-        ids = [machine.id for machine in Seen.load(folder / SEEN_FILE).machines]
+        ids = [machine.id for machine in ClusterState.load(folder / SEEN_FILE).machines]
         end = {"InstanceIds": ids}
         cloud(Request(step="t", service="ec2", operation="terminate_instances", parameters=end, purpose="they end"))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hetopt.launch.ec2.renter.budget import MOVE_S, Guard, Stay
 from hetopt.launch.ec2.renter.changing import guard_of, switched
-from hetopt.launch.ec2.renter.cluster_state import Seen, SeenMachine, SpotPrices
+from hetopt.launch.ec2.renter.cluster_state import ClusterState, MachineState, SpotPrices
 from hetopt.launch.ec2.renter.order import Order, Rate, Zone
 from hetopt.launch.ec2.renter.pools import PAIR_RESTS_S, may_leave, pair, pools_of
 from hetopt.launch.ec2.renter.spot_prices import PRICES_EVERY_S, are_due, newest_prices, repriced
@@ -45,7 +45,7 @@ def test_what_is_spent_never_falls_and_is_the_sum_over_the_pieces(
     assert stay.usd(now_s) <= WORST * max(now_s - 1000.0, 60.0) / 3600 * (1 + 1e-9)
 
 
-def machine(host: str = "h0", zone: str = "a", **changes: Any) -> SeenMachine:
+def machine(host: str = "h0", zone: str = "a", **changes: Any) -> MachineState:
     usual: dict[str, Any] = {
         "id": f"i-{host}",
         "instance_type": "c7i.large",
@@ -54,7 +54,7 @@ def machine(host: str = "h0", zone: str = "a", **changes: Any) -> SeenMachine:
         "usd_per_hour": 1.0,
         "extras_usd_per_hour": 0.01,
     }
-    return SeenMachine(host=host, zone=zone, **{**usual, **changes})
+    return MachineState(host=host, zone=zone, **{**usual, **changes})
 
 
 @given(st.lists(st.tuples(gaps, prices), max_size=6), st.floats(1.0, 3599.0))
@@ -111,8 +111,8 @@ def order(order_for: Callable[..., Order]) -> Order:
     return made.model_copy(update={"roles": (role,), "zones": zones, "extras_usd_per_hour": 0.01, "created_s": 0.0})
 
 
-def seen(**changes: Any) -> Seen:
-    return Seen(**{"time_s": 0.0, "zone": "a", "machines": (machine(), machine("h1", zone="")), **changes})
+def seen(**changes: Any) -> ClusterState:
+    return ClusterState(**{"time_s": 0.0, "zone": "a", "machines": (machine(), machine("h1", zone="")), **changes})
 
 
 def test_prices_are_believed_up_to_the_worst_and_kept_where_nothing_is_said(order: Order) -> None:
@@ -126,7 +126,7 @@ def test_prices_are_believed_up_to_the_worst_and_kept_where_nothing_is_said(orde
     assert two.machines == one.machines
     assert two.prices_before == one.prices
     assert [two.usd_per_hour(zone, "c7i.large", "spot") for zone in order.zones] == [2.01, 0.51, 1.0]
-    assert Seen.from_json(two.to_json(), origin="a test") == two
+    assert ClusterState.from_json(two.to_json(), origin="a test") == two
 
 
 @pytest.mark.parametrize("spent_h", [0.0, 1.5, 4.0])

@@ -14,7 +14,7 @@ import pytest
 from hetopt.core.errors import CloudRefused
 from hetopt.launch.ec2.renter import calls
 from hetopt.launch.ec2.renter.bundle import Bundle
-from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, Seen
+from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.launch.ec2.renter.edge import BotoEdge
 from hetopt.launch.ec2.renter.errors import ApiRefused
 from hetopt.launch.ec2.renter.ledger import LEDGER_FILE, SETTLES_S, Made, made, read_ledger
@@ -264,7 +264,7 @@ def test_a_run_is_stopped_and_resumed_after_its_fleets_are_forgotten(
     answer = hetopt("stop", "--json")
     assert answer.code == 0, answer.err
     assert json.loads(answer.out)["is"] == "stopped"
-    assert Seen.load(folder / SEEN_FILE).cleared
+    assert ClusterState.load(folder / SEEN_FILE).cleared
     assert leftovers(cloud) == []
     answer = hetopt("launch", "--resume", folder.name, "--yes", "--detach")
     assert answer.code == 0, answer.err

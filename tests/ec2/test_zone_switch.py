@@ -18,7 +18,7 @@ from hetopt.launch.ec2.protocol import Lease
 from hetopt.launch.ec2.renter import calls
 from hetopt.launch.ec2.renter.attach import adopt
 from hetopt.launch.ec2.renter.bundle import Bundle
-from hetopt.launch.ec2.renter.cluster_state import Seen
+from hetopt.launch.ec2.renter.cluster_state import ClusterState
 from hetopt.launch.ec2.renter.edge import BotoEdge
 from hetopt.launch.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
@@ -155,10 +155,10 @@ def test_a_run_that_has_left_is_found_where_it_is(
     zone = leave(run)
     waiting = run.seen.waiting
 
-    def found() -> Seen:
+    def found() -> ClusterState:
         folder = tmp_path / "elsewhere" / run.order.run_id
         adopt(cloud, folder, bucket=BUCKET, account_id=ACCOUNT, now_s=patience.now_s)
-        return Seen.load(folder / "seen.json")
+        return ClusterState.load(folder / "seen.json")
 
     assert ids(found().machines) == ids(run.before.machines), "those that wait are nobody's yet"
     assert found().zone == run.before.zone
@@ -405,13 +405,13 @@ def test_cheaper_zones_are_shown_while_the_run_could_leave(cloud: BotoEdge, foll
 
 def test_machines_are_asked_for_by_the_types_that_they_have(order_for: Callable[..., Order], spot_plan: Plan) -> None:
     order = order_for(chosen=spot_plan, substitutes={"c7i.large": ("c6i.large",)})
-    run = Seen.model_validate({"time_s": 0.0})
+    run = ClusterState.model_validate({"time_s": 0.0})
     made = [
         {"id": f"i-{host}", "host": host, "instance_type": kind, "state": "running", "since_s": 0.0}
         | {"usd_per_hour": 1.0, "extras_usd_per_hour": 0.0}
         for host, kind in zip(order.roles[0].hosts, ("c7i.large", "c6i.large", "c7i.large"), strict=True)
     ]
-    run = Seen.model_validate({"time_s": 0.0, "machines": made})
+    run = ClusterState.model_validate({"time_s": 0.0, "machines": made})
     asked = [(role.name, role.instance_types, role.machines) for role in roles_as_they_are(order, run)]
     assert asked == [
         ("0-c7i-large", ("c7i.large",), 2),

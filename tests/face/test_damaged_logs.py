@@ -23,7 +23,7 @@ from hetopt.launch.emulation.progress import Progress as ConductorProgress
 from hetopt.launch.emulation.slowdown import FitWatch
 from hetopt.launch.probe_runs import local_probes, read_sample
 from hetopt.launch.processes import PROCESS_FILE, run_status
-from hetopt.launch.supervisor.progress import Standing
+from hetopt.launch.supervisor.progress import RunProgress
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.report.learn import learn
 from hetopt.report.page.page import page
@@ -119,7 +119,7 @@ def everything(folder: Path, started: Launch, record: RunRecord) -> None:
     newest.take(record.events)
     exposition(newest, run=folder.name, unread=record.unread.lines)
     event_file(scalars(record.events))
-    standing = Standing.of(record.events)
+    standing = RunProgress.of(record.events)
     assert all(speed > 0 for speed in standing.speeds)
     conductor, fit = ConductorProgress(), FitWatch()
     for event in record.events:

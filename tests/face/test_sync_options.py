@@ -10,7 +10,7 @@ import pytest
 from hetopt.cli.sync_options import decide, into_plan, parse_wish
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.core.synchronization import Injection, Partition, Synchronisation
+from hetopt.core.synchronization import Injection, Partition, Synchronization
 from hetopt.core.synchronization_text import spell_partition, spell_sync
 from hetopt.optimizer.plan import Plan
 from hetopt.optimizer.step_time.local_steps import communication, exposed_s
@@ -20,20 +20,20 @@ WORKER = WorkerSpec(host="a", type="local", local_batch_size=32)
 RUN = RunSpec(task="digits", workers=(WORKER,) * 4, stop=StopRule(max_steps=10))
 
 SPELLED = {
-    "bsp": Synchronisation(),
-    "local-sgd(16)": Synchronisation(name="local-sgd", every_steps=16),
-    "fedavg(0.5,0.125)": Synchronisation(name="fedavg", participants=0.5, every_epochs=0.125),
-    "ssp(7)": Synchronisation(name="ssp", staleness=7),
-    "selsync(0.3)": Synchronisation(name="selsync"),
-    "selsync(never)": Synchronisation(name="selsync", delta="never"),
-    "selsync(auto,synchronised_share=0.2,votes=majority,max_local_steps=50,vote_lag=0)": Synchronisation(
+    "bsp": Synchronization(),
+    "local-sgd(16)": Synchronization(name="local-sgd", every_steps=16),
+    "fedavg(0.5,0.125)": Synchronization(name="fedavg", participants=0.5, every_epochs=0.125),
+    "ssp(7)": Synchronization(name="ssp", staleness=7),
+    "selsync(0.3)": Synchronization(name="selsync"),
+    "selsync(never)": Synchronization(name="selsync", delta="never"),
+    "selsync(auto,synchronised_share=0.2,votes=majority,max_local_steps=50,vote_lag=0)": Synchronization(
         name="selsync", delta="auto", synchronised_share=0.2, votes="majority", max_local_steps=50, vote_lag=0
     ),
-    "selsync(auto,synchronised_share=0.2,stretch=1.25)": Synchronisation(
+    "selsync(auto,synchronised_share=0.2,stretch=1.25)": Synchronization(
         name="selsync", delta="auto", synchronised_share=0.2, stretch=1.25
     ),
-    "local-sgd(8,fragments=4)": Synchronisation(name="local-sgd", fragments=4),
-    "local-sgd(8,momentum=average,buffers=keep)": Synchronisation(name="local-sgd", momentum="average", buffers="keep"),
+    "local-sgd(8,fragments=4)": Synchronization(name="local-sgd", fragments=4),
+    "local-sgd(8,momentum=average,buffers=keep)": Synchronization(name="local-sgd", momentum="average", buffers="keep"),
 }
 
 
@@ -50,7 +50,7 @@ def test_partitions_and_injection_are_read() -> None:
     assert wish.injection == Injection(workers=0.5, samples=0.25)
     assert spell_partition(Partition(name="dirichlet", alpha=0.1)) == "dirichlet(0.1)"
     assert spell_partition(Partition(name="seldp")) == "seldp"
-    assert parse_wish(" selsync( auto , share = 0.2 ) ", None, None).sync == Synchronisation(
+    assert parse_wish(" selsync( auto , share = 0.2 ) ", None, None).sync == Synchronization(
         name="selsync", delta="auto", synchronised_share=0.2
     )
     assert parse_wish(None, None, None).is_empty

@@ -19,7 +19,7 @@ from hetopt.optimizer.cost.checkpointing import (
 )
 from hetopt.optimizer.cost.cost import interruptions
 from hetopt.optimizer.cost.monte_carlo import Finalist, RentedPool, RunTerms, losses, possible_runs
-from hetopt.optimizer.cost.preemption_rate import CALM, SCARCE, SHOCKS, PoolBelief
+from hetopt.optimizer.cost.preemption_rate import CALM, SCARCE, SHOCKS, PreemptionRatePosterior
 
 HOUR = 3600.0
 
@@ -111,7 +111,7 @@ def test_time_is_at_least_work_and_checkpoints(work: float, hazard: float, check
 @pytest.mark.parametrize("machines", [1, 4, 16])
 @pytest.mark.parametrize("checkpoint_s", [1.0, 10.0, 100.0])
 def test_an_uncertain_hazard_has_the_interval_that_a_scan_finds(machines: int, checkpoint_s: float) -> None:
-    hazards = PoolBelief.prior(None).sample(4000, np.random.default_rng(0))[None, :] * machines
+    hazards = PreemptionRatePosterior.prior(None).sample(4000, np.random.default_rng(0))[None, :] * machines
     best = float(interval_under_belief_s(hazards, 1 / 4000, checkpoint_s, 210.0)[0])
 
     def factor(interval: float) -> float:
@@ -129,7 +129,7 @@ def test_a_known_hazard_has_the_interval_of_its_equation() -> None:
 @pytest.mark.parametrize("machines", [1, 4, 16])
 def test_the_forecast_over_the_prior_is_the_mean_of_possible_runs(machines: int) -> None:
     """The formula that prices clusters against draws of runs whose hazard nobody knows: within 1 %."""
-    belief = PoolBelief.prior(None)
+    belief = PreemptionRatePosterior.prior(None)
     effective = float(SHOCKS.effective_machines(machines))
     formula = interruptions(
         8 * HOUR,

@@ -19,7 +19,7 @@ from hetopt.optimizer.cost.cost import (
     restart_factor,
     scarce_probability,
 )
-from hetopt.optimizer.cost.preemption_rate import PoolBelief
+from hetopt.optimizer.cost.preemption_rate import PreemptionRatePosterior
 
 HOUR = 3600.0
 works = st.floats(60, 1e6)
@@ -29,7 +29,7 @@ rates_per_hour = st.floats(1e-4, 2)
 def _hazard(pools: list[tuple[int, float]]) -> tuple[float, float, float]:
     """Of a cluster before anything was seen, given the chance that each pool is scarce."""
     return cluster_hazard(
-        (machines, PoolBelief(scarce_chance=chance) if chance else None) for machines, chance in pools
+        (machines, PreemptionRatePosterior(scarce_chance=chance) if chance else None) for machines, chance in pools
     )
 
 

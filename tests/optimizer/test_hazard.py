@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput
 from hetopt.optimizer.cost.mixing import in_words, spread_over
-from hetopt.optimizer.cost.observed_preemptions import ObservedLosses, ObservedPool, keep, watched_in_words
+from hetopt.optimizer.cost.observed_preemptions import ObservedPool, ObservedPreemptions, keep, watched_in_words
 from hetopt.optimizer.cost.preemption_rate import (
     CALM,
     NEVER,
@@ -23,11 +23,11 @@ from hetopt.optimizer.cost.preemption_rate import (
     SHOCKS,
     CommonShocks,
     HazardComponent,
-    PoolBelief,
+    PreemptionRatePosterior,
 )
 from hetopt.optimizer.plan import Group
 
-UNKNOWN = PoolBelief.prior(None)
+UNKNOWN = PreemptionRatePosterior.prior(None)
 losses_seen = st.integers(0, 50)
 hours_seen = st.floats(0.1, 5000)
 
@@ -132,7 +132,7 @@ def test_standstill_is_that_of_recorded_pools(shared_data: Path) -> None:
         drops = -np.diff(machines)
         hazard = float(drops[drops > 0].sum() / (machines.sum() * hours))
         part = HazardComponent(shape=1e6, rate_h=1e6 / hazard)
-        found = spread_over([(4, PoolBelief(calm=part, scarce=part, scarce_chance=0.0))])
+        found = spread_over([(4, PreemptionRatePosterior(calm=part, scarce=part, scarce_chance=0.0))])
         assert found.standstill_share == pytest.approx(float((machines == 0).mean()), abs=0.1)
         assert found.missing_share == pytest.approx(1 - float(machines.mean()) / 4, abs=0.1)
 
@@ -164,7 +164,7 @@ def test_machines_on_demand_never_stand_still() -> None:
 
 
 def test_the_file_of_what_was_seen_moves_the_belief_of_its_pool_alone() -> None:
-    seen = ObservedLosses(until="2026-11-20T12:00:00+00:00")
+    seen = ObservedPreemptions(until="2026-11-20T12:00:00+00:00")
     seen = seen.adding(
         ObservedPool(instance_type="g5.xlarge", region="us-east-1", zone="use1-az1", instance_hours=10, losses=1),
         until="2026-11-20T13:00:00+00:00",
@@ -177,11 +177,13 @@ def test_the_file_of_what_was_seen_moves_the_belief_of_its_pool_alone() -> None:
     )
     assert (seen.pools[0].losses, seen.pools[0].events, seen.pools[0].instance_hours) == (4, 2, 20)
     assert seen.until == "2026-11-20T14:00:00+00:00"
-    again = ObservedLosses.from_json(seen.model_dump_json(), origin="seen.json")
+    again = ObservedPreemptions.from_json(seen.model_dump_json(), origin="seen.json")
     assert again == seen
-    assert again.belief("g5.xlarge", "us-east-1", "<5%").mean_per_hour > PoolBelief.prior("<5%").mean_per_hour
-    assert again.belief("g5.2xlarge", "us-east-1", "<5%") == PoolBelief.prior("<5%")
-    assert again.belief("g5.xlarge", "us-east-1", "<5%", zone="use1-az2") == PoolBelief.prior("<5%")
+    assert (
+        again.belief("g5.xlarge", "us-east-1", "<5%").mean_per_hour > PreemptionRatePosterior.prior("<5%").mean_per_hour
+    )
+    assert again.belief("g5.2xlarge", "us-east-1", "<5%") == PreemptionRatePosterior.prior("<5%")
+    assert again.belief("g5.xlarge", "us-east-1", "<5%", zone="use1-az2") == PreemptionRatePosterior.prior("<5%")
 
 
 def test_zones_tell_of_the_region_together() -> None:
@@ -192,11 +194,11 @@ def test_zones_tell_of_the_region_together() -> None:
         )
         for zone, hours, losses in (("us-east-1a", 30.0, 3), ("us-east-1b", 10.0, 1))
     ]
-    seen = ObservedLosses(until="2026-11-20T12:00:00+00:00", pools=tuple(pools))
+    seen = ObservedPreemptions(until="2026-11-20T12:00:00+00:00", pools=tuple(pools))
     watched = seen.watched("g5.xlarge", "us-east-1")
     assert watched is not None
     assert (watched.instance_hours, watched.losses, watched.lost_together) == (40.0, 4, 1.0)
-    assert seen.belief("g5.xlarge", "us-east-1", None) == PoolBelief.prior(None).after(4, 40.0)
+    assert seen.belief("g5.xlarge", "us-east-1", None) == PreemptionRatePosterior.prior(None).after(4, 40.0)
     assert seen.watched("g5.xlarge", "us-east-1", zone="us-east-1c") is None
     assert seen.watched("g5.xlarge", "eu-west-1") is None
     assert watched_in_words(watched) == "4 losses in 40 instance-hours"
@@ -207,7 +209,7 @@ def test_runs_that_end_at_once_lose_nothing(tmp_path: Path) -> None:
     pool = ObservedPool(instance_type="g5.xlarge", region="us-east-1", instance_hours=1, losses=1, events=1)
     with ThreadPoolExecutor(8) as runs:
         list(runs.map(lambda _: keep(path, [pool], until="2026-11-20T12:00:00+00:00"), range(24)))
-    kept = ObservedLosses.load(path)
+    kept = ObservedPreemptions.load(path)
     assert (kept.pools[0].instance_hours, kept.pools[0].losses, kept.pools[0].events) == (24, 24, 24)
 
 
@@ -224,6 +226,6 @@ def test_an_impossible_file_is_one_sentence(pool: dict[str, float]) -> None:
     text = '{"kind": "observed-losses", "schema_version": 1, "until": "2026-11-20", "pools": [%s]}'
     inside = ", ".join(f'"{key}": {value}' for key, value in pool.items())
     with pytest.raises(BadInput, match="pools"):
-        ObservedLosses.from_json(
+        ObservedPreemptions.from_json(
             text % f'{{"instance_type": "g5.xlarge", "region": "us-east-1", {inside}}}', origin="seen.json"
         )

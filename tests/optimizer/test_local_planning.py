@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Evaluation, Pilot, PilotSync, Profile
 from hetopt.core.step_samples import Compression
-from hetopt.core.synchronization import Synchronisation
+from hetopt.core.synchronization import Synchronization
 from hetopt.core.synchronization_text import parse_sync, spell_sync
 from hetopt.launch.prediction.local_plan import predict_on_local
 from hetopt.optimizer.convergence.local_penalty import (
@@ -31,7 +31,7 @@ from hetopt.optimizer.step_time.local_options import measured_options
 from .conftest import NOW
 from .profiles import make_profile
 
-SIXTEENTH = Synchronisation(name="local-sgd", every_steps=16)
+SIXTEENTH = Synchronization(name="local-sgd", every_steps=16)
 DENSE_STEPS = 1000.0
 
 shares = st.floats(0.01, 1.0)
@@ -39,7 +39,7 @@ counts = st.integers(1, 64)
 
 
 def local_pilot(
-    sync: Synchronisation = SIXTEENTH,
+    sync: Synchronization = SIXTEENTH,
     *,
     share: float = 1 / 16,
     workers: int = 2,
@@ -85,7 +85,7 @@ def test_nothing_is_planned_that_no_pilot_speaks_for() -> None:
     for sync, share in (
         (SIXTEENTH.model_copy(update={"every_steps": 32}), 1 / 32),
         (SIXTEENTH.model_copy(update={"momentum": "average"}), 1 / 16),
-        (Synchronisation(name="selsync", delta="auto"), 0.5),
+        (Synchronization(name="selsync", delta="auto"), 0.5),
     ):
         said = gate.objection(sync, share)
         assert said is not None
@@ -201,12 +201,12 @@ def test_what_is_asked_for_is_planned_with_and_its_doubt_is_wide(catalog: Catalo
     steps, dense = asked.chosen.prediction.steps, unmeasured.chosen.prediction.steps
     assert steps.high / steps.value > 1.2 * dense.high / dense.value
     assert any(sentence.startswith("It was asked for: ") for sentence in asked.explanation)
-    assert planned(catalog, piloted(SLOW_LINKS), sync=Synchronisation()).chosen == unmeasured.chosen
+    assert planned(catalog, piloted(SLOW_LINKS), sync=Synchronization()).chosen == unmeasured.chosen
 
 
 def test_a_launch_here_expects_the_steps_that_the_plan_does(measured: Plan) -> None:
     told = predict_on_local(measured, (1.0, 1.0))
-    summing = measured.run.model_copy(update={"sync": Synchronisation()})
+    summing = measured.run.model_copy(update={"sync": Synchronization()})
     dense = predict_on_local(measured.model_copy(update={"run": summing}), (1.0, 1.0))
     assert told.prediction.steps.value > dense.prediction.steps.value
     assert told.prediction.communication_s < dense.prediction.communication_s

@@ -12,7 +12,7 @@ from hetopt.optimizer.cost.bill import Usage, total_usd
 from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.cost.checkpointing import daly_interval_s, factor_at
 from hetopt.optimizer.cost.monte_carlo import Finalist, RentedPool, RunTerms, paid_share, possible_runs
-from hetopt.optimizer.cost.preemption_rate import CommonShocks, HazardComponent, PoolBelief
+from hetopt.optimizer.cost.preemption_rate import CommonShocks, HazardComponent, PreemptionRatePosterior
 
 BILLING = load_billing()
 TERMS = RunTerms(billing=BILLING, start_up_s=180.0, restart_s=210.0, checkpoint_s=10.0, start_up_log_sd=0.5)
@@ -25,19 +25,23 @@ SURE = RunTerms(
 )
 
 
-def known(rate: float) -> PoolBelief:
+def known(rate: float) -> PreemptionRatePosterior:
     """A hazard that is known exactly."""
     part = HazardComponent(shape=1e8, rate_h=1e8 / rate)
-    return PoolBelief(calm=part, scarce=part, scarce_chance=0.0)
+    return PreemptionRatePosterior(calm=part, scarce=part, scarce_chance=0.0)
 
 
-def finalist(machines: int, belief: PoolBelief | None, *, work_s: float = 8 * 3600.0, **spread: float) -> Finalist:
+def finalist(
+    machines: int, belief: PreemptionRatePosterior | None, *, work_s: float = 8 * 3600.0, **spread: float
+) -> Finalist:
     pool = RentedPool(machines=machines, usd_per_hour=0.4, price_log_sd=0.15 if belief else 0.0, belief=belief)
     return Finalist(pools=(pool,), work_s=work_s, **spread)
 
 
 def test_a_dozen_finalists_take_under_half_a_second() -> None:
-    many = [finalist(n, PoolBelief.prior(None), step_time_log_sd=0.1, steps_log_sd=0.2) for n in range(1, 13)]
+    many = [
+        finalist(n, PreemptionRatePosterior.prior(None), step_time_log_sd=0.1, steps_log_sd=0.2) for n in range(1, 13)
+    ]
     possible_runs(many, TERMS, seed=0, draws=10)
     began = time.process_time()
     possible_runs(many, TERMS, seed=0)
@@ -45,7 +49,7 @@ def test_a_dozen_finalists_take_under_half_a_second() -> None:
 
 
 def test_the_same_seed_gives_the_same_draws_and_another_others() -> None:
-    many = [finalist(4, PoolBelief.prior(None), steps_log_sd=0.2)]
+    many = [finalist(4, PreemptionRatePosterior.prior(None), steps_log_sd=0.2)]
     first, again, other = (possible_runs(many, TERMS, seed=seed) for seed in (1, 1, 2))
     assert np.array_equal(first.total_s, again.total_s)
     assert np.array_equal(first.cost_usd, again.cost_usd)
@@ -53,7 +57,10 @@ def test_the_same_seed_gives_the_same_draws_and_another_others() -> None:
 
 
 def test_finalists_do_not_move_each_others_draws() -> None:
-    one, two = finalist(2, PoolBelief.prior(None), steps_log_sd=0.2), finalist(8, PoolBelief.prior("<5%"))
+    one, two = (
+        finalist(2, PreemptionRatePosterior.prior(None), steps_log_sd=0.2),
+        finalist(8, PreemptionRatePosterior.prior("<5%")),
+    )
     assert np.array_equal(
         possible_runs([one], TERMS, seed=1).total_s[0], possible_runs([one, two], TERMS, seed=1).total_s[0]
     )
@@ -77,7 +84,7 @@ def test_nothing_unknown_gives_one_figure_and_its_bill() -> None:
 
 
 def test_chances_grow_with_the_limits_and_quantiles_with_the_share() -> None:
-    drawn = possible_runs([finalist(4, PoolBelief.prior(">20%"), steps_log_sd=0.3)], TERMS, seed=0)
+    drawn = possible_runs([finalist(4, PreemptionRatePosterior.prior(">20%"), steps_log_sd=0.3)], TERMS, seed=0)
     deadlines = [float(drawn.quantile_s(q)[0]) for q in (0.1, 0.5, 0.9, 0.99)]
     assert deadlines == sorted(deadlines)
     chances = [float(drawn.chance(deadline_s=deadline)[0]) for deadline in deadlines]
@@ -88,7 +95,7 @@ def test_chances_grow_with_the_limits_and_quantiles_with_the_share() -> None:
 
 
 def test_a_scarce_pool_widens_and_on_demand_does_not() -> None:
-    spot, demand = finalist(8, PoolBelief.prior(">20%")), finalist(8, None)
+    spot, demand = finalist(8, PreemptionRatePosterior.prior(">20%")), finalist(8, None)
     drawn = possible_runs([spot, demand], SURE, seed=0)
     assert drawn.quantile_s(0.95)[0] > 1.1 * drawn.quantile_s(0.5)[0]
     assert drawn.quantile_s(0.95)[1] == pytest.approx(drawn.quantile_s(0.5)[1])

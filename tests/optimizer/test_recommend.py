@@ -13,7 +13,7 @@ from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import Compression
 from hetopt.launch.prediction.local_plan import predict_on_local
-from hetopt.optimizer.cost.observed_preemptions import ObservedLosses, ObservedPool
+from hetopt.optimizer.cost.observed_preemptions import ObservedPool, ObservedPreemptions
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal, Plan, ScalingRule
@@ -298,11 +298,11 @@ def test_what_was_seen_of_a_pool_moves_its_bill_and_is_told(catalog: Catalog) ->
     options = replace(QUICK, only_types=("c7a.xlarge",), trials=0)
     goal = Goal(ends="epochs", amount=40, budget_usd=50.0)
 
-    def seen(losses: int) -> ObservedLosses:
+    def seen(losses: int) -> ObservedPreemptions:
         pool = ObservedPool(
             instance_type="c7a.xlarge", region="us-east-1", zone="us-east-1a", instance_hours=200.0, losses=losses
         )
-        return ObservedLosses(until="2026-11-20T12:00:00+00:00", pools=(pool,))
+        return ObservedPreemptions(until="2026-11-20T12:00:00+00:00", pools=(pool,))
 
     def lost_usd(plan: Plan) -> float:
         terms = plan.chosen.prediction.cost_terms

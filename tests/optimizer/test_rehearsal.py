@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from hetopt.core.batch_partition import WorkerTime, solve_shares
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import RunSpec
-from hetopt.core.scaled_emulation import Miniature
+from hetopt.core.scaled_emulation import ScaledEmulation
 from hetopt.launch.emulation.description import DescribedHost, parse_changes, parse_hosts
 from hetopt.launch.emulation.links import BOX_BITS_PER_S
 from hetopt.launch.emulation.plan import HEADROOM, Rehearsal, rehearse
 from hetopt.launch.prediction.hosting import ThisMachine
 from hetopt.launch.prediction.processor_sharing import finish_times_s
 from hetopt.optimizer.market.catalog import Catalog
-from hetopt.optimizer.plan import Assumed, Candidate, Goal, Group, Plan
+from hetopt.optimizer.plan import Assumptions, Candidate, Goal, Group, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
 
 from .conftest import NOW
@@ -37,7 +37,7 @@ def plan(catalog: Catalog) -> Plan:
     return recommend(make_profile(), catalog, Goal(ends="epochs", amount=2, budget_usd=5.0), options, seed=0, now=NOW)
 
 
-def of(plan: Plan, machines: Sequence[tuple[int, Assumed]], batch: int = 128) -> Plan:
+def of(plan: Plan, machines: Sequence[tuple[int, Assumptions]], batch: int = 128) -> Plan:
     """The plan with these machines, a worker each, and the best shares for them."""
     template = plan.chosen.groups[0]
     times = [
@@ -62,7 +62,7 @@ def of(plan: Plan, machines: Sequence[tuple[int, Assumed]], batch: int = 128) ->
     return plan.model_copy(update={"chosen": chosen})
 
 
-def miniature(rehearsal: Rehearsal) -> Miniature:
+def miniature(rehearsal: Rehearsal) -> ScaledEmulation:
     assert rehearsal.run.miniature is not None
     return rehearsal.run.miniature
 
@@ -76,7 +76,7 @@ def declared_s(run: RunSpec) -> list[float]:
 
 
 ASSUMED = st.builds(
-    Assumed,
+    Assumptions,
     fixed_s=st.floats(0.0, 0.05),
     per_sample_s=st.floats(1e-5, 0.01),
     floor_s=st.sampled_from([0.0, 0.02]),
@@ -87,7 +87,7 @@ MACHINES = st.lists(st.tuples(st.integers(1, 3), ASSUMED), min_size=1, max_size=
 
 
 @given(MACHINES)
-def test_computation_to_communication_is_that_of_the_plan(plan: Plan, machines: list[tuple[int, Assumed]]) -> None:
+def test_computation_to_communication_is_that_of_the_plan(plan: Plan, machines: list[tuple[int, Assumptions]]) -> None:
     planned = of(plan, machines)
     rehearsal = rehearse(planned, HERE)
     hosts, factor = miniature(rehearsal).hosts, rehearsal.scale.time
@@ -107,7 +107,7 @@ def test_computation_to_communication_is_that_of_the_plan(plan: Plan, machines: 
 
 
 @given(MACHINES, st.integers(1, 16))
-def test_the_real_computation_fits(plan: Plan, machines: list[tuple[int, Assumed]], processors: int) -> None:
+def test_the_real_computation_fits(plan: Plan, machines: list[tuple[int, Assumptions]], processors: int) -> None:
     rehearsal = rehearse(of(plan, machines), ThisMachine(processors=processors, operating_system="Linux"))
     work_s = [FIXED_S + PER_SAMPLE_S * worker.local_batch_size for worker in rehearsal.run.workers]
     for end_s, time_s in zip(finish_times_s(work_s, processors), declared_s(rehearsal.run), strict=True):
@@ -116,7 +116,7 @@ def test_the_real_computation_fits(plan: Plan, machines: list[tuple[int, Assumed
 
 
 @given(MACHINES)
-def test_speeds_are_relative_to_the_fastest_host(plan: Plan, machines: list[tuple[int, Assumed]]) -> None:
+def test_speeds_are_relative_to_the_fastest_host(plan: Plan, machines: list[tuple[int, Assumptions]]) -> None:
     rehearsal = rehearse(of(plan, machines), HERE)
     speeds = [host.speed for host in miniature(rehearsal).hosts]
     assert max(speeds) == 1
@@ -165,7 +165,7 @@ def test_the_job_is_kept(plan: Plan) -> None:
 
 
 def test_scheduled_rates_are_those_of_the_cluster_and_scaled_like_its_links(plan: Plan) -> None:
-    assumed = Assumed(fixed_s=0.001, per_sample_s=1e-4, link_latency_s=1e-4, link_bytes_per_s=1.25e8)
+    assumed = Assumptions(fixed_s=0.001, per_sample_s=1e-4, link_latency_s=1e-4, link_bytes_per_s=1.25e8)
     planned = of(plan, [(3, assumed)])
     changes = parse_changes("step 5 h1 rate=500mbit\n9s * speed=0.5", ["h0", "h1", "h2"])
     rehearsal = rehearse(planned, HERE, None, changes)
@@ -187,7 +187,7 @@ def test_a_host_that_becomes_faster_later_must_fit_then_too(plan: Plan) -> None:
 
 def test_fast_links_raise_the_factor_only_so_far(plan: Plan) -> None:
     def rehearsed(bytes_per_s: float) -> Rehearsal:
-        slow = Assumed(fixed_s=0.5, per_sample_s=0.1, link_latency_s=1e-4, link_bytes_per_s=bytes_per_s)
+        slow = Assumptions(fixed_s=0.5, per_sample_s=0.1, link_latency_s=1e-4, link_bytes_per_s=bytes_per_s)
         return rehearse(of(plan, [(2, slow)]), HERE)
 
     assert rehearsed(1e8).scale.time == 1, "slow machines need not be slowed down"
@@ -278,7 +278,7 @@ def test_hosts_that_cannot_be_rehearsed_are_refused(plan: Plan, described: str, 
 
 
 def test_a_plan_with_fewer_samples_than_workers_is_refused(plan: Plan) -> None:
-    assumed = Assumed(fixed_s=0.001, per_sample_s=1e-4, link_latency_s=1e-4, link_bytes_per_s=1.25e8)
+    assumed = Assumptions(fixed_s=0.001, per_sample_s=1e-4, link_latency_s=1e-4, link_bytes_per_s=1.25e8)
     planned = of(plan, [(3, assumed)])
     small = planned.chosen.model_copy(update={"global_batch_size": 2})
     with pytest.raises(BadInput, match="2 samples is not enough for 3 workers"):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.core.synchronization import Synchronisation
+from hetopt.core.synchronization import Synchronization
 from hetopt.optimizer.convergence.local_penalty import LocalPenalty
 from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.cost.cost import Rates
@@ -92,7 +92,7 @@ def _space(model: FittedModel, options: tuple[MachineOption, ...], machines: int
 def _with_local(model: FittedModel, space: SearchSpace) -> tuple[ExchangeOption, ...]:
     """Two that compress, and averages of parameters in an eighth of the steps, for at most 24 workers."""
     local = LocalOption(
-        sync=Synchronisation(name="selsync", delta=0.3),
+        sync=Synchronization(name="selsync", delta=0.3),
         told=Communication(share=1 / 8, log_sd=0.3, note=""),
         penalty=LocalPenalty(coefficient=0.3, coefficient_sd=0.2),
         most_workers=24,

@@ -23,22 +23,22 @@ from hetopt.launch.supervisor.adding import with_more_of_each_type
 from hetopt.launch.supervisor.decide import Alternative, Decision, Hysteresis, Supervisor
 from hetopt.launch.supervisor.dropping import LONGER, without_each_host
 from hetopt.launch.supervisor.moving import on_demand_for_all
-from hetopt.launch.supervisor.progress import Promise, Standing
+from hetopt.launch.supervisor.progress import PredictedGain, RunProgress
 from hetopt.launch.supervisor.replacing import SLOW, with_another_for_each_host
 from hetopt.launch.supervisor.switching import in_other_zones
 from hetopt.report.timeline import happening
 from tests.logs import events_of
 
-PROMISE = Promise(step_time_s=1.0, step_time_low_s=0.9, step_time_high_s=1.1, steps=10_000, usd_per_hour=3.6)
+PROMISE = PredictedGain(step_time_s=1.0, step_time_low_s=0.9, step_time_high_s=1.1, steps=10_000, usd_per_hour=3.6)
 QUICK = Hysteresis(looks=3, rest_s=300.0, margin=0.05, reserve_s=60.0)
 
 
-def promise(**changes: Any) -> Promise:
-    return Promise(**{**vars(PROMISE), **changes})
+def promise(**changes: Any) -> PredictedGain:
+    return PredictedGain(**{**vars(PROMISE), **changes})
 
 
-def standing(step_time_s: float | None, step: int = 1000, at_s: float = 1000.0, seen: int = 1000) -> Standing:
-    return Standing(step=step, steps_seen=seen, step_time_s=step_time_s, began_s=0.0, now_s=at_s, workers=2)
+def standing(step_time_s: float | None, step: int = 1000, at_s: float = 1000.0, seen: int = 1000) -> RunProgress:
+    return RunProgress(step=step, steps_seen=seen, step_time_s=step_time_s, began_s=0.0, now_s=at_s, workers=2)
 
 
 def other(step_time_s: float = 0.5, usd_per_hour: float = 3.6, **changes: Any) -> Alternative:
@@ -200,10 +200,10 @@ def test_a_step_of_all_workers_is_remembered_while_some_are_away() -> None:
     step = {"event": "step", "time_s": 9.0, "step": 10, "steps": 10, "step_time_s": 1.0, **times}
     both = {"event": "run_started", "time_s": 0.0, "workers": [{"host": "h0"}, {"host": "h1"}]}
     began = {"event": "training_started", "time_s": 1.0, "step": 0}
-    whole = Standing.of(events_of([both, began, *[step] * 4]))
+    whole = RunProgress.of(events_of([both, began, *[step] * 4]))
     assert whole.whole_step_time_s == pytest.approx(1.0)
     alone = {**step, "step_time_s": 2.0, "compute_s": [1.0], "sync_s": [0.0], "local_batch_sizes": [2]}
-    fewer = Standing.of(events_of([both, began, *[step] * 4, {**both, "workers": [{"host": "h0"}]}, *[alone] * 9]))
+    fewer = RunProgress.of(events_of([both, began, *[step] * 4, {**both, "workers": [{"host": "h0"}]}, *[alone] * 9]))
     assert (fewer.step_time_s, fewer.whole_step_time_s) == (pytest.approx(2.0), pytest.approx(1.0))
     assert on_demand_for_all(fewer, PROMISE, until_there_s=9.0) == [], "no deadline"
     (safe,) = on_demand_for_all(fewer, promise(deadline_s=9e9), until_there_s=9.0)
@@ -280,8 +280,8 @@ HOSTS = ("h0", "h1", "h2", "h3")
 PRICES = dict.fromkeys(HOSTS, 0.9)
 
 
-def slowed(times_s: tuple[float, ...], shares: tuple[int, ...] = (24, 24, 24, 24), sync_s: float = 0.0) -> Standing:
-    return Standing(
+def slowed(times_s: tuple[float, ...], shares: tuple[int, ...] = (24, 24, 24, 24), sync_s: float = 0.0) -> RunProgress:
+    return RunProgress(
         step=1000,
         steps_seen=1000,
         step_time_s=max(times_s) + sync_s,
@@ -333,7 +333,7 @@ def test_nobody_is_dropped_to_shrink_the_cluster(times_s: list[float], sync_s: f
 QUICKEST = {"c7i.large": 24.0}
 
 
-def become_slow(times_s: tuple[float, ...] = (1.0, 1.0, 1.0, 10.0), **changes: Any) -> Standing:
+def become_slow(times_s: tuple[float, ...] = (1.0, 1.0, 1.0, 10.0), **changes: Any) -> RunProgress:
     return replace(slowed(times_s), types=("c7i.large",) * 4, quickest=QUICKEST, **changes)
 
 
@@ -353,7 +353,7 @@ def test_a_type_that_is_slower_than_predicted_is_not_replaced_by_itself() -> Non
     assert not with_another_for_each_host(replace(every, quickest={}), PROMISE, until_there_s=300.0)
     another_type = replace(become_slow(), types=(*("c7i.large",) * 3, "t3.large"))
     assert not with_another_for_each_host(another_type, PROMISE, until_there_s=300.0)
-    alone = Standing(step_time_s=9.0, compute_s=(9.0,), shares=(24,), hosts=("h0",), types=("c7i.large",), workers=1)
+    alone = RunProgress(step_time_s=9.0, compute_s=(9.0,), shares=(24,), hosts=("h0",), types=("c7i.large",), workers=1)
     (found,) = with_another_for_each_host(replace(alone, quickest=QUICKEST), PROMISE, until_there_s=300.0)
     assert found.changeover_s == 300.0, "nobody goes on meanwhile"
 
@@ -463,11 +463,11 @@ def test_the_best_that_a_type_has_shown_is_remembered() -> None:
         told = {"event": "step", "time_s": 1.0, "step": 10, "steps": 10, "step_time_s": 1.0, "sync_s": [0.1, 0.1]}
         return [{**told, "local_batch_sizes": [10, 20], "compute_s": [1.0, second_s]} for _ in range(count)]
 
-    assert Standing.of(events_of([started, *steps(3, 1.0)])).quickest == {}, "first steps tell little"
-    known = Standing.of(events_of([started, *steps(4, 1.0), *steps(40, 4.0)]))
+    assert RunProgress.of(events_of([started, *steps(3, 1.0)])).quickest == {}, "first steps tell little"
+    known = RunProgress.of(events_of([started, *steps(4, 1.0), *steps(40, 4.0)]))
     assert known.quickest == {"c7i.large": 10.0, "c6i.large": 20.0}
     assert known.speeds[1] == pytest.approx(5.0, rel=0.01)
-    again = Standing.of(events_of([started, *steps(4, 1.0), started]))
+    again = RunProgress.of(events_of([started, *steps(4, 1.0), started]))
     assert again.quickest == {"c7i.large": 10.0, "c6i.large": 20.0}
     assert (again.changes, again.changed_at, again.speeds) == (2, 40, ())
 
@@ -484,7 +484,7 @@ def test_standing_follows_the_log() -> None:
         step(11.0, 10, 1.0),
         step(21.0, 20, 2.0),
     ]
-    seen = Standing.of(events_of(events))
+    seen = RunProgress.of(events_of(events))
     assert (seen.step, seen.steps_seen, seen.workers) == (20, 20, 2)
     assert (seen.began_s, seen.now_s) == (1.0, 21.0)
     assert seen.step_time_s == pytest.approx(1.3)
@@ -493,7 +493,7 @@ def test_standing_follows_the_log() -> None:
         {"event": "worker_lost", "time_s": 22.0, "host": "h1"},
         {**started, "time_s": 23.0, "workers": [{"host": "h0"}]},
     ]
-    after = Standing.of(events_of([*events, *lost]))
+    after = RunProgress.of(events_of([*events, *lost]))
     assert (after.losses, after.workers, after.step_time_s) == (1, 1, None), "other workers, other times"
 
 
@@ -502,7 +502,7 @@ def pools(here: float = 0.9, zone: str = "a", **elsewhere: float) -> Pools:
 
 
 def others(
-    found: Pools, *, at: Standing | None = None, boot_s: float = 200.0, **promises: Any
+    found: Pools, *, at: RunProgress | None = None, boot_s: float = 200.0, **promises: Any
 ) -> tuple[Alternative, ...]:
     now = at or standing(1.0)
     return tuple(in_other_zones(now, promise(**promises), found, boot_s=boot_s, until_there_s=300.0))

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from hetopt.launch.emulation.namespaces import MiniatureNetwork
+from hetopt.launch.emulation.namespaces import EmulatedNetwork
 from tests.disturbance import PATIENCE_S
 
 PORT = 5000
@@ -51,7 +51,7 @@ class Transfer:
             return float(stream.read())
 
 
-def receive(network: MiniatureNetwork, place: int) -> None:
+def receive(network: EmulatedNetwork, place: int) -> None:
     """Let a host take in whatever it is sent, until its network is removed."""
     process = network.popen(place, [sys.executable, "-c", RECEIVE], stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -59,7 +59,7 @@ def receive(network: MiniatureNetwork, place: int) -> None:
         assert process.stdout.readline() == b"listening\n"
 
 
-def send(network: MiniatureNetwork, place: int, to: int, size: int) -> Transfer:
+def send(network: EmulatedNetwork, place: int, to: int, size: int) -> Transfer:
     """Send so many bytes; returns when they begin to flow."""
     arguments = [sys.executable, "-c", SEND, network.address(to), str(size)]
     process = network.popen(place, arguments, stdout=subprocess.PIPE)

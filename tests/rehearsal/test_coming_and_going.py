@@ -22,7 +22,7 @@ from hetopt.launch.emulation.description import parse_change, parse_changes
 from hetopt.launch.emulation.injection import ask_for_change, check_change
 from hetopt.launch.supervisor.acting import Supervision, dropping
 from hetopt.launch.supervisor.decide import Hysteresis, Supervisor
-from hetopt.launch.supervisor.progress import Promise
+from hetopt.launch.supervisor.progress import PredictedGain
 from tests.disturbance import PATIENCE_S, CoreTime, note, was_ours
 
 TASK = f"{Path(__file__).resolve().parents[2] / 'benchmarks' / '_toy.py'}:noise"
@@ -53,7 +53,7 @@ def spec(schedule: str, **changes: Any) -> RunSpec:
 def run_dir(_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of one run: its first host dies and returns, another becomes slow, all die and one returns."""
     run_dir, begun = tmp_path_factory.mktemp("coming-and-going"), CoreTime.now()
-    promise = Promise(step_time_s=0.06, step_time_low_s=0.04, step_time_high_s=0.1, steps=10**6, usd_per_hour=3.0)
+    promise = PredictedGain(step_time_s=0.06, step_time_low_s=0.04, step_time_high_s=0.1, steps=10**6, usd_per_hour=3.0)
     supervision = Supervision(
         run_dir=run_dir,
         usd_per_hour=dict.fromkeys(NAMES, 1.0),

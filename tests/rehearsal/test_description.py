@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput
-from hetopt.core.scaled_emulation import Change, MiniatureHost
+from hetopt.core.scaled_emulation import Change, EmulatedHost
 from hetopt.launch.emulation.description import (
     describe,
     describe_change,
@@ -30,10 +30,10 @@ rates = st.floats(1, 1e12).map(lambda value: float(f"{value:.6g}"))
 def test_a_description_names_its_hosts_in_order() -> None:
     described = parse_hosts("speed=1,rate=100mbit x2; speed=0.25, rate=25mbit, workers=2, noise=0.05 x1; cpu=0.5;")
     assert [one.host for one in described] == [
-        MiniatureHost(name="h0", speed=1, rate_bits_per_s=100e6),
-        MiniatureHost(name="h1", speed=1, rate_bits_per_s=100e6),
-        MiniatureHost(name="h2", speed=0.25, rate_bits_per_s=25e6, workers=2),
-        MiniatureHost(name="h3", cpu_cores=0.5),
+        EmulatedHost(name="h0", speed=1, rate_bits_per_s=100e6),
+        EmulatedHost(name="h1", speed=1, rate_bits_per_s=100e6),
+        EmulatedHost(name="h2", speed=0.25, rate_bits_per_s=25e6, workers=2),
+        EmulatedHost(name="h3", cpu_cores=0.5),
     ]
     assert [one.noise for one in described] == [0, 0, 0.05, 0]
 
@@ -52,7 +52,7 @@ def test_twelve_hosts_keep_their_order_by_name_and_by_address() -> None:
 def test_describing_a_host_is_the_inverse_of_parsing_it(
     speed: float, rate: float | None, cpu: float | None, workers: int, noise: float
 ) -> None:
-    host = MiniatureHost(name="h0", speed=speed, rate_bits_per_s=rate, cpu_cores=cpu, workers=workers)
+    host = EmulatedHost(name="h0", speed=speed, rate_bits_per_s=rate, cpu_cores=cpu, workers=workers)
     [again] = parse_hosts(describe(host, noise))
     assert again.host.model_copy(update={"rate_bits_per_s": None}) == host.model_copy(update={"rate_bits_per_s": None})
     assert again.host.rate_bits_per_s == (None if rate is None else pytest.approx(rate, rel=1e-9))

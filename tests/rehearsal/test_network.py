@@ -13,13 +13,13 @@ import psutil
 import pytest
 
 from hetopt.core.errors import BadInput
-from hetopt.core.scaled_emulation import MiniatureHost
+from hetopt.core.scaled_emulation import EmulatedHost
 from hetopt.launch.emulation import iproute
 from hetopt.launch.emulation.cgroups import Hierarchy, bandwidth_us, check_quotas
 from hetopt.launch.emulation.iproute import NetworkRefused
 from hetopt.launch.emulation.namespaces import (
     MOST_HOSTS,
-    MiniatureNetwork,
+    EmulatedNetwork,
     can_shape_latency,
     find_leftovers,
     find_networks,
@@ -52,8 +52,8 @@ print(time.process_time() - begun)
 """
 
 
-def hosts(count: int, rate_bits_per_s: float | None = None) -> list[MiniatureHost]:
-    return [MiniatureHost(name=f"h{n}", rate_bits_per_s=rate_bits_per_s) for n in range(count)]
+def hosts(count: int, rate_bits_per_s: float | None = None) -> list[EmulatedHost]:
+    return [EmulatedHost(name=f"h{n}", rate_bits_per_s=rate_bits_per_s) for n in range(count)]
 
 
 def wait_for(what: Callable[[], object]) -> None:
@@ -67,7 +67,7 @@ def wait_for(what: Callable[[], object]) -> None:
 @pytest.mark.parametrize("mbit", [5, 50, 500])
 def test_a_link_carries_what_was_said_in_both_directions(box: None, mbit: int) -> None:
     size = round(mbit * 1e6 / 8 * 0.5)
-    with MiniatureNetwork.create(hosts(2, mbit * 1e6), owner="a test") as network:
+    with EmulatedNetwork.create(hosts(2, mbit * 1e6), owner="a test") as network:
         receive(network, 0)
         receive(network, 1)
 
@@ -90,8 +90,8 @@ def test_a_link_carries_what_was_said_in_both_directions(box: None, mbit: int) -
 
 @pytest.mark.timed
 def test_the_slower_end_limits_a_transfer_whichever_way_it_goes(box: None) -> None:
-    fast, slow = MiniatureHost(name="fast"), MiniatureHost(name="slow", rate_bits_per_s=20e6)
-    with MiniatureNetwork.create([fast, slow], owner="a test") as network:
+    fast, slow = EmulatedHost(name="fast"), EmulatedHost(name="slow", rate_bits_per_s=20e6)
+    with EmulatedNetwork.create([fast, slow], owner="a test") as network:
         receive(network, 0)
         receive(network, 1)
         for there, back in ((0, 1), (1, 0)):
@@ -100,7 +100,7 @@ def test_the_slower_end_limits_a_transfer_whichever_way_it_goes(box: None) -> No
 
 @pytest.mark.timed
 def test_a_rate_changes_while_traffic_flows(box: None) -> None:
-    with MiniatureNetwork.create(hosts(2, 20e6), owner="a test") as network:
+    with EmulatedNetwork.create(hosts(2, 20e6), owner="a test") as network:
         receive(network, 1)
         transfer = send(network, 0, 1, round(20e6 / 8))  # one second at this rate
         begun_s = time.monotonic()
@@ -118,7 +118,7 @@ def test_a_rate_changes_while_traffic_flows(box: None) -> None:
 @pytest.mark.timed
 def test_a_link_that_becomes_slower_is_not_stuck(box: None) -> None:
     """What a fast link has queued may not fit into a slow one's bucket at all, and would stay in everybody's way."""
-    with MiniatureNetwork.create(hosts(2, 1e9), owner="a test") as network:
+    with EmulatedNetwork.create(hosts(2, 1e9), owner="a test") as network:
         receive(network, 1)
         for _ in range(4):
             transfer = send(network, 0, 1, 30_000_000)  # a quarter of a second
@@ -130,8 +130,8 @@ def test_a_link_that_becomes_slower_is_not_stuck(box: None) -> None:
 
 def test_hosts_of_two_networks_have_the_same_addresses_and_do_not_meet(box: None) -> None:
     with (
-        MiniatureNetwork.create(hosts(2), owner="one") as one,
-        MiniatureNetwork.create(hosts(2), owner="other") as other,
+        EmulatedNetwork.create(hosts(2), owner="one") as one,
+        EmulatedNetwork.create(hosts(2), owner="other") as other,
     ):
         assert one.address(1) == other.address(1)
         receive(one, 1)
@@ -149,7 +149,7 @@ def test_hosts_of_two_networks_have_the_same_addresses_and_do_not_meet(box: None
 
 
 def test_a_host_that_is_cut_off_hears_nothing(box: None) -> None:
-    with MiniatureNetwork.create(hosts(3), owner="a test") as network:
+    with EmulatedNetwork.create(hosts(3), owner="a test") as network:
         receive(network, 1)
         receive(network, 2)
         assert len(network.pids(1)) == 1
@@ -168,7 +168,7 @@ def test_a_host_that_is_cut_off_hears_nothing(box: None) -> None:
 
 
 def test_leaving_kills_what_runs_and_removes_everything_once_or_twice(box: None) -> None:
-    with MiniatureNetwork.create(hosts(8, 1e8), owner="a test") as network:
+    with EmulatedNetwork.create(hosts(8, 1e8), owner="a test") as network:
         receive(network, 0)
         [pid] = network.pids(0)
         names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
@@ -242,12 +242,12 @@ def test_an_owner_survives_being_written_into_an_interface() -> None:
 
 def test_more_hosts_than_addresses_are_refused_before_anything_is_made() -> None:
     with pytest.raises(BadInput, match="154 hosts, not for 155"):
-        MiniatureNetwork.create(hosts(MOST_HOSTS + 1), owner="a test")
+        EmulatedNetwork.create(hosts(MOST_HOSTS + 1), owner="a test")
 
 
 def test_what_fails_half_way_leaves_nothing(box: None) -> None:
     with pytest.raises(NetworkRefused, match="File exists"):
-        MiniatureNetwork.create([*hosts(3), MiniatureHost(name="h0")], owner="a failure")
+        EmulatedNetwork.create([*hosts(3), EmulatedHost(name="h0")], owner="a failure")
     assert not [network for network in find_networks() if network.owner and network.owner.purpose == "a failure"]
 
 
@@ -267,7 +267,7 @@ def test_somebody_without_rights_is_told_so_in_one_sentence(box: None) -> None:
     needs = "needs root or CAP_NET_ADMIN and CAP_SYS_ADMIN"
     assert without_rights("print(why_not())") == f"a rehearsal makes network namespaces, which {needs}"
     look = "try:\n find_networks()\nexcept Exception as error:\n print(error.message)"
-    with MiniatureNetwork.create(hosts(1), owner="a test"):
+    with EmulatedNetwork.create(hosts(1), owner="a test"):
         assert without_rights(look) == f"looking into network namespaces {needs}."
 
 
@@ -288,7 +288,7 @@ def test_a_host_gets_the_cores_that_it_was_given(box: None) -> None:
         pytest.skip(refused.message)
     hierarchy = Hierarchy.find()
     assert hierarchy is not None
-    with MiniatureNetwork.create([MiniatureHost(name="h0", cpu_cores=0.1)], owner="a test") as network:
+    with EmulatedNetwork.create([EmulatedHost(name="h0", cpu_cores=0.1)], owner="a test") as network:
         assert _burned_s(network) < 0.1 + 0.05
         network.set_cpu(0, 1)
         assert max(_burned_s(network) for _ in range(2)) > 0.2  # of one second; others may want the cores, too
@@ -306,7 +306,7 @@ def test_impossible_quotas_are_refused() -> None:
     assert bandwidth_us(0.01) == (1_000, 100_000)
 
 
-def _burned_s(network: MiniatureNetwork) -> float:
+def _burned_s(network: EmulatedNetwork) -> float:
     burning = network.popen(0, [sys.executable, "-c", BURN], stdout=subprocess.PIPE)
     return float(burning.communicate(timeout=PATIENCE_S)[0])
 

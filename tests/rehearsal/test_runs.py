@@ -19,7 +19,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event, read_events
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.core.run_status import RunState, RunStatus
-from hetopt.core.scaled_emulation import DeclaredTime, Miniature
+from hetopt.core.scaled_emulation import DeclaredTime, ScaledEmulation
 from hetopt.core.worker_logs import log_files
 from hetopt.launch.backend import RunHandle
 from hetopt.launch.emulation.backend import RehearsalLauncher
@@ -62,7 +62,9 @@ def rehearsed(
         batch_policy="static",
         stop=StopRule(max_steps=steps),
         control_period_steps=5,
-        miniature=Miniature(hosts=tuple(described), changes=parse_changes(schedule, [host.name for host in described])),
+        miniature=ScaledEmulation(
+            hosts=tuple(described), changes=parse_changes(schedule, [host.name for host in described])
+        ),
     )
 
 

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from hetopt.core.events.records import LogEvent
 from hetopt.core.run_status import RunState, exit_code, judge
-from hetopt.core.scaled_emulation import Change, MiniatureHost
+from hetopt.core.scaled_emulation import Change, EmulatedHost
 from hetopt.launch.emulation.schedule import HostNow, Moment, split, still_to_come
 from hetopt.launch.emulation.slowdown import FitWatch, two_digits_up
 from tests.logs import an_event
 
-HOST = HostNow.as_described(MiniatureHost(name="h1", speed=2, rate_bits_per_s=1e8))
+HOST = HostNow.as_described(EmulatedHost(name="h1", speed=2, rate_bits_per_s=1e8))
 
 changes = st.builds(
     lambda host, when, speed: Change(host=host, speed=speed, **when),

@@ -11,8 +11,8 @@ import pytest
 from hetopt.core.events.log import Event, read_events
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.core.run_status import RunState
-from hetopt.core.scaled_emulation import DeclaredTime, Miniature
-from hetopt.core.synchronization import Injection, Synchronisation
+from hetopt.core.scaled_emulation import DeclaredTime, ScaledEmulation
+from hetopt.core.synchronization import Injection, Synchronization
 from hetopt.launch.backend import RunHandle
 from hetopt.launch.emulation.backend import RehearsalLauncher
 from hetopt.launch.emulation.description import parse_hosts
@@ -34,12 +34,12 @@ def settling(hosts: str, *, steps: int = STEPS, declared: DeclaredTime | None = 
         batch_policy="static",
         ratio_policy="auto",
         collective_policy="cheapest",
-        sync=Synchronisation(name="auto"),
+        sync=Synchronization(name="auto"),
         learning_rate_scale=0.2,
         stop=StopRule(max_steps=steps),
         control_period_steps=5,
         evaluate_every_epochs=100,
-        miniature=Miniature(hosts=tuple(described)),
+        miniature=ScaledEmulation(hosts=tuple(described)),
     )
 
 

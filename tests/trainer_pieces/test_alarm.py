@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hetopt.trainer import alarm
-from hetopt.trainer.slow_comm_detector import Alarm
+from hetopt.trainer.slow_comm_detector import SlowCommDetector
 
 
 class Bits:
@@ -30,12 +30,12 @@ def bits(monkeypatch: pytest.MonkeyPatch) -> type[Bits]:
     return Bits
 
 
-def rings(bell: Alarm, times_s: list[float | None]) -> list[bool]:
+def rings(bell: SlowCommDetector, times_s: list[float | None]) -> list[bool]:
     return [bell.rings(time_s) for time_s in times_s]
 
 
 def test_it_rings_one_step_after_the_bits_that_tell_of_two_slow_exchanges_in_a_row(bits: type[Bits]) -> None:
-    bell = Alarm(3)
+    bell = SlowCommDetector(3)
     bell.set(1.0)
     assert rings(bell, [0.5, 2.0, 0.5, 2.0, None, 2.0, 2.0, 2.0, 2.0]) == [False] * 8 + [True]
     bell.rest()
@@ -44,20 +44,20 @@ def test_it_rings_one_step_after_the_bits_that_tell_of_two_slow_exchanges_in_a_r
 
 def test_it_is_silent_while_some_worker_finds_exchanges_short(bits: type[Bits]) -> None:
     bits.others = (1.0, 0.0)
-    bell = Alarm(3)
+    bell = SlowCommDetector(3)
     bell.set(1.0)
     assert not any(rings(bell, [5.0] * 12))
 
 
 def test_nobody_listens_without_a_limit(bits: type[Bits]) -> None:
-    bell = Alarm(3)
+    bell = SlowCommDetector(3)
     bell.set(None)
     assert not any(rings(bell, [5.0] * 12))
     assert bits.pending == 0
 
 
 def test_a_new_limit_begins_anew(bits: type[Bits]) -> None:
-    bell = Alarm(3)
+    bell = SlowCommDetector(3)
     bell.set(1.0)
     rings(bell, [2.0] * 4)
     bell.rest()

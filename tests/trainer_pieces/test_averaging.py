@@ -12,7 +12,7 @@ from hetopt.core.comm.cost import LinkSpeed
 from hetopt.core.comm.planner import make_option
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.core.synchronization import Synchronisation
+from hetopt.core.synchronization import Synchronization
 from hetopt.core.synchronization_rules import why_not_local, why_not_settling
 from hetopt.core.synchronization_text import parse_sync, spell_sync
 from hetopt.trainer.policies.ratio.auto import AutoRatio
@@ -160,7 +160,7 @@ def test_a_verdict_of_some_steps_makes_no_thin_gradient_as_good_as_an_average():
 
 def spec(**changes):
     workers = tuple(WorkerSpec(host=f"h{rank}", type="t", local_batch_size=4) for rank in range(2))
-    told = {"ratio_policy": "auto", "sync": Synchronisation(name="auto"), "stop": StopRule(max_steps=100), **changes}
+    told = {"ratio_policy": "auto", "sync": Synchronization(name="auto"), "stop": StopRule(max_steps=100), **changes}
     return RunSpec(task="t", workers=workers, **told)
 
 
@@ -199,7 +199,7 @@ def test_before_that_it_sums_gradients_and_is_not_carried_over_from_memory():
     assert not spec().is_local
     assert spec().steers_exchange
     assert not spec(max_restarts=3).is_elastic
-    assert spec(max_restarts=3, sync=Synchronisation()).is_elastic
+    assert spec(max_restarts=3, sync=Synchronization()).is_elastic
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_what_does_not_go_with_it_is_said(changes, said):
 
 
 def test_it_is_written_like_the_others():
-    assert parse_sync("auto") == Synchronisation(name="auto")
+    assert parse_sync("auto") == Synchronization(name="auto")
     assert spell_sync(parse_sync("auto")) == "auto"
     with pytest.raises(BadInput, match="has a value too many"):
         parse_sync("auto(3)")

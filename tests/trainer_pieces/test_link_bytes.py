@@ -14,8 +14,8 @@ import sys
 import pytest
 
 from hetopt.core.comm.cost import deals, reduces_directly
-from hetopt.core.scaled_emulation import MiniatureHost
-from hetopt.launch.emulation.namespaces import MiniatureNetwork, why_not
+from hetopt.core.scaled_emulation import EmulatedHost
+from hetopt.launch.emulation.namespaces import EmulatedNetwork, why_not
 from tests.disturbance import PATIENCE_S
 
 from . import link_bytes_program as program
@@ -44,8 +44,8 @@ def counted(tmp_path_factory):
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("links")
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
-    hosts = [MiniatureHost(name=f"h{rank}") for rank in range(WORKERS)]
-    with MiniatureNetwork.create(hosts, owner="a test of bytes on links") as network:
+    hosts = [EmulatedHost(name=f"h{rank}") for rank in range(WORKERS)]
+    with EmulatedNetwork.create(hosts, owner="a test of bytes on links") as network:
         workers = [
             network.popen(
                 rank, [sys.executable, program.__file__, str(rank), str(WORKERS), str(folder)], env=environment

@@ -18,7 +18,7 @@ from hetopt.trainer.policies.ratio.auto import AutoRatio
 from hetopt.trainer.policies.ratio.choose import choose_ratio_policy
 from hetopt.trainer.policies.ratio.fixed import FixedRatio
 from hetopt.trainer.policies.ratio.gain_curve import GainCurve
-from hetopt.trainer.policies.ratio.gain_estimate import GainBelief
+from hetopt.trainer.policies.ratio.gain_estimate import GainEstimate
 from hetopt.trainer.policies.ratio.gravac import Gravac
 from hetopt.trainer.policies.ratio.policy import percent
 from hetopt.trainer.policies.ratio.scan import ScanRatio
@@ -222,7 +222,7 @@ def test_gains_elsewhere_are_learned_from_what_they_settled_to():
     """The residual of 0.1 makes 0.001 look better than it turns out; afterwards the belief knows by how much."""
     true = VirtualRun(workers=WORKERS, links=[LinkSpeed(latency_s=1, bytes_per_s=1)], compute_s=1, settling=0.2)
     gathered = {option.ratio: option for option in OPTIONS if option.collective == "all_gather"}
-    belief = GainBelief()
+    belief = GainEstimate()
     for ratio in (0.1, 0.1, *(0.001,) * 8, *(0.1,) * 8):
         settled = curve(lambda at, ratio=ratio: true.gain(at, ratio))
         belief = belief.seen(gathered[ratio], true.settled(gathered[ratio]), settled)
@@ -235,7 +235,7 @@ def test_gains_elsewhere_are_learned_from_what_they_settled_to():
 def test_a_family_that_keeps_less_than_top_k_has_a_factor_of_its_own():
     by_key = {(option.collective, option.ratio): option for option in OPTIONS}
     star, gather = by_key["ar_topk_star", 0.1], by_key["all_gather", 0.1]
-    belief = GainBelief()
+    belief = GainEstimate()
     for _ in range(5):
         belief = belief.seen(star, 0.6, curve(lambda ratio: ratio**0.1))
     assert belief.gain(star) == pytest.approx(0.6)
@@ -247,7 +247,7 @@ def test_a_family_that_keeps_less_than_top_k_has_a_factor_of_its_own():
 @given(st.lists(st.tuples(st.sampled_from(OPTIONS), st.floats(0, 1), st.floats(0, 1), st.booleans()), max_size=20))
 @settings(max_examples=50)
 def test_believed_gains_are_possible_whatever_is_seen(seen):
-    belief = GainBelief()
+    belief = GainEstimate()
     for option, gain, exponent, looks in seen:
         belief = belief.seen(option, gain, curve(lambda ratio, e=exponent: ratio**e) if looks else None)
         for other in OPTIONS:

@@ -12,7 +12,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.comm.network_tracker import Timed, measured
 from hetopt.trainer.policies.ratio.paired_trial import Verdict
-from hetopt.trainer.steps.adaptive_controller import BACKWARD, LOOKED_STEPS, Steering, whole_exchange_s
+from hetopt.trainer.steps.adaptive_controller import BACKWARD, LOOKED_STEPS, AdaptiveController, whole_exchange_s
 from hetopt.trainer.steps.traffic import GroupTraffic, Traffic
 
 WORKERS = 4
@@ -47,7 +47,9 @@ def network(link: LinkSpeed):
 FAST, SLOW = LinkSpeed(latency_s=1e-4, bytes_per_s=1e9), LinkSpeed(latency_s=1e-3, bytes_per_s=2e6)
 
 
-def traffic(steering: Steering, link: LinkSpeed, *, gain=lambda ratio: ratio**0.1, steps: int = 10) -> GroupTraffic:
+def traffic(
+    steering: AdaptiveController, link: LinkSpeed, *, gain=lambda ratio: ratio**0.1, steps: int = 10
+) -> GroupTraffic:
     """A period in the present way over such links."""
     option = steering.way.option
     exchange_s = option.buckets * time_s(option.operations, link, algorithms=TRAINER)
@@ -73,7 +75,7 @@ def traffic(steering: Steering, link: LinkSpeed, *, gain=lambda ratio: ratio**0.
 
 
 def drive(
-    steering: Steering, link: LinkSpeed, periods: int, step: int = 0, *, says: str = "harmless"
+    steering: AdaptiveController, link: LinkSpeed, periods: int, step: int = 0, *, says: str = "harmless"
 ) -> tuple[int, list]:
     changes = []
     for _ in range(periods):
@@ -91,23 +93,23 @@ def drive(
 
 def test_auto_compresses_where_links_are_slow_and_sends_everything_where_they_are_not() -> None:
     run = spec(ratio_policy="auto", collective_policy="cheapest")
-    slow = Steering(run, menu(run, buckets=4), network(SLOW), tries_twins=True)
+    slow = AdaptiveController(run, menu(run, buckets=4), network(SLOW), tries_twins=True)
     drive(slow, SLOW, 30)
     assert slow.way.option.ratio < 0.1
-    careful = Steering(run, menu(run, buckets=4), network(SLOW), tries_twins=True)
+    careful = AdaptiveController(run, menu(run, buckets=4), network(SLOW), tries_twins=True)
     drive(careful, SLOW, 30, says="harmful")
     assert careful.way.option.ratio == 1
-    unasked = Steering(run, menu(run, buckets=4), network(SLOW))
+    unasked = AdaptiveController(run, menu(run, buckets=4), network(SLOW))
     drive(unasked, SLOW, 30)
     assert unasked.way.option.ratio == 1
-    fast = Steering(run, menu(run, buckets=4), network(FAST))
+    fast = AdaptiveController(run, menu(run, buckets=4), network(FAST))
     drive(fast, FAST, 30)
     assert fast.way == fast._menu.dense
 
 
 def test_auto_follows_a_network_that_changes() -> None:
     run = spec(ratio_policy="auto", collective_policy="cheapest")
-    steering = Steering(run, menu(run, buckets=4), network(FAST), tries_twins=True)
+    steering = AdaptiveController(run, menu(run, buckets=4), network(FAST), tries_twins=True)
     step, _ = drive(steering, FAST, 20)
     assert steering.way.in_buckets
     step, changes = drive(steering, SLOW, 20, step)
@@ -120,7 +122,7 @@ def test_auto_follows_a_network_that_changes() -> None:
 def test_a_worker_of_whom_rounding_left_less_than_nothing_ends_no_run() -> None:
     """Rounding the sum of a slice counts against whoever summed it; that may be more than it had itself."""
     run = spec(ratio_policy="auto", collective_policy="cheapest")
-    steering = Steering(run, menu(run, buckets=4), network(SLOW))
+    steering = AdaptiveController(run, menu(run, buckets=4), network(SLOW))
     seen = traffic(steering, SLOW)
     drowned = replace(seen.rows[0], energy=0.044, kept_energy=-0.009)
     mixed = GroupTraffic(rows=(*seen.rows[1:], drowned))
@@ -134,7 +136,7 @@ def test_a_worker_of_whom_rounding_left_less_than_nothing_ends_no_run() -> None:
 
 def test_auto_begins_where_the_plan_was_made_for() -> None:
     run = spec(ratio_policy="auto", collective_policy="cheapest", compression=Compression(name="topk", ratio=0.01))
-    steering = Steering(run, menu(run), network(SLOW))
+    steering = AdaptiveController(run, menu(run), network(SLOW))
     assert steering.way.option.ratio == 0.01
     assert steering.look_at
 
@@ -142,10 +144,10 @@ def test_auto_begins_where_the_plan_was_made_for() -> None:
 def test_a_fixed_ratio_by_the_cheapest_collective() -> None:
     """Gathering many elements from many workers costs more than sharing the choice; few elements are all latency."""
     many = spec(collective_policy="cheapest", compression=Compression(name="topk", ratio=0.3))
-    steering = Steering(many, menu(many), network(SLOW))
+    steering = AdaptiveController(many, menu(many), network(SLOW))
     assert steering.way.option.collective == "ar_topk"
     few = spec(collective_policy="cheapest", compression=Compression(name="topk", ratio=1e-5))
-    steering = Steering(few, menu(few), network(LinkSpeed(latency_s=0.01, bytes_per_s=1e9)))
+    steering = AdaptiveController(few, menu(few), network(LinkSpeed(latency_s=0.01, bytes_per_s=1e9)))
     assert steering.way.option.collective == "all_gather"
     assert drive(steering, FAST, 5)[1] == []
 
@@ -153,10 +155,10 @@ def test_a_fixed_ratio_by_the_cheapest_collective() -> None:
 @pytest.mark.parametrize("policy", ["warm_up", "accordion", "gravac", "threshold", "scan"])
 def test_published_policies_steer_what_they_were_given(policy: str) -> None:
     run = spec(ratio_policy=policy, compression=Compression(name="topk", ratio=0.01))
-    steering = Steering(run, menu(run), network(SLOW) if policy == "scan" else None)
+    steering = AdaptiveController(run, menu(run), network(SLOW) if policy == "scan" else None)
     drive(steering, SLOW, 60)
     assert steering.way.option.compressor in ("topk", "identity")
-    again = Steering(run, menu(run), network(SLOW) if policy == "scan" else None)
+    again = AdaptiveController(run, menu(run), network(SLOW) if policy == "scan" else None)
     again.resume(steering.state())
     assert again.way == steering.way
     assert again.state() == steering.state()
@@ -165,12 +167,12 @@ def test_published_policies_steer_what_they_were_given(policy: str) -> None:
 def test_a_policy_without_a_ratio_is_refused() -> None:
     run = spec(ratio_policy="gravac", compression=Compression(name="powersgd"))
     with pytest.raises(BadInput, match="nothing for gravac to decide"):
-        Steering(run, menu(run), None)
+        AdaptiveController(run, menu(run), None)
 
 
 def test_states_that_do_not_fit_are_left_or_refused() -> None:
     run = spec(ratio_policy="accordion", compression=Compression(name="topk", ratio=0.01))
-    steering = Steering(run, menu(run), None)
+    steering = AdaptiveController(run, menu(run), None)
     other = dict(steering.state(), policy="gravac")
     steering.resume(other)
     with pytest.raises(BadInput, match="damaged"):
@@ -179,7 +181,7 @@ def test_states_that_do_not_fit_are_left_or_refused() -> None:
 
 def test_periods_of_another_way_or_without_sense_change_nothing() -> None:
     run = spec(ratio_policy="auto", collective_policy="cheapest")
-    steering = Steering(run, menu(run), network(SLOW))
+    steering = AdaptiveController(run, menu(run), network(SLOW))
     before = steering.state()
     nothing = GroupTraffic(rows=(Traffic(look_energies=(0.0,) * len(steering.looks)),) * WORKERS)
     assert steering.judge(nothing, step=5, epoch=0.1, learning_rate=0.1) is None
@@ -201,7 +203,7 @@ def test_a_hidden_exchange_is_told_from_what_shows_of_it(buckets: int, slower: f
 def test_a_way_in_buckets_is_timed_although_gains_are_looked_at() -> None:
     """The step that looks exchanges after backward: a period of nothing else would tell nothing, again and again."""
     run = spec(ratio_policy="auto", collective_policy="cheapest")
-    steering = Steering(run, menu(run, buckets=4), network(FAST))
+    steering = AdaptiveController(run, menu(run, buckets=4), network(FAST))
     steering._decision = replace(steering._decision, measure_gain=True, look_after_steps=1)
     steering.way = steering._menu.dense
     assert steering.way.in_buckets

@@ -12,7 +12,7 @@ from torch import nn
 
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
-from hetopt.core.synchronization import Synchronisation
+from hetopt.core.synchronization import Synchronization
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import make_stopwatch
 from hetopt.trainer.sync.model_vector import ModelVector
@@ -94,7 +94,7 @@ def mean(workers):
 )
 def test_averages_change_no_mean_and_workers_that_stop_learning_become_one(fragments, every, compression, learned):
     """What an average gives to one worker it takes from the others; what rounding leaves is sent later."""
-    workers = crew(Synchronisation(name="local-sgd", every_steps=every * fragments, fragments=fragments), compression)
+    workers = crew(Synchronization(name="local-sgd", every_steps=every * fragments, fragments=fragments), compression)
     number, expected = 0, mean(workers)
     for much in learned:
         expected += sum(
@@ -112,7 +112,7 @@ def test_averages_change_no_mean_and_workers_that_stop_learning_become_one(fragm
 
 
 def test_all_are_judged_by_the_same_bits_and_train_on_as_they_were():
-    workers = crew(Synchronisation(name="local-sgd", every_steps=4, fragments=4), "int8")
+    workers = crew(Synchronization(name="local-sgd", every_steps=4, fragments=4), "int8")
     for number in range(1, 8):
         step(workers, number, 1.0)
     before = [worker.vector.read() for worker in workers]
@@ -131,7 +131,7 @@ def test_all_are_judged_by_the_same_bits_and_train_on_as_they_were():
 
 @pytest.mark.parametrize("broken", ["flight", "held_back", "counted"])
 def test_a_damaged_state_is_refused_with_a_sentence(broken):
-    workers = crew(Synchronisation(name="local-sgd", every_steps=2, fragments=2), "int8")
+    workers = crew(Synchronization(name="local-sgd", every_steps=2, fragments=2), "int8")
     step(workers, 1, 1.0)
     saved = workers[0].sync.state()
     assert saved["flight"] is not None
@@ -141,7 +141,7 @@ def test_a_damaged_state_is_refused_with_a_sentence(broken):
 
 def test_a_state_of_other_fragments_is_left_alone():
     halves, thirds = (
-        crew(Synchronisation(name="local-sgd", every_steps=6, fragments=fragments)) for fragments in (2, 3)
+        crew(Synchronization(name="local-sgd", every_steps=6, fragments=fragments)) for fragments in (2, 3)
     )
     for number in range(1, 5):
         step(halves, number, 1.0)

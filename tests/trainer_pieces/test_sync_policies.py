@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.core.staleness import MOST_FLIGHTS, Rhythm
-from hetopt.core.synchronization import Synchronisation
+from hetopt.core.staleness import MOST_FLIGHTS, StalenessSchedule
+from hetopt.core.synchronization import Synchronization
 from hetopt.core.synchronization_rules import POLICIES, steps_of_round, why_not_local
 from hetopt.trainer.policies.sync.choose import choose_sync_policy
 from hetopt.trainer.policies.sync.gradient_change import GradientChange
@@ -23,7 +23,7 @@ from hetopt.trainer.policies.sync.selsync import votes_needed
 WORKERS = 4
 
 
-def run(sync: Synchronisation, changes, *, steps: int, rates=lambda step: 0.1):
+def run(sync: Synchronization, changes, *, steps: int, rates=lambda step: 0.1):
     """The steps that synchronise (from 1) and their decisions, where votes arrive at once."""
     policy = choose_sync_policy(sync, workers=WORKERS, seed=7, dataset_size=1000, global_batch_size=10)
     assert policy is not None
@@ -41,7 +41,7 @@ def run(sync: Synchronisation, changes, *, steps: int, rates=lambda step: 0.1):
 
 @given(every=st.integers(1, 20), steps=st.integers(1, 100))
 def test_local_sgd_averages_every_so_many_steps(every, steps):
-    found, _ = run(Synchronisation(name="local-sgd", every_steps=every), None, steps=steps)
+    found, _ = run(Synchronization(name="local-sgd", every_steps=every), None, steps=steps)
     assert list(found) == list(range(every, steps + 1, every))
 
 
@@ -51,7 +51,7 @@ def test_local_sgd_averages_every_so_many_steps(every, steps):
     rates=st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1)), min_size=60, max_size=60),
 )
 def test_averages_get_rarer_as_the_learning_rate_falls_but_not_without_end(every, power, rates):
-    sync = Synchronisation(name="local-sgd", every_steps=every, rate_power=power)
+    sync = Synchronization(name="local-sgd", every_steps=every, rate_power=power)
     found, state = run(sync, None, steps=60, rates=lambda step: rates[step - 1])
     gaps = [now - before for before, now in itertools.pairwise([0, *found])]
     assert all(every <= gap <= math.ceil(MOST_APART * every * (1 + 1e-9)) for gap in gaps)
@@ -61,7 +61,7 @@ def test_averages_get_rarer_as_the_learning_rate_falls_but_not_without_end(every
 
 
 def test_at_a_tenth_of_the_rate_averages_are_as_far_apart_as_they_get():
-    sync = Synchronisation(name="local-sgd", every_steps=5, rate_power=1)
+    sync = Synchronization(name="local-sgd", every_steps=5, rate_power=1)
     found, _ = run(sync, None, steps=200, rates=lambda step: 0.1 if step <= 100 else 0.05 if step <= 140 else 0.01)
     assert [now - before for before, now in itertools.pairwise([90, *(step for step in found if step > 90)])] == [
         5, 5, 10, 10, 10, 10, 40,
@@ -69,14 +69,14 @@ def test_at_a_tenth_of_the_rate_averages_are_as_far_apart_as_they_get():
 
 
 def test_fedavg_counts_its_rounds_in_epochs_and_draws_another_part_each_time():
-    sync = Synchronisation(name="fedavg", participants=0.5, every_epochs=0.1)
+    sync = Synchronization(name="fedavg", participants=0.5, every_epochs=0.1)
     found, _ = run(sync, None, steps=300)
     assert list(found) == list(range(10, 301, 10))
     drawn = [decision.participants for decision in found.values()]
     assert all(len(those) == 2 for those in drawn)
     assert {rank for those in drawn for rank in those} == set(range(WORKERS))
     assert len(set(drawn)) > 3
-    everyone, _ = run(Synchronisation(name="fedavg"), None, steps=50)
+    everyone, _ = run(Synchronization(name="fedavg"), None, steps=50)
     assert {decision.participants for decision in everyone.values()} == {None}
     assert steps_of_round(0.001, 100, 64) == 1
 
@@ -86,7 +86,7 @@ changes_of_all = st.lists(st.floats(0, 10), min_size=WORKERS, max_size=WORKERS).
 
 @given(changes=changes_of_all, delta=st.floats(0, 10), votes=st.sampled_from(["any", "majority", "quantile"]))
 def test_selsync_synchronises_exactly_where_enough_workers_vote(changes, delta, votes):
-    sync = Synchronisation(name="selsync", delta=delta, votes=votes, quorum=0.75, window=1)
+    sync = Synchronization(name="selsync", delta=delta, votes=votes, quorum=0.75, window=1)
     found, _ = run(sync, lambda step: changes, steps=3)
     asking = sum(change >= delta for change in changes)
     needed = {"any": 1, "majority": 3, "quantile": 3}[votes]
@@ -96,20 +96,20 @@ def test_selsync_synchronises_exactly_where_enough_workers_vote(changes, delta, 
 
 @given(changes=changes_of_all)
 def test_delta_0_always_synchronises_and_never_never_does(changes):
-    always, _ = run(Synchronisation(name="selsync", delta=0), lambda step: changes, steps=40)
-    never, _ = run(Synchronisation(name="selsync", delta="never"), lambda step: changes, steps=40)
+    always, _ = run(Synchronization(name="selsync", delta=0), lambda step: changes, steps=40)
+    never, _ = run(Synchronization(name="selsync", delta="never"), lambda step: changes, steps=40)
     assert list(always) == list(range(1, 41))
     assert not never
 
 
 def test_the_first_steps_always_synchronise_and_a_cap_holds():
-    sync = Synchronisation(name="selsync", delta=1, window=25, max_local_steps=6)
+    sync = Synchronization(name="selsync", delta=1, window=25, max_local_steps=6)
     found, _ = run(sync, lambda step: (0.0,) * WORKERS, steps=60)
     assert list(found) == [*range(1, 26), 32, 39, 46, 53, 60]
 
 
 def test_what_is_not_a_number_is_a_vote():
-    found, _ = run(Synchronisation(name="selsync", window=1), lambda step: (0.0, math.nan, 0.0, 0.0), steps=2)
+    found, _ = run(Synchronization(name="selsync", window=1), lambda step: (0.0, math.nan, 0.0, 0.0), steps=2)
     assert 2 in found
 
 
@@ -117,7 +117,7 @@ def test_what_is_not_a_number_is_a_vote():
 @settings(max_examples=15, deadline=None)
 def test_auto_finds_the_delta_of_a_wished_share_whatever_the_scale(scale, share, seed):
     draws = random.Random(seed)
-    sync = Synchronisation(name="selsync", delta="auto", synchronised_share=share, window=1)
+    sync = Synchronization(name="selsync", delta="auto", synchronised_share=share, window=1)
     found, state = run(sync, lambda step: tuple(scale * draws.random() for _ in range(WORKERS)), steps=600)
     late = sum(step > 100 for step in found) / 500
     assert late == pytest.approx(share, abs=0.06)
@@ -128,7 +128,7 @@ def test_auto_finds_the_delta_of_a_wished_share_whatever_the_scale(scale, share,
 @settings(max_examples=30, deadline=None)
 def test_autos_averages_become_rarer_and_are_then_neither_bursts_nor_droughts(share, seed, bursts):
     draws = random.Random(seed)
-    sync = Synchronisation(name="selsync", delta="auto", synchronised_share=share)
+    sync = Synchronization(name="selsync", delta="auto", synchronised_share=share)
 
     def changes(step: int) -> tuple[float, ...]:
         loud = step % 100 < 20
@@ -146,7 +146,7 @@ def test_autos_averages_become_rarer_and_are_then_neither_bursts_nor_droughts(sh
 
 
 def test_auto_averages_even_where_nothing_ever_changes():
-    found, _ = run(Synchronisation(name="selsync", delta="auto"), lambda step: (0.0,) * WORKERS, steps=200)
+    found, _ = run(Synchronization(name="selsync", delta="auto"), lambda step: (0.0,) * WORKERS, steps=200)
     assert 200 - max(found) <= 20
 
 
@@ -166,11 +166,11 @@ def test_the_change_is_a_number_from_the_first_step_on(norms, smoothing):
 
 @given(staleness=st.integers(0, 300))
 def test_the_rhythm_of_ssp_keeps_its_staleness(staleness):
-    rhythm = Rhythm.of(staleness)
+    rhythm = StalenessSchedule.of(staleness)
     assert 1 <= rhythm.flights <= MOST_FLIGHTS
     assert rhythm.every * rhythm.flights <= staleness + 1
     if staleness == 0:
-        assert rhythm == Rhythm(every=1, flights=1)
+        assert rhythm == StalenessSchedule(every=1, flights=1)
 
 
 def test_what_needs_exchanged_gradients_is_refused_with_a_reason():
@@ -181,7 +181,7 @@ def test_what_needs_exchanged_gradients_is_refused_with_a_reason():
             task="digits",
             workers=(worker, worker),
             stop=StopRule(max_steps=1),
-            sync=Synchronisation(name="selsync"),
+            sync=Synchronization(name="selsync"),
             **changes,
         )
         return why_not_local(spec)

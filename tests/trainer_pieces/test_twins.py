@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.compression_slowdown import MOST_LOST
-from hetopt.trainer.policies.ratio.paired_trial import CHUNK_STEPS, HARMFUL, LEAST_DROP, MOST_STEPS, TwinTrial
+from hetopt.trainer.policies.ratio.paired_trial import CHUNK_STEPS, HARMFUL, LEAST_DROP, MOST_STEPS, PairedTrial
 
 CHUNKS = MOST_STEPS // CHUNK_STEPS
 
 
 def said(whole, thin, samples=(8,)):
     """What a trial says of these losses by chunk, and after how many."""
-    trial = TwinTrial(ratio=0.001)
+    trial = PairedTrial(ratio=0.001)
     for chunk, pair in enumerate(zip(whole, thin, strict=True), start=1):
         verdict = trial.after([[*pair, size] for size in samples])
         if verdict is not None:
@@ -56,7 +56,7 @@ def test_what_is_not_a_number_is_harmful(behind):
 
 
 def test_a_worker_without_memory_for_two_more_models_says_no():
-    trial = TwinTrial(ratio=0.01)
+    trial = PairedTrial(ratio=0.01)
     rows = [[5.0, 5.0, 8.0], [math.nan, math.nan, 8.0]]
     assert trial.after(rows) is None
     verdict = trial.after(rows)
@@ -87,7 +87,7 @@ def test_units_of_the_loss_do_not_matter_and_it_always_ends(drops, lags, scale):
 @given(losses=st.lists(st.tuples(st.floats(1, 9), st.floats(1, 9)), min_size=3, max_size=3))
 def test_workers_count_by_their_samples(losses):
     """A worker of 30 samples is three of 10 with its losses."""
-    one, many = TwinTrial(ratio=0.01), TwinTrial(ratio=0.01)
+    one, many = PairedTrial(ratio=0.01), PairedTrial(ratio=0.01)
     for whole, thin in losses:
         one.after([[whole, thin, 30.0], [5.0, 5.0, 10.0]])
         many.after([[whole, thin, 10.0]] * 3 + [[5.0, 5.0, 10.0]])

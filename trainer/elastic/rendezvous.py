@@ -36,7 +36,7 @@ class Abandoned(RuntimeError):
     """Nobody is to look for the others any longer: the run was asked to stop, is over, or has this worker twice."""
 
 
-class MeetingStore(Protocol):
+class RendezvousStore(Protocol):
     """What a meeting needs of a key-value store."""
 
     def get(self, key: str) -> str:
@@ -52,24 +52,24 @@ class MeetingStore(Protocol):
         ...
 
 
-def wanted(store: MeetingStore) -> int:
+def wanted(store: RendezvousStore) -> int:
     """The newest generation that anybody wants; -1: nobody has come yet."""
     return int(store.get("generation") or -1)
 
 
-def begun(store: MeetingStore) -> int:
+def begun(store: RendezvousStore) -> int:
     """The newest generation that has begun in this store; -1: none."""
     return int(store.get("closed") or -1)
 
 
-def want(store: MeetingStore, number: int) -> None:
+def want(store: RendezvousStore, number: int) -> None:
     """Let everybody know that this generation is wanted, or a newer one."""
     while (present := store.get("generation")) == "" or int(present) < number:
         store.compare_set("generation", present, str(number))
 
 
 def meet_again(
-    store: MeetingStore,
+    store: RendezvousStore,
     me: Member,
     places: Sequence[int],
     *,
@@ -130,7 +130,7 @@ def meet_again(
 
 
 def _all_here(
-    store: MeetingStore, generation: Generation, me: Member, patience: Patience, clock: Callable[[], float]
+    store: RendezvousStore, generation: Generation, me: Member, patience: Patience, clock: Callable[[], float]
 ) -> Generator[float, None, bool]:
     """Whether all members come; false as soon as another generation is wanted, or nobody waits any longer."""
     number, called_s = generation.number, clock()
@@ -142,6 +142,6 @@ def _all_here(
     return True
 
 
-def _registered(store: MeetingStore, number: int, places: Sequence[int]) -> dict[int, Member]:
+def _registered(store: RendezvousStore, number: int, places: Sequence[int]) -> dict[int, Member]:
     texts = {place: store.get(f"{number}/member/{place}") for place in places}
     return {place: Member.of_json(text) for place, text in texts.items() if text}

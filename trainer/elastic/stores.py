@@ -85,11 +85,11 @@ def where_to_meet(meetings: Sequence[str], attempt: str) -> str | None:
     there = reachable(meetings)
     if len(there) < 2:
         return there[0] if there else None
-    newest = [begun(TcpMeetingStore(connect(meeting), attempt)) for meeting in there]
+    newest = [begun(TcpRendezvousStore(connect(meeting), attempt)) for meeting in there]
     return there[newest.index(max(newest))]
 
 
-class TcpMeetingStore:
+class TcpRendezvousStore:
     """A connection as a `MeetingStore`.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from hetopt.trainer.elastic.rendezvous import MeetingStore, wanted
+from hetopt.trainer.elastic.rendezvous import RendezvousStore, wanted
 
 EVERY_S = 0.25
 
@@ -19,7 +19,7 @@ class Watch:
         end_waiting: breaks the connections of the present generation; called until `stop`, for more may be opened.
     """
 
-    def __init__(self, store: MeetingStore, number: int, end_waiting: Callable[[], object]) -> None:
+    def __init__(self, store: RendezvousStore, number: int, end_waiting: Callable[[], object]) -> None:
         self._store = store
         self._number = number
         self._end_waiting = end_waiting

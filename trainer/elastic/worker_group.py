@@ -27,7 +27,7 @@ from hetopt.trainer.elastic.handover import Held, told
 from hetopt.trainer.elastic.living import spec_of_living
 from hetopt.trainer.elastic.membership import Generation, Member, NothingKnown, Patience, Presence
 from hetopt.trainer.elastic.rendezvous import LOOK_S, Abandoned, meet_again, want
-from hetopt.trainer.elastic.stores import TcpMeetingStore, connect, where_to_meet
+from hetopt.trainer.elastic.stores import TcpRendezvousStore, connect, where_to_meet
 from hetopt.trainer.elastic.watch import Watch
 from hetopt.trainer.failure import is_peer_loss
 
@@ -37,7 +37,7 @@ _LOOK_ELSEWHERE_S = 1.0
 _REASON_LETTERS = 200
 
 
-class Crew:
+class WorkerGroup:
     """One worker's side.
 
     Args:
@@ -83,8 +83,8 @@ class Crew:
         self._me = Member(place=place, life=life)
         self._attempt = attempt
         self._meeting = ""
-        self._store: TcpMeetingStore | None = None
-        self._watching: TcpMeetingStore | None = None
+        self._store: TcpRendezvousStore | None = None
+        self._watching: TcpRendezvousStore | None = None
         self._watch: Watch | None = None
         self._known = open_sockets()
         self._events = EventLog(None)
@@ -210,8 +210,8 @@ class Crew:
         """Whether there is one; the connections are to the best of them from then on."""
         meeting = self._where_to_meet()
         if meeting is not None and meeting != self._meeting:
-            self._store = TcpMeetingStore(connect(meeting), self._attempt)
-            self._watching = TcpMeetingStore(connect(meeting), self._attempt)
+            self._store = TcpRendezvousStore(connect(meeting), self._attempt)
+            self._watching = TcpRendezvousStore(connect(meeting), self._attempt)
             self._meeting = meeting
         return self._store is not None
 

@@ -30,7 +30,7 @@ from hetopt.core.worker_logs import LOG_FOLDER, host_log_folder
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-    from hetopt.trainer.host.rendezvous import Meeting
+    from hetopt.trainer.host.rendezvous import Rendezvous
 
 HOST_PID_VARIABLE = "HETOPT_HOST_PID"
 MEETING_VARIABLE = "HETOPT_MEETING"
@@ -130,16 +130,16 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _meet(spec: RunSpec, node: Node | None, secret: bytes | None) -> Meeting:
+def _meet(spec: RunSpec, node: Node | None, secret: bytes | None) -> Rendezvous:
     """Open the store of the run, or reach that of its first host."""
-    from hetopt.trainer.host.rendezvous import Meeting
+    from hetopt.trainer.host.rendezvous import Rendezvous
 
     if node is None or secret is None:
-        return Meeting.alone()
+        return Rendezvous.alone()
     names = host_names(spec)
     first_rank(spec, node.host)  # refuses a host that the run does not have
     address, _, port = node.meeting.rpartition(":")
-    return Meeting.among_others(names.index(node.host), len(names), address, int(port), secret)
+    return Rendezvous.among_others(names.index(node.host), len(names), address, int(port), secret)
 
 
 if __name__ == "__main__":

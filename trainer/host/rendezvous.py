@@ -30,7 +30,7 @@ MEETING_PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
+class Rendezvous:
     """The store of a run as this host reaches it, and which of the hosts this is.
 
     Attributes:
@@ -46,13 +46,13 @@ class Meeting:
     hosts: int = 1
 
     @classmethod
-    def alone(cls) -> Meeting:
+    def alone(cls) -> Rendezvous:
         """For a run on this machine alone: nothing listens outside of loopback."""
         store = open_store()
         return cls(store=store, port=store.port)
 
     @classmethod
-    def among_others(cls, rank: int, hosts: int, address: str, port: int, secret: bytes) -> Meeting:
+    def among_others(cls, rank: int, hosts: int, address: str, port: int, secret: bytes) -> Rendezvous:
         """For one host of several; waits until the first one is there.
 
         Args:
@@ -86,9 +86,9 @@ class Meeting:
 
 
 class _Handler(RendezvousHandler):
-    """torchrun's side of a `Meeting`. The hosts are those that were told, in every round."""
+    """torchrun's side of a `Rendezvous`. The hosts are those that were told, in every round."""
 
-    def __init__(self, meeting: Meeting, parameters: RendezvousParameters) -> None:
+    def __init__(self, meeting: Rendezvous, parameters: RendezvousParameters) -> None:
         self._meeting = meeting
         self._run_id = parameters.run_id
         self._rounds = 0

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec
-from hetopt.core.synchronization import Synchronisation
+from hetopt.core.synchronization import Synchronization
 from hetopt.core.synchronization_rules import why_not_local
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.momentum_correction import own_momentum
@@ -33,7 +33,7 @@ def session(
     steps: int | None = None,
     scaler: Scaler | None = None,
     policy: BatchPolicy = "model",
-    sync: Synchronisation | str = "bsp",
+    sync: Synchronization | str = "bsp",
     spec: RunSpec | Path | str | None = None,
     folder: Path | str | None = None,
     accept_inexact: Sequence[str] = (),

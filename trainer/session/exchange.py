@@ -20,7 +20,7 @@ from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.network_probe import NetworkProbe
 from hetopt.trainer.comm.stats import ExchangeStats, summed
 from hetopt.trainer.comm.switching import SwitchingExchange
-from hetopt.trainer.steps.adaptive_controller import Steering
+from hetopt.trainer.steps.adaptive_controller import AdaptiveController
 from hetopt.trainer.steps.step_config import exchange_event
 from hetopt.trainer.steps.traffic import GroupTraffic
 
@@ -62,7 +62,7 @@ class SessionExchange:
                 hint="leave out compression, or make the model float32",
             )
         self.dense_bytes = VALUE_BYTES * numel + DOUBLE_BYTES * doubles
-        self._steering: Steering | None = None
+        self._steering: AdaptiveController | None = None
         self._probe: NetworkProbe | None = None
         first = spec.compression
         if spec.steers_exchange and (spec.ratio_policy != "fixed" or METHODS[first.name].by_ratio):
@@ -78,7 +78,7 @@ class SessionExchange:
             forgets=spec.compression.memory == AUTO,
         )
 
-    def _steered(self, shapes: list[tuple[int, ...]], numel: int, device: torch.device) -> Steering:
+    def _steered(self, shapes: list[tuple[int, ...]], numel: int, device: torch.device) -> AdaptiveController:
         spec = self._spec
         menu = Menu(
             asked=spec.compression,
@@ -89,12 +89,12 @@ class SessionExchange:
         )
         weighs = spec.weighs_ways
         if not weighs and spec.collective_policy != "cheapest":
-            return Steering(spec, menu, None)
+            return AdaptiveController(spec, menu, None)
         network = measure_network(self.dense_bytes, device=device).network
         self._probe = NetworkProbe(self.dense_bytes, device=device, groups=None)
         if weighs:
             menu = timed_menu(menu, network, device=device, seed=spec.seed)
-        return Steering(spec, menu, network)
+        return AdaptiveController(spec, menu, network)
 
     @property
     def is_dense(self) -> bool:

@@ -29,7 +29,7 @@ from hetopt.trainer.session.loaders import OwnLoader, SlicedLoader
 from hetopt.trainer.session.local import LocalTraining, make_local
 from hetopt.trainer.session.loss import LossWatch
 from hetopt.trainer.session.plan import SessionPlan
-from hetopt.trainer.session.random_state import Chance
+from hetopt.trainer.session.random_state import RandomState
 from hetopt.trainer.session.record import SessionRecord
 from hetopt.trainer.session.registry import REGISTRY, Member
 from hetopt.trainer.session.sharing import Sharing
@@ -107,11 +107,11 @@ class BatchFlow:
         self._is_open = True
         self._epoch_over: Sequence[int] | None = None  # its shares, while its last batch is not computed
         self._gate = Gate(model, optimizer, number=REGISTRY.next_number(), world_size=world_size, store=store)
-        self._chance: Chance | None = None
+        self._chance: RandomState | None = None
         if world_size > 1:
             take_parameters(model, optimizer)
             take_optimizer(optimizer, rank)
-            self._chance = Chance(rank)
+            self._chance = RandomState(rank)
 
     @property
     def shares(self) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from hetopt.core.errors import BadInput
 from hetopt.trainer.data.fetch import samples_in
 from hetopt.trainer.session.batches import Part, Place, ShareTable, SlicedStream, Slices
-from hetopt.trainer.session.random_state import Chance
+from hetopt.trainer.session.random_state import RandomState
 
 
 class SlicedLoader:
@@ -43,7 +43,7 @@ class SlicedLoader:
         rank: int,
         table: ShareTable,
         *,
-        chance: Chance,
+        chance: RandomState,
         asked: Callable[[bool], None],
         begun: Callable[[Part, Any], None],
         ended: Callable[[], None],

@@ -24,7 +24,7 @@ from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.model_vector import ModelVector
 from hetopt.trainer.sync.sync_assembly import make_synchroniser
-from hetopt.trainer.sync.synchroniser import Synchroniser
+from hetopt.trainer.sync.synchroniser import Synchronizer
 
 
 class LocalTraining:
@@ -35,14 +35,14 @@ class LocalTraining:
         model: this worker's.
     """
 
-    def __init__(self, synchroniser: Synchroniser, model: nn.Module) -> None:
+    def __init__(self, synchroniser: Synchronizer, model: nn.Module) -> None:
         self._synchroniser = synchroniser
         self._vector = ModelVector(model)
         self._between = ExitStack()
         self._step = 0
 
     def after(self, trace: StepTrace, samples: Sequence[int]) -> StepTrace:
-        """One more step is over, on all workers (see `Synchroniser.after`)."""
+        """One more step is over, on all workers (see `Synchronizer.after`)."""
         self._step += 1
         return self._synchroniser.after(self._step, trace, samples)
 

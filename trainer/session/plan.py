@@ -15,7 +15,7 @@ from hetopt.core.comm.options import way_name
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import host_name
 from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.core.synchronization import Synchronisation
+from hetopt.core.synchronization import Synchronization
 from hetopt.core.synchronization_text import parse_sync, spell_sync
 
 TASK = "session"
@@ -89,7 +89,7 @@ def make_plan(
     *,
     compression: Compression | str,
     policy: BatchPolicy,
-    sync: Synchronisation | str,
+    sync: Synchronization | str,
     spec: RunSpec | Path | str | None,
 ) -> SessionPlan:
     """From what a script says, or the spec that it was given, which then counts.

@@ -58,7 +58,7 @@ class States:
         return States(torch=state, python=python, numpy=(kind, keys, told[-2], told[-1], cached))
 
 
-class Chance:
+class RandomState:
     """One worker's random numbers; from here on each worker draws its own. Rank 0 draws what it would alone."""
 
     def __init__(self, rank: int) -> None:

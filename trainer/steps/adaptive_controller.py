@@ -36,7 +36,7 @@ LOOKED_STEPS = 3
 """Of a period that looks at gains while gradients travel in buckets, at least."""
 
 
-class SteeringState(Record):
+class ControllerState(Record):
     """What a checkpoint keeps.
 
     Attributes:
@@ -53,7 +53,7 @@ class SteeringState(Record):
     key: str
 
 
-class Steering:
+class AdaptiveController:
     """The same on every rank: what changes it is what all ranks read.
 
     Args:
@@ -310,7 +310,7 @@ class Steering:
 
     def state(self) -> Mapping[str, object]:
         """What a checkpoint keeps, as plain JSON."""
-        return SteeringState(
+        return ControllerState(
             policy=self._name,
             policy_state=self._state.model_dump(mode="json"),
             planner=self._plan,
@@ -327,7 +327,7 @@ class Steering:
             BadInput: the state is damaged.
         """
         try:
-            state = SteeringState.model_validate(saved)
+            state = ControllerState.model_validate(saved)
             if state.policy != self._name:
                 return
             self._state = type(self._policy.initial()).model_validate(state.policy_state)

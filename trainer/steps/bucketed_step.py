@@ -20,7 +20,7 @@ from hetopt.trainer.comm.guarded import Guard
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.steps.local_gradient import DoesNotFit, LocalGradient
 from hetopt.trainer.steps.noise_groups import NoiseSums, square_norm
-from hetopt.trainer.steps.slowdown import Pace
+from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import LossModule, Reader, StepTrace, trainable_parameters
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
 
@@ -75,7 +75,7 @@ class BucketedStep:
         module: LossModule,
         reader: Reader,
         stopwatch: Stopwatch,
-        pace: Pace,
+        pace: Slowdown,
         noise: bool = False,
         exchange: BucketExchange | None = None,
         way: str = "",

@@ -19,7 +19,7 @@ from hetopt.trainer.comm.stats import ExchangeStats
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.steps.local_gradient import LocalGradient
 from hetopt.trainer.steps.noise_groups import MicroBatchGroups, NoiseSums, square_norm, weighted_square_norm
-from hetopt.trainer.steps.slowdown import Pace
+from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import LossModule, Reader, StepTrace, trainable_parameters
 from hetopt.trainer.steps.stopwatch import Stopwatch
 
@@ -62,7 +62,7 @@ class FusedStep:
         reader: Reader,
         exchange: WholeExchange,
         stopwatch: Stopwatch,
-        pace: Pace,
+        pace: Slowdown,
         noise: Literal["workers", "micro-batches"] | None = None,
         way: str = "",
         norms: bool = False,

@@ -30,7 +30,7 @@ _YIELDING_S = 0.0002
 two cores, four and eight waiting processes), which would be half a percent of a step of 30 ms."""
 
 
-class Pace(Protocol):
+class Slowdown(Protocol):
     """How far the computation of a step may have come."""
 
     @property
@@ -51,7 +51,7 @@ class Pace(Protocol):
         ...
 
 
-class FullPace:
+class NoSlowdown:
     """As fast as the device can."""
 
     @property
@@ -200,7 +200,7 @@ def precisely(seconds: float) -> None:
 
 def make_pace(
     worker: WorkerSpec, device: torch.device, *, conditions: ConditionsReader, seed: int, own_core: bool
-) -> Pace:
+) -> Slowdown:
     """The pace of a worker on a device. A declared time goes before a factor.
 
     On a CPU the time that a factor stretches is that of this thread on a core (it drives forward and backward, whatever
@@ -218,7 +218,7 @@ def make_pace(
         clock = time.perf_counter if is_cpu else elapsed_s
         return Declared(worker.declared, worker.host, conditions, seed=seed, clock=clock)
     if worker.pace == 1:
-        return FullPace()
+        return NoSlowdown()
     if is_cpu:
         return Stretched(worker.pace, time.thread_time, busy if own_core else time.sleep)
     return Stretched(worker.pace, elapsed_s)

@@ -29,16 +29,16 @@ from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.loss_test import STATISTICS_HINT, LossTest
-from hetopt.trainer.steps.adaptive_controller import Steering
+from hetopt.trainer.steps.adaptive_controller import AdaptiveController
 from hetopt.trainer.steps.bucketed_step import BucketedStep
 from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.local_batch import SampleFeed
 from hetopt.trainer.steps.local_gradient import DoesNotFit, LocalGradient, half_of
 from hetopt.trainer.steps.local_step import LocalStep, NoExchange
 from hetopt.trainer.steps.loss_trial import FEWEST_TRIED, try_loss
-from hetopt.trainer.steps.slowdown import Pace
+from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import LossModule, trainable_parameters
-from hetopt.trainer.steps.step_config import Form
+from hetopt.trainer.steps.step_config import StepConfig
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.steps.switching_step import SwitchingStep
 from hetopt.trainer.task import Task
@@ -67,9 +67,9 @@ class StepMaker:
     compression: Compression
     feed: SampleFeed
     stopwatch: Stopwatch
-    pace: Pace
+    pace: Slowdown
 
-    def make(self, samples: int) -> Form:
+    def make(self, samples: int) -> StepConfig:
         """The step for this run, warmed up: what a device does only the first time is start-up, not training.
 
         Args:
@@ -94,7 +94,7 @@ class StepMaker:
         self._fit(form.step.warm_up, samples)
         return form
 
-    def _local(self) -> Form:
+    def _local(self) -> StepConfig:
         """A step that exchanges nothing: every worker applies its own gradient."""
         inner = FusedStep(
             module=self.module,
@@ -105,18 +105,18 @@ class StepMaker:
             norms=self.context.spec.sync.name == "selsync",
             counts="alone",
         )
-        return Form(step=LocalStep(inner), compression=self.compression, dense_bytes=self._gradient_bytes)
+        return StepConfig(step=LocalStep(inner), compression=self.compression, dense_bytes=self._gradient_bytes)
 
-    def _settled(self, buckets: bool) -> Form:
+    def _settled(self, buckets: bool) -> StepConfig:
         """A step whose exchange stays as it is."""
         asked, context = self.compression, self.context
         chosen = combine(asked.name, memory=asked.memory, collective=asked.collective)
         everything = asked.name == IDENTITY and asked.ratio == 1.0 and chosen.memory == "none"
         if buckets and everything:
-            return Form(step=self._bucketed(way_name(asked)), compression=asked, dense_bytes=self._gradient_bytes)
+            return StepConfig(step=self._bucketed(way_name(asked)), compression=asked, dense_bytes=self._gradient_bytes)
         if buckets and asked.name in BUCKETWISE and self._in_thread:
             bucketed = self._bucketed(way_name(asked), self._in_buckets(asked))
-            return Form(step=bucketed, compression=asked, dense_bytes=self._gradient_bytes)
+            return StepConfig(step=bucketed, compression=asked, dense_bytes=self._gradient_bytes)
         begun_s = time.perf_counter()
         calibration = self._calibration(measured=False)
         groups = self._as_one(asked, calibration)
@@ -131,7 +131,7 @@ class StepMaker:
             noise=("workers" if context.world_size > 1 else "micro-batches") if by_noise else None,
             way=way_name(asked),
         )
-        return Form(
+        return StepConfig(
             step=step,
             compression=asked,
             dense_bytes=self._gradient_bytes,
@@ -140,7 +140,7 @@ class StepMaker:
             by_hosts=groups is not None,
         )
 
-    def _steered(self, samples: int, buckets: bool) -> Form:
+    def _steered(self, samples: int, buckets: bool) -> StepConfig:
         """A step whose exchange is decided between control periods."""
         context, spec, asked = self.context, self.context.spec, self.compression
         begun_s = time.perf_counter()
@@ -166,7 +166,7 @@ class StepMaker:
             menu = timed_menu(menu, network, device=context.device, seed=spec.seed)
             menu = replace(menu, narrow_in_buckets=self._in_thread)
         measured_s += time.perf_counter() - begun_s
-        steering = Steering(spec, menu, network, tries_twins=True)
+        steering = AdaptiveController(spec, menu, network, tries_twins=True)
         exchange = self._whole(steering.way.compression, groups)
         fused = FusedStep(
             module=self.module,
@@ -180,7 +180,7 @@ class StepMaker:
         if bucketed is not None and any(way.in_buckets and way.compression.name == NARROW for way in menu.all):
             narrow = self._in_buckets(Compression(name=NARROW, memory=menu.memory))
         step = SwitchingStep(fused=fused, exchange=exchange, bucketed=bucketed, first=steering.way, narrow=narrow)
-        return Form(
+        return StepConfig(
             step=step,
             compression=asked,
             dense_bytes=self._gradient_bytes,

@@ -10,14 +10,14 @@ from hetopt.core.events.log import Event
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.calibration import Calibration
 from hetopt.trainer.comm.network_probe import NetworkProbe
-from hetopt.trainer.steps.adaptive_controller import Steering
+from hetopt.trainer.steps.adaptive_controller import AdaptiveController
 from hetopt.trainer.steps.step import Step
 from hetopt.trainer.steps.switching_step import SwitchingStep
 from hetopt.trainer.steps.traffic import GroupTraffic
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class StepConfig:
     """The step, and what the loop has to know about how it exchanges.
 
     Attributes:
@@ -35,7 +35,7 @@ class Form:
     step: Step
     compression: Compression
     dense_bytes: int
-    steering: Steering | None = None
+    steering: AdaptiveController | None = None
     switching: SwitchingStep | None = None
     probe: NetworkProbe | None = None
     calibration: Calibration | None = None
@@ -69,7 +69,7 @@ class Form:
 
 
 def exchange_event(
-    traffic: GroupTraffic, *, compression: Compression, steering: Steering | None, dense_bytes: int
+    traffic: GroupTraffic, *, compression: Compression, steering: AdaptiveController | None, dense_bytes: int
 ) -> Event:
     """What the exchanges of a period were like; nothing where there were none.
 

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from hetopt.core.artifact import Record
 from hetopt.core.events.log import Event
 from hetopt.core.run_spec import Compression
-from hetopt.core.synchronization import Synchronisation
+from hetopt.core.synchronization import Synchronization
 from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.comm.channel import Channel, Message
 from hetopt.trainer.comm.parameter_average import RoundedSum, average_parameters, weights_by_samples
@@ -61,7 +61,7 @@ class ParameterSync:
     def __init__(
         self,
         *,
-        sync: Synchronisation,
+        sync: Synchronization,
         policy: SyncPolicy[Any],
         model: nn.Module,
         optimizer: Optimizer,

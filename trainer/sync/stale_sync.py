@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hetopt.core.events.log import Event
-from hetopt.core.staleness import Rhythm
+from hetopt.core.staleness import StalenessSchedule
 from hetopt.trainer.comm.group import staging_device
 from hetopt.trainer.comm.stats import ExchangeStats
 from hetopt.trainer.steps.step import StepTrace
@@ -53,7 +53,7 @@ class StaleSync:
     def __init__(
         self, *, staleness: int, model: nn.Module, optimizer: Optimizer, rank: int, stopwatch: Stopwatch
     ) -> None:
-        self._rhythm = Rhythm.of(staleness)
+        self._rhythm = StalenessSchedule.of(staleness)
         self._optimizer = optimizer
         self._vector = ModelVector(model)
         self._rank = rank

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from hetopt.core.events.log import Event
 from hetopt.core.run_spec import Compression
-from hetopt.core.synchronization import Synchronisation
+from hetopt.core.synchronization import Synchronization
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.parameter_average import RoundedSum, average_parameters, weights_by_samples
 from hetopt.trainer.comm.stats import ExchangeStats
@@ -98,7 +98,7 @@ class StreamingSync:
     def __init__(
         self,
         *,
-        sync: Synchronisation,
+        sync: Synchronization,
         model: nn.Module,
         optimizer: Optimizer,
         compression: Compression,
@@ -278,7 +278,7 @@ def _flown(saved: Mapping[str, Any], like: Tensor) -> Flight:
     return Flight(place=int(saved["place"]), snapshot=saved["snapshot"].to(like), arrival=arrival)
 
 
-def _cut(vector: ModelVector, flat: Tensor, sync: Synchronisation, compression: Compression) -> tuple[Fragment, ...]:
+def _cut(vector: ModelVector, flat: Tensor, sync: Synchronization, compression: Compression) -> tuple[Fragment, ...]:
     """Fragments of as many parameters each; running statistics go with the last one, and are not rounded."""
     parameters = vector.parameters
     count = min(sync.fragments, parameters)

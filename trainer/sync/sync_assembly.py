@@ -22,7 +22,7 @@ from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.parameter_sync import ParameterSync
 from hetopt.trainer.sync.stale_sync import StaleSync
 from hetopt.trainer.sync.streaming_sync import StreamingSync
-from hetopt.trainer.sync.synchroniser import Synchroniser
+from hetopt.trainer.sync.synchroniser import Synchronizer
 
 
 def make_synchroniser(
@@ -35,7 +35,7 @@ def make_synchroniser(
     clock: Callable[[], float],
     stopwatch: Stopwatch,
     dataset_size: int,
-) -> Synchroniser | None:
+) -> Synchronizer | None:
     """As the run's ``sync`` says; None: gradients are summed in every step, and models never differ.
 
     Args:

@@ -13,7 +13,7 @@ from hetopt.core.events.log import Event
 from hetopt.trainer.steps.step import StepTrace
 
 
-class Synchroniser(Protocol):
+class Synchronizer(Protocol):
     """Asked after every step, on every rank, in the same order as everything else that workers do together."""
 
     def after(self, step: int, trace: StepTrace, samples: Sequence[int]) -> StepTrace:

@@ -186,7 +186,7 @@ class SyncSettled(Happened):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class TwinsTried(Happened):
+class PairedTrialEnded(Happened):
     """Whether sparsified gradients hold training back, as a paired trial has shown."""
 
     event: Literal["twins_tried"]
@@ -291,7 +291,7 @@ class ConditionChanged(Happened):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class MiniatureSlowed(Happened):
+class EmulationSlowed(Happened):
     """A rehearsal takes ``factor`` times as long as was planned."""
 
     event: Literal["miniature_slowed"]
@@ -357,7 +357,7 @@ LogEvent = Annotated[
     | SharesChanged
     | ExchangeChanged
     | SyncSettled
-    | TwinsTried
+    | PairedTrialEnded
     | NetworkMeasured
     | MemoryBoundLearned
     | WorkerLost
@@ -366,7 +366,7 @@ LogEvent = Annotated[
     | SessionFinished
     | StreamWaits
     | ConditionChanged
-    | MiniatureSlowed
+    | EmulationSlowed
     | ClockJumped
     | SupervisorActed
     | SupervisorMeasured

@@ -29,11 +29,11 @@ from hetopt.core.process_guard import StopSignal, die_with_parent
 from hetopt.core.run_folder import read_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import exit_code, failure_reason, last_log_line
-from hetopt.core.scaled_emulation import Change, Conditions, Miniature
+from hetopt.core.scaled_emulation import Change, Conditions, ScaledEmulation
 from hetopt.core.secret import SECRET_VARIABLE, new_secret
 from hetopt.core.worker_logs import host_log_folder, read_from
 from hetopt.launch.emulation.injection import CHANGES_FILE, comes_and_goes, parse_requests
-from hetopt.launch.emulation.namespaces import LINK, MiniatureNetwork
+from hetopt.launch.emulation.namespaces import LINK, EmulatedNetwork
 from hetopt.launch.emulation.progress import Progress
 from hetopt.launch.emulation.schedule import CONDITION_CHANGED, HostNow, split, still_to_come
 from hetopt.launch.emulation.slowdown import FitWatch
@@ -64,8 +64,8 @@ class Conductor:
         self,
         run_dir: Path,
         spec: RunSpec,
-        miniature: Miniature,
-        network: MiniatureNetwork,
+        miniature: ScaledEmulation,
+        network: EmulatedNetwork,
         stop_signal: Callable[[], int | None],
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
@@ -342,7 +342,7 @@ def main(argv: list[str]) -> int:
     spec = read_spec(run_dir)
     if spec.miniature is None:
         raise BadInput("the run is no rehearsal.", hint="use --on local")
-    with MiniatureNetwork.create(spec.miniature.hosts, owner=str(run_dir)) as network:
+    with EmulatedNetwork.create(spec.miniature.hosts, owner=str(run_dir)) as network:
         return Conductor(run_dir, spec, spec.miniature, network, stop_signal).conduct()
 
 

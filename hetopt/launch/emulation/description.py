@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from hetopt.core.errors import BadInput
-from hetopt.core.scaled_emulation import EVERY_HOST, Change, MiniatureHost
+from hetopt.core.scaled_emulation import EVERY_HOST, Change, EmulatedHost
 from hetopt.launch.emulation.namespaces import check_size
 
 _HOSTS_EXAMPLE = "for example 'speed=1,rate=100mbit x2; speed=0.25,rate=25mbit'"
@@ -29,7 +29,7 @@ _TIME_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 class DescribedHost:
     """A host as it was written down. ``noise`` is the relative spread of its workers' declared times."""
 
-    host: MiniatureHost
+    host: EmulatedHost
     noise: float = 0.0
 
 
@@ -58,7 +58,7 @@ def parse_hosts(text: str) -> tuple[DescribedHost, ...]:
     return tuple(hosts)
 
 
-def describe(host: MiniatureHost, noise: float = 0.0) -> str:
+def describe(host: EmulatedHost, noise: float = 0.0) -> str:
     """The host as `parse_hosts` reads it, to six digits; its name comes from its place."""
     words = [f"speed={host.speed:.6g}"]
     if host.rate_bits_per_s is not None:
@@ -201,7 +201,7 @@ def _described(text: str) -> DescribedHost:
             f"{text!r}: noise={noise_text} must be at least 0 and below 1.",
             hint="noise=0.05 lets a step's time spread by 5 %",
         )
-    host = MiniatureHost(
+    host = EmulatedHost(
         name="h0",
         workers=int(workers),
         speed=1.0 if speed is None else _positive(speed, f"{text!r}: the speed"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from hetopt.core.batch_partition import WorkerTime, solve_shares
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import LOCAL
-from hetopt.core.scaled_emulation import MiniatureHost
+from hetopt.core.scaled_emulation import EmulatedHost
 from hetopt.launch.emulation.description import DescribedHost
 from hetopt.launch.emulation.namespaces import check_size
 from hetopt.optimizer.plan import Plan
@@ -30,7 +30,7 @@ class WantedHost:
         noise: relative standard deviation of a step's time.
     """
 
-    host: MiniatureHost
+    host: EmulatedHost
     type: str
     time: WorkerTime
     noise: float = 0.0
@@ -64,7 +64,7 @@ def planned_hosts(plan: Plan) -> tuple[WantedHost, ...]:
     machines = [pair for pair in known for _ in range(pair[0].machines)]
     return tuple(
         WantedHost(
-            host=MiniatureHost(
+            host=EmulatedHost(
                 name=f"h{number}",
                 workers=group.workers_per_machine,
                 speed=float(f"{fastest_s / assumed.time_s(samples):.{SPEED_DIGITS}g}"),

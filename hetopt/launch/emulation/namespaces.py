@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import IO
 
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.core.scaled_emulation import MiniatureHost
+from hetopt.core.scaled_emulation import EmulatedHost
 from hetopt.launch.emulation import iproute
 from hetopt.launch.emulation.cgroups import CpuQuota, find_quotas
 from hetopt.launch.emulation.iproute import NetworkRefused
@@ -50,10 +50,10 @@ def host_address(place: int) -> str:
     return f"10.77.0.{_FIRST_OCTET + place}"
 
 
-class MiniatureNetwork:
+class EmulatedNetwork:
     """A network that this process has made, and removes. A context manager."""
 
-    def __init__(self, network_id: str, hosts: Sequence[MiniatureHost], quotas: Mapping[int, CpuQuota]) -> None:
+    def __init__(self, network_id: str, hosts: Sequence[EmulatedHost], quotas: Mapping[int, CpuQuota]) -> None:
         self.id = network_id
         self._hosts = tuple(hosts)
         self._quotas = dict(quotas)
@@ -61,7 +61,7 @@ class MiniatureNetwork:
         self._children: dict[int, list[subprocess.Popen[bytes]]] = {}
 
     @classmethod
-    def create(cls, hosts: Sequence[MiniatureHost], *, owner: str) -> MiniatureNetwork:
+    def create(cls, hosts: Sequence[EmulatedHost], *, owner: str) -> EmulatedNetwork:
         """Make a network of these hosts, their links at their rates.
 
         Args:
@@ -87,7 +87,7 @@ class MiniatureNetwork:
             raise
         return network
 
-    def __enter__(self) -> MiniatureNetwork:
+    def __enter__(self) -> EmulatedNetwork:
         return self
 
     def __exit__(
@@ -279,9 +279,9 @@ def why_not() -> str | None:
     for tool in ("ip", "tc"):
         if iproute.find_tool(tool) is None:
             return f"a rehearsal needs `{tool}` (iproute2), which is not installed"
-    probe = MiniatureHost(name="h0", rate_bits_per_s=1e7)
+    probe = EmulatedHost(name="h0", rate_bits_per_s=1e7)
     try:
-        with MiniatureNetwork.create([probe], owner=_PROBE) as network:
+        with EmulatedNetwork.create([probe], owner=_PROBE) as network:
             started = network.popen(0, ["true"], stderr=subprocess.PIPE)
             said = started.communicate()[1].decode(errors="replace").strip()
     except NetworkRefused as error:
@@ -294,7 +294,7 @@ def why_not() -> str | None:
 def can_shape_latency() -> bool:
     """Whether this kernel can delay packets (netem). Where it cannot, links have rates but no latency of their own."""
     try:
-        with MiniatureNetwork.create([MiniatureHost(name="h0")], owner=_PROBE) as network:
+        with EmulatedNetwork.create([EmulatedHost(name="h0")], owner=_PROBE) as network:
             iproute.run_batch("tc", ["qdisc add dev lo root netem delay 1ms"], namespace=network.namespace(0))
     except NetworkRefused:
         return False
@@ -318,7 +318,7 @@ def _switch(network_id: str) -> str:
     return f"{PREFIX}{network_id}"
 
 
-def _namespace(network_id: str, host: MiniatureHost) -> str:
+def _namespace(network_id: str, host: EmulatedHost) -> str:
     return f"{PREFIX}{network_id}-{host.name}"
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from hetopt.core import formatting
 from hetopt.core.comm.cost import Primitive
 from hetopt.core.run_spec import RunSpec, WorkerSpec
-from hetopt.core.scaled_emulation import EVERY_HOST, Change, DeclaredTime, Miniature, MiniatureHost
+from hetopt.core.scaled_emulation import EVERY_HOST, Change, DeclaredTime, EmulatedHost, ScaledEmulation
 from hetopt.launch.emulation.description import DescribedHost
 from hetopt.launch.emulation.hosts import WantedHost, best_shares, check_batch, described_hosts, planned_hosts
 from hetopt.launch.emulation.links import BOX_BITS_PER_S, IN_TRAINING, STEERED, STEERED_LOG_SD, box_link
@@ -79,7 +79,7 @@ class Scale:
         """A link of the cluster in the miniature."""
         return min(bits_per_s / self.links, self.fastest_bits_per_s)
 
-    def host(self, host: MiniatureHost) -> MiniatureHost:
+    def host(self, host: EmulatedHost) -> EmulatedHost:
         """The host with its link as it is in the miniature."""
         rate = host.rate_bits_per_s
         return host.model_copy(update={"rate_bits_per_s": None if rate is None else self.rate(rate)})
@@ -260,7 +260,7 @@ def miniature_run(
                 )
                 for host, samples in zip(workers, shares, strict=True)
             ),
-            "miniature": Miniature(
+            "miniature": ScaledEmulation(
                 hosts=tuple(scale.host(host.host) for host in hosts),
                 time_factor=scale.links,
                 changes=tuple(scale.change(change) for change in changes),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from hetopt.core.events.records import ConditionChanged, LogEvent
-from hetopt.core.scaled_emulation import EVERY_HOST, Change, MiniatureHost
+from hetopt.core.scaled_emulation import EVERY_HOST, Change, EmulatedHost
 
 CONDITION_CHANGED = "condition_changed"
 
@@ -23,7 +23,7 @@ class HostNow:
     cut: bool = False
 
     @classmethod
-    def as_described(cls, host: MiniatureHost) -> HostNow:
+    def as_described(cls, host: EmulatedHost) -> HostNow:
         """The host before anything happened to it."""
         return cls(name=host.name, speed=host.speed, rate_bits_per_s=host.rate_bits_per_s)
 

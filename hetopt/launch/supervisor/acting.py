@@ -23,7 +23,7 @@ from hetopt.launch.supervisor.adding import with_more_of_each_type
 from hetopt.launch.supervisor.decide import Alternative, Decision, Hysteresis, Supervisor
 from hetopt.launch.supervisor.dropping import without_each_host
 from hetopt.launch.supervisor.moving import on_demand_for_all
-from hetopt.launch.supervisor.progress import Promise, Standing
+from hetopt.launch.supervisor.progress import PredictedGain, RunProgress
 from hetopt.launch.supervisor.replacing import with_another_for_each_host
 from hetopt.launch.supervisor.switching import in_other_zones
 from hetopt.optimizer.launch_record import Launch
@@ -85,7 +85,7 @@ class Supervision:
     boot_s: float = 0.0
     until_there_s: float = 0.0
     supervisor: Supervisor
-    standing: Standing = field(default_factory=Standing)
+    standing: RunProgress = field(default_factory=RunProgress)
     replaced: set[str] = field(default_factory=set)
     unpaid: dict[str, float] = field(default_factory=dict)
     said: str = ""
@@ -268,10 +268,10 @@ def host_prices(record: Launch) -> dict[str, float]:
     return dict(zip(hosts, prices, strict=True))
 
 
-def promise_of(record: Launch) -> Promise:
+def promise_of(record: Launch) -> PredictedGain:
     """What was predicted for the place where the run is."""
     told = record.prediction
-    return Promise(
+    return PredictedGain(
         step_time_s=told.step_time_s.value,
         step_time_low_s=told.step_time_s.low,
         step_time_high_s=told.step_time_s.high,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hetopt.launch.supervisor.decide import Alternative
-from hetopt.launch.supervisor.progress import Promise, Standing
+from hetopt.launch.supervisor.progress import PredictedGain, RunProgress
 
 AT_MOST = 1.0
 """Machines more, over those that there are: beyond that what the exchange takes is not known from this run."""
 
 
 def with_more_of_each_type(
-    standing: Standing, promise: Promise, usd_per_hour: Mapping[str, float], *, until_there_s: float
+    standing: RunProgress, promise: PredictedGain, usd_per_hour: Mapping[str, float], *, until_there_s: float
 ) -> list[Alternative]:
     """For each type the fewest more machines with which the run would be in time; none while it is.
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from hetopt.launch.supervisor.progress import Promise, Standing
+from hetopt.launch.supervisor.progress import PredictedGain, RunProgress
 
 Action = Literal["keep", "replan", "add", "drop", "replace", "switch", "on-demand", "stop"]
 
@@ -96,9 +96,9 @@ class Acted:
 
     decision: Decision
     step_time_s: float
-    standing: Standing
+    standing: RunProgress
 
-    def shows(self, standing: Standing) -> bool:
+    def shows(self, standing: RunProgress) -> bool:
         """Whether enough steps have been done since to tell what came of it."""
         if self.decision.action in ("replace", "switch", "on-demand", "add"):
             # Gone is not enough: another one must have come.
@@ -121,7 +121,7 @@ class Supervisor:
         last: what, if its gain was not measured yet.
     """
 
-    promise: Promise
+    promise: PredictedGain
     hysteresis: Hysteresis = field(default_factory=Hysteresis)
     called_for: tuple[str, int] = ("", 0)
     looked_at: int = -1
@@ -129,7 +129,7 @@ class Supervisor:
     last: Acted | None = None
 
     def look(
-        self, standing: Standing, spent_usd: float, alternatives: Sequence[Alternative] = ()
+        self, standing: RunProgress, spent_usd: float, alternatives: Sequence[Alternative] = ()
     ) -> tuple[Supervisor, Decision]:
         """Decide after one look; the supervisor to look with next time comes first.
 
@@ -156,7 +156,7 @@ class Supervisor:
             return seen, Decision(action="keep", reason=f"{wanted.reason}; but something was changed just now")
         return seen._done(wanted, standing), wanted
 
-    def measured(self, standing: Standing) -> tuple[Supervisor, Mapping[str, Any] | None]:
+    def measured(self, standing: RunProgress) -> tuple[Supervisor, Mapping[str, Any] | None]:
         """What came of the last action, once enough control periods have told: its expected and its measured gain."""
         if self.last is None or standing.step_time_s is None or not self.last.shows(standing):
             return self, None
@@ -170,7 +170,7 @@ class Supervisor:
         }
         return replace(self, last=None), told
 
-    def _done(self, decision: Decision, standing: Standing) -> Supervisor:
+    def _done(self, decision: Decision, standing: RunProgress) -> Supervisor:
         before_s = standing.step_time_s or self.promise.step_time_s
         tells = decision.expected_step_time_s is not None
         acted = Acted(decision=decision, step_time_s=before_s, standing=standing) if tells else self.last
@@ -187,7 +187,7 @@ class Supervisor:
             )
         return replace(self, promise=promise, called_for=("", 0), acted_s=standing.now_s, last=acted)
 
-    def _urgent(self, standing: Standing, spent_usd: float, alternatives: Sequence[Alternative]) -> Decision | None:
+    def _urgent(self, standing: RunProgress, spent_usd: float, alternatives: Sequence[Alternative]) -> Decision | None:
         promise, reserve_s = self.promise, self.hysteresis.reserve_s
         if promise.budget_usd is not None:
             soon_usd = spent_usd + reserve_s / _HOUR_S * promise.usd_per_hour
@@ -214,7 +214,7 @@ class Supervisor:
             expected_step_time_s=surest.step_time_s,
         )
 
-    def _wanted(self, standing: Standing, spent_usd: float, alternatives: Sequence[Alternative]) -> Decision:
+    def _wanted(self, standing: RunProgress, spent_usd: float, alternatives: Sequence[Alternative]) -> Decision:
         now_s = standing.step_time_s
         if now_s is None:
             return Decision(action="keep", reason="nothing was measured yet")
@@ -283,7 +283,7 @@ class Supervisor:
     def _in_time(self, one: Alternative, steps_left: float, now_s: float) -> bool:
         return self.promise.deadline_s is None or now_s + one.total_s(steps_left) <= self.promise.deadline_s
 
-    def _steps_left(self, standing: Standing) -> float:
+    def _steps_left(self, standing: RunProgress) -> float:
         return max(0.0, self.promise.steps - standing.step)
 
 

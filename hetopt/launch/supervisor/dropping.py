@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hetopt.launch.supervisor.decide import Alternative
-from hetopt.launch.supervisor.progress import Promise, Standing
+from hetopt.launch.supervisor.progress import PredictedGain, RunProgress
 
 CHANGEOVER_S = 5.0
 """Until the others train again: measured from one to two seconds on a busy machine, and the step that is lost."""
@@ -14,7 +14,9 @@ LONGER = 1.1
 shrink the cluster."""
 
 
-def without_each_host(standing: Standing, promise: Promise, usd_per_hour: Mapping[str, float]) -> list[Alternative]:
+def without_each_host(
+    standing: RunProgress, promise: PredictedGain, usd_per_hour: Mapping[str, float]
+) -> list[Alternative]:
     """An alternative for each host that the others could do without; none while the run is as it was predicted.
 
     A worker of share ``b_j`` computes for ``t_j``, so it does ``v_j = b_j / t_j`` samples a second. Without some of

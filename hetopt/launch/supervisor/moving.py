@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from hetopt.launch.supervisor.decide import Alternative
-from hetopt.launch.supervisor.progress import Promise, Standing
+from hetopt.launch.supervisor.progress import PredictedGain, RunProgress
 
 ON_DEMAND = "the same machines on demand"
 
 
-def on_demand_for_all(standing: Standing, promise: Promise, *, until_there_s: float) -> list[Alternative]:
+def on_demand_for_all(standing: RunProgress, promise: PredictedGain, *, until_there_s: float) -> list[Alternative]:
     """The alternative that nobody takes back; none without a deadline, or before training has begun.
 
     A step takes what it took when all workers were last there, or what was promised where that was never measured: with

@@ -15,7 +15,7 @@ _SETTLED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Promise:
+class PredictedGain:
     """What the plan says of the run.
 
     Attributes:
@@ -37,7 +37,7 @@ class Promise:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class RunProgress:
     """What the log of a run has told so far.
 
     Attributes:
@@ -88,7 +88,7 @@ class Standing:
             return ()
         return tuple(share / time_s for share, time_s in zip(self.shares, self.compute_s, strict=True))
 
-    def left_s(self, promise: Promise) -> float | None:
+    def left_s(self, promise: PredictedGain) -> float | None:
         """Time to the end at the present pace."""
         return None if self.step_time_s is None else max(0.0, promise.steps - self.step) * self.step_time_s
 

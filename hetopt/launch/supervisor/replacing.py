@@ -7,13 +7,15 @@ than predicted is slow in every copy, and the batch is shared out accordingly al
 from __future__ import annotations
 
 from hetopt.launch.supervisor.decide import Alternative
-from hetopt.launch.supervisor.progress import Promise, Standing
+from hetopt.launch.supervisor.progress import PredictedGain, RunProgress
 
 SLOW = 0.5
 """Of what its type has done; shares are small for slow workers, and what is fixed in a step weighs more in them."""
 
 
-def with_another_for_each_host(standing: Standing, promise: Promise, *, until_there_s: float) -> list[Alternative]:
+def with_another_for_each_host(
+    standing: RunProgress, promise: PredictedGain, *, until_there_s: float
+) -> list[Alternative]:
     """An alternative for each host that has become slow; none while the run is as it was predicted.
 
     While the new machine boots, the others do a step in ``t_w``, and in ``t_n`` once it is there. With ``n`` steps left

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from hetopt.launch.backend import Pools
 from hetopt.launch.supervisor.decide import Alternative
-from hetopt.launch.supervisor.progress import Promise, Standing
+from hetopt.launch.supervisor.progress import PredictedGain, RunProgress
 
 _HOUR_S = 3600.0
 
 
 def in_other_zones(
-    standing: Standing, promise: Promise, pools: Pools, *, boot_s: float, until_there_s: float
+    standing: RunProgress, promise: PredictedGain, pools: Pools, *, boot_s: float, until_there_s: float
 ) -> list[Alternative]:
     """An alternative for each zone where the same machines cost less an hour; a step takes what it takes here.
 

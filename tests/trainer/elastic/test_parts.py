@@ -27,7 +27,7 @@ from hetopt.core.presence import (
 )
 from hetopt.trainer.elastic.connections import DEAF_S, break_all_but, open_sockets
 from hetopt.trainer.elastic.packing import pack, unpack
-from hetopt.trainer.elastic.stores import TcpMeetingStore, connect, reachable, where_to_meet
+from hetopt.trainer.elastic.stores import TcpRendezvousStore, connect, reachable, where_to_meet
 from hetopt.trainer.host import stores
 from tests.disturbance import PATIENCE_S
 
@@ -130,7 +130,7 @@ def test_workers_meet_where_a_generation_has_begun_and_else_in_the_first_store_t
         meetings = [closed, at_first, at_second]
         assert reachable(meetings) == [at_first, at_second]
         assert where_to_meet(meetings, "") == at_first
-        TcpMeetingStore(connect(at_second)).set("closed", "3")
+        TcpRendezvousStore(connect(at_second)).set("closed", "3")
         assert where_to_meet(meetings, "") == at_second
         assert where_to_meet(meetings, "another attempt/") == at_first
         del second
@@ -142,11 +142,11 @@ def test_workers_meet_where_a_generation_has_begun_and_else_in_the_first_store_t
 @pytest.mark.parametrize("attempt", ["", "29500/"])
 def test_a_store_forgets_what_old_generations_left_and_nothing_else(attempt: str) -> None:
     held, meeting = open_store()
-    store = TcpMeetingStore(connect(meeting), attempt)
+    store = TcpRendezvousStore(connect(meeting), attempt)
     kept = ["generation", "closed", "finished", "7/closed", "8/member/0", "12/here/3", "group/7/device/0"]
     for key in [*kept, "6/closed", "0/member/2", "group/6/cpu//0/1", "group/1/device/0"]:
         store.set(key, "x")
-    TcpMeetingStore(connect(meeting), "29501/").set("3/closed", "x")
+    TcpRendezvousStore(connect(meeting), "29501/").set("3/closed", "x")
     store.forget_before(7)
     assert sorted(held.list_keys()) == sorted(["29501/3/closed", *(attempt + key for key in kept)])
 

@@ -7,7 +7,7 @@ import pytest
 from hetopt.cli.stream_options import on_stream, parse_stream, remark
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import RunSpec
-from hetopt.core.scaled_emulation import Miniature
+from hetopt.core.scaled_emulation import ScaledEmulation
 
 
 def run(**fields: object) -> RunSpec:
@@ -55,7 +55,7 @@ def test_another_policy_keeps_its_batches() -> None:
 
 def test_a_rehearsal_slows_streams_down_as_it_slows_computation_down() -> None:
     hosts = [{"name": f"h{number}"} for number in range(2)]
-    spec = read("replay(40/80)", run(miniature=Miniature.model_validate({"hosts": hosts, "time_factor": 4.0})))
+    spec = read("replay(40/80)", run(miniature=ScaledEmulation.model_validate({"hosts": hosts, "time_factor": 4.0})))
     assert spec.stream is not None
     assert spec.stream.rates == (10.0, 20.0)
     assert spec.stream.batch_interval_s == 4.0

@@ -56,7 +56,7 @@ from hetopt.trainer.policies.ratio.auto_learning import MOST_SEEN, is_dense, lea
 from hetopt.trainer.policies.ratio.auto_state import LOOK_AGAIN_AFTER, AutoState, Excess
 from hetopt.trainer.policies.ratio.paired_trial import most_cost_s
 from hetopt.trainer.policies.ratio.policy import DENSE, RatioDecision, RatioObservation, percent
-from hetopt.trainer.policies.ratio.time_to_target import Judged, Outlook, Weighed
+from hetopt.trainer.policies.ratio.time_to_target import Judged, TimeToTarget, Weighed
 
 SURE = 1.5
 """Standard errors that make a saving sure."""
@@ -194,7 +194,7 @@ class AutoRatio:
         )
 
     def _safe(
-        self, state: AutoState, used: Option, network: NetworkState, outlook: Outlook
+        self, state: AutoState, used: Option, network: NetworkState, outlook: TimeToTarget
     ) -> tuple[AutoState, RatioDecision]:
         """Everything is sent: training may be about to diverge."""
         dense = next(option for option in self.options if is_dense(option))
@@ -206,16 +206,16 @@ class AutoRatio:
             alarm_s=_alarm_s(dense, network, outlook),
         )
 
-    def _keeps_enough(self, state: AutoState, judged: Judged, outlook: Outlook) -> bool:
+    def _keeps_enough(self, state: AutoState, judged: Judged, outlook: TimeToTarget) -> bool:
         return self._is_enough(state, judged.option, judged.gain, outlook)
 
-    def _is_enough(self, state: AutoState, option: Option, gain: float, outlook: Outlook) -> bool:
+    def _is_enough(self, state: AutoState, option: Option, gain: float, outlook: TimeToTarget) -> bool:
         """Whether so much is learned as it has to be; lateness alone is weighed, not forbidden."""
         if option.ratio >= state.harmless_from:
             return True
         return gain >= self.least_gain and outlook.slowdown(gain) <= 1 + self.most_lost
 
-    def _reason(self, state: AutoState, now: Judged, chosen: Weighed, outlook: Outlook) -> str:
+    def _reason(self, state: AutoState, now: Judged, chosen: Weighed, outlook: TimeToTarget) -> str:
         other, saving = chosen.judged, chosen.saving_s / now.per_progress_s
         told = (
             f"{other.option.key} instead of {now.option.key}: {percent(other.option.ratio)} sent, about "
@@ -229,7 +229,7 @@ class AutoRatio:
             return f"{told}; tried out, it may be better than it looks"
         return f"{told}: {saving:.0%} less time to the target"
 
-    def _worth_trying(self, state: AutoState, outlook: Outlook) -> float | None:
+    def _worth_trying(self, state: AutoState, outlook: TimeToTarget) -> float | None:
         """The ratio of what would be best if late gradients did no harm, where that would pay for finding out.
 
         Whatever is thought of its gain: what is best where nothing is held back to speak of does no harm for certain.
@@ -252,7 +252,7 @@ class AutoRatio:
             return None
         return best.option.ratio
 
-    def _keep(self, state: AutoState, now: Judged, network: NetworkState, outlook: Outlook) -> RatioDecision:
+    def _keep(self, state: AutoState, now: Judged, network: NetworkState, outlook: TimeToTarget) -> RatioDecision:
         if not self._keeps_enough(state, now, outlook):
             return RatioDecision(
                 ratio=now.option.ratio,
@@ -282,7 +282,7 @@ class AutoRatio:
             case _:
                 return self.coefficient
 
-    def _booked(self, state: AutoState, now: Judged, outlook: Outlook, observation: RatioObservation) -> AutoState:
+    def _booked(self, state: AutoState, now: Judged, outlook: TimeToTarget, observation: RatioObservation) -> AutoState:
         """The account after this period: a trial costs what it took beyond what its progress takes without it."""
         took_s = observation.steps * observation.step_time_s
         spent_s = state.spent_s
@@ -292,12 +292,12 @@ class AutoRatio:
             spent_s += max(0.0, took_s - progress * before.per_progress_s)
         return state.model_copy(update={"trial_after": None, "spent_s": spent_s, "elapsed_s": state.elapsed_s + took_s})
 
-    def outlook(self, state: AutoState, network: NetworkState) -> Outlook:
+    def outlook(self, state: AutoState, network: NetworkState) -> TimeToTarget:
         """What every option is judged by."""
         of_any_s = state.beside_s + state.rest_s
         left = {key: state.left(seen) for key, seen in state.excess.items()}
         sd = math.sqrt(state.step_variance or 0.0)
-        return Outlook(
+        return TimeToTarget(
             network=network,
             belief=state.belief,
             coefficient=self.slowdown_coefficient(state),
@@ -313,7 +313,7 @@ class AutoRatio:
             steps_left=math.inf if state.steps_left is None else state.steps_left,
         )
 
-    def usable(self, state: AutoState, outlook: Outlook) -> list[Judged]:
+    def usable(self, state: AutoState, outlook: TimeToTarget) -> list[Judged]:
         """The options that keep enough, as far as is known; dense training is always one of them."""
         # Most keep too little, which is found sooner than what they take.
         enough = [
@@ -324,7 +324,7 @@ class AutoRatio:
         judged = [outlook.judge(option) for option in enough if not is_barred(state, option)]
         return [one for one in judged if one is not None]
 
-    def _choice(self, state: AutoState, now: Judged, outlook: Outlook) -> Weighed | None:
+    def _choice(self, state: AutoState, now: Judged, outlook: TimeToTarget) -> Weighed | None:
         """The option to change to, if any."""
         others = [outlook.weigh(now, j) for j in self.usable(state, outlook) if j.option.key != now.option.key]
         if not self._keeps_enough(state, now, outlook):
@@ -384,6 +384,6 @@ def _traffic_bytes(option: Option) -> float:
     return option.buckets * sum(operation.terms(TRAINER).traffic_bytes for operation in option.operations)
 
 
-def _alarm_s(option: Option, network: NetworkState, outlook: Outlook) -> float | None:
+def _alarm_s(option: Option, network: NetworkState, outlook: TimeToTarget) -> float | None:
     expected_s = option.exchange_s(network) + outlook.beside_s + max(0.0, outlook.excess_s.get(option.key, 0.0))
     return ALARM_FACTOR * expected_s if expected_s > 0 else None

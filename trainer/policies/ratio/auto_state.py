@@ -7,7 +7,7 @@ import math
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from hetopt.core.artifact import Record
-from hetopt.trainer.policies.ratio.gain_estimate import GainBelief
+from hetopt.trainer.policies.ratio.gain_estimate import GainEstimate
 from hetopt.trainer.policies.ratio.paired_trial import Verdict
 
 LOOK_AGAIN_AFTER = 20
@@ -80,7 +80,7 @@ class AutoState(Record):
         trials: of twins so far.
     """
 
-    belief: GainBelief = GainBelief()
+    belief: GainEstimate = GainEstimate()
     option: str | None = None
     step_s: NonNegativeFloat = 0.0
     is_warm: bool = True

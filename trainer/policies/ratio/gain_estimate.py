@@ -40,7 +40,7 @@ class Changed(Record):
     periods: NonNegativeInt = 0
 
 
-class GainBelief(Record):
+class GainEstimate(Record):
     """Smoothed curve and gains.
 
     Attributes:
@@ -63,7 +63,7 @@ class GainBelief(Record):
     factors: dict[str, PositiveFloat] = Field(default_factory=dict)
     changed: Changed | None = None
 
-    def seen(self, option: Option, gain: float, curve: GainCurve | None) -> GainBelief:
+    def seen(self, option: Option, gain: float, curve: GainCurve | None) -> GainEstimate:
         """After a period of ``option`` that kept ``gain``, and perhaps looked at the curve."""
         gain = min(1.0, max(gain, _LEAST_GAIN))
         changed = self.changed
@@ -111,7 +111,7 @@ class GainBelief(Record):
         ratios, gains = zip(*self.points, strict=True)
         return interpolated(ratios, gains, ratio)
 
-    def _settled(self, option: Option, changed: Changed | None) -> GainBelief:
+    def _settled(self, option: Option, changed: Changed | None) -> GainEstimate:
         """The exponent after one more look at what a change of ratio has led to."""
         if changed is None or option.gain is not None or self.own is None or changed.periods >= _SETTLING_PERIODS:
             return self.model_copy(update={"changed": None})

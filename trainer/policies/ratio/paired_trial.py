@@ -54,7 +54,7 @@ class Verdict(Record):
 
 
 @dataclass(kw_only=True)
-class TwinTrial:
+class PairedTrial:
     """Losses of both twins so far.
 
     Attributes:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from hetopt.core.comm.network_state import NetworkState
 from hetopt.core.comm.planner import COMPRESS_SD, Option
 from hetopt.core.compression_slowdown import backlog_after, distance
-from hetopt.trainer.policies.ratio.gain_estimate import GainBelief
+from hetopt.trainer.policies.ratio.gain_estimate import GainEstimate
 
 NETWORK_HOPE = 2.0
 """Standard errors of the network that an option may be hoped to be better by than it looks; of all else, one."""
@@ -72,7 +72,7 @@ class Weighed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outlook:
+class TimeToTarget:
     """Everything that options are judged by.
 
     Attributes:
@@ -91,7 +91,7 @@ class Outlook:
     """
 
     network: NetworkState
-    belief: GainBelief
+    belief: GainEstimate
     coefficient: float
     compute_s: float
     backward_s: float

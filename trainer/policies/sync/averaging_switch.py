@@ -8,7 +8,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 
 from hetopt.core.artifact import Record
 from hetopt.core.run_spec import Compression, RunSpec, StopRule
-from hetopt.core.synchronization import Synchronisation
+from hetopt.core.synchronization import Synchronization
 
 
 class Settled(Record):
@@ -33,7 +33,7 @@ class Settled(Record):
         """The run as it is from then on: with a synchronisation of its own, and more steps to its end."""
         return spec.model_copy(
             update={
-                "sync": Synchronisation(
+                "sync": Synchronization(
                     name="local-sgd", every_steps=self.every_steps, fragments=self.fragments, rate_power=1.0
                 ),
                 "compression": Compression(name=self.compressor),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hetopt.core.synchronization import Synchronisation
+from hetopt.core.synchronization import Synchronization
 from hetopt.core.synchronization_rules import steps_of_round
 from hetopt.trainer.policies.sync.periodic import FedAvg, LocalSgd
 from hetopt.trainer.policies.sync.policy import SyncPolicy
@@ -13,7 +13,7 @@ from hetopt.trainer.policies.sync.selsync import SelSync, votes_needed
 
 
 def choose_sync_policy(
-    sync: Synchronisation, *, workers: int, seed: int, dataset_size: int, global_batch_size: int
+    sync: Synchronization, *, workers: int, seed: int, dataset_size: int, global_batch_size: int
 ) -> SyncPolicy[Any] | None:
     """The policy that says when parameters are averaged; None: nobody asks (``bsp``, ``ssp``, and
     ``auto`` before it has settled).

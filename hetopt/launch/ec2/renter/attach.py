@@ -9,7 +9,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.run_folder import write_spec
 from hetopt.launch.ec2.protocol import Placements
 from hetopt.launch.ec2.renter import calls
-from hetopt.launch.ec2.renter.cluster_state import Seen
+from hetopt.launch.ec2.renter.cluster_state import ClusterState
 from hetopt.launch.ec2.renter.errors import ApiRefused
 from hetopt.launch.ec2.renter.launcher import PLAN_OBJECT
 from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
@@ -86,7 +86,7 @@ def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: flo
     return record
 
 
-def _seen(edge: Edge, watcher: Watcher, placements: Placements, lease_end_s: float) -> Seen:
+def _seen(edge: Edge, watcher: Watcher, placements: Placements, lease_end_s: float) -> ClusterState:
     """The run's machines as EC2 tells of them; one that it has forgotten ended more than an hour ago."""
     order, hosts = watcher.order, placements.hosts
     answer = edge(calls.addresses_call(order))
@@ -105,8 +105,8 @@ def _seen(edge: Edge, watcher: Watcher, placements: Placements, lease_end_s: flo
     ]
     on_spot = [seat for seat in seats if known[seat.machine.id].get("InstanceLifecycle") == "spot"]
     held = [seat for seat in seats if seat not in on_spot]
-    unseen = Seen(time_s=watcher.clock())
-    return Seen(
+    unseen = ClusterState(time_s=watcher.clock())
+    return ClusterState(
         time_s=watcher.clock(),
         zone=zone.name,
         generation=placements.generation,

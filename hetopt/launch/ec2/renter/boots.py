@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from hetopt.core.run_status import read_tail
-from hetopt.launch.ec2.renter.cluster_state import Seen, SeenMachine
+from hetopt.launch.ec2.renter.cluster_state import ClusterState, MachineState
 from hetopt.launch.ec2.renter.order import Order
 
 BOOT_FOLDER = "boot"
@@ -25,7 +25,7 @@ _LINES = 4
 _LINE_CHARACTERS = 200
 
 
-def failed(machines: Iterable[SeenMachine], life: int | None = None) -> list[SeenMachine]:
+def failed(machines: Iterable[MachineState], life: int | None = None) -> list[MachineState]:
     """Those that ended by themselves and never said that they live.
 
     Args:
@@ -35,14 +35,14 @@ def failed(machines: Iterable[SeenMachine], life: int | None = None) -> list[See
     return [machine for machine in machines if machine.failed_to_boot and life in (None, machine.life)]
 
 
-def hopeless_types(order: Order, seen: Seen) -> set[str]:
+def hopeless_types(order: Order, seen: ClusterState) -> set[str]:
     """Types that have failed to boot as often as is tried, of which none ever booted, nor may still."""
     counts = Counter(machine.instance_type for machine in failed(seen.machines, order.life))
     good = {machine.instance_type for machine in seen.machines if machine.heartbeat_s is not None or machine.alive}
     return {name for name, times in counts.items() if times >= TRIES and name not in good}
 
 
-def hopeless_hosts(order: Order, seen: Seen, hosts: Collection[str]) -> list[str]:
+def hopeless_hosts(order: Order, seen: ClusterState, hosts: Collection[str]) -> list[str]:
     """Of these hosts, those that no machine is to be rented for again: their boots fail, or those of their types."""
     counts = Counter(machine.host for machine in failed(seen.machines, order.life))
     types = hopeless_types(order, seen)
@@ -50,7 +50,7 @@ def hopeless_hosts(order: Order, seen: Seen, hosts: Collection[str]) -> list[str
     return [host for host in hosts if counts[host] >= TRIES or types.issuperset(of_host.get(host, ("",)))]
 
 
-def last_words(run_dir: Path, machines: Sequence[SeenMachine]) -> str | None:
+def last_words(run_dir: Path, machines: Sequence[MachineState]) -> str | None:
     """The end of the newest boot log of these machines; where none is theirs by its name, of the newest there is."""
     folder = run_dir / BOOT_FOLDER
     logs = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime) if folder.is_dir() else []
@@ -62,7 +62,7 @@ def last_words(run_dir: Path, machines: Sequence[SeenMachine]) -> str | None:
     return None
 
 
-def why_failed(run_dir: Path, machines: Sequence[SeenMachine]) -> str:
+def why_failed(run_dir: Path, machines: Sequence[MachineState]) -> str:
     """One sentence on machines that failed to boot, with the end of their log.
 
     Args:
@@ -76,7 +76,7 @@ def why_failed(run_dir: Path, machines: Sequence[SeenMachine]) -> str:
     return f"{named} ended before it had booted; {told}"
 
 
-def _is_of(machine: SeenMachine, name: str) -> bool:
+def _is_of(machine: MachineState, name: str) -> bool:
     """Whether a log of that name is a machine's: EC2 calls hosts by their address, or by their id."""
     dashed = machine.address.replace(".", "-")
     return machine.id in name or (bool(dashed) and f"ip-{dashed}" == name.partition(".")[0])

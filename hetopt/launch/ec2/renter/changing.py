@@ -9,12 +9,12 @@ from hetopt.core.bucket_traffic import HEARTBEAT_S
 from hetopt.core.errors import BadInput, BudgetStop
 from hetopt.core.run_spec import RunSpec
 from hetopt.launch.ec2.renter.budget import MOVE_S, SECONDS_PER_HOUR, Guard
-from hetopt.launch.ec2.renter.cluster_state import Seen
+from hetopt.launch.ec2.renter.cluster_state import ClusterState
 from hetopt.launch.ec2.renter.order import Order
 from hetopt.launch.ec2.renter.pools import may_leave, pair, rests
 
 
-def guard_of(order: Order, seen: Seen, now_s: float) -> Guard:
+def guard_of(order: Order, seen: ClusterState, now_s: float) -> Guard:
     """Of the budget, without what a move that may still come will cost, nor what is paid while a run changes zones."""
     leaves, waiting_usd = seen.zone_wanted is not None, seen.spent_waiting_usd(now_s)
     move_usd = 0.0 if seen.has_moved else max(0.0, order.move_usd - (0.0 if leaves else waiting_usd))
@@ -28,7 +28,7 @@ def guard_of(order: Order, seen: Seen, now_s: float) -> Guard:
     )
 
 
-def moved(order: Order, seen: Seen, needed_s: float, now_s: float) -> Seen:
+def moved(order: Order, seen: ClusterState, needed_s: float, now_s: float) -> ClusterState:
     """The run from the moment on in which on-demand machines are asked for beside all that are on spot.
 
     Args:
@@ -62,13 +62,13 @@ class Changed:
     """
 
     order: Order
-    seen: Seen
+    seen: ClusterState
     end_s: float
     stop_training_s: float
 
 
 def enlarged(
-    order: Order, seen: Seen, spec: RunSpec, host: str, machines: int, needed_s: float, now_s: float
+    order: Order, seen: ClusterState, spec: RunSpec, host: str, machines: int, needed_s: float, now_s: float
 ) -> Changed:
     """The run with more machines, whose workers get as much of the batch as those that they are like.
 
@@ -99,7 +99,9 @@ def enlarged(
     return _paid(larger, asked, needed_s, now_s, why_not)
 
 
-def switched(order: Order, seen: Seen, hosts: Collection[str], zone: str, needed_s: float, now_s: float) -> Changed:
+def switched(
+    order: Order, seen: ClusterState, hosts: Collection[str], zone: str, needed_s: float, now_s: float
+) -> Changed:
     """The run from the moment on in which all of its machines are wanted in another zone.
 
     Args:
@@ -126,7 +128,7 @@ def switched(order: Order, seen: Seen, hosts: Collection[str], zone: str, needed
     return _paid(order, leaving, needed_s, now_s, why_not)
 
 
-def _paid(order: Order, seen: Seen, needed_s: float, now_s: float, why_not: str) -> Changed:
+def _paid(order: Order, seen: ClusterState, needed_s: float, now_s: float, why_not: str) -> Changed:
     """The run with what it is to have, if its budget pays for that until its end.
 
     Raises:

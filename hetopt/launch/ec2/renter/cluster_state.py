@@ -23,7 +23,7 @@ Duty = Literal["serves", "waits", "relieved"]
 """A machine is a host of the run; or is to be one, and is not placed yet; or has no place any more: another has it."""
 
 
-class SeenMachine(Record):
+class MachineState(Record):
     """One machine as EC2 told of it."""
 
     id: str
@@ -89,7 +89,7 @@ class SpotPrices(Record):
         return self.usd_per_hour.get(zone.name, {}).get(instance_type, zone.rates[instance_type].usd_per_hour)
 
 
-class Seen(Artifact):
+class ClusterState(Artifact):
     """The last look at a run."""
 
     KIND: ClassVar[str] = "seen"
@@ -99,7 +99,7 @@ class Seen(Artifact):
     time_s: NonNegativeFloat
     zone: str = ""
     generation: NonNegativeInt = Field(default=0, description="how often machines were replaced")
-    machines: tuple[SeenMachine, ...] = ()
+    machines: tuple[MachineState, ...] = ()
     lease_end_s: NonNegativeFloat | None = Field(default=None, description="until when the machines may live")
     lease_tag: str | None = Field(default=None, description="which version of the lease in the bucket that was")
     stop_wished_s: NonNegativeFloat | None = None
@@ -131,17 +131,17 @@ class Seen(Artifact):
     free_within_s: NonNegativeFloat = 3600.0
 
     @property
-    def alive(self) -> list[SeenMachine]:
+    def alive(self) -> list[MachineState]:
         """The machines on the bill."""
         return [machine for machine in self.machines if machine.alive]
 
     @property
-    def serving(self) -> list[SeenMachine]:
+    def serving(self) -> list[MachineState]:
         """Of those, the hosts of the run: one machine each."""
         return [machine for machine in self.alive if machine.duty == "serves"]
 
     @property
-    def waiting(self) -> list[SeenMachine]:
+    def waiting(self) -> list[MachineState]:
         """Of those, the ones that have no place yet."""
         return [machine for machine in self.alive if machine.duty == "waits"]
 
@@ -170,7 +170,7 @@ class Seen(Artifact):
         """Of that, what those have cost that have no place yet."""
         return self._spent_usd(self.waiting, now_s)
 
-    def _spent_usd(self, machines: Iterable[SeenMachine], now_s: float) -> float:
+    def _spent_usd(self, machines: Iterable[MachineState], now_s: float) -> float:
         stays = (
             machine.stay(minimum_s=self.minimum_billed_s, free_within_s=self.free_within_s) for machine in machines
         )

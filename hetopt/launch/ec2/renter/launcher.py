@@ -18,7 +18,7 @@ from hetopt.core.run_status import RunState, RunStatus, last_events
 from hetopt.launch.backend import Pools, RunHandle
 from hetopt.launch.ec2.renter import calls
 from hetopt.launch.ec2.renter.changing import Changed, enlarged, guard_of, moved, switched
-from hetopt.launch.ec2.renter.cluster_state import Seen
+from hetopt.launch.ec2.renter.cluster_state import ClusterState
 from hetopt.launch.ec2.renter.errors import ApiRefused
 from hetopt.launch.ec2.renter.ledger import LEDGER_FILE, Made, made, read_ledger, recorded_ids
 from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
@@ -162,7 +162,7 @@ class Ec2Launcher:
             seen = watcher.last()
         except BadInput as damaged:
             self.tell(f"{damaged.message} Whatever carries the name of {order.run_id} is removed.")
-            seen = Seen(time_s=self.clock())
+            seen = ClusterState(time_s=self.clock())
         if seen.cleared:
             return
         if seen.alive:
@@ -265,7 +265,7 @@ class Ec2Launcher:
     def _look_at_once(self, handle: RunHandle) -> None:
         self._paces.setdefault(handle.run_dir, Pace()).next_s = self.clock()
 
-    def _priced(self, order: Order, watcher: Watcher, seen: Seen, pace: Pace) -> Seen:
+    def _priced(self, order: Order, watcher: Watcher, seen: ClusterState, pace: Pace) -> ClusterState:
         """Machines on spot are billed at the prices of now. Where nobody tells these, at those that were told last."""
         now_s = self.clock()
         if not are_due(order, seen, now_s):
@@ -281,7 +281,7 @@ class Ec2Launcher:
         watcher.save(seen)
         return seen
 
-    def _supervise(self, order: Order, watcher: Watcher, seen: Seen) -> Seen:
+    def _supervise(self, order: Order, watcher: Watcher, seen: ClusterState) -> ClusterState:
         """What follows from a look: more time, an order to end, or the last tidying up."""
         if not seen.alive:
             return self._clear(order, watcher, seen, watcher.run_dir)
@@ -312,7 +312,9 @@ class Ec2Launcher:
             return self._grant(order, watcher, seen, end_s, guard.stop_training_s(end_s))
         return seen
 
-    def _grant(self, order: Order, watcher: Watcher, seen: Seen, end_s: float, stop_training_s: float) -> Seen:
+    def _grant(
+        self, order: Order, watcher: Watcher, seen: ClusterState, end_s: float, stop_training_s: float
+    ) -> ClusterState:
         """Let the machines live longer, unless somebody else has said something else meanwhile."""
         try:
             answer = watcher.edge(calls.lease_call(order, end_s, stop_training_s, over=seen.lease_tag))
@@ -324,13 +326,13 @@ class Ec2Launcher:
         watcher.save(granted)
         return granted
 
-    def _wish_end(self, order: Order, watcher: Watcher, seen: Seen, reason: str) -> Seen:
+    def _wish_end(self, order: Order, watcher: Watcher, seen: ClusterState, reason: str) -> ClusterState:
         watcher.edge(calls.stop_call(order, seen.lease_end_s or self.clock()))
         wished = seen.model_copy(update={"stop_wished_s": self.clock(), "stop_reason": reason})
         watcher.save(wished)
         return wished
 
-    def _until_ended(self, order: Order, watcher: Watcher, seen: Seen) -> Seen:
+    def _until_ended(self, order: Order, watcher: Watcher, seen: ClusterState) -> ClusterState:
         """Wait for machines that save a checkpoint. Those that never began have none to save."""
         began = any(machine.heartbeat_s is not None for machine in seen.alive) or _size(watcher.run_dir / EVENTS_FILE)
         if not began:
@@ -342,7 +344,7 @@ class Ec2Launcher:
             seen = watcher.machines_now(seen)
         return seen
 
-    def _clear(self, order: Order, watcher: Watcher, seen: Seen, run_dir: Path) -> Seen:
+    def _clear(self, order: Order, watcher: Watcher, seen: ClusterState, run_dir: Path) -> ClusterState:
         Remover(edge=watcher.edge, sleep=self.sleep, made=self._made(run_dir)).remove_run(order.run_id)
         seen = self._read_last(watcher, seen)
         seen = seen.model_copy(update={"cleared": not seen.alive})
@@ -351,7 +353,7 @@ class Ec2Launcher:
             self._remember(seen, order, run_dir)
         return seen
 
-    def _read_last(self, watcher: Watcher, seen: Seen) -> Seen:
+    def _read_last(self, watcher: Watcher, seen: ClusterState) -> ClusterState:
         """What the machines have written until their end; where that cannot be read, their ends alone count."""
         try:
             return watcher.look()
@@ -359,7 +361,7 @@ class Ec2Launcher:
             self.tell(f"What the machines of {watcher.order.run_id} wrote last could not be read: {error}")
             return watcher.machines_now(seen)
 
-    def _remember(self, seen: Seen, order: Order, run_dir: Path) -> None:
+    def _remember(self, seen: ClusterState, order: Order, run_dir: Path) -> None:
         """Keep what was seen of spot for the next plan. Where that fails, the run ends all the same."""
         from hetopt.launch.ec2.renter.observing import remember
 

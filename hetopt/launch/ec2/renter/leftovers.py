@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.core.errors import BadInput
-from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, Seen
+from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.launch.ec2.renter.ledger import LEDGER_FILE, SETTLES_S, Entry, known_regions, read_ledger, unresolved
 from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
 from hetopt.launch.ec2.renter.survey import Found
@@ -84,9 +84,9 @@ def settle(runs: Mapping[str, LocalRun], now_s: float, sleep: Callable[[float], 
         sleep(wait_s)
 
 
-def _seen(path: Path) -> Seen | None:
+def _seen(path: Path) -> ClusterState | None:
     try:
-        return Seen.load(path) if path.exists() else None
+        return ClusterState.load(path) if path.exists() else None
     except BadInput:
         return None  # cut off by whatever ended the process; the tags tell
 

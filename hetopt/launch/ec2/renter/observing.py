@@ -6,7 +6,7 @@ import datetime
 from collections import defaultdict
 from pathlib import Path
 
-from hetopt.launch.ec2.renter.cluster_state import Seen, SeenMachine
+from hetopt.launch.ec2.renter.cluster_state import ClusterState, MachineState
 from hetopt.launch.ec2.renter.order import Order
 from hetopt.optimizer.cost.observed_preemptions import ObservedPool, keep, observed_file
 
@@ -14,10 +14,10 @@ TOGETHER_S = 300.0
 """Machines of a pool that go within so long of each other go together."""
 
 
-def seen_pools(seen: Seen, order: Order) -> tuple[ObservedPool, ...]:
+def seen_pools(seen: ClusterState, order: Order) -> tuple[ObservedPool, ...]:
     """The spot pools of this life of a run; what it had before it was resumed was counted then."""
     spot = {host for role in order.roles if role.market == "spot" for host in role.hosts}
-    pools: dict[tuple[str, str], list[SeenMachine]] = defaultdict(list)
+    pools: dict[tuple[str, str], list[MachineState]] = defaultdict(list)
     for machine in seen.machines:
         if (
             machine.host in spot
@@ -40,7 +40,7 @@ def seen_pools(seen: Seen, order: Order) -> tuple[ObservedPool, ...]:
     )
 
 
-def remember(seen: Seen, order: Order, run_dir: Path) -> None:
+def remember(seen: ClusterState, order: Order, run_dir: Path) -> None:
     """Add what a run that is over has seen to what launches keep, for the next plan; once for each life of a run.
 
     Raises:

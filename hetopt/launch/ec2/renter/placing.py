@@ -10,7 +10,7 @@ from hetopt.core.run_folder import read_spec, write_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.launch.ec2.protocol import LATEST_OBJECT, Latest
 from hetopt.launch.ec2.renter import calls
-from hetopt.launch.ec2.renter.cluster_state import Seen
+from hetopt.launch.ec2.renter.cluster_state import ClusterState
 from hetopt.launch.ec2.renter.errors import ApiRefused
 from hetopt.launch.ec2.renter.order import Order
 from hetopt.launch.ec2.renter.placement import Seat, placement_json, seated_spec
@@ -37,7 +37,7 @@ class Placer:
     clock: Callable[[], float]
     stopped_s: float | None
 
-    def pause(self, order: Order, watcher: Watcher, seen: Seen) -> Seen:
+    def pause(self, order: Order, watcher: Watcher, seen: ClusterState) -> ClusterState:
         """Tell those that train to save a checkpoint and to wait for the next generation."""
         spec, seats = self._seated(order, seen, read_spec(watcher.run_dir))
         body = placement_json(spec, seats, seen.generation, seen.resume_from, pauses=True)
@@ -46,12 +46,12 @@ class Placer:
         watcher.save(after)
         return after
 
-    def has_paused(self, seen: Seen) -> bool:
+    def has_paused(self, seen: ClusterState) -> bool:
         """Whether all have saved their checkpoint, or nobody waits for that any longer."""
         saved = self.stopped_s is not None and self.stopped_s >= seen.placed_s
         return saved or (seen.paused_s is not None and self.clock() > seen.paused_s + PAUSE_PATIENCE_S)
 
-    def place(self, order: Order, watcher: Watcher, seen: Seen, spec: RunSpec) -> Seen:
+    def place(self, order: Order, watcher: Watcher, seen: ClusterState, spec: RunSpec) -> ClusterState:
         """Begin the next generation of a run, from the newest checkpoint."""
         after = seen.model_copy(
             update={
@@ -67,7 +67,7 @@ class Placer:
         watcher.save(after)
         return after
 
-    def _seated(self, order: Order, seen: Seen, spec: RunSpec) -> tuple[RunSpec, list[Seat]]:
+    def _seated(self, order: Order, seen: ClusterState, spec: RunSpec) -> tuple[RunSpec, list[Seat]]:
         ids = {machine.host: machine.id for machine in seen.serving}
         hosts = host_names(spec)
         renter = Renter(edge=self.edge, sleep=self.sleep, tell=self.tell)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from hetopt.launch.backend import Pools
-from hetopt.launch.ec2.renter.cluster_state import Seen, SpotPrices
+from hetopt.launch.ec2.renter.cluster_state import ClusterState, SpotPrices
 from hetopt.launch.ec2.renter.order import Order, Zone
 from hetopt.launch.ec2.renter.spot_prices import PRICES_EVERY_S
 
@@ -16,7 +16,7 @@ _STALE_S = 2.5 * PRICES_EVERY_S
 """Prices that are older decide nothing."""
 
 
-def may_leave(seen: Seen, hosts: Collection[str]) -> bool:
+def may_leave(seen: ClusterState, hosts: Collection[str]) -> bool:
     """Whether all machines of a run could be had elsewhere: all on spot and serving, and nobody comes or goes.
 
     Args:
@@ -32,13 +32,13 @@ def pair(one: str, other: str) -> str:
     return " ".join(sorted((one, other)))
 
 
-def rests(seen: Seen, zone: str, now_s: float) -> bool:
+def rests(seen: ClusterState, zone: str, now_s: float) -> bool:
     """Whether the run has set out between its zone and this one a short time ago."""
     set_out_s = seen.switches.get(pair(seen.zone, zone))
     return set_out_s is not None and now_s < set_out_s + PAIR_RESTS_S
 
 
-def pools_of(order: Order, seen: Seen, hosts: Collection[str], now_s: float) -> Pools | None:
+def pools_of(order: Order, seen: ClusterState, hosts: Collection[str], now_s: float) -> Pools | None:
     """What the run's machines cost, here and elsewhere; None while some come or go.
 
     Args:
@@ -60,7 +60,7 @@ def pools_of(order: Order, seen: Seen, hosts: Collection[str], now_s: float) -> 
     )
 
 
-def _usd_twice_seen(order: Order, seen: Seen, zone: Zone) -> float:
+def _usd_twice_seen(order: Order, seen: ClusterState, zone: Zone) -> float:
     """What the machines cost in another zone, in proportion to here, at the worse of the last two times.
 
     The supervisor looks every few seconds and prices are asked for every few minutes: what was seen once would be at
@@ -72,6 +72,6 @@ def _usd_twice_seen(order: Order, seen: Seen, zone: Zone) -> float:
     return max(now_there, now_here * before)
 
 
-def _usd_at(seen: Seen, prices: SpotPrices | None, zone: Zone) -> float:
+def _usd_at(seen: ClusterState, prices: SpotPrices | None, zone: Zone) -> float:
     types = [machine.instance_type for machine in seen.serving]
     return sum(zone.rates[name].usd_per_hour if prices is None else prices.of(zone, name) for name in types)

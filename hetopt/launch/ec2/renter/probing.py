@@ -20,7 +20,7 @@ from hetopt.core.run_status import RunState
 from hetopt.core.step_samples import Configuration, Node, StepSample
 from hetopt.launch.ec2.renter import ordering
 from hetopt.launch.ec2.renter.bundle import Bundle
-from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, Seen
+from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.launch.ec2.renter.images import image_kind
 from hetopt.launch.ec2.renter.launcher import BUNDLE_FILE, Ec2Launcher
 from hetopt.launch.ec2.renter.order import ORDER_FILE, Role
@@ -168,5 +168,5 @@ class Prober:
                 f"a probe failed: {status.reason or 'it was stopped from outside'}",
                 hint=f"what its machines printed is in {folder}",
             )
-        seen = Seen.load(folder / SEEN_FILE)
+        seen = ClusterState.load(folder / SEEN_FILE)
         return read_sample(probe, read_log(folder / EVENTS_FILE).events), order.fixed_usd + seen.spent_usd(seen.time_s)

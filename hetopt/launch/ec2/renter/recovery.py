@@ -19,7 +19,7 @@ from hetopt.core.errors import CloudRefused
 from hetopt.core.run_folder import read_spec
 from hetopt.core.run_spec import RunSpec, WorkerSpec
 from hetopt.launch.ec2.renter.boots import BOOT_FOLDER, TRIES, failed, hopeless_hosts, hopeless_types, why_failed
-from hetopt.launch.ec2.renter.cluster_state import Seen, SeenMachine
+from hetopt.launch.ec2.renter.cluster_state import ClusterState, MachineState
 from hetopt.launch.ec2.renter.order import Order
 from hetopt.launch.ec2.renter.placement import shared, without
 from hetopt.launch.ec2.renter.placing import Placer
@@ -82,7 +82,7 @@ class Recovery:
             clock=clock,
         )
 
-    def step(self, order: Order, watcher: Watcher, seen: Seen) -> Seen:
+    def step(self, order: Order, watcher: Watcher, seen: ClusterState) -> ClusterState:
         """Do what is to be done next, if anything is.
 
         Raises:
@@ -112,7 +112,7 @@ class Recovery:
             return self.placer.pause(order, watcher, seen)
         return self._join(order, watcher, seen, new) if self.placer.has_paused(seen) else seen
 
-    def end(self, watcher: Watcher, seen: Seen) -> Seen:
+    def end(self, watcher: Watcher, seen: ClusterState) -> ClusterState:
         """Of a run that is finished: nobody gives those a place any more that wait for one.
 
         Raises:
@@ -121,12 +121,12 @@ class Recovery:
         self._end_relieved(seen)
         return send_away(self.asker, watcher, seen) if seen.waiting or seen.zone_wanted is not None else seen
 
-    def _end_relieved(self, seen: Seen) -> None:
+    def _end_relieved(self, seen: ClusterState) -> None:
         relieved = [machine.id for machine in seen.alive if machine.duty == "relieved"]
         if relieved:
             Remover(edge=self.asker.edge, sleep=self.asker.sleep).end_machines(relieved)
 
-    def _give_up_hopeless(self, order: Order, watcher: Watcher, seen: Seen) -> Seen:
+    def _give_up_hopeless(self, order: Order, watcher: Watcher, seen: ClusterState) -> ClusterState:
         """Ask no more for hosts whose machines fail to boot, and say once what these said last."""
         hosts = [host for role in order.roles for host in role.hosts if host not in seen.given_up]
         hopeless = hopeless_hosts(order, seen, hosts)
@@ -147,7 +147,9 @@ class Recovery:
         watcher.save(after)
         return after
 
-    def _take_over(self, order: Order, watcher: Watcher, seen: Seen, new: Iterable[SeenMachine]) -> Seen:
+    def _take_over(
+        self, order: Order, watcher: Watcher, seen: ClusterState, new: Iterable[MachineState]
+    ) -> ClusterState:
         """All who trained were lost at once: those that were to join or to relieve them have nobody to wait for."""
         hosts, spec = {machine.host for machine in new}, read_spec(watcher.run_dir)
         everybody = (*spec.workers, *seen.absent)
@@ -157,7 +159,7 @@ class Recovery:
         after = with_places(seen.model_copy(update={"absent": absent, "asked_s": None}), hosts)
         return self.placer.place(order, watcher, after, shared(spec, there, spec.global_batch_size))
 
-    def _go_on_without(self, order: Order, watcher: Watcher, seen: Seen) -> Seen:
+    def _go_on_without(self, order: Order, watcher: Watcher, seen: ClusterState) -> ClusterState:
         """Tell those that are left to go on."""
         spec = read_spec(watcher.run_dir)
         lost = lost_hosts(seen, spec)
@@ -174,8 +176,14 @@ class Recovery:
         return self.placer.place(order, watcher, after, left)
 
     def _replace(
-        self, order: Order, watcher: Watcher, seen: Seen, spec: RunSpec, lost: Sequence[str], refused: CloudRefused
-    ) -> Seen:
+        self,
+        order: Order,
+        watcher: Watcher,
+        seen: ClusterState,
+        spec: RunSpec,
+        lost: Sequence[str],
+        refused: CloudRefused,
+    ) -> ClusterState:
         """The others cannot hold the batch alone: they wait for what was lost, if it is to be had."""
         hopeless = [host for host in lost if host in seen.given_up]
         if hopeless:
@@ -194,7 +202,7 @@ class Recovery:
             raise refused
         return self.placer.place(order, watcher, seen.model_copy(update={"asked_s": None}), spec)
 
-    def _ask(self, order: Order, watcher: Watcher, seen: Seen, hosts: Sequence[str]) -> Seen:
+    def _ask(self, order: Order, watcher: Watcher, seen: ClusterState, hosts: Sequence[str]) -> ClusterState:
         """Rent what was lost or is to be relieved, in the same zone."""
         self.asker.tell(f"asking for {', '.join(hosts)} {'on demand' if seen.on_demand else 'again'}")
         types = hopeless_types(order, seen)
@@ -209,7 +217,7 @@ class Recovery:
             self.asker.tell(f"there is no capacity for {', '.join(missing)}; {again}")
         return seen
 
-    def _join(self, order: Order, watcher: Watcher, seen: Seen, new: Iterable[SeenMachine]) -> Seen:
+    def _join(self, order: Order, watcher: Watcher, seen: ClusterState, new: Iterable[MachineState]) -> ClusterState:
         """Give the new machines their places, and let those go whose places they were."""
         hosts = {machine.host for machine in new}
         spec, back = read_spec(watcher.run_dir), [worker for worker in seen.absent if worker.host in hosts]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hetopt.core.errors import CloudRefused, HetoptError
 from hetopt.launch.ec2.renter import calls
-from hetopt.launch.ec2.renter.cluster_state import Seen
+from hetopt.launch.ec2.renter.cluster_state import ClusterState
 from hetopt.launch.ec2.renter.order import Order, Role, Zone
 from hetopt.launch.ec2.renter.placement import Machine, Seat
 from hetopt.launch.ec2.renter.renting import NoCapacity, Renter, Tell
@@ -45,8 +45,8 @@ class Asker:
     clock: Callable[[], float]
 
     def ask(
-        self, order: Order, watcher: Watcher, seen: Seen, roles: Sequence[Role], zone: Zone
-    ) -> tuple[Seen, list[str]]:
+        self, order: Order, watcher: Watcher, seen: ClusterState, roles: Sequence[Role], zone: Zone
+    ) -> tuple[ClusterState, list[str]]:
         """Rent the machines of these roles; the hosts that could not be had come second.
 
         Args:

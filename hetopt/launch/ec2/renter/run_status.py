@@ -9,13 +9,13 @@ from hetopt.core.errors import BadInput
 from hetopt.core.events.records import LogEvent, ProbeEvent, TrainingFinished
 from hetopt.core.run_status import RunState, RunStatus, failure_reason, judge, last_events, last_log_line
 from hetopt.launch.ec2.renter.boots import failed, why_failed
-from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, Seen
+from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.launch.ec2.renter.order import Order
 
 _LOSSES_SHOW_S = 180.0
 
 
-def judged(run_dir: Path, seen: Seen) -> RunStatus:
+def judged(run_dir: Path, seen: ClusterState) -> RunStatus:
     """How the run is, by what is in its folder."""
     if not seen.machines:
         return RunStatus(state=RunState.FAILED, reason="its machines were never granted")
@@ -31,14 +31,14 @@ def judged(run_dir: Path, seen: Seen) -> RunStatus:
 def known(run_dir: Path) -> RunStatus:
     """How the run is by what its folder says; nobody is asked."""
     path = run_dir / SEEN_FILE
-    return judged(run_dir, Seen.load(path) if path.exists() else Seen(time_s=0.0))
+    return judged(run_dir, ClusterState.load(path) if path.exists() else ClusterState(time_s=0.0))
 
 
 def is_cleared(run_dir: Path) -> bool:
     """Whether everything of the run was given back. Where what was seen last cannot be read, nobody knows that."""
     path = run_dir / SEEN_FILE
     try:
-        return path.exists() and Seen.load(path).cleared
+        return path.exists() and ClusterState.load(path).cleared
     except BadInput:
         return False
 
@@ -67,7 +67,7 @@ def stopped_s(events: Sequence[LogEvent]) -> float | None:
     return last.time_s if isinstance(last, TrainingFinished) else None
 
 
-def _last_words(run_dir: Path, seen: Seen) -> str | None:
+def _last_words(run_dir: Path, seen: ClusterState) -> str | None:
     """Why a run ended that wrote no event about it."""
     taken = [machine for machine in seen.machines if machine.ending == "interrupted"]
     if taken:

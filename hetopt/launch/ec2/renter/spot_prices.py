@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping, Sequence
 
-from hetopt.launch.ec2.renter.cluster_state import Seen, SeenMachine, SpotPrices
+from hetopt.launch.ec2.renter.cluster_state import ClusterState, MachineState, SpotPrices
 from hetopt.launch.ec2.renter.order import Order
 from hetopt.launch.ec2.renter.request import Answer, Request
 
@@ -50,14 +50,14 @@ def spot_types(order: Order) -> list[str]:
     return list(dict.fromkeys(name for role in order.roles if role.market == "spot" for name in role.instance_types))
 
 
-def are_due(order: Order, seen: Seen, now_s: float) -> bool:
+def are_due(order: Order, seen: ClusterState, now_s: float) -> bool:
     """Whether prices are to be asked for: some machine is billed at them, and the last ones are old."""
     asked_s = order.created_s if seen.prices_asked_s is None else seen.prices_asked_s
     on_spot = any(not machine.on_demand for machine in seen.alive)
     return on_spot and seen.stop_wished_s is None and now_s >= asked_s + PRICES_EVERY_S
 
 
-def repriced(order: Order, seen: Seen, newest: Mapping[tuple[str, str], float], now_s: float) -> Seen:
+def repriced(order: Order, seen: ClusterState, newest: Mapping[tuple[str, str], float], now_s: float) -> ClusterState:
     """The run from now on at the prices that were just seen; pools that nothing was said of stay as they were.
 
     Args:
@@ -75,7 +75,7 @@ def repriced(order: Order, seen: Seen, newest: Mapping[tuple[str, str], float], 
                 known.setdefault(zone.name, {})[name] = usd
     prices = SpotPrices(seen_s=now_s, usd_per_hour=known)
 
-    def after(machine: SeenMachine) -> SeenMachine:
+    def after(machine: MachineState) -> MachineState:
         usd = known.get(machine.zone or seen.zone, {}).get(machine.instance_type, machine.usd_per_hour)
         return machine.repriced(usd, now_s, minimum_s=seen.minimum_billed_s)
 

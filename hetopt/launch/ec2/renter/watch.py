@@ -24,7 +24,7 @@ from hetopt.core.worker_logs import LOG_FOLDER
 from hetopt.launch.ec2.protocol import Lease
 from hetopt.launch.ec2.renter import calls
 from hetopt.launch.ec2.renter.boots import BOOT_FOLDER
-from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, Duty, Seen, SeenMachine, ending_of
+from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, ClusterState, Duty, MachineState, ending_of
 from hetopt.launch.ec2.renter.errors import ApiRefused
 from hetopt.launch.ec2.renter.order import Order, Zone
 from hetopt.launch.ec2.renter.placement import Seat
@@ -54,19 +54,19 @@ class Watcher:
     run_dir: Path
     clock: Callable[[], float]
 
-    def last(self) -> Seen:
+    def last(self) -> ClusterState:
         """What was seen last."""
         path = self.run_dir / SEEN_FILE
-        return Seen.load(path) if path.exists() else Seen(time_s=self.order.created_s)
+        return ClusterState.load(path) if path.exists() else ClusterState(time_s=self.order.created_s)
 
-    def begin(self, seats: tuple[Seat, ...], zone: Zone) -> Seen:
+    def begin(self, seats: tuple[Seat, ...], zone: Zone) -> ClusterState:
         """Write down the machines that were granted, with what each costs an hour, beside those of earlier lives."""
         before = self.last()
-        seen = Seen(
+        seen = ClusterState(
             time_s=self.clock(),
             zone=zone.name,
             generation=self.next_generation(),
-            machines=(*before.machines, *self.granted(seats, zone, Seen(time_s=self.clock()))),
+            machines=(*before.machines, *self.granted(seats, zone, ClusterState(time_s=self.clock()))),
             lease_end_s=self.order.created_s + self.order.lifetime_s,
         )
         self.save(seen)
@@ -78,8 +78,8 @@ class Watcher:
         return before.generation + 1 if before.machines else 0
 
     def granted(
-        self, seats: Iterable[Seat], zone: Zone, seen: Seen, *, on_demand: bool = False, duty: Duty = "serves"
-    ) -> tuple[SeenMachine, ...]:
+        self, seats: Iterable[Seat], zone: Zone, seen: ClusterState, *, on_demand: bool = False, duty: Duty = "serves"
+    ) -> tuple[MachineState, ...]:
         """Machines that are on the bill from now on.
 
         Args:
@@ -91,9 +91,9 @@ class Watcher:
         """
         now_s = self.clock()
 
-        def machine(seat: Seat) -> SeenMachine:
+        def machine(seat: Seat) -> MachineState:
             market = "on-demand" if on_demand else self.order.market_of(seat.host)
-            return SeenMachine(
+            return MachineState(
                 id=seat.machine.id,
                 host=seat.host,
                 instance_type=seat.machine.instance_type,
@@ -110,11 +110,11 @@ class Watcher:
 
         return tuple(machine(seat) for seat in seats)
 
-    def save(self, seen: Seen) -> None:
+    def save(self, seen: ClusterState) -> None:
         """Keep what was seen."""
         seen.save(self.run_dir / SEEN_FILE)
 
-    def look(self) -> Seen:
+    def look(self) -> ClusterState:
         """Bring the folder up to date. Where another process is just doing that, what it saw last is answered.
 
         Raises:
@@ -140,7 +140,7 @@ class Watcher:
             self.save(seen)
             return seen
 
-    def machines_now(self, seen: Seen) -> Seen:
+    def machines_now(self, seen: ClusterState) -> ClusterState:
         """What EC2 says of the machines; nothing of what they have written is read.
 
         Raises:
@@ -150,13 +150,13 @@ class Watcher:
         self.save(after)
         return after
 
-    def _machines(self, before: Seen, beats: Mapping[str, float]) -> tuple[SeenMachine, ...]:
+    def _machines(self, before: ClusterState, beats: Mapping[str, float]) -> tuple[MachineState, ...]:
         answer = self.edge(calls.addresses_call(self.order))
         found = {one["InstanceId"]: one for group in answer["Reservations"] for one in group["Instances"]}
         now_s = self.clock()
         return tuple(_updated(machine, found.get(machine.id), beats, now_s) for machine in before.machines)
 
-    def _hear(self, before: Seen) -> Seen:
+    def _hear(self, before: ClusterState) -> ClusterState:
         """What the lease in the bucket says: a terminal on another machine may have wished that the run ends."""
         found = read_lease(self.edge, self.order)
         if found is None:
@@ -262,7 +262,7 @@ def read_lease(edge: Edge, order: Order) -> tuple[Lease, str] | None:
     return None if lease is None else (lease, str(answer["ETag"]))
 
 
-def _updated(machine: SeenMachine, now: Answer | None, beats: Mapping[str, float], now_s: float) -> SeenMachine:
+def _updated(machine: MachineState, now: Answer | None, beats: Mapping[str, float], now_s: float) -> MachineState:
     """A machine after a look. EC2 forgets machines an hour after their end, and knows new ones after seconds."""
     if not machine.alive:
         return machine

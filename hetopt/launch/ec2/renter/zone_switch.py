@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hetopt.core.errors import CloudRefused
 from hetopt.core.run_folder import read_spec
 from hetopt.core.run_spec import RunSpec
-from hetopt.launch.ec2.renter.cluster_state import Seen
+from hetopt.launch.ec2.renter.cluster_state import ClusterState
 from hetopt.launch.ec2.renter.order import Order, Role
 from hetopt.launch.ec2.renter.placing import Placer
 from hetopt.launch.ec2.renter.rank_assignment import lost_hosts, with_places, without_waiting
@@ -25,7 +25,7 @@ BOOTED_WITHIN_S = 600.0
 """All of them live by then, or the switch is given up; `budget.MOVE_S` counts on it."""
 
 
-def roles_as_they_are(order: Order, seen: Seen) -> list[Role]:
+def roles_as_they_are(order: Order, seen: ClusterState) -> list[Role]:
     """The roles of a run with the types that its machines really have: substitutes would take other times."""
     types = {machine.host: machine.instance_type for machine in seen.serving}
     roles = []
@@ -52,7 +52,7 @@ class ZoneSwitch:
     placer: Placer
     clock: Callable[[], float]
 
-    def step(self, order: Order, watcher: Watcher, seen: Seen) -> Seen:
+    def step(self, order: Order, watcher: Watcher, seen: ClusterState) -> ClusterState:
         """Do what is to be done next. Once nothing is, the run has no zone where it is wanted any more.
 
         Raises:
@@ -73,7 +73,7 @@ class ZoneSwitch:
             return self.placer.pause(order, watcher, seen)
         return self._take_over(order, watcher, seen, spec) if self.placer.has_paused(seen) else seen
 
-    def _why_not(self, seen: Seen, spec: RunSpec) -> str | None:
+    def _why_not(self, seen: ClusterState, spec: RunSpec) -> str | None:
         """Why the run stays where it is; None where nothing speaks against leaving."""
         if seen.on_demand:
             return "the run moves to on-demand machines"
@@ -90,7 +90,7 @@ class ZoneSwitch:
             return f"not all of its machines have booted in {BOOTED_WITHIN_S:.0f} s"
         return None
 
-    def _ask(self, order: Order, watcher: Watcher, seen: Seen) -> Seen:
+    def _ask(self, order: Order, watcher: Watcher, seen: ClusterState) -> ClusterState:
         zone = order.zone(seen.zone_wanted or seen.zone)
         self.asker.tell(f"asking for the same machines in {zone.name}")
         try:
@@ -101,12 +101,12 @@ class ZoneSwitch:
             return self._give_up(watcher, seen, f"there is no capacity for {', '.join(missing)}")
         return seen
 
-    def _give_up(self, watcher: Watcher, seen: Seen, why: str) -> Seen:
+    def _give_up(self, watcher: Watcher, seen: ClusterState, why: str) -> ClusterState:
         """Give back what has come, and leave those that train alone."""
         self.asker.tell(f"the run stays in {seen.zone} and does not leave for {seen.zone_wanted}: {why}")
         return send_away(self.asker, watcher, seen)
 
-    def _take_over(self, order: Order, watcher: Watcher, seen: Seen, spec: RunSpec) -> Seen:
+    def _take_over(self, order: Order, watcher: Watcher, seen: ClusterState, spec: RunSpec) -> ClusterState:
         """All at once. What is meant is kept first: a process that dies now is followed by one that goes on with it."""
         hosts = {machine.host for machine in seen.waiting}
         self.asker.tell(f"{len(hosts)} machines in {seen.zone_wanted} take over")
@@ -114,12 +114,12 @@ class ZoneSwitch:
         after = self._keep(watcher, with_places(there, hosts))
         return self.placer.place(order, watcher, after, spec)
 
-    def _keep(self, watcher: Watcher, seen: Seen) -> Seen:
+    def _keep(self, watcher: Watcher, seen: ClusterState) -> ClusterState:
         watcher.save(seen)
         return seen
 
 
-def send_away(asker: Asker, watcher: Watcher, seen: Seen) -> Seen:
+def send_away(asker: Asker, watcher: Watcher, seen: ClusterState) -> ClusterState:
     """Give back all that wait for a place.
 
     Args:
