@@ -33,7 +33,7 @@ help:
 	@echo "make setup   only make $(VENV), with the pinned versions (PYTHON=/path/to/python3 chooses the interpreter)"
 	@echo "make docs    the documentation as plain files: site/index.html"
 	@echo "make pins    write the versions in $(VENV) to $(PINS)"
-	@echo "make locks   write the packages and hashes that rented machines install to hetopt/launch/ec2/node/locks"
+	@echo "make locks   write the packages and hashes that rented machines install to hetopt/backends/ec2/node/locks"
 	@echo "make sbom    write what is installed, and what rented machines install, as CycloneDX files: sbom*.json"
 	@echo "make clean   remove what these targets made"
 
@@ -101,10 +101,10 @@ pins: $(READY)
 locks: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python requirements/machines.py
 
-# Every package of this environment, as CycloneDX; what rented machines install is in hetopt/launch/ec2/node/locks.
+# Every package of this environment, as CycloneDX; what rented machines install is in hetopt/backends/ec2/node/locks.
 sbom: $(READY)
 	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --of JSON -o $(SBOM) $(BIN)/python
-	@for lock in hetopt/launch/ec2/node/locks/*.txt; do \
+	@for lock in hetopt/backends/ec2/node/locks/*.txt; do \
 	    $(BIN)/cyclonedx-py requirements --output-reproducible --of JSON \
 	        -o $(SBOM:.json=)-$$(basename $$lock .txt).json $$lock; done
 	@ls -1 $(SBOM:.json=)*.json

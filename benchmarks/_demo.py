@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks._outcome import quartiles
-from hetopt.launch.prediction.hosting import division
+from hetopt.backends.prediction.hosting import division
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
-from hetopt.report.report import TOLERANCE, Report
+from hetopt.reports.report import TOLERANCE, Report
 
 PACES = ("1,1", "1,2", "1,3")
 GOAL = ("--budget", "2", "--epochs", "100", "--batch-size", "256")

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks._rehearsal import Log
+from hetopt.backends.emulation.schedule import CONDITION_CHANGED
 from hetopt.core.compression_slowdown import MOST_LOST, distance
 from hetopt.core.events.log import Event
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.core.scaled_emulation import EVERY_HOST, Change, DeclaredTime, EmulatedHost, ScaledEmulation
-from hetopt.launch.emulation.schedule import CONDITION_CHANGED
 
 TOY = f"{Path(__file__).with_name('_toy.py')}:broad_digits"
 WORKERS = 4

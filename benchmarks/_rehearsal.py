@@ -21,6 +21,8 @@ from typing import Literal
 
 from benchmarks._collectives import ANSWER_FILE, REQUEST_FILE, Answer, Request
 from benchmarks._crew import EXCHANGES, RUNS_FILE
+from hetopt.backends.emulation.backend import RehearsalLauncher
+from hetopt.backends.emulation.namespaces import EmulatedNetwork, why_not
 from hetopt.core.batch_partition import WorkerTime, solve_shares
 from hetopt.core.errors import RunFailed
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events
@@ -28,8 +30,6 @@ from hetopt.core.run_folder import write_spec
 from hetopt.core.run_spec import RunSpec, WorkerSpec
 from hetopt.core.run_status import RunState
 from hetopt.core.scaled_emulation import EmulatedHost
-from hetopt.launch.emulation.backend import RehearsalLauncher
-from hetopt.launch.emulation.namespaces import EmulatedNetwork, why_not
 
 STORE_PORT = 29400
 

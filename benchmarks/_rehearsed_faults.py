@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hetopt.backends.emulation.backend import RehearsalLauncher
+from hetopt.backends.emulation.description import parse_changes
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunState
-from hetopt.launch.emulation.backend import RehearsalLauncher
-from hetopt.launch.emulation.description import parse_changes
 
 HOSTS, STEPS, BATCH = ("h0", "h1", "h2"), 120, 96
 _KINDS = {

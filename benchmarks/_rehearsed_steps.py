@@ -29,13 +29,13 @@ import numpy as np
 from benchmarks._demo import run
 from benchmarks._machine_speed import SpeedMeanwhile
 from benchmarks._rehearsal import Log, launch, need_namespaces, step_time_s
+from hetopt.backends.emulation.description import parse_hosts
+from hetopt.backends.emulation.plan import Rehearsal, rehearse
+from hetopt.backends.prediction.hosting import ThisMachine
+from hetopt.backends.prediction.machine_speed import at_present, slowed
 from hetopt.core.calibration_benchmark import measure_yardstick_s
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import Compression, StopRule
-from hetopt.launch.emulation.description import parse_hosts
-from hetopt.launch.emulation.plan import Rehearsal, rehearse
-from hetopt.launch.prediction.hosting import ThisMachine
-from hetopt.launch.prediction.machine_speed import at_present, slowed
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.options import Options

@@ -19,13 +19,13 @@ from pathlib import Path
 
 import psutil
 
+from hetopt.backends.backend import RunHandle
+from hetopt.backends.emulation.netns import namespaces
+from hetopt.backends.local import LocalLauncher
 from hetopt.core.errors import RunFailed
 from hetopt.core.events.log import EVENTS_FILE, parse_events
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.worker_logs import read_from
-from hetopt.launch.backend import RunHandle
-from hetopt.launch.emulation.netns import namespaces
-from hetopt.launch.local import LocalLauncher
 
 _FROZEN_S = 1.0
 _TRAINS_AGAIN_S = 60.0

@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks._spot_nodes import Move
+from hetopt.backends.emulation.namespaces import LINK, EmulatedNetwork
+from hetopt.backends.local import QUIET_TORCH
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events
 from hetopt.core.nodes import MEETING_PORT
 from hetopt.core.run_folder import write_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.scaled_emulation import EmulatedHost
-from hetopt.launch.emulation.namespaces import LINK, EmulatedNetwork
-from hetopt.launch.local import QUIET_TORCH
 
 _LOOK_S = 0.02
 _START_S = 120.0

@@ -38,11 +38,11 @@ from benchmarks._in_turns import Turns, had_s, in_turns
 from benchmarks._outcome import Options, Results, parser, publish, quartiles, run_benchmark
 from benchmarks._simulated_run import check
 from benchmarks._soak import soak
+from hetopt.backends.backend import RunHandle
+from hetopt.backends.emulation.namespaces import why_not
+from hetopt.backends.local import LocalLauncher
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events
 from hetopt.core.run_spec import RunSpec
-from hetopt.launch.backend import RunHandle
-from hetopt.launch.emulation.namespaces import why_not
-from hetopt.launch.local import LocalLauncher
 from hetopt.optimizer.cost.checkpointing import CHECKPOINT_INTERVAL_S
 
 _TOYS = Path(__file__).with_name("_toy.py")

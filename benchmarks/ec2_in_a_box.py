@@ -19,9 +19,9 @@ from benchmarks._outcome import Results, options, publish, run_benchmark
 from benchmarks._rehearsal import need_namespaces
 from benchmarks.box.box import Box
 from benchmarks.box.story import Act, Played, Stage, meeting_host, timeline, trained
+from hetopt.backends.ec2.renter.cluster_state import ClusterState
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import WorkerSpec
-from hetopt.launch.ec2.renter.cluster_state import ClusterState
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.plan import Group, Plan
 

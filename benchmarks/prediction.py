@@ -28,7 +28,7 @@ from hetopt.optimizer.step_time.baselines import Ernest, Goodput, Scavenger, col
 from hetopt.optimizer.step_time.model import StepTimeModel
 from hetopt.optimizer.step_time.observed import observe
 from hetopt.optimizer.step_time.posterior import fit
-from hetopt.report.report import TOLERANCE
+from hetopt.reports.report import TOLERANCE
 
 Fit = Callable[[Samples], Scavenger | Ernest | Goodput]
 PEERS: dict[str, Fit] = {

@@ -29,11 +29,11 @@ from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal
 from hetopt.optimizer.recommendation.recommend import Options, recommend
-from hetopt.report.page.page import page
-from hetopt.report.page.series import series
-from hetopt.report.progress import follow
-from hetopt.report.report import make_report
-from hetopt.report.timeline import timeline
+from hetopt.reports.page.page import page
+from hetopt.reports.page.series import series
+from hetopt.reports.progress import follow
+from hetopt.reports.report import make_report
+from hetopt.reports.timeline import timeline
 
 RECORDED = Path(__file__).resolve().parent.parent / "tests" / "recorded" / "digits.json"
 STEPS, WORKERS = 100_000, 16

@@ -1,5 +1,5 @@
 """Writes what rented machines install: `python requirements/machines.py` (`make locks`) makes the files in
-hetopt/launch/ec2/node/locks/.
+hetopt/backends/ec2/node/locks/.
 
 Every package that training needs, in the version of constraints.txt, with the hashes of its wheels: for x86-64 and for
 64-bit Arm, for machines with and without a GPU. uv resolves them for Python 3.12 as PyPI has them now.
@@ -19,12 +19,12 @@ import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
 
-from hetopt.launch.ec2.bootstrap import CPU_TORCH_INDEX
-from hetopt.launch.ec2.renter.bundle import NEEDED
+from hetopt.backends.ec2.bootstrap import CPU_TORCH_INDEX
+from hetopt.backends.ec2.renter.bundle import NEEDED
 
 HERE = Path(__file__).resolve().parent
 PINS = HERE / "constraints.txt"
-LOCKS = HERE.parent / "hetopt" / "launch" / "ec2" / "node" / "locks"
+LOCKS = HERE.parent / "hetopt" / "backends" / "ec2" / "node" / "locks"
 PYTHON = "3.12"
 PLATFORMS = {"x86_64": "x86_64-manylinux_2_28", "aarch64": "aarch64-manylinux_2_28"}
 CUDA = re.compile(r"^(torch|triton|nvidia-|cuda-)")

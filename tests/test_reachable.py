@@ -14,7 +14,7 @@ STARTED = {
     "hetopt.profiler.worker": "a worker of `hetopt profile`, started by torchrun",
     "hetopt.trainer.host.agent": "a host of a run",
     "hetopt.trainer.torchrun": "what the script of `hetopt export` starts",
-    "hetopt.launch.ec2.node.agent": "the agent of a rented machine",
+    "hetopt.backends.ec2.node.agent": "the agent of a rented machine",
     "hetopt.trainer.session": "what a script of one's own imports",
     "hetopt.trainer.task": "what a task imports",
     "hetopt.catalogs.build": "`python -m hetopt.catalogs.build`, which makes the bundled catalogue",

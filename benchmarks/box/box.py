@@ -19,10 +19,10 @@ from typing import Any, Self
 from benchmarks.box import programs
 from benchmarks.box.machine import Instance, Machine
 from benchmarks.box.sockets import Relay
+from hetopt.backends.emulation import iproute
+from hetopt.backends.emulation.namespaces import PREFIX, EmulatedNetwork
 from hetopt.core.errors import RunFailed
 from hetopt.core.scaled_emulation import EmulatedHost
-from hetopt.launch.emulation import iproute
-from hetopt.launch.emulation.namespaces import PREFIX, EmulatedNetwork
 from hetopt.optimizer.market.catalog import Catalog
 
 _API_ADDRESS, _API_PORT = "172.31.255.254", 5000

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.box import metadata
-from hetopt.launch.emulation import iproute
-from hetopt.launch.emulation.namespaces import LINK, EmulatedNetwork
+from hetopt.backends.emulation import iproute
+from hetopt.backends.emulation.namespaces import LINK, EmulatedNetwork
 
 CREDENTIALS = ("box", "box", "box")
 """Of the machines' role. moto takes any."""

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from benchmarks.box.box import Box, Happening
 from benchmarks.box.machine import Machine
+from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
+from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, read_ledger
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.core.errors import RunFailed
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events
-from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, ClusterState
-from hetopt.launch.ec2.renter.ledger import LEDGER_FILE, read_ledger
-from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
 
 HETOPT = (sys.executable, "-m", "hetopt.cli.main")
 _TURN_S = 0.2

@@ -16,12 +16,12 @@ def adopt(
     """
     import time
 
+    from hetopt.backends.ec2.renter import account, attach
+    from hetopt.backends.ec2.renter.session import connect
+    from hetopt.backends.runs import runs_home
     from hetopt.cli import render
     from hetopt.core.errors import BadInput
     from hetopt.core.paths import inside, run_name
-    from hetopt.launch.ec2.renter import account, attach
-    from hetopt.launch.ec2.renter.session import connect
-    from hetopt.launch.runs import runs_home
 
     folder = inside(runs_home(), run_name(run), what="run")
     if folder.exists():

@@ -17,13 +17,13 @@ def disturb(
     Speeds are those that `hetopt launch` shows, rates those of the rehearsed cluster. A moment in front puts the change
     off: '30s h2 speed=0.5' is 30 seconds after training began, 'step 500 h2 speed=0.5' at that step.
     """
+    from hetopt.backends.emulation.description import parse_change
+    from hetopt.backends.emulation.injection import ask_for_change
+    from hetopt.backends.runs import RunFolders, runs_home
     from hetopt.cli import render
     from hetopt.core import formatting
     from hetopt.core.errors import BadInput
     from hetopt.core.run_folder import read_spec
-    from hetopt.launch.emulation.description import parse_change
-    from hetopt.launch.emulation.injection import ask_for_change
-    from hetopt.launch.runs import RunFolders, runs_home
 
     folder = RunFolders(home=runs_home()).find(run)
     miniature = read_spec(folder).miniature

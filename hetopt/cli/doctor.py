@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from hetopt.launch.ec2.renter.doctor import Check
+    from hetopt.backends.ec2.renter.doctor import Check
 
 
 def doctor(
@@ -25,8 +25,8 @@ def doctor(
     """
     from dataclasses import asdict
 
+    from hetopt.backends.ec2.renter.doctor import worst
     from hetopt.cli import render
-    from hetopt.launch.ec2.renter.doctor import worst
 
     checks: list[Check] = []
     marks = {"good": "✓", "bad": "✗", "unknown": "?"}
@@ -46,11 +46,11 @@ def _checks(path: Path | None, region: str | None, bucket: str | None, instance_
     import time
     from random import Random
 
+    from hetopt.backends.ec2.renter import doctor
+    from hetopt.backends.ec2.renter.edge import BotoEdge
+    from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, region_of, roles_of
+    from hetopt.backends.ec2.renter.retry import Retrying
     from hetopt.core.errors import BadInput
-    from hetopt.launch.ec2.renter import doctor
-    from hetopt.launch.ec2.renter.edge import BotoEdge
-    from hetopt.launch.ec2.renter.ordering import PROFILE_NAME, region_of, roles_of
-    from hetopt.launch.ec2.renter.retry import Retrying
     from hetopt.optimizer.market.catalog import load_catalog
     from hetopt.optimizer.plan import Plan
 
@@ -77,8 +77,8 @@ def _checks(path: Path | None, region: str | None, bucket: str | None, instance_
 def _torch() -> Check:
     import importlib.metadata
 
+    from hetopt.backends.ec2.renter.doctor import Check
     from hetopt.core.extras import install_command
-    from hetopt.launch.ec2.renter.doctor import Check
 
     try:
         version = importlib.metadata.version("torch")

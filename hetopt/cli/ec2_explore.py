@@ -10,11 +10,11 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hetopt.backends.probe_runs import ProbeRun
     from hetopt.cli.explore import Place
     from hetopt.cli.render import Live
     from hetopt.core.profile import Profile
     from hetopt.core.step_samples import Configuration
-    from hetopt.launch.probe_runs import ProbeRun
     from hetopt.optimizer.exploring import Measured
     from hetopt.optimizer.market.catalog import Catalog
 
@@ -47,9 +47,9 @@ def check(task: str, data: Path | None, ec2_data: str | None) -> None:
     """
     import importlib.util
 
+    from hetopt.backends.ec2.renter.bundle import make_bundle
     from hetopt.core.errors import BadInput
     from hetopt.core.extras import install_command
-    from hetopt.launch.ec2.renter.bundle import make_bundle
 
     if importlib.util.find_spec("boto3") is None:
         raise BadInput("renting needs boto3, which is not installed.", hint=install_command("aws"))
@@ -82,14 +82,14 @@ def place_on_ec2(
     import time
     from importlib.metadata import version
 
+    from hetopt.backends.ec2.renter import probing
+    from hetopt.backends.ec2.renter.bundle import make_bundle
+    from hetopt.backends.ec2.renter.launcher import Ec2Launcher
+    from hetopt.backends.ec2.renter.ordering import Wishes
+    from hetopt.backends.ec2.renter.session import connect
+    from hetopt.backends.runs import runs_home
     from hetopt.cli.explore import Place
     from hetopt.core.errors import BudgetStop, CloudRefused, RunFailed
-    from hetopt.launch.ec2.renter import probing
-    from hetopt.launch.ec2.renter.bundle import make_bundle
-    from hetopt.launch.ec2.renter.launcher import Ec2Launcher
-    from hetopt.launch.ec2.renter.ordering import Wishes
-    from hetopt.launch.ec2.renter.session import connect
-    from hetopt.launch.runs import runs_home
     from hetopt.optimizer.cost.billing import load_billing
     from hetopt.optimizer.exploring import Measured
     from hetopt.optimizer.market.catalog import load_catalog
@@ -151,6 +151,6 @@ def _folder() -> Path:
     """A run's folder: whatever happens, `hetopt gc` knows of it."""
     import datetime
 
-    from hetopt.launch.runs import RunFolders, runs_home
+    from hetopt.backends.runs import RunFolders, runs_home
 
     return RunFolders(home=runs_home()).create("probe", datetime.datetime.now(datetime.UTC), secret=True)

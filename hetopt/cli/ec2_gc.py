@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hetopt.backends.ec2.renter.survey import Found
     from hetopt.core.errors import CloudRefused
-    from hetopt.launch.ec2.renter.survey import Found
 
 _FIRST_REGION = "us-east-1"
 """Which is asked for the others; every account has it."""
@@ -31,15 +31,15 @@ def run(
     """
     import time
 
+    from hetopt.backends.ec2.renter import foreign_runs, leftovers
+    from hetopt.backends.ec2.renter.account import identity
+    from hetopt.backends.ec2.renter.launcher import fleets_of
+    from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, Made, made, read_ledger
+    from hetopt.backends.ec2.renter.removal import Remover
+    from hetopt.backends.ec2.renter.session import connect, connect_run
+    from hetopt.backends.runs import RunFolders, runs_home
     from hetopt.cli import render
     from hetopt.core.errors import CloudRefused
-    from hetopt.launch.ec2.renter import foreign_runs, leftovers
-    from hetopt.launch.ec2.renter.account import identity
-    from hetopt.launch.ec2.renter.launcher import fleets_of
-    from hetopt.launch.ec2.renter.ledger import LEDGER_FILE, Made, made, read_ledger
-    from hetopt.launch.ec2.renter.removal import Remover
-    from hetopt.launch.ec2.renter.session import connect, connect_run
-    from hetopt.launch.runs import RunFolders, runs_home
 
     home = runs_home().parent
     runs = leftovers.local_runs(RunFolders(home=runs_home()).all())
@@ -101,9 +101,9 @@ def run(
 
 def _regions_of_the_account(configured: Sequence[str]) -> tuple[list[str], list[CloudRefused]]:
     """Where nothing was ever rented from here: every region that the account can use; and why not all are known."""
+    from hetopt.backends.ec2.renter.account import regions
+    from hetopt.backends.ec2.renter.session import connect
     from hetopt.core.errors import CloudRefused
-    from hetopt.launch.ec2.renter.account import regions
-    from hetopt.launch.ec2.renter.session import connect
 
     asked = configured[0] if configured else _FIRST_REGION
     try:

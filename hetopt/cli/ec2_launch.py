@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from hetopt.backends.backend import RunHandle
+    from hetopt.backends.ec2.renter.bundle import Bundle
+    from hetopt.backends.ec2.renter.cluster_state import ClusterState
+    from hetopt.backends.ec2.renter.launcher import Ec2Launcher
+    from hetopt.backends.ec2.renter.order import Order
+    from hetopt.backends.ec2.renter.ordering import Wishes
+    from hetopt.backends.ec2.renter.renting import Accept
     from hetopt.core.run_spec import RunSpec
-    from hetopt.launch.backend import RunHandle
-    from hetopt.launch.ec2.renter.bundle import Bundle
-    from hetopt.launch.ec2.renter.cluster_state import ClusterState
-    from hetopt.launch.ec2.renter.launcher import Ec2Launcher
-    from hetopt.launch.ec2.renter.order import Order
-    from hetopt.launch.ec2.renter.ordering import Wishes
-    from hetopt.launch.ec2.renter.renting import Accept
     from hetopt.optimizer.launch_record import Launch
     from hetopt.optimizer.plan import Plan
 
@@ -36,10 +36,10 @@ def wishes(
     Raises:
         BadInput: a substitute, an image or the budget cannot be read.
     """
+    from hetopt.backends.ec2.renter.images import IMAGES
+    from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Wishes
     from hetopt.cli import parse
     from hetopt.core.errors import BadInput
-    from hetopt.launch.ec2.renter.images import IMAGES
-    from hetopt.launch.ec2.renter.ordering import PROFILE_NAME, Wishes
 
     chosen: dict[str, str] = {}
     for text in images:
@@ -98,13 +98,13 @@ def run(
     """
     import datetime
 
+    from hetopt.backends.ec2.renter import calls, ordering
+    from hetopt.backends.ec2.renter.bundle import make_bundle
+    from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT
+    from hetopt.backends.ec2.renter.order import ORDER_FILE
+    from hetopt.backends.ec2.renter.session import connect
+    from hetopt.backends.runs import RunFolders, runs_home
     from hetopt.cli import ec2_view, render, terminal
-    from hetopt.launch.ec2.renter import calls, ordering
-    from hetopt.launch.ec2.renter.bundle import make_bundle
-    from hetopt.launch.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT
-    from hetopt.launch.ec2.renter.order import ORDER_FILE
-    from hetopt.launch.ec2.renter.session import connect
-    from hetopt.launch.runs import RunFolders, runs_home
     from hetopt.optimizer.cost.billing import load_billing
     from hetopt.optimizer.market.catalog import load_catalog
 
@@ -165,10 +165,10 @@ def resume(
     import datetime
     from dataclasses import replace
 
+    from hetopt.backends.ec2.renter import ordering
+    from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+    from hetopt.backends.ec2.renter.session import connect
     from hetopt.cli import ec2_view, render
-    from hetopt.launch.ec2.renter import ordering
-    from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
-    from hetopt.launch.ec2.renter.session import connect
     from hetopt.optimizer.cost.billing import load_billing
     from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
     from hetopt.optimizer.market.catalog import load_catalog
@@ -215,8 +215,8 @@ def _ended(folder: Path, record: Launch) -> ClusterState:
     Raises:
         BadInput: it is not, or ran elsewhere.
     """
+    from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
     from hetopt.core.errors import BadInput
-    from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 
     if record.on != "ec2":
         raise BadInput(
@@ -313,11 +313,11 @@ def _start_and_follow(record: Launch, folder: Path, accept: Accept | None, *, de
     """Whatever interrupts the following also ends the run, unless it was detached."""
     from dataclasses import replace
 
+    from hetopt.backends.ec2.renter.launcher import Ec2Launcher
     from hetopt.cli import follow, render
     from hetopt.cli.run_record import launcher_for
     from hetopt.core.interruption import stopping
     from hetopt.core.run_folder import read_spec
-    from hetopt.launch.ec2.renter.launcher import Ec2Launcher
     from hetopt.optimizer.launch_record import LAUNCH_FILE
 
     launcher = launcher_for("ec2")
@@ -352,9 +352,9 @@ def _finish(launcher: Ec2Launcher, handle: RunHandle, *, as_json: bool) -> None:
         RunFailed: it failed.
         RunStopped: somebody else ended it.
     """
+    from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
     from hetopt.cli import fetch, follow, render
     from hetopt.core.errors import BudgetStop
-    from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 
     seen = ClusterState.load(handle.run_dir / SEEN_FILE)
     render.note(

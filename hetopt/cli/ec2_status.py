@@ -26,13 +26,13 @@ def look(folder: Path, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
     """
     import time
 
+    from hetopt.backends.backend import RunHandle
+    from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
+    from hetopt.backends.ec2.renter.launcher import Ec2Launcher
+    from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+    from hetopt.backends.ec2.renter.run_status import judged
     from hetopt.cli.run_record import launcher_for
     from hetopt.core.errors import BadInput, CloudRefused
-    from hetopt.launch.backend import RunHandle
-    from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, ClusterState
-    from hetopt.launch.ec2.renter.launcher import Ec2Launcher
-    from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
-    from hetopt.launch.ec2.renter.run_status import judged
 
     launcher = launcher_for("ec2")
     assert isinstance(launcher, Ec2Launcher)

@@ -9,14 +9,14 @@ from hetopt.cli import render
 from hetopt.core import formatting
 
 if TYPE_CHECKING:
-    from hetopt.launch.ec2.renter.order import Order
-    from hetopt.launch.ec2.renter.request import Request
+    from hetopt.backends.ec2.renter.order import Order
+    from hetopt.backends.ec2.renter.request import Request
     from hetopt.optimizer.plan import Plan
 
 
 def show(plan: Plan, order: Order) -> None:
     """The order on stdout."""
-    from hetopt.launch.ec2.renter.ordering import expected_usd, moved_prices
+    from hetopt.backends.ec2.renter.ordering import expected_usd, moved_prices
 
     zone = order.zones[0]
     render.line(

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hetopt.backends.backend import Launcher
+    from hetopt.backends.probe_runs import ProbeRun
     from hetopt.cli.render import Live
     from hetopt.core.profile import Profile
     from hetopt.core.step_samples import Configuration, StepSample
-    from hetopt.launch.backend import Launcher
-    from hetopt.launch.probe_runs import ProbeRun
     from hetopt.optimizer.exploring import Measured
 
 POLL_S = 0.2
@@ -100,9 +100,9 @@ def check_place(on: str, hosts: str | None, types: str | None) -> None:
     Raises:
         BadInput: there is no such place, or it is not described, or this machine cannot rehearse.
     """
+    from hetopt.backends.emulation.description import parse_hosts
+    from hetopt.backends.emulation.namespaces import why_not
     from hetopt.core.errors import BadInput
-    from hetopt.launch.emulation.description import parse_hosts
-    from hetopt.launch.emulation.namespaces import why_not
 
     if on not in ("local", "rehearsal", "ec2"):
         raise BadInput(f"{on!r} cannot be explored.", hint="choose --on local, --on rehearsal or --on ec2")
@@ -133,19 +133,19 @@ def place_here(measured: Profile, *, hosts: str | None, workers: int | None, tel
     """
     import time
 
-    from hetopt.launch.prediction.hosting import ThisMachine
-    from hetopt.launch.probe_runs import PROBE_STEPS, STARTUP_S, local_probes, rehearsed_probes
+    from hetopt.backends.prediction.hosting import ThisMachine
+    from hetopt.backends.probe_runs import PROBE_STEPS, STARTUP_S, local_probes, rehearsed_probes
     from hetopt.optimizer.fit import fit
 
     machine = ThisMachine.seen()
     launcher: Launcher
     if hosts is None:
-        from hetopt.launch.local import LocalLauncher
+        from hetopt.backends.local import LocalLauncher
 
         launcher, probes = LocalLauncher(), local_probes(measured, workers or max(2, machine.processors))
     else:
-        from hetopt.launch.emulation.backend import RehearsalLauncher
-        from hetopt.launch.emulation.description import parse_hosts
+        from hetopt.backends.emulation.backend import RehearsalLauncher
+        from hetopt.backends.emulation.description import parse_hosts
 
         launcher, probes = RehearsalLauncher(), rehearsed_probes(fit(measured), machine, parse_hosts(hosts))
     hourly, startup_s = _usd_per_hour(measured), measured.startup_s or STARTUP_S
@@ -182,13 +182,13 @@ def _run(launcher: Launcher, probe: ProbeRun, tell: Live) -> StepSample:
     import tempfile
     import time
 
+    from hetopt.backends.backend import RunHandle
+    from hetopt.backends.probe_runs import read_sample
     from hetopt.core.errors import RunFailed
     from hetopt.core.events.log import EVENTS_FILE
     from hetopt.core.events.reader import read_log
     from hetopt.core.interruption import stopping
     from hetopt.core.run_status import RunState
-    from hetopt.launch.backend import RunHandle
-    from hetopt.launch.probe_runs import read_sample
 
     folder = Path(tempfile.mkdtemp(prefix="hetopt-probe-"))
     handle, keep = RunHandle(run_dir=folder), False

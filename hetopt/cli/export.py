@@ -36,9 +36,9 @@ def _texts(
     """What to write where; everything is made before anything is written."""
     from hetopt.core.secret import new_secret
     from hetopt.optimizer.plan import Plan
-    from hetopt.report.exports import SCRIPT_FILE, SPEC_FILE, skypilot_task, torchrun_script
-    from hetopt.report.own_wheel import own_wheel
-    from hetopt.report.schemas import schemas as all_schemas
+    from hetopt.reports.exports import SCRIPT_FILE, SPEC_FILE, skypilot_task, torchrun_script
+    from hetopt.reports.own_wheel import own_wheel
+    from hetopt.reports.schemas import schemas as all_schemas
 
     texts: dict[Path, str | bytes] = {}
     if plan is not None:

@@ -16,16 +16,16 @@ def fetch(
 
     A rented run keeps its model in its bucket, where no rule deletes it; `hetopt launch` fetches it when it ends.
     """
+    from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+    from hetopt.backends.runs import RunFolders, runs_home
     from hetopt.cli import render
     from hetopt.core.errors import BadInput
     from hetopt.core.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE
-    from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
-    from hetopt.launch.runs import RunFolders, runs_home
 
     folder = RunFolders(home=runs_home()).find(run)
     here = [path for path in (folder / MODEL_FILE, folder / UNFINISHED_MODEL_FILE) if path.is_file()]
     if (folder / ORDER_FILE).exists():
-        from hetopt.launch.ec2.renter.fetching import fetch_model
+        from hetopt.backends.ec2.renter.fetching import fetch_model
 
         path = fetch_model(Order.load(folder / ORDER_FILE), folder).path
     elif here:
@@ -46,10 +46,10 @@ def fetch(
 
 def bring_model(folder: Path) -> None:
     """What was paid for comes here; where that fails, how to get it is said, and the run has ended all the same."""
+    from hetopt.backends.ec2.renter.fetching import fetch_model
+    from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
     from hetopt.cli import render
     from hetopt.core.errors import BadInput, CloudRefused
-    from hetopt.launch.ec2.renter.fetching import fetch_model
-    from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
 
     order = Order.load(folder / ORDER_FILE)
     try:

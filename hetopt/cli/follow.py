@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hetopt.backends.backend import Launcher, RunHandle
     from hetopt.cli.render import Live
     from hetopt.core.errors import HetoptError
-    from hetopt.launch.backend import Launcher, RunHandle
     from hetopt.optimizer.launch_record import Launch
 
 POLL_S = 0.2
@@ -41,13 +41,13 @@ def keep_up(launcher: Launcher, handle: RunHandle, record: Launch, live: Live) -
     import time
     from functools import partial
 
+    from hetopt.backends.backend import Renting
+    from hetopt.backends.supervisor.acting import Supervision
     from hetopt.core import formatting
     from hetopt.core.events.log import EVENTS_FILE
     from hetopt.core.events.reader import EventReader
-    from hetopt.launch.backend import Renting
-    from hetopt.launch.supervisor.acting import Supervision
-    from hetopt.report.progress import advance, begin
-    from hetopt.report.timeline import happening
+    from hetopt.reports.progress import advance, begin
+    from hetopt.reports.timeline import happening
 
     progress, reader = begin(record.starts), EventReader(path=handle.run_dir / EVENTS_FILE)
     unread = reader.unread
@@ -106,14 +106,14 @@ def finish(launcher: Launcher, folder: Path, *, as_json: bool, ended_by: HetoptE
         RunStopped: it was stopped before its planned end; or what ``ended_by`` is.
     """
 
+    from hetopt.backends.backend import RunHandle
     from hetopt.cli import render, terminal
     from hetopt.cli.run_record import read_run
     from hetopt.core import formatting
     from hetopt.core.errors import RunFailed, RunStopped
     from hetopt.core.run_folder import UNFINISHED_MODEL_FILE
     from hetopt.core.run_status import RunState
-    from hetopt.launch.backend import RunHandle
-    from hetopt.report.report import make_report
+    from hetopt.reports.report import make_report
 
     status = launcher.poll(RunHandle(run_dir=folder))
     if status.state is RunState.FAILED:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from hetopt.launch.emulation.namespaces import FoundNetwork
+    from hetopt.backends.emulation.namespaces import FoundNetwork
 
 
 def gc(
@@ -43,7 +43,7 @@ def gc(
             f"there is nothing to find on {on!r}." if on != "rehearsal" else "--remove and the like are for --on ec2.",
             hint="use --on ec2 or --on rehearsal",
         )
-    from hetopt.launch.emulation.namespaces import find_leftovers, remove
+    from hetopt.backends.emulation.namespaces import find_leftovers, remove
 
     found = find_leftovers()
     stayed: dict[str, RunFailed] = {}

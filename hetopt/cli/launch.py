@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
+    from hetopt.backends.backend import Launcher
     from hetopt.cli.exchange_options import CompressionOverrides
     from hetopt.cli.sync_options import SyncOverrides
     from hetopt.core.run_spec import BatchPolicy
-    from hetopt.launch.backend import Launcher
     from hetopt.optimizer.launch_record import Launch, Place
     from hetopt.optimizer.plan import Plan
 
@@ -154,6 +154,7 @@ def launch(
     import sys
     import time
 
+    from hetopt.backends.runs import RunFolders, runs_home
     from hetopt.cli import (
         exchange_options,
         follow,
@@ -167,7 +168,6 @@ def launch(
     )
     from hetopt.cli.run_record import launcher_for
     from hetopt.core.errors import BadInput
-    from hetopt.launch.runs import RunFolders, runs_home
     from hetopt.optimizer.launch_record import LAUNCH_FILE
 
     place = _place(on)
@@ -357,8 +357,8 @@ def _load(
 
 
 def _to_resume(folder: Path, place: Place, launcher: Launcher) -> tuple[Path, Launch]:
+    from hetopt.backends.backend import RunHandle
     from hetopt.core.errors import BadInput
-    from hetopt.launch.backend import RunHandle
     from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 
     record = Launch.load(folder / LAUNCH_FILE)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hetopt.backends.emulation.description import parse_changes, parse_hosts
+from hetopt.backends.emulation.plan import rehearse
+from hetopt.backends.prediction.hosting import ThisMachine
+from hetopt.backends.prediction.local_plan import predict_on_local
+from hetopt.backends.prediction.machine_speed import at_present
 from hetopt.cli.parse import text_of
 from hetopt.core.calibration_benchmark import measure_yardstick_s
-from hetopt.launch.emulation.description import parse_changes, parse_hosts
-from hetopt.launch.emulation.plan import rehearse
-from hetopt.launch.prediction.hosting import ThisMachine
-from hetopt.launch.prediction.local_plan import predict_on_local
-from hetopt.launch.prediction.machine_speed import at_present
 from hetopt.optimizer.launch_record import Launch, Place
 from hetopt.optimizer.plan import Plan
 

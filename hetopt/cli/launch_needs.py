@@ -40,7 +40,7 @@ def rights(place: Place) -> None:
 
     if place != "rehearsal":
         return
-    from hetopt.launch.emulation.namespaces import why_not
+    from hetopt.backends.emulation.namespaces import why_not
 
     reason = why_not()
     if reason is not None:

@@ -31,8 +31,8 @@ def metrics(
     ),
 ) -> None:
     """Give a run's figures to other tools. Without an option, print them in Prometheus' text format."""
+    from hetopt.backends.runs import RunFolders, runs_home
     from hetopt.cli import render, terminal
-    from hetopt.launch.runs import RunFolders, runs_home
 
     folder = RunFolders(home=runs_home()).find(run)
     if tensorboard is not None:
@@ -62,7 +62,7 @@ class Figures:
 
         from hetopt.core.events.log import EVENTS_FILE
         from hetopt.core.events.reader import EventReader
-        from hetopt.report.prometheus import Newest
+        from hetopt.reports.prometheus import Newest
 
         self._reader = EventReader(path=folder / EVENTS_FILE)
         self._newest = Newest()
@@ -75,7 +75,7 @@ class Figures:
         Raises:
             BadInput: the log cannot be read.
         """
-        from hetopt.report.prometheus import exposition
+        from hetopt.reports.prometheus import exposition
 
         with self._reading:
             for events in self._reader.parts():
@@ -93,8 +93,8 @@ def _write(folder: Path, into: Path) -> None:
     from hetopt.core.errors import BadInput
     from hetopt.core.events.log import EVENTS_FILE
     from hetopt.core.events.reader import read_log
-    from hetopt.report.scalars import scalars
-    from hetopt.report.tensorboard import event_file
+    from hetopt.reports.scalars import scalars
+    from hetopt.reports.tensorboard import event_file
 
     log = read_log(folder / EVENTS_FILE)
     if log.unread.sentence is not None:
@@ -122,7 +122,7 @@ def serve(folder: Path, listen: str) -> ThreadingHTTPServer:
     from threading import BoundedSemaphore
 
     from hetopt.core.errors import BadInput
-    from hetopt.report.prometheus import CONTENT_TYPE
+    from hetopt.reports.prometheus import CONTENT_TYPE
 
     figures, places = Figures(folder), BoundedSemaphore(MOST_CLIENTS)
 

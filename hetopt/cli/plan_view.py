@@ -6,7 +6,7 @@ from hetopt.cli import render
 from hetopt.core import formatting
 from hetopt.optimizer.cost.observed_preemptions import watched_in_words
 from hetopt.optimizer.plan import Candidate, Goal, Group, Plan, Range
-from hetopt.report.front_plot import front_lines
+from hetopt.reports.front_plot import front_lines
 
 SHOWN_ALTERNATIVES = 8
 

@@ -10,11 +10,11 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hetopt.backends.backend import Launcher
     from hetopt.core.probe_schedule import ProbeSchedule
     from hetopt.core.profile import Profile
     from hetopt.core.run_spec import RunSpec
     from hetopt.core.run_status import RunStatus
-    from hetopt.launch.backend import Launcher
 
 POLL_S = 0.2
 STOP_GRACE_S = 3.0
@@ -257,10 +257,10 @@ def _measure(
     import time
     from importlib.metadata import version
 
+    from hetopt.backends.local import LocalLauncher
     from hetopt.core.errors import RunFailed
     from hetopt.core.events.log import EVENTS_FILE, read_events
     from hetopt.core.run_status import RunState
-    from hetopt.launch.local import LocalLauncher
     from hetopt.profiler.collect import collect
 
     folder = Path(tempfile.mkdtemp(prefix="hetopt-profile-"))
@@ -298,9 +298,9 @@ def _follow(
     import os
     import time
 
+    from hetopt.backends.backend import RunHandle
     from hetopt.core.events.log import EVENTS_FILE, read_events
     from hetopt.core.interruption import stopping
-    from hetopt.launch.backend import RunHandle
     from hetopt.profiler.progress import progress
 
     handle = RunHandle(run_dir=folder)

@@ -178,7 +178,7 @@ def recommend(
     plan = sync_options.into_plan(sync_wish, plan)
     if report is not None:
         from hetopt.core.artifact import write_atomically
-        from hetopt.report.plan_page import page
+        from hetopt.reports.plan_page import page
 
         write_atomically(report, page(plan))
         render.note(f"wrote {report}")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from hetopt.core.events.records import LogEvent
     from hetopt.optimizer.launch_record import Launch
-    from hetopt.report.report import BroughtTogether, Compared, Report, Sent
+    from hetopt.reports.report import BroughtTogether, Compared, Report, Sent
 
 SHOWN_WAYS = 3
 
@@ -29,13 +29,13 @@ def report(
 ) -> None:
     """Hold a run against its prediction: time, steps, cost, how the workers were balanced, and what they exchanged."""
 
+    from hetopt.backends.backend import RunHandle
+    from hetopt.backends.runs import RunFolders, runs_home
     from hetopt.cli import render, terminal
     from hetopt.cli.parse import ready_to_write
     from hetopt.cli.run_record import launcher_of, read_run
     from hetopt.core.errors import BadInput
-    from hetopt.launch.backend import RunHandle
-    from hetopt.launch.runs import RunFolders, runs_home
-    from hetopt.report.report import make_report
+    from hetopt.reports.report import make_report
 
     for path in (output, html):
         ready_to_write(path, force=force)
@@ -59,8 +59,8 @@ def report(
         _learn(learn, record.launch, record.events)
     if html is not None:
         from hetopt.core.artifact import write_atomically
-        from hetopt.report.page.page import page
-        from hetopt.report.page.series import series
+        from hetopt.reports.page.page import page
+        from hetopt.reports.page.series import series
 
         write_atomically(html, page(made, record.launch, series(record.events, record.starts)))
         render.note(f"wrote {html}")
@@ -74,7 +74,7 @@ def _learn(path: Path, launch: Launch, events: Sequence[LogEvent]) -> None:
     """Bring a profile up to date with what a run measured."""
     from hetopt.cli import render
     from hetopt.core.profile import Profile
-    from hetopt.report.learn import learn
+    from hetopt.reports.learn import learn
 
     known = Profile.load(path) if path.exists() else launch.plan.profile
     learned = learn(known, launch, events)
@@ -128,7 +128,7 @@ def show(made: Report) -> None:
 def _show_timeline(made: Report) -> None:
     """How shares, computing, waiting and the exchange went over the run."""
     from hetopt.cli import render, timeline_view
-    from hetopt.report.timeline import Timeline
+    from hetopt.reports.timeline import Timeline
 
     told = Timeline(moments=made.timeline, happenings=made.happenings)
     lines = timeline_view.draw(told, [worker.host for worker in made.workers], render.width())

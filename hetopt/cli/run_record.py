@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hetopt.backends.backend import Launcher
     from hetopt.core.events.reader import Unread
     from hetopt.core.events.records import LogEvent
-    from hetopt.launch.backend import Launcher
     from hetopt.optimizer.launch_record import Launch, Place
-    from hetopt.report.progress import Progress
-    from hetopt.report.timeline import Timeline
+    from hetopt.reports.progress import Progress
+    from hetopt.reports.timeline import Timeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +40,8 @@ def read_run(folder: Path) -> RunRecord:
         BadInput: the launch record or the log cannot be read.
     """
     from hetopt.core.events.decisions import read_with_decisions
-    from hetopt.report.progress import follow
-    from hetopt.report.timeline import timeline
+    from hetopt.reports.progress import follow
+    from hetopt.reports.timeline import timeline
 
     launch = read_launch(folder)
     log = read_with_decisions(folder)
@@ -68,7 +68,7 @@ def read_launch(folder: Path) -> Launch | None:
 
 def launcher_of(launch: Launch | None, folder: Path) -> Launcher:
     """Who can look after a run: the launcher of the place where it was started. Rented probes have no record."""
-    from hetopt.launch.ec2.renter.order import ORDER_FILE
+    from hetopt.backends.ec2.renter.order import ORDER_FILE
 
     unrecorded: Place = "ec2" if (folder / ORDER_FILE).exists() else "local"
     return launcher_for(unrecorded if launch is None else launch.on)
@@ -78,16 +78,16 @@ def launcher_for(place: Place) -> Launcher:
     """The launcher of a place."""
     match place:
         case "local":
-            from hetopt.launch.local import LocalLauncher
+            from hetopt.backends.local import LocalLauncher
 
             return LocalLauncher()
         case "rehearsal":
-            from hetopt.launch.emulation.backend import RehearsalLauncher
+            from hetopt.backends.emulation.backend import RehearsalLauncher
 
             return RehearsalLauncher()
         case "ec2":
+            from hetopt.backends.ec2.renter.launcher import Ec2Launcher
+            from hetopt.backends.runs import runs_home
             from hetopt.cli import render
-            from hetopt.launch.ec2.renter.launcher import Ec2Launcher
-            from hetopt.launch.runs import runs_home
 
             return Ec2Launcher(home=runs_home().parent, tell=render.note)

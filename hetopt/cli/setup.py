@@ -22,12 +22,12 @@ def setup(
     --print-policy prints the least that hetopt needs: a policy for whoever launches, and role, trust and policy for the
     machines, with the commands that apply them. hetopt makes no role by itself.
     """
+    from hetopt.backends.ec2.renter import account as account_
+    from hetopt.backends.ec2.renter import permissions
+    from hetopt.backends.ec2.renter.ordering import PROFILE_NAME
+    from hetopt.backends.ec2.renter.session import connect
     from hetopt.cli import parse, render
     from hetopt.core.errors import BadInput
-    from hetopt.launch.ec2.renter import account as account_
-    from hetopt.launch.ec2.renter import permissions
-    from hetopt.launch.ec2.renter.ordering import PROFILE_NAME
-    from hetopt.launch.ec2.renter.session import connect
 
     if not print_policy and not create_bucket:
         raise BadInput("say what to do.", hint="`hetopt setup --print-policy`, then `hetopt setup --create-bucket`")
@@ -56,9 +56,9 @@ def setup(
 def _make(name: str, region: str, account: str, *, yes: bool) -> None:
     import sys
 
+    from hetopt.backends.ec2.renter.bucket import bucket_calls
+    from hetopt.backends.ec2.renter.session import connect
     from hetopt.cli import render
-    from hetopt.launch.ec2.renter.bucket import bucket_calls
-    from hetopt.launch.ec2.renter.session import connect
 
     if not yes and sys.stdin.isatty() and not typer.confirm(f"Make the bucket {name}?", default=True, err=True):
         raise typer.Exit(0)

@@ -9,7 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from hetopt.core.scaled_emulation import Conditions
-    from hetopt.report.progress import Progress
+    from hetopt.reports.progress import Progress
 
 LATEST_HAPPENINGS = 5
 
@@ -24,8 +24,8 @@ def status(
     json_: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Show how a run is: state, steps, metric, each worker's share and waiting, and what it costs so far."""
+    from hetopt.backends.runs import RunFolders, runs_home
     from hetopt.cli import render
-    from hetopt.launch.runs import RunFolders, runs_home
 
     runs = RunFolders(home=runs_home())
     if watch:
@@ -65,9 +65,9 @@ def _facts_or_why(folder: Path) -> dict[str, Any]:
 
 
 def _facts(folder: Path, *, ask: bool) -> dict[str, Any]:
+    from hetopt.backends.backend import RunHandle
     from hetopt.cli import ec2_status
     from hetopt.cli.run_record import launcher_of, read_launch, read_run
-    from hetopt.launch.backend import RunHandle
 
     started = read_launch(folder)
     if started is not None and started.on == "ec2":
@@ -228,7 +228,7 @@ def _show_conditions(fact: dict[str, Any]) -> None:
     """How the rehearsed cluster differs from what was launched."""
     from hetopt.cli import render
     from hetopt.core import formatting
-    from hetopt.report.timeline import ROUTINE
+    from hetopt.reports.timeline import ROUTINE
 
     slowdown = fact["conditions"]["slowdown"]
     if slowdown > 1:

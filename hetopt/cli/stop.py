@@ -13,14 +13,14 @@ def stop(
 
     Go on later with `hetopt launch --on local --resume RUN` (or `--on rehearsal`, where it was one).
     """
+    from hetopt.backends.backend import RunHandle
+    from hetopt.backends.ec2.renter.launcher import Ec2Launcher
+    from hetopt.backends.ec2.renter.run_status import is_cleared, known
+    from hetopt.backends.runs import RunFolders, runs_home
     from hetopt.cli import render
     from hetopt.cli.run_record import launcher_of, read_launch
     from hetopt.core.errors import BadInput
     from hetopt.core.run_status import RunState
-    from hetopt.launch.backend import RunHandle
-    from hetopt.launch.ec2.renter.launcher import Ec2Launcher
-    from hetopt.launch.ec2.renter.run_status import is_cleared, known
-    from hetopt.launch.runs import RunFolders, runs_home
 
     folder = RunFolders(home=runs_home()).find(run)
     try:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from hetopt.core.events.reader import EventReader
     from hetopt.core.events.records import StepsLogged
     from hetopt.optimizer.launch_record import Launch
-    from hetopt.report.progress import Progress
-    from hetopt.report.timeline import Happening
+    from hetopt.reports.progress import Progress
+    from hetopt.reports.timeline import Happening
 
 EVERY_S = 2.0
 """Drawing sixteen workers takes some ten milliseconds: less than a hundredth of a core."""
@@ -52,7 +52,7 @@ class Watched:
         from hetopt.core.events.decisions import DECISIONS_FILE
         from hetopt.core.events.log import EVENTS_FILE
         from hetopt.core.events.reader import EventReader
-        from hetopt.report.progress import begin
+        from hetopt.reports.progress import begin
 
         return cls(
             progress=begin(launch.starts if launch is not None else ()),
@@ -63,8 +63,8 @@ class Watched:
     def read(self, *, time_factor: float) -> None:
         """Go on with what the log has gained."""
         from hetopt.core.events.records import StepsLogged
-        from hetopt.report.progress import advance
-        from hetopt.report.timeline import happening
+        from hetopt.reports.progress import advance
+        from hetopt.reports.timeline import happening
 
         for event in [*self.log.read(), *self.decisions.read()]:
             self.progress = advance(self.progress, event)
@@ -87,9 +87,9 @@ class Watched:
 
 def watch(folder: Path, *, sleep: Callable[[float], None] = time.sleep) -> None:
     """Show a run until it is over. Where stdout is no terminal, each new state is one line."""
+    from hetopt.backends.backend import RunHandle
     from hetopt.cli import render
     from hetopt.cli.run_record import launcher_of, read_launch
-    from hetopt.launch.backend import RunHandle
 
     launch = read_launch(folder)
     launcher = launcher_of(launch, folder)

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks._rehearsed_faults import HOSTS, STEPS, schedule
+from hetopt.backends.emulation.description import parse_changes
+from hetopt.backends.emulation.schedule import HostNow
 from hetopt.core.scaled_emulation import EmulatedHost
-from hetopt.launch.emulation.description import parse_changes
-from hetopt.launch.emulation.schedule import HostNow
 
 
 @given(st.integers(0, 10**6))

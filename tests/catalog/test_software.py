@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from hetopt.backends.ec2.renter.images import image_kind
 from hetopt.core.errors import BadInput
-from hetopt.launch.ec2.renter.images import image_kind
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.market.software import FACTS, pinned, runs
 from tests.face.conftest import RECORDED, hetopt

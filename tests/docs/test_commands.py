@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from benchmarks import newcomer
+from hetopt.backends.emulation.namespaces import why_not
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.profile import Profile
-from hetopt.launch.emulation.namespaces import why_not
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal

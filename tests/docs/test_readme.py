@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from hetopt.backends.emulation.description import parse_change, parse_changes, parse_hosts
 from hetopt.cli.main import app
 from hetopt.core.comm.compression_text import parse_compression
-from hetopt.launch.emulation.description import parse_change, parse_changes, parse_hosts
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), *REPOSITORY.glob("catalogs/*.md")])

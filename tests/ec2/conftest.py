@@ -18,17 +18,17 @@ from typing import Any
 
 import pytest
 
+from hetopt.backends.ec2.renter.bundle import Bundle, make_bundle
+from hetopt.backends.ec2.renter.edge import BotoEdge
+from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, Ledger, LedgerEdge
+from hetopt.backends.ec2.renter.order import Order
+from hetopt.backends.ec2.renter.ordering import Wishes, make_order
+from hetopt.backends.ec2.renter.removal import Remover
+from hetopt.backends.ec2.renter.request import Answer, Edge, Request
+from hetopt.backends.ec2.renter.retry import Retrying
+from hetopt.backends.ec2.renter.survey import Found
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
-from hetopt.launch.ec2.renter.bundle import Bundle, make_bundle
-from hetopt.launch.ec2.renter.edge import BotoEdge
-from hetopt.launch.ec2.renter.ledger import LEDGER_FILE, Ledger, LedgerEdge
-from hetopt.launch.ec2.renter.order import Order
-from hetopt.launch.ec2.renter.ordering import Wishes, make_order
-from hetopt.launch.ec2.renter.removal import Remover
-from hetopt.launch.ec2.renter.request import Answer, Edge, Request
-from hetopt.launch.ec2.renter.retry import Retrying
-from hetopt.launch.ec2.renter.survey import Found
 from hetopt.optimizer.cost.billing import Billing, load_billing
 from hetopt.optimizer.market.catalog import Catalog, load_catalog
 from hetopt.optimizer.plan import Candidate, Group, Plan, Prediction, Range

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from hetopt.backends.ec2.renter.budget import LEAST_LIFETIME_S
+from hetopt.backends.ec2.renter.edge import BotoEdge
+from hetopt.backends.ec2.renter.order import Order
+from hetopt.backends.ec2.renter.ordering import check_prices
 from hetopt.core.errors import BudgetStop
 from hetopt.core.profile import Profile
-from hetopt.launch.ec2.renter.budget import LEAST_LIFETIME_S
-from hetopt.launch.ec2.renter.edge import BotoEdge
-from hetopt.launch.ec2.renter.order import Order
-from hetopt.launch.ec2.renter.ordering import check_prices
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal, Plan, Sensitivity
 from hetopt.optimizer.recommendation.recommend import Options, recommend

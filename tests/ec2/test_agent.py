@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks.box.metadata import metadata_service
+from hetopt.backends.ec2.bootstrap import NodeConfig
+from hetopt.backends.ec2.lifetime import Timer
+from hetopt.backends.ec2.node.agent import PLACE_WITHIN_S, Agent
+from hetopt.backends.ec2.node.checkpoints import Checkpoints
+from hetopt.backends.ec2.node.imds import Imds, over_http
+from hetopt.backends.ec2.objects import PART_BYTES, S3Objects
+from hetopt.backends.ec2.protocol import Latest, Lease, is_over, placement_of, spec_digest
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import parse_events
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
-from hetopt.launch.ec2.bootstrap import NodeConfig
-from hetopt.launch.ec2.lifetime import Timer
-from hetopt.launch.ec2.node.agent import PLACE_WITHIN_S, Agent
-from hetopt.launch.ec2.node.checkpoints import Checkpoints
-from hetopt.launch.ec2.node.imds import Imds, over_http
-from hetopt.launch.ec2.objects import PART_BYTES, S3Objects
-from hetopt.launch.ec2.protocol import Latest, Lease, is_over, placement_of, spec_digest
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, BotoEdge
 
 ID = "i-0123456789abcdef0"

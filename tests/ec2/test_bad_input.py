@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.launch.ec2.renter.edge import BotoEdge
+from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import leftovers
 from tests.ec2.refusing_cloud import Refusal, refusing_cloud

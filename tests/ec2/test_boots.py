@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.backends.ec2.renter.boots import BOOT_FOLDER, TRIES, hopeless_hosts, last_words
+from hetopt.backends.ec2.renter.bundle import Bundle
+from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState, MachineState
+from hetopt.backends.ec2.renter.edge import BotoEdge
+from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+from hetopt.backends.ec2.renter.rank_assignment import ASK_AGAIN_S, unasked_hosts
 from hetopt.core.run_status import RunState
-from hetopt.launch.ec2.renter.boots import BOOT_FOLDER, TRIES, hopeless_hosts, last_words
-from hetopt.launch.ec2.renter.bundle import Bundle
-from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, ClusterState, MachineState
-from hetopt.launch.ec2.renter.edge import BotoEdge
-from hetopt.launch.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
-from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
-from hetopt.launch.ec2.renter.rank_assignment import ASK_AGAIN_S, unasked_hosts
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import Patience, be_unkind, leftovers
 from tests.ec2.followed import Followed, put

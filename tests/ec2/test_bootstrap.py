@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from hetopt.backends.ec2.bootstrap import USER_DATA_LIMIT_BYTES, NodeConfig, user_data
+from hetopt.backends.ec2.lifetime import Timer
+from hetopt.backends.ec2.renter.bundle import Bundle, make_bundle
 from hetopt.core.errors import BadInput
-from hetopt.launch.ec2.bootstrap import USER_DATA_LIMIT_BYTES, NodeConfig, user_data
-from hetopt.launch.ec2.lifetime import Timer
-from hetopt.launch.ec2.renter.bundle import Bundle, make_bundle
 from tests.sources import modules
 from tests.test_reachable import reached
 
@@ -149,7 +149,7 @@ def test_a_machine_boots_and_ends(tmp_path: Path, bundle: Bundle) -> None:
         "systemctl restart hetopt-end.timer",
     ]
     assert called[-1] == "shutdown -h now"
-    assert called[-2] == f"python -m hetopt.launch.ec2.node.agent {tmp_path / 'root'}"
+    assert called[-2] == f"python -m hetopt.backends.ec2.node.agent {tmp_path / 'root'}"
     asked = [line for line in called if "pip install" in line]
     assert [line.rpartition("/")[2] for line in asked] == ["x86_64-cpu.txt", "x86_64-cpu-torch.txt"]
     assert all("--require-hashes" in line for line in asked)
@@ -182,11 +182,11 @@ def test_the_bundle_is_the_same_for_the_same_sources(bundle: Bundle, tmp_path: P
     (tmp_path / "b.tar.gz").write_bytes(bundle.data)
     with tarfile.open(tmp_path / "b.tar.gz") as archive:
         names = archive.getnames()
-    assert {"hetopt/core/errors.py", "hetopt/launch/ec2/node/agent.py", "hetopt/trainer/worker.py"} <= set(names)
+    assert {"hetopt/core/errors.py", "hetopt/backends/ec2/node/agent.py", "hetopt/trainer/worker.py"} <= set(names)
     assert not any(name.startswith("/") or ".." in name for name in names)
     there = {name.removesuffix(".py").replace("/", ".") for name in names}
     assert not any(name.startswith("hetopt.optimizer") for name in there), "machines plan nothing"
-    needed = reached(modules(), {"hetopt.launch.ec2.node.agent", "hetopt.trainer.worker"})
+    needed = reached(modules(), {"hetopt.backends.ec2.node.agent", "hetopt.trainer.worker"})
     assert needed <= {name.removesuffix(".__init__") for name in there}, "what machines import travels"
 
 
@@ -210,7 +210,7 @@ def test_the_bundle_runs_by_itself(tmp_path: Path, bundle: Bundle) -> None:
         archive.extractall(tmp_path, filter="data")
     program = (
         "import json, sys; sys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f).lower()];"
-        "sys.path.insert(0, '.'); import hetopt.launch.ec2.node.agent as a; import hetopt.trainer.tasks as t;"
+        "sys.path.insert(0, '.'); import hetopt.backends.ec2.node.agent as a; import hetopt.trainer.tasks as t;"
         "print(json.dumps([a.__file__, t.__file__]))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -12,14 +12,14 @@ import pytest
 
 from benchmarks.box.box import Box
 from benchmarks.box.story import Act, Stage, meeting_host, timeline, trained
+from hetopt.backends.backend import RunHandle
+from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
+from hetopt.backends.ec2.renter.launcher import Ec2Launcher
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+from hetopt.backends.emulation.namespaces import why_not
 from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.profile import Profile
 from hetopt.core.run_status import RunState
-from hetopt.launch.backend import RunHandle
-from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, ClusterState
-from hetopt.launch.ec2.renter.launcher import Ec2Launcher
-from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
-from hetopt.launch.emulation.namespaces import why_not
 from hetopt.optimizer.market.catalog import Catalog
 from tests.ec2.conftest import plan_of
 

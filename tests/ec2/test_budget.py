@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.backends.ec2.node.agent import PLACE_WITHIN_S
+from hetopt.backends.ec2.renter.budget import LEAST_LIFETIME_S, MOVE_S, SHUTDOWN_S, Guard, Stay, lifetime_s, spent_usd
+from hetopt.backends.ec2.renter.order import Role
+from hetopt.backends.ec2.renter.ordering import Job
 from hetopt.core.errors import BadInput, BudgetStop
-from hetopt.launch.ec2.node.agent import PLACE_WITHIN_S
-from hetopt.launch.ec2.renter.budget import LEAST_LIFETIME_S, MOVE_S, SHUTDOWN_S, Guard, Stay, lifetime_s, spent_usd
-from hetopt.launch.ec2.renter.order import Role
-from hetopt.launch.ec2.renter.ordering import Job
 
 SPOT = Role(
     name="0-c7i-large",

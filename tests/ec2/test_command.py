@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from hetopt.backends.ec2.renter import calls
+from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
+from hetopt.backends.ec2.renter.edge import BotoEdge
+from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, read_ledger
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+from hetopt.backends.ec2.renter.request import Request
 from hetopt.core.profile import Profile
-from hetopt.launch.ec2.renter import calls
-from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, ClusterState
-from hetopt.launch.ec2.renter.edge import BotoEdge
-from hetopt.launch.ec2.renter.ledger import LEDGER_FILE, read_ledger
-from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
-from hetopt.launch.ec2.renter.request import Request
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan

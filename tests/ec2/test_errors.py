@@ -7,11 +7,11 @@ from random import Random
 
 import pytest
 
+from hetopt.backends.ec2.renter.errors import TABLE, UNKNOWN, ApiRefused, meaning_of
+from hetopt.backends.ec2.renter.quotas import quota_of
+from hetopt.backends.ec2.renter.request import Answer, Request
+from hetopt.backends.ec2.renter.retry import FIRST_WAIT_S, LONGEST_WAIT_S, Retrying, wait_before
 from hetopt.core.errors import CloudRefused
-from hetopt.launch.ec2.renter.errors import TABLE, UNKNOWN, ApiRefused, meaning_of
-from hetopt.launch.ec2.renter.quotas import quota_of
-from hetopt.launch.ec2.renter.request import Answer, Request
-from hetopt.launch.ec2.renter.retry import FIRST_WAIT_S, LONGEST_WAIT_S, Retrying, wait_before
 from tests.ec2.conftest import Patience
 
 CODES = [(row, code) for row in TABLE for code in row.codes]
@@ -166,7 +166,7 @@ def test_botocore_does_not_hammer_an_exhausted_pool(tmp_path: Path, monkeypatch:
     import http.server
     import threading
 
-    from hetopt.launch.ec2.renter.edge import BotoEdge
+    from hetopt.backends.ec2.renter.edge import BotoEdge
 
     asked: list[bytes] = []
 

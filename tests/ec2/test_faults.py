@@ -19,14 +19,14 @@ from pathlib import Path
 
 import pytest
 
+from hetopt.backends.ec2.renter.bundle import Bundle
+from hetopt.backends.ec2.renter.edge import BotoEdge
+from hetopt.backends.ec2.renter.errors import meaning_of
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+from hetopt.backends.ec2.renter.ordering import Wishes, make_order
+from hetopt.backends.ec2.renter.request import Edge
 from hetopt.core.errors import HetoptError
 from hetopt.core.profile import Profile
-from hetopt.launch.ec2.renter.bundle import Bundle
-from hetopt.launch.ec2.renter.edge import BotoEdge
-from hetopt.launch.ec2.renter.errors import meaning_of
-from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
-from hetopt.launch.ec2.renter.ordering import Wishes, make_order
-from hetopt.launch.ec2.renter.request import Edge
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
@@ -164,10 +164,10 @@ def test_the_cases_are_many_and_cover_the_whole_life(lives: NewLife) -> None:
 PROGRAM = """
 import os, signal, sys, json, random
 from pathlib import Path
-from hetopt.launch.ec2.renter.edge import BotoEdge
-from hetopt.launch.ec2.renter.launcher import Ec2Launcher
-from hetopt.launch.ec2.renter.retry import Retrying
-from hetopt.launch.ec2.renter.order import Order
+from hetopt.backends.ec2.renter.edge import BotoEdge
+from hetopt.backends.ec2.renter.launcher import Ec2Launcher
+from hetopt.backends.ec2.renter.retry import Retrying
+from hetopt.backends.ec2.renter.order import Order
 from hetopt.optimizer.plan import Plan
 folder, at, moment = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 count = -1

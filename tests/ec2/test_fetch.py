@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from hetopt.backends.ec2.objects import S3Objects
+from hetopt.backends.ec2.renter.bucket import bucket_calls
+from hetopt.backends.ec2.renter.edge import BotoEdge
+from hetopt.backends.ec2.renter.fetching import fetch_model
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+from hetopt.backends.ec2.uploads import Uploads
 from hetopt.core.errors import BadInput, CloudRefused
-from hetopt.launch.ec2.objects import S3Objects
-from hetopt.launch.ec2.renter.bucket import bucket_calls
-from hetopt.launch.ec2.renter.edge import BotoEdge
-from hetopt.launch.ec2.renter.fetching import fetch_model
-from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
-from hetopt.launch.ec2.uploads import Uploads
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION
 from tests.face.conftest import Answer
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from benchmarks.box.metadata import metadata_service
-from hetopt.launch.ec2.node.imds import ENDPOINT_VARIABLE, TOKEN_TTL_S, Imds, Notice, over_http
+from hetopt.backends.ec2.node.imds import ENDPOINT_VARIABLE, TOKEN_TTL_S, Imds, Notice, over_http
 from tests.ec2.conftest import Patience
 
 ID = "/latest/meta-data/instance-id"

@@ -12,23 +12,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.backends.backend import Renting, RunHandle
+from hetopt.backends.ec2.protocol import Lease, placement_of
+from hetopt.backends.ec2.renter import calls
+from hetopt.backends.ec2.renter.bundle import Bundle
+from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
+from hetopt.backends.ec2.renter.edge import BotoEdge
+from hetopt.backends.ec2.renter.errors import ApiRefused
+from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
+from hetopt.backends.ec2.renter.ledger import known_regions
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+from hetopt.backends.ec2.renter.placement import shared, without
+from hetopt.backends.ec2.renter.request import Answer, Request
 from hetopt.core.bucket_traffic import LEASE_OBJECT
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.core.run_status import RunState
-from hetopt.launch.backend import Renting, RunHandle
-from hetopt.launch.ec2.protocol import Lease, placement_of
-from hetopt.launch.ec2.renter import calls
-from hetopt.launch.ec2.renter.bundle import Bundle
-from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, ClusterState
-from hetopt.launch.ec2.renter.edge import BotoEdge
-from hetopt.launch.ec2.renter.errors import ApiRefused
-from hetopt.launch.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
-from hetopt.launch.ec2.renter.ledger import known_regions
-from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
-from hetopt.launch.ec2.renter.placement import shared, without
-from hetopt.launch.ec2.renter.request import Answer, Request
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import REGION, Patience, Recording, leftovers
 from tests.ec2.followed import Followed, Priced, end_machines, event, placement_now, put

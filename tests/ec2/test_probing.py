@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from hetopt.backends.ec2.renter import calls
+from hetopt.backends.ec2.renter.bundle import Bundle
+from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
+from hetopt.backends.ec2.renter.edge import BotoEdge
+from hetopt.backends.ec2.renter.launcher import Ec2Launcher
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+from hetopt.backends.ec2.renter.ordering import Wishes
+from hetopt.backends.ec2.renter.probing import BOOT_S, Prober, probe_price_usd, rented_probes, roles_for
+from hetopt.backends.ec2.renter.request import Request
+from hetopt.backends.probe_runs import PROBE_STEPS
 from hetopt.core.errors import BadInput, BudgetStop, RunFailed
 from hetopt.core.profile import Profile
-from hetopt.launch.ec2.renter import calls
-from hetopt.launch.ec2.renter.bundle import Bundle
-from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, ClusterState
-from hetopt.launch.ec2.renter.edge import BotoEdge
-from hetopt.launch.ec2.renter.launcher import Ec2Launcher
-from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
-from hetopt.launch.ec2.renter.ordering import Wishes
-from hetopt.launch.ec2.renter.probing import BOOT_S, Prober, probe_price_usd, rented_probes, roles_for
-from hetopt.launch.ec2.renter.request import Request
-from hetopt.launch.probe_runs import PROBE_STEPS
 from hetopt.optimizer.cost.billing import Billing
 from hetopt.optimizer.market.catalog import Catalog
 from tests.ec2.conftest import Patience, leftovers

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from hetopt.backends.ec2.renter import calls
+from hetopt.backends.ec2.renter.bundle import Bundle
+from hetopt.backends.ec2.renter.edge import BotoEdge
+from hetopt.backends.ec2.renter.errors import ApiRefused
+from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, read_ledger, unresolved
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+from hetopt.backends.ec2.renter.removal import Remover
+from hetopt.backends.ec2.renter.renting import Rented, Renter
+from hetopt.backends.ec2.renter.request import Answer, Request
 from hetopt.core.errors import CloudRefused
 from hetopt.core.run_spec import RunSpec
-from hetopt.launch.ec2.renter import calls
-from hetopt.launch.ec2.renter.bundle import Bundle
-from hetopt.launch.ec2.renter.edge import BotoEdge
-from hetopt.launch.ec2.renter.errors import ApiRefused
-from hetopt.launch.ec2.renter.ledger import LEDGER_FILE, read_ledger, unresolved
-from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
-from hetopt.launch.ec2.renter.removal import Remover
-from hetopt.launch.ec2.renter.renting import Rented, Renter
-from hetopt.launch.ec2.renter.request import Answer, Request
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import Patience, Recording, leftovers, plan_of, stack
 

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.launch.ec2.renter import calls, permissions
-from hetopt.launch.ec2.renter.bucket import bucket_calls
-from hetopt.launch.ec2.renter.bundle import Bundle
-from hetopt.launch.ec2.renter.doctor import Check, account_checks, role_checks, worst
-from hetopt.launch.ec2.renter.edge import BotoEdge
-from hetopt.launch.ec2.renter.errors import ApiRefused
-from hetopt.launch.ec2.renter.order import Order
-from hetopt.launch.ec2.renter.removal import Remover
-from hetopt.launch.ec2.renter.request import Answer, Request
+from hetopt.backends.ec2.renter import calls, permissions
+from hetopt.backends.ec2.renter.bucket import bucket_calls
+from hetopt.backends.ec2.renter.bundle import Bundle
+from hetopt.backends.ec2.renter.doctor import Check, account_checks, role_checks, worst
+from hetopt.backends.ec2.renter.edge import BotoEdge
+from hetopt.backends.ec2.renter.errors import ApiRefused
+from hetopt.backends.ec2.renter.order import Order
+from hetopt.backends.ec2.renter.removal import Remover
+from hetopt.backends.ec2.renter.request import Answer, Request
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, Patience, Recording
@@ -96,7 +96,7 @@ def test_nothing_is_granted_without_a_bound() -> None:
 def test_the_bucket_is_made_once_and_private(cloud: BotoEdge) -> None:
     from random import Random
 
-    from hetopt.launch.ec2.renter.retry import Retrying
+    from hetopt.backends.ec2.renter.retry import Retrying
 
     edge = Retrying(inner=cloud, sleep=lambda _: None, random=Random(0))
     for _ in range(2):
@@ -271,8 +271,8 @@ def test_a_list_needs_the_whole_name_of_a_run(prefix: str | int) -> None:
 def test_the_name_of_a_rented_run_cannot_be_guessed(tmp_path: Path) -> None:
     import datetime
 
+    from hetopt.backends.runs import RunFolders
     from hetopt.core.paths import RUN_PATTERN, is_name
-    from hetopt.launch.runs import RunFolders
 
     now = datetime.datetime(2026, 11, 20, tzinfo=datetime.UTC)
     names = {RunFolders(home=tmp_path).create("x" * 100, now, secret=True).name for _ in range(50)}

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.launch.ec2.renter.budget import MOVE_S, Guard, Stay
-from hetopt.launch.ec2.renter.changing import guard_of, switched
-from hetopt.launch.ec2.renter.cluster_state import ClusterState, MachineState, SpotPrices
-from hetopt.launch.ec2.renter.order import Order, Rate, Zone
-from hetopt.launch.ec2.renter.pools import PAIR_RESTS_S, may_leave, pair, pools_of
-from hetopt.launch.ec2.renter.spot_prices import PRICES_EVERY_S, are_due, newest_prices, repriced
+from hetopt.backends.ec2.renter.budget import MOVE_S, Guard, Stay
+from hetopt.backends.ec2.renter.changing import guard_of, switched
+from hetopt.backends.ec2.renter.cluster_state import ClusterState, MachineState, SpotPrices
+from hetopt.backends.ec2.renter.order import Order, Rate, Zone
+from hetopt.backends.ec2.renter.pools import PAIR_RESTS_S, may_leave, pair, pools_of
+from hetopt.backends.ec2.renter.spot_prices import PRICES_EVERY_S, are_due, newest_prices, repriced
 
 prices = st.floats(0.01, 5.0)
 gaps = st.floats(0.0, 5000.0)

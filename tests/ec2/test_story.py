@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.ec2_in_a_box import MIX, on_the_mix
+from hetopt.backends.ec2.renter.ordering import roles_of
 from hetopt.core.profile import Profile
-from hetopt.launch.ec2.renter.ordering import roles_of
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import plan_of

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.launch.ec2.bootstrap import NodeConfig
-from hetopt.launch.ec2.protocol import Latest, Lease, Placements, is_over, placement_of
-from hetopt.launch.ec2.renter.ledger import read_ledger
+from hetopt.backends.ec2.bootstrap import NodeConfig
+from hetopt.backends.ec2.protocol import Latest, Lease, Placements, is_over, placement_of
+from hetopt.backends.ec2.renter.ledger import read_ledger
 
 SPEC = {
     "task": "digits",

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.box.metadata import metadata_service
+from hetopt.backends.ec2.bootstrap import CONFIG_FILE, NodeConfig
+from hetopt.backends.ec2.objects import S3Objects
+from hetopt.backends.ec2.protocol import spec_digest
 from hetopt.core.events.log import parse_events
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
-from hetopt.launch.ec2.bootstrap import CONFIG_FILE, NodeConfig
-from hetopt.launch.ec2.objects import S3Objects
-from hetopt.launch.ec2.protocol import spec_digest
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, BotoEdge
 
 STEPS = 500
@@ -93,7 +93,7 @@ def test_a_machine_that_vanishes_is_replaced_and_training_goes_on(cloud: BotoEdg
         (root / CONFIG_FILE).write_text(config.to_json())
         service = stack.enter_context(metadata_service({"/latest/meta-data/instance-id": id_}))
         agents[id_] = subprocess.Popen(
-            [sys.executable, "-m", "hetopt.launch.ec2.node.agent", str(root)],
+            [sys.executable, "-m", "hetopt.backends.ec2.node.agent", str(root)],
             env={**os.environ, "AWS_EC2_METADATA_SERVICE_ENDPOINT": service.url, "GLOO_SOCKET_IFNAME": "lo"},
             start_new_session=True,
         )

@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from hetopt.backends.ec2.renter import calls
+from hetopt.backends.ec2.renter.bundle import Bundle
+from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
+from hetopt.backends.ec2.renter.edge import BotoEdge
+from hetopt.backends.ec2.renter.errors import ApiRefused
+from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, SETTLES_S, Made, made, read_ledger
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+from hetopt.backends.ec2.renter.removal import Remover
+from hetopt.backends.ec2.renter.renting import Renter
+from hetopt.backends.ec2.renter.replacement_requests import Asker
+from hetopt.backends.ec2.renter.request import Answer, Edge, Request
+from hetopt.backends.ec2.renter.watch import Watcher
 from hetopt.core.errors import CloudRefused
-from hetopt.launch.ec2.renter import calls
-from hetopt.launch.ec2.renter.bundle import Bundle
-from hetopt.launch.ec2.renter.cluster_state import SEEN_FILE, ClusterState
-from hetopt.launch.ec2.renter.edge import BotoEdge
-from hetopt.launch.ec2.renter.errors import ApiRefused
-from hetopt.launch.ec2.renter.ledger import LEDGER_FILE, SETTLES_S, Made, made, read_ledger
-from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
-from hetopt.launch.ec2.renter.removal import Remover
-from hetopt.launch.ec2.renter.renting import Renter
-from hetopt.launch.ec2.renter.replacement_requests import Asker
-from hetopt.launch.ec2.renter.request import Answer, Edge, Request
-from hetopt.launch.ec2.renter.watch import Watcher
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import ACCOUNT, BUCKET, Patience, Recording, be_unkind, leftovers, stack
 from tests.face.conftest import Answer as Said
@@ -330,7 +330,7 @@ def another(cloud: BotoEdge, home: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 def expired(cloud: BotoEdge, order: Order) -> None:
     """Its tags say that it is over since long: prices were low, and its lease was made longer."""
-    from hetopt.launch.ec2.renter.tags import EXPIRES_AT
+    from hetopt.backends.ec2.renter.tags import EXPIRES_AT
 
     ids = [one.id for one in leftovers(cloud, order.run_id)]
     import boto3

@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
+from hetopt.backends.ec2.protocol import Lease
+from hetopt.backends.ec2.renter import calls
+from hetopt.backends.ec2.renter.attach import adopt
+from hetopt.backends.ec2.renter.bundle import Bundle
+from hetopt.backends.ec2.renter.cluster_state import ClusterState
+from hetopt.backends.ec2.renter.edge import BotoEdge
+from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+from hetopt.backends.ec2.renter.request import Answer, Edge, Request
+from hetopt.backends.ec2.renter.zone_switch import BOOTED_WITHIN_S, roles_as_they_are
 from hetopt.core.bucket_traffic import LEASE_OBJECT
 from hetopt.core.errors import BadInput, BudgetStop
 from hetopt.core.profile import Profile
 from hetopt.core.run_status import RunState
-from hetopt.launch.ec2.protocol import Lease
-from hetopt.launch.ec2.renter import calls
-from hetopt.launch.ec2.renter.attach import adopt
-from hetopt.launch.ec2.renter.bundle import Bundle
-from hetopt.launch.ec2.renter.cluster_state import ClusterState
-from hetopt.launch.ec2.renter.edge import BotoEdge
-from hetopt.launch.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
-from hetopt.launch.ec2.renter.order import ORDER_FILE, Order
-from hetopt.launch.ec2.renter.request import Answer, Edge, Request
-from hetopt.launch.ec2.renter.zone_switch import BOOTED_WITHIN_S, roles_as_they_are
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import ACCOUNT, BUCKET, Patience, leftovers, plan_of, start_over

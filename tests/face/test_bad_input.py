@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from hetopt.backends.emulation.description import parse_hosts
+from hetopt.backends.emulation.plan import rehearse
+from hetopt.backends.prediction.hosting import ThisMachine
+from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.core.profile import Profile
 from hetopt.core.run_folder import write_spec
-from hetopt.launch.emulation.description import parse_hosts
-from hetopt.launch.emulation.plan import rehearse
-from hetopt.launch.prediction.hosting import ThisMachine
-from hetopt.launch.prediction.local_plan import predict_on_local
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend

@@ -14,24 +14,24 @@ from typing import Any
 
 import pytest
 
+from hetopt.backends.emulation.progress import Progress as ConductorProgress
+from hetopt.backends.emulation.slowdown import FitWatch
+from hetopt.backends.probe_runs import local_probes, read_sample
+from hetopt.backends.processes import PROCESS_FILE, run_status
+from hetopt.backends.supervisor.progress import RunProgress
 from hetopt.cli import report as report_command
 from hetopt.cli.run_record import RunRecord, read_run
 from hetopt.cli.watch import Watched, picture
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import EVENTS_FILE
-from hetopt.launch.emulation.progress import Progress as ConductorProgress
-from hetopt.launch.emulation.slowdown import FitWatch
-from hetopt.launch.probe_runs import local_probes, read_sample
-from hetopt.launch.processes import PROCESS_FILE, run_status
-from hetopt.launch.supervisor.progress import RunProgress
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
-from hetopt.report.learn import learn
-from hetopt.report.page.page import page
-from hetopt.report.page.series import series
-from hetopt.report.prometheus import Newest, exposition
-from hetopt.report.report import Report, make_report
-from hetopt.report.scalars import scalars
-from hetopt.report.tensorboard import event_file
+from hetopt.reports.learn import learn
+from hetopt.reports.page.page import page
+from hetopt.reports.page.series import series
+from hetopt.reports.prometheus import Newest, exposition
+from hetopt.reports.report import Report, make_report
+from hetopt.reports.scalars import scalars
+from hetopt.reports.tensorboard import event_file
 
 from .test_report import launch, plan
 

@@ -21,7 +21,7 @@ from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
-from hetopt.report.learn import learn
+from hetopt.reports.learn import learn
 from tests.logs import events_of
 
 RECORDED = Path(__file__).resolve().parents[1] / "recorded"

@@ -21,9 +21,9 @@ from hetopt.cli.metrics import MOST_CLIENTS, Figures, serve
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
-from hetopt.report.prometheus import Newest, exposition
-from hetopt.report.scalars import HELP, scalars
-from hetopt.report.tensorboard import _crc32c, _masked, event_file, tag
+from hetopt.reports.prometheus import Newest, exposition
+from hetopt.reports.scalars import HELP, scalars
+from hetopt.reports.tensorboard import _crc32c, _masked, event_file, tag
 from tests.logs import events_of
 
 from .test_report import _compressed, launch, plan, rehearsed

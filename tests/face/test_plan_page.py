@@ -17,8 +17,8 @@ from hetopt.core.profile import Profile
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
-from hetopt.report.front_plot import front_lines
-from hetopt.report.plan_page import page
+from hetopt.reports.front_plot import front_lines
+from hetopt.reports.plan_page import page
 from tests.disturbance import PATIENCE_S
 
 RECORDED = Path(__file__).parent.parent / "recorded" / "resnet20-cifar10.json"

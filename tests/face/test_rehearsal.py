@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from hetopt.backends.emulation.namespaces import find_networks, why_not
 from hetopt.core.events.log import Event, read_events
-from hetopt.launch.emulation.namespaces import find_networks, why_not
 from tests.disturbance import PATIENCE_S
 from tests.face.conftest import RECORDED, Answer, start
 
@@ -188,7 +188,7 @@ def test_without_rights_one_sentence_says_so(plan: Path, tmp_path: Path) -> None
 
 LEAVES_A_NETWORK = """
 import os, signal, sys
-from hetopt.launch.emulation.namespaces import MiniatureNetwork
+from hetopt.backends.emulation.namespaces import MiniatureNetwork
 from hetopt.core.scaled_emulation import MiniatureHost
 network = MiniatureNetwork.create([MiniatureHost(name="h0"), MiniatureHost(name="h1")], owner=sys.argv[1])
 os.kill(os.getpid(), signal.SIGKILL)

@@ -8,23 +8,23 @@ from pathlib import Path
 
 import pytest
 
+from hetopt.backends.emulation.description import parse_hosts
+from hetopt.backends.emulation.plan import rehearse
+from hetopt.backends.prediction.hosting import ThisMachine
+from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.cli import launch_view, plan_view
 from hetopt.cli import report as report_command
 from hetopt.cli.exchange_options import decide, parse_wish
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
 from hetopt.core.profile import Profile
-from hetopt.launch.emulation.description import parse_hosts
-from hetopt.launch.emulation.plan import rehearse
-from hetopt.launch.prediction.hosting import ThisMachine
-from hetopt.launch.prediction.local_plan import predict_on_local
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
-from hetopt.report.progress import follow
-from hetopt.report.report import Report, make_report
-from hetopt.report.timeline import timeline
+from hetopt.reports.progress import follow
+from hetopt.reports.report import Report, make_report
+from hetopt.reports.timeline import timeline
 from tests.logs import events_of
 
 Golden = Callable[[str, str], None]

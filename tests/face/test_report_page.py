@@ -25,12 +25,12 @@ from hetopt.core.events.reader import read_log
 from hetopt.core.events.records import LogEvent
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.plan import Plan
-from hetopt.report.page.envelope import envelope, stretches
-from hetopt.report.page.page import page
-from hetopt.report.page.series import series
-from hetopt.report.progress import follow
-from hetopt.report.report import make_report
-from hetopt.report.timeline import timeline
+from hetopt.reports.page.envelope import envelope, stretches
+from hetopt.reports.page.page import page
+from hetopt.reports.page.series import series
+from hetopt.reports.progress import follow
+from hetopt.reports.report import make_report
+from hetopt.reports.timeline import timeline
 from tests.disturbance import PATIENCE_S
 from tests.logs import events_of
 

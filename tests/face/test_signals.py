@@ -16,9 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
+from hetopt.backends.emulation.namespaces import find_networks, why_not
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events
 from hetopt.core.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE
-from hetopt.launch.emulation.namespaces import find_networks, why_not
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.plan import Plan
 from tests.disturbance import PATIENCE_S
@@ -234,7 +234,7 @@ def test_a_signal_ends_a_rehearsal_and_its_network_goes(launched: Callable[..., 
 HARNESS = """
 import sys, time
 from benchmarks._outcome import run_benchmark
-from hetopt.launch.emulation.namespaces import MiniatureNetwork
+from hetopt.backends.emulation.namespaces import MiniatureNetwork
 from hetopt.core.scaled_emulation import MiniatureHost
 
 def main():

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetopt.backends.emulation.plan import rehearse
+from hetopt.backends.prediction.hosting import ThisMachine
+from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.core.profile import Profile
-from hetopt.launch.emulation.plan import rehearse
-from hetopt.launch.prediction.hosting import ThisMachine
-from hetopt.launch.prediction.local_plan import predict_on_local
 from hetopt.optimizer.fit import fit, times_as_long
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal

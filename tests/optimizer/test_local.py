@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from hetopt.backends.prediction.hosting import division
+from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.core.comm.payload_bytes import collective_time_s
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import LOCAL
 from hetopt.core.run_spec import RunSpec
-from hetopt.launch.prediction.hosting import division
-from hetopt.launch.prediction.local_plan import predict_on_local
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal, Plan, Prediction

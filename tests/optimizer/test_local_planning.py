@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Evaluation, Pilot, PilotSync, Profile
 from hetopt.core.step_samples import Compression
 from hetopt.core.synchronization import Synchronization
 from hetopt.core.synchronization_text import parse_sync, spell_sync
-from hetopt.launch.prediction.local_plan import predict_on_local
 from hetopt.optimizer.convergence.local_penalty import (
     COEFFICIENT_SD,
     MOST_TIMES_WORKERS,

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.backends.emulation.description import parse_hosts
+from hetopt.backends.emulation.plan import rehearse
+from hetopt.backends.prediction.hosting import ThisMachine
+from hetopt.backends.prediction.local_plan import predict_on_local
+from hetopt.backends.prediction.machine_speed import OWN_LOG_SD, at_present, slowed
 from hetopt.core.calibration_benchmark import REPEATS, measure_yardstick_s
-from hetopt.launch.emulation.description import parse_hosts
-from hetopt.launch.emulation.plan import rehearse
-from hetopt.launch.prediction.hosting import ThisMachine
-from hetopt.launch.prediction.local_plan import predict_on_local
-from hetopt.launch.prediction.machine_speed import OWN_LOG_SD, at_present, slowed
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend

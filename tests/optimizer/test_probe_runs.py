@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.backends.emulation.description import parse_hosts
+from hetopt.backends.prediction.hosting import ThisMachine
+from hetopt.backends.probe_runs import WARM_UP_STEPS, counts, local_probes, read_sample, rehearsed_probes
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.launch.emulation.description import parse_hosts
-from hetopt.launch.prediction.hosting import ThisMachine
-from hetopt.launch.probe_runs import WARM_UP_STEPS, counts, local_probes, read_sample, rehearsed_probes
 from hetopt.optimizer.fit import fit
 from tests.logs import an_event
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.launch.prediction.processor_sharing import finish_times_s, least_factor, rounded_up
+from hetopt.backends.prediction.processor_sharing import finish_times_s, least_factor, rounded_up
 
 WORK = st.lists(st.floats(0.001, 10.0), min_size=1, max_size=12)
 PROCESSORS = st.integers(1, 8)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import Compression
-from hetopt.launch.prediction.local_plan import predict_on_local
 from hetopt.optimizer.cost.observed_preemptions import ObservedPool, ObservedPreemptions
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog

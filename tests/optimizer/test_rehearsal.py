@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.backends.emulation.description import DescribedHost, parse_changes, parse_hosts
+from hetopt.backends.emulation.links import BOX_BITS_PER_S
+from hetopt.backends.emulation.plan import HEADROOM, Rehearsal, rehearse
+from hetopt.backends.prediction.hosting import ThisMachine
+from hetopt.backends.prediction.processor_sharing import finish_times_s
 from hetopt.core.batch_partition import WorkerTime, solve_shares
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.scaled_emulation import ScaledEmulation
-from hetopt.launch.emulation.description import DescribedHost, parse_changes, parse_hosts
-from hetopt.launch.emulation.links import BOX_BITS_PER_S
-from hetopt.launch.emulation.plan import HEADROOM, Rehearsal, rehearse
-from hetopt.launch.prediction.hosting import ThisMachine
-from hetopt.launch.prediction.processor_sharing import finish_times_s
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Assumptions, Candidate, Goal, Group, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend

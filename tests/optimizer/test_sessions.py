@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from hetopt.core.events.reader import read_log
 from hetopt.core.events.records import LogEvent, RunStarted, StepsLogged, TrainingFinished
-from hetopt.report.page.series import series
-from hetopt.report.progress import Progress, advance, begin, follow
-from hetopt.report.prometheus import Newest
-from hetopt.report.sessions import RunClock
-from hetopt.report.timeline import timeline
+from hetopt.reports.page.series import series
+from hetopt.reports.progress import Progress, advance, begin, follow
+from hetopt.reports.prometheus import Newest
+from hetopt.reports.sessions import RunClock
+from hetopt.reports.timeline import timeline
 from tests.logs import an_event
 
 RUNS = Path(__file__).resolve().parents[1] / "recorded" / "runs"

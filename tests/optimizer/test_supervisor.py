@@ -13,20 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.backends.backend import Pools
+from hetopt.backends.supervisor.acting import UNPAID_S, Supervision
+from hetopt.backends.supervisor.adding import with_more_of_each_type
+from hetopt.backends.supervisor.decide import Alternative, Decision, Hysteresis, Supervisor
+from hetopt.backends.supervisor.dropping import LONGER, without_each_host
+from hetopt.backends.supervisor.moving import on_demand_for_all
+from hetopt.backends.supervisor.progress import PredictedGain, RunProgress
+from hetopt.backends.supervisor.replacing import SLOW, with_another_for_each_host
+from hetopt.backends.supervisor.switching import in_other_zones
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
 from hetopt.core.events.decisions import DECISIONS_FILE, read_with_decisions
 from hetopt.core.events.log import EVENTS_FILE, EventLog, read_events
 from hetopt.core.events.reader import event_of
-from hetopt.launch.backend import Pools
-from hetopt.launch.supervisor.acting import UNPAID_S, Supervision
-from hetopt.launch.supervisor.adding import with_more_of_each_type
-from hetopt.launch.supervisor.decide import Alternative, Decision, Hysteresis, Supervisor
-from hetopt.launch.supervisor.dropping import LONGER, without_each_host
-from hetopt.launch.supervisor.moving import on_demand_for_all
-from hetopt.launch.supervisor.progress import PredictedGain, RunProgress
-from hetopt.launch.supervisor.replacing import SLOW, with_another_for_each_host
-from hetopt.launch.supervisor.switching import in_other_zones
-from hetopt.report.timeline import happening
+from hetopt.reports.timeline import happening
 from tests.logs import events_of
 
 PROMISE = PredictedGain(step_time_s=1.0, step_time_low_s=0.9, step_time_high_s=1.1, steps=10_000, usd_per_hour=3.6)

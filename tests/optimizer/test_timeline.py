@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from hetopt.core.events.log import Event
 from hetopt.core.events.reader import event_of
-from hetopt.report.progress import follow
-from hetopt.report.timeline import happening, timeline
+from hetopt.reports.progress import follow
+from hetopt.reports.timeline import happening, timeline
 from tests.logs import an_event, events_of
 
 

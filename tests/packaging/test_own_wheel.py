@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hetopt.core.extras import install_command
-from hetopt.report.own_wheel import own_wheel
+from hetopt.reports.own_wheel import own_wheel
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))

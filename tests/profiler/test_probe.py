@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from hetopt.backends.backend import RunHandle
+from hetopt.backends.local import LocalLauncher
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events
 from hetopt.core.events.probe_records import FINISHED, STARTED
 from hetopt.core.probe_schedule import CompressorProbe, NetworkProbe, PilotProbe, ProbeSchedule, Sweep
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.core.run_status import RunState
-from hetopt.launch.backend import RunHandle
-from hetopt.launch.local import LocalLauncher
 from hetopt.profiler.collect import collect
 from hetopt.profiler.progress import progress
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.core.profile import Profile
-from hetopt.launch.prediction.local_plan import predict_on_local
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend

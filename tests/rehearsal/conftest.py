@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hetopt.launch.emulation.namespaces import find_networks, why_not
+from hetopt.backends.emulation.namespaces import find_networks, why_not
 
 
 @pytest.fixture(scope="session")

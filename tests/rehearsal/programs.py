@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from hetopt.launch.emulation.namespaces import EmulatedNetwork
+from hetopt.backends.emulation.namespaces import EmulatedNetwork
 from tests.disturbance import PATIENCE_S
 
 PORT = 5000

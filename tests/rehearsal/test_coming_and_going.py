@@ -10,6 +10,12 @@ from typing import Any
 
 import pytest
 
+from hetopt.backends.emulation.backend import RehearsalLauncher
+from hetopt.backends.emulation.description import parse_change, parse_changes
+from hetopt.backends.emulation.injection import ask_for_change, check_change
+from hetopt.backends.supervisor.acting import Supervision, dropping
+from hetopt.backends.supervisor.decide import Hysteresis, Supervisor
+from hetopt.backends.supervisor.progress import PredictedGain
 from hetopt.core.errors import BadInput
 from hetopt.core.events.decisions import DECISIONS_FILE
 from hetopt.core.events.log import EVENTS_FILE, Event, read_events
@@ -17,12 +23,6 @@ from hetopt.core.events.reader import event_of
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunState
 from hetopt.core.scaled_emulation import Change
-from hetopt.launch.emulation.backend import RehearsalLauncher
-from hetopt.launch.emulation.description import parse_change, parse_changes
-from hetopt.launch.emulation.injection import ask_for_change, check_change
-from hetopt.launch.supervisor.acting import Supervision, dropping
-from hetopt.launch.supervisor.decide import Hysteresis, Supervisor
-from hetopt.launch.supervisor.progress import PredictedGain
 from tests.disturbance import PATIENCE_S, CoreTime, note, was_ours
 
 TASK = f"{Path(__file__).resolve().parents[2] / 'benchmarks' / '_toy.py'}:noise"

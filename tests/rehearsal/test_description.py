@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.core.errors import BadInput
-from hetopt.core.scaled_emulation import Change, EmulatedHost
-from hetopt.launch.emulation.description import (
+from hetopt.backends.emulation.description import (
     describe,
     describe_change,
     format_rate,
@@ -19,7 +17,9 @@ from hetopt.launch.emulation.description import (
     parse_hosts,
     parse_rate,
 )
-from hetopt.launch.emulation.namespaces import MOST_HOSTS, host_address
+from hetopt.backends.emulation.namespaces import MOST_HOSTS, host_address
+from hetopt.core.errors import BadInput
+from hetopt.core.scaled_emulation import Change, EmulatedHost
 
 HOSTS = ("h0", "h1", "h2", "h3")
 

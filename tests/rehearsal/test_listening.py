@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.launch.emulation.backend import RehearsalLauncher
-from hetopt.launch.emulation.namespaces import host_address
+from hetopt.backends.emulation.backend import RehearsalLauncher
+from hetopt.backends.emulation.namespaces import host_address
 from tests.listeners import watched
 
 from .test_runs import conductor_of, events, nothing_is_left, rehearsed, wait_for

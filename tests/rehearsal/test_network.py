@@ -12,12 +12,10 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from hetopt.core.errors import BadInput
-from hetopt.core.scaled_emulation import EmulatedHost
-from hetopt.launch.emulation import iproute
-from hetopt.launch.emulation.cgroups import Hierarchy, bandwidth_us, check_quotas
-from hetopt.launch.emulation.iproute import NetworkRefused
-from hetopt.launch.emulation.namespaces import (
+from hetopt.backends.emulation import iproute
+from hetopt.backends.emulation.cgroups import Hierarchy, bandwidth_us, check_quotas
+from hetopt.backends.emulation.iproute import NetworkRefused
+from hetopt.backends.emulation.namespaces import (
     MOST_HOSTS,
     EmulatedNetwork,
     can_shape_latency,
@@ -26,7 +24,9 @@ from hetopt.launch.emulation.namespaces import (
     remove,
     why_not,
 )
-from hetopt.launch.emulation.owner import ALIAS_BYTES, Owner
+from hetopt.backends.emulation.owner import ALIAS_BYTES, Owner
+from hetopt.core.errors import BadInput
+from hetopt.core.scaled_emulation import EmulatedHost
 from tests.disturbance import PATIENCE_S
 
 from .programs import SEND, receive, send
@@ -34,7 +34,7 @@ from .programs import SEND, receive, send
 HEADERS = 1514 / 1448  # bytes on the wire for each byte of payload
 OWN = """
 import sys, time
-from hetopt.launch.emulation.namespaces import MiniatureNetwork
+from hetopt.backends.emulation.namespaces import MiniatureNetwork
 from hetopt.core.scaled_emulation import MiniatureHost
 network = MiniatureNetwork.create([MiniatureHost(name="h0"), MiniatureHost(name="h1")], owner=sys.argv[1])
 network.popen(0, ["sleep", "600"])
@@ -256,7 +256,7 @@ def test_somebody_without_rights_is_told_so_in_one_sentence(box: None) -> None:
         pytest.skip("only root can give its rights away, with setpriv")
 
     def without_rights(code: str) -> str:
-        program = f"from hetopt.launch.emulation.namespaces import find_networks, why_not\n{code}"
+        program = f"from hetopt.backends.emulation.namespaces import find_networks, why_not\n{code}"
         return subprocess.run(
             ["setpriv", "--bounding-set=-all", "--inh-caps=-all", sys.executable, "-c", program],
             capture_output=True,

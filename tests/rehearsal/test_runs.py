@@ -14,6 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hetopt.backends.backend import RunHandle
+from hetopt.backends.emulation.backend import RehearsalLauncher
+from hetopt.backends.emulation.description import parse_change, parse_changes, parse_hosts
+from hetopt.backends.emulation.injection import ask_for_change
+from hetopt.backends.emulation.namespaces import find_leftovers, find_networks
+from hetopt.backends.local import LocalLauncher
 from hetopt.core.conditions import ConditionsReader
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event, read_events
@@ -21,19 +27,13 @@ from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.core.run_status import RunState, RunStatus
 from hetopt.core.scaled_emulation import DeclaredTime, ScaledEmulation
 from hetopt.core.worker_logs import log_files
-from hetopt.launch.backend import RunHandle
-from hetopt.launch.emulation.backend import RehearsalLauncher
-from hetopt.launch.emulation.description import parse_change, parse_changes, parse_hosts
-from hetopt.launch.emulation.injection import ask_for_change
-from hetopt.launch.emulation.namespaces import find_leftovers, find_networks
-from hetopt.launch.local import LocalLauncher
 from tests.disturbance import PATIENCE_S
 
 TOY = Path(__file__).resolve().parent.parent / "trainer" / "toy_task.py"
 START = """
 import sys, time
 from pathlib import Path
-from hetopt.launch.emulation.backend import RehearsalLauncher
+from hetopt.backends.emulation.backend import RehearsalLauncher
 from hetopt.core.run_spec import RunSpec
 run_dir = Path(sys.argv[1])
 RehearsalLauncher().start(RunSpec.model_validate_json((run_dir / "wish.json").read_text()), run_dir, {})
@@ -86,7 +86,7 @@ def network_of(run_dir: Path) -> list[str]:
 
 
 def conductor_of(run_dir: Path) -> psutil.Process:
-    [conductor] = [one for one in processes_of(run_dir) if "hetopt.launch.emulation.conductor" in one.cmdline()]
+    [conductor] = [one for one in processes_of(run_dir) if "hetopt.backends.emulation.conductor" in one.cmdline()]
     return conductor
 
 
@@ -278,6 +278,6 @@ def test_changes_are_only_for_rehearsals(tmp_path: Path) -> None:
 
 
 def test_the_conductor_does_not_import_torch() -> None:
-    modules = [f"hetopt.launch.emulation.{name}" for name in ("conductor", "backend", "description", "injection")]
+    modules = [f"hetopt.backends.emulation.{name}" for name in ("conductor", "backend", "description", "injection")]
     code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.backends.emulation.schedule import HostNow, Moment, split, still_to_come
+from hetopt.backends.emulation.slowdown import FitWatch, two_digits_up
 from hetopt.core.events.records import LogEvent
 from hetopt.core.run_status import RunState, exit_code, judge
 from hetopt.core.scaled_emulation import Change, EmulatedHost
-from hetopt.launch.emulation.schedule import HostNow, Moment, split, still_to_come
-from hetopt.launch.emulation.slowdown import FitWatch, two_digits_up
 from tests.logs import an_event
 
 HOST = HostNow.as_described(EmulatedHost(name="h1", speed=2, rate_bits_per_s=1e8))

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from hetopt.backends.backend import RunHandle
+from hetopt.backends.emulation.backend import RehearsalLauncher
+from hetopt.backends.emulation.description import parse_hosts
 from hetopt.core.events.log import Event, read_events
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.core.run_status import RunState
 from hetopt.core.scaled_emulation import DeclaredTime, ScaledEmulation
 from hetopt.core.synchronization import Injection, Synchronization
-from hetopt.launch.backend import RunHandle
-from hetopt.launch.emulation.backend import RehearsalLauncher
-from hetopt.launch.emulation.description import parse_hosts
 from tests.disturbance import PATIENCE_S
 
 TOY = Path(__file__).resolve().parent.parent / "trainer" / "toy_task.py"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hetopt.backends.lease import lease
 from hetopt.core.errors import BadInput
-from hetopt.launch.lease import lease
 
 HOLD = "import sys; sys.stdin.read()"
 

@@ -19,10 +19,10 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
+from hetopt.backends.local import LocalLauncher
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.listening import LOOPBACK, collectives_on
 from hetopt.core.secret import SECRET_VARIABLE, checked_secret, new_secret
-from hetopt.launch.local import LocalLauncher
 from hetopt.trainer.host.gate import WrongSecret, open_gate, open_relay
 from hetopt.trainer.host.stores import group_store, open_store
 from tests.disturbance import PATIENCE_S

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from hetopt.backends.local import run_environment
+from hetopt.backends.processes import run_status
 from hetopt.core.events.log import EventLog
 from hetopt.core.events.records import LogEvent
 from hetopt.core.listening import collectives_on
 from hetopt.core.run_folder import write_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunState, failure_reason, judge, last_log_line, read_tail
-from hetopt.launch.local import run_environment
-from hetopt.launch.processes import run_status
 from hetopt.trainer.failure import FailureReport
 from hetopt.trainer.host.agent import died_of, torchrun_arguments
 from tests.logs import an_event

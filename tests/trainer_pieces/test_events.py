@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.events.log import JUMP_S, EventLog, read_events
-from hetopt.report.timeline import happening
+from hetopt.reports.timeline import happening
 from tests.logs import an_event
 
 

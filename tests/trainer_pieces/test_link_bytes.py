@@ -13,9 +13,9 @@ import sys
 
 import pytest
 
+from hetopt.backends.emulation.namespaces import EmulatedNetwork, why_not
 from hetopt.core.comm.cost import deals, reduces_directly
 from hetopt.core.scaled_emulation import EmulatedHost
-from hetopt.launch.emulation.namespaces import EmulatedNetwork, why_not
 from tests.disturbance import PATIENCE_S
 
 from . import link_bytes_program as program

@@ -96,6 +96,6 @@ install --requirement "$locks.txt"
 trap - ERR
 cd "$root/code"
 status=0
-PYTHONPATH="$root/code" "$root/venv/bin/python" -m hetopt.launch.ec2.node.agent "$root" || status=$?
+PYTHONPATH="$root/code" "$root/venv/bin/python" -m hetopt.backends.ec2.node.agent "$root" || status=$?
 echo "the agent ended with $status"
 shutdown -h now

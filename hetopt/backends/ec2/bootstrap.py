@@ -1,0 +1,190 @@
+"""The text that a rented machine runs when it boots: a timer that ends it first, then everything that may fail.
+
+Pure text. What varies is a JSON file inside a quoted here-document and a few values that can hold nothing but letters,
+digits and dashes, so nothing that a user typed is ever read by the shell. No credentials are in it: machines have a
+role. The run's own secret is, by which its machines know each other, and it is of use for nothing else.
+
+``HETOPT_ROOT`` says where to install; it and every program are looked up, so that the text also runs where a machine is
+only imitated.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+
+from hetopt.backends.ec2.lifetime import (
+    AGAIN_SERVICE,
+    BOOT_ID,
+    END_SERVICE,
+    END_TIMER,
+    UNITS_FOLDER,
+    UNITS_VARIABLE,
+    again_service,
+    end_service,
+    end_timer,
+)
+from hetopt.core.errors import BadInput
+from hetopt.core.paths import REGION_PATTERN, RUN_PATTERN, is_name
+from hetopt.core.reading import parse_json
+from hetopt.core.secret import SECRET_PATTERN
+
+USER_DATA_LIMIT_BYTES = 16_384
+"""Of the raw text, by EC2's reference."""
+
+CONFIG_FILE = "node.json"
+
+CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+
+_SAFE = {
+    "run_id": RUN_PATTERN,
+    "region": REGION_PATTERN,
+    "bucket": r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]",
+    "account_id": r"[0-9]{12}",
+    "bundle_sha256": r"[0-9a-f]{64}",
+    "spec_sha256": r"[0-9a-f]{64}",
+    "version": r"[A-Za-z0-9.+-]{1,40}",
+    "group_secret": SECRET_PATTERN,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeConfig:
+    """What a machine is told when it boots.
+
+    Attributes:
+        end_s: when it ends, unless the lease says otherwise, in seconds since the epoch: what the budget pays for at
+            the worst.
+        latest_end_s: what no lease extends it beyond: what the budget pays for at the least.
+        spec_sha256: of the run that was ordered, see `hetopt.backends.ec2.protocol.spec_digest`.
+        has_gpu: whether it needs torch with CUDA.
+        group_secret: what all machines of the run know, and nobody else (`hetopt.trainer.host.gate`).
+    """
+
+    run_id: str
+    region: str
+    bucket: str
+    account_id: str
+    bundle_sha256: str
+    spec_sha256: str
+    end_s: float
+    latest_end_s: float
+    has_gpu: bool
+    version: str
+    group_secret: str
+
+    def __post_init__(self) -> None:
+        """Refuse whatever a shell could read as more than a word."""
+        for name, pattern in _SAFE.items():
+            value = getattr(self, name)
+            if not is_name(pattern, value):
+                raise ValueError(f"{name} cannot be {value!r}")
+        if not 0 < self.end_s <= self.latest_end_s < math.inf:
+            raise ValueError(f"end_s cannot be {self.end_s}, and the latest {self.latest_end_s}")
+
+    @property
+    def prefix(self) -> str:
+        """Where the run's objects are in the bucket."""
+        return f"runs/{self.run_id}"
+
+    def to_json(self) -> str:
+        """For the file that the node's agent reads."""
+        return json.dumps(asdict(self), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> NodeConfig:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        try:
+            found = parse_json(text, origin=CONFIG_FILE)
+        except BadInput as error:
+            raise ValueError(error.message) from None
+        if not isinstance(found, dict):
+            raise ValueError("a node's configuration is an object")
+        try:
+            return cls(**found)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+
+
+def user_data(config: NodeConfig) -> str:
+    """What the machine runs as root when it boots.
+
+    Raises:
+        ValueError: longer than EC2 takes.
+    """
+    # torch for CPUs has an index of its own, which is asked for nothing else; PyPI's needs gigabytes of CUDA, which a
+    # CPU machine would only download.
+    torch = f'install --index-url {CPU_TORCH_INDEX} --requirement "$locks-torch.txt"' if not config.has_gpu else ""
+    text = f"""#!/bin/bash
+# hetopt {config.version}: a machine of run {config.run_id}
+
+# The end comes first: from here on nothing can make this machine outlive its budget, not even a reboot.
+end={math.floor(config.end_s)}
+soonest=$(($(date +%s) + 60))
+[ "$end" -ge "$soonest" ] || end=$soonest
+export {UNITS_VARIABLE}="${{{UNITS_VARIABLE}:-{UNITS_FOLDER}}}"
+mkdir -p "${UNITS_VARIABLE}"
+cat >"${UNITS_VARIABLE}/{END_SERVICE}" <<'HETOPT'
+{end_service()}HETOPT
+cat >"${UNITS_VARIABLE}/{END_TIMER}" <<HETOPT
+{end_timer("$end")}HETOPT
+cat >"${UNITS_VARIABLE}/{AGAIN_SERVICE}" <<HETOPT
+{again_service(f"$(cat {BOOT_ID})")}HETOPT
+systemctl daemon-reload
+systemctl enable {AGAIN_SERVICE} {END_TIMER}
+systemctl restart {END_TIMER} || shutdown -h "+$(((end - $(date +%s)) / 60))"
+
+root="${{HETOPT_ROOT:-/opt/hetopt}}"
+log="$root/boot.log"
+# Where /tmp is memory, as on Amazon Linux 2023, it is too small to unpack torch in.
+export TMPDIR="$root/tmp"
+mkdir -p "$root/code" "$root/run" "$TMPDIR"
+exec >>"$log" 2>&1
+set -Eeuo pipefail
+export AWS_DEFAULT_REGION={config.region}
+
+# A machine that cannot join is of no use: it leaves its log and ends, and the others are told by its absence.
+failed() {{
+    trap - ERR
+    echo "boot failed in line $1"
+    aws s3api put-object --bucket {config.bucket} --key "{config.prefix}/boot/$(hostname).log" \\
+        --expected-bucket-owner {config.account_id} --body "$log" || true
+    shutdown -h now
+    exit 1
+}}
+trap 'failed $LINENO' ERR
+
+cat >"$root/{CONFIG_FILE}" <<'HETOPT'
+{config.to_json()}
+HETOPT
+
+aws s3api get-object --bucket {config.bucket} --key code/{config.bundle_sha256}.tar.gz \\
+    --expected-bucket-owner {config.account_id} "$root/code.tar.gz" >/dev/null
+echo "{config.bundle_sha256}  $root/code.tar.gz" | sha256sum --check --quiet
+tar --extract --gzip --no-same-owner --directory "$root/code" --file "$root/code.tar.gz"
+
+command -v python3.12 >/dev/null || dnf --quiet --assumeyes install python3.12
+python3.12 -m venv "$root/venv"
+install() {{
+    "$root/venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-deps \\
+        --only-binary :all: --require-hashes "$@"
+}}
+locks="$root/code/locks/$(uname -m)-{"gpu" if config.has_gpu else "cpu"}"
+install --requirement "$locks.txt"
+{torch}
+
+trap - ERR
+cd "$root/code"
+status=0
+PYTHONPATH="$root/code" "$root/venv/bin/python" -m hetopt.backends.ec2.node.agent "$root" || status=$?
+echo "the agent ended with $status"
+shutdown -h now
+"""
+    if len(text.encode()) > USER_DATA_LIMIT_BYTES:
+        raise ValueError(f"user data of {len(text.encode())} bytes is more than EC2 takes")
+    return text

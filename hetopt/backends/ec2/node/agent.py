@@ -1,0 +1,322 @@
+"""The agent of a rented machine: waits for its place, hosts the workers, heeds the end, and keeps the bucket current.
+
+``python -m hetopt.backends.ec2.node.agent ROOT``, started by the boot script, which shuts the machine down when the
+agent ends. It never extends its own life: the lease in the bucket does, and whoever follows the run pays for it. What
+is in the bucket is believed within what the machine was told when it booted: the latest end, and the run that was
+ordered.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hetopt.backends.ec2.bootstrap import CONFIG_FILE, NodeConfig
+from hetopt.backends.ec2.lifetime import UNITS_FOLDER, UNITS_VARIABLE, Timer
+from hetopt.backends.ec2.node.checkpoints import Checkpoints
+from hetopt.backends.ec2.node.imds import Imds, over_http
+from hetopt.backends.ec2.objects import Objects, S3Objects
+from hetopt.backends.ec2.protocol import (
+    MODELS_FOLDER,
+    OUTCOME_OBJECT,
+    Lease,
+    Placement,
+    is_over,
+    outcome_json,
+    placement_of,
+)
+from hetopt.backends.ec2.uploads import Uploads
+from hetopt.backends.local import QUIET_TORCH
+from hetopt.core.bucket_traffic import HEARTBEAT_S, LEASE_OBJECT, PLACEMENT_OBJECT, READ_EVERY_S
+from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.events.log import EVENTS_FILE
+from hetopt.core.events.reader import read_log
+from hetopt.core.events.records import ProbeEvent, TrainingFinished
+from hetopt.core.listening import collectives_on
+from hetopt.core.reading import read_text
+from hetopt.core.run_folder import STOP_FILE, write_spec
+from hetopt.core.secret import SECRET_VARIABLE
+from hetopt.core.worker_logs import host_log_folder
+
+TURN_S = 1.0
+NOTICE_EVERY_S = 5.0
+"""EC2 asks to look at least so often."""
+STUCK_S = 1800.0
+"""A run whose log has not grown for so long will not end by itself."""
+PLACE_WITHIN_S = 900.0
+"""A machine that nobody gives a place for so long has nobody who follows its run, and ends what is paid for it."""
+REPLACED_WITHIN_S = 600.0
+"""Machines that have lost others wait so long for somebody who replaces them; a notice comes two minutes early."""
+_LAST_UPLOADS_S = 60.0
+
+
+@dataclass(kw_only=True)
+class Agent:
+    """One machine's part in a run.
+
+    Attributes:
+        root: where the boot script installed everything.
+        objects: of the run.
+        models: where what it trained goes.
+        clock: seconds since the epoch.
+    """
+
+    config: NodeConfig
+    root: Path
+    objects: Objects
+    models: Objects
+    imds: Imds
+    timer: Timer
+    clock: Callable[[], float] = time.time
+    sleep: Callable[[float], None] = time.sleep
+    turn_s: float = TURN_S
+    _lease: Lease | None = None
+    _armed_s: float = 0.0
+    _said: str = ""
+    _doomed: bool = False
+    _superseded: bool = False
+    _code: int = 0
+
+    def live(self) -> int:
+        """Take part in the run; the exit code is that of the host process.
+
+        Raises:
+            BadInput: this is no machine of the run.
+        """
+        self._armed_s = self.config.end_s
+        instance_id = self.imds.instance_id()
+        if instance_id is None:
+            raise BadInput("there is no metadata service here.", hint="the agent runs on rented machines only")
+        placement, code = self._wait_for_place(instance_id), RunFailed.exit_code
+        while placement is not None:
+            code = self._take_part(instance_id, placement)
+            # Others may have been lost: those that are left go on with the next that come.
+            placement = self._next_place(instance_id, placement)
+        return code
+
+    def _wait_for_place(self, instance_id: str) -> Placement | None:
+        """The machine's place, or None when its time was up before it had one."""
+        deadline_s = self.clock() + PLACE_WITHIN_S
+        while self.clock() < deadline_s and not self._time_is_up() and not self._must_end():
+            self._say(instance_id, "waiting")
+            placement = self._place(instance_id)
+            if placement is not None:
+                return placement
+            self.sleep(2 * self.turn_s)
+            self._read_lease()
+        return None
+
+    def _next_place(self, instance_id: str, last: Placement) -> Placement | None:
+        """The machine's place after a loss; None where there is nothing left to do for it."""
+        if last.leads and self._is_over(last):
+            self.objects.put(OUTCOME_OBJECT, outcome_json(last.generation))
+        deadline_s = self.clock() + REPLACED_WITHIN_S
+        while self.clock() < deadline_s and not self._time_is_up():
+            self._read_lease()
+            if self._doomed or self._must_end() or is_over(self.objects.get(OUTCOME_OBJECT), last.generation):
+                return None
+            self._say(instance_id, "waiting for machines to be replaced")
+            placement = self._place(instance_id)
+            if placement is not None and placement.generation > last.generation:
+                return placement
+            self.sleep(2 * self.turn_s)
+        return None
+
+    def _place(self, instance_id: str) -> Placement | None:
+        found = self.objects.get(PLACEMENT_OBJECT)
+        return placement_of(found, instance_id, self.config.spec_sha256) if found is not None else None
+
+    def _is_over(self, placement: Placement) -> bool:
+        """Whether the run came to an end of its own: it finished, or failed by what no other machine can mend."""
+        events = read_log(self.root / "run" / EVENTS_FILE).events
+        match events[-1] if events else None:
+            case TrainingFinished(reason=reason):
+                return reason != "stopped"
+            case ProbeEvent(event="probe_finished"):
+                return True
+        return self._code not in (0, RunFailed.exit_code)
+
+    def _take_part(self, instance_id: str, placement: Placement) -> int:
+        run_dir = self.root / "run"
+        uploads = Uploads(objects=self.objects, models=self.models, run_dir=run_dir, leads=placement.leads)
+        checkpoints = Checkpoints(
+            objects=self.objects,
+            run_dir=run_dir,
+            leads=placement.leads,
+            workers=len(placement.spec.workers),
+            generation=placement.generation,
+        )
+        uploads.restore()
+        checkpoints.restore(placement.resume_from)
+        (run_dir / STOP_FILE).unlink(missing_ok=True)
+        spec = placement.spec
+        if spec.data_dir is not None and spec.data_dir.startswith("s3://"):
+            self._say(instance_id, "fetching data")
+            self.objects.download(spec.data_dir, self.root / "data")
+            spec = spec.model_copy(update={"data_dir": str(self.root / "data")})
+        write_spec(run_dir, spec)
+        self._say(instance_id, "training")
+        host = self._start_host(run_dir, placement)
+        try:
+            code = self._look_after(host, placement.generation, uploads, checkpoints, instance_id)
+        finally:
+            if host.poll() is None:
+                host.kill()
+                host.wait()
+        self._say(instance_id, "uploading")
+        self._last_uploads(uploads, checkpoints)
+        self._say(instance_id, f"ended with {code}")
+        self._code = code
+        return code
+
+    def _start_host(self, run_dir: Path, placement: Placement) -> subprocess.Popen[bytes]:
+        node = placement.node
+        log = host_log_folder(run_dir, node.host)
+        log.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "hetopt.trainer.host.agent", str(run_dir), str(os.getpid())]
+        with (log / "host.log").open("ab") as output:
+            return subprocess.Popen(
+                [*command, *node.to_arguments()],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={
+                    **QUIET_TORCH,
+                    **os.environ,
+                    **collectives_on(node.address),
+                    SECRET_VARIABLE: self.config.group_secret,
+                },
+            )
+
+    def _look_after(
+        self,
+        host: subprocess.Popen[bytes],
+        generation: int,
+        uploads: Uploads,
+        checkpoints: Checkpoints,
+        instance_id: str,
+    ) -> int:
+        """Stay until the host process has ended, or must."""
+        run_dir = uploads.run_dir
+        due: dict[str, float] = {}
+        grew_s = self.clock()
+        while host.poll() is None:
+            now_s = self.clock()
+            if _is_due(due, "notice", now_s, NOTICE_EVERY_S):
+                self._heed_notice(run_dir, instance_id)
+            if _is_due(due, "lease", now_s, READ_EVERY_S):
+                self._read_lease()
+                if self._must_end():
+                    (run_dir / STOP_FILE).touch()
+                placement = self._place(instance_id)
+                if placement is not None and placement.generation > generation:
+                    # Others were lost, and their silence may last for minutes here: the new ones are waiting.
+                    self._superseded = True
+                    host.kill()
+                elif placement is not None and placement.pauses:
+                    (run_dir / STOP_FILE).touch()  # others join: all save a checkpoint at the same step
+            if _is_due(due, "heartbeat", now_s, HEARTBEAT_S):
+                self._said = ""
+                self._say(instance_id, "training")
+                if uploads.events():
+                    grew_s = now_s
+                uploads.logs()
+                checkpoints.send(ended=False)
+            stuck = uploads.leads and now_s - grew_s > STUCK_S
+            if self._time_is_up() or stuck:
+                host.kill()
+            self.sleep(self.turn_s)
+        return host.returncode if host.returncode >= 0 else RunFailed.exit_code
+
+    def _heed_notice(self, run_dir: Path, instance_id: str) -> None:
+        """Before the machine is taken, all workers save a checkpoint: the wish of one is agreed by all."""
+        notice = self.imds.notice()
+        if notice is None:
+            return
+        self._say(instance_id, notice.kind, until_s=notice.time_s)
+        if notice.kind == "interruption":
+            self._doomed = True
+            (run_dir / STOP_FILE).touch()
+
+    def _read_lease(self) -> None:
+        data = self.objects.get(LEASE_OBJECT)
+        lease = Lease.of_json(data) if data is not None else None
+        if lease is None:
+            return
+        self._lease = lease
+        # Later while less is spent than was feared; sooner once there are more machines; never later than the boot
+        # data say, whoever wrote the lease.
+        end_s = min(lease.end_s, self.config.latest_end_s)
+        if abs(end_s - self._armed_s) > TURN_S:
+            self.timer.set(end_s)
+            self._armed_s = end_s
+
+    def _must_end(self) -> bool:
+        return self._lease is not None and self.clock() >= self._lease.stop_training_s
+
+    def _time_is_up(self) -> bool:
+        return self.clock() >= self._armed_s
+
+    def _last_uploads(self, uploads: Uploads, checkpoints: Checkpoints) -> None:
+        """All that was written, within a time: the others' parts of the last checkpoint may take a little."""
+        # Where all go on from is said already when a new placement is there.
+        deadline_s = self.clock() + (0.0 if self._superseded else _LAST_UPLOADS_S)
+        self._superseded = False
+        uploads.model()
+        while not checkpoints.send(ended=True) and self.clock() < deadline_s:
+            self.sleep(self.turn_s)
+        uploads.logs()
+        uploads.events()
+
+    def _say(self, instance_id: str, what: str, **more: float) -> None:
+        """Write what this machine does, when that is news or the last word is old."""
+        if what == self._said:
+            return
+        if self.objects.put(
+            f"state/{instance_id}.json", json.dumps({"time_s": self.clock(), "does": what, **more}).encode()
+        ):
+            self._said = what
+
+
+def _is_due(due: dict[str, float], what: str, now_s: float, every_s: float) -> bool:
+    if now_s < due.get(what, 0.0):
+        return False
+    due[what] = now_s + every_s
+    return True
+
+
+def _run(command: list[str]) -> bool:
+    try:
+        return subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode == 0
+    except OSError:
+        return False
+
+
+def main(arguments: list[str]) -> int:
+    """Be the agent of this machine.
+
+    Raises:
+        BadInput: the folder holds no configuration.
+    """
+    root = Path(arguments[0])
+    try:
+        config = NodeConfig.from_json(read_text(root / CONFIG_FILE))
+    except (BadInput, ValueError) as error:
+        raise BadInput(f"{root} is not the folder of a rented machine: {error}.", hint="boot one") from None
+    objects = S3Objects.connect(
+        region=config.region, bucket=config.bucket, prefix=config.prefix, account_id=config.account_id
+    )
+    models = replace(objects, prefix=f"{MODELS_FOLDER}/{config.run_id}")
+    imds = Imds(transport=over_http, clock=time.time)
+    timer = Timer(run=_run, units=Path(os.environ.get(UNITS_VARIABLE, UNITS_FOLDER)), clock=time.time)
+    return Agent(config=config, root=root, objects=objects, models=models, imds=imds, timer=timer).live()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,282 @@
+"""What must be asked before an order can be written: whose account it is, zones with the types, images and prices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hetopt.backends.ec2.renter.errors import ApiRefused
+from hetopt.backends.ec2.renter.images import IMAGES, OWNER, architecture_of
+from hetopt.backends.ec2.renter.order import BootImage, Rate, Role, Zone
+from hetopt.backends.ec2.renter.request import Answer, Edge, Request
+from hetopt.backends.ec2.renter.spot_prices import newest_prices, price_request
+from hetopt.core.errors import BadInput, CloudRefused
+from hetopt.optimizer.market.catalog import Catalog
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Who asks."""
+
+    account_id: str
+    arn: str
+    user_id: str
+
+    @property
+    def owner(self) -> str:
+        """What stands in the tags of what they rent, and is the same in every process.
+
+        A role's session is called by the role's id and a name of its own, which profiles make anew in each process.
+        """
+        return self.user_id.partition(":")[0] if ":assumed-role/" in self.arn else self.user_id
+
+
+def identity(edge: Edge) -> Identity:
+    """Who these credentials belong to. Needs no permission, so whatever is refused here is about the credentials."""
+    answer = edge(
+        Request(
+            step="identity",
+            service="sts",
+            operation="get_caller_identity",
+            parameters={},
+            purpose="whose credentials these are",
+        )
+    )
+    return Identity(account_id=answer["Account"], arn=answer["Arn"], user_id=answer["UserId"])
+
+
+def regions(edge: Edge) -> list[str]:
+    """Every region that the account can use."""
+    answer = edge(
+        Request(
+            step="regions",
+            service="ec2",
+            operation="describe_regions",
+            parameters={},
+            purpose="which regions the account can use",
+        )
+    )
+    return sorted(str(one["RegionName"]) for one in answer["Regions"])
+
+
+def check_bucket(edge: Edge, bucket: str, account_id: str) -> None:
+    """Make sure that the bucket exists and belongs to this account.
+
+    Raises:
+        CloudRefused: it does not.
+    """
+    edge(
+        Request(
+            step="bucket",
+            service="s3",
+            operation="head_bucket",
+            parameters={"Bucket": bucket, "ExpectedBucketOwner": account_id},
+            purpose="the bucket is there, and is this account's own",
+        )
+    )
+
+
+def default_bucket(account_id: str, region: str) -> str:
+    """The name of the bucket where none is named: one for each account and region."""
+    return f"hetopt-{account_id}-{region}"
+
+
+def boot_images(
+    edge: Edge, kinds: Iterable[str], chosen: Mapping[str, str] | None = None, *, volume_gb: int
+) -> dict[str, BootImage]:
+    """The newest image for each kind of machine, or the one that was chosen for it.
+
+    Args:
+        edge: carries out calls.
+        kinds: of machines.
+        chosen: images by kind, instead of the newest.
+        volume_gb: of the disk that machines boot from.
+
+    Raises:
+        CloudRefused: there is no such image.
+        BadInput: the one that was chosen does not fit.
+    """
+    return {kind: boot_image(edge, kind, (chosen or {}).get(kind), volume_gb) for kind in dict.fromkeys(kinds)}
+
+
+def boot_image(edge: Edge, kind: str, chosen: str | None, volume_gb: int) -> BootImage:
+    """The image of one kind of machine, with the name of its root device, which its disk must be mapped by.
+
+    Args:
+        edge: carries out calls.
+        kind: of machine.
+        chosen: an image's id; absent: the newest.
+        volume_gb: of the disk that machines boot from.
+
+    Raises:
+        CloudRefused: there is no such image.
+        BadInput: it does not fit the machines or their disk.
+    """
+    image = _described(edge, kind, chosen) if chosen is not None else _newest(edge, kind)
+    id_, architecture = str(image["ImageId"]), image.get("Architecture", architecture_of(kind))
+    if architecture != architecture_of(kind):
+        raise BadInput(
+            f"the image {id_} is for {architecture}, and {kind} machines need one for {architecture_of(kind)}.",
+            hint=f"name another: --image {kind}=AMI, or leave --image out to take Amazon's newest",
+        )
+    root = str(image.get("RootDeviceName") or "/dev/xvda")
+    sizes = [disk.get("Ebs", {}).get("VolumeSize", 0) for disk in image.get("BlockDeviceMappings", ())]
+    if max(sizes, default=0) > volume_gb:
+        raise BadInput(
+            f"the image {id_} needs a disk of {max(sizes)} GB, and machines get one of {volume_gb} GB.",
+            hint=f"name a smaller one: --image {kind}=AMI",
+        )
+    return BootImage(ami=id_, root_device=root)
+
+
+def _newest(edge: Edge, kind: str) -> Answer:
+    """What the public parameter names; where the region has no such parameter, the newest image of that name."""
+    image = IMAGES[kind]
+    parameter = Request(
+        step=f"image-{kind}",
+        service="ssm",
+        operation="get_parameter",
+        parameters={"Name": image.parameter},
+        purpose=f"the newest image for {kind} machines",
+    )
+    try:
+        return _described(edge, kind, str(edge(parameter)["Parameter"]["Value"]))
+    except ApiRefused as refused:
+        if refused.code != "ParameterNotFound":
+            raise
+    filters = {"name": image.name, "state": "available", "architecture": architecture_of(kind)}
+    named = Request(
+        step=f"images-{kind}",
+        service="ec2",
+        operation="describe_images",
+        parameters={
+            "Owners": [OWNER],
+            "Filters": [{"Name": name, "Values": [value]} for name, value in filters.items()],
+        },
+        purpose=f"the newest image for {kind} machines, by its name",
+    )
+    found = sorted(edge(named)["Images"], key=lambda one: str(one.get("CreationDate", "")))
+    if not found:
+        raise CloudRefused(
+            f"this region has no image for {kind} machines: neither the parameter {image.parameter} nor an image of "
+            f"Amazon's called '{image.name}'.",
+            hint=f"name one with --image {kind}=AMI, or plan for another region",
+        )
+    newest: Answer = found[-1]
+    return newest
+
+
+def _described(edge: Edge, kind: str, ami: str) -> Answer:
+    request = Request(
+        step=f"image-{kind}-itself",
+        service="ec2",
+        operation="describe_images",
+        parameters={"ImageIds": [ami]},
+        purpose=f"the architecture and the root device of the image for {kind} machines",
+    )
+    found: Sequence[Answer] = edge(request)["Images"]
+    if not found:
+        raise CloudRefused(
+            f"there is no image {ami} in this region.", hint=f"leave --image {kind}=AMI out to take Amazon's newest"
+        )
+    return found[0]
+
+
+def zones_for(edge: Edge, roles: Sequence[Role], catalog: Catalog, extras_usd: float, now_s: float) -> tuple[Zone, ...]:
+    """The zones that have every type and a default subnet, the cheapest first at the prices of this moment.
+
+    All machines go into one zone: what workers send each other costs $0.02 a GB between zones, and takes longer.
+
+    Raises:
+        CloudRefused: there is no such zone.
+        BadInput: a type has no on-demand price, so that its worst case is not known.
+    """
+    names = list(dict.fromkeys(name for role in roles for name in role.instance_types))
+    offered = _offered(edge(_offerings_request(names))["InstanceTypeOfferings"])
+    subnets = _subnets(edge(_subnets_request())["Subnets"])
+    spot = newest_prices(edge(price_request(names, now_s)))
+    zones = []
+    for zone in sorted(set.intersection(*(offered.get(name, set()) for name in names)) & set(subnets)):
+        subnet = subnets[zone]
+        rates: dict[str, Rate] = {}
+        for role in roles:
+            for name in role.instance_types:
+                rates[name] = _rate(
+                    catalog, name, spot.get((zone, name)) if role.market == "spot" else None, extras_usd
+                )
+        zones.append(
+            Zone(
+                name=zone,
+                zone_id=subnet.get("AvailabilityZoneId", zone),
+                subnet_id=subnet["SubnetId"],
+                vpc_id=subnet["VpcId"],
+                rates=rates,
+            )
+        )
+    if not zones:
+        raise CloudRefused(
+            _why_no_zone(names, offered, subnets), hint="plan again with `hetopt recommend PROFILE --exclude TYPE`"
+        )
+    return tuple(sorted(zones, key=lambda zone: _total(roles, zone)))
+
+
+def _total(roles: Sequence[Role], zone: Zone) -> float:
+    return sum(role.machines * zone.usd_per_hour(role.instance_types[0], role.market) for role in roles)
+
+
+def _rate(catalog: Catalog, name: str, spot: float | None, extras_usd: float) -> Rate:
+    on_demand = catalog.price(name, "on-demand")
+    if on_demand is None:
+        raise BadInput(
+            f"the on-demand price of {name} in {catalog.region} is not known, so the worst case cannot be bounded.",
+            hint=f"read the region's prices with your account: `hetopt catalog refresh --region {catalog.region}`",
+        )
+    worst = max(on_demand.usd_per_hour, spot or 0.0)
+    return Rate(
+        usd_per_hour=(on_demand.usd_per_hour if spot is None else spot) + extras_usd,
+        worst_usd_per_hour=worst + extras_usd,
+    )
+
+
+def _why_no_zone(names: Sequence[str], offered: Mapping[str, set[str]], subnets: Mapping[str, Any]) -> str:
+    if not subnets:
+        return "the region has no default subnet to put machines in."
+    absent = [name for name in names if not offered.get(name)]
+    if absent:
+        return f"{', '.join(absent)} cannot be rented in this region."
+    return f"no zone of the region has all of {', '.join(names)} and a default subnet."
+
+
+def _offerings_request(names: Sequence[str]) -> Request:
+    return Request(
+        step="offerings",
+        service="ec2",
+        operation="describe_instance_type_offerings",
+        parameters={
+            "LocationType": "availability-zone",
+            "Filters": [{"Name": "instance-type", "Values": list(names)}],
+        },
+        purpose="which zones have the types",
+    )
+
+
+def _subnets_request() -> Request:
+    return Request(
+        step="subnets",
+        service="ec2",
+        operation="describe_subnets",
+        parameters={"Filters": [{"Name": "default-for-az", "Values": ["true"]}]},
+        purpose="the default subnet of each zone",
+    )
+
+
+def _offered(offerings: Iterable[Answer]) -> dict[str, set[str]]:
+    offered: dict[str, set[str]] = {}
+    for found in offerings:
+        offered.setdefault(found["InstanceType"], set()).add(found["Location"])
+    return offered
+
+
+def _subnets(subnets: Iterable[Answer]) -> dict[str, Answer]:
+    return {found["AvailabilityZone"]: found for found in subnets if found.get("State") == "available"}

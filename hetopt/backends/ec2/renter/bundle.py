@@ -1,0 +1,106 @@
+"""The code that machines run, as one archive: hetopt as it is here, the user's own task file, and what they install.
+
+The same sources give the same bytes, so the archive is stored once by its hash and machines can check what they got.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import tarfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import hetopt
+from hetopt.core.errors import BadInput
+
+NEEDED = ("numpy", "psutil", "pydantic", "torch", "scikit-learn", "boto3")
+"""What a machine installs: what training needs, and the way to S3. Their versions and hashes: `make locks`."""
+
+PARTS = ("__init__.py", "core", "backends", "profiler", "trainer")
+"""What of hetopt machines run, and..."""
+
+LEFT_OUT = ("ec2/renter", "emulation", "prediction", "supervisor")
+"""...what of `hetopt.backends` they do not: they plan nothing and rent nothing."""
+
+TASK_FOLDER = "task"
+
+_HERE = Path(next(iter(hetopt.__path__)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """An archive, and what a task is called inside it."""
+
+    data: bytes
+    task: str
+
+    @property
+    def sha256(self) -> str:
+        """Its hash, which is also its name."""
+        return hashlib.sha256(self.data).hexdigest()
+
+
+def make_bundle(task: str) -> Bundle:
+    """Pack what the machines of a run need.
+
+    Args:
+        task: as the plan names it: a bundled one, or ``file.py:attribute``. A file travels along.
+
+    Raises:
+        BadInput: the task is in a module of this machine's, or its file is not there.
+    """
+    files: list[tuple[str, bytes]] = [*_locks()]
+    for name in PARTS:
+        files += _sources(name)
+    where, colon, attribute = task.rpartition(":")
+    inside = task
+    if colon and where.endswith(".py"):
+        path = Path(where)
+        try:
+            files.append((f"{TASK_FOLDER}/{path.name}", path.read_bytes()))
+        except OSError as error:
+            raise BadInput(
+                f"the task's file {path} cannot be read: {error.strerror}.",
+                hint="launch from the folder that the profile was made in",
+            ) from None
+        inside = f"{TASK_FOLDER}/{path.name}:{attribute}"
+    elif colon:
+        raise BadInput(
+            f"the task {task} is in a module, which rented machines do not have.",
+            hint="name its file instead when you profile, such as `hetopt profile my_task.py:task`",
+        )
+    return Bundle(data=_archive(files), task=inside)
+
+
+def _sources(name: str) -> Iterable[tuple[str, bytes]]:
+    if name.endswith(".py"):
+        yield f"hetopt/{name}", (_HERE / name).read_bytes()
+        return
+    folder = (_HERE / name).resolve()
+    for path in sorted(folder.rglob("*.py")):
+        inside = path.relative_to(folder).as_posix()
+        if not any(inside.startswith(f"{part}/") for part in LEFT_OUT):
+            yield f"hetopt/{name}/{inside}", path.read_bytes()
+
+
+def _locks() -> Iterable[tuple[str, bytes]]:
+    """What machines install, with the hash of every package: a file for each kind of them."""
+    for path in sorted((_HERE / "backends" / "ec2" / "node" / "locks").glob("*.txt")):
+        yield f"locks/{path.name}", path.read_bytes()
+
+
+def _archive(files: Iterable[tuple[str, bytes]]) -> bytes:
+    """A tar.gz without dates, owners or order of its own."""
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for name, content in sorted(files):
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o644
+            archive.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()

@@ -1,0 +1,367 @@
+"""From an order to the calls that rent it, one after another: nothing is done here, and `--dry-run` prints just this.
+
+Everything is made by name or by token, so that the same call twice makes one thing: the launch template and fleets by
+their client token, the security group and objects by their name.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from hetopt.backends.ec2.bootstrap import NodeConfig, user_data
+from hetopt.backends.ec2.renter import tags
+from hetopt.backends.ec2.renter.budget import SHUTDOWN_S
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Order, Role, Zone
+from hetopt.backends.ec2.renter.request import Reference, Request
+from hetopt.core.bucket_traffic import LEASE_OBJECT, PLACEMENT_OBJECT
+from hetopt.core.errors import BadInput
+
+GROUP_STEP = "security-group"
+CODE_STEP = "code"
+MEETING_STEP = "placement"
+
+_RUN_NAMESPACE = uuid.UUID("b1c1a5d8-0c1e-5a0b-9a86-6a3c9d1a7e55")
+LIVES = 1_000_000
+"""Attempts of one life of a run; the next must be no repetition of them."""
+
+_NEW_THINGS_APPEAR = frozenset({"InvalidGroup.NotFound", "InvalidGroupId.NotFound", "InvalidSecurityGroupID.NotFound"})
+"""EC2 may not know for seconds what it has just made."""
+
+
+def client_token(run_id: str, step: str, attempt: int = 0) -> str:
+    """The token of a call: the same for every process that carries out the same run."""
+    return str(uuid.uuid5(_RUN_NAMESPACE, f"{run_id}/{step}/{attempt}"))
+
+
+def launch_calls(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> tuple[Request, ...]:
+    """Every call of a launch in the first of the order's zones, in its order.
+
+    Args:
+        order: what to rent.
+        contents: objects of the run by their names under its prefix, such as plan.json.
+        bundle: the code.
+    """
+    zone = order.zones[0]
+    return (
+        *preparation(order, contents, bundle),
+        *group_calls(order, zone),
+        *template_calls(order),
+        *(fleet_call(order, role, zone, attempt=0) for role in order.roles),
+        addresses_call(order),
+        placement_call(order, b""),
+    )
+
+
+def preparation(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> tuple[Request, ...]:
+    """The objects that machines read when they boot. The lease is new: an earlier life's would end them at once."""
+    code = put_object(order, CODE_STEP, order.bundle_key, bundle, "the code that machines run, by its content")
+    end_s = order.created_s + order.lifetime_s
+    return (
+        code,
+        lease_call(order, end_s, end_s - order.checkpoint_s - SHUTDOWN_S),
+        *(
+            put_object(
+                order, f"object {name}", f"{order.prefix}/{name}", body, "for the machines and for other terminals"
+            )
+            for name, body in contents.items()
+        ),
+    )
+
+
+def put_object(order: Order, step: str, key: str, body: bytes, purpose: str) -> Request:
+    """Write one object into the run's bucket, if that bucket belongs to this account."""
+    return Request(
+        step=step,
+        service="s3",
+        operation="put_object",
+        parameters={
+            "Bucket": order.bucket,
+            "Key": key,
+            "Body": body,
+            "ExpectedBucketOwner": order.account_id,
+            "ServerSideEncryption": "AES256",
+        },
+        purpose=purpose,
+        makes="object",
+    )
+
+
+def get_object(order: Order, key: str) -> Request:
+    """Read one object of the run's bucket."""
+    return Request(
+        step=f"read {key}",
+        service="s3",
+        operation="get_object",
+        parameters={"Bucket": order.bucket, "Key": key, "ExpectedBucketOwner": order.account_id},
+        purpose="what the machines wrote",
+    )
+
+
+def group_calls(order: Order, zone: Zone) -> tuple[Request, ...]:
+    """A security group that lets the run's machines reach each other, and nobody reach them."""
+    name = f"hetopt-{order.run_id}"
+    itself = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": Reference(step=GROUP_STEP, key="GroupId")}]}
+    anywhere = {"CidrIp": "0.0.0.0/0"}
+    group = Reference(step=GROUP_STEP, key="GroupId")
+    lookup = Request(
+        step="find-group",
+        service="ec2",
+        operation="describe_security_groups",
+        parameters={
+            "Filters": [
+                {"Name": "group-name", "Values": [name]},
+                {"Name": "vpc-id", "Values": [zone.vpc_id]},
+                *tags.filters(order.run_id),
+            ]
+        },
+        purpose="the group that an earlier attempt made",
+        result=("SecurityGroups", 0),
+    )
+    return (
+        Request(
+            step=GROUP_STEP,
+            service="ec2",
+            operation="create_security_group",
+            parameters={
+                "GroupName": name,
+                "Description": "machines of one hetopt run, which talk to each other only",
+                "VpcId": zone.vpc_id,
+                "TagSpecifications": order.tags.specification("security-group"),
+            },
+            purpose="no way in: neither SSH nor the port that workers meet at is open to anybody else",
+            makes="security-group",
+            if_exists=lookup,
+        ),
+        Request(
+            step="group-ingress",
+            service="ec2",
+            operation="authorize_security_group_ingress",
+            parameters={"GroupId": group, "IpPermissions": [itself]},
+            purpose="the run's machines reach each other",
+            tolerates=frozenset({"InvalidPermission.Duplicate"}),
+            passing=_NEW_THINGS_APPEAR,
+        ),
+        Request(
+            step="group-egress",
+            service="ec2",
+            operation="authorize_security_group_egress",
+            parameters={
+                "GroupId": group,
+                "IpPermissions": [
+                    itself,
+                    {"IpProtocol": "tcp", "FromPort": 443, "ToPort": 443, "IpRanges": [anywhere]},
+                ],
+            },
+            purpose="out: to each other, and HTTPS for packages and S3",
+            tolerates=frozenset({"InvalidPermission.Duplicate"}),
+            passing=_NEW_THINGS_APPEAR,
+        ),
+        Request(
+            step="group-no-other-egress",
+            service="ec2",
+            operation="revoke_security_group_egress",
+            parameters={"GroupId": group, "IpPermissions": [{"IpProtocol": "-1", "IpRanges": [anywhere]}]},
+            purpose="nothing else goes out",
+            tolerates=frozenset({"InvalidPermission.NotFound"}),
+            passing=_NEW_THINGS_APPEAR,
+        ),
+    )
+
+
+def template_step(kind: str) -> str:
+    """The step that makes the launch template of one kind of machine."""
+    return f"template-{kind}"
+
+
+def template_calls(order: Order, *, generation: int = 0, end_s: float | None = None) -> tuple[Request, ...]:
+    """A launch template for each kind of machine: types of one template share their image.
+
+    Args:
+        order: what is rented.
+        generation: of the placement; machines that replace others boot by templates of their own.
+        end_s: when machines end that boot by it; absent: when the order's do.
+    """
+    kinds = dict.fromkeys(role.image_kind for role in order.roles)
+    end = order.created_s + order.lifetime_s if end_s is None else end_s
+    return tuple(_template_call(order, kind, generation, end) for kind in kinds)
+
+
+def _template_call(order: Order, kind: str, generation: int, end_s: float) -> Request:
+    if order.spec_sha256 is None:
+        raise BadInput("the order names no run for its machines.", hint="it is of an older version: launch again")
+    image, step = order.images[kind], template_step(kind)
+    name = f"hetopt-{order.run_id}-{kind}" + (f"-g{generation}" if generation else "")
+    script = user_data(
+        NodeConfig(
+            run_id=order.run_id,
+            region=order.region,
+            bucket=order.bucket,
+            account_id=order.account_id,
+            bundle_sha256=order.bundle_sha256,
+            spec_sha256=order.spec_sha256,
+            end_s=min(end_s, order.latest_end_s),
+            latest_end_s=order.latest_end_s,
+            has_gpu=kind.endswith("-gpu"),
+            version=order.hetopt_version,
+            group_secret=order.group_secret,
+        )
+    )
+    data: dict[str, Any] = {
+        "ImageId": image.ami,
+        "IamInstanceProfile": {"Name": order.instance_profile},
+        "SecurityGroupIds": [Reference(step=GROUP_STEP, key="GroupId")],
+        # botocore encodes user data of run_instances, but not of launch templates.
+        "UserData": base64.b64encode(script.encode()).decode(),
+        "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1, "InstanceMetadataTags": "enabled"},
+        # A machine that starts again has nothing to do (`bootstrap`), and is paid until it has ended.
+        "MaintenanceOptions": {"AutoRecovery": "disabled"},
+        # The default is to stop, which leaves the volume on the bill.
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        "BlockDeviceMappings": [
+            {
+                "DeviceName": image.root_device,
+                "Ebs": {
+                    "VolumeType": "gp3",
+                    "VolumeSize": order.volume_gb,
+                    "Encrypted": True,
+                    "DeleteOnTermination": True,
+                },
+            }
+        ],
+        "TagSpecifications": order.tags.specification("instance", "network-interface", "volume"),
+    }
+    return Request(
+        step=step,
+        service="ec2",
+        operation="create_launch_template",
+        parameters={
+            "LaunchTemplateName": name,
+            "ClientToken": client_token(order.run_id, step, order.life * LIVES + generation),
+            "LaunchTemplateData": data,
+            "TagSpecifications": order.tags.specification("launch-template"),
+        },
+        purpose=f"how {kind} machines boot: shutting down ends them, their disk is encrypted, IMDSv2 only",
+        makes="launch-template",
+        result=("LaunchTemplate",),
+        if_exists=Request(
+            step="find-template",
+            service="ec2",
+            operation="describe_launch_templates",
+            parameters={
+                "Filters": [{"Name": "launch-template-name", "Values": [name]}, *tags.filters(order.run_id)],
+            },
+            purpose="the template that an earlier attempt made",
+            result=("LaunchTemplates", 0),
+        ),
+        passing=_NEW_THINGS_APPEAR,
+    )
+
+
+def fleet_step(role: Role, attempt: int) -> str:
+    """The step that rents a role's machines; attempts are counted over zones."""
+    return f"fleet-{role.name}" + (f"-{attempt + 1}" if attempt else "")
+
+
+def fleet_call(order: Order, role: Role, zone: Zone, *, attempt: int) -> Request:
+    """Rent all machines of a role in one zone, or none of them.
+
+    `MinTargetCapacity` is what makes it all or none. Whatever comes with a machine is tagged here as well as by the
+    launch template: policies look at the tags of the call that makes a thing. No highest price is set: AWS advises
+    against it, as it raises interruptions; the budget bounds the time instead.
+    """
+    spot = role.market == "spot"
+    options = {
+        "AllocationStrategy": "price-capacity-optimized" if spot else "lowest-price",
+        "SingleAvailabilityZone": True,
+        "MinTargetCapacity": role.machines,
+    }
+    rates = [zone.rates[name] for name in role.instance_types]
+    step = fleet_step(role, attempt)
+    return Request(
+        step=step,
+        service="ec2",
+        operation="create_fleet",
+        parameters={
+            "Type": "instant",
+            "ClientToken": client_token(order.run_id, f"fleet-{role.name}", order.life * LIVES + attempt),
+            ("SpotOptions" if spot else "OnDemandOptions"): options,
+            "LaunchTemplateConfigs": [
+                {
+                    "LaunchTemplateSpecification": {
+                        "LaunchTemplateId": Reference(step=template_step(role.image_kind), key="LaunchTemplateId"),
+                        "Version": "1",
+                    },
+                    "Overrides": [{"InstanceType": name, "SubnetId": zone.subnet_id} for name in role.instance_types],
+                }
+            ],
+            "TargetCapacitySpecification": {
+                "TotalTargetCapacity": role.machines,
+                "DefaultTargetCapacityType": role.market,
+            },
+            "TagSpecifications": order.tags.specification("fleet", "instance", "network-interface", "volume"),
+        },
+        purpose=f"{role.machines} × {' or '.join(role.instance_types)}, {role.market}, in {zone.name}; all or none",
+        makes="fleet",
+        passing=frozenset({"InvalidLaunchTemplateId.NotFound"}),
+        usd_per_hour=role.machines * zone.usd_per_hour(role.instance_types[0], role.market),
+        worst_usd_per_hour=role.machines * max(rate.worst_usd_per_hour for rate in rates),
+    )
+
+
+def addresses_call(order: Order) -> Request:
+    """All machines of the run with their addresses, in one call however many there are."""
+    return Request(
+        step="addresses",
+        service="ec2",
+        operation="describe_instances",
+        parameters={"Filters": tags.filters(order.run_id)},
+        purpose="the machines' addresses, by which they meet",
+        passing=frozenset({"InvalidInstanceID.NotFound"}),
+    )
+
+
+def placement_call(order: Order, body: bytes) -> Request:
+    """Tell the machines who is who; they wait for this."""
+    return put_object(
+        order,
+        MEETING_STEP,
+        f"{order.prefix}/{PLACEMENT_OBJECT}",
+        body,
+        "which machine is which host, and where all meet",
+    )
+
+
+def order_call(order: Order) -> Request:
+    """Write the order where other terminals find it, after it was changed."""
+    key = f"{order.prefix}/{ORDER_FILE}"
+    return put_object(order, "order", key, order.to_json().encode(), "what is rented, for other terminals")
+
+
+def lease_call(order: Order, end_s: float, stop_training_s: float, *, over: str | None = None) -> Request:
+    """Tell the machines until when they may live; they never outlive what they were last told.
+
+    Args:
+        order: of the run.
+        end_s: until when they live, seconds since the epoch.
+        stop_training_s: until when they train.
+        over: tag of the lease that this one follows. Where another was written meanwhile, such as the wish that the run
+            ends, from another terminal, that one stays and this one is refused. None: whatever is there is replaced.
+    """
+    told = {"end_s": round(end_s, 1), "stop_training_s": round(stop_training_s, 1)}
+    request = _lease(order, "lease", told, "until when the budget lets them live")
+    return request if over is None else replace(request, parameters={**request.parameters, "IfMatch": over})
+
+
+def stop_call(order: Order, end_s: float) -> Request:
+    """Tell the machines to save a checkpoint and end."""
+    told = {"end_s": round(end_s, 1), "stop_training_s": 0.0}
+    return _lease(order, "stop", told, "the wish that the run ends, with a checkpoint")
+
+
+def _lease(order: Order, step: str, told: dict[str, float], purpose: str) -> Request:
+    return put_object(order, step, f"{order.prefix}/{LEASE_OBJECT}", json.dumps(told).encode(), purpose)

@@ -1,0 +1,379 @@
+"""What each refusal of the cloud means: one line of cause, the next command to try, and whether trying again can help.
+
+Codes are those of the EC2, S3, STS and SSM references (2026-11), and the names of botocore's own exceptions, which
+stand for what goes wrong before a call leaves this machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from hetopt.backends.ec2.renter.quotas import quota_of
+from hetopt.backends.ec2.renter.request import Request
+from hetopt.core.errors import CloudRefused
+
+Reaction = Literal["again", "elsewhere", "passing", "stop"]
+"""``again``: the same call, later. ``elsewhere``: another pool, at once; the same one has nothing for minutes.
+``passing``: goes away by itself where the caller knows that. ``stop``: a person must do something."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meaning:
+    """One row of the table. ``cause`` and ``hint`` may name what the call was about, see `_words`."""
+
+    codes: tuple[str, ...]
+    reaction: Reaction
+    cause: str
+    hint: str
+
+
+TABLE = (
+    Meaning(
+        codes=(
+            "InsufficientInstanceCapacity",
+            "UnfulfillableCapacity",
+            "InsufficientHostCapacity",
+            "InsufficientReservedInstanceCapacity",
+            "InsufficientCapacity",
+        ),
+        reaction="elsewhere",
+        cause="EC2 has no {types} to give in this zone right now",
+        hint="wait some minutes, or plan with other types: `hetopt recommend PROFILE --exclude {types}`",
+    ),
+    Meaning(
+        codes=("SpotMaxPriceTooLow",),
+        reaction="elsewhere",
+        cause="the spot price of {types} is above what EC2 accepts",
+        hint="plan again at today's prices, or on demand: `hetopt recommend PROFILE --market on-demand`",
+    ),
+    Meaning(
+        codes=("MaxSpotInstanceCountExceeded", "VcpuLimitExceeded", "InstanceLimitExceeded"),
+        reaction="stop",
+        cause="the quota for vCPUs is used up ({quota})",
+        hint="ask for more: `aws service-quotas request-service-quota-increase --service-code ec2 --quota-code "
+        "{quota_code} --desired-value N`; `hetopt doctor PLAN` says how many are needed",
+    ),
+    Meaning(
+        codes=(
+            "SecurityGroupLimitExceeded",
+            "VolumeLimitExceeded",
+            "MaxSpotFleetRequestCountExceeded",
+            "RulesPerSecurityGroupLimitExceeded",
+        ),
+        reaction="stop",
+        cause="a limit of the account is reached ({code})",
+        hint="remove what is left over with `hetopt gc --on ec2`, or ask for a higher limit at Service Quotas",
+    ),
+    Meaning(
+        codes=(
+            "RequestLimitExceeded",
+            "Throttling",
+            "ThrottlingException",
+            "RequestThrottled",
+            "SlowDown",
+            "EC2ThrottledException",
+            "MaxFleetCountExceeded",
+        ),
+        reaction="again",
+        cause="the account sends more requests than EC2 takes",
+        hint="try again in a minute",
+    ),
+    Meaning(
+        codes=("InternalError", "InternalFailure", "InternalServerError", "ServiceUnavailable", "Unavailable", "50?"),
+        reaction="again",
+        cause="the service has a fault of its own",
+        hint="try again in some minutes; https://health.aws.amazon.com says more",
+    ),
+    Meaning(
+        codes=(
+            "EndpointConnectionError",
+            "ConnectTimeoutError",
+            "ReadTimeoutError",
+            "ConnectionClosedError",
+            "ConnectionError",
+            "RequestTimeout",
+            "ResponseParserError",
+            "HTTPClientError",
+            "IncompleteReadError",
+            "ResponseStreamingError",
+        ),
+        reaction="again",
+        cause="{endpoint} cannot be reached",
+        hint="look at the network and at AWS_ENDPOINT_URL and HTTPS_PROXY, then try again",
+    ),
+    Meaning(
+        codes=("SSLError", "ProxyConnectionError"),
+        reaction="stop",
+        cause="no secure connection to {endpoint} can be made",
+        hint="look at HTTPS_PROXY and AWS_CA_BUNDLE, then try again",
+    ),
+    Meaning(
+        codes=("UnauthorizedOperation", "AccessDenied*"),
+        reaction="stop",
+        cause="these credentials may not do {action}: {text}",
+        hint="an administrator allows it with the policy of `hetopt setup --print-policy`",
+    ),
+    Meaning(
+        codes=("403", "Forbidden"),
+        reaction="stop",
+        cause="the bucket {bucket} belongs to somebody else, or these credentials may not use it",
+        hint="name another with --bucket, or have it allowed by the policy of `hetopt setup --print-policy`",
+    ),
+    Meaning(
+        codes=("AuthFailure.ServiceLinkedRoleCreationNotPermitted",),
+        reaction="stop",
+        cause="the account has never used {linked_name}, and these credentials may not create its service-linked role",
+        hint="an administrator runs once: `aws iam create-service-linked-role --aws-service-name {linked_role}`",
+    ),
+    Meaning(
+        codes=("OptInRequired",),
+        reaction="stop",
+        cause="the account cannot use this region",
+        hint="enable the region in the account's settings, or plan for another with `hetopt recommend --region`",
+    ),
+    Meaning(
+        codes=("AuthFailure",),
+        reaction="stop",
+        cause="EC2 does not accept these credentials in this region: {text}",
+        hint="check them with `aws sts get-caller-identity` and the clock with `hetopt doctor`; a region that is not "
+        "enabled for the account answers the same",
+    ),
+    Meaning(
+        codes=("PendingVerification",),
+        reaction="stop",
+        cause="AWS is still verifying this account for the region",
+        hint="wait for its e-mail, usually within minutes and at most four hours, then launch again",
+    ),
+    Meaning(
+        codes=("Blocked",),
+        reaction="stop",
+        cause="AWS has blocked this account: {text}",
+        hint="ask at https://aws.amazon.com/support, or use another account",
+    ),
+    Meaning(
+        codes=(
+            "NoCredentialsError",
+            "PartialCredentialsError",
+            "CredentialRetrievalError",
+            "ConfigNotFound",
+        ),
+        reaction="stop",
+        cause="there are no AWS credentials here",
+        hint="run `aws configure` or `aws sso login --profile NAME`, and check with `aws sts get-caller-identity`",
+    ),
+    Meaning(
+        codes=("ProfileNotFound",),
+        reaction="stop",
+        cause="{text}",
+        hint="`aws configure list-profiles` tells which there are; choose one with AWS_PROFILE",
+    ),
+    Meaning(
+        codes=(
+            "ExpiredToken*",
+            "RequestExpired",
+            "TokenRetrievalError",
+            "UnauthorizedSSOTokenError",
+            "SSOTokenLoadError",
+            "TokenRefreshRequired",
+        ),
+        reaction="stop",
+        cause="the AWS session has expired",
+        hint="run `aws sso login --profile NAME`, and check with `aws sts get-caller-identity`",
+    ),
+    Meaning(
+        codes=(
+            "InvalidClientTokenId",
+            "UnrecognizedClientException",
+            "InvalidAccessKeyId",
+            "MissingAuthenticationToken",
+        ),
+        reaction="stop",
+        cause="AWS does not know these credentials",
+        hint="check them with `aws sts get-caller-identity`; regions that must be enabled first refuse all",
+    ),
+    Meaning(
+        codes=("SignatureDoesNotMatch", "RequestTimeTooSkewed", "RequestInTheFuture"),
+        reaction="stop",
+        cause="the signature of the call was refused: the clock of this machine is wrong, or the secret key",
+        hint="set the clock (`timedatectl set-ntp true`); `hetopt doctor` says how far it is off",
+    ),
+    Meaning(
+        codes=("NoRegionError", "InvalidRegionError", "UnknownEndpoint"),
+        reaction="stop",
+        cause="no such region is known",
+        hint="plan for a region that exists: `hetopt recommend PROFILE --region us-east-1`",
+    ),
+    Meaning(
+        codes=("Unsupported", "InvalidFleetConfig", "InvalidFleetConfiguration", "UnsupportedOperation"),
+        reaction="elsewhere",
+        cause="{types} cannot be started so in this zone: the type is not there, or does not fit the image",
+        hint="plan with other types: `hetopt recommend PROFILE --exclude {types}`",
+    ),
+    Meaning(
+        codes=("InsufficientFreeAddressesInSubnet",),
+        reaction="elsewhere",
+        cause="the subnet has no free addresses left",
+        hint="remove what is left over with `hetopt gc --on ec2`, or make a larger default subnet",
+    ),
+    Meaning(
+        codes=("InvalidInstanceID.NotFound", "InvalidInstanceId"),
+        reaction="passing",
+        cause="EC2 does not know an instance: it is seconds old, or gone for an hour",
+        hint="look again with `hetopt status` in a minute",
+    ),
+    Meaning(
+        codes=("DependencyViolation", "VolumeInUse", "InvalidGroup.InUse"),
+        reaction="passing",
+        cause="something that is still in use cannot be removed",
+        hint="try again in a minute: `hetopt gc --on ec2 --remove`",
+    ),
+    Meaning(
+        codes=("InvalidGroup.Duplicate", "InvalidLaunchTemplateName.AlreadyExistsException"),
+        reaction="stop",
+        cause="the name is taken by something that does not belong to this run",
+        hint="look at it with `hetopt gc --on ec2`, then launch again: every launch has a name of its own",
+    ),
+    Meaning(
+        codes=("IdempotentParameterMismatch",),
+        reaction="stop",
+        cause="the same call was made before with other parameters, so the state of this run is not what it seems",
+        hint="remove the run with `hetopt gc --on ec2 --remove`, then launch the plan anew",
+    ),
+    Meaning(
+        codes=("ConditionalRequestConflict", "OperationAborted", "409"),
+        reaction="again",
+        cause="somebody else wrote the same object at the same moment",
+        hint="try again",
+    ),
+    Meaning(
+        codes=("PreconditionFailed", "412"),
+        reaction="stop",
+        cause="somebody else holds this run",
+        hint="look who follows it: `hetopt status`",
+    ),
+    Meaning(
+        codes=("NoSuchBucket", "404"),
+        reaction="stop",
+        cause="the bucket {bucket} does not exist",
+        hint="make it with `hetopt setup --create-bucket`, or name another with --bucket",
+    ),
+    Meaning(
+        codes=("NoSuchKey",),
+        reaction="stop",
+        cause="the bucket {bucket} has no {key}",
+        hint="look with `hetopt status`",
+    ),
+    Meaning(
+        codes=("BucketAlreadyExists",),
+        reaction="stop",
+        cause="the bucket {bucket} belongs to somebody else",
+        hint="choose another name with --bucket",
+    ),
+    Meaning(
+        codes=("PermanentRedirect", "301", "IllegalLocationConstraintException", "AuthorizationHeaderMalformed"),
+        reaction="stop",
+        cause="the bucket {bucket} is in another region",
+        hint="make one where the machines are, `hetopt setup --create-bucket --region REGION`, or give --bucket",
+    ),
+    Meaning(
+        codes=("ParameterNotFound", "InvalidAMIID.*", "InvalidAMIName.*"),
+        reaction="stop",
+        cause="the region has no such machine image: {text}",
+        hint="name one with --image, or plan for another region; `hetopt doctor PLAN` looks each of them up",
+    ),
+    Meaning(
+        codes=(
+            "InvalidIamInstanceProfileArn.*",
+            "InvalidParameterValue",
+            "InvalidParameterCombination",
+            "InvalidParameter",
+        ),
+        reaction="stop",
+        cause="EC2 does not accept a parameter: {text}",
+        hint="check that the instance profile exists (`hetopt doctor`); `hetopt launch PLAN --dry-run` shows each call",
+    ),
+    Meaning(
+        codes=("Invalid*.NotFound*", "NoSuch*", "InvalidFleetId*"),
+        reaction="stop",
+        cause="what was asked for is not there: {text}",
+        hint="look with `hetopt gc --on ec2`",
+    ),
+    Meaning(
+        codes=("DryRunOperation",),
+        reaction="stop",
+        cause="the call was only tried, and would have been allowed",
+        hint="nothing needs to be done",
+    ),
+)
+
+UNKNOWN = Meaning(
+    codes=("*",),
+    reaction="stop",
+    cause="{service} refused {action}: {text} ({code})",
+    hint="`hetopt doctor` may know why",
+)
+
+
+def meaning_of(code: str) -> Meaning:
+    """The row for a code. An exact name wins over a pattern, an earlier row over a later."""
+    for row in TABLE:
+        if code in row.codes:
+            return row
+    return next((row for row in TABLE if any(fnmatchcase(code, pattern) for pattern in row.codes)), UNKNOWN)
+
+
+class ApiRefused(CloudRefused):
+    """One call that the cloud refused, in words.
+
+    Attributes:
+        code: of the API.
+        text: what the API said.
+        reaction: whether trying again can help.
+    """
+
+    def __init__(self, request: Request, code: str, text: str, *, endpoint: str = "AWS") -> None:
+        row = meaning_of(code)
+        words = _words(request, code, text, endpoint)
+        super().__init__(f"{row.cause.format_map(words)}.", hint=row.hint.format_map(words))
+        self.code = code
+        self.text = text
+        self.request = request
+        self.reaction = row.reaction
+
+
+def _words(request: Request, code: str, text: str, endpoint: str) -> dict[str, str]:
+    types = instance_types_of(request)
+    market = market_of(request)
+    quota = quota_of(types[0], market) if types else None
+    fleet = request.operation == "create_fleet" and "spot" not in text.lower()
+    return {
+        "action": request.api_name,
+        "service": request.service,
+        "code": code,
+        # Some refusals end with a page of what only AWS can decode.
+        "text": " ".join(text.partition("Encoded authorization failure message")[0].split())[:300].rstrip(" .")
+        or "no reason was given",
+        "endpoint": endpoint,
+        "types": ", ".join(types) or "machines",
+        "quota": f"{quota.name}, {quota.code}" if quota else code,
+        "quota_code": quota.code if quota else "CODE",
+        "linked_role": "ec2fleet.amazonaws.com" if fleet else "spot.amazonaws.com",
+        "linked_name": "fleets" if fleet else "spot machines",
+        "bucket": str(request.parameters.get("Bucket", "")),
+        "key": str(request.parameters.get("Key", "")),
+    }
+
+
+def instance_types_of(request: Request) -> list[str]:
+    """The types that a call asks for."""
+    configs = request.parameters.get("LaunchTemplateConfigs", ())
+    found = [override["InstanceType"] for config in configs for override in config["Overrides"]]
+    return list(dict.fromkeys(found))
+
+
+def market_of(request: Request) -> Literal["spot", "on-demand"]:
+    """The market that a fleet is asked for on."""
+    target = request.parameters.get("TargetCapacitySpecification", {})
+    return "on-demand" if target.get("DefaultTargetCapacityType") == "on-demand" else "spot"

@@ -1,0 +1,210 @@
+"""What hetopt must be allowed, and no more: policies as data, for an administrator to read and apply once.
+
+Whatever is made must carry hetopt's tags in the call that makes it, and only what carries the caller's own name can be
+removed. Machines have a role of their own, which reaches the bucket and nothing else. (Condition keys: the EC2, IAM and
+S3 pages of AWS's Service Authorization Reference, 2026-11.)
+
+All machines of an account share that role: the credentials of an instance profile take neither session policies nor
+session tags, and a role for each run would need rights to make roles, which few people have (IAM user guide, "Session
+policies" and "Session tags"; EC2 user guide, "IAM roles for Amazon EC2"; read 2026-11). So a run is kept from another
+by its name, which ends in 64 random bits and is in no list that a machine may ask for: to list or name what a run
+wrote, one must know it. And what steers machines is written by renters alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hetopt.backends.ec2.protocol import MODELS_FOLDER
+from hetopt.backends.ec2.renter.tags import OWNER, RUN_ID
+from hetopt.core.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE
+
+Policy = dict[str, Any]
+_VERSION = "2012-10-17"
+
+READS = (
+    "ec2:DescribeAvailabilityZones",
+    "ec2:DescribeFleets",
+    "ec2:DescribeImages",
+    "ec2:DescribeInstanceTypeOfferings",
+    "ec2:DescribeInstanceTypes",
+    "ec2:DescribeInstances",
+    "ec2:DescribeLaunchTemplates",
+    "ec2:DescribeRegions",
+    "ec2:DescribeSecurityGroups",
+    "ec2:DescribeSpotPriceHistory",
+    "ec2:DescribeSubnets",
+    "ec2:DescribeTags",
+    "ec2:DescribeVolumes",
+    "iam:GetInstanceProfile",
+    "pricing:GetProducts",
+    "servicequotas:GetAWSDefaultServiceQuota",
+    "servicequotas:GetServiceQuota",
+    "sts:GetCallerIdentity",
+)
+
+MAKES = ("ec2:CreateFleet", "ec2:CreateLaunchTemplate", "ec2:CreateSecurityGroup", "ec2:RunInstances")
+"""Creating a fleet asks for RunInstances too."""
+
+_TAGGED_THINGS = ("fleet", "instance", "launch-template", "security-group", "volume")
+_MADE_FROM = ("image", "launch-template", "network-interface", "security-group", "subnet")
+
+REMOVES = (
+    "ec2:AuthorizeSecurityGroupEgress",
+    "ec2:AuthorizeSecurityGroupIngress",
+    "ec2:DeleteFleets",
+    "ec2:DeleteLaunchTemplate",
+    "ec2:DeleteSecurityGroup",
+    "ec2:DeleteVolume",
+    "ec2:RevokeSecurityGroupEgress",
+    "ec2:TerminateInstances",
+)
+
+
+def operator_policy(*, account_id: str, region: str, bucket: str, role: str, types: Sequence[str] = ()) -> Policy:
+    """What whoever launches may do, in one region.
+
+    Args:
+        account_id: whose account.
+        region: the only one.
+        bucket: that runs use.
+        role: of the machines.
+        types: only these instance types; empty: any.
+    """
+    everything = f"arn:aws:ec2:{region}:{account_id}"
+    here = {"aws:RequestedRegion": region}
+    only_types = {"StringEquals": {"ec2:InstanceType": list(types), **here}} if types else {"StringEquals": here}
+    tagged = {"Null": {f"aws:RequestTag/{RUN_ID}": "false", f"aws:RequestTag/{OWNER}": "false"}}
+    # A role's sessions are called 'ID:SESSION', and its profiles have a new one in every process: only the role's id is
+    # in the tag. An id and no name, as GetCallerIdentity does not tell a role's path. (Any global key can stand
+    # as a variable: IAM user guide, 'IAM policy elements: variables and tags', 2026-11.)
+    owner = f"${{aws:ResourceTag/{OWNER}}}"
+    mine = {"StringLike": {"aws:userid": [owner, f"{owner}:*"]}}
+    return _policy(
+        _statement("Look", READS, ["*"]),
+        _statement("LookUpImages", ["ssm:GetParameter"], [f"arn:aws:ssm:{region}::parameter/aws/service/*"]),
+        _statement(
+            "MakeWhatIsTagged",
+            MAKES,
+            [f"{everything}:{thing}/*" for thing in _TAGGED_THINGS if thing != "instance"],
+            {"StringEquals": here, **tagged},
+        ),
+        _statement(
+            "RentWhatIsTagged",
+            ["ec2:CreateFleet", "ec2:RunInstances"],
+            [f"{everything}:instance/*"],
+            {**only_types, **tagged},
+        ),
+        _statement("GroupInNetwork", ["ec2:CreateSecurityGroup"], [f"{everything}:vpc/*"], {"StringEquals": here}),
+        _statement(
+            "RentFrom",
+            ["ec2:CreateFleet", "ec2:RunInstances"],
+            [
+                f"arn:aws:ec2:{region}::{thing}/*" if thing == "image" else f"{everything}:{thing}/*"
+                for thing in _MADE_FROM
+            ],
+            {"StringEquals": here},
+        ),
+        _statement(
+            "TagWhatIsMade",
+            ["ec2:CreateTags"],
+            [f"{everything}:{thing}/*" for thing in (*_TAGGED_THINGS, "network-interface")],
+            {"StringEquals": {"ec2:CreateAction": [name.partition(":")[2] for name in MAKES]}},
+        ),
+        _statement("RemoveWhatIsMine", REMOVES, [f"{everything}:{thing}/*" for thing in _TAGGED_THINGS], mine),
+        _statement(
+            "GiveMachinesTheirRole",
+            ["iam:PassRole"],
+            [f"arn:aws:iam::{account_id}:role/{role}"],
+            {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}},
+        ),
+        _statement("ListTheBucket", ["s3:ListBucket"], [f"arn:aws:s3:::{bucket}"]),
+        _statement("UseTheBucket", ["s3:DeleteObject", "s3:GetObject", "s3:PutObject"], [f"arn:aws:s3:::{bucket}/*"]),
+    )
+
+
+MACHINES_WRITE = ("boot/*", "ckpt/*", "events/*", "log/*", "outcome.json", "state/*")
+"""Of a run's objects, the ones that its machines write."""
+MODEL_FILES = (MODEL_FILE, UNFINISHED_MODEL_FILE)
+RENTERS_WRITE = ("lease.json", "order.json", "placement.json", "plan.json", "spec.json")
+"""Those that steer machines, or whoever looks after them."""
+
+
+def node_policy(*, bucket: str) -> Policy:
+    """What machines may do: read code, data and their run, write what they have to tell. They end by shutting down.
+
+    A list needs the whole name of a run: a prefix that matches ``runs/*/*`` has its name between the slashes.
+    """
+    here = f"arn:aws:s3:::{bucket}"
+    return _policy(
+        _statement("ListOneRun", ["s3:ListBucket"], [here], {"StringLike": {"s3:prefix": ["runs/*/*", "data/*"]}}),
+        _statement("Read", ["s3:GetObject"], [f"{here}/{part}/*" for part in ("code", "data", "runs")]),
+        _statement(
+            "TellOfOneRun",
+            ["s3:AbortMultipartUpload", "s3:PutObject"],
+            [
+                *(f"{here}/runs/*/{part}" for part in MACHINES_WRITE),
+                *(f"{here}/{MODELS_FOLDER}/*/{name}" for name in MODEL_FILES),
+            ],
+        ),
+        _statement("ForgetOldCheckpoints", ["s3:DeleteObject"], [f"{here}/runs/*/ckpt/*"]),
+        # Also where an administrator has given the role more: a denial counts before whatever allows.
+        {
+            **_statement(
+                "SteerNobody",
+                ["s3:DeleteObject", "s3:PutObject"],
+                [*(f"{here}/runs/*/{name}" for name in RENTERS_WRITE), f"{here}/code/*"],
+            ),
+            "Effect": "Deny",
+        },
+    )
+
+
+def trust_policy() -> Policy:
+    """Who may take the machines' role: machines."""
+    return {
+        "Version": _VERSION,
+        "Statement": [
+            {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"},
+        ],
+    }
+
+
+def bucket_policy(bucket: str) -> Policy:
+    """The bucket is spoken to over TLS only."""
+    return {
+        "Version": _VERSION,
+        "Statement": [
+            {
+                "Sid": "OnlyOverTls",
+                "Effect": "Deny",
+                "Principal": "*",
+                "Action": "s3:*",
+                "Resource": [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"],
+                "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+            }
+        ],
+    }
+
+
+def commands(role: str) -> list[str]:
+    """What an administrator types once, with the policies in files of these names."""
+    return [
+        f"aws iam create-role --role-name {role} --assume-role-policy-document file://node_trust.json",
+        f"aws iam put-role-policy --role-name {role} --policy-name hetopt --policy-document file://node_policy.json",
+        f"aws iam create-instance-profile --instance-profile-name {role}",
+        f"aws iam add-role-to-instance-profile --instance-profile-name {role} --role-name {role}",
+        "aws iam create-policy --policy-name hetopt-operator --policy-document file://operator_policy.json",
+        "aws iam create-service-linked-role --aws-service-name spot.amazonaws.com",
+        "aws iam create-service-linked-role --aws-service-name ec2fleet.amazonaws.com",
+    ]
+
+
+def _policy(*statements: Policy) -> Policy:
+    return {"Version": _VERSION, "Statement": list(statements)}
+
+
+def _statement(name: str, actions: Sequence[str], resources: Sequence[str], condition: Policy | None = None) -> Policy:
+    statement: Policy = {"Sid": name, "Effect": "Allow", "Action": sorted(actions), "Resource": list(resources)}
+    return {**statement, "Condition": condition} if condition else statement

@@ -1,0 +1,120 @@
+"""Who is who: machines that EC2 gave are seated on the hosts of the run, and the workers ranked as torchrun will.
+
+torchrun ranks nodes by the text of their addresses, and EC2 hands out addresses as it likes. So the run's workers are
+put into the order that their addresses will have, and a rank means the same to everybody.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from hetopt.backends.ec2.renter.order import Role
+from hetopt.core.errors import CloudRefused
+from hetopt.core.nodes import MEETING_PORT
+from hetopt.core.run_spec import RunSpec, WorkerSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """One machine that was granted."""
+
+    id: str
+    instance_type: str
+    address: str
+    zone: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """A machine and the host of the run that it is."""
+
+    host: str
+    machine: Machine
+
+
+def seat(roles: Sequence[Role], granted: Sequence[Sequence[Machine]]) -> list[Seat]:
+    """Every host with a machine, those of a role in any order, since its hosts are alike.
+
+    Raises:
+        CloudRefused: a role has fewer machines than hosts.
+    """
+    seats = []
+    for role, machines in zip(roles, granted, strict=True):
+        if len(machines) < role.machines:
+            raise CloudRefused(
+                f"{len(machines)} of {role.machines} machines of {role.name} are there.",
+                hint="launch again, or plan with other types",
+            )
+        ordered = sorted(machines, key=lambda machine: machine.id)
+        seats += [Seat(host=host, machine=machine) for host, machine in zip(role.hosts, ordered, strict=False)]
+    return seats
+
+
+def seated_spec(spec: RunSpec, seats: Sequence[Seat]) -> RunSpec:
+    """The run with its workers in the order of their machines' addresses, as torchrun will rank them."""
+    address = {seat.host: seat.machine.address for seat in seats}
+    workers = sorted(spec.workers, key=lambda worker: address[worker.host])  # stable: a host's workers stay together
+    return spec.model_copy(update={"workers": tuple(workers)})
+
+
+def without(spec: RunSpec, lost: Collection[str]) -> RunSpec:
+    """The run on the hosts that are left, with the same global batch: each worker's share grows in proportion.
+
+    Raises:
+        CloudRefused: nobody is left, or the workers that are left cannot hold the batch.
+    """
+    left = [worker for worker in spec.workers if worker.host not in lost]
+    if not left:
+        raise CloudRefused("all machines of the run are lost.", hint="launch the plan again")
+    return shared(spec, left, spec.global_batch_size)
+
+
+def shared(spec: RunSpec, workers: Sequence[WorkerSpec], batch: int) -> RunSpec:
+    """The run on these workers, who share a batch in proportion to what each had; nobody has nothing.
+
+    Raises:
+        CloudRefused: a worker cannot hold its share.
+    """
+    total = sum(worker.local_batch_size for worker in workers)
+    exact = [batch * worker.local_batch_size / total for worker in workers]
+    shares = [max(1, math.floor(share)) for share in exact]
+    by_rest = sorted(range(len(workers)), key=lambda place: shares[place] - exact[place])
+    for place in by_rest[: max(0, batch - sum(shares))]:
+        shares[place] += 1
+    while sum(shares) > batch and max(shares) > 1:
+        shares[shares.index(max(shares))] -= 1
+    for worker, share in zip(workers, shares, strict=True):
+        if worker.max_local_batch_size is not None and share > worker.max_local_batch_size:
+            raise CloudRefused(
+                f"{worker.host} cannot hold {share} samples, and the others that would are lost.",
+                hint="launch the plan again",
+            )
+    sharing = (
+        worker.model_copy(update={"local_batch_size": share}) for worker, share in zip(workers, shares, strict=True)
+    )
+    return spec.model_copy(update={"workers": tuple(sharing)})
+
+
+def placement_json(
+    spec: RunSpec,
+    seats: Sequence[Seat],
+    generation: int = 0,
+    resume_from: str | None = None,
+    *,
+    pauses: bool = False,
+) -> bytes:
+    """What the machines read to find themselves and each other, and whether to save a checkpoint and wait."""
+    meeting = min(seat.machine.address for seat in seats)
+    record = {
+        "generation": generation,
+        "resume_from": resume_from,
+        **({"pauses": True} if pauses else {}),
+        # A port of its own for each generation: what is left of the last must not be met.
+        "meeting": f"{meeting}:{MEETING_PORT + generation}",
+        "hosts": {seat.machine.id: {"host": seat.host, "address": seat.machine.address} for seat in seats},
+        "spec": json.loads(spec.model_dump_json()),
+    }
+    return json.dumps(record, indent=2).encode()

@@ -1,0 +1,278 @@
+"""Finding what runs left in a region, by tag and by recorded id, and removing it in the order that EC2 needs.
+
+What it takes is the same however many machines there are: a few lists, each in pages. Whatever may be gone already is
+no error, neither where it is removed nor where it is asked for: removing is the same twice. Lists lag behind what was
+made, so that ids in hand go first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+
+from hetopt.backends.ec2.renter import tags
+from hetopt.backends.ec2.renter.errors import ApiRefused
+from hetopt.backends.ec2.renter.ledger import Made
+from hetopt.backends.ec2.renter.request import Answer, Edge, Kind, Request
+from hetopt.backends.ec2.renter.survey import DEAD, FLEETS_A_CALL, Found, Survey, ask, batches, surveyed
+from hetopt.core.errors import CloudRefused
+
+INSTANCES_A_CALL = 200
+
+_GONE = frozenset(
+    {
+        "InvalidGroup.NotFound",
+        "InvalidGroupId.NotFound",
+        "InvalidLaunchTemplateId.NotFound",
+        "InvalidLaunchTemplateName.NotFoundException",
+        "InvalidLaunchTemplateId.NotFoundException",
+        "InvalidVolume.NotFound",
+        "InvalidFleetId.NotFound",
+    }
+)
+_IN_USE = frozenset({"DependencyViolation", "VolumeInUse", "InvalidGroup.InUse"})
+_DYING = ("terminated", "shutting-down")
+_ENDING_S = 5.0
+_ENDED_WITHIN_S = 600.0
+_ROUNDS = 4
+
+_KINDS: Mapping[str, Kind] = MappingProxyType(
+    {"i-": "instance", "fleet-": "fleet", "lt-": "launch-template", "sg-": "security-group"}
+)
+"""What an id is of, by its beginning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remover:
+    """Finds and removes, in one region.
+
+    Attributes:
+        edge: carries out calls; those that remove are in the ledger of the run.
+        sleep: waits between looks at machines that end.
+        made: what a ledger knows. Ids in hand are surer than lists, which lag; and instant fleets are in no list.
+    """
+
+    edge: Edge
+    sleep: Callable[[float], None]
+    made: Made = field(default=Made())
+
+    def find(self, run_id: str | None = None) -> list[Found]:
+        """Everything of one run, or of any, that is still there.
+
+        Raises:
+            CloudRefused: not everything could be looked at.
+        """
+        survey = self.look(run_id)
+        survey.check()
+        return list(survey.found)
+
+    def look(self, run_id: str | None = None) -> Survey:
+        """The same, machines first, each list by itself: one that cannot be had hides nothing of the others."""
+        return surveyed(self.edge, run_id, self.made)
+
+    def remove(self, found: Sequence[Found]) -> None:
+        """Remove all of it, machines first. What cannot be removed does not keep the rest from going.
+
+        Raises:
+            CloudRefused: something stayed; the first reason is told.
+        """
+        refused: list[CloudRefused] = []
+
+        def attempt(step: Callable[[], None]) -> None:
+            try:
+                step()
+            except CloudRefused as error:
+                refused.append(error)
+
+        def each(kind: Kind, operation: str, key: str) -> None:
+            for id_ in by_kind.get(kind, ()):
+                attempt(partial(self._until_known, [id_], partial(self._delete, operation, key)))
+
+        by_kind: dict[str, list[str]] = {}
+        for one in found:
+            by_kind.setdefault(one.kind, []).append(one.id)
+        instances = by_kind.get("instance", [])
+        attempt(partial(self.end_machines, instances))
+        told = not refused
+        # A fleet takes machines with it that nobody has the ids of.
+        for batch in batches(by_kind.get("fleet", ()), FLEETS_A_CALL):
+            attempt(partial(self._delete_fleets, batch))
+        if instances and told:
+            attempt(partial(self._wait_for_end, instances))
+        each("launch-template", "delete_launch_template", "LaunchTemplateId")
+        each("security-group", "delete_security_group", "GroupId")
+        if by_kind.get("volume") and instances:
+            # Disks go with their machines; what is deleted one by one is only what did not.
+            by_kind["volume"] = self._remaining(by_kind["volume"])
+        each("volume", "delete_volume", "VolumeId")
+        if refused:
+            raise refused[0]
+
+    def remove_run(self, run_id: str) -> list[Found]:
+        """Remove everything of a run, and look again until nothing is left; answers what there was.
+
+        What the ledger knows goes first, by its ids. Then the lists are looked at, and once more when they have
+        settled, if machines may have been rented by a call whose answer nobody has.
+
+        Raises:
+            CloudRefused: something stayed, or could not be looked at.
+        """
+        everything: dict[str, Found] = {}
+        refused: list[CloudRefused] = []
+
+        def attempt(step: Callable[[], None]) -> None:
+            try:
+                step()
+            except CloudRefused as error:
+                refused.append(error)
+
+        attempt(lambda: self.remove(self._known()))
+        settled = not self.made.hanging
+        for _ in range(_ROUNDS):
+            survey = self.look(run_id)
+            if survey.found:
+                everything.update({one.id: one for one in survey.found})
+                refused.clear()  # it is tried again now
+                attempt(partial(self.remove, survey.found))
+            elif settled:
+                break
+            else:
+                self.sleep(self.made.settles_s)
+                settled = True
+        if refused:
+            raise refused[0]
+        survey.check()
+        return list(everything.values())
+
+    def end_machines(self, ids: Sequence[str]) -> None:
+        """End machines by their ids. Those that EC2 does not know are gone, or so new that it will know them soon."""
+        for batch in batches(ids, INSTANCES_A_CALL):
+            self._until_known(batch, self._terminate)
+
+    def give_back(self, ids: Sequence[str]) -> None:
+        """End machines, and delete fleets, by the ids that an answer has just named."""
+        self.end_machines([id_ for id_ in ids if id_.startswith("i-")])
+        for batch in batches((id_ for id_ in ids if id_.startswith("fleet-")), FLEETS_A_CALL):
+            self._delete_fleets(batch)  # an empty one costs nothing, and is not waited for
+
+    def _until_known(self, ids: Sequence[str], step: Callable[[Sequence[str]], list[str]]) -> None:
+        """Do something to things, again to those that EC2 does not know yet: the ledger has just seen them made."""
+        waited_s, left = 0.0, list(ids)
+        while left:
+            left = [id_ for id_ in step(left) if id_ in self.made.ids]
+            if not left or waited_s >= self.made.settles_s:
+                return
+            self.sleep(_ENDING_S)
+            waited_s += _ENDING_S
+
+    def _known(self) -> list[Found]:
+        """What the ledger says is there; of machines that are old enough to be listed, those that are."""
+        known = {kind: self.made.of_kind(prefix) for prefix, kind in _KINDS.items()}
+        if not self.made.settles_s:
+            known["instance"] = [
+                id_ for batch in batches(known["instance"], INSTANCES_A_CALL) for id_ in self._alive(batch)
+            ]
+        return [Found(kind=kind, id=id_, run_id="?") for kind, ids in known.items() for id_ in ids]
+
+    def _delete_fleets(self, ids: Sequence[str]) -> None:
+        """Delete fleets, and end the machines in them. One unknown id spares all: then each goes by itself."""
+        request = Request(
+            step="delete-fleets",
+            service="ec2",
+            operation="delete_fleets",
+            # Of instant fleets nothing else is allowed.
+            parameters={"FleetIds": list(ids), "TerminateInstances": True},
+            purpose="the fleets, and the machines in them",
+        )
+        try:
+            failures = self.edge(request).get("UnsuccessfulFleetDeletions", ())
+        except ApiRefused as refused:
+            if not refused.code.startswith("InvalidFleetId"):
+                raise
+            for one in ids if len(ids) > 1 else ():
+                self._delete_fleets([one])
+            return
+        for failed in failures:
+            code = failed.get("Error", {}).get("Code", "")
+            if code not in ("fleetIdDoesNotExist", "fleetNotInDeletableState"):
+                raise CloudRefused(
+                    f"the fleet {failed.get('FleetId')} was not deleted: "
+                    f"{str(failed.get('Error', {}).get('Message', code)).rstrip('.')}.",
+                    hint="try again in a minute: `hetopt gc --on ec2 --remove`",
+                )
+
+    def _terminate(self, ids: Sequence[str]) -> list[str]:
+        """End machines; answers the ids that EC2 does not know. One of those spares all: then each goes by itself."""
+        request = Request(
+            step="terminate",
+            service="ec2",
+            operation="terminate_instances",
+            parameters={"InstanceIds": list(ids)},
+            purpose="the machines",
+        )
+        try:
+            self.edge(request)
+        except ApiRefused as refused:
+            if not refused.code.startswith("InvalidInstanceID"):
+                raise
+            return list(ids) if len(ids) == 1 else [unknown for one in ids for unknown in self._terminate([one])]
+        return []
+
+    def _wait_for_end(self, ids: Sequence[str]) -> None:
+        """Groups and volumes are in use until the machines have ended. One that is not listed has, or is so new that
+        its group is waited for.
+        """
+        waiting, waited_s = list(ids), 0.0
+        while waited_s < _ENDED_WITHIN_S:
+            waiting = [id_ for batch in batches(waiting, INSTANCES_A_CALL) for id_ in self._alive(batch)]
+            if not waiting:
+                return
+            self.sleep(_ENDING_S)
+            waited_s += _ENDING_S
+        raise CloudRefused(
+            f"{len(waiting)} machines have not ended after {_ENDED_WITHIN_S / 60:.0f} minutes.",
+            hint="try again: `hetopt gc --on ec2 --remove`",
+        )
+
+    def _alive(self, ids: Sequence[str]) -> list[str]:
+        """Those that have not ended. Asked by a filter: to name an id that is gone would be an error."""
+        answer = ask(
+            self.edge,
+            "describe_instances",
+            {"Filters": [{"Name": "instance-id", "Values": list(ids)}]},
+            "whether the machines have ended",
+        )
+        listed = [one for reservation in answer["Reservations"] for one in reservation["Instances"]]
+        return [one["InstanceId"] for one in listed if one["State"]["Name"] not in DEAD]
+
+    def _remaining(self, volumes: Iterable[str]) -> list[str]:
+        answer = ask(
+            self.edge, "describe_volumes", {"Filters": tags.filters(None)}, "disks that outlived their machines"
+        )
+        there = {one["VolumeId"] for one in answer["Volumes"]}
+        return [id_ for id_ in volumes if id_ in there]
+
+    def _delete(self, operation: str, key: str, ids: Sequence[str]) -> list[str]:
+        """Delete one thing; answers its id if EC2 does not know it."""
+        request = Request(
+            step=operation.replace("_", "-"),
+            service="ec2",
+            operation=operation,
+            parameters={key: ids[0]},
+            purpose=f"what the run made: {ids[0]}",
+            passing=_IN_USE,
+        )
+        try:
+            self.edge(request)
+        except ApiRefused as refused:
+            if refused.code not in _GONE:
+                raise
+            return list(ids)
+        return []
+
+
+def is_dying(instance: Answer) -> bool:
+    """Whether a machine has ended, or is about to."""
+    return instance["State"]["Name"] in _DYING

@@ -1,0 +1,292 @@
+"""Carries out an order: all of its machines in one zone, or in the next, or none and nothing left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hetopt.backends.ec2.renter import calls
+from hetopt.backends.ec2.renter.errors import ApiRefused, meaning_of
+from hetopt.backends.ec2.renter.ledger import SETTLES_S, Made
+from hetopt.backends.ec2.renter.order import Order, Role, Zone
+from hetopt.backends.ec2.renter.placement import Machine, Seat, placement_json, seat, seated_spec, without
+from hetopt.backends.ec2.renter.removal import Remover, is_dying
+from hetopt.backends.ec2.renter.request import Answer, Edge, Request
+from hetopt.backends.ec2.renter.survey import Found
+from hetopt.core.errors import CloudRefused, HetoptError
+from hetopt.core.run_spec import RunSpec
+
+ADDRESSES_WITHIN_S = 180.0
+_LOOK_S = 3.0
+
+Tell = Callable[[str], None]
+Accept = Callable[[RunSpec], bool]
+"""Whether a run may begin as it would be on what was granted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rented:
+    """What was granted."""
+
+    zone: Zone
+    seats: tuple[Seat, ...]
+    spec: RunSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Granted:
+    """Machines by role, and the run on them."""
+
+    zone: Zone
+    roles: tuple[Role, ...]
+    ids: tuple[list[str], ...]
+    spec: RunSpec
+
+
+class NoCapacity(CloudRefused):
+    """A pool had not enough to give. What it gave all the same has been given back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Renter:
+    """Rents the cluster of an order.
+
+    Attributes:
+        edge: carries out calls, writes the ledger, tries again.
+        sleep: waits for machines to appear.
+        tell: says what goes on.
+        accept: whether the run may begin on fewer machines, when no zone has all; absent: all or none.
+        made: what the run's ledger knows to be there.
+    """
+
+    edge: Edge
+    sleep: Callable[[float], None]
+    tell: Tell
+    accept: Accept | None = None
+    made: Callable[[], Made] = Made
+    _granted: list[str] = field(default_factory=list, repr=False, compare=False)
+    """Machines and fleets that answers have named, and that are not given back."""
+
+    def rent(
+        self,
+        order: Order,
+        spec: RunSpec,
+        contents: Mapping[str, bytes],
+        bundle: bytes,
+        *,
+        generation: int = 0,
+        resume_from: str | None = None,
+    ) -> Rented:
+        """Rent everything, and tell the machines who they are. Whatever goes wrong, nothing stays.
+
+        Args:
+            order: what to rent.
+            spec: the run, on the order's hosts.
+            contents: objects of the run, by name.
+            bundle: the code.
+            generation: of the placement; grows when a run is resumed.
+            resume_from: the checkpoint that all machines go on from.
+
+        Raises:
+            CloudRefused: it cannot be had; everything that was made on the way has been removed.
+        """
+        try:
+            granted = self._rent(order, spec, contents, bundle)
+            self.tell("waiting for the machines' addresses")
+            seats = seat(granted.roles, self.machines(order, granted.zone, granted.ids))
+            placed = seated_spec(granted.spec, seats)
+            self.edge(calls.placement_call(order, placement_json(placed, seats, generation, resume_from)))
+            return Rented(zone=granted.zone, seats=tuple(seats), spec=placed)
+        except BaseException as error:
+            self._clear(order, error)
+            raise
+
+    def _rent(self, order: Order, spec: RunSpec, contents: Mapping[str, bytes], bundle: bytes) -> Granted:
+        results: dict[str, Answer] = {}
+        for request in calls.preparation(order, contents, bundle):
+            self._do(request, results)
+        # Default subnets are in one network, so that the group serves in every zone.
+        for request in (*calls.group_calls(order, order.zones[0]), *calls.template_calls(order)):
+            self._do(request, results)
+        return self._somewhere(order, spec, results)
+
+    def _do(self, request: Request, results: dict[str, Answer]) -> None:
+        resolved = request.resolved(results)
+        answer = self.edge(resolved)
+        if resolved.makes in ("security-group", "launch-template"):
+            results[request.step] = resolved.entity(answer)
+
+    def _somewhere(self, order: Order, spec: RunSpec, results: Mapping[str, Answer]) -> Granted:
+        """The first zone that has all machines; where none has, and fewer may do, the first with some."""
+        reasons: list[str] = []
+        for attempt, zone in enumerate(order.zones):
+            self.tell(f"asking for {order.machines} machines in {zone.name}")
+            ids: list[list[str]] = []
+            try:
+                for role in order.roles:
+                    ids.append(self.fleet(order, role, zone, attempt, results))
+                return Granted(zone=zone, roles=order.roles, ids=tuple(ids), spec=spec)
+            except NoCapacity as error:
+                reasons.append(f"{zone.name}: {error.message}")
+                hint = error.hint
+                if ids:
+                    # Other groups of the same zone were granted: they are paid for, and of no use alone.
+                    self._release(order)
+        if self.accept is not None:
+            for attempt, zone in enumerate(order.zones, start=len(order.zones)):
+                fewer = self._some(order, spec, zone, attempt, results)
+                if fewer is None:
+                    continue
+                if self.accept(fewer.spec):
+                    return fewer
+                hint = "launch again later, or plan with other types"
+                break
+        raise CloudRefused(f"no zone has all machines of the plan. {' '.join(reasons)}", hint=hint)
+
+    def _some(
+        self, order: Order, spec: RunSpec, zone: Zone, attempt: int, results: Mapping[str, Answer]
+    ) -> Granted | None:
+        """The groups that a zone has, with the run on them; None where it has none that can do it."""
+        roles: list[Role] = []
+        ids: list[list[str]] = []
+        for role in order.roles:
+            try:
+                ids.append(self.fleet(order, role, zone, attempt, results))
+                roles.append(role)
+            except NoCapacity as error:
+                self.tell(error.message)
+        missing = {host for role in order.roles if role not in roles for host in role.hosts}
+        try:
+            left = without(spec, missing)
+        except CloudRefused as error:
+            self.tell(error.message)
+            self._release(order)
+            return None
+        return Granted(zone=zone, roles=tuple(roles), ids=tuple(ids), spec=left)
+
+    def fleet(self, order: Order, role: Role, zone: Zone, attempt: int, results: Mapping[str, Answer]) -> list[str]:
+        """Rent the machines of one role; answers their ids. Fewer than that are given back at once.
+
+        Raises:
+            NoCapacity: the zone has not all of them.
+            CloudRefused: it cannot be had anywhere, or what was granted cannot be given back.
+        """
+        request = calls.fleet_call(order, role, zone, attempt=attempt).resolved(results)
+        try:
+            answer = self.edge(request)
+        except ApiRefused as refused:
+            if refused.reaction == "elsewhere":
+                raise NoCapacity(refused.message, hint=refused.hint) from None
+            raise
+        ids = [id_ for one in answer.get("Instances", ()) for id_ in one["InstanceIds"]]
+        fleets = [str(answer["FleetId"])] if "FleetId" in answer else []
+        self._granted.extend([*ids, *fleets])
+        if len(ids) >= role.machines:
+            self.give_back(ids[role.machines :])
+            return ids[: role.machines]
+        why = self._why_short(request, answer, len(ids), role)
+        try:
+            # All or none is what was asked for, but refusals have come with machines all the same.
+            self.give_back([*ids, *fleets] if ids else [])
+        except CloudRefused as stayed:
+            raise CloudRefused(
+                f"{why.message} {len(ids)} were granted all the same, and could not be ended: {stayed.message}",
+                hint="end them at once: `hetopt gc --on ec2 --remove`",
+            ) from None
+        raise why
+
+    def give_back(self, ids: Sequence[str] | None = None) -> None:
+        """End machines by the ids that answers named; absent: all that are left of what was granted.
+
+        Raises:
+            CloudRefused: they cannot be ended.
+        """
+        ids = list(self._granted if ids is None else ids)
+        self._remover(ids).give_back(ids)
+        self._granted[:] = [id_ for id_ in self._granted if id_ not in ids]
+
+    def _why_short(self, request: Request, answer: Answer, granted: int, role: Role) -> CloudRefused:
+        """A fleet that was accepted, and not filled: its errors are inside the answer."""
+        errors = [(str(one.get("ErrorCode")), str(one.get("ErrorMessage", ""))) for one in answer.get("Errors", ())]
+        for code, text in errors:
+            if meaning_of(code).reaction == "stop":
+                return ApiRefused(request, code, text)
+        if errors:
+            code, text = errors[0]
+            refused = ApiRefused(request, code, text)
+            return NoCapacity(refused.message, hint=refused.hint)
+        return NoCapacity(
+            f"{granted} of {role.machines} {role.instance_types[0]} were granted, without a reason.",
+            hint="wait some minutes and launch again",
+        )
+
+    def machines(self, order: Order, zone: Zone, granted: Sequence[Sequence[str]]) -> list[list[Machine]]:
+        """The machines by role, once EC2 knows all of them and their addresses.
+
+        Raises:
+            CloudRefused: one ended before it began, or they do not appear.
+        """
+        wanted = {id_ for ids in granted for id_ in ids}
+        waited_s = 0.0
+        while True:
+            answer = self.edge(calls.addresses_call(order))
+            found = {
+                one["InstanceId"]: one
+                for reservation in answer["Reservations"]
+                for one in reservation["Instances"]
+                if one["InstanceId"] in wanted
+            }
+            for one in found.values():
+                if is_dying(one):
+                    reason = one.get("StateReason", {}).get("Message") or "EC2 does not say why"
+                    raise CloudRefused(
+                        f"{one['InstanceId']} ({one['InstanceType']}) ended before it began: {reason}.",
+                        hint="launch again; if it is the disk's key, look at the account's default EBS encryption",
+                    )
+            if len(found) == len(wanted) and all(one.get("PrivateIpAddress") for one in found.values()):
+                return [[_machine(found[id_], zone) for id_ in ids] for ids in granted]
+            if waited_s >= ADDRESSES_WITHIN_S:
+                raise CloudRefused(
+                    f"{len(wanted) - len(found)} of {len(wanted)} machines have not appeared in {waited_s:.0f} s.",
+                    hint="launch again; `hetopt gc --on ec2` shows whether anything is left",
+                )
+            self.sleep(_LOOK_S)
+            waited_s += _LOOK_S
+
+    def _release(self, order: Order) -> None:
+        """Give back machines and fleets, and keep what the next zone needs. Ids in hand go first: lists lag."""
+        ids = list(self._granted)
+        remover = self._remover(ids)
+        self.give_back()
+        listed = [one for one in remover.look(order.run_id).found if one.kind in ("instance", "fleet")]
+        # They count against the quota until they have ended.
+        named = [Found(kind="instance", id=id_, run_id=order.run_id) for id_ in ids if id_.startswith("i-")]
+        remover.remove(list({one.id: one for one in (*named, *listed)}.values()))
+
+    def _clear(self, order: Order, error: BaseException) -> None:
+        """Remove what was made before it went wrong; the first reason stays the one that is told."""
+        known = self.made()
+        soon = "; EC2 may take a minute to list all of it" if known.hanging else ""
+        self.tell(f"removing what was made{soon}")
+        ids = dict.fromkeys((*self._granted, *known.ids))
+        made = Made(ids=tuple(ids), settles_s=SETTLES_S, hanging=known.hanging)
+        try:
+            Remover(edge=self.edge, sleep=self.sleep, made=made).remove_run(order.run_id)
+        except HetoptError as stayed:
+            also = f"something may be left of run {order.run_id} ({stayed.message}): `hetopt gc --on ec2 --remove`"
+            if isinstance(error, HetoptError):
+                error.hint = f"{error.hint}; {also}" if error.hint else also
+            else:
+                self.tell(also)
+
+    def _remover(self, ids: Sequence[str]) -> Remover:
+        return Remover(edge=self.edge, sleep=self.sleep, made=Made(ids=tuple(ids), settles_s=SETTLES_S))
+
+
+def _machine(instance: Answer, zone: Zone) -> Machine:
+    return Machine(
+        id=instance["InstanceId"],
+        instance_type=instance["InstanceType"],
+        address=instance["PrivateIpAddress"],
+        zone=instance.get("Placement", {}).get("AvailabilityZone", zone.name),
+    )

@@ -1,0 +1,363 @@
+"""The process that owns a rehearsal: it builds the cluster, starts its hosts, changes them as told, and removes it all.
+
+``python -m hetopt.backends.emulation.conductor RUN_DIR [PARENT_PID]``. Everything that happens to the cluster happens
+here, in one loop: scheduled changes, changes that other processes ask for, hosts that die, and slowing the miniature
+down where the real computation does not fit into the declared time. Each is an event in the run's log.
+
+The death of a host ends the run, unless its workers go on without those that they lose: then each host starts for
+itself, may return, and this process, which knows who is dead, tells them (`hetopt.core.presence`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hetopt.backends.emulation.injection import CHANGES_FILE, comes_and_goes, parse_requests
+from hetopt.backends.emulation.namespaces import LINK, EmulatedNetwork
+from hetopt.backends.emulation.progress import Progress
+from hetopt.backends.emulation.schedule import CONDITION_CHANGED, HostNow, split, still_to_come
+from hetopt.backends.emulation.slowdown import FitWatch
+from hetopt.core.conditions import ConditionsReader, write_conditions
+from hetopt.core.errors import BadInput, HetoptError
+from hetopt.core.events.log import EVENTS_FILE, EventLog, tell_failure
+from hetopt.core.events.reader import EventReader
+from hetopt.core.events.records import RunStarted
+from hetopt.core.nodes import MEETING_PORT, Node
+from hetopt.core.presence import INCARNATION_VARIABLE, PRESENCE_FILE, HostThere, write_presence
+from hetopt.core.process_guard import StopSignal, die_with_parent
+from hetopt.core.run_folder import read_spec
+from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_status import exit_code, failure_reason, last_log_line
+from hetopt.core.scaled_emulation import Change, Conditions, ScaledEmulation
+from hetopt.core.secret import SECRET_VARIABLE, new_secret
+from hetopt.core.worker_logs import host_log_folder, read_from
+
+_LOOK_S = 0.05
+_FAREWELL_S = 0.2
+"""Between a host's death and the loss of its link: long enough for its connections to be closed, as a machine that is
+shut down closes them."""
+_SURVIVORS_S = 10.0
+"""Once a host has failed, the others end by themselves (they lose their peers), or are ended after so long."""
+_TERMINATE_S = 13.0  # an agent gives its workers 10 s
+
+
+class Conductor:
+    """Conducts one rehearsal from beginning to end.
+
+    Args:
+        run_dir: the run's folder.
+        spec: the run; it has a miniature.
+        miniature: that one.
+        network: its hosts, without a process yet.
+        stop_signal: the signal that asked this process to end, if any did.
+        clock: seconds since the epoch, as in the event log.
+        sleep: waits for so many seconds.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        spec: RunSpec,
+        miniature: ScaledEmulation,
+        network: EmulatedNetwork,
+        stop_signal: Callable[[], int | None],
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._run_dir = run_dir
+        self._spec = spec
+        self._miniature = miniature
+        self._network = network
+        self._stop_signal = stop_signal
+        self._clock = clock
+        self._sleep = sleep
+        self._hosts = [HostNow.as_described(host) for host in miniature.hosts]
+        self._reader = EventReader(path=run_dir / EVENTS_FILE)
+        earlier = self._reader.read()
+        self._pending = still_to_come(miniature.changes, earlier)
+        # A resumed run keeps what was learned about this machine.
+        kept = ConditionsReader(run_dir).now().slowdown if earlier else 1.0
+        self._fit = FitWatch(slowdown=kept)
+        self._progress = Progress()
+        self._log = EventLog(run_dir / EVENTS_FILE)
+        self._requests_read = 0
+        self._agents: dict[int, subprocess.Popen[bytes]] = {}
+        self._codes: dict[int, int] = {}
+        self._failed_s: float | None = None
+        self._comes_and_goes = comes_and_goes(spec)
+        self._secret = new_secret()
+        self._incarnations = [0] * len(self._hosts)
+        self._farewells: list[tuple[float, int]] = []
+        self._training_on = [worker.host for worker in spec.workers]
+
+    def conduct(self) -> int:
+        """Start the hosts and stay until the last has ended; the exit code is hetopt's."""
+        try:
+            self._announce_conditions()
+            self._network.set_rates(self._rates(range(len(self._hosts))))
+            (self._run_dir / PRESENCE_FILE).unlink(missing_ok=True)  # of an earlier launch
+            self._announce_presence()
+            for place in range(len(self._hosts)):
+                if self._stop_signal() is None:
+                    self._agents[place] = self._start(place)
+            while (self._agents or self._awaits_return) and self._stop_signal() is None:
+                self._look()
+                self._sleep(_LOOK_S)
+            return self._conclude()
+        finally:
+            self._end_agents()
+            self._log.close()
+
+    def _start(self, place: int) -> subprocess.Popen[bytes]:
+        name = self._hosts[place].name
+        if self._comes_and_goes:
+            addresses = [self._network.address(other) for other in range(len(self._hosts))]
+            meeting = ",".join(f"{address}:{MEETING_PORT + 1}" for address in addresses)
+        else:
+            meeting = f"{self._network.address(0)}:{MEETING_PORT}"
+        node = Node(host=name, address=self._network.address(place), meeting=meeting)
+        folder = host_log_folder(self._run_dir, name)
+        folder.mkdir(parents=True, exist_ok=True)
+        module = "hetopt.trainer.standalone_host" if self._comes_and_goes else "hetopt.trainer.host.agent"
+        program = [sys.executable, "-m", module, str(self._run_dir), str(os.getpid())]
+        with (folder / "host.log").open("ab") as output:
+            return self._network.popen(
+                place,
+                [*program, *node.to_arguments()],
+                # Whatever device the caller prefers, a host in the box has one.
+                env={
+                    **os.environ,
+                    "GLOO_SOCKET_IFNAME": LINK,
+                    **({} if self._comes_and_goes else {SECRET_VARIABLE: self._secret}),
+                    INCARNATION_VARIABLE: str(self._incarnations[place]),
+                },
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def _look(self) -> None:
+        """One turn of the loop."""
+        self._collect()
+        now_s = self._clock()
+        self._read(now_s)
+        if not self._progress.is_done:
+            due, self._pending = split(self._pending, self._progress.moment(now_s))
+            for change in due:
+                self._apply(change)
+        while self._farewells and self._farewells[0][0] <= now_s:
+            _, place = self._farewells.pop(0)
+            if not self._hosts[place].alive:
+                self._network.take_down(place)
+        if self._failed_s is not None and now_s - self._failed_s > _SURVIVORS_S:
+            self._end_agents()
+
+    def _collect(self) -> None:
+        for place, agent in list(self._agents.items()):
+            code = agent.poll()
+            if code is not None:
+                del self._agents[place]
+                self._codes[place] = code
+                if self._comes_and_goes and not self._progress.is_done:
+                    self._announce_presence()
+                elif (code != 0 or self._comes_and_goes) and self._failed_s is None:
+                    # In a run that goes on without some, those that have only just come need not begin.
+                    self._failed_s = self._clock()
+
+    def _read(self, now_s: float) -> None:
+        for event in self._reader.read():
+            self._progress.add(event)
+            if isinstance(event, RunStarted):
+                self._training_on = [worker.host for worker in event.workers]
+            rank = self._fit.look(event, now_s)
+            if rank is not None:
+                self._slow_down(rank)
+        text, self._requests_read = read_from(self._run_dir / CHANGES_FILE, self._requests_read)
+        self._pending += parse_requests(text.splitlines())
+
+    def _apply(self, change: Change) -> None:
+        """Do a change to every host that it is for, and tell."""
+        before = self._hosts
+        self._hosts = [host.after(change) for host in before]
+        changed = [place for place, host in enumerate(before) if host.after(change) != host]
+        for place in changed:
+            host = self._hosts[place]
+            self._log.write(
+                CONDITION_CHANGED,
+                host=host.name,
+                speed=host.speed,
+                rate_bits_per_s=host.rate_bits_per_s,
+                dies=not host.alive,
+                **{fate: True for fate in ("returns", "notice", "cut", "heals") if getattr(change, fate)},
+                step=self._progress.step,
+            )
+        dying = [place for place in changed if not self._hosts[place].alive]
+        if dying:
+            self._kill(dying, change)
+        if change.notice:
+            self._announce_presence()
+        if change.returns:
+            self._take_back(changed)
+        for place in changed if change.cut else ():
+            self._network.take_down(place)
+        for place in changed if change.heals else ():
+            self._network.bring_up(place)
+        living = [place for place in changed if self._hosts[place].alive]
+        if change.speed is not None and living:
+            self._announce_conditions()
+            for place in living:
+                self._set_quota(place)
+        if change.rate_bits_per_s is not None:
+            self._network.set_rates(self._rates(living))
+
+    def _set_quota(self, place: int) -> None:
+        """A host whose workers have no declared time is as fast as its CPU quota."""
+        described, now = self._miniature.hosts[place], self._hosts[place]
+        is_declared = any(worker.declared is not None for worker in self._spec.workers if worker.host == now.name)
+        if described.cpu_cores is not None and not is_declared:
+            self._network.set_cpu(place, described.cpu_cores * now.speed / described.speed)
+
+    def _kill(self, places: Sequence[int], change: Change) -> None:
+        names = ", ".join(self._hosts[place].name for place in places)
+        hosts = f"host{'s' if len(places) > 1 else ''} {names}"
+        if not self._comes_and_goes:
+            self._log.write("run_failed", reason=f"{hosts} died at step {self._progress.step}, as {_wish(change)}")
+        for place in places:
+            self._network.kill(place)
+        if self._comes_and_goes:
+            for place in places:
+                self._agents.pop(place, None)
+            self._announce_presence()
+            # Others may die at the same moment: nobody waits here.
+            self._farewells += [(self._clock() + _FAREWELL_S, place) for place in places]
+            return
+        self._sleep(_FAREWELL_S)
+        for place in places:
+            self._network.take_down(place)
+
+    def _take_back(self, places: Sequence[int]) -> None:
+        """Start hosts again."""
+        for place in places:
+            self._incarnations[place] += 1
+            self._network.bring_up(place)
+            self._codes.pop(place, None)
+            self._agents[place] = self._start(place)
+        self._announce_presence()
+
+    @property
+    def _awaits_return(self) -> bool:
+        """Whether nobody is left, but somebody will be."""
+        anybody = any(host.alive for host in self._hosts)
+        return not anybody and not self._progress.is_done and any(change.returns for change in self._pending)
+
+    def _announce_presence(self) -> None:
+        if not self._comes_and_goes:
+            return
+        there = {
+            host.name: HostThere(incarnation=self._incarnations[place], leaving=host.leaving)
+            for place, host in enumerate(self._hosts)
+            if host.alive and place not in self._codes
+        }
+        write_presence(self._run_dir, there)
+
+    def _slow_down(self, rank: int) -> None:
+        factor = self._fit.slowdown
+        host = self._training_on[rank] if rank < len(self._training_on) else "a host"
+        self._log.write(
+            "miniature_slowed",
+            factor=factor,
+            step=self._progress.step,
+            reason=f"the computation of worker {rank} on {host} does not fit into its declared time on this machine, "
+            f"so everything takes {factor:g} times as long as planned",
+        )
+        self._announce_conditions()
+        self._network.set_rates(self._rates([place for place, host in enumerate(self._hosts) if host.alive]))
+
+    def _announce_conditions(self) -> None:
+        described = {host.name: host.speed for host in self._miniature.hosts}
+        factors = {host.name: host.speed / described[host.name] for host in self._hosts}
+        write_conditions(
+            self._run_dir,
+            Conditions(
+                slowdown=self._fit.slowdown,
+                speed_factors={name: factor for name, factor in factors.items() if factor != 1},
+            ),
+        )
+
+    def _rates(self, places: Sequence[int]) -> dict[int, float | None]:
+        rates = {place: self._hosts[place].rate_bits_per_s for place in places}
+        return {place: None if rate is None else rate / self._fit.slowdown for place, rate in rates.items()}
+
+    def _conclude(self) -> int:
+        number = self._stop_signal()
+        if number is not None:
+            return 128 + number
+        self._read(self._clock())
+        codes = list(self._codes.values())
+        if self._comes_and_goes:
+            code = 0 if self._progress.is_done and 0 in codes else exit_code(codes, host_died=0 not in codes)
+        else:
+            code = exit_code(codes, host_died=not all(host.alive for host in self._hosts))
+        if code != 0 and failure_reason(self._progress.turns) is None and not self._progress.is_done:
+            reason = last_log_line(self._run_dir) or "the hosts ended without saying why"
+            self._log.write("run_failed", reason=reason)
+        return code
+
+    def _end_agents(self) -> None:
+        """End the hosts that are left: agents let their workers save what they can; whoever stays longer is killed."""
+        for agent in self._agents.values():
+            agent.terminate()
+        deadline = time.monotonic() + _TERMINATE_S
+        while self._agents and time.monotonic() < deadline:
+            self._collect()
+            time.sleep(_LOOK_S)
+        for agent in self._agents.values():
+            agent.kill()
+            agent.wait()
+        self._collect()
+
+
+def _wish(change: Change) -> str:
+    if change.at_step is not None:
+        return f"scheduled for step {change.at_step}"
+    return "asked for" if change.at_s is None else f"scheduled for {change.at_s:g} s into the training"
+
+
+def main(argv: list[str]) -> int:
+    """Rehearse the run in a folder; nothing of the cluster is left when this returns, however it ends.
+
+    Raises:
+        BadInput: the folder has no usable ``spec.json``, or the run is no rehearsal.
+    """
+    run_dir = Path(argv[0])
+    stop_signal = StopSignal()
+    stop_signal.listen()
+    if len(argv) > 1:
+        die_with_parent(int(argv[1]), signal.SIGTERM)
+    spec = read_spec(run_dir)
+    if spec.miniature is None:
+        raise BadInput("the run is no rehearsal.", hint="use --on local")
+    with EmulatedNetwork.create(spec.miniature.hosts, owner=str(run_dir)) as network:
+        return Conductor(run_dir, spec, spec.miniature, network, stop_signal).conduct()
+
+
+def _tell(run_dir: Path, error: HetoptError) -> None:
+    print(error.message, file=sys.stderr)
+    if run_dir.is_dir():
+        tell_failure(run_dir / EVENTS_FILE, error.message, hint=error.hint)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3):
+        print("usage: python -m hetopt.backends.emulation.conductor RUN_DIR [PARENT_PID]", file=sys.stderr)
+        sys.exit(BadInput.exit_code)
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except HetoptError as refused:
+        _tell(Path(sys.argv[1]), refused)
+        sys.exit(refused.exit_code)

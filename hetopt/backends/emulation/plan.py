@@ -1,0 +1,358 @@
+"""Maps a plan, or hosts that a person describes, onto a miniature of the cluster on this machine, and predicts it.
+
+A machine of the plan computes a share of ``b`` samples in ``t(b)`` and sends at ``R``; its host in the miniature takes
+``F t(b)`` and sends at ``R / F``. Every step of the miniature then takes F times as long, computation and communication
+alike, which is what makes it faithful. F is the least factor at which the real computation of all workers fits into
+the time that they declare. Kept is what the planner took for each machine, not how single steps scatter: the scatter
+that was measured belongs to this machine, not to the rented ones.
+
+Not imitated: the latency of a message (the box has its own, larger than a data centre's), and the bus between the
+workers of one machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hetopt.backends.emulation.description import DescribedHost
+from hetopt.backends.emulation.hosts import WantedHost, best_shares, check_batch, described_hosts, planned_hosts
+from hetopt.backends.emulation.links import BOX_BITS_PER_S, IN_TRAINING, STEERED, STEERED_LOG_SD, box_link
+from hetopt.backends.prediction.communication import ASSUMED_LOG_SD, Foreseen, Meeting, foresee, no_overlap
+from hetopt.backends.prediction.cpu_quotas import under_quotas
+from hetopt.backends.prediction.hosting import (
+    HOST_LINK,
+    RUN_TO_RUN_LOG_SD,
+    SmallWorkers,
+    ThisMachine,
+    begun_shares,
+    predict_run,
+)
+from hetopt.backends.prediction.processor_sharing import least_factor, rounded_up
+from hetopt.core import formatting
+from hetopt.core.comm.cost import Primitive
+from hetopt.core.run_spec import RunSpec, WorkerSpec
+from hetopt.core.scaled_emulation import EVERY_HOST, Change, DeclaredTime, EmulatedHost, ScaledEmulation
+from hetopt.optimizer.fit import LinkModel, fit, times_as_long
+from hetopt.optimizer.plan import Plan, Prediction
+from hetopt.optimizer.step_time.profiled import learned_shape
+from hetopt.optimizer.step_time.step_time import step_time
+
+HEADROOM = 1.4
+"""Declared time over the end of the real computation: what is left of the processors goes to the exchange, to the other
+processes of the run, and to moments in which the machine is slower than it was."""
+
+MOST_FOR_LINKS = 3.0
+"""How much larger than the computation demands the factor may become for the sake of fast links."""
+
+BUILD_S = 1.0
+"""Until the conductor has built the network."""
+
+AGENT_S = 1.9
+"""Processor time of torchrun's agent until it starts its workers, almost all of it importing torch."""
+
+WORKER_S = 3.0
+"""Processor time of a worker until its first step, where the profile does not say."""
+
+REHEARSED_LOG_SD = 0.03
+"""Declared times are kept to the millisecond; what is left is how punctually a worker wakes up."""
+
+WORTH_SAYING = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """From the cluster to its miniature.
+
+    Attributes:
+        time: computation takes so many times as long.
+        links: links are so many times slower.
+        fastest_bits_per_s: no link is faster than this.
+    """
+
+    time: float
+    links: float
+    fastest_bits_per_s: float = math.inf
+
+    def rate(self, bits_per_s: float) -> float:
+        """A link of the cluster in the miniature."""
+        return min(bits_per_s / self.links, self.fastest_bits_per_s)
+
+    def host(self, host: EmulatedHost) -> EmulatedHost:
+        """The host with its link as it is in the miniature."""
+        rate = host.rate_bits_per_s
+        return host.model_copy(update={"rate_bits_per_s": None if rate is None else self.rate(rate)})
+
+    def change(self, change: Change) -> Change:
+        """The change with its rate as it is in the miniature."""
+        rate = change.rate_bits_per_s
+        return change.model_copy(update={"rate_bits_per_s": None if rate is None else self.rate(rate)})
+
+    def declare(self, host: WantedHost, samples: int) -> DeclaredTime | None:
+        """What a worker of the host declares.
+
+        Declared times know no floor. Where a share of ``samples`` lies under one, the fixed part is raised so that this
+        share takes as long as it should.
+        """
+        if not host.is_paced:
+            return None
+        time = host.time
+        return DeclaredTime(
+            fixed_s=self.time * max(time.fixed_s, time.floor_s - time.per_sample_s * samples),
+            per_sample_s=self.time * time.per_sample_s,
+            noise=host.noise,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """A run in miniature, what it should take, and what a person must know to read its numbers."""
+
+    run: RunSpec
+    prediction: Prediction
+    scale: Scale
+    notes: tuple[str, ...]
+
+
+def rehearse(
+    plan: Plan,
+    machine: ThisMachine,
+    described: Sequence[DescribedHost] | None = None,
+    changes: Sequence[Change] = (),
+) -> Rehearsal:
+    """The plan's run on a miniature of its cluster, or on the hosts that are described instead.
+
+    Global batch, compression, goal, policy and seed are kept. Without a description the shares are the plan's own, and
+    the rates of ``changes`` are those of the cluster, scaled like its links. Described hosts compute at their speed
+    relative to one worker of this machine; their rates, and those of the changes, are taken as they are.
+
+    Raises:
+        BadInput: fewer samples than workers, a share below one sample, hosts that this machine cannot hold, or a
+            compression that cannot serve so many workers.
+    """
+    model, batch = fit(plan.profile), plan.chosen.global_batch_size
+    if described is None:
+        hosts = planned_hosts(plan)
+        here = SmallWorkers.of(model, machine, sum(host.host.workers for host in hosts))
+        check_batch(batch, here.workers)
+        best = tuple(samples for group in plan.chosen.groups for samples in group.local_batch_sizes)
+    else:
+        here = SmallWorkers.of(model, machine, sum(one.host.workers for one in described))
+        check_batch(batch, here.workers)
+        hosts = described_hosts(described, here.alone, here.processors)
+        # Equal shares are equal whatever the best ones are, of which a slow host may have none.
+        anyhow = (batch - here.workers + 1, *(1 for _ in range(here.workers - 1)))
+        best = anyhow if plan.run.batch_policy == "uniform" else best_shares(hosts, batch)
+    shares = begun_shares(plan.run, best, least=plan.profile.job.least_local_batch_size)
+    factor = fitting_factor(hosts, shares, changes, here)
+    if described is None:
+        scale, notes = _scale_plan(hosts, factor)
+    else:
+        scale = Scale(time=factor, links=1.0)
+        notes = _describe(hosts, scale, here)
+    run = miniature_run(plan.run, hosts, shares, changes, here, scale)
+    workers = [host for host in hosts for _ in range(host.host.workers)]
+    compute_s = [scale.time * host.time.time_s(samples) for host, samples in zip(workers, shares, strict=True)]
+    updated_s = [time_s + here.update_s for time_s in compute_s]
+    meeting = _meeting(run, here)
+    exchange = foresee(run, meeting, compute_s=max(updated_s), to_target=plan.goal.ends == "target")
+    if run.ratio_policy == "auto" and len(hosts) > 1:
+        exchange = exchange.taking(STEERED)
+    notes += exchange.notes
+    prediction = _predict(plan, run, here, updated_s, exchange)
+    overhead = here.update_s / prediction.compute_s
+    if overhead > WORTH_SAYING:
+        notes.append(
+            f"{overhead:.0%} of a step's computation is updating the model, which {here.workers} workers do at once "
+            "here; the cluster would not wait so long for that."
+        )
+    profiled = plan.profile.host
+    if (profiled.logical_cpus, profiled.operating_system) != (machine.processors, machine.operating_system):
+        notes.append(
+            f"The profile comes from another machine ({profiled.logical_cpus} processors, "
+            f"{profiled.operating_system}): should the computation not fit here, the run slows down and says so."
+        )
+    return Rehearsal(run=run, prediction=prediction, scale=scale, notes=tuple(notes))
+
+
+def fitting_factor(
+    hosts: Sequence[WantedHost], shares: Sequence[int], changes: Sequence[Change], here: SmallWorkers
+) -> float:
+    """The least factor at which all computation fits, also while a scheduled change makes a host faster."""
+    workers = [host for host in hosts for _ in range(host.host.workers)]
+    if not all(host.is_paced for host in workers):
+        return 1.0
+    wanted_s = []
+    for host, samples in zip(workers, shares, strict=True):
+        speeds = [change.speed for change in changes if change.speed and change.host in (host.host.name, EVERY_HOST)]
+        wanted_s.append(host.time.time_s(samples) / max([1.0, *(speed / host.host.speed for speed in speeds)]))
+    work_s = [here.work_s(samples) for samples in shares]
+    return rounded_up(least_factor(wanted_s, work_s, here.processors, HEADROOM))
+
+
+def _scale_plan(hosts: Sequence[WantedHost], factor: float) -> tuple[Scale, list[str]]:
+    """One factor for computation and links, and in words what it means."""
+    rates = sorted({host.host.rate_bits_per_s for host in hosts if host.host.rate_bits_per_s is not None})
+    fastest = max(rates, default=0.0)
+    if factor < fastest / BOX_BITS_PER_S <= MOST_FOR_LINKS * factor:
+        factor = rounded_up(fastest / BOX_BITS_PER_S)
+    scale = Scale(time=factor, links=factor, fastest_bits_per_s=BOX_BITS_PER_S)
+    said = f"1 s of the cluster takes {factor:g} s here"
+    if rates:
+        become = ", ".join(
+            f"{formatting.bit_rate(rate)} become {formatting.bit_rate(scale.rate(rate))}" for rate in rates
+        )
+        said += f"; links are {factor:g} times slower: {become}"
+    notes = [said + "."]
+    if fastest / factor > BOX_BITS_PER_S:
+        notes.append(
+            f"Links of {formatting.bit_rate(fastest)} would need {formatting.bit_rate(fastest / factor)} here, more "
+            "than this "
+            f"machine carries; they get {formatting.bit_rate(BOX_BITS_PER_S)}, so communication weighs more than it "
+            "would."
+        )
+    return scale, notes
+
+
+def _describe(hosts: Sequence[WantedHost], scale: Scale, here: SmallWorkers) -> list[str]:
+    """What the numbers of a description mean here."""
+    notes = []
+    if hosts[0].is_paced:
+        sample = formatting.duration(scale.time * here.alone.per_sample_s)
+        fit = "1 worker fits" if here.workers == 1 else f"{here.workers} workers fit"
+        processors = "1 processor" if here.processors == 1 else f"{here.processors} processors"
+        notes.append(
+            f"At speed 1 a sample takes {sample}, {scale.time:g} times as long as one worker of this machine needs "
+            f"alone: {fit} on {processors} that way. Link rates are as described."
+        )
+    fastest = max((host.host.rate_bits_per_s or 0.0 for host in hosts), default=0.0)
+    if len(hosts) > 1 and fastest > BOX_BITS_PER_S:
+        notes.append(
+            f"Links of {formatting.bit_rate(fastest)} are more than this machine is known to carry "
+            f"({formatting.bit_rate(BOX_BITS_PER_S)}), and may be slower."
+        )
+    return notes
+
+
+def miniature_run(
+    run: RunSpec,
+    hosts: Sequence[WantedHost],
+    shares: Sequence[int],
+    changes: Sequence[Change],
+    here: SmallWorkers,
+    scale: Scale,
+) -> RunSpec:
+    """What the workers and their conductor are told to do."""
+    most = here.largest_batch
+    workers = [host for host in hosts for _ in range(host.host.workers)]
+    return run.model_copy(
+        update={
+            "workers": tuple(
+                WorkerSpec(
+                    host=host.host.name,
+                    type=host.type,
+                    local_batch_size=samples,
+                    declared=scale.declare(host, samples),
+                    threads=1,
+                    device="auto" if here.on_gpu else "cpu",
+                    max_local_batch_size=most,
+                )
+                for host, samples in zip(workers, shares, strict=True)
+            ),
+            "miniature": ScaledEmulation(
+                hosts=tuple(scale.host(host.host) for host in hosts),
+                time_factor=scale.links,
+                changes=tuple(scale.change(change) for change in changes),
+            ),
+        }
+    )
+
+
+def _meeting(run: RunSpec, here: SmallWorkers) -> Meeting:
+    """The workers of the miniature: links as limited, or this machine's own between the workers of one host."""
+    assert run.miniature is not None
+    hosts, model = run.miniature.hosts, here.model
+    slowest = min(host.rate_bits_per_s or BOX_BITS_PER_S for host in hosts)
+
+    def link(primitive: Primitive) -> LinkModel:
+        if len(hosts) > 1:
+            return box_link(primitive, slowest, here.workers / here.cpus)
+        return model.host_links.get(primitive, HOST_LINK)
+
+    return Meeting(
+        model=model,
+        workers=here.workers,
+        link=link,
+        compressors={**model.reference.compressors, **here.fitted.compressors},
+        overlap=learned_shape(model).overlap if _is_paced(run) else no_overlap,
+        # Workers that declare their time end one after the other: the last of them compresses when others have. But
+        # all add up, and read, what has arrived at the same moment.
+        crowding=IN_TRAINING * (1.0 if _is_paced(run) else here.crowding),
+        together=IN_TRAINING * here.crowding,
+        steered_log_sd=STEERED_LOG_SD if len(hosts) > 1 else ASSUMED_LOG_SD,
+    )
+
+
+def _is_paced(run: RunSpec) -> bool:
+    """Whether workers sleep for most of what they declare, so that processors are free for the exchange meanwhile."""
+    return run.workers[0].declared is not None
+
+
+def _predict(
+    plan: Plan, run: RunSpec, here: SmallWorkers, compute_s: Sequence[float], exchange: Foreseen
+) -> Prediction:
+    """The time of the miniature: computation as declared, links as limited, everything else as this machine does it."""
+    model, profile = here.model, plan.profile
+    assert run.miniature is not None
+    hosts = run.miniature.hosts
+    step = step_time(
+        compute_s,
+        exchange_s=exchange.exchange_s,
+        compress_s=exchange.compress_s,
+        jitter=max((worker.declared.noise for worker in run.workers if worker.declared is not None), default=0.0),
+        overlap=exchange.overlap,
+    )
+    quotas = [
+        host.cpu_cores / host.workers for host in hosts for _ in range(host.workers) if host.cpu_cores is not None
+    ]
+    if quotas:
+        update_s = here.update_s / here.crowding
+        step = under_quotas(
+            [
+                min(1.0, quota) * (time_s - here.update_s) + update_s
+                for quota, time_s in zip(quotas, compute_s, strict=True)
+            ],
+            quotas,
+            processors=here.processors,
+            exchange_s=exchange.exchange_s,
+            compress_s=exchange.compress_s / here.crowding,
+        )
+    # Evaluations are not paced. Each worker takes a part in proportion to its share, on a processor that it may have to
+    # share in turn; they were measured on the whole host.
+    samples = min(here.fitted.largest_measured, model.whole_host.largest_measured)
+    slower = times_as_long(here.work_s, model.whole_host.time_s, samples)
+    largest_part = max(worker.local_batch_size for worker in run.workers) / run.global_batch_size
+    evaluation_s = (profile.evaluation_s or 0.0) * slower * max(largest_part, 1 / here.processors)
+    compute_share = step.compute_s / step.step_time_s
+    compute_log_sd = REHEARSED_LOG_SD if _is_paced(run) else math.hypot(RUN_TO_RUN_LOG_SD, here.fitted.step_time.log_sd)
+    return predict_run(
+        model,
+        plan,
+        step,
+        gain=exchange.gain,
+        stretch=exchange.stretch,
+        stretch_log_sd=exchange.stretch_log_sd,
+        step_log_sd=math.hypot(compute_share * compute_log_sd, (1 - compute_share) * exchange.log_sd),
+        evaluation_s=evaluation_s,
+        startup_s=_startup_s(profile.startup_s, len(hosts), here),
+    )
+
+
+def _startup_s(profiled_s: float | None, hosts: int, here: SmallWorkers) -> float:
+    """All agents start at once, then all workers; each of both is one processor's work.
+
+    The profile's start-up was that of one agent and, after it, of workers with a processor each.
+    """
+    worker_s = WORKER_S if profiled_s is None else max(0.0, profiled_s - AGENT_S)
+    return BUILD_S + AGENT_S * max(1.0, hosts / here.cpus) + worker_s * max(1.0, here.workers / here.cpus)

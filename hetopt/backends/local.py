@@ -1,0 +1,38 @@
+"""Runs on this machine: worker processes under torchrun, reachable from any terminal."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetopt.backends.processes import ProcessLauncher, Program
+from hetopt.core.listening import LOOPBACK, collectives_on
+from hetopt.core.run_spec import RunSpec
+
+QUIET_TORCH = {
+    # The agent greets with paragraphs at INFO and WARNING; what matters to a person reaches the event log.
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "TORCH_SHOW_CPP_STACKTRACES": "0",
+}
+
+
+def run_environment(workers: int, cpus: int) -> dict[str, str]:
+    """What the processes of a local run need in their environment, unless the caller says otherwise.
+
+    The cores are shared out, because every worker would otherwise start a thread for each of them.
+    """
+    return {"OMP_NUM_THREADS": str(max(1, cpus // workers)), **QUIET_TORCH}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalLauncher(ProcessLauncher):
+    """Starts, watches and stops runs on this machine."""
+
+    def _program(self, spec: RunSpec, run_dir: Path) -> Program:
+        return Program(
+            module="hetopt.trainer.host.agent",
+            log_name="host.log",
+            defaults=run_environment(len(spec.workers), len(os.sched_getaffinity(0))),
+            fixed=collectives_on(LOOPBACK),
+        )

@@ -1,0 +1,156 @@
+"""Short runs that measure whole steps of a layout here: on this machine's processes, or on rehearsed hosts."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hetopt.backends.emulation.description import DescribedHost, describe
+from hetopt.backends.emulation.hosts import best_shares, described_hosts
+from hetopt.backends.emulation.plan import Scale, fitting_factor, miniature_run
+from hetopt.backends.prediction.hosting import SmallWorkers, ThisMachine
+from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.events.records import LogEvent, StepsLogged
+from hetopt.core.profile import LOCAL, Profile
+from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.core.step_samples import Configuration, Node, StepSample
+from hetopt.optimizer.fit import FittedModel
+
+PROBE_STEPS = 30
+WARM_UP_STEPS = 10
+"""Not counted: memory is allocated, caches fill, and prefetching begins."""
+
+PERIOD_STEPS = 5
+
+STARTUP_S = 9.0
+"""Starting processes that import torch, where the profile does not say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeRun:
+    """A run, and the configuration that its steps are of."""
+
+    configuration: Configuration
+    spec: RunSpec
+
+
+def counts(most: int) -> tuple[int, ...]:
+    """Sizes of layouts: 1, 2, 3, 4, 6, 8, 12 and so on, and the largest."""
+    found = {most}
+    size = 1
+    while size <= most:
+        found |= {size, size * 3 // 2}
+        size *= 2
+    return tuple(sorted(count for count in found if count <= most))
+
+
+def local_probes(profile: Profile, workers: int) -> tuple[ProbeRun, ...]:
+    """Processes of this machine, up to so many, each with its part of the threads.
+
+    Raises:
+        BadInput: no worker.
+    """
+    if workers < 1:
+        raise BadInput(f"{workers} workers are none.", hint="for example --workers 2")
+    cpus = profile.host.logical_cpus
+    found = []
+    for count in counts(workers):
+        for size in _local_sizes(profile, workers):
+            specs = tuple(
+                WorkerSpec(host=LOCAL, type=LOCAL, local_batch_size=size, threads=max(1, cpus // count))
+                for _ in range(count)
+            )
+            found.append(
+                ProbeRun(
+                    configuration=Configuration(nodes=(Node(type=LOCAL, workers=count),), local_batch_size=size),
+                    spec=probe_spec(profile, specs),
+                )
+            )
+    return tuple(found)
+
+
+def rehearsed_probes(
+    model: FittedModel, machine: ThisMachine, described: Sequence[DescribedHost]
+) -> tuple[ProbeRun, ...]:
+    """The first one, two, three and more of the described hosts, computing shares that end together.
+
+    All are slowed down by one factor, that of the cluster that needs it most: step times of one layout compare with
+    those of another.
+
+    Raises:
+        BadInput: hosts that this machine cannot hold, or a share below one sample.
+    """
+    profile = model.profile
+    most = sum(one.host.workers for one in described)
+    prepared = []
+    for count in counts(len(described)):
+        first = described[:count]
+        workers = sum(one.host.workers for one in first)
+        here = SmallWorkers.of(model, machine, workers)
+        hosts = described_hosts(first, here.alone, here.processors)
+        for size in _local_sizes(profile, most):
+            shares = best_shares(hosts, size * workers)
+            prepared.append((first, hosts, shares, here, fitting_factor(hosts, shares, (), here)))
+    factor = max(needed for *_, needed in prepared)
+    scale = Scale(time=factor, links=1.0)
+    return tuple(
+        ProbeRun(
+            configuration=Configuration(
+                nodes=tuple(Node(type=type_name(one), workers=one.host.workers) for one in first),
+                local_batch_size=shares,
+            ),
+            spec=miniature_run(probe_spec(profile, _placeholders(shares)), hosts, shares, (), here, scale),
+        )
+        for first, hosts, shares, here, _ in prepared
+    )
+
+
+def type_name(described: DescribedHost) -> str:
+    """What step samples call such a host: its description, without how many workers it has."""
+    return describe(described.host.model_copy(update={"workers": 1}), described.noise)
+
+
+def read_sample(run: ProbeRun, events: Iterable[LogEvent]) -> StepSample:
+    """The step that a finished probe measured: the median over its control periods.
+
+    Raises:
+        RunFailed: it logged no step after its warm-up.
+    """
+    periods = [event for event in events if isinstance(event, StepsLogged) and event.step > WARM_UP_STEPS]
+    if not any(event.step_time_s for event in periods):
+        raise RunFailed("a probe ended before it had measured a step.", hint="try again, or explore fewer hosts")
+    step_s = statistics.median(event.step_time_s for event in periods)
+    after_s = statistics.median(event.step_time_s - max(event.compute_s) for event in periods)
+    return StepSample(
+        nodes=run.configuration.nodes,
+        local_batch_size=run.configuration.local_batch_size,
+        step_time_s=step_s,
+        sync_time_s=min(step_s, max(0.0, after_s)),
+    )
+
+
+def _local_sizes(profile: Profile, workers: int) -> tuple[int, ...]:
+    """Samples of a worker: as if the task's batch was divided among all workers, and among two."""
+    batch = profile.job.batch_size
+    most = max(1, profile.job.dataset_size // workers)
+    return tuple(sorted({min(most, max(2, batch // workers)), min(most, max(4, batch // 2))}))
+
+
+def _placeholders(shares: Sequence[int]) -> tuple[WorkerSpec, ...]:
+    return tuple(WorkerSpec(host=LOCAL, type=LOCAL, local_batch_size=samples) for samples in shares)
+
+
+def probe_spec(profile: Profile, workers: tuple[WorkerSpec, ...]) -> RunSpec:
+    """A run that is long enough to measure a step of these workers, and no longer."""
+    return RunSpec(
+        task=profile.job.task,
+        data_dir=profile.data_dir,
+        seed=profile.seed,
+        workers=workers,
+        batch_policy="static",
+        stop=StopRule(max_steps=PROBE_STEPS),
+        evaluate_every_epochs=1e6,
+        control_period_steps=PERIOD_STEPS,
+        checkpoint_every_s=86_400.0,
+    )

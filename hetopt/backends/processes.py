@@ -1,0 +1,217 @@
+"""Runs that are a process of this machine: started in a session of their own, found, watched and ended by their folder.
+
+The launching process and its run share fate (unless ``attached`` is False): when the launcher dies, by whatever signal,
+the kernel ends the run's process, and that ends whatever it has started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from hetopt.backends.backend import RunHandle
+from hetopt.backends.lease import lease
+from hetopt.core.artifact import write_atomically
+from hetopt.core.errors import BadInput
+from hetopt.core.reading import MissingFile, read_json
+from hetopt.core.run_folder import STOP_FILE, write_spec
+from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_status import RunState, RunStatus, judge, last_events, last_words
+from hetopt.core.worker_logs import LOG_FOLDER
+
+PROCESS_FILE = "process.json"
+_SAME_START_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """The process that is to host a run.
+
+    Attributes:
+        module: started as ``python -m MODULE RUN_DIR [LAUNCHER_PID]``; it ends with the launcher that is named.
+        log_name: where its own output goes, in the run's log folder.
+        defaults: its environment, unless the launcher's own or the caller's says otherwise.
+        fixed: its environment, whatever they say.
+    """
+
+    module: str
+    log_name: str
+    defaults: Mapping[str, str]
+    fixed: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessLauncher(ABC):
+    """Starts, watches and stops runs on this machine; its two forms say what the process is.
+
+    Attributes:
+        attached: the run ends when the process that started it does.
+        grace_s: how long `stop` lets the workers finish their step and save a checkpoint.
+        clock: seconds, monotonic.
+        sleep: waits for so many seconds.
+    """
+
+    attached: bool = True
+    grace_s: float = 20.0
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    _started: dict[Path, subprocess.Popen[bytes]] = field(default_factory=dict, repr=False, compare=False)
+
+    @abstractmethod
+    def _program(self, spec: RunSpec, run_dir: Path) -> Program:
+        """The process for this run, after whatever it needs is made ready in the folder."""
+
+    def _check(self, spec: RunSpec) -> None:  # noqa: B027  # most runs can be done
+        """Refuse a run before anything of it is in its folder.
+
+        Raises:
+            BadInput: it cannot be done here.
+        """
+
+    def start(self, spec: RunSpec, run_dir: Path, environment: Mapping[str, str]) -> RunHandle:
+        """Start the run and return at once. A folder that holds a checkpoint is resumed.
+
+        Args:
+            spec: every worker of it runs on this machine, whatever host it names.
+            run_dir: the run's folder; it exists.
+            environment: set on top of this process's own environment.
+
+        Raises:
+            BadInput: the folder cannot be written, a run is alive in it, or the run cannot be done here.
+        """
+        run_dir = run_dir.resolve()
+        if _find_process(run_dir) is not None:
+            raise BadInput(f"a run is alive in {run_dir}.", hint="stop it first, or name another folder")
+        self._check(spec)
+        with lease(run_dir) as held:
+            return self._start(spec, run_dir, environment, held)
+
+    def _start(self, spec: RunSpec, run_dir: Path, environment: Mapping[str, str], held: int) -> RunHandle:
+        """Start the process, which keeps the lease."""
+        program = self._program(spec, run_dir)
+        write_spec(run_dir, spec)
+        (run_dir / STOP_FILE).unlink(missing_ok=True)
+        log = run_dir / LOG_FOLDER
+        log.mkdir(mode=0o700, exist_ok=True)
+        command = [sys.executable, "-m", program.module, str(run_dir)]
+        if self.attached:
+            command.append(str(os.getpid()))
+        with (log / program.log_name).open("ab") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**program.defaults, **os.environ, **environment, **program.fixed},
+                start_new_session=True,
+                pass_fds=(held,),
+            )
+        self._started[run_dir] = process
+        identity = {"pid": process.pid, "create_time": psutil.Process(process.pid).create_time()}
+        write_atomically(run_dir / PROCESS_FILE, json.dumps(identity) + "\n")
+        return RunHandle(run_dir=run_dir)
+
+    def poll(self, handle: RunHandle) -> RunStatus:
+        """How the run is now; reads the end of its event log and asks for one process."""
+        run_dir = handle.run_dir.resolve()
+        self._reap(run_dir)
+        return run_status(run_dir)
+
+    def stop(self, handle: RunHandle) -> None:
+        """End the run: a wish first, then SIGTERM, then SIGKILL. When it returns nothing of the run is left."""
+        run_dir = handle.run_dir.resolve()
+        process = _find_process(run_dir)
+        if process is None:
+            self._reap(run_dir)
+            return
+        (run_dir / STOP_FILE).touch()
+        family = _family(process)
+        # A run that is still starting looks at the wish only after seconds, and has nothing to save.
+        started = self.poll(handle).state is not RunState.STARTING
+        if not (started and self._gone(run_dir, self.grace_s)):
+            family = _family(process) or family
+            _signal(process.terminate)
+            if not self._gone(run_dir, self.grace_s):
+                family = _family(process) or family
+                _signal(process.kill)
+        for member in family:
+            _signal(member.kill)
+        self._until(lambda: not any(_lives(member) for member in family), self.grace_s)
+        self._reap(run_dir)
+
+    def _gone(self, run_dir: Path, within_s: float) -> bool:
+        def gone() -> bool:
+            self._reap(run_dir)
+            return _find_process(run_dir) is None
+
+        return self._until(gone, within_s)
+
+    def _until(self, reached: Callable[[], bool], within_s: float) -> bool:
+        deadline = self.clock() + within_s
+        while not reached():
+            if self.clock() >= deadline:
+                return False
+            self.sleep(0.05)
+        return True
+
+    def _reap(self, run_dir: Path) -> None:
+        """Collect our own child's exit code, or it would stay in the process table as a zombie."""
+        process = self._started.get(run_dir)
+        if process is not None and process.poll() is not None:
+            del self._started[run_dir]
+
+
+def run_status(run_dir: Path) -> RunStatus:
+    """How the run in a folder is now, whoever started it."""
+    # Alive is asked first: a run that ends in between has then written its last event before it is read.
+    alive = _find_process(run_dir) is not None
+    return judge(
+        last_events(run_dir),
+        alive=alive,
+        stop_wished=(run_dir / STOP_FILE).exists(),
+        last_line=None if alive else last_words(run_dir),
+    )
+
+
+def _find_process(run_dir: Path) -> psutil.Process | None:
+    """The living process that hosts the run. A number that another process has since been given does not count."""
+    try:
+        identity = read_json(run_dir / PROCESS_FILE)
+        process = psutil.Process(int(identity["pid"]))
+        same = abs(process.create_time() - float(identity["create_time"])) < _SAME_START_S
+        return process if same and _lives(process) else None
+    except (MissingFile, psutil.NoSuchProcess):
+        return None
+    except (BadInput, ValueError, KeyError, TypeError, OverflowError):
+        return None  # not a file that `start` wrote, so nothing that we may signal
+
+
+def _lives(process: psutil.Process) -> bool:
+    """Whether it runs; one that has ended counts as gone even while its parent has not collected its exit code."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _family(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _signal(send: Callable[[], None]) -> None:
+    try:
+        send()
+    except psutil.NoSuchProcess:
+        return

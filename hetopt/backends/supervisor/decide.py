@@ -1,0 +1,304 @@
+"""Decides, from how a run stands, whether to leave it alone: pure, and slow to change its mind.
+
+What the trainer does by itself (shares, compression, a lost worker) is not decided here; this is about machines. An
+action must have been called for at several looks in a row, promise more than it costs by a margin or keep a deadline
+that would be missed, keep to the budget, and leave time since the last one. Two things wait for nobody: a budget that
+the next look could exceed, and a deadline that only machines on demand still keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from hetopt.backends.supervisor.progress import PredictedGain, RunProgress
+
+Action = Literal["keep", "replan", "add", "drop", "replace", "switch", "on-demand", "stop"]
+
+_HOUR_S = 3600.0
+_TELLING_STEPS = 50
+"""Control periods must have passed, and the running mean must have forgotten what was before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hysteresis:
+    """How slowly minds are changed.
+
+    Attributes:
+        looks: in a row that must call for the same action.
+        rest_s: between two actions.
+        margin: of the time left that an action must save beyond its cost.
+        reserve_s: how far ahead a budget or a deadline is looked at: the time between looks, and to stop.
+    """
+
+    looks: int = 3
+    rest_s: float = 300.0
+    margin: float = 0.05
+    reserve_s: float = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """What could be had instead of the present cluster, as the planner sees it now.
+
+    Attributes:
+        action: that leads there.
+        name: the host or the zone that it is about, or for people.
+        machines: how many.
+        step_time_s: predicted with what was measured of this run.
+        usd_per_hour: of the cluster then.
+        changeover_s: until it trains, work that is lost included.
+        overlap_usd: paid meanwhile for machines that are given back after the change.
+        holds: whether nobody can take it away.
+    """
+
+    action: Action
+    name: str
+    step_time_s: float
+    usd_per_hour: float
+    changeover_s: float
+    overlap_usd: float = 0.0
+    holds: bool = False
+    machines: int = 1
+
+    def total_s(self, steps_left: float) -> float:
+        """Until the end, the change included."""
+        return self.changeover_s + steps_left * self.step_time_s
+
+    def cost_usd(self, steps_left: float) -> float:
+        """From now to the end."""
+        return self.total_s(steps_left) / _HOUR_S * self.usd_per_hour + self.overlap_usd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What to do, why, and what should come of it: compared later with what did."""
+
+    action: Action
+    reason: str
+    name: str = ""
+    expected_step_time_s: float | None = None
+    expected_saving_s: float = 0.0
+    expected_saving_usd: float = 0.0
+    usd_per_hour: float | None = None
+    machines: int = 1
+
+    @property
+    def acts(self) -> bool:
+        """Whether anything changes."""
+        return self.action != "keep"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acted:
+    """What was done, and how the run stood then: its gain is not measured yet."""
+
+    decision: Decision
+    step_time_s: float
+    standing: RunProgress
+
+    def shows(self, standing: RunProgress) -> bool:
+        """Whether enough steps have been done since to tell what came of it."""
+        if self.decision.action in ("replace", "switch", "on-demand", "add"):
+            # Gone is not enough: another one must have come.
+            more = 1 if self.decision.action == "add" else 0
+            there = standing.changes > self.standing.changes and standing.workers >= self.standing.workers + more
+            return there and standing.steps_seen - standing.changed_at >= _TELLING_STEPS
+        return standing.steps_seen - self.standing.steps_seen >= _TELLING_STEPS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supervisor:
+    """What is remembered between looks.
+
+    Attributes:
+        promise: of the plan.
+        hysteresis: how slowly minds are changed.
+        called_for: what the last looks called for, and how many in a row did.
+        looked_at: how many steps had been seen then.
+        acted_s: when something was last done, seconds since the epoch.
+        last: what, if its gain was not measured yet.
+    """
+
+    promise: PredictedGain
+    hysteresis: Hysteresis = field(default_factory=Hysteresis)
+    called_for: tuple[str, int] = ("", 0)
+    looked_at: int = -1
+    acted_s: float | None = None
+    last: Acted | None = None
+
+    def look(
+        self, standing: RunProgress, spent_usd: float, alternatives: Sequence[Alternative] = ()
+    ) -> tuple[Supervisor, Decision]:
+        """Decide after one look; the supervisor to look with next time comes first.
+
+        Args:
+            standing: of the run.
+            spent_usd: so far.
+            alternatives: to the present cluster, predicted anew where the run has left its interval.
+        """
+        urgent = self._urgent(standing, spent_usd, alternatives)
+        if urgent is not None:
+            return self._done(urgent, standing), urgent
+        if standing.steps_seen == self.looked_at:
+            # While a run pauses, looks in a row would see one measurement.
+            return self, Decision(action="keep", reason="nothing was measured since the last look")
+        wanted = self._wanted(standing, spent_usd, alternatives)
+        key = f"{wanted.action} {wanted.name}"
+        in_a_row = self.called_for[1] + 1 if self.called_for[0] == key else 1
+        seen = replace(self, called_for=(key, in_a_row), looked_at=standing.steps_seen)
+        if not wanted.acts:
+            return seen, wanted
+        if in_a_row < self.hysteresis.looks:
+            return seen, Decision(action="keep", reason=f"{wanted.reason}; seen {in_a_row} times")
+        if self.acted_s is not None and standing.now_s - self.acted_s < self.hysteresis.rest_s:
+            return seen, Decision(action="keep", reason=f"{wanted.reason}; but something was changed just now")
+        return seen._done(wanted, standing), wanted
+
+    def measured(self, standing: RunProgress) -> tuple[Supervisor, Mapping[str, Any] | None]:
+        """What came of the last action, once enough control periods have told: its expected and its measured gain."""
+        if self.last is None or standing.step_time_s is None or not self.last.shows(standing):
+            return self, None
+        decision = self.last.decision
+        told = {
+            "action": decision.action,
+            "name": decision.name,
+            "step_time_before_s": round(self.last.step_time_s, 6),
+            "step_time_expected_s": decision.expected_step_time_s,
+            "step_time_measured_s": round(standing.step_time_s, 6),
+        }
+        return replace(self, last=None), told
+
+    def _done(self, decision: Decision, standing: RunProgress) -> Supervisor:
+        before_s = standing.step_time_s or self.promise.step_time_s
+        tells = decision.expected_step_time_s is not None
+        acted = Acted(decision=decision, step_time_s=before_s, standing=standing) if tells else self.last
+        promise, then_s, usd_per_hour = self.promise, decision.expected_step_time_s, decision.usd_per_hour
+        if decision.action in ("drop", "add") and then_s is not None and usd_per_hour is not None:
+            # What is promised from now on is what these will do, as certainly as it was of the others.
+            factor = then_s / promise.step_time_s
+            promise = replace(
+                promise,
+                step_time_s=then_s,
+                step_time_low_s=factor * promise.step_time_low_s,
+                step_time_high_s=factor * promise.step_time_high_s,
+                usd_per_hour=usd_per_hour,
+            )
+        return replace(self, promise=promise, called_for=("", 0), acted_s=standing.now_s, last=acted)
+
+    def _urgent(self, standing: RunProgress, spent_usd: float, alternatives: Sequence[Alternative]) -> Decision | None:
+        promise, reserve_s = self.promise, self.hysteresis.reserve_s
+        if promise.budget_usd is not None:
+            soon_usd = spent_usd + reserve_s / _HOUR_S * promise.usd_per_hour
+            if soon_usd > promise.budget_usd:
+                return Decision(
+                    action="stop", reason=f"${soon_usd:.2f} of ${promise.budget_usd:.2f} will soon be spent"
+                )
+        if promise.deadline_s is None:
+            return None
+        safe = [one for one in alternatives if one.holds]
+        if not safe:
+            return None
+        surest = min(safe, key=lambda one: one.total_s(self._steps_left(standing)))
+        needed_s = surest.total_s(self._steps_left(standing))
+        slack_s = promise.deadline_s - standing.now_s - needed_s
+        # One more changeover must fit: the present machines may be lost at once. Where even these machines would be
+        # late, nothing is paid for them.
+        if not 0 <= slack_s < surest.changeover_s + reserve_s:
+            return None
+        return Decision(
+            action="on-demand",
+            name=surest.name,
+            reason=f"only {slack_s:.0f} s are left beyond what {surest.name} need until the deadline",
+            expected_step_time_s=surest.step_time_s,
+        )
+
+    def _wanted(self, standing: RunProgress, spent_usd: float, alternatives: Sequence[Alternative]) -> Decision:
+        now_s = standing.step_time_s
+        if now_s is None:
+            return Decision(action="keep", reason="nothing was measured yet")
+        promise, steps_left = self.promise, self._steps_left(standing)
+        left_s = steps_left * now_s
+        left_usd = left_s / _HOUR_S * promise.usd_per_hour
+        better = self._better(left_s, left_usd, spent_usd, steps_left, standing.now_s, alternatives)
+        if better is None:
+            better = self._saves_the_deadline(left_s, spent_usd, steps_left, standing.now_s, alternatives)
+        if better is not None:
+            saving_s, saving_usd = left_s - better.total_s(steps_left), left_usd - better.cost_usd(steps_left)
+            return Decision(
+                action=better.action,
+                name=better.name,
+                reason=_reason(better, saving_s, saving_usd),
+                expected_step_time_s=better.step_time_s,
+                expected_saving_s=saving_s,
+                expected_saving_usd=saving_usd,
+                usd_per_hour=better.usd_per_hour,
+                machines=better.machines,
+            )
+        if promise.step_time_low_s <= now_s <= promise.step_time_high_s:
+            return Decision(action="keep", reason="as predicted")
+        slower = "slower" if now_s > promise.step_time_high_s else "quicker"
+        return Decision(
+            action="keep" if any(not one.holds for one in alternatives) else "replan",
+            reason=f"a step takes {now_s:.3g} s, {slower} than the {promise.step_time_low_s:.3g} to "
+            f"{promise.step_time_high_s:.3g} s that were predicted",
+        )
+
+    def _better(
+        self,
+        left_s: float,
+        left_usd: float,
+        spent_usd: float,
+        steps_left: float,
+        now_s: float,
+        alternatives: Sequence[Alternative],
+    ) -> Alternative | None:
+        """The cheapest alternative that saves money, or time at no more money, by the margin, and fits the budget."""
+        margin = 1 - self.hysteresis.margin
+        saving = [
+            one
+            for one in alternatives
+            if (one.cost_usd(steps_left) <= margin * left_usd and self._in_time(one, steps_left, now_s))
+            or (one.total_s(steps_left) <= margin * left_s and one.cost_usd(steps_left) <= left_usd)
+        ]
+        return self._cheapest(saving, spent_usd, steps_left)
+
+    def _saves_the_deadline(
+        self, left_s: float, spent_usd: float, steps_left: float, now_s: float, alternatives: Sequence[Alternative]
+    ) -> Alternative | None:
+        """Where the present machines would be late: the cheapest alternative that is not, and fits the budget."""
+        deadline_s = self.promise.deadline_s
+        if deadline_s is None or now_s + left_s <= deadline_s:
+            return None
+        in_time = [one for one in alternatives if not one.holds and self._in_time(one, steps_left, now_s)]
+        return self._cheapest(in_time, spent_usd, steps_left)
+
+    def _cheapest(self, alternatives: Iterable[Alternative], spent_usd: float, steps_left: float) -> Alternative | None:
+        """Of those that fit the budget; of equally cheap ones the quickest."""
+        budget = self.promise.budget_usd
+        fitting = [one for one in alternatives if budget is None or spent_usd + one.cost_usd(steps_left) <= budget]
+        return min(fitting, key=lambda one: (one.cost_usd(steps_left), one.total_s(steps_left)), default=None)
+
+    def _in_time(self, one: Alternative, steps_left: float, now_s: float) -> bool:
+        return self.promise.deadline_s is None or now_s + one.total_s(steps_left) <= self.promise.deadline_s
+
+    def _steps_left(self, standing: RunProgress) -> float:
+        return max(0.0, self.promise.steps - standing.step)
+
+
+_IN_WORDS = {
+    "drop": "going on without {}",
+    "replace": "another machine in the place of {}",
+    "add": "{machines} more like {}",
+    "switch": "the same machines in {}",
+}
+
+
+def _reason(better: Alternative, saving_s: float, saving_usd: float) -> str:
+    name = _IN_WORDS.get(better.action, "{}").format(better.name, machines=better.machines)
+    if saving_usd < 0:
+        return f"{name} saves {saving_s:.0f} s and the deadline, for ${-saving_usd:.2f} more"
+    if saving_s < 0:
+        return f"{name} saves ${saving_usd:.2f} of what is left, and takes {-saving_s:.0f} s longer"
+    return f"{name} saves {saving_s:.0f} s and ${saving_usd:.2f} of what is left"

@@ -1,0 +1,213 @@
+"""The whole page of a run: where it stands against its prediction, its charts on one axis of time, and its bill."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from html import escape
+
+import numpy as np
+
+from hetopt.core import formatting
+from hetopt.optimizer.launch_record import Launch
+from hetopt.reports import plan_page
+from hetopt.reports.page.chart import Axes, ticks
+from hetopt.reports.page.envelope import Stretches, stretches
+from hetopt.reports.page.run_charts import Known, anatomy, averages, evaluations, exchange, loss, step_time, way_words
+from hetopt.reports.page.series import RunSeries
+from hetopt.reports.page.style import SCRIPT, STYLE
+from hetopt.reports.plan_page import cost_terms, table
+from hetopt.reports.report import Compared, Report
+from hetopt.reports.timeline import Happening
+
+MOST_MARKS = 60
+"""Happenings with a mark of their own; of what is routine only the first and last are kept beyond that."""
+
+WIDEST_RATIOS = (1.25, 1.5, 2.0, 4.0)
+"""Of measured to predicted that are drawn: the first with room for all; beyond the last a mark stays at the edge."""
+
+LEAST_GAP = 0.045
+"""Between the numbers of two happenings on the axis of time, as a part of it; what is nearer is a dot."""
+
+
+def page(report: Report, launch: Launch, run: RunSeries) -> str:
+    """The document.
+
+    Args:
+        report: predicted against measured.
+        launch: what was started.
+        run: over time.
+    """
+    over = stretches(run.end_s)
+    marks = _marks(report.happenings)
+    axes = Axes(end_s=over.end_s, marks_s=[one.time_s for one in marks])
+    known: Known = {}
+    charts = [
+        _strip(marks, axes),
+        loss(run, over, axes, known),
+        *evaluations(run, axes),
+        step_time(run, over, axes, known, report),
+        anatomy(run, over, axes, known, report),
+        *exchange(run, over, axes, known),
+        *averages(run, over, axes, known),
+        ticks(axes),
+    ]
+    body = [
+        f"<h1>{escape(report.task)}: {escape(report.state)}{escape(formatting.ending(report.finish_reason))}</h1>",
+        f'<p class="soft">{escape(report.run_id)}, {len(report.workers)} workers on {escape(report.on)}, '
+        f"planned by hetopt {escape(launch.plan.hetopt_version)}, {escape(launch.created[:10])}.</p>",
+        *_summary(report),
+        "<h2>Predicted and measured</h2>",
+        _compared(report.compared),
+        "<ul>",
+        *(f"<li>{escape(sentence)}</li>" for sentence in report.verdict),
+        "</ul>",
+        "<h2>Over the run</h2>",
+        f'<div id="now" class="soft">{formatting.duration(run.duration_s)} of training, '
+        f"{formatting.count(run.step[-1])} steps. "
+        "Point at a chart to read it.</div>",
+        *charts,
+        *_told(marks, report.happenings),
+        "<h2>Where the money goes</h2>",
+        _money(report, launch),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(report.run_id)}</title>\n<style>{plan_page.STYLE}{STYLE}</style>\n</head>\n<body>\n"
+        + "\n".join(body)
+        + f'\n<script type="application/json" id="data">{_data(run, over, known)}</script>\n'
+        f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
+    )
+
+
+def _summary(report: Report) -> Iterable[str]:
+    figures = {one.name: one for one in report.compared}
+    yield '<div class="key">'
+    for name in ("run time", "cost at the plan's rate", "step time"):
+        if name in figures:
+            one = figures[name]
+            said = f" ({formatting.percent(one.error)} of its prediction)" if one.error is not None else ""
+            yield f"<div><span>{escape(name)}</span><b>{_figure(one, 'measured')}</b><span>{said}</span></div>"
+    for name, value in report.metrics.items():
+        yield f"<div><span>{escape(name)}</span><b>{value:.4g}</b></div>"
+    yield "</div>"
+
+
+def _compared(figures: Sequence[Compared]) -> str:
+    """Each with its interval: 1 is the prediction, on a logarithmic scale."""
+    widest = _widest(figures)
+
+    def place(ratio: float) -> float:
+        clipped = min(max(ratio, 1 / widest), widest)
+        return 50 + 50 * math.log(clipped) / math.log(widest)
+
+    rows = []
+    for one in figures:
+        drawn = ""
+        if one.predicted > 0 and one.measured > 0:
+            low, high = (place(max(value, 1e-12) / one.predicted) for value in (one.low, one.high))
+            at = place(one.measured / one.predicted)
+            drawn = (
+                f'<div class="interval"><i style="left:{low:.1f}%;width:{max(high - low, 0.4):.1f}%"></i>'
+                f'<b style="left:{at:.1f}%"></b></div>'
+            )
+        interval = f"{_figure(one, 'low')} to {_figure(one, 'high')}" if one.low < one.high else ""
+        rows.append(
+            [
+                escape(one.name),
+                _figure(one, "predicted"),
+                interval,
+                _figure(one, "measured"),
+                formatting.percent(one.error) if one.error is not None else "",
+                drawn,
+            ]
+        )
+    columns = [
+        *("", "predicted", "90 % interval", "measured", "difference"),
+        f'<span class="small scale">{1 / widest:.2g} … as predicted … {widest:g} times</span>',
+    ]
+    return table(columns, rows, numbers=frozenset({1, 2, 3, 4}))
+
+
+def _widest(figures: Sequence[Compared]) -> float:
+    """The scale that has room for all of them."""
+    drawn = [one for one in figures if one.predicted > 0 and one.measured > 0]
+    ratios = [max(value, 1e-12) / one.predicted for one in drawn for value in (one.low, one.measured, one.high)]
+    most = max((max(ratio, 1 / ratio) for ratio in ratios), default=1.0)
+    return next((widest for widest in WIDEST_RATIOS if most <= widest), WIDEST_RATIOS[-1])
+
+
+def _figure(one: Compared, which: str) -> str:
+    say = {"s": formatting.duration, "USD": formatting.usd}.get(one.unit, formatting.count)
+    return plan_page.figure(f"{re.sub(r'[^a-z]+', '_', one.name)}_{which}", getattr(one, which), say)
+
+
+def _marks(happenings: Sequence[Happening]) -> list[Happening]:
+    """Those that get a number on the axis of time."""
+    if len(happenings) <= MOST_MARKS:
+        return list(happenings)
+    news = [one for one in happenings if not one.is_routine]
+    routine = [one for one in happenings if one.is_routine]
+    left = max(2, MOST_MARKS - len(news))
+    return sorted([*news[:MOST_MARKS], *routine[: left // 2], *routine[-(left // 2) :]], key=lambda one: one.time_s)
+
+
+def _strip(marks: Sequence[Happening], axes: Axes) -> str:
+    drawn, last = [], -1.0
+    for number, one in enumerate(marks, start=1):
+        at = axes.x(one.time_s) / 1000
+        has_room = at - last >= LEAST_GAP
+        last = at if has_room else last
+        kind, said = ("", str(number)) if has_room else (' class="dot"', "")
+        drawn.append(
+            f'<a href="#event{number}"{kind} style="left:{100 * at:.2f}%" title="{escape(one.sentence)}">{said}</a>'
+        )
+    return f'<div class="marks">{"".join(drawn)}</div>' if drawn else ""
+
+
+def _told(marks: Sequence[Happening], happenings: Sequence[Happening]) -> Iterable[str]:
+    if not marks:
+        return
+    yield "<h3>What happened</h3>"
+    yield '<ol class="told">'
+    for number, one in enumerate(marks, start=1):
+        step = f", step {formatting.count(one.step)}" if one.step is not None else ""
+        yield (
+            f'<li id="event{number}"><b>{number}</b> at {formatting.duration(max(0.0, one.time_s))}{step}: '
+            f"{escape(one.sentence)}</li>"
+        )
+    yield "</ol>"
+    if len(marks) < len(happenings):
+        yield f'<p class="soft">and {len(happenings) - len(marks)} more changes of shares and exchange.</p>'
+
+
+def _money(report: Report, launch: Launch) -> str:
+    """The bill of the rented plan by term; and what this run comes to at the plan's rate."""
+    here = next((one for one in report.compared if one.unit == "USD"), None)
+    said = ""
+    if here is not None:
+        budget = launch.plan.goal.budget_usd
+        limit = f", of a budget of {formatting.usd(budget)}" if budget is not None else ""
+        said = (
+            f"<p>This run took {_figure(here, 'measured')} at the plan's {formatting.usd(report.hourly_usd)} an hour, "
+            f"predicted were {_figure(here, 'low')} to {_figure(here, 'high')}{limit}.</p>"
+        )
+    rented = formatting.usd(report.rented_cost_usd)
+    return f"{said}<p class=soft>Predicted for the rented cluster, {rented} in all:</p>{cost_terms(launch.plan.chosen)}"
+
+
+def _data(run: RunSeries, over: Stretches, known: Known) -> str:
+    """What the cursor reads. ``<`` cannot end the script that holds it."""
+    last = (np.append(over.first[1:], len(run.step)) - 1).tolist()
+    ways = list(dict.fromkeys(way for way in run.ways if way))
+    data = {
+        "end_s": [round(float(time_s), 3) for time_s in over.end_s],
+        "step": run.step[last].tolist(),
+        "ways": [way_words(way) for way in ways],
+        "way": [ways.index(run.ways[row]) + 1 if run.ways[row] else 0 for row in last],
+        "series": known,
+    }
+    return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

@@ -1,0 +1,169 @@
+"""A run's log as columns: one row a ``step`` event, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hetopt.core.errors import BadInput
+from hetopt.core.events.parts import SyncTold
+from hetopt.core.events.records import Evaluated, LogEvent, RunStarted, StepsLogged, TrainingStarted
+from hetopt.reports.columns import matrix
+from hetopt.reports.sessions import Roster, RunClock
+
+Column: TypeAlias = npt.NDArray[np.float64]
+"""[rows], or [rows, workers]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The metrics at a moment; seconds since training began."""
+
+    time_s: float
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RunSeries:
+    """Attributes of rows are means of a step over the steps of the row; NaN: not known.
+
+    Attributes:
+        hosts: of all workers that ever trained, which are the columns.
+        end_s: [rows], seconds since training began, ascending.
+        step: [rows], steps done.
+        steps: [rows], of the row.
+        loss: [rows].
+        step_time_s: [rows].
+        shares: [rows, workers], samples.
+        compute_s: [rows, workers].
+        wait_s: [rows, workers], for the slowest.
+        sync_s: [rows], of the exchange that was not hidden.
+        ratio: [rows], fraction of the elements that was sent.
+        gain: [rows], part of the gradient's energy that this kept.
+        sent_bytes: [rows], by one worker in a step.
+        dense_bytes: [rows], where everything is sent in fp32.
+        averaged: [rows], part of the steps that ended in an average of models that workers trained for themselves.
+        divergence: [rows], how far those had come apart by then, relative to their norm.
+        averages_bytes: [rows], that one worker sent for them in a step.
+        ways: of each row; empty: nothing was exchanged.
+        evaluations: in order.
+    """
+
+    hosts: tuple[str, ...]
+    end_s: Column
+    step: Column
+    steps: Column
+    loss: Column
+    step_time_s: Column
+    shares: Column
+    compute_s: Column
+    wait_s: Column
+    sync_s: Column
+    ratio: Column
+    gain: Column
+    sent_bytes: Column
+    dense_bytes: Column
+    averaged: Column
+    divergence: Column
+    averages_bytes: Column
+    ways: tuple[str, ...]
+    evaluations: tuple[Evaluation, ...]
+
+    @property
+    def duration_s(self) -> float:
+        """Of training, as far as it is logged."""
+        return float(self.end_s[-1])
+
+
+def series(events: Iterable[LogEvent], starts: Sequence[float] = ()) -> RunSeries:
+    """The columns of one run; time in which nothing of it ran is left out.
+
+    Args:
+        events: its log.
+        starts: when it was launched and went on, where that is known.
+
+    Raises:
+        BadInput: the log has no step.
+    """
+    clock, roster = RunClock(starts=tuple(sorted(starts))), Roster()
+    began_s: float | None = None
+    rows: list[StepsLogged] = []
+    end_s: list[float] = []
+    places: list[tuple[int, ...]] = []
+    evaluations = []
+    for event in events:
+        clock.take(event)
+        match event:
+            case StepsLogged():
+                if began_s is None:  # the log lost the line that says so
+                    began_s = max(0.0, clock.now_s - event.steps * event.step_time_s)
+                rows.append(event)
+                end_s.append(clock.now_s - began_s)
+                places.append(roster.places(len(event.compute_s)))
+            case RunStarted():
+                roster.take(event)
+            case TrainingStarted() if began_s is None:
+                began_s = clock.now_s
+            case Evaluated() if began_s is not None:
+                evaluations.append(Evaluation(time_s=clock.now_s - began_s, metrics=event.metrics))
+    if not rows:
+        raise BadInput("The run has not logged a step yet.", hint="look at it with `hetopt status`")
+
+    exchanges = [row.exchange for row in rows]
+    brought = [row.sync for row in rows]
+    nothing = np.full(len(rows), np.nan)
+
+    def column(name: str) -> Column:
+        return np.fromiter(map(attrgetter(name), rows), dtype=np.float64, count=len(rows))
+
+    def by_worker(name: str) -> Column:
+        """[rows, workers]; NaN where a worker had not come yet, or was gone."""
+        width, values = len(roster.workers), list(map(attrgetter(name), rows))
+        if places[0] == tuple(range(width)) and places.count(places[0]) == len(places):
+            return matrix(values)
+        found = np.full((len(rows), width), np.nan)
+        for number, (row, at) in enumerate(zip(values, places, strict=True)):
+            found[number, list(at)] = row
+        return found
+
+    def exchanged(name: str) -> Column:
+        if not any(exchanges):
+            return nothing
+        get = attrgetter(name)
+        return np.array([np.nan if told is None else get(told) for told in exchanges], dtype=np.float64)
+
+    def together(of: Callable[[SyncTold], float | None]) -> Column:
+        """Of models; NaN where none were brought together, or nobody looked."""
+        if not any(brought):
+            return nothing
+        return np.array([None if told is None else of(told) for told in brought], dtype=np.float64)
+
+    def a_step(told: SyncTold) -> int:
+        return max(1, told.synchronised + told.local)
+
+    return RunSeries(
+        hosts=roster.hosts,
+        end_s=np.array(end_s, dtype=np.float64),
+        step=column("step"),
+        steps=column("steps"),
+        loss=column("loss"),
+        step_time_s=column("step_time_s"),
+        shares=by_worker("local_batch_sizes"),
+        compute_s=by_worker("compute_s"),
+        wait_s=by_worker("wait_s"),
+        sync_s=np.array([row.sync_s[0] for row in rows], dtype=np.float64),
+        ratio=exchanged("ratio"),
+        gain=exchanged("gain"),
+        sent_bytes=exchanged("sent_bytes"),
+        dense_bytes=exchanged("dense_bytes"),
+        averaged=together(lambda told: told.synchronised / a_step(told)),
+        divergence=together(lambda told: told.divergence),
+        averages_bytes=together(lambda told: told.sent_bytes / a_step(told)),
+        ways=tuple("" if told is None else told.way for told in exchanges),
+        evaluations=tuple(evaluations),
+    )

@@ -1,0 +1,374 @@
+"""The `Report`: what was predicted beside what happened, and where the difference came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat
+
+from hetopt.core import formatting
+from hetopt.core.artifact import Artifact, Record, Told
+from hetopt.core.errors import BadInput
+from hetopt.optimizer.launch_record import Launch
+from hetopt.optimizer.plan import Range
+from hetopt.reports.moments import Moment
+from hetopt.reports.progress import Progress
+from hetopt.reports.timeline import Happening, Timeline
+
+TOLERANCE = 0.10
+"""A prediction is called good when the measured run time is within this fraction of it."""
+
+SECONDS_PER_HOUR = 3600.0
+
+Unit = Literal["s", "steps", "USD"]
+
+
+class Compared(Record):
+    """A figure that was predicted and measured."""
+
+    name: str
+    unit: Unit
+    predicted: NonNegativeFloat
+    low: NonNegativeFloat
+    high: NonNegativeFloat
+    measured: NonNegativeFloat
+
+    @property
+    def error(self) -> float | None:
+        """(measured - predicted) / predicted: positive when it took more than was said."""
+        return (self.measured - self.predicted) / self.predicted if self.predicted else None
+
+
+class WorkerReport(Record):
+    """One worker over the whole run, all of its sessions. Seconds are means over the steps that it took part in."""
+
+    host: Told
+    type: Told
+    pace: PositiveFloat
+    speed: PositiveFloat | None = Field(default=None, description="of its host in a rehearsal, relative")
+    local_batch_size: int = Field(description="share at the end, samples; of a worker that is gone, in its last step")
+    compute_s: NonNegativeFloat
+    wait_s: NonNegativeFloat
+    steps: int = Field(default=0, description="logged, that it took part in")
+    is_present: bool = Field(default=True, description="whether it was there at the end")
+
+
+class Way(Record):
+    """One way to exchange gradients, and in how many steps it was used."""
+
+    way: Told = Field(description="compressor, ratio and collective")
+    steps: int
+
+
+class Sent(Record):
+    """What one worker contributed to the exchanges of gradients over the whole run (the mean of all workers)."""
+
+    sent_bytes: NonNegativeFloat
+    dense_bytes: PositiveFloat = Field(description="what sending everything in fp32 would have come to")
+    ways: tuple[Way, ...] = Field(description="in the order of first use")
+    changes: int = Field(description="of the way, on the way")
+
+    @property
+    def share(self) -> float:
+        """Of the dense bytes."""
+        return self.sent_bytes / self.dense_bytes
+
+
+class BroughtTogether(Record):
+    """How often workers that train for themselves averaged their parameters."""
+
+    policy: Told
+    synchronised: int = Field(description="steps that ended in an average")
+    local: int = Field(description="steps that did not")
+    sent_bytes: NonNegativeFloat = Field(description="by one worker, votes included")
+    divergence: NonNegativeFloat | None = Field(
+        description="how far workers had come apart, in the mean over the averages: root of the mean squared distance "
+        "from the average over its norm; absent where nobody measured"
+    )
+
+    @property
+    def share(self) -> float:
+        """Of the steps that communicate."""
+        return self.synchronised / max(1, self.synchronised + self.local)
+
+
+class Interrupted(Record):
+    """What a run's interruptions came to: it was stopped and went on, or lost workers. All of it is in its run time."""
+
+    sessions: int = Field(description="how often it was launched, the times that it went on included")
+    idle_s: NonNegativeFloat = Field(
+        description="between sessions, when nothing ran: no part of the run time, nor paid"
+    )
+    recoveries: int = Field(description="of the workers, within a session")
+    recovery_s: NonNegativeFloat = Field(description="that these took, from the last step before to the next one")
+    lost_steps: int = Field(description="done again, from a checkpoint")
+    lost_s: NonNegativeFloat = Field(description="that these took, at the mean time of a step")
+
+
+class Report(Artifact):
+    """A run, predicted against measured."""
+
+    KIND: ClassVar[str] = "report"
+    VERSION: ClassVar[int] = 1
+    MADE_BY: ClassVar[str] = "hetopt report RUN"
+
+    run_id: str
+    task: Told
+    on: str
+    state: str
+    finish_reason: Told | None
+    metrics: dict[Told, float]
+    compared: tuple[Compared, ...]
+    workers: tuple[WorkerReport, ...]
+    global_batch_size: int
+    interrupted: Interrupted | None = Field(default=None, description="absent for a run in one piece")
+    unread_lines: int = Field(default=0, description="of the event log, that could not be read and are left out")
+    share_changes: int
+    sent: Sent | None = Field(default=None, description="absent for a single worker, and for runs of older versions")
+    together: BroughtTogether | None = Field(default=None, description="absent where gradients are exchanged")
+    hourly_usd: NonNegativeFloat = Field(description="what the plan's machines cost an hour")
+    within_tolerance: bool | None = Field(description="run time within 10 % of its prediction; absent while running")
+    verdict: tuple[Told, ...] = Field(description="a sentence each: did the prediction hold, and where did it miss")
+    rented_total_s: NonNegativeFloat = Field(description="predicted for the rented cluster")
+    rented_cost_usd: NonNegativeFloat = Field(description="predicted for the rented cluster")
+    timeline: tuple[Moment, ...] = Field(default=(), description="the run over time, in order")
+    happenings: tuple[Happening, ...] = Field(default=(), description="what bends the curves of the timeline")
+
+
+def make_report(launch: Launch, progress: Progress, told: Timeline, *, state: str, unread_lines: int = 0) -> Report:
+    """Hold the events of a run against its prediction.
+
+    Args:
+        launch: what was started, and what was predicted for it.
+        progress: how far it got.
+        told: the run over time.
+        state: how it is now.
+        unread_lines: of the event log.
+
+    Raises:
+        BadInput: the run has not logged a single step yet.
+    """
+    step_time_s = progress.step_time_s
+    if step_time_s is None:
+        raise BadInput(
+            f"{launch.run_id} has not logged a step yet, so there is nothing to report.",
+            hint=f"look at it with `hetopt status {launch.run_id}` or `hetopt logs {launch.run_id}`",
+        )
+    compared = _compare(launch, progress, step_time_s, launch.hourly_usd)
+    by_name = {figure.name: figure for figure in compared}
+    finished = progress.finish_reason is not None and progress.finish_reason != "stopped"
+    run_time = by_name.get("run time")
+    within = None if run_time is None or run_time.error is None else abs(run_time.error) <= TOLERANCE
+    rented = launch.plan.chosen.prediction
+    speeds = launch.speeds
+    interrupted = _interrupted(progress, step_time_s)
+    return Report(
+        run_id=launch.run_id,
+        task=progress.task,
+        on=launch.on,
+        state=state,
+        finish_reason=progress.finish_reason,
+        metrics=dict(progress.metrics),
+        compared=compared,
+        workers=tuple(
+            WorkerReport(
+                host=worker.host,
+                type=worker.type,
+                pace=worker.pace,
+                speed=speeds.get(worker.host),
+                local_batch_size=worker.local_batch_size,
+                compute_s=worker.mean_compute_s,
+                wait_s=worker.mean_wait_s,
+                steps=worker.steps,
+                is_present=worker.is_present,
+            )
+            for worker in progress.workers
+        ),
+        global_batch_size=progress.global_batch_size,
+        interrupted=interrupted,
+        unread_lines=unread_lines,
+        share_changes=progress.share_changes,
+        sent=_sent(progress),
+        together=_together(progress),
+        hourly_usd=launch.hourly_usd,
+        within_tolerance=within if finished else None,
+        verdict=_verdict(by_name, within, told.happenings, progress.exchange_changes, interrupted)
+        if finished
+        else (
+            "The run has not finished; only step time can be held against its prediction.",
+            *_of_interruptions(interrupted),
+        ),
+        rented_total_s=rented.total_s.value,
+        rented_cost_usd=rented.cost_usd.value,
+        timeline=told.moments,
+        happenings=told.happenings,
+    )
+
+
+def _compare(launch: Launch, progress: Progress, step_time_s: float, hourly_usd: float) -> tuple[Compared, ...]:
+    """What was predicted beside what was measured, all sessions together; time in which nothing ran is left out."""
+    said = launch.prediction
+    step_time = _held("step time", "s", said.step_time_s, step_time_s)
+    # Where the log does not begin with the first step, what came before it is not known.
+    if progress.training_s is None or progress.finish_reason == "stopped" or progress.first_step:
+        return (step_time,)
+    startup_s = progress.startup_s or 0.0
+    startup = Range(value=said.startup_s, low=said.startup_s, high=said.startup_s)
+    total_s = startup_s + progress.training_s + progress.recovery_s
+    return (
+        step_time,
+        _held("steps", "steps", said.steps, progress.steps_done),
+        _held("training time", "s", said.training_s, progress.training_s),
+        _held("start-up", "s", startup, startup_s),
+        _held("run time", "s", said.total_s, total_s),
+        _held("cost at the plan's rate", "USD", said.total_s, total_s, factor=hourly_usd / SECONDS_PER_HOUR),
+    )
+
+
+def _held(name: str, unit: Unit, said: Range, measured: float, *, factor: float = 1.0) -> Compared:
+    """A prediction and what was measured in its place, both times ``factor``."""
+    return Compared(
+        name=name,
+        unit=unit,
+        predicted=factor * said.value,
+        low=factor * said.low,
+        high=factor * said.high,
+        measured=factor * measured,
+    )
+
+
+def _sent(progress: Progress) -> Sent | None:
+    traffic = progress.traffic
+    if traffic is None:
+        return None
+    return Sent(
+        sent_bytes=traffic.sent_bytes,
+        dense_bytes=traffic.dense_bytes,
+        ways=tuple(Way(way=way, steps=steps) for way, steps in traffic.steps.items()),
+        changes=progress.exchange_changes,
+    )
+
+
+def _together(progress: Progress) -> BroughtTogether | None:
+    told = progress.together
+    if told is None:
+        return None
+    return BroughtTogether(
+        policy=told.policy,
+        synchronised=told.synchronised,
+        local=told.local,
+        sent_bytes=told.sent_bytes,
+        divergence=told.divergence / told.told if told.told else None,
+    )
+
+
+def _interrupted(progress: Progress, step_time_s: float) -> Interrupted | None:
+    if progress.sessions <= 1 and not progress.restarts:
+        return None
+    return Interrupted(
+        sessions=progress.sessions,
+        idle_s=progress.clock.idle_s,
+        recoveries=progress.restarts,
+        recovery_s=progress.recovery_s,
+        lost_steps=progress.lost_steps,
+        lost_s=progress.lost_steps * step_time_s,
+    )
+
+
+def _of_interruptions(told: Interrupted | None) -> list[str]:
+    """A sentence for each kind of interruption."""
+    if told is None:
+        return []
+    sentences = []
+    if told.sessions > 1:
+        sentences.append(
+            f"Its {told.sessions} sessions are added up, start-ups included; the {formatting.duration(told.idle_s)} "
+            "between "
+            "them, when nothing ran, are no part of its time or cost."
+        )
+    if told.recoveries:
+        times = "once" if told.recoveries == 1 else f"{told.recoveries} times"
+        sentences.append(
+            f"Its workers changed {times} while it ran; going on took {formatting.duration(told.recovery_s)} "
+            "altogether."
+        )
+    if told.lost_steps:
+        sentences.append(
+            f"{formatting.count(told.lost_steps)} steps were done again, from a checkpoint: about "
+            f"{formatting.duration(told.lost_s)} of lost work."
+        )
+    return sentences
+
+
+def _verdict(
+    figures: dict[str, Compared],
+    within: bool | None,
+    happenings: Sequence[Happening],
+    exchange_changes: int,
+    interrupted: Interrupted | None,
+) -> tuple[str, ...]:
+    run_time = figures.get("run time")
+    if run_time is None or run_time.error is None:
+        return (
+            "The run was resumed or stopped, so its total time has no prediction to be held against.",
+            *_of_interruptions(interrupted),
+        )
+    changed = sum(happening.kind == "condition_changed" for happening in happenings)
+    slowed = sum(happening.kind == "miniature_slowed" for happening in happenings)
+    sentences = [
+        f"The run took {run_time.measured:.1f} s where {run_time.predicted:.1f} s were predicted "
+        f"({run_time.error:+.1%}): {'within' if within else 'outside'} the 10 % that is promised."
+    ]
+    if not within:
+        # Name the part that explains most seconds, so that the reader knows what to measure again.
+        apart_s = run_time.measured - run_time.predicted
+        parts_s = _parts_s(figures, interrupted)
+        worst = max(parts_s, key=lambda name: parts_s[name] * apart_s)
+        advice = {
+            "step time": "the computation did not fit into its declared time, so the miniature slowed down"
+            if slowed
+            else "its conditions changed on the way"
+            if changed
+            else "what the workers sent changed on the way, where one way was predicted"
+            if exchange_changes
+            else "the machine was busier or slower than while it was profiled; profile it again",
+            "steps": "the target took another number of steps than the pilots suggested",
+            "start-up": "starting the processes took another time than in the profile"
+            if interrupted is None or interrupted.sessions <= 1
+            else f"one start is predicted, and there were {interrupted.sessions}",
+            "steps done again": "what was trained since the last checkpoint was lost",
+            "recoveries": "workers were lost or came anew, and no prediction counts that",
+            "evaluations and checkpoints": "what is between steps took another time than in the profile",
+        }[worst]
+        sentences.append(
+            f"Most of the difference is in the {worst} ({parts_s[worst]:+.1f} s of {apart_s:+.1f} s): {advice}."
+        )
+    if changed or slowed:
+        what = [
+            *(["one change of conditions" if changed == 1 else f"{changed} changes of conditions"] if changed else []),
+            *(["that the miniature slowed down"] if slowed else []),
+        ]
+        sentences.append(f"The prediction does not count {' and '.join(what)}.")
+    sentences += _of_interruptions(interrupted)
+    inside = run_time.low <= run_time.measured <= run_time.high
+    sentences.append(
+        f"It {'lies' if inside else 'does not lie'} in the predicted 90 % interval, "
+        f"{run_time.low:.1f} to {run_time.high:.1f} s."
+    )
+    return tuple(sentences)
+
+
+def _parts_s(figures: dict[str, Compared], interrupted: Interrupted | None) -> dict[str, float]:
+    """The seconds of run time beyond its prediction by where they come from; together they are all of them."""
+    step_time, steps = figures["step time"], figures["steps"]
+    run_time = figures["run time"]
+    parts_s = {
+        "step time": (step_time.measured - step_time.predicted) * steps.measured,
+        "steps": (steps.measured - steps.predicted) * step_time.predicted,
+        "start-up": figures["start-up"].measured - figures["start-up"].predicted,
+        "steps done again": 0.0 if interrupted is None else interrupted.lost_s,
+        "recoveries": 0.0 if interrupted is None else interrupted.recovery_s,
+    }
+    parts_s["evaluations and checkpoints"] = run_time.measured - run_time.predicted - sum(parts_s.values())
+    return parts_s
