@@ -27,9 +27,9 @@ from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.comm.calibration import measure_network
 from hetopt.trainer.comm.channel import Channel, Pauses
-from hetopt.trainer.comm.exchange import make_aggregation
 from hetopt.trainer.comm.hierarchical import HostGroups
 from hetopt.trainer.comm.hosts import Hosts, measure_inside
+from hetopt.trainer.comm.methods import make_aggregation
 from hetopt.trainer.comm.network_tracker import measured
 from hetopt.trainer.comm.network_watch import PAUSE_S
 

@@ -17,7 +17,7 @@ from hetopt.core.comm.composition import AR_TOPK, METHODS, PACKED, PACKED_BF16, 
 from hetopt.core.comm.payload_bytes import kept_elements, wire_bytes
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.exchange import make_aggregation
+from hetopt.trainer.comm.methods import make_aggregation
 
 ELEMENTS = 25_557_032
 LAYERS = ((1024, 1024),) * 24

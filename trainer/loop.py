@@ -250,7 +250,7 @@ class _Run:
         context, clock = self._context, self._context.clock
         if self._training.steering is not None:
             steps = self._training.steering.period_steps(steps)
-        gathering = self._runner.run(
+        gathering = self._runner.run_period(
             steps,
             shares=self._balance.shares,
             learning_rate_scale=self._training.learning_rate_scale,

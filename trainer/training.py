@@ -25,11 +25,11 @@ from hetopt.trainer.checkpoints.saver import CheckpointSaver
 from hetopt.trainer.checkpoints.state import RankState, SharedState, run_digest
 from hetopt.trainer.comm.momentum_correction import own_momentum
 from hetopt.trainer.context import WorkerContext
+from hetopt.trainer.engine import Engine
 from hetopt.trainer.evaluation import average_buffers
 from hetopt.trainer.making import make_optimizer
 from hetopt.trainer.milestones import Milestones
 from hetopt.trainer.normalisation import least_share
-from hetopt.trainer.period_runner import PeriodRunner
 from hetopt.trainer.policies.ratio.averaging import Promise
 from hetopt.trainer.policies.sync.averaging_switch import Settled
 from hetopt.trainer.steps.adaptive_controller import AdaptiveController
@@ -105,7 +105,7 @@ class Training:
         self.form = self._maker.make(self.balance.shares[context.rank])
         self.sync = self._synchroniser(spec)
         self.settled: Settled | None = None
-        self.runner = PeriodRunner(
+        self.runner = Engine(
             context=context,
             form=self.form,
             feed=self.feed,

@@ -18,7 +18,7 @@ from hetopt.core.run_spec import Compression
 from hetopt.profiler.probe.crew import Alignment, ProbeGroup, align
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.error_feedback import ErrorFeedback
-from hetopt.trainer.comm.exchange import make_aggregation
+from hetopt.trainer.comm.methods import make_aggregation
 from hetopt.trainer.comm.topk import TopKCompressor
 
 COMPRESSORS = {TopKCompressor.name: TopKCompressor}

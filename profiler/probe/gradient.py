@@ -11,8 +11,9 @@ from torch import Tensor
 from hetopt.core.comm.payload_bytes import kept_elements
 from hetopt.profiler.compression import gain, monotone, retained_energy
 from hetopt.profiler.probe.crew import ProbeGroup
-from hetopt.trainer.comm.error_feedback import ErrorFeedback, Memory
-from hetopt.trainer.comm.exchange import ExchangeStats, GradientExchange
+from hetopt.trainer.comm.error_feedback import ErrorFeedback, Remembered
+from hetopt.trainer.comm.exchange import Exchange
+from hetopt.trainer.comm.stats import ExchangeStats
 from hetopt.trainer.comm.topk import TopKCompressor
 
 NOTHING_SENT = ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)
@@ -25,12 +26,12 @@ class HeldExchange:
     exchanged.
     """
 
-    def __init__(self, exchange: GradientExchange, elements: int, device: torch.device) -> None:
+    def __init__(self, exchange: Exchange, elements: int, device: torch.device) -> None:
         self._exchange = exchange
         self.local = torch.zeros(elements, device=device)
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> Remembered:
         """The inner exchange's."""
         return self._exchange.memory
 

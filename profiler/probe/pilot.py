@@ -24,7 +24,7 @@ from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.profiler.probe.gradient import HeldExchange, ResidualGains
 from hetopt.profiler.probe.local_pilot import LocalPilot
 from hetopt.trainer.assembly import build_model
-from hetopt.trainer.comm.exchange import make_exchange
+from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.data.cursor import GlobalBatch, SampleCursor
 from hetopt.trainer.data.fetch import MapDataset
 from hetopt.trainer.data.micro_batch import MicroBatch
@@ -97,9 +97,7 @@ class PilotRun:
         sync = None if pilot.sync is None else parse_sync(pilot.sync)
         self._learning_rate = LearningRate.of(task, self._optimizer, 1.0 if sync is None else sync.stretch)
         elements = sum(parameter.numel() for parameter in trainable_parameters(self._model))
-        self._held = HeldExchange(
-            make_exchange(Compression(), elements, device=context.device), elements, context.device
-        )
+        self._held = HeldExchange(Exchange(Compression(), elements, device=context.device), elements, context.device)
         autocast = Autocast(device_type=context.device.type, precision=context.spec.precision)
         loss = LossModule(self._model, task.loss, autocast)
         self._step = FusedStep(

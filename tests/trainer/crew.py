@@ -25,8 +25,7 @@ from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.assembly import build_model
 from hetopt.trainer.comm.buckets import BucketExchange
-from hetopt.trainer.comm.exchange import make_exchange
-from hetopt.trainer.comm.switching import SwitchingExchange
+from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.micro_batch import MicroBatch
@@ -84,7 +83,7 @@ def save_gradients(folder: Path, task_reference: str, splits: list[list[int]], r
         if kind == "bucketed":
             return BucketedStep(module=module, reader=reader, stopwatch=CpuStopwatch(), pace=NoSlowdown(), noise=True)
         numel = sum(p.numel() for p in model.parameters())
-        exchange = make_exchange(Compression(), numel)
+        exchange = Exchange(Compression(), numel)
         return FusedStep(
             module=module,
             reader=reader,
@@ -156,7 +155,7 @@ def switch_ways(folder: Path, task_reference: str, rank: int, world_size: int) -
         rounded_s=dict.fromkeys(ROUNDED, 0.0),
         narrow_in_buckets=True,
     )
-    exchange = SwitchingExchange(menu.dense.compression, numel)
+    exchange = Exchange(menu.dense.compression, numel, forgets=True)
     narrow = BucketExchange(
         Compression(name="bf16", memory=menu.memory), [p for p in model.parameters() if p.requires_grad]
     )

@@ -18,7 +18,7 @@ from hetopt.core.gradient_noise import Moments, estimate_noise
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.assembly import make_adaptive_scale
 from hetopt.trainer.balance import Balance
-from hetopt.trainer.comm.exchange import make_exchange
+from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.data.fetch import TensorPairs
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.milestones import Milestones
@@ -173,7 +173,7 @@ def test_noise_is_that_of_the_groups_gradients(noise: str) -> None:
     form = FusedStep(
         module=LossModule(model, loss, Autocast(device_type="cpu", precision="fp32")),
         reader=reader,
-        exchange=make_exchange(Compression(), 4),
+        exchange=Exchange(Compression(), 4),
         stopwatch=CpuStopwatch(),
         pace=NoSlowdown(),
         noise=noise,

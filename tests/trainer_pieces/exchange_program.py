@@ -17,7 +17,7 @@ from torch import nn
 from hetopt.core.comm.composition import CODINGS, Combination, combinations
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.buckets import BucketExchange
-from hetopt.trainer.comm.exchange import GradientExchange, make_exchange
+from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.data.cursor import SampleCursor
 
 SAMPLES, FEATURES, CLASSES = 203, 12, 5
@@ -72,7 +72,7 @@ def weighted_gradient(
 
 
 def train(
-    rank: int, shares: tuple[int, ...], exchange: GradientExchange, device: torch.device, steps: int = STEPS
+    rank: int, shares: tuple[int, ...], exchange: Exchange, device: torch.device, steps: int = STEPS
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Flat parameters, and the global loss of every step, after SGD with momentum on unequal shares."""
     model, (samples, targets) = network().to(device), (part.to(device) for part in data())
@@ -162,7 +162,7 @@ def main(rank: int, world_size: int, folder: Path, device: torch.device) -> None
     try:
         for length in LENGTHS:
             for name, compression in (("dense", DENSE), ("sparse", SPARSE)):
-                exchange = make_exchange(compression, length, device=device)
+                exchange = Exchange(compression, length, device=device)
                 flat = vector(rank, length).to(device)
                 stats = exchange.run(flat)
                 results[f"{name} sum {length}"] = flat.cpu()
@@ -174,18 +174,18 @@ def main(rank: int, world_size: int, folder: Path, device: torch.device) -> None
         for i, shares in enumerate(splits(world_size)):
             mine = list(SampleCursor(SAMPLES, seed=i).take(shares).slices[rank])
             flat = weighted_gradient(network(), samples[mine], targets[mine], sum(shares)).to(device)
-            make_exchange(DENSE, flat.numel(), device=device).run(flat)
+            Exchange(DENSE, flat.numel(), device=device).run(flat)
             results[f"gradient {i}"] = flat.cpu()
 
         shares = splits(world_size)[-1]
         numel = sum(p.numel() for p in network().parameters())
         for name, compression in (("dense", DENSE), ("sparse", SPARSE)):
-            exchange = make_exchange(compression, numel, device=device)
+            exchange = Exchange(compression, numel, device=device)
             results[f"{name} parameters"], results[f"{name} losses"] = train(rank, shares, exchange, device)
 
         for combination in combinations() if device.type == "cpu" else ():
             wanted = compression_of(combination)
-            exchange = make_exchange(wanted, numel, shapes=shapes(), seed=5)
+            exchange = Exchange(wanted, numel, shapes=shapes(), seed=5)
             key = f"{combination.name} {combination.collective} {combination.memory}"
             results[f"{key} parameters"], _ = train(rank, shares, exchange, device, steps=8)
             stats = exchange.run(vector(rank, numel), look_at=(0.01, 0.1, 1.0))
@@ -194,7 +194,7 @@ def main(rank: int, world_size: int, folder: Path, device: torch.device) -> None
         for coding in CODINGS if device.type == "cpu" else ():
             for collective in ("all_gather", "ar_topk_star"):
                 wanted = Compression(name="topk", ratio=0.05, coding=coding, collective=collective)
-                exchange = make_exchange(wanted, numel)
+                exchange = Exchange(wanted, numel)
                 results[f"{coding} {collective} parameters"], _ = train(rank, shares, exchange, device, steps=8)
 
         for name in BUCKETED if device.type == "cpu" else ():

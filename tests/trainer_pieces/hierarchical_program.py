@@ -18,10 +18,10 @@ import torch.distributed as dist
 from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.error_feedback import MemoryState
+from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.hierarchical import HierarchicalExchange, HostGroups
 from hetopt.trainer.comm.peers import LostPeer
 from hetopt.trainer.comm.stats import ExchangeStats
-from hetopt.trainer.comm.switching import SwitchingExchange
 
 WORKERS = 4
 LAYOUTS = {"2+2": "aabb", "3+1": "aaab", "mixed": "abab", "alone": "abcd", "one": "aaaa"}
@@ -100,9 +100,9 @@ def exchange(rank: int) -> tuple[dict[str, MemoryState], dict[str, object]]:
                 flat = gradient(rank, step)
                 before.run(flat)
                 begun += flat
-            after: HierarchicalExchange | SwitchingExchange
+            after: HierarchicalExchange | Exchange
             if others is None:
-                after = SwitchingExchange(WAYS[2], NUMEL, shapes=SHAPES, seed=4)
+                after = Exchange(WAYS[2], NUMEL, shapes=SHAPES, seed=4, forgets=True)
             else:
                 after = nested(WAYS[2], others)
             after.memory.load_state(before.memory.state())
@@ -110,7 +110,7 @@ def exchange(rank: int) -> tuple[dict[str, MemoryState], dict[str, object]]:
             flat = gradient(rank, 3)
             after.run(flat)
             held[f"{layout} then {other}"] = {"received": begun + flat, **after.memory.state()}
-    plain = SwitchingExchange(TOPK, NUMEL, shapes=SHAPES, seed=4)
+    plain = Exchange(TOPK, NUMEL, shapes=SHAPES, seed=4, forgets=True)
     flat = gradient(rank, 0)
     plain.run(flat)
     after = nested(TOPK, layouts["2+2"])

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from hetopt.core.comm.composition import FEEDBACK, Combination, combinations
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.exchange import make_exchange
+from hetopt.trainer.comm.exchange import Exchange
 
 SHAPES = ((600, 500), (400,))
 NUMEL = 300_400
@@ -54,7 +54,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
             memory=combination.memory,
             rank=16 if combination.name == "powersgd" else None,
         )
-        exchange = make_exchange(compression, NUMEL, shapes=SHAPES)
+        exchange = Exchange(compression, NUMEL, shapes=SHAPES)
         flat = torch.randn(NUMEL, generator=torch.Generator().manual_seed(rank))
         exchange.run(flat.clone())  # with the agreement
         dist.barrier()

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.exchange import make_exchange
+from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.peers import LostPeer
 from hetopt.trainer.failure import is_peer_loss
 
@@ -34,12 +34,12 @@ def main(rank: int, world_size: int, folder: Path, way: str) -> None:
     odd = Compression(name="topk", ratio=0.01) if rank == LOST else Compression()
     begun = time.monotonic()
     try:
-        make_exchange(odd, 1000).run(torch.ones(1000))
+        Exchange(odd, 1000).run(torch.ones(1000))
     except BadInput as error:
         said["disagreement"] = error.message
     said["disagreement_s"] = time.monotonic() - begun
 
-    exchange = make_exchange(Compression(), 300_000, store=store)
+    exchange = Exchange(Compression(), 300_000, store=store)
     exchange.run(torch.ones(300_000))
     if rank == LOST:
         if way == "die":

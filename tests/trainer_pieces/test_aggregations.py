@@ -28,9 +28,9 @@ from hetopt.core.comm.planner import KEPT
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.blocks import BLOCK_ELEMENTS
 from hetopt.trainer.comm.error_feedback import NoMemory
-from hetopt.trainer.comm.exchange import make_aggregation, make_memory
 from hetopt.trainer.comm.lanes import Lanes
 from hetopt.trainer.comm.max_norm import MaxNorm
+from hetopt.trainer.comm.methods import make_aggregation, make_memory
 from hetopt.trainer.comm.multi_scale import MultiScale
 from hetopt.trainer.comm.quantised_all_reduce import QuantisedSum
 from hetopt.trainer.comm.rounding import AtRandom

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from hetopt.trainer.comm.dense_all_reduce import DenseAllReduce
 from hetopt.trainer.comm.max_norm import MaxNorm
 from hetopt.trainer.comm.packed import PackedQuantiser, SignCompressor
 from hetopt.trainer.comm.packed_all_gather import MajorityVote, PackedAllGather
-from hetopt.trainer.comm.payload import DensePayload
 from hetopt.trainer.comm.sparse_all_gather import PaddedSparseAllGather, SparseAllGather
 from hetopt.trainer.comm.topk import TopKCompressor
 
 from .contracts import CollectiveContract
-
-
-class TestDenseAllReduce(CollectiveContract):
-    def make(self):
-        return DenseAllReduce()
-
-    def payload(self, flat):
-        return DensePayload(values=flat)
 
 
 class TestSparseAllGather(CollectiveContract):

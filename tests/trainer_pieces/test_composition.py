@@ -32,7 +32,7 @@ from hetopt.core.comm.levels import LARGEST_SUM, gathered_bits, scale_levels, su
 from hetopt.core.comm.payload_bytes import operations, wire_bytes
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.exchange import make_exchange
+from hetopt.trainer.comm.exchange import Exchange
 
 SHAPES = ((6, 5), (4,))
 EVERYTHING = list(itertools.product(METHODS, MEMORIES, COLLECTIVES))
@@ -45,7 +45,7 @@ def test_every_cell_works_or_is_refused_with_a_sentence(name, memory, collective
     )
     reason = why_not(name, memory, collective)
     if reason is None:
-        exchange = make_exchange(compression, 34, shapes=SHAPES)
+        exchange = Exchange(compression, 34, shapes=SHAPES)
         flat = torch.randn(34, generator=torch.Generator().manual_seed(0))
         stats = exchange.run(flat, look_at=(0.1, 1.0))
         assert flat.isfinite().all()
@@ -58,7 +58,7 @@ def test_every_cell_works_or_is_refused_with_a_sentence(name, memory, collective
         assert reason.endswith(".")
         assert reason[0].isupper() or name in reason
         with pytest.raises(BadInput) as caught:
-            make_exchange(compression, 34, shapes=SHAPES)
+            Exchange(compression, 34, shapes=SHAPES)
         assert caught.value.hint
 
 
@@ -91,7 +91,7 @@ def test_defaults_fit_and_follow_what_is_chosen():
 )
 def test_unknown_names_are_answered_with_the_nearest(wish, near):
     with pytest.raises(BadInput) as caught:
-        make_exchange(Compression(**wish), 10)
+        Exchange(Compression(**wish), 10)
     assert f"did you mean {near!r}" in str(caught.value.hint)
 
 
@@ -109,14 +109,14 @@ def test_unknown_names_are_answered_with_the_nearest(wish, near):
 )
 def test_options_that_mean_nothing_or_cannot_be_are_refused(wish, message):
     with pytest.raises(BadInput, match=message) as caught:
-        make_exchange(Compression(**wish), 10)
+        Exchange(Compression(**wish), 10)
     assert caught.value.hint
 
 
 def test_compressors_that_work_by_layer_need_layers():
     for name in ("powersgd", "terngrad", "topk_per_layer"):
         with pytest.raises(BadInput, match="layer by layer"):
-            make_exchange(Compression(name=name), 10)
+            Exchange(Compression(name=name), 10)
 
 
 def test_controllers_synchronisation_and_optimizers_have_their_say():

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from hetopt.core.comm.payload_bytes import kept_elements
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.energy import energy, kept_energy
-from hetopt.trainer.comm.exchange import make_aggregation, make_exchange
+from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.gain import kept_energies
+from hetopt.trainer.comm.methods import make_aggregation
 from hetopt.trainer.policies.ratio.gain_curve import gain_of
 
 from .contracts import GRADIENTS
@@ -78,7 +79,7 @@ def test_energy_of_nothing_and_of_nonsense():
     "compression", [Compression(), Compression(name="topk", ratio=0.01), Compression(name="qsgd_maxnorm")]
 )
 def test_looking_changes_nothing_that_is_exchanged(compression):
-    one, two = make_exchange(compression, 5000, seed=1), make_exchange(compression, 5000, seed=1)
+    one, two = Exchange(compression, 5000, seed=1), Exchange(compression, 5000, seed=1)
     for step in range(3):
         flat = torch.randn(5000, generator=torch.Generator().manual_seed(step))
         other = flat.clone()
@@ -115,5 +116,5 @@ def test_rounding_can_keep_less_than_nothing_of_a_worker_whose_gradients_are_sma
 
 def test_a_gradient_without_elements_is_left_alone():
     for name in ("identity", "topk"):
-        stats = make_exchange(Compression(name=name), 0).run(torch.empty(0), look_at=(0.1,))
+        stats = Exchange(Compression(name=name), 0).run(torch.empty(0), look_at=(0.1,))
         assert (stats.sent_bytes, stats.gain) == (0, 1.0)

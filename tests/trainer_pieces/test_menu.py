@@ -9,7 +9,7 @@ from hetopt.core.comm.composition import METHODS, combine
 from hetopt.core.comm.options import RATIOS, CompressTime, Menu, way_name
 from hetopt.core.comm.payload_bytes import wire_bytes
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.exchange import make_exchange
+from hetopt.trainer.comm.exchange import Exchange
 
 NUMEL = 10_000
 
@@ -41,7 +41,7 @@ def test_all_ways_share_one_memory_which_holds_back_what_is_not_sent() -> None:
 
 @pytest.mark.parametrize("way", menu().all, ids=lambda way: way.option.key)
 def test_every_way_can_be_done_and_weighs_what_it_says(way) -> None:
-    exchange = make_exchange(way.compression, NUMEL)
+    exchange = Exchange(way.compression, NUMEL)
     sent_bytes = exchange.run(torch.randn(NUMEL)).sent_bytes
     alone = wire_bytes(
         way.compression.name,

@@ -12,7 +12,7 @@ import torch
 
 from hetopt.core.comm.composition import AR_TOPK, CODINGS, combinations
 from hetopt.core.comm.payload_bytes import wire_bytes
-from hetopt.trainer.comm.exchange import make_exchange
+from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.topk import TopKCompressor
 from hetopt.trainer.data.cursor import SampleCursor
 from tests.disturbance import PATIENCE_S
@@ -117,7 +117,7 @@ def test_several_workers_train_as_one_does(group):
     """The same samples in the same order on one worker: only rounding differs, grown over a hundred steps."""
     shares = (sum(program.splits(len(group))[-1]),)
     numel = group[0]["dense parameters"].numel()
-    alone, _ = program.train(0, shares, make_exchange(program.DENSE, numel), torch.device("cpu"))
+    alone, _ = program.train(0, shares, Exchange(program.DENSE, numel), torch.device("cpu"))
     torch.testing.assert_close(group[0]["dense parameters"], alone, rtol=1e-4, atol=1e-5)
 
 

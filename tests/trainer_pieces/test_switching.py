@@ -7,7 +7,7 @@ import torch
 
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.switching import SwitchingExchange
+from hetopt.trainer.comm.exchange import Exchange
 
 SHAPES = ((30, 20), (40,))
 NUMEL = 640
@@ -29,8 +29,8 @@ def gradient(step: int) -> torch.Tensor:
     return torch.randint(-40, 41, (NUMEL,), generator=torch.Generator().manual_seed(step)) / 8
 
 
-def fresh() -> SwitchingExchange:
-    return SwitchingExchange(WAYS[0], NUMEL, shapes=SHAPES, seed=4)
+def fresh() -> Exchange:
+    return Exchange(WAYS[0], NUMEL, shapes=SHAPES, seed=4, forgets=True)
 
 
 def test_all_that_was_sent_in_all_ways_plus_the_residual_is_all_there_was():
@@ -67,7 +67,7 @@ def test_bf16_sends_what_others_held_back_and_forgets_its_own_rounding():
 
 
 def test_who_names_a_memory_keeps_what_bf16_rounds_off():
-    exchange = SwitchingExchange(Compression(name="bf16", memory="error_feedback"), NUMEL, forgets=False)
+    exchange = Exchange(Compression(name="bf16", memory="error_feedback"), NUMEL)
     brought, received = torch.zeros(NUMEL, dtype=torch.float64), torch.zeros(NUMEL, dtype=torch.float64)
     for _ in range(5):
         flat = torch.rand(NUMEL)
@@ -81,7 +81,7 @@ def test_who_names_a_memory_keeps_what_bf16_rounds_off():
 
 @pytest.mark.parametrize("pause", [3, 6, 9, 13, 15])
 def test_a_checkpoint_resumes_the_compression_that_was_in_use(pause):
-    def live(exchange: SwitchingExchange, steps: range) -> list[torch.Tensor]:
+    def live(exchange: Exchange, steps: range) -> list[torch.Tensor]:
         results = []
         for step in steps:
             if step % 2 == 0:

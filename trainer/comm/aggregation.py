@@ -13,7 +13,7 @@ from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.collective import SumCollective
 from hetopt.trainer.comm.compressor import Compressor
 from hetopt.trainer.comm.error_feedback import MemoryState
-from hetopt.trainer.comm.payload import Payload
+from hetopt.trainer.comm.payload import DensePayload, Payload
 
 PayloadT = TypeVar("PayloadT", bound=Payload)
 
@@ -72,7 +72,7 @@ class CompressedSum(Generic[PayloadT]):
     Args:
         compressor: of this worker.
         ratio: fraction of the elements to send.
-        collective: that carries its payloads.
+        collective: that carries its payloads; None: they are dense, and added up on the way.
         seed: of the compressor's randomness, which differs between workers and steps.
         counts_steps: whether the compressor uses randomness.
         carried: what goes on from step to step, where the compressor has such.
@@ -83,14 +83,14 @@ class CompressedSum(Generic[PayloadT]):
         *,
         compressor: Compressor[PayloadT],
         ratio: float,
-        collective: SumCollective[PayloadT],
+        collective: SumCollective[PayloadT] | None,
         seed: int = 0,
         counts_steps: bool = False,
         carried: Carries | None = None,
     ) -> None:
         self._compressor: Compressor[PayloadT] = compressor
         self._ratio = ratio
-        self._collective: SumCollective[PayloadT] = collective
+        self._collective: SumCollective[PayloadT] | None = collective
         self._seed = seed
         self.counts_steps = counts_steps
         self._carried: Carries = carried if carried is not None else Stateless()
@@ -101,7 +101,13 @@ class CompressedSum(Generic[PayloadT]):
         if self.counts_steps:
             generator = private_generator(self._seed, channel.rank, step, prepared.device)
         payload = self._compressor.compress(prepared, self._ratio, generator)
-        self._collective.run(payload, out, channel)
+        if self._collective is not None:
+            self._collective.run(payload, out, channel)
+            return payload
+        assert isinstance(payload, DensePayload)
+        if out.data_ptr() != payload.values.data_ptr():
+            out.copy_(payload.values)
+        channel.all_reduce(out)
         return payload
 
     def state(self) -> MemoryState:

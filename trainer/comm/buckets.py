@@ -15,10 +15,9 @@ from hetopt.core.comm.composition import combine
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import Store
-from hetopt.trainer.comm.composed import Exchange
 from hetopt.trainer.comm.error_feedback import ALIKE, Memory, MemoryState, check_state
-from hetopt.trainer.comm.exchange import make_aggregation, make_memory
-from hetopt.trainer.comm.guarded import GuardedExchange
+from hetopt.trainer.comm.exchange import Exchange
+from hetopt.trainer.comm.methods import make_aggregation, make_memory
 from hetopt.trainer.comm.stats import ExchangeStats, summed
 
 _STEP = f"{ALIKE}step"
@@ -151,15 +150,18 @@ class BucketExchange:
         numel, device = buffer.numel(), buffer.device
         memory = make_memory(self._compression, numel, device=device, group=self._group)
         memory.load_state({key: torch.cat([value[i:j] for i, j in spans]) for key, value in self._whole.items()})
-        aggregation = make_aggregation(
-            self._compression, numel, seed=self._seed + spans[0][0], device=device, group=self._group
-        )
         exchange = Exchange(
-            memory=memory, aggregation=aggregation, group=self._group, clock=self._clock, first_step=self._step
+            self._compression,
+            numel,
+            device=device,
+            group=self._group,
+            clock=self._clock,
+            seed=self._seed + spans[0][0],
+            store=self._store,
+            memory=memory,
+            first_step=self._step,
         )
-        description = f"{self._compression.model_dump_json()} in buckets ({numel} elements from {spans[0][0]})"
-        guarded = GuardedExchange(exchange, description, group=self._group, store=self._store)
-        self._buckets[spans] = bucket = _Bucket(memory=memory, exchange=guarded)
+        self._buckets[spans] = bucket = _Bucket(memory=memory, exchange=exchange)
         return bucket
 
     def _put_together(self, keys: list[tuple[Span, ...]], *, forget: bool = False) -> None:
@@ -182,4 +184,4 @@ class _Bucket:
     """A part of the gradient with what is remembered of it."""
 
     memory: Memory
-    exchange: GuardedExchange
+    exchange: Exchange

@@ -24,10 +24,9 @@ from hetopt.core.comm.options import ROUNDED, CompressTime, Family, Menu
 from hetopt.core.comm.payload_bytes import Shapes, kept_elements, operations
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.exchange import make_exchange
+from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.network_tracker import Timed, measured
 from hetopt.trainer.comm.network_watch import PAUSE_S, REPEATED_BELOW_S, TIMED_EACH
-from hetopt.trainer.comm.stats import LookingExchange
 
 REPEATED_S = 0.1
 """Short timings are repeated for so long: what disturbs one of a millisecond takes several."""
@@ -288,7 +287,7 @@ def time_compressors(
                 memory=memory,
                 coding=None if coding == "plain" else coding,
             )
-            exchange = make_exchange(compression, numel, device=device, group=group, shapes=shapes, seed=seed)
+            exchange = Exchange(compression, numel, device=device, group=group, shapes=shapes, seed=seed)
             points.append((kept_elements(numel, ratio), _slowest_s(channel, exchange, flat)))
         (few, few_s), (many, many_s) = points[-1], points[0]
         per_element_s = max(0.0, (many_s - few_s) / (many - few)) if many > few else 0.0
@@ -312,7 +311,7 @@ def time_rounded(
     part = numel
     while part > 1 and network.expected_s(operations(name, part, 1.0, workers=channel.workers)) > LONGEST_S:
         part //= 2
-    exchange = make_exchange(Compression(name=name, memory=memory), part, device=device, group=group)
+    exchange = Exchange(Compression(name=name, memory=memory), part, device=device, group=group)
     return _slowest_s(channel, exchange, made_up_gradient(part, device, channel.rank)) * numel / part
 
 
@@ -332,7 +331,7 @@ def _ratios(
     return _SELECTED[-2], _SELECTED[-1]
 
 
-def _slowest_s(channel: Channel, exchange: LookingExchange, flat: Tensor) -> float:
+def _slowest_s(channel: Channel, exchange: Exchange, flat: Tensor) -> float:
     """Own work in a median exchange, on the worker to which it took longest."""
     times_s = []
     for _ in range(1 + THOROUGHLY.least):

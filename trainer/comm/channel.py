@@ -96,7 +96,13 @@ class Channel:
                 # NCCL has no bitwise reductions; every group can do them on the host.
                 staged = tensor.cpu() if reduction == "and" else self._staged(tensor)
                 if reduction != "and" and reduces_directly(staged.nbytes, self.workers) and _in_pairs(staged):
-                    self._reduce_directly(staged, reduction)
+                    # Everyone receives all vectors and reduces them in rank order, so all hold the same bits.
+                    received = torch.empty(self.workers, staged.numel(), dtype=staged.dtype)
+                    dist.all_to_all_single(received.view(-1), self._for_everyone(staged), group=self._group)
+                    if reduction == "max":
+                        torch.amax(received, 0, out=staged)
+                    else:
+                        torch.sum(received, 0, dtype=staged.dtype, out=staged)
                 else:
                     dist.all_reduce(staged, op=_REDUCTIONS[reduction], group=self._group)
                 if staged is not tensor:
@@ -164,24 +170,15 @@ class Channel:
         if not _in_pairs(own):
             dist.all_gather_single(out, own, group=self._group)
         elif gathers_directly(own.nbytes, self.workers):
-            self._to_everyone(own, out)
+            dist.all_to_all_single(out, self._for_everyone(own), group=self._group)
         else:
             parts = out.view(self.workers, -1).unbind()
             parts[self.rank].copy_(own.view(-1))
             self._pairs.circulate(parts)
 
-    def _to_everyone(self, own: Tensor, out: Tensor) -> None:
-        """The same in one go: every worker sends to every other."""
-        dist.all_to_all_single(out, own.view(1, -1).repeat(self.workers, 1).view(-1), group=self._group)
-
-    def _reduce_directly(self, staged: Tensor, reduction: Reduction) -> None:
-        """Everyone receives all vectors and reduces them in rank order, so all hold the same bits."""
-        received = torch.empty(self.workers, staged.numel(), dtype=staged.dtype)
-        self._to_everyone(staged, received.view(-1))
-        if reduction == "max":
-            torch.amax(received, 0, out=staged)
-        else:
-            torch.sum(received, 0, dtype=staged.dtype, out=staged)
+    def _for_everyone(self, own: Tensor) -> Tensor:
+        """The same elements for every worker, to be sent to all in one go."""
+        return own.view(1, -1).repeat(self.workers, 1).view(-1)
 
     def _staged(self, tensor: Tensor) -> Tensor:
         return tensor.to(staging_device(tensor, self._group))

@@ -1,121 +1,60 @@
-"""From the name of a compression to the exchange that does it: what is composed of what."""
+"""One exchange of gradients: residual added, compressed, summed over all workers, and the new residual kept.
+
+Its compression may change while the run goes on; the residual is kept through every change.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from hetopt.core.comm.checked import checked
-from hetopt.core.comm.composition import (
-    AR_TOPK,
-    GATHER,
-    MAJORITY,
-    NONE,
-    PACKED,
-    PACKED_BF16,
-    PLAIN,
-    STAR,
-    VAR,
-    Combination,
-    combine,
-)
-from hetopt.core.comm.levels import gathered_bits, summed_bits
-from hetopt.core.comm.payload_bytes import SCALED_BITS, Shapes, kept_elements
-from hetopt.core.errors import BadInput
+from hetopt.core.comm.composition import AUTO, combine
+from hetopt.core.comm.payload_bytes import Shapes, kept_elements
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import Store
-from hetopt.trainer.comm.aggregation import Aggregation, CompressedSum
-from hetopt.trainer.comm.ar_topk import SharedSelection, Star, StarOrVar, Var
-from hetopt.trainer.comm.coding import ElementCoding, NarrowValues, PackedIndices, PlainIndices
-from hetopt.trainer.comm.composed import Exchange
-from hetopt.trainer.comm.compressor import Compressor
-from hetopt.trainer.comm.dense_all_reduce import DenseAllReduce
-from hetopt.trainer.comm.dgc import DgcCompressor
-from hetopt.trainer.comm.error_feedback import ErrorFeedback, Memory, NoMemory
-from hetopt.trainer.comm.group import group_size
-from hetopt.trainer.comm.guarded import GuardedExchange
-from hetopt.trainer.comm.identity import IdentityCompressor
-from hetopt.trainer.comm.indexed_sum import IndexChoice, IndexedSum
-from hetopt.trainer.comm.low_precision_all_reduce import NarrowSum
-from hetopt.trainer.comm.low_rank import LowRankSum
-from hetopt.trainer.comm.max_norm import MaxNorm
-from hetopt.trainer.comm.momentum_correction import DEFAULT_MOMENTUM, MomentumCorrection
-from hetopt.trainer.comm.mstopk import MsTopKCompressor
-from hetopt.trainer.comm.multi_level import MultiLevelCompressor
-from hetopt.trainer.comm.multi_scale import MultiScale
-from hetopt.trainer.comm.packed import PackedQuantiser, SignCompressor
-from hetopt.trainer.comm.packed_all_gather import MajorityVote, PackedAllGather
-from hetopt.trainer.comm.payload import SparsePayload
-from hetopt.trainer.comm.per_layer_topk import PerLayerTopKCompressor
-from hetopt.trainer.comm.quantised_all_reduce import QuantisedSum, Quantiser
-from hetopt.trainer.comm.random_k import RandomElements, RotatingElements
-from hetopt.trainer.comm.redsync import RedSyncCompressor
-from hetopt.trainer.comm.rounding import AtRandom, ToNearest
-from hetopt.trainer.comm.sidco import SidcoCompressor
-from hetopt.trainer.comm.slice_coding import NarrowFloats, ScaledCodes
-from hetopt.trainer.comm.sparse_all_gather import PaddedSparseAllGather, SparseAllGather
-from hetopt.trainer.comm.stats import ExchangeStats, GradientExchange, LookingExchange
-from hetopt.trainer.comm.terngrad import TernGrad
-from hetopt.trainer.comm.threshold_topk import ThresholdCompressor
-from hetopt.trainer.comm.topk import TopKCompressor
+from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.comm.energy import energy
+from hetopt.trainer.comm.error_feedback import ALIKE, Memory, MemoryState, NoMemory, check_state
+from hetopt.trainer.comm.gain import kept_energies
+from hetopt.trainer.comm.guarded import Guard
+from hetopt.trainer.comm.methods import checked_for, make_aggregation, make_memory
+from hetopt.trainer.comm.stats import ExchangeStats
 
-__all__ = [
-    "Exchange",
-    "ExchangeStats",
-    "GradientExchange",
-    "LookingExchange",
-    "make_aggregation",
-    "make_exchange",
-    "make_memory",
-    "make_selector",
-]
+_STEP = f"{ALIKE}step"
+_IN_USE = f"{ALIKE}compression"
+_STEPS = f"{ALIKE}steps"
+_OWES = f"{ALIKE}owes"
+_FORGETS = f"{ALIKE}forgets"
+_OWN = (_IN_USE, _STEPS, _OWES, _FORGETS)
 
-SELECTORS: Mapping[str, Callable[[], Compressor[SparsePayload]]] = MappingProxyType(
-    {
-        "topk": TopKCompressor,
-        "mstopk": MsTopKCompressor,
-        "dgc": DgcCompressor,
-        "redsync": RedSyncCompressor,
-        "sidco": SidcoCompressor,
-    }
-)
-"""The compressors that select elements of a whole gradient and carry nothing from step to step."""
+FORGOTTEN = "bf16"
+"""The compression whose rounding is not worth remembering."""
 
-_CODINGS: Mapping[str, ElementCoding] = MappingProxyType(
-    {
-        PLAIN: ElementCoding(indices=PlainIndices(), values=torch.float32),
-        PACKED: ElementCoding(indices=PackedIndices(), values=torch.float32),
-        PACKED_BF16: ElementCoding(indices=PackedIndices(), values=torch.bfloat16),
-    }
-)
-
-_RANDOM_SELECTORS = ("mstopk", "dgc")
+_NOTHING = NoMemory()
 
 
-def make_exchange(
-    compression: Compression,
-    numel: int,
-    *,
-    device: torch.device | None = None,
-    group: dist.ProcessGroup | None = None,
-    clock: Callable[[], float] = time.perf_counter,
-    shapes: Shapes | None = None,
-    seed: int = 0,
-    store: Store | None = None,
-    memory: Memory | None = None,
-    first_step: int = 0,
-) -> LookingExchange:
-    """The exchange for a gradient of ``numel`` elements under ``compression``.
+class Exchange:
+    """Sums gradients over all workers, by one compression after another with the same memory.
+
+    The caller weights its local mean gradient by ``local_batch_size / global_batch_size`` first: then the sum is the
+    gradient of one machine with the whole batch, and residuals are in units of that sum.
+
+    The memory is that of the first compression. Others that do not name one use it as well: so a dense exchange between
+    two sparsified ones sends the whole residual, and leaves nothing behind. What a compression itself carries from step
+    to step (PowerSGD's factors) ends with its use.
+
+    bf16 only begins so. Once its first step has sent the residual of others, its rounding is forgotten as it is where a
+    run asks for bf16: it leaves a part in 10^5 of a gradient's energy, and remembering that takes as long as rounding.
+    What the memory still holds then, that step's rounding, waits for the next compression. Only where nobody has asked
+    for a memory by name (``forgets``).
 
     Args:
-        compression: what to send, and how; what it leaves open is filled in by `composition.combine`.
+        first: the compression to begin with; what it leaves open is filled in by `composition.combine`.
         numel: elements of the flat gradient.
         device: where it lies.
         group: of workers; absent: the default group, or this process alone.
@@ -123,189 +62,193 @@ def make_exchange(
         shapes: of the parameters, in the order in which they lie in the gradient; some compressors need them.
         seed: of all randomness, the same on every worker.
         store: that all workers can reach, to find out who is missing when an exchange times out.
-        memory: to go on with, when a run changes its compression; absent: a new one.
+        memory: to go on with; absent: a new one.
         first_step: number of the first step, which randomness depends on.
+        forgets: whether bf16 among others does.
 
     Raises:
         BadInput: an unknown name, or things that do not go together.
     """
-    chosen = _checked(compression, numel, shapes)
-    if memory is None:
-        memory = make_memory(compression, numel, device=device, group=group)
-    aggregation = make_aggregation(compression, numel, shapes=shapes, seed=seed, device=device, group=group)
-    exchange = Exchange(memory=memory, aggregation=aggregation, group=group, clock=clock, first_step=first_step)
-    layout = hashlib.sha256(repr((numel, [tuple(s) for s in shapes or ()], seed)).encode()).hexdigest()[:8]
-    amount = f" {compression.ratio:g}" if chosen.method.by_ratio else ""
-    description = (
-        f"{chosen.name}{amount} by {chosen.collective} with {chosen.memory} ({numel} elements, {layout}) "
-        f"{compression.model_dump_json(exclude={'name', 'ratio', 'collective', 'memory'})}"
-    )
-    return GuardedExchange(exchange, description, group=group, store=store)
 
+    def __init__(
+        self,
+        first: Compression,
+        numel: int,
+        *,
+        device: torch.device | None = None,
+        group: dist.ProcessGroup | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        shapes: Shapes | None = None,
+        seed: int = 0,
+        store: Store | None = None,
+        memory: Memory | None = None,
+        first_step: int = 0,
+        forgets: bool = False,
+    ) -> None:
+        self._first = first
+        self._numel = numel
+        self._device = device
+        self._group = group
+        self._clock = clock
+        self._shapes = shapes
+        self._seed = seed
+        self._store = store
+        self._forgets = forgets
+        self._memory = make_memory(first, numel, device=device, group=group) if memory is None else memory
+        self._step = first_step
+        self._owes = False
+        self._forgetful = False  # whether the residual waits, and the rounding of this step is forgotten
+        self._begin(first)
 
-def make_memory(
-    compression: Compression,
-    numel: int,
-    *,
-    device: torch.device | None = None,
-    group: dist.ProcessGroup | None = None,
-) -> Memory:
-    """The memory that goes with ``compression``.
+    @property
+    def compression(self) -> Compression:
+        """In use now."""
+        return self._compression
 
-    Raises:
-        BadInput: an unknown name, or things that do not go together.
-    """
-    match combine(compression.name, memory=compression.memory, collective=compression.collective).memory:
-        case "error_feedback":
-            return ErrorFeedback(numel, device=device)
-        case "momentum_correction":
-            momentum = compression.momentum if compression.momentum is not None else DEFAULT_MOMENTUM
-            return MomentumCorrection(
-                numel, momentum=momentum, clip_norm=compression.clip_norm, device=device, group=group
-            )
-        case _:
-            return NoMemory()
+    @property
+    def owes(self) -> bool:
+        """Whether there may be a residual; the same on all workers."""
+        return self._owes
 
+    @property
+    def memory(self) -> Exchange:
+        """All that a checkpoint needs: the residual, which compression is in use, and what that carries."""
+        return self
 
-def make_aggregation(
-    compression: Compression,
-    numel: int,
-    *,
-    shapes: Shapes | None = None,
-    seed: int = 0,
-    device: torch.device | None = None,
-    group: dist.ProcessGroup | None = None,
-) -> Aggregation:
-    """The way from gradients to their sum that ``compression`` names; arguments as of `make_exchange`.
+    def use(self, compression: Compression) -> None:
+        """Exchange like this from the next step on; all workers must decide the same.
 
-    Raises:
-        BadInput: an unknown name, or things that do not go together.
-    """
-    chosen = _checked(compression, numel, shapes)
-    job = _Job(
-        compression=compression,
-        chosen=chosen,
-        numel=numel,
-        sizes=[math.prod(shape) for shape in shapes] if shapes is not None else [numel],
-        seed=seed,
-        workers=group_size(group),
-    )
-    match chosen.name:
-        case "identity":
-            return _dense()
-        case "fp16" | "bf16":
-            return NarrowSum(NarrowFloats(torch.float16 if chosen.name == "fp16" else torch.bfloat16))
-        case "int8" | "int4":
-            return NarrowSum(ScaledCodes(SCALED_BITS[chosen.name]))
-        case "qsgd_maxnorm":
-            return job.quantised(MaxNorm())
-        case "terngrad":
-            return job.quantised(TernGrad(job.sizes), levels=1)
-        case "qsgd_two_scale":
-            return job.quantised(MultiScale(2))
-        case "qsgd_multi_scale":
-            return job.quantised(MultiScale(3))
-        case "randomk":
-            return job.indexed(RandomElements(compression.ratio, seed), _dense())
-        case "global_randomk_maxnorm":
-            return job.indexed(RotatingElements(compression.ratio, seed), job.quantised(MaxNorm()))
-        case "global_randomk_two_scale":
-            return job.indexed(RotatingElements(compression.ratio, seed), job.quantised(MultiScale(2)))
-        case "sign":
-            collective = MajorityVote() if chosen.collective == MAJORITY else PackedAllGather()
-            return CompressedSum(compressor=SignCompressor(), ratio=1.0, collective=collective)
-        case "powersgd":
-            assert shapes is not None
-            return LowRankSum(shapes, rank=compression.rank or 1, seed=seed, device=device)
-        case _:
-            return job.selected()
-
-
-def make_selector(compression: Compression, sizes: list[int]) -> Compressor[SparsePayload]:
-    """The compressor that selects elements as ``compression`` says, of layers of these sizes."""
-    match compression.name:
-        case "topk_per_layer":
-            return PerLayerTopKCompressor(sizes)
-        case "topk_threshold":
-            return ThresholdCompressor()
-        case _:
-            selector = SELECTORS[compression.name]()
-            floor = compression.floor_ratio
-            return selector if floor is None else MultiLevelCompressor(selector, floor)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Job:
-    """What is to be composed."""
-
-    compression: Compression
-    chosen: Combination
-    numel: int
-    sizes: list[int]
-    seed: int
-    workers: int
-
-    def quantised(self, quantiser: Quantiser, levels: int | None = None) -> Aggregation:
-        """Codes on a grid: summed on the way, or gathered.
-
-        Rounding at random makes sums unbiased where nothing is remembered. It also errs by more than the value where
-        that is small against the grid, and a memory of such errors grows without end. With a memory, values are
-        rounded to nearest: that never errs by more than the value, as error feedback requires.
+        Raises:
+            BadInput: it does not go with the memory.
         """
-        asked, levels = self.compression, levels or self.compression.levels
-        if self.chosen.collective != GATHER:
-            summed_bits(self.workers, bits=asked.bits, levels=levels)  # refuses what cannot be, before the first step
-            rounding = AtRandom(self.seed) if self.chosen.memory == NONE else ToNearest()
-            return QuantisedSum(quantiser, bits=asked.bits, levels=levels, rounding=rounding)
-        bits, levels = gathered_bits(bits=asked.bits, levels=levels)
-        sizes = self.sizes if self.chosen.name == "terngrad" else [self.numel]
-        packer = PackedQuantiser(self.chosen.name, quantiser, sizes=sizes, bits=bits, levels=levels)
-        at_random = self.chosen.memory == NONE
-        return CompressedSum(
-            compressor=packer, ratio=1.0, collective=PackedAllGather(), seed=self.seed, counts_steps=at_random
+        compression = with_memory(compression, self._first)
+        if compression != self._compression:
+            self._begin(compression)
+
+    def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
+        """Replace the weighted local gradient by the sum over all workers, in place.
+
+        If a collective fails, nothing has been committed and the residual is that of the step before. A gradient
+        without elements is left alone.
+
+        Args:
+            flat: 1-D fp32.
+            look_at: ratios in (0, 1] to tell the kept energy at, which takes about a compression.
+
+        Raises:
+            BadInput: the workers are about to exchange in different ways.
+            RunFailed: a worker did not come in time.
+            LostPeer: a worker left in the middle.
+        """
+        if flat.numel() == 0:
+            return ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)
+        memory = _NOTHING if self._forgetful and not look_at else self._memory
+        with self._guard.watch():
+            channel = Channel(self._group, clock=self._clock, on=flat.device)
+            begun = channel.now()
+            prepared = memory.prepare(flat)
+            there = None if isinstance(memory, NoMemory) and not look_at else energy(prepared)
+            looked, looking_s = _look(prepared, look_at, channel)
+            sent = self._aggregation.run(prepared, flat, channel, self._step)
+            kept = memory.commit(prepared, sent)
+        sync_s = sum(message.time_s for message in channel.messages)
+        stats = ExchangeStats(
+            sent_bytes=sum(message.payload_bytes for message in channel.messages),
+            compress_s=channel.now() - begun - sync_s - looking_s,
+            sync_s=sync_s,
+            messages=tuple(channel.messages),
+            energy=there,
+            kept_energy=there if kept is None else kept,
+            look_energies=looked,
         )
+        self._step += 1
+        self._owes = self._compression.name != "identity"
+        self._forgetful = self._forgets and self._compression.name == FORGOTTEN
+        return stats
 
-    def indexed(self, choice: IndexChoice, values: Aggregation) -> Aggregation:
-        """Elements that all workers know; without a memory their values are scaled up, which makes them unbiased."""
-        kept = kept_elements(self.numel, self.compression.ratio)
-        scale = self.numel / kept if self.chosen.memory == NONE else 1.0
-        return IndexedSum(choice=choice, values=values, scale=scale)
+    def lend(self) -> MemoryState:
+        """The residual, for an exchange that keeps it from here on, until it is `returned`."""
+        state = self._memory.state()
+        self._memory.load_state({key: torch.zeros_like(value) for key, value in state.items()})
+        self._owes = False
+        return state
 
-    def selected(self) -> Aggregation:
-        """Elements that each worker selects for itself, or one for all."""
-        ratio = self.compression.ratio
-        selector = make_selector(self.compression, self.sizes)
-        coding = _CODINGS[self.compression.coding or PLAIN]
-        if self.chosen.collective in (STAR, VAR, AR_TOPK):
-            by_layer = self.chosen.name == "topk_per_layer"
-            count = sum(kept_elements(size, ratio) for size in (self.sizes if by_layer else [self.numel]))
-            shared = SharedSelection(selector, ratio=ratio, count=count, seed=self.seed, coding=coding.indices)
-            choices: dict[str, Callable[[SharedSelection], IndexChoice]] = {STAR: Star, VAR: Var, AR_TOPK: StarOrVar}
-            values = _dense() if coding.values == torch.float32 else NarrowSum(NarrowFloats(coding.values))
-            return IndexedSum(choice=choices[self.chosen.collective](shared), values=values)
-        return CompressedSum(
-            compressor=selector if coding.values == torch.float32 else NarrowValues(selector, coding.values),
-            ratio=ratio,
-            collective=(SparseAllGather if self.chosen.method.same_size else PaddedSparseAllGather)(coding),
-            seed=self.seed,
-            counts_steps=self.chosen.name in _RANDOM_SELECTORS,
-            carried=selector if isinstance(selector, ThresholdCompressor) else None,
+    def returned(self, state: MemoryState) -> None:
+        """Go on with the residual of somebody else."""
+        self._memory.load_state(state)
+        self._owes = True
+
+    def state(self) -> MemoryState:
+        """See `memory`."""
+        in_use = torch.frombuffer(bytearray(self._compression.model_dump_json().encode()), dtype=torch.uint8)
+        return {
+            **self._memory.state(),
+            **self._carried(),
+            _IN_USE: in_use,
+            _STEPS: torch.tensor(self._step),
+            _OWES: torch.tensor(self._owes),
+            _FORGETS: torch.tensor(self._forgetful),
+        }
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` gave, or from a residual alone.
+
+        Raises:
+            BadInput: the state belongs to another memory or to another model.
+        """
+        rest = {key: value for key, value in state.items() if key not in _OWN}
+        in_use = compression_in(state)
+        if in_use is not None:
+            self._begin(in_use)
+        check_state(rest, {**self._memory.state(), **self._carried()})
+        self._memory.load_state({key: value for key, value in rest.items() if not key.startswith(ALIKE)})
+        carried = {key.removeprefix(ALIKE): value for key, value in rest.items() if key.startswith(ALIKE)}
+        self._step = int(carried.pop("step", state.get(_STEPS, torch.tensor(self._step))))
+        self._aggregation.load_state(carried)
+        self._owes = bool(state.get(_OWES, torch.tensor(True)))
+        self._forgetful = bool(state.get(_FORGETS, torch.tensor(False)))
+
+    def _begin(self, compression: Compression) -> None:
+        numel, shapes = self._numel, self._shapes
+        chosen = checked_for(compression, numel, shapes)
+        self._aggregation = make_aggregation(
+            compression, numel, shapes=shapes, seed=self._seed, device=self._device, group=self._group
         )
+        layout = hashlib.sha256(repr((numel, [tuple(s) for s in shapes or ()], self._seed)).encode()).hexdigest()[:8]
+        amount = f" {compression.ratio:g}" if chosen.method.by_ratio else ""
+        self._guard = Guard(
+            f"{chosen.name}{amount} by {chosen.collective} with {chosen.memory} ({numel} elements, {layout}) "
+            f"{compression.model_dump_json(exclude={'name', 'ratio', 'collective', 'memory'})}",
+            group=self._group,
+            store=self._store,
+        )
+        self._compression = compression
+        self._forgetful = False
+
+    def _carried(self) -> MemoryState:
+        """What the compression in use carries from step to step, the same on all workers."""
+        carried = {f"{ALIKE}{key}": value for key, value in self._aggregation.state().items()}
+        return {**carried, _STEP: torch.tensor(self._step)} if carried or self._aggregation.counts_steps else {}
 
 
-def _dense() -> Aggregation:
-    return CompressedSum(compressor=IdentityCompressor(), ratio=1.0, collective=DenseAllReduce())
+def with_memory(compression: Compression, first: Compression) -> Compression:
+    """The compression with the memory that a run has which began with another one, unless it names its own."""
+    if compression.memory != AUTO:
+        return compression
+    memory = combine(first.name, memory=first.memory, collective=first.collective).memory
+    return compression.model_copy(update={"memory": memory})
 
 
-def _checked(compression: Compression, numel: int, shapes: Shapes | None) -> Combination:
-    """The combination that ``compression`` means.
+def compression_in(state: Mapping[str, Tensor]) -> Compression | None:
+    """The compression that was in use when an exchange gave this state; None where it does not say."""
+    written = state.get(_IN_USE)
+    return None if written is None else Compression.model_validate_json(bytes(written.tolist()))
 
-    Raises:
-        BadInput: an unknown name, or things that do not go together.
-    """
-    chosen = checked(compression)
-    if chosen.method.by_shape and shapes is None:
-        raise BadInput(f"{chosen.name} works layer by layer, and no layers are known here.", hint="use topk")
-    if shapes is not None and sum(math.prod(shape) for shape in shapes) != numel:
-        raise ValueError(f"the shapes do not add up to {numel} elements")
-    return chosen
+
+def _look(prepared: Tensor, ratios: Sequence[float], channel: Channel) -> tuple[tuple[float, ...], float]:
+    """Kept energies at the ratios, and how long it took to find them."""
+    if not ratios:
+        return (), 0.0
+    begun = channel.now()
+    looked = kept_energies(prepared, [kept_elements(prepared.numel(), ratio) for ratio in ratios])
+    return looked, channel.now() - begun

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch.distributed as dist
-from torch import Tensor
 
 from hetopt.trainer.agreement import Store
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.error_feedback import Memory
 from hetopt.trainer.comm.group import group_size
 from hetopt.trainer.comm.peers import Peers, explain_loss, meet
-from hetopt.trainer.comm.stats import ExchangeStats, LookingExchange
 
 
 class Guard:
@@ -53,33 +50,3 @@ class Guard:
             if named is None:
                 raise
             raise named from error
-
-
-class GuardedExchange:
-    """An exchange with its guard.
-
-    Args:
-        exchange: that is guarded.
-        description, group, store: as of `Guard`.
-    """
-
-    def __init__(
-        self,
-        exchange: LookingExchange,
-        description: str,
-        *,
-        group: dist.ProcessGroup | None = None,
-        store: Store | None = None,
-    ) -> None:
-        self._exchange = exchange
-        self._guard = Guard(description, group=group, store=store)
-
-    @property
-    def memory(self) -> Memory:
-        """The exchange's."""
-        return self._exchange.memory
-
-    def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
-        """The exchange's; raises what `Guard.watch` does."""
-        with self._guard.watch():
-            return self._exchange.run(flat, look_at)

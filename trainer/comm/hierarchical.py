@@ -23,11 +23,11 @@ from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import Store
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.error_feedback import ALIKE, MemoryState, Remembered
+from hetopt.trainer.comm.exchange import Exchange, compression_in, with_memory
 from hetopt.trainer.comm.group import group_rank, group_size
 from hetopt.trainer.comm.guarded import Guard
 from hetopt.trainer.comm.peers import LostPeer
 from hetopt.trainer.comm.stats import ExchangeStats
-from hetopt.trainer.comm.switching import SwitchingExchange, compression_in, with_memory
 
 
 class HostGroups:
@@ -73,7 +73,7 @@ class HostGroups:
 
 
 class HierarchicalExchange:
-    """Stands in for a `SwitchingExchange` where several workers share a host.
+    """Stands in for a `Exchange` where several workers share a host.
 
     Replicas are bit-identical: leaders hold the same bits, and hand them on. A host of one worker has nothing to sum
     or to hand on; with only such hosts this is the exchange of all workers.
@@ -85,8 +85,8 @@ class HierarchicalExchange:
         first: the compression to begin with.
         numel: elements of the flat gradient.
         groups: of all workers.
-        device, clock, shapes, seed, store: as of `make_exchange`.
-        forgets: as of `SwitchingExchange`.
+        device, clock, shapes, seed, store: as of `Exchange`.
+        forgets: as of `Exchange`.
 
     Raises:
         BadInput: an unknown name, or things that do not go together. Only leaders notice.
@@ -111,10 +111,10 @@ class HierarchicalExchange:
         self._clock = clock
         self._device = device if device is not None else torch.device("cpu")
         self._groups = groups
-        self._between: SwitchingExchange | None = None
+        self._between: Exchange | None = None
         if groups.leads:
             # Who is missing is found out by all workers together: no store for the leaders alone.
-            self._between = SwitchingExchange(
+            self._between = Exchange(
                 first,
                 numel,
                 device=device,
@@ -153,7 +153,7 @@ class HierarchicalExchange:
         self._compression = with_memory(compression, self._first)
 
     def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
-        """Replace the weighted local gradient by the sum over all workers, in place (see `LookingExchange`).
+        """Replace the weighted local gradient by the sum over all workers, in place (see `Exchange`).
 
         ``look_at`` is about what hosts send, whose leaders tell. Raises what `Guard.watch` does.
         """

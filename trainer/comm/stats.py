@@ -1,15 +1,11 @@
-"""What a training step needs of an exchange, and what an exchange tells about itself."""
+"""What an exchange tells about itself: bytes, seconds, and the energy that it kept."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-from torch import Tensor
 
 from hetopt.trainer.comm.channel import Message
-from hetopt.trainer.comm.error_feedback import Memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,27 +41,6 @@ class ExchangeStats:
         if self.energy is None or self.kept_energy is None or self.energy == 0:
             return 1.0
         return self.kept_energy / self.energy
-
-
-class GradientExchange(Protocol):
-    """What the training step needs of an `Exchange`, however it is made."""
-
-    @property
-    def memory(self) -> Memory:
-        """What has not been sent yet; part of a checkpoint."""
-        ...
-
-    def run(self, flat: Tensor) -> ExchangeStats:
-        """Replace the weighted local gradient by the sum over all workers, in place."""
-        ...
-
-
-class LookingExchange(GradientExchange, Protocol):
-    """An exchange that can tell what other ratios would have kept."""
-
-    def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
-        """The same; ``look_at`` are ratios in (0, 1] to tell the kept energy at, which takes about a compression."""
-        ...
 
 
 def summed(parts: Sequence[ExchangeStats]) -> ExchangeStats:

@@ -17,9 +17,9 @@ from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.agreement import Store
 from hetopt.trainer.comm.calibration import measure_network, timed_menu
 from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.network_probe import NetworkProbe
 from hetopt.trainer.comm.stats import ExchangeStats, summed
-from hetopt.trainer.comm.switching import SwitchingExchange
 from hetopt.trainer.steps.adaptive_controller import AdaptiveController
 from hetopt.trainer.steps.step_config import exchange_event
 from hetopt.trainer.steps.traffic import GroupTraffic
@@ -68,7 +68,7 @@ class SessionExchange:
         if spec.steers_exchange and (spec.ratio_policy != "fixed" or METHODS[first.name].by_ratio):
             self._steering = self._steered(list(shapes), numel, device)
             first = self._steering.way.compression
-        self._exchange = SwitchingExchange(
+        self._exchange = Exchange(
             first,
             numel,
             device=device,

@@ -33,7 +33,7 @@ class WholeExchange(Protocol):
         ...
 
     def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
-        """Replace the weighted local gradient by the sum over all workers, in place (see `LookingExchange`)."""
+        """Replace the weighted local gradient by the sum over all workers, in place (see `Exchange`)."""
         ...
 
 

@@ -19,12 +19,12 @@ from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.comm.buckets import BucketExchange
 from hetopt.trainer.comm.calibration import Calibration, measure_network, timed_menu
 from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.guarded import Guard
 from hetopt.trainer.comm.hierarchical import HierarchicalExchange, HostGroups
 from hetopt.trainer.comm.hosts import Hosts, exchange_as_one, measure_inside
 from hetopt.trainer.comm.network_probe import NetworkProbe
 from hetopt.trainer.comm.peers import meet
-from hetopt.trainer.comm.switching import SwitchingExchange
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.data.micro_batch import MicroBatch
@@ -208,11 +208,11 @@ class StepMaker:
         shorter = exchange_as_one(typical, self._numel, self._hosts, both.network, shapes=self._shapes)
         return groups if shorter else None
 
-    def _whole(self, first: Compression, groups: HostGroups | None) -> SwitchingExchange | HierarchicalExchange:
+    def _whole(self, first: Compression, groups: HostGroups | None) -> Exchange | HierarchicalExchange:
         """The exchange of whole gradients, of workers or of hosts."""
         context = self.context
         if groups is None:
-            return SwitchingExchange(
+            return Exchange(
                 first,
                 self._numel,
                 device=context.device,

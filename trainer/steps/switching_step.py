@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hetopt.core.comm.options import NARROW, Way
 from hetopt.trainer.comm.buckets import BucketExchange
 from hetopt.trainer.comm.error_feedback import Remembered
+from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.hierarchical import HierarchicalExchange
-from hetopt.trainer.comm.switching import SwitchingExchange
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.steps.bucketed_step import BucketedStep
 from hetopt.trainer.steps.fused_step import FusedStep
@@ -34,7 +34,7 @@ class SwitchingStep:
         self,
         *,
         fused: FusedStep,
-        exchange: SwitchingExchange | HierarchicalExchange,
+        exchange: Exchange | HierarchicalExchange,
         bucketed: BucketedStep | None,
         first: Way,
         narrow: BucketExchange | None = None,
@@ -97,12 +97,12 @@ class SwitchingStep:
 
     def _hand_over(self) -> None:
         """Buckets keep from here on what is held back."""
-        if self._narrow is not None and not self._narrow_remembers and isinstance(self._exchange, SwitchingExchange):
+        if self._narrow is not None and not self._narrow_remembers and isinstance(self._exchange, Exchange):
             self._narrow.load_state(self._exchange.lend())
             self._narrow_remembers = True
 
     def _take_back(self) -> None:
         """The whole gradient's exchange keeps it again."""
-        if self._narrow is not None and self._narrow_remembers and isinstance(self._exchange, SwitchingExchange):
+        if self._narrow is not None and self._narrow_remembers and isinstance(self._exchange, Exchange):
             self._exchange.returned(self._narrow.state())
             self._narrow_remembers = False

@@ -1,4 +1,4 @@
-"""Does the steps of a control period, and sends on its way the row that tells about them."""
+"""The training step, and the control period: some steps, and the row of numbers that tells all workers about them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Unfinished:
     cuda_generator: Tensor | None
 
 
-class PeriodRunner:
+class Engine:
     """Steps, and what changes with every one of them.
 
     Args:
@@ -109,7 +109,7 @@ class PeriodRunner:
         """Passes over the data completed, with fractions."""
         return self._feed.position / self._feed.dataset_size
 
-    def run(
+    def run_period(
         self,
         steps: int,
         *,
@@ -138,23 +138,17 @@ class PeriodRunner:
         if self._form.probe is not None and steering is not None and steering.probe_bytes:
             self._probe_s = self._form.probe.sum_s(steering.probe_bytes)
 
-        def one(number: int) -> StepTrace:
+        gathering: Gathering | None = None
+        for number in range(1, steps + 1):
+            if number > told:
+                gathering = self.gather(checkpoint_s)
+                self.log.resume()
             look_at = steering.look_at if steering is not None and number == told else ()
-            return self._one(shares, learning_rate_scale, look_at)
-
-        rings = False
-        for number in range(1, steps):
-            rings = self._alarm.rings(self._exchange_s(one(number)))
-            if rings:
+            trace = self.train_step(shares, learning_rate_scale, look_at)
+            if number < steps and self._alarm.rings(self._exchange_s(trace)):
+                gathering = self.gather(checkpoint_s, newest=IN_A_ROW)
                 break
-        if rings:
-            gathering = self.gather(checkpoint_s, newest=IN_A_ROW)
-        elif hidden:
-            gathering = self.gather(checkpoint_s)
-            self.log.resume()
-            one(steps)
-        else:
-            one(steps)
+        if gathering is None:
             gathering = self.gather(checkpoint_s)
         self._alarm.rest()
         return gathering
@@ -163,7 +157,7 @@ class PeriodRunner:
         """Send this worker's row on its way.
 
         Args:
-            checkpoint_s: as of `run`.
+            checkpoint_s: as of `run_period`.
             newest: of the exchanges, only so many count; None: all.
         """
         context, begun_s = self._context, self._context.clock()
@@ -189,17 +183,28 @@ class PeriodRunner:
         self.control_s += context.clock() - begun_s
         return gathering
 
-    def _one(self, shares: Sequence[int], learning_rate_scale: float, look_at: Sequence[float]) -> StepTrace:
+    def train_step(
+        self, local_batch_sizes: Sequence[int], learning_rate_scale: float, look_at: Sequence[float] = ()
+    ) -> StepTrace:
+        """One optimizer step over this rank's part of the global batch.
+
+        The gradient that the optimizer sees is ``sum_i g_i``: g_i the gradient of rank i's mean loss times its part
+        ``b_i / B`` of the batch. Sent as a whole it is that of one machine with all B samples.
+
+        Args:
+            local_batch_sizes: samples of every rank, ``sum b_i = B``.
+            learning_rate_scale: over the task's own rate.
+            look_at: ratios to tell the kept energy at, where the whole gradient is exchanged at once.
+        """
         self._learning_rate.apply(self._optimizer, self.epoch, learning_rate_scale)
-        scale = self.loss_scale
         self.unfinished = self._as_it_is() if self._context.spec.is_elastic else None
-        parts = self._feed.take(shares)
+        scale = self.loss_scale
+        parts = self._feed.take(local_batch_sizes)  # micro-batches
+        held = self._feed.sizes  # of every rank, with copies that were handed on
         trace: StepTrace | None = None
         while trace is None:
-            try:
-                trace = self._form.step.run(
-                    parts, sum(self._feed.sizes), None if scale is None else scale.value, look_at
-                )
+            try:  # forward, backward, weight, compress, reduce, decompress
+                trace = self._form.step.run(parts, sum(held), None if scale is None else scale.value, look_at)
             except DoesNotFit as error:
                 too_many = error.samples
             if trace is None:  # out here, where the error no longer holds on to what filled the memory
@@ -212,10 +217,9 @@ class PeriodRunner:
         self.losses.add(self.step, trace.loss_sum, parts)
         self.unfinished = None
         if self._synchroniser is not None:
-            trace = self._synchroniser.after(self.step, trace, self._feed.sizes)
-        held = sum(self._feed.sizes)
-        if held != sum(shares):  # with copies from others; losses are told as of the shares
-            trace = replace(trace, loss_sum=trace.loss_sum * (sum(shares) / held))
+            trace = self._synchroniser.after(self.step, trace, held)
+        if sum(held) != sum(local_batch_sizes):  # with copies from others; losses are told as of the local batches
+            trace = replace(trace, loss_sum=trace.loss_sum * (sum(local_batch_sizes) / sum(held)))
         self.log.add(trace)
         return trace
 
