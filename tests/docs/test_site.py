@@ -86,3 +86,17 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert [address for address in fetched if "canonical" not in address] == []
     assert not (tmp_path / "site" / "generated.py").exists()
     assert (tmp_path / "site" / "schemas" / "plan.schema.json").exists()
+
+
+def test_every_file_on_the_two_paths_is_there() -> None:
+    text = (DOCS / "paths.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\b(?:hetopt|optimizer|profiler|trainer|catalogs)/[\w/]*(?:\.py)?", text))
+    assert len(named) > 20
+    assert {path for path in named if not (REPOSITORY / path).exists()} == set()
+
+
+def test_the_glossary_defines_each_word_once() -> None:
+    text = (DOCS / "glossary.md").read_text(encoding="utf-8")
+    words = re.findall(r"^\| ([^|]+) \| [^|]{10,} \|$", text, re.MULTILINE)
+    assert len(words) > 60
+    assert len(set(words)) == len(words)
