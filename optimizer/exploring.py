@@ -77,9 +77,12 @@ class Exploration:
     def __post_init__(self) -> None:
         """Refuse what leaves nothing to do."""
         if not self.candidates:
-            raise BadInput("there is nothing to explore.", hint="describe a cluster of several hosts")
+            raise BadInput("there is no configuration to explore.", hint="describe a cluster of several hosts")
         if not 0 < self.budget_usd < math.inf:
-            raise BadInput(f"a probe budget of {self.budget_usd} cannot be.", hint="for example --probe-budget 0.50")
+            raise BadInput(
+                f"`probe_budget_usd` must be above 0 and finite, got {self.budget_usd}.",
+                hint="for example `probe_budget_usd=0.50`",
+            )
 
     def run(
         self, samples: Sequence[StepSample], measure: Callable[[Configuration], Measured]

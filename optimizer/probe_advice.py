@@ -28,6 +28,6 @@ def check_probed(plan: Plan, *, unprobed: bool) -> None:
             f"No step was ever measured on {', '.join(types)} or a relative: the step time is a guess "
             f"(× or ÷ {told.high / told.value:.2f} with 90 % probability), and with it the cost.",
             hint="measure there (`hetopt profile TASK --explore --on ec2 --probe-budget 0.50 "
-            f"--types {','.join(types)}`, on a machine of your own with --type {types[0]}, or import samples with "
-            "--from-samples) and plan again, or launch with --unprobed",
+            f"--types {','.join(types)}`, on a machine of your own with `hetopt profile TASK --type {types[0]}`, or "
+            "import samples with `hetopt profile --from-samples FILE`) and plan again, or launch with `unprobed=True`",
         )

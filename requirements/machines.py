@@ -78,7 +78,7 @@ def lines(requirements: Iterable[str]) -> str:
 
 
 def main() -> None:
-    """Write all files."""
+    """Write the requirements file of every kind of rented machine."""
     LOCKS.mkdir(exist_ok=True)
     for machine, platform in PLATFORMS.items():
         packages = resolved(platform)

@@ -7,6 +7,7 @@ import ast
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,55 @@ def test_nothing_is_left_that_does_not_belong_in_a_repository(rule: str) -> None
         if FORBIDDEN[rule].search(line)
     ]
     assert not found, f"{rule}:\n" + "\n".join(found)
+
+
+WRITES_COMMAND_LINES = {
+    "hetopt/catalogs/build.py": "its own command line",
+    "hetopt/core/nodes.py": "the command line of a host's agent",
+    "hetopt/launch/ec2/bootstrap.py": "the script that a rented machine boots with",
+    "hetopt/report/exports.py": "scripts for torchrun and SkyPilot",
+    "hetopt/report/front_plot.py": "variables of a style sheet",
+    "hetopt/report/page/style.py": "variables of a style sheet",
+    "hetopt/report/plan_page.py": "variables of a style sheet",
+    "hetopt/trainer/host/agent.py": "the command line of torchrun, and its own",
+    "hetopt/trainer/standalone_host.py": "its own command line",
+    "hetopt/trainer/torchrun.py": "messages about its own command line, which is torchrun's",
+}
+"""Modules with options of other programs in them, and whose they are."""
+
+FLAG = re.compile(r"(?<![\w-])--[a-z{]")
+COMMAND = re.compile(r"``?(?:hetopt|aws|redis-server) [^`]*``?|\A(?:hetopt|aws) .*")
+"""What a person can type as it stands: a whole text, or a part of one in backticks."""
+
+
+def written_texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Every literal text of a module with its line, docstrings included; ``{}`` stands for what is filled in."""
+    parts: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts |= {id(value) for value in node.values}
+            filled = (value.value if isinstance(value, ast.Constant) else "{}" for value in node.values)
+            yield node.lineno, "".join(map(str, filled))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+            yield node.lineno, node.value
+
+
+def test_only_the_command_line_speaks_of_options() -> None:
+    """The library names its parameters as Python has them; `hetopt.cli.flags` makes options of them."""
+    found = {
+        f"{name(path)}:{line}: {text.strip()}"
+        for path in MODULES
+        if name(path) not in WRITES_COMMAND_LINES and not name(path).startswith("hetopt/cli/")
+        for line, text in written_texts(ast.parse(path.read_text(encoding="utf-8")))
+        if FLAG.search(COMMAND.sub("", text))
+    }
+    assert not found, "name the parameter in backticks instead:\n" + "\n".join(sorted(found))
+
+
+def test_what_writes_command_lines_has_options() -> None:
+    """An entry that has none any more goes."""
+    for path in WRITES_COMMAND_LINES:
+        assert FLAG.search((REPOSITORY / path).read_text(encoding="utf-8")), f"{path} holds no option"
 
 
 FOLDER_WORDS = ("folder", "dir", "path", "home", "root", "where", "parent", "bundled", "base")

@@ -18,7 +18,7 @@ class Store(Protocol):
     """What a roll call needs of the key-value store of a process group."""
 
     def set(self, key: str, value: str, /) -> None:
-        """Write a value."""
+        """Write ``value`` under ``key``, where every worker of the group can read it."""
         ...
 
     def check(self, keys: list[str], /) -> bool:

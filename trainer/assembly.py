@@ -162,7 +162,7 @@ def make_adaptive_scale(spec: RunSpec, task: Task) -> AdaptiveScale | None:
     if spec.compression.name != "identity" or spec.ratio_policy != "fixed":
         who = spec.compression.name if spec.ratio_policy == "fixed" else f"the ratio policy '{spec.ratio_policy}'"
         raise BadInput(
-            f"The learning rate cannot follow the noise of gradients that {who} compresses.",
+            f"the learning rate cannot follow the gradient noise, which {who} changes by compression.",
             hint="use the learning rate rule 'fixed', or no compression",
         )
     return AdaptiveScale(

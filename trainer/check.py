@@ -35,7 +35,7 @@ def check(reference: str, folder: Path | None) -> list[Finding]:
 
     Args:
         reference: names the task, as everywhere.
-        folder: of ``--data``.
+        folder: of the data.
     """
     findings: list[Finding] = []
     try:

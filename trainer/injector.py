@@ -90,13 +90,13 @@ class Injector:
             seen = gather_texts(layout, workers)
             if len(set(seen)) > 1:
                 raise BadInput(
-                    f"Workers cannot hand on samples, which look different: {' and '.join(sorted(set(seen)))}.",
+                    f"data injection needs samples of one shape, got {' and '.join(sorted(set(seen)))}.",
                     hint="give all samples one shape, or train without injection",
                 )
             self._layout = layout
         elif layout != self._layout:
             raise BadInput(
-                f"Samples cannot be handed on: they were {self._layout} before, and are {layout} now.",
+                f"data injection needs samples of one shape: they were {self._layout} before, and are {layout} now.",
                 hint="give all samples one shape, or train without injection",
             )
 
@@ -116,7 +116,8 @@ def _leaves(batch: Batch) -> Iterator[Tensor]:
             yield from _leaves(value)
     else:
         raise BadInput(
-            f"Samples with a {type(batch).__name__} in them cannot be handed on.", hint="make samples of tensors only"
+            f"data injection needs samples of tensors, got a {type(batch).__name__}.",
+            hint="make samples of tensors only",
         )
 
 

@@ -54,7 +54,7 @@ class LossTest:
     statistics_off: float | None = None
 
     def to_list(self) -> list[float]:
-        """As numbers."""
+        """The outcome as numbers, which workers can gather."""
         statistics = -1.0 if self.statistics_off is None else self.statistics_off
         return [float(KINDS.index(self.kind)), *map(float, self.sizes), self.off, float(self.may_leave_out), statistics]
 

@@ -36,7 +36,7 @@ class RandomRows(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call an operator."""
+        """Call a torch operator; one that draws random numbers draws them sample by sample."""
         kwargs = kwargs or {}
         if func.overloadpacket.__name__ not in _DRAW:
             return func(*args, **kwargs)

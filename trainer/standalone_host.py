@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
     die_with_parent(parent, signal.SIGTERM)
     spec, node = read_spec(run_dir), Node.of_arguments(arguments[2:])
     if node is None or not node.stands_alone:
-        raise BadInput("this host does not stand alone.", hint="use hetopt.trainer.host.agent")
+        raise BadInput("the run has no standalone hosts.", hint="use hetopt.trainer.host.agent")
     import_everything()
     own = next(one for one in node.meeting.split(",") if one.rpartition(":")[0] == node.address)
     # In a process of its own: this one has no thread, so that it can be forked.

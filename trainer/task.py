@@ -132,7 +132,7 @@ class Task:
     Attributes:
         name: what reports call it.
         model: builds the model, on the CPU; called with torch's generator seeded by the run, once on every worker.
-        data: opens the data in the folder of ``--data DIR`` (None: not given).
+        data: opens the data in the folder that the user gave (None: none was given).
         loss: forward pass, and the MEAN loss over the samples of the batch, a scalar. If it is a mean over anything
             else (tokens that are not padding, pixels, class weights): the tuple ``(sum, count)``; sums and counts of
             all workers are added before one is divided by the other. Where a cross entropy leaves targets out, or

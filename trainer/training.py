@@ -286,5 +286,5 @@ def _read_settled(kept: Mapping[str, object]) -> Settled:
         return Settled.model_validate(kept)
     except ValidationError:
         raise BadInput(
-            "The checkpoint's state of a run that settled for averages is damaged.", hint="use an older checkpoint"
+            "the checkpoint's state of a run that averages parameters is damaged.", hint="use an older checkpoint"
         ) from None

@@ -67,7 +67,8 @@ class Place:
             raise BadInput("RANK, LOCAL_RANK and WORLD_SIZE must be whole numbers.", hint="use torchrun") from None
         if not 0 <= place.local_rank <= place.rank < place.world_size:
             raise BadInput(
-                f"RANK {place.rank}, LOCAL_RANK {place.local_rank} and WORLD_SIZE {place.world_size} cannot be.",
+                f"0 <= LOCAL_RANK <= RANK < WORLD_SIZE must hold, got {place.local_rank}, {place.rank} and "
+                f"{place.world_size}.",
                 hint="use torchrun",
             )
         return place

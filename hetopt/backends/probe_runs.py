@@ -52,7 +52,7 @@ def local_probes(profile: Profile, workers: int) -> tuple[ProbeRun, ...]:
         BadInput: no worker.
     """
     if workers < 1:
-        raise BadInput(f"{workers} workers are none.", hint="for example --workers 2")
+        raise BadInput(f"`workers` must be at least 1, got {workers}.", hint="for example `workers=2`")
     cpus = profile.host.logical_cpus
     found = []
     for count in counts(workers):

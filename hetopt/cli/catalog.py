@@ -15,7 +15,7 @@ app = typer.Typer(
 
 
 class MarketOption(StrEnum):
-    """How to rent."""
+    """Whether machines are rented on the spot market, on demand, or either way."""
 
     SPOT = "spot"
     ON_DEMAND = "on-demand"
@@ -23,7 +23,7 @@ class MarketOption(StrEnum):
 
 
 class ArchitectureOption(StrEnum):
-    """Processor architecture."""
+    """Processor architectures that a machine type can have."""
 
     X86_64 = "x86_64"
     ARM64 = "arm64"

@@ -171,7 +171,7 @@ def text_of(path: Path, option: str) -> str:
 
 
 def names(text: str | None) -> tuple[str, ...]:
-    """Comma-separated names."""
+    """The names in a comma-separated text, without blanks around them; none for None or empty text."""
     return tuple(part.strip() for part in text.split(",") if part.strip()) if text else ()
 
 

@@ -13,7 +13,7 @@ MOST_SOURCES = 6
 
 
 def show(configuration: Configuration, explanation: Explanation) -> None:
-    """The breakdown."""
+    """Print the predicted step time of one configuration and the terms that it is made of."""
     predicted = explanation.predicted
     nodes = Counter((node.type, node.workers) for node in configuration.nodes)
     described = " + ".join(

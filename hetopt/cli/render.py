@@ -1,6 +1,6 @@
 """How things look in a terminal; the only file that knows rich. stdout carries the artifact, stderr the progress.
 
-All text goes through `hetopt.cli.terminal.shown`: what others wrote commands nothing here.
+All text goes through `_shown`: what others wrote commands nothing here, and the library's parameters become options.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hetopt.cli import terminal
-from hetopt.cli.terminal import shown
+from hetopt.cli.flags import in_flags
 from hetopt.core.reading import shortened
 
 
@@ -92,7 +92,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, caption: 
     out = console()
     out.print(grid)
     if caption is not None:
-        out.print(shown(caption), style="dim", markup=False)
+        out.print(_shown(caption), style="dim", markup=False)
 
 
 def heading(text: str) -> None:
@@ -102,7 +102,7 @@ def heading(text: str) -> None:
 
 def line(text: str = "", *, style: str | None = None) -> None:
     """A plain line on stdout, wrapped at the terminal's width."""
-    console().print(shown(text), style=style, markup=False)
+    console().print(_shown(text), style=style, markup=False)
 
 
 def bullet(text: str, *, mark: str = "•") -> None:
@@ -127,7 +127,7 @@ def facts(values: Mapping[str, str]) -> None:
 
 def note(text: str) -> None:
     """A remark on stderr: what is going on, where a file went."""
-    console(stderr=True).print(shown(text), markup=False, style="dim")
+    console(stderr=True).print(_shown(text), markup=False, style="dim")
 
 
 def error(message: str, hint: str | None) -> None:
@@ -162,8 +162,8 @@ class Picture:
 
 def drawn(picture: Picture) -> Text:
     """The picture as rich shows it. Made of plain text: laying out a table takes several times as long."""
-    text = Text(shown(picture.title), style="bold", no_wrap=True, overflow="ellipsis")
-    return text.append("\n" + shown("\n".join(picture.lines)), style="not bold")
+    text = Text(_shown(picture.title), style="bold", no_wrap=True, overflow="ellipsis")
+    return text.append("\n" + _shown("\n".join(picture.lines)), style="not bold")
 
 
 @contextmanager
@@ -189,7 +189,7 @@ def progress(description: str) -> Iterator[Live]:
             if text != last[0]:
                 last[0] = text
                 share = "" if done is None else f" ({done:.0%})"
-                out.print(shown(f"{description}: {text}{share}"), markup=False, style="dim")
+                out.print(_shown(f"{description}: {text}{share}"), markup=False, style="dim")
 
         yield Live(tell=plain, note=note)
         return
@@ -208,9 +208,14 @@ def progress(description: str) -> Iterator[Live]:
             bar.update(task, what=_cell(text), completed=done)
 
         # Through the bar's own console, or the remark would be written into the line.
-        yield Live(tell=live, note=lambda text: bar.console.print(shown(text), markup=False, style="dim"))
+        yield Live(tell=live, note=lambda text: bar.console.print(_shown(text), markup=False, style="dim"))
+
+
+def _shown(text: str) -> str:
+    """The text as it may reach the terminal, in the command line's words."""
+    return terminal.shown(in_flags(text))
 
 
 def _cell(text: str) -> str:
     """Plain text where rich expects its own markup."""
-    return escape(shown(text))
+    return escape(_shown(text))

@@ -80,7 +80,7 @@ class Watched:
 
     @property
     def step_time_s(self) -> float | None:
-        """Of late."""
+        """Mean time of the steps of the recent past, in seconds; None before the first step."""
         steps = sum(count for _, count, _ in self.recent)
         return sum(count * time_s for _, count, time_s in self.recent) / steps if steps else None
 

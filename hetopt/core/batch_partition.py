@@ -214,14 +214,14 @@ def _check_feasible(lines: Sequence[_Line], total: int) -> None:
     least = sum(count * low for count, _, _, low, _ in lines)
     if least > total:
         raise BadInput(
-            f"A global batch of {total} is too small: {workers} workers take at least {least} samples together.",
-            hint="use fewer workers or a larger global batch",
+            f"the global batch size must be at least {least} for {workers} workers, got {total}.",
+            hint="use fewer workers or a larger global batch size",
         )
     most = sum(count * high for count, _, _, _, high in lines)
     if most < total:
         raise BadInput(
-            f"A global batch of {total} does not fit into the memory of {workers} workers, which hold at most {most}.",
-            hint="use more or larger workers, or a smaller global batch",
+            f"the global batch size must be at most {most} to fit into the memory of {workers} workers, got {total}.",
+            hint="use more or larger workers, or a smaller global batch size",
         )
 
 

@@ -8,7 +8,8 @@
     └── RunFailed         6   a worker died or the run could not go on
 
 A message is one sentence that says what is wrong; ``hint`` is what to do next. As text an error is both, so that a
-script's traceback says them too.
+script's traceback says them too. Both name the library's parameters in backticks, as Python has them: `` `steps` `` or
+`` `confidence=0.9` ``. The command line shows its options instead (`hetopt.cli.flags`).
 """
 
 from __future__ import annotations
@@ -66,3 +67,9 @@ class RunStopped(HetoptError):
     """Somebody, or something else than its plan, ended the run before it was done."""
 
     exit_code = 7
+
+
+def setting(name: str, value: float | str | None) -> str:
+    """A parameter with its value as a message names it: `` `max_workers=8` ``, `` `sync="local-sgd(8)"` ``."""
+    written = f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
+    return f"`{name}={written}`"

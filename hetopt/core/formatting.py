@@ -85,7 +85,7 @@ def ending(reason: str | None) -> str:
 
 
 def count(number: float) -> str:
-    """'1,437' or '12.5'."""
+    """A number with thousands separators, and one decimal where it matters: '1,437', '12.5'."""
     return f"{number:,.0f}" if number >= 100 or float(number).is_integer() else f"{number:.1f}"
 
 

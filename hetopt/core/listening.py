@@ -27,7 +27,9 @@ def listening_socket(address: str, port: int = 0) -> socket.socket:
         family, kind, protocol, _, found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise RunFailed(f"{address!r} is no address: {error.strerror}.", hint="give an IP address") from None
+        raise RunFailed(
+            f"the address must be an IP address, got {address!r}: {error.strerror}.", hint="for example 127.0.0.1"
+        ) from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(found)

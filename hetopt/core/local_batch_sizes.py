@@ -70,10 +70,9 @@ def check_batch(spec: RunSpec, minimum: int) -> None:
     """
     samples, workers = spec.global_batch_size, len(spec.workers)
     if samples < workers * minimum:
-        each = "one sample" if minimum == 1 else f"{minimum} samples"
         raise BadInput(
-            f"A global batch of {samples} is too small for {workers} workers, which take at least {each} each.",
-            hint="use fewer workers or a larger global batch",
+            f"the global batch size must be at least {workers * minimum} for {workers} workers, got {samples}.",
+            hint="use fewer workers or a larger global batch size",
         )
 
 

@@ -37,11 +37,14 @@ class Node:
             BadInput: a name, an address or a port is none.
         """
         if not is_name(HOST_PATTERN, self.host):
-            raise BadInput(f"no host can be called {shown(self.host)}.", hint="use letters, digits and ._-")
+            raise BadInput(
+                f"a host name must be of letters, digits and ._-, got {shown(self.host)}.", hint="rename the host"
+            )
         for address, port in ((self.address, "1"), *(one.rpartition(":")[::2] for one in self.meeting.split(","))):
             if not _is_address(address) or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
                 raise BadInput(
-                    f"hosts cannot meet at {shown(address)}, port {shown(port)}.", hint="give IP addresses and ports"
+                    f"a rendezvous must be an IP address and a port, got {shown(address)}, port {shown(port)}.",
+                    hint="for example 10.0.0.1:29400",
                 )
 
     @property

@@ -42,7 +42,7 @@ def inside(folder: Path, name: str, *, what: str = "name", any_text: bool = Fals
     parts = name.split("/")
     if not all(_is_part(part, any_text=any_text) for part in parts) or _bytes(name) > LONGEST_NAME_BYTES:
         raise BadInput(
-            f"the {what} {shown(name)} cannot be the name of a file here.",
+            f"the {what} {shown(name)} cannot be the name of a file.",
             hint="a name has parts of letters, digits and ._- with slashes between them, and none that is '..'",
         )
     path = folder.joinpath(*parts)
@@ -75,7 +75,7 @@ def run_name(text: str) -> str:
         BadInput: no run can be called so.
     """
     if not is_name(RUN_PATTERN, text):
-        raise BadInput(f"no run can be called {shown(text)}.", hint="list them with `hetopt status --all`")
+        raise BadInput(f"{shown(text)} cannot be the name of a run.", hint="list them with `hetopt status --all`")
     return text
 
 

@@ -165,7 +165,7 @@ class PilotCompression(Record):
 class PilotSync(Record):
     """How the workers of a pilot put together what they learned, where they did not sum gradients in every step."""
 
-    policy: str = Field(description="as `--sync` reads it, such as 'local-sgd(8)'")
+    policy: str = Field(description="as `parse_sync` reads it, such as 'local-sgd(8)'")
     workers: int = Field(ge=2)
     share: float = Field(gt=0, le=1, description="of the steps that ended in an average of parameters")
 

@@ -212,8 +212,8 @@ def check_units(samples: Sequence[StepSample], *, origin: str) -> None:
     for sample in samples:
         if not SHORTEST_STEP_S <= sample.step_time_s <= LONGEST_STEP_S:
             raise BadInput(
-                f"{origin} has a training step of {sample.step_time_s:g} s, which cannot be.",
-                hint="times are in seconds: convert milliseconds or microseconds",
+                f"the step times in {origin} must be those of training steps in seconds, got {sample.step_time_s:g} s.",
+                hint="convert milliseconds or microseconds to seconds",
             )
         kinds.setdefault(tuple(sorted({node.type for node in sample.nodes})), []).append(sample)
         layouts.setdefault(sample.layout, []).append(sample)

@@ -50,7 +50,7 @@ _SHORT: Mapping[str, str] = {
 RecordT = TypeVar("RecordT", bound=Record)
 
 
-def parse_sync(text: str, *, option: str = "--sync") -> Synchronization:
+def parse_sync(text: str, *, option: str = "`sync`") -> Synchronization:
     """When workers put together what they have learned.
 
     Args:
@@ -63,7 +63,7 @@ def parse_sync(text: str, *, option: str = "--sync") -> Synchronization:
     return _read(text, option, tuple(POLICIES), "synchronisation", Synchronization)
 
 
-def parse_partition(text: str, *, option: str = "--partition") -> Partition:
+def parse_partition(text: str, *, option: str = "`partition`") -> Partition:
     """Which samples a worker sees; arguments as of `parse_sync`.
 
     Raises:
@@ -81,10 +81,10 @@ def parse_injection(text: str) -> Injection:
     values = [value.strip() for value in text.split(",")]
     if len(values) != 2:
         raise BadInput(
-            f"--inject takes two fractions, not {text!r}.",
-            hint="for example --inject 0.25,0.25: a quarter of the workers give a quarter of their samples",
+            f"`inject` must be two fractions with a comma between, got {text!r}.",
+            hint='for example `inject="0.25,0.25"`: a quarter of the workers give a quarter of their samples',
         )
-    return _validated(Injection, dict(zip(("workers", "samples"), values, strict=True)), "--inject")
+    return _validated(Injection, dict(zip(("workers", "samples"), values, strict=True)), "`inject`")
 
 
 def spell_sync(sync: Synchronization) -> str:
@@ -145,9 +145,9 @@ def _validated(record: type[RecordT], values: Mapping[str, str], option: str) ->
         if not first["loc"]:  # each value may be, and together they may not
             raise BadInput(
                 f"{option}: {reason.removeprefix('value error, ')}.",
-                hint="see docs/methods.md, or hetopt launch --help",
+                hint="see docs/methods.md, or `hetopt launch --help`",
             ) from None
         key = str(first["loc"][0])
         raise BadInput(
-            f"{option}: {key} cannot be {values[key]!r}: {reason}.", hint="see hetopt launch --help"
+            f"{option}: {key} cannot be {values[key]!r}: {reason}.", hint="see `hetopt launch --help`"
         ) from None

@@ -61,14 +61,14 @@ def learn(profile: Profile, launch: Launch, events: Sequence[LogEvent]) -> Learn
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise BadInput(
-            f"the event log of {launch.run_id} tells of what no profile holds: "
+            f"the event log of {launch.run_id} has values that no profile allows: "
             f"{'.'.join(map(str, first['loc']))}: {first['msg'][:1].lower()}{first['msg'][1:]}.",
             hint="its lines are damaged; learn from another run",
         ) from None
     pilots = [pilot] if pilot is not None and pilot not in profile.pilots else []
     if not samples and not pilots:
         raise BadInput(
-            f"{launch.run_id} has nothing to teach that the profile does not know.",
+            f"{launch.run_id} measured nothing that the profile lacks.",
             hint="step times are learned from rented machines, and steps to the target from evaluations",
         )
     news = []

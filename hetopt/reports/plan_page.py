@@ -40,7 +40,7 @@ _COLOURS = ("a", "b", "c", "d", "e")
 
 
 def page(plan: Plan) -> str:
-    """The whole document."""
+    """The plan as one HTML document that needs no other file."""
     told = plan.chosen.prediction
     title = f"{plan.run.task}: {machines(plan.chosen)}"
     body = [

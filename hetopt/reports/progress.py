@@ -45,12 +45,12 @@ class WorkerProgress:
 
     @property
     def mean_compute_s(self) -> float:
-        """Of a step."""
+        """Mean compute time of a step, in seconds; 0 before the first."""
         return self.compute_s / max(1, self.steps)
 
     @property
     def mean_wait_s(self) -> float:
-        """Of a step."""
+        """Mean straggler wait of a step, in seconds; 0 before the first."""
         return self.wait_s / max(1, self.steps)
 
 

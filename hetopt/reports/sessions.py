@@ -121,7 +121,7 @@ class Roster:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Of all workers."""
+        """The host of every worker that ever took part, in the order in which they first came."""
         return tuple(worker.host for worker in self.workers)
 
     def _place(self, worker: StartedWorker, taken: Sequence[int]) -> int | None:

@@ -92,7 +92,7 @@ class StepsModel(Protocol):
         ...
 
     def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
-        """Expected steps."""
+        """Expected steps to the end of training, for global batch sizes (samples) and compression gains in (0, 1]."""
         ...
 
     def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
@@ -211,7 +211,7 @@ class FixedSteps:
         return f"{self.count} steps, as asked for"
 
     def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
-        """Always the same."""
+        """The given number of steps, whatever the batch size and the compression."""
         return np.full(np.broadcast_shapes(np.shape(global_batch_size), np.shape(gain)), float(self.count))
 
     def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
@@ -302,8 +302,8 @@ def target_steps(convergence: Convergence, *, check_every_samples: float = 0.0) 
     if convergence.minimum_steps is None or convergence.minimum_samples is None:
         raise BadInput(
             "The profile cannot say how many steps the target needs, because no pilot run reached it.",
-            hint="give the length of the run with --epochs or --steps, compare clusters with --rank, or profile again "
-            "with a larger --time-budget",
+            hint="give the length of the run with `epochs` or `steps`, compare clusters with `rank=True`, or profile "
+            "again with a larger `time_budget_s`",
         )
     return TargetSteps(
         convergence=convergence,
@@ -323,7 +323,7 @@ def relative_steps(convergence: Convergence, reference_batch_size: int) -> Relat
     if convergence.noise_scale is None:
         raise BadInput(
             "The profile cannot even rank batch sizes, because neither a finished pilot nor the noise scale is in it.",
-            hint="give the length of the run with --epochs or --steps, or profile again with a larger --time-budget",
+            hint="give the length of the run with `epochs` or `steps`, or profile again with a larger `time_budget_s`",
         )
     noise = min(convergence.noise_scale, LARGEST_NOISE_SCALE)
     unit = PriorRun(global_batch_size=reference_batch_size, steps_to_target=1.0)

@@ -36,7 +36,7 @@ class HeldOut:
 
     @property
     def log_error(self) -> float:
-        """``ln(predicted / measured)``."""
+        """``ln(predicted steps / measured steps)`` of the run that was left out."""
         return math.log(self.predicted_steps / self.run.steps_to_target)
 
 
@@ -63,11 +63,11 @@ class Widened:
     factor: float
 
     def steps(self, global_batch_size: ArrayLike) -> Array:
-        """The curve's own."""
+        """Expected steps to the target, as the fitted curve has them."""
         return self.curve.steps(global_batch_size)
 
     def log_sd(self, global_batch_size: ArrayLike) -> Array:
-        """The curve's, times the factor."""
+        """Standard deviation of the log of the steps: the curve's, widened by ``factor``."""
         return self.factor * self.curve.log_sd(global_batch_size)
 
 

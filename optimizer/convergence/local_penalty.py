@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hetopt.core.errors import setting
 from hetopt.core.synchronization import Synchronization
 from hetopt.core.synchronization_text import spell_sync
 from hetopt.optimizer.convergence.compression_penalty import FAIR_TRIAL, PILOT_LOG_SD
@@ -29,7 +30,7 @@ from hetopt.optimizer.convergence.steps_law import Z90
 Array = NDArray[np.float64]
 
 COEFFICIENT, COEFFICIENT_SD = 0.25, 0.2
-"""Prior of ``c``."""
+"""Mean and standard deviation of the prior of ``c``."""
 
 MOST_TIMES_WORKERS = 4
 """A pilot speaks for clusters of so many times its workers: each then has so many times fewer samples of a batch."""
@@ -139,7 +140,7 @@ class LocalGate:
                 )
         if self.most_workers(sync, share) == 0:
             told = spell_sync(sync)
-            return f"what {told} costs in steps was not measured: profile with --sync '{told}'"
+            return f"what {told} costs in steps was not measured: profile with {setting('sync', told)}"
         return None
 
     def _own(self, sync: Synchronization) -> list[LocalPilot]:
@@ -188,7 +189,7 @@ def steps_in_words(penalty: LocalPenalty, share: float, workers: int, *, counts:
     more = float(penalty.inflation(share, workers)) - 1
     basis = f"{penalty.pilots} pilot{'s' if penalty.pilots > 1 else ''}"
     if not penalty.pilots:
-        basis = "by what was published of other tasks; profile with --sync to measure it"
+        basis = "by what was published of other tasks; profile with `sync` to measure it"
     else:
         basis = f"as {basis} measured"
     return f"A target should take about {more:.0%} more steps with it ({basis})."

@@ -85,7 +85,7 @@ class TwoPowers:
 
     @property
     def least_batch_sizes(self) -> int:
-        """Two coefficients."""
+        """Batch sizes that a fit needs: two, as the law has two coefficients."""
         return 2
 
     def fit(self, runs: Sequence[PriorRun]) -> TwoPowersCurve:

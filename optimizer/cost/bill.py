@@ -74,7 +74,7 @@ class Rental:
     def __post_init__(self) -> None:
         """Refuse what cannot be rented."""
         if self.machines < 1:
-            raise ValueError(f"{self.machines} machines cannot be rented")
+            raise ValueError(f"machines must be at least 1, got {self.machines}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +169,7 @@ class Extras:
 
     @property
     def usd(self) -> Array:
-        """All of it."""
+        """Transfer, requests and storage together, in USD."""
         return np.asarray(self.transfer_usd + self.requests_usd + self.storage_usd)
 
 

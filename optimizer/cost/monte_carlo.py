@@ -64,7 +64,7 @@ class Finalist:
 
     @property
     def machines(self) -> int:
-        """Altogether."""
+        """Machines over all pools."""
         return sum(pool.machines for pool in self.pools)
 
     def stops_per_hour(self, shocks: CommonShocks = SHOCKS) -> float:

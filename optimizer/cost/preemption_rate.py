@@ -30,7 +30,7 @@ class HazardComponent:
     def __post_init__(self) -> None:
         """Refuse what is no distribution."""
         if not (0 < self.shape < math.inf and 0 < self.rate_h < math.inf):
-            raise ValueError(f"a hazard needs a shape and a rate above 0, not {self.shape} and {self.rate_h}")
+            raise ValueError(f"shape and rate_h must be above 0, got {self.shape} and {self.rate_h}")
 
     @property
     def mean_per_hour(self) -> float:
@@ -171,7 +171,7 @@ class CommonShocks:
     def __post_init__(self) -> None:
         """Refuse what is no probability."""
         if not (0 <= self.share <= 1 and 0 < self.reach <= 1):
-            raise ValueError(f"a share of {self.share} and a reach of {self.reach} are no probabilities")
+            raise ValueError(f"share and reach must be 0 to 1, got {self.share} and {self.reach}")
 
     def effective_machines(self, machines: ArrayLike) -> Array:
         """Losses at a time that a pool of so many machines sees, in units of one machine's hazard.

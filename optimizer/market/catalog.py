@@ -297,7 +297,7 @@ def no_prices(catalog: Catalog, market: Market | None = None) -> BadInput:
     priced = ", ".join(catalog.regions_with_prices()) or "no region"
     return BadInput(
         f"The catalogue has no {f'{market} ' if market else ''}prices for {catalog.region}.",
-        hint=f"it has prices for {priced}: name such a --region, or a folder with prices of your own with --catalog",
+        hint=f"it has prices for {priced}: name such a `region`, or a folder with prices of your own as `catalog`",
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hetopt.core.errors import BadInput
+from hetopt.core.errors import BadInput, setting
 from hetopt.optimizer.market.catalog import Catalog, Listing, Market, Price, did_you_mean
 from hetopt.optimizer.market.instance_type import Accelerator, Architecture, InstanceType
 
@@ -16,9 +16,9 @@ Quantity = Callable[[Listing], float | str | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Filter:
-    """One wish, with the option that a person would write for it."""
+    """One requirement, with the setting that a person would write for it, such as `` `vcpus_min=8` ``."""
 
-    option: str
+    setting: str
     keeps: Callable[[Listing], bool]
 
 
@@ -56,35 +56,36 @@ class Criteria:
         types = catalog.instance_types.values()
         found: list[Filter] = []
 
-        def wish(option: str, keeps: Callable[[Listing], bool]) -> None:
-            found.append(Filter(option=option, keeps=keeps))
+        def wish(name: str, value: float | str, keeps: Callable[[Listing], bool]) -> None:
+            found.append(Filter(setting=setting(name, value), keeps=keeps))
 
         if (name := self.accelerator) is not None:
             known_accelerator(name, types)
-            wish(f"--gpu {name}", lambda listing: has_accelerator(listing.instance_type, name))
+            wish("accelerator", name, lambda listing: has_accelerator(listing.instance_type, name))
         if (devices := self.accelerators_min) is not None:
-            wish(f"--gpus-min {devices}", lambda listing: _whole_devices(listing.instance_type) >= devices)
+            wish("accelerators_min", devices, lambda listing: _whole_devices(listing.instance_type) >= devices)
         if (fewest := self.vcpus_min) is not None:
-            wish(f"--vcpus-min {fewest}", lambda listing: listing.instance_type.vcpus >= fewest)
+            wish("vcpus_min", fewest, lambda listing: listing.instance_type.vcpus >= fewest)
         if (most := self.vcpus_max) is not None:
-            wish(f"--vcpus-max {most}", lambda listing: listing.instance_type.vcpus <= most)
+            wish("vcpus_max", most, lambda listing: listing.instance_type.vcpus <= most)
         if (memory := self.memory_min_gib) is not None:
-            wish(f"--memory-min {memory:g}", lambda listing: listing.instance_type.memory_gib >= memory)
+            wish("memory_min_gib", memory, lambda listing: listing.instance_type.memory_gib >= memory)
         if (rate := self.network_min_gbps) is not None:
-            wish(f"--network-min {rate:g}", lambda listing: listing.instance_type.network_baseline_gbps >= rate)
+            wish("network_min_gbps", rate, lambda listing: listing.instance_type.network_baseline_gbps >= rate)
         if (architecture := self.architecture) is not None:
-            wish(f"--arch {architecture}", lambda listing: listing.instance_type.architecture == architecture)
+            wish("architecture", architecture, lambda listing: listing.instance_type.architecture == architecture)
         if families := {family.casefold() for family in self.families}:
             for family in families:
                 _known("family", family, {t.family for t in types})
-            wish(f"--family {','.join(self.families)}", lambda listing: listing.instance_type.family in families)
+            wish("families", ",".join(self.families), lambda listing: listing.instance_type.family in families)
         if (market := self.market) != "any":
-            wish(f"--market {market}", lambda listing: _is_sold(listing, market))
+            wish("market", market, lambda listing: _is_sold(listing, market))
         if (dollars := self.price_max_usd_per_hour) is not None:
-            wish(f"--price-max {dollars:g}", lambda listing: _at_most(price_in(listing, self.market), dollars))
+            wish("price_max_usd_per_hour", dollars, lambda listing: _at_most(price_in(listing, self.market), dollars))
         if (share := self.interruption_max) is not None:
             wish(
-                f"--max-interruption {share * 100:g}%",
+                "interruption_max",
+                share,
                 lambda listing: listing.band is not None and listing.band.high <= share,
             )
         return tuple(found)
@@ -99,13 +100,13 @@ def why_none(listings: Sequence[Listing], filters: Sequence[Filter]) -> str:
     """When `select` keeps nothing: how many types each filter alone stands in the way of, the worst first."""
     if not listings:
         return "nothing is known of the region"
-    left = [(len(select(listings, [other for other in filters if other is not one])), one.option) for one in filters]
+    left = [(len(select(listings, [other for other in filters if other is not one])), one.setting) for one in filters]
     blame = sorted((pair for pair in left if pair[0]), reverse=True)
     if blame:
         most, option = blame[0]
         others = "".join(f", {count:,} without {option}" for count, option in blame[1:3])
         return f"{most:,} would without {option}{others}"
-    fewest, option = min((len(select(listings, [one])), one.option) for one in filters)
+    fewest, option = min((len(select(listings, [one])), one.setting) for one in filters)
     return f"{option} alone leaves {fewest:,} of {len(listings):,}, and other filters remove those"
 
 

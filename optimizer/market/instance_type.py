@@ -219,7 +219,7 @@ class InstanceType:
 
     @property
     def memory_bytes(self) -> int:
-        """Main memory."""
+        """Main memory in bytes."""
         return round(self.memory_gib * _BYTES_PER_GIB)
 
     @property

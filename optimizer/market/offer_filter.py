@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from itertools import combinations
 from types import MappingProxyType
 
-from hetopt.core.errors import BadInput
+from hetopt.core.errors import BadInput, setting
 from hetopt.optimizer.market.catalog import Catalog, InstanceType, Market, Offer, Price, did_you_mean, offers
 from hetopt.optimizer.market.catalog_filter import AnyMarket, has_accelerator, known_accelerator
 from hetopt.optimizer.market.instance_type import Architecture
@@ -50,9 +50,15 @@ class Wishes:
 
 @dataclass(frozen=True, kw_only=True)
 class OfferFilter:
-    """One wish, with the option that a person would write for it."""
+    """One requirement, as the parameter that a person would give for it.
 
-    option: str
+    Attributes:
+        name: of the parameter.
+        settings: it and its value, such as `` `types="g5.*"` ``; several for several quotas.
+    """
+
+    name: str
+    settings: str
     keeps: Callable[[Offer], bool]
 
 
@@ -69,12 +75,12 @@ def narrow(catalog: Catalog, wishes: Wishes) -> tuple[Offer, ...]:
     for one in filters:
         before, left = left, [offer for offer in left if one.keeps(offer)]
         if not left:
-            raise _nothing_left(catalog, everything, filters, one, before)
+            raise _nothing_left(catalog, everything, wishes.types, filters, one, before)
     if wishes.zone is not None:
         before, left = left, _in_zone(catalog, left, wishes.zone)
         if not left:
             raise BadInput(
-                f"None of the {len(before):,} offers is sold in {wishes.zone}.", hint="name another --zone, or none"
+                f"None of the {len(before):,} offers is sold in {wishes.zone}.", hint="name another `zone`, or none"
             )
     return tuple(left)
 
@@ -82,35 +88,40 @@ def narrow(catalog: Catalog, wishes: Wishes) -> tuple[Offer, ...]:
 def _filters(catalog: Catalog, wishes: Wishes) -> list[OfferFilter]:
     found: list[OfferFilter] = []
 
-    def wish(option: str, keeps: Callable[[Offer], bool]) -> None:
-        found.append(OfferFilter(option=option, keeps=keeps))
+    def wish(name: str, value: float | str, keeps: Callable[[Offer], bool]) -> None:
+        found.append(OfferFilter(name=name, settings=setting(name, value), keeps=keeps))
 
-    for option, patterns in (("--types", wishes.types), ("--exclude", wishes.exclude)):
+    for name, patterns in (("types", wishes.types), ("exclude", wishes.exclude)):
         for pattern in patterns:
-            _means_something(catalog, option, pattern)
+            _means_something(catalog, name, pattern)
     if wishes.zone is not None:
         _belongs(catalog, wishes.zone)
     if market := _single(wishes.market):
-        wish(f"--market {market}", lambda offer: offer.price.market == market)
+        wish("market", market, lambda offer: offer.price.market == market)
     if wishes.types:
-        wish(f"--types {','.join(wishes.types)}", lambda offer: _matches(offer.instance_type.name, wishes.types))
+        wish("types", ",".join(wishes.types), lambda offer: _matches(offer.instance_type.name, wishes.types))
     if wishes.exclude:
         wish(
-            f"--exclude {','.join(wishes.exclude)}",
+            "exclude",
+            ",".join(wishes.exclude),
             lambda offer: not _matches(offer.instance_type.name, wishes.exclude),
         )
     if wishes.gpus:
         kept = [_gpu(catalog, text) for text in wishes.gpus]
-        wish(f"--gpus {','.join(wishes.gpus)}", lambda offer: any(keeps(offer.instance_type) for keeps in kept))
+        wish("gpus", ",".join(wishes.gpus), lambda offer: any(keeps(offer.instance_type) for keeps in kept))
     if (architecture := wishes.architecture) is not None:
-        wish(f"--arch {architecture}", lambda offer: offer.instance_type.architecture == architecture)
+        wish("architecture", architecture, lambda offer: offer.instance_type.architecture == architecture)
     if (dollars := wishes.max_hourly_usd) is not None:
-        wish(f"--max-hourly {dollars:g}", lambda offer: offer.price.usd_per_hour <= dollars)
+        wish("max_hourly_usd", dollars, lambda offer: offer.price.usd_per_hour <= dollars)
     if wishes.quotas:
         written = " ".join(
-            f"--quota {bucket.market}:{bucket.family}={vcpus}" for bucket, vcpus in sorted(wishes.quotas.items())
+            setting("quotas", f"{bucket.market}:{bucket.family}={vcpus}")
+            for bucket, vcpus in sorted(wishes.quotas.items())
         )
-        wish(written, lambda offer: most_machines(offer, wishes.quotas) >= 1)
+        enough = OfferFilter(
+            name="quotas", settings=written, keeps=lambda offer: most_machines(offer, wishes.quotas) >= 1
+        )
+        found.append(enough)
     return found
 
 
@@ -121,65 +132,64 @@ def _single(market: AnyMarket) -> Market | None:
 def _nothing_left(
     catalog: Catalog,
     everything: Sequence[Offer],
+    types: Sequence[str],
     filters: Sequence[OfferFilter],
     last: OfferFilter,
     before: Sequence[Offer],
 ) -> BadInput:
     """Why no offer is left: the shortest true reason."""
     where = f"in {catalog.region}"
-    kept = {one.option: {i for i, offer in enumerate(everything) if one.keeps(offer)} for one in filters}
-    for option, alone in kept.items():
-        if not alone and option.startswith("--types "):
-            return _not_sold(catalog, option)
+    kept = [({i for i, offer in enumerate(everything) if one.keeps(offer)}, one) for one in filters]
+    for alone, one in kept:
+        if not alone and one.name == "types":
+            return _not_sold(catalog, types)
         if not alone:
-            return BadInput(f"{option} leaves nothing that can be rented {where}.", hint=_loosen(option))
-    for (first, some), (second, others) in combinations(kept.items(), 2):
+            return BadInput(f"{one.settings} leaves nothing that can be rented {where}.", hint=_loosen(one.name))
+    for (some, first), (others, second) in combinations(kept, 2):
         if not some & others:
             return BadInput(
-                f"{first} and {second} exclude each other: nothing {where} fulfils both "
+                f"{first.settings} and {second.settings} exclude each other: nothing {where} fulfils both "
                 f"({len(some):,} and {len(others):,} offers do one).",
                 hint=f"leave one of them out, or see `hetopt catalog list --region {catalog.region}`",
             )
     return BadInput(
-        f"{last.option} removed the last of the {len(before):,} offers {where} that the other filters had left.",
-        hint=_loosen(last.option),
+        f"{last.settings} removed the last of the {len(before):,} offers {where} that the other filters had left.",
+        hint=_loosen(last.name),
     )
 
 
-def _not_sold(catalog: Catalog, option: str) -> BadInput:
+def _not_sold(catalog: Catalog, patterns: Sequence[str]) -> BadInput:
     """Why types that exist cannot be rented in a region: they are not there, or nothing says what they cost."""
-    patterns = option.partition(" ")[2].split(",")
     there = [name for name in catalog.listings if _matches(name, patterns) and catalog.listings[name].zones != 0]
     if there:
         return BadInput(
             f"the catalogue knows no price of {', '.join(there[:3])} in {catalog.region}.",
-            hint=f"read prices with `hetopt catalog refresh --region {catalog.region}`, or give yours with --catalog",
+            hint=f"read prices with `hetopt catalog refresh --region {catalog.region}`, or give yours as `catalog`",
         )
     return BadInput(
-        f"{option.partition(' ')[2]} is not sold in {catalog.region}, as far as the catalogue knows.",
-        hint="name another --region, or other --types",
+        f"{','.join(patterns)} is not sold in {catalog.region}, as far as the catalogue knows.",
+        hint="name another `region`, or other `types`",
     )
 
 
-def _loosen(option: str) -> str:
-    name = option.split()[0]
+def _loosen(name: str) -> str:
     return {
-        "--max-hourly": "raise --max-hourly, or leave it out",
-        "--quota": "a quota must hold at least one machine; ask the provider for more, or leave --quota out",
-        "--market": "try --market any, another --region, or prices of your own with --catalog",
-    }.get(name, f"loosen {name}, or leave it out")
+        "max_hourly_usd": "raise `max_hourly_usd`, or leave it out",
+        "quotas": "a quota must hold at least one machine; ask the provider for more, or leave `quotas` out",
+        "market": 'try `market="any"`, another `region`, or prices of your own as `catalog`',
+    }.get(name, f"loosen `{name}`, or leave it out")
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _means_something(catalog: Catalog, option: str, pattern: str) -> None:
+def _means_something(catalog: Catalog, name: str, pattern: str) -> None:
     """Refuse a name or a pattern that no instance type has."""
-    if not any(fnmatchcase(name, pattern) for name in catalog.instance_types):
+    if not any(fnmatchcase(known, pattern) for known in catalog.instance_types):
         if any(character in pattern for character in "*?["):
             raise BadInput(
-                f"{option} {pattern} matches no instance type of the catalogue.",
+                f"{setting(name, pattern)} matches no instance type of the catalogue.",
                 hint="patterns are those of a shell, such as 'g5.*' or '*.xlarge', in quotes",
             )
         catalog.instance_type(pattern)
@@ -196,8 +206,9 @@ def _belongs(catalog: Catalog, zone: str) -> None:
         )
     if region != catalog.region:
         raise BadInput(
-            f"--zone {zone} and --region {catalog.region} exclude each other: that zone is in {region}.",
-            hint=f"name --region {region}, or a zone of {catalog.region}",
+            f"{setting('zone', zone)} and {setting('region', catalog.region)} exclude each other: that zone is "
+            f"in {region}.",
+            hint=f"name {setting('region', region)}, or a zone of {catalog.region}",
         )
 
 
@@ -235,10 +246,10 @@ def _price_there(price: Price, zone: ZonePrice) -> Price:
 
 
 def _gpu(catalog: Catalog, text: str) -> Callable[[InstanceType], bool]:
-    """Whether a machine has the accelerators that one part of ``--gpus`` asks for."""
+    """Whether a machine has the accelerators that one part of ``gpus`` asks for."""
     name, separator, number = text.partition(":")
     if separator and not (number.isdigit() and int(number) > 0):
-        raise BadInput(f"--gpus must be NAME or NAME:COUNT, not {text!r}.", hint="for example --gpus L4:4")
+        raise BadInput(f"`gpus` must be NAME or NAME:COUNT, got {text!r}.", hint='for example `gpus="L4:4"`')
     count = int(number) if separator else 1
     if name.casefold() == NO_GPU:
         return lambda found: found.accelerator is None

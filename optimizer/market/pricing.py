@@ -152,7 +152,8 @@ def session(profile: str | None) -> Session:
         made: Session = boto3.Session(profile_name=profile)
     except ProfileNotFound:
         raise CloudRefused(
-            f"There is no AWS profile '{profile}'.", hint="see `aws configure list-profiles`, or leave out --profile"
+            f"There is no AWS profile '{profile}'.",
+            hint="see `aws configure list-profiles`, or leave `aws_profile` out",
         ) from None
     return made
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from hetopt.core.errors import BadInput
+from hetopt.core.errors import BadInput, setting
 from hetopt.optimizer.market.catalog import Market, Offer, did_you_mean
 
 STANDARD = "standard"
@@ -69,8 +69,8 @@ def read_quotas(texts: Iterable[str]) -> dict[Bucket, int]:
         written = _WRITTEN.fullmatch(text.strip().casefold())
         if written is None:
             raise BadInput(
-                f"--quota must be FAMILY=VCPUS, not {text!r}.",
-                hint="for example --quota g=8, or --quota spot:standard=32",
+                f"`quotas` must be FAMILY=VCPUS, got {text!r}.",
+                hint='for example `quotas="g=8"`, or `quotas="spot:standard=32"`',
             )
         family = written["family"]
         if family not in FAMILIES:
@@ -81,7 +81,9 @@ def read_quotas(texts: Iterable[str]) -> dict[Bucket, int]:
         for market in get_args(Market) if written["market"] is None else (written["market"],):
             bucket = Bucket(market=market, family=family)
             if bucket in found:
-                raise BadInput(f"--quota {text} gives the {market} quota of {family} twice.", hint="keep one of them")
+                raise BadInput(
+                    f"{setting('quotas', text)} gives the {market} quota of {family} twice.", hint="keep one of them"
+                )
             found[bucket] = int(written["vcpus"]) if len(written["vcpus"]) <= MOST_DIGITS else UNBOUNDED
     return found
 

@@ -77,9 +77,11 @@ def confident(
         BadInput: the confidence is no probability, or there is nothing to keep.
     """
     if confidence is not None and not 0 < confidence < 1:
-        raise BadInput(f"A confidence of {confidence} cannot be.", hint="for example --confidence 0.9")
+        raise BadInput(
+            f"`confidence` must be above 0 and below 1, got {confidence}.", hint="for example `confidence=0.9`"
+        )
     if limits.budget_usd is None and limits.deadline_s is None:
-        raise BadInput("There is neither a budget nor a deadline to be confident of.", hint="give --budget")
+        raise BadInput("`confidence` needs a budget or a deadline to be kept.", hint="give `budget_usd` or `deadline`")
     assert found.chosen is not None
     if confidence is None and found.safe:
         chance = float(_chances(space, job, found, limits, [found.chosen], seed=seed)[0])

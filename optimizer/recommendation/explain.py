@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from hetopt.core import formatting
+from hetopt.core.errors import setting
 from hetopt.core.formatting import duration, usd
 from hetopt.core.profile import Profile
 from hetopt.optimizer.convergence.local_penalty import steps_in_words
@@ -187,7 +188,7 @@ def _on_demand(chosen: Candidate, catalog: Catalog) -> Iterator[str]:
     if demand <= spot * math.exp(Z90 * spread):
         yield (
             f"Spot may save nothing here: the price is {spot / demand:.0%} of on demand, and spot prices differ by "
-            f"more than that between zones and days. {on_demand}: look with --on-demand."
+            f"more than that between zones and days. {on_demand}: compare with `market='on-demand'`."
         )
     else:
         yield f"{on_demand}."
@@ -287,7 +288,7 @@ def _local(model: FittedModel, chosen: Candidate, *, to_target: bool) -> Iterato
         if exposed > WORTH_AVERAGING and not gate.pilots:
             yield (
                 f"Averaging parameters now and then instead would save most of the {exposed:.0%} that steps spend on "
-                f"communication; what that costs in steps was not measured: profile with --sync '{USUAL_SYNC}'."
+                f"communication; what that costs in steps was not measured: profile with {setting('sync', USUAL_SYNC)}."
             )
         return
     sync, measured = chosen.sync, gate.measured_share(chosen.sync)
@@ -308,7 +309,7 @@ def _profiling(profile: Profile, chosen: Candidate) -> str:
     price = f" and {usd(profile.profiling_usd)}" if profile.profiling_usd > 0 else ""
     told = f"Profiling took {duration(profile.profiling_s)}{price}, {share:.1%} of the time that this plan takes"
     if share > PROFILING_SHARE:
-        return f"{told}: for a job as short as this, a smaller --time-budget would do."
+        return f"{told}: for a job as short as this, a smaller `time_budget_s` would do."
     return f"{told}."
 
 

@@ -32,10 +32,10 @@ def nothing_usable(region: str, offered: Sequence[Offer], excluded: Mapping[str,
     names = sorted({offer.instance_type.name for offer in offered})
     who = f"None of the {len(names)} instance types" if len(names) > MOST_NAMED else " and ".join(names)
     verb = "can" if len(names) > MOST_NAMED else "cannot"
-    others = f"name other --types, or leave it out; `hetopt catalog list --region {region}` shows what there is"
+    others = f"name other `types`, or leave it out; `hetopt catalog list --region {region}` shows what there is"
     changes = [
         *(["profile on a machine of the kind that you want to rent"] if MENDED_BY_PROFILING & excluded.keys() else []),
-        *(["choose a smaller --batch-size or larger machines"] if TOO_LITTLE_MEMORY in excluded else []),
+        *(["choose a smaller `batch_size` or larger machines"] if TOO_LITTLE_MEMORY in excluded else []),
     ]
     why = "; ".join(sorted(excluded, key=lambda reason: -excluded[reason]))
     return BadInput(
@@ -49,27 +49,27 @@ def _no_cluster(space: SearchSpace) -> NoFeasiblePlan:
     fewest, name = small.worker.workers, small.name
     if fewest > space.max_workers:
         return NoFeasiblePlan(
-            f"--max-workers {space.max_workers} leaves no machine: the smallest, {name}, has {fewest} workers, one a "
+            f"`max_workers={space.max_workers}` leaves no machine: the smallest, {name}, has {fewest} workers, one a "
             "GPU.",
-            hint=f"raise --max-workers to {fewest}, or name machines with fewer GPUs",
+            hint=f"raise it to `max_workers={fewest}`, or name machines with fewer GPUs",
         )
     if max(space.batch_sizes) < fewest:
         return NoFeasiblePlan(
-            f"A batch of {max(space.batch_sizes)} is too small for the smallest machine, {name}, whose {fewest} "
+            f"a batch size of {max(space.batch_sizes)} is too small for the smallest machine, {name}, whose {fewest} "
             "workers take at least one sample each.",
-            hint=f"choose a --batch-size of at least {fewest}, or name machines with fewer GPUs",
+            hint=f"choose a `batch_size` of at least {fewest}, or name machines with fewer GPUs",
         )
     holds = max(_most_samples(space, option) for option in space.options)
     if holds < min(space.batch_sizes):
         return NoFeasiblePlan(
-            f"A batch of {min(space.batch_sizes)} does not fit: {space.max_workers} workers on {space.max_machines} "
-            f"machines hold at most {holds:.0f} samples.",
-            hint="choose a smaller --batch-size, raise --max-workers or --max-machines, or name larger machines",
+            f"a batch size of {min(space.batch_sizes)} does not fit: {space.max_workers} workers on "
+            f"{space.max_machines} machines hold at most {holds:.0f} samples.",
+            hint="choose a smaller `batch_size`, raise `max_workers` or `max_machines`, or name larger machines",
         )
     return NoFeasiblePlan(
         f"No cluster within the limits of workers, machines, quotas and dollars an hour can take any of the batch "
         f"sizes {', '.join(map(str, space.batch_sizes))}.",
-        hint="raise --max-hourly or --quota, or choose another --batch-size",
+        hint="raise `max_hourly_usd` or `quotas`, or choose another `batch_size`",
     )
 
 

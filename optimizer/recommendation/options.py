@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import get_args
 
-from hetopt.core.errors import BadInput
+from hetopt.core.errors import BadInput, setting
 from hetopt.core.synchronization import Synchronization
 from hetopt.optimizer.cost.cost import BOOT_S, SETUP_S
 from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions
@@ -87,35 +87,43 @@ class Options:
             raise BadInput(
                 f"There is no objective '{self.objective}'.", hint=f"choose {', '.join(get_args(Objective))}"
             )
-        for count, option, what in (
-            (self.max_machines, "--max-machines", "machines"),
-            (self.max_workers, "--max-workers", "workers"),
-        ):
-            if count is not None and count < 1:
-                raise BadInput(f"{count} {what} are no cluster.", hint=f"{option} must be at least 1")
-            if count is not None and count > MAX_WORKERS:
-                raise BadInput(
-                    f"Clusters of {count} {what} are not planned.", hint=f"{option} is {MAX_WORKERS} at most"
-                )
+        for name, count in (("max_machines", self.max_machines), ("max_workers", self.max_workers)):
+            if count is not None and not 1 <= count <= MAX_WORKERS:
+                raise BadInput(f"`{name}` must be 1 to {MAX_WORKERS}, got {count}.", hint=f"for example `{name}=16`")
         if self.batch_size is not None and self.batch_size < 1:
-            raise BadInput(f"A batch of {self.batch_size} samples is none.", hint="--batch-size must be at least 1")
+            raise BadInput(
+                f"`batch_size` must be at least 1, got {self.batch_size}.", hint="leave it out to have it chosen"
+            )
         if self.minimum_gain is not None and not 0 < self.minimum_gain <= 1:
-            raise BadInput(f"A minimum gain of {self.minimum_gain} cannot be.", hint="choose one above 0, at most 1")
+            raise BadInput(
+                f"`minimum_gain` must be above 0 and at most 1, got {self.minimum_gain}.",
+                hint="it is the share of gradient energy that compression retains",
+            )
         if self.zones < 1:
-            raise BadInput(f"{self.zones} zones cannot be.", hint="--zones must be at least 1")
+            raise BadInput(f"`zones` must be at least 1, got {self.zones}.", hint="for example `zones=2`")
         if self.zones > 1 and self.zone is not None:
-            raise BadInput(f"--zone {self.zone} and --zones {self.zones} exclude each other.", hint="keep one of them")
+            raise BadInput(
+                f"{setting('zone', self.zone)} and `zones={self.zones}` exclude each other.", hint="keep one of them"
+            )
         if not 0 <= self.startup_s < math.inf:
-            raise BadInput(f"A start-up time of {self.startup_s} s cannot be.", hint="give seconds, at least 0")
+            raise BadInput(
+                f"`startup_s` must be at least 0 and finite, got {self.startup_s}.",
+                hint="it is the provisioning time in seconds, from the request to the first step",
+            )
         if self.time_weight is not None:
             if not 0 <= self.time_weight <= 1:
-                raise BadInput(f"A weight of {self.time_weight} cannot be.", hint="for example --weights time=2,cost=1")
+                raise BadInput(
+                    f"the weight of time must be 0 to 1, got {self.time_weight}.",
+                    hint='for example `weights="time=2,cost=1"`',
+                )
             if self.objective != "auto":
                 raise BadInput(
-                    f"--objective {self.objective} and --weights exclude each other.", hint="keep one of them"
+                    f"{setting('objective', self.objective)} and `weights` exclude each other.", hint="keep one of them"
                 )
         if self.confidence is not None and not 0 < self.confidence < 1:
-            raise BadInput(f"A confidence of {self.confidence} cannot be.", hint="for example --confidence 0.9")
+            raise BadInput(
+                f"`confidence` must be above 0 and below 1, got {self.confidence}.", hint="for example `confidence=0.9`"
+            )
         _ = self.effort
 
     @property

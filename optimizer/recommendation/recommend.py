@@ -157,7 +157,7 @@ def steps_model(model: FittedModel, goal: Goal, evaluate_every_epochs: float) ->
     if goal.ends == "target":
         return target_steps(model.convergence, check_every_samples=evaluate_every_epochs * dataset_size)
     if goal.amount is None:
-        raise BadInput(f"The goal does not say how many {goal.ends}.", hint=f"give --{goal.ends}")
+        raise BadInput(f"The goal does not say how many {goal.ends}.", hint=f"give `{goal.ends}`")
     if goal.ends == "epochs":
         return EpochSteps(epochs=goal.amount, dataset_size=dataset_size)
     return FixedSteps(count=math.ceil(goal.amount))
@@ -195,7 +195,7 @@ def _completed(goal: Goal, profile: Profile) -> Goal:
         raise BadInput(
             f"The profile was taken towards {job.target_metric}={job.target_value:g}, not "
             f"{goal.target_metric or job.target_metric}={goal.target_value}.",
-            hint="change the task's target and profile it again, or give the run's length with --epochs or --steps",
+            hint="change the task's target and profile it again, or give the run's length with `epochs` or `steps`",
         )
     return goal.model_copy(update={"target_metric": job.target_metric, "target_value": job.target_value})
 
@@ -248,8 +248,9 @@ def space_of(
     to_target = goal.ends == "target"
     if options.batch_size is not None and options.batch_size > job.dataset_size:
         raise BadInput(
-            f"--batch-size {options.batch_size:,} is more than the {job.dataset_size:,} samples of the training data.",
-            hint=f"choose at most {job.dataset_size:,}, which is one step an epoch",
+            f"`batch_size` must be at most {job.dataset_size:,}, the samples of the training data, "
+            f"got {options.batch_size:,}.",
+            hint="with all of them, an epoch is one step",
         )
     if options.batch_size is not None:
         batches: tuple[int, ...] = (options.batch_size,)

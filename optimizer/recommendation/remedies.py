@@ -59,7 +59,7 @@ class Remedies:
         if self.both is not None:
             yield f"raise the budget to {usd(self.both[0])} and allow {duration(self.both[1])}"
         if self.confidence is not None:
-            yield f"ask for no more than --confidence {self.confidence:g}"
+            yield f"ask for no more than `confidence={self.confidence:g}`"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,7 +47,7 @@ class ClusterRows:
 
     @classmethod
     def of(cls, clusters: Sequence[Cluster]) -> Self:
-        """From records."""
+        """Clusters as rows of arrays, one a cluster."""
         option = np.zeros((len(clusters), MAX_TYPES), dtype=np.intp)
         count = np.zeros_like(option)
         for row, cluster in enumerate(clusters):
@@ -66,7 +66,7 @@ class ClusterRows:
         return Cluster.of(counts, int(self.batch[row]), int(self.exchange[row]))
 
     def take(self, rows: Integers | Mask) -> Self:
-        """Only these rows."""
+        """The rows at these indices, or where the mask is true."""
         return type(self)(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
     def counting(self, count: Integers) -> Self:
@@ -238,7 +238,7 @@ class Boxes:
         return len(self.most)
 
     def take(self, rows: Integers | Mask) -> Boxes:
-        """Only these boxes."""
+        """The boxes at these indices, or where the mask is true."""
         return Boxes(least=self.least.take(rows), most=self.most[rows])
 
     @classmethod

@@ -123,7 +123,7 @@ class Forecast:
         return len(self.total_s)
 
     def take(self, rows: NDArray[np.intp] | NDArray[np.bool_] | slice) -> Forecast:
-        """Only these rows."""
+        """The rows at these indices, or where the mask is true."""
         return Forecast(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
     @classmethod

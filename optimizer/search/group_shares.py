@@ -29,7 +29,7 @@ class Lines:
     most: Array
 
     def take(self, rows: Integers | NDArray[np.bool_]) -> Lines:
-        """Only these rows."""
+        """The rows at these indices, or where the mask is true."""
         return Lines(
             fixed_s=self.fixed_s[rows],
             per_sample_s=self.per_sample_s[rows],

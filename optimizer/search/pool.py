@@ -22,7 +22,7 @@ class Pool:
     """Rows with their forecast, in the order in which they came. The first ``uniform`` are of one type each."""
 
     def __init__(self, columns: Columns, job: JobModel, limits: Limits) -> None:
-        """An empty pool."""
+        """A pool that nothing was added to, for clusters of these machine options and limits."""
         self.columns, self.job, self.limits = columns, job, limits
         self.uniform = 0
         self.priced = 0
@@ -43,7 +43,7 @@ class Pool:
 
     @property
     def forecast(self) -> Forecast:
-        """Of the rows."""
+        """Predicted time and cost of every row in the pool."""
         return self._joined()[1]
 
     def add(self, rows: ClusterRows, *, keep: int | None = KEPT_OF_A_BATCH) -> int:

@@ -32,7 +32,7 @@ NEVER_USD = 1e12
 
 
 FEWEST_MACHINES = 2
-"""Of a mix."""
+"""Machines of a mix at least: one of each of two types."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,9 +64,12 @@ class Effort:
     def __post_init__(self) -> None:
         """Refuse what is no effort."""
         if not 1 <= self.types <= MAX_TYPES:
-            raise BadInput(f"Clusters of {self.types} types are not planned.", hint=f"choose 1 to {MAX_TYPES}")
+            raise BadInput(
+                f"`mixed_types` must be 1 to {MAX_TYPES}, got {self.types}.",
+                hint="a cluster has so many instance types at most",
+            )
         if self.trials < 0:
-            raise BadInput(f"{self.trials} trials cannot be.", hint="--trials must be 0 or more")
+            raise BadInput(f"`trials` must be at least 0, got {self.trials}.", hint="0 searches without a study")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -142,7 +142,7 @@ class Cluster:
 
     @property
     def machine_count(self) -> int:
-        """Machines altogether."""
+        """Machines of all types in the cluster."""
         return sum(count for _, count in self.machines)
 
 

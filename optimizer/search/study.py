@@ -137,7 +137,7 @@ def _study(journal: Path | None, question: str, seed: int) -> optuna.Study:
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInput(
-            f"{journal} cannot be used as the journal of a search: {error}.", hint="name another file with --resume"
+            f"{journal} cannot be used as the journal of a search: {error}.", hint="name another file as `journal`"
         ) from None
 
 

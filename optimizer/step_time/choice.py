@@ -59,7 +59,7 @@ class PeerModel:
         )
 
     def predict(self, configurations: Sequence[Configuration]) -> list[StepTime]:
-        """Predict step times."""
+        """Predicted step time, in seconds with its interval, of each configuration."""
         reach = math.exp(self.half_width)
         return [
             StepTime(

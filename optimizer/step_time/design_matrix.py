@@ -55,7 +55,8 @@ def exchange_of(workers: int, compression: Compression | None, sync: str | None 
     Args:
         workers: that exchange.
         compression: of gradients; absent: none.
-        sync: as of ``--sync``; workers that average parameters now and then exchange as much in the mean of all steps.
+        sync: as `parse_sync` reads it; workers that average parameters now and then send as much in the mean of all
+            steps.
 
     Raises:
         BadInput: an unknown compressor, one that does not go with the collective, or a sync whose mean is not known.
@@ -89,12 +90,12 @@ def _communicating_share(compression: Compression | None, sync: str | None) -> f
     if compression is not None and compression.name != "identity":
         reason = why_not_synchronised(compression.name, "parameters")
         raise BadInput(
-            reason or f"How long averages in {compression.name} take is predicted where a run is launched, not here.",
+            reason or f"averages in {compression.name} are predicted when a run is launched, not here.",
             hint="leave sync or compression out",
         )
     if not is_planned(wanted):
         raise BadInput(
-            f"A step's time under {sync} does not follow from its configuration alone.",
+            f"the step time under {sync} depends on more than the configuration.",
             hint=f"sync can be {' or '.join(PLANNED)}",
         )
     return communication(wanted, dataset_size=1, global_batch_size=1).share
@@ -107,7 +108,7 @@ class Layout:
     Attributes:
         machines: type and workers of each node, in no order.
         exchange: compressor, ratio and collective.
-        sync: as of ``--sync``; None: gradients are summed in every step.
+        sync: as `parse_sync` reads it; None: gradients are summed in every step.
     """
 
     machines: tuple[tuple[str, int], ...]

@@ -66,7 +66,7 @@ class Posterior:
 
     @property
     def parameters(self) -> Array:
-        """The parameters."""
+        """Posterior mode of the parameters that are named, in the order of ``where``."""
         return self.mode[: len(self.where)]
 
     def learned(self, name: str) -> float:

@@ -25,7 +25,7 @@ class Known:
 
     @property
     def log(self) -> float:
-        """Natural logarithm."""
+        """Natural logarithm of the value."""
         return math.log(self.value)
 
 

@@ -68,8 +68,8 @@ class LocalPilot:
         )
         if synchroniser is None:
             raise BadInput(
-                f"What {sync.name} costs is measured with two workers at least, and there is one.",
-                hint="profile with --workers 2",
+                f"a pilot with {sync.name} needs at least 2 workers, got 1.",
+                hint="profile with `workers=2`",
             )
         self._crew, self._step, self._optimizer, self._shares = crew, LocalStep(inner), optimizer, tuple(shares)
         self._synchroniser = synchroniser

@@ -47,7 +47,7 @@ def run_probe(context: WorkerContext) -> None:
     if schedule is None:
         raise BadInput("this run has nothing to measure.", hint="profile with `hetopt profile TASK`")
     if context.spec.precision == "fp16":
-        raise BadInput("a profile in fp16 is not possible yet.", hint="profile in bf16 or fp32")
+        raise BadInput("the precision of a profile must be fp32 or bf16, got fp16.", hint="profile in bf16")
     task = load_task(context.spec.task)
     data = task.data(Path(context.spec.data_dir) if context.spec.data_dir is not None else None)
     replica = Replica.build(task, context.spec, context.device)

@@ -249,7 +249,7 @@ def test_a_run_is_looked_after_from_another_machine(
     refused(hetopt("adopt", folder.name), 2, "is known here")
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "elsewhere"))
     refused(hetopt("adopt", "20200101-000000-digits-0000"), 2, "has no order.json of a run")
-    refused(hetopt("adopt", "../x"), 2, "no run can be called")
+    refused(hetopt("adopt", "../x"), 2, "cannot be the name of a run")
     assert hetopt("adopt", folder.name).code == 0
     status = json.loads(hetopt("status", "--json").out)
     assert status["run"] == folder.name

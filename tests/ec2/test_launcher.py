@@ -386,7 +386,7 @@ def test_more_machines_join_a_run_and_its_lease_is_what_the_budget_pays_for_with
     before_s = run.seen.lease_end_s
     with pytest.raises(BadInput, match="is h99 now"):
         launcher.add(run.handle, "h99", 1, 60.0)
-    with pytest.raises(BudgetStop, match="do not pay for 400 more machines"):
+    with pytest.raises(BudgetStop, match="does not pay for 400 more machines"):
         launcher.add(run.handle, like.host, 400, 3600.0)
     assert Order.load(run_dir / ORDER_FILE) == run.order
     launcher.add(run.handle, like.host, 2, 3600.0)

@@ -261,9 +261,9 @@ def test_quotas_of_any_size_are_limits(hetopt: Callable[..., Answer], digits_pro
         ("--types c5.metal", "bare metal", "name other --types"),
         ("--types inf2.xlarge", "an accelerator that torch does not drive", "name other --types"),
         ("--types t4g.nano", "burstable", "name other --types"),
-        ("--types g5.24xlarge --max-workers 2", "--max-workers 2 leaves no machine", "raise --max-workers to 4"),
-        ("--batch-size 50000", "--batch-size 50,000 is more than the 1,438 samples", "at most 1,438"),
-        ("--types g5.24xlarge --batch-size 2", "A batch of 2 is too small", "at least 4"),
+        ("--types g5.24xlarge --max-workers 2", "--max-workers 2 leaves no machine", "raise it to --max-workers 4"),
+        ("--batch-size 50000", "--batch-size must be at most 1,438", "one step"),
+        ("--types g5.24xlarge --batch-size 2", "batch size of 2 is too small", "at least 4"),
     ],
 )
 def test_advice_names_what_can_help(

@@ -113,7 +113,7 @@ def test_the_same_run_teaches_once(first: Plan) -> None:
     launch = launched(first)
     events = log_of(launch, 0.01)
     once = learn(first.profile, launch, events_of(events)).profile
-    with pytest.raises(BadInput, match="nothing to teach"):
+    with pytest.raises(BadInput, match="measured nothing that the profile lacks"):
         learn(once, launch, events_of(events))
 
 
@@ -169,4 +169,4 @@ def test_the_command_begins_a_profile_and_goes_on_with_it(
     assert "has learned 5 step times" in answer.err
     assert len(Profile.load(path).samples) == 5
     again = hetopt("report", "--learn", path)
-    assert (again.code, "nothing to teach" in again.err) == (2, True)
+    assert (again.code, "measured nothing that the profile lacks" in again.err) == (2, True)

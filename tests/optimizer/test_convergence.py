@@ -133,7 +133,7 @@ def test_no_number_of_steps_without_evidence(kwargs: dict[str, object]) -> None:
     with pytest.raises(BadInput, match="no pilot run reached it") as caught:
         target_steps(fit_convergence(make_profile(**kwargs)))  # type: ignore[arg-type]  # three small variations
     assert caught.value.hint is not None
-    assert "--epochs" in caught.value.hint
+    assert "`epochs`" in caught.value.hint
 
 
 def test_without_a_finished_pilot_batch_sizes_are_still_ranked() -> None:

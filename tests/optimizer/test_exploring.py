@@ -76,7 +76,7 @@ def test_a_type_that_nothing_tells_about_is_measured_before_it_is_predicted() ->
 
 
 def test_nothing_to_do_is_refused() -> None:
-    with pytest.raises(BadInput, match="nothing to explore"):
+    with pytest.raises(BadInput, match="no configuration to explore"):
         Exploration(candidates=[], price_usd=_price, budget_usd=1.0, catalog={})
     with pytest.raises(BadInput, match="budget"):
         Exploration(candidates=CANDIDATES, price_usd=_price, budget_usd=0.0, catalog={})

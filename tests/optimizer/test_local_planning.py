@@ -89,7 +89,7 @@ def test_nothing_is_planned_that_no_pilot_speaks_for() -> None:
     ):
         said = gate.objection(sync, share)
         assert said is not None
-        assert f"profile with --sync '{spell_sync(sync)}'" in said
+        assert f'profile with `sync="{spell_sync(sync)}"`' in said
     assert gate.most_workers(SIXTEENTH, 1 / 16) == 2 * MOST_TIMES_WORKERS
 
 
@@ -188,7 +188,7 @@ def test_a_measured_policy_is_chosen_where_links_are_slow(measured: Plan, unmeas
 
 def test_nothing_is_chosen_silently_and_what_might_pay_is_said(unmeasured: Plan) -> None:
     assert not unmeasured.chosen.sync.is_local
-    assert any("profile with --sync 'selsync(auto)'" in sentence for sentence in unmeasured.explanation)
+    assert any('profile with `sync="selsync(auto)"`' in sentence for sentence in unmeasured.explanation)
 
 
 def test_a_policy_that_costs_too_many_steps_is_not_chosen(catalog: Catalog) -> None:

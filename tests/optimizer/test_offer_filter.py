@@ -44,10 +44,10 @@ def test_wishes_are_a_conjunction(wishes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("wishes", "said"),
     [
-        ({"types": ("g5.*",), "exclude": ("g5.*",)}, r"--types g5\.\* and --exclude g5\.\* exclude each other"),
-        ({"gpus": ("A10G",), "architecture": "arm64"}, "--gpus A10G and --arch arm64 exclude each other"),
-        ({"gpus": ("H100",), "max_hourly_usd": 0.5}, r"--gpus H100 and --max-hourly 0\.5 exclude each other"),
-        ({"max_hourly_usd": 0.0001}, r"--max-hourly 0\.0001 leaves nothing"),
+        ({"types": ("g5.*",), "exclude": ("g5.*",)}, r'`types="g5\.\*"` and `exclude="g5\.\*"` exclude each other'),
+        ({"gpus": ("A10G",), "architecture": "arm64"}, '`gpus="A10G"` and `architecture="arm64"` exclude'),
+        ({"gpus": ("H100",), "max_hourly_usd": 0.5}, r'`gpus="H100"` and `max_hourly_usd=0\.5` exclude each other'),
+        ({"max_hourly_usd": 0.0001}, r"`max_hourly_usd=0\.0001` leaves nothing"),
         ({"quotas": read_quotas([f"{f}=0" for f in ("standard", "g", "p", "p5", "inf", "trn", "dl", "f", "x", "u",
                                                       "hpc", "mac")])}, "leaves nothing"),
         ({"types": ("c7a.*", "g5.*"), "gpus": ("A10G", "none"), "exclude": ("g5.*",), "max_hourly_usd": 0.01},
@@ -56,7 +56,7 @@ def test_wishes_are_a_conjunction(wishes: dict[str, Any]) -> None:
         ({"types": ("g5.xlrge",)}, "no instance type"),
         ({"gpus": ("A1OG",)}, "no accelerator"),
         ({"gpus": ("A10G:many",)}, "NAME:COUNT"),
-        ({"zone": "us-west-2a"}, "--zone us-west-2a and --region us-east-1 exclude each other"),
+        ({"zone": "us-west-2a"}, '`zone="us-west-2a"` and `region="us-east-1"` exclude'),
         ({"zone": "us-east-1"}, "no zone"),
     ],
 )  # fmt: skip
@@ -70,7 +70,7 @@ def test_the_filter_that_removed_the_last_is_named(catalog: Catalog) -> None:
     """Three filters of which any two leave something."""
     wishes = Wishes(types=("g4dn.xlarge", "c7g.large"), gpus=("T4", "none"), architecture="arm64", exclude=("c7g.*",),
                     market="any")  # fmt: skip
-    with pytest.raises(BadInput, match="--arch arm64 removed the last"):
+    with pytest.raises(BadInput, match='`architecture="arm64"` removed the last'):
         narrow(catalog, wishes)
 
 
@@ -141,7 +141,7 @@ def test_a_zone_is_a_name_or_an_id(catalog: Catalog) -> None:
     everywhere = narrow(catalog, Wishes())
     assert narrow(catalog, Wishes(zone="us-east-1a")) == narrow(catalog, Wishes(zone="use1-az1")) == everywhere
     for zone in ("use2-az1", "apne1-az4", "euc1-az2"):
-        with pytest.raises(BadInput, match=f"--zone {zone} and --region us-east-1 exclude each other"):
+        with pytest.raises(BadInput, match=f'`zone="{zone}"` and `region="us-east-1"` exclude each other'):
             narrow(catalog, Wishes(zone=zone))
     with pytest.raises(BadInput, match="There is no zone"):
         narrow(catalog, Wishes(zone="moon1-az1"))

@@ -26,7 +26,7 @@ def test_an_extrapolated_type_is_refused_by_name(catalog: Catalog) -> None:
     with pytest.raises(BadInput, match=r"c7a\.2xlarge") as caught:
         check_probed(plan, unprobed=False)
     assert caught.value.hint is not None
-    assert "--unprobed" in caught.value.hint
+    assert "`unprobed=True`" in caught.value.hint
     check_probed(plan, unprobed=True)
 
 

@@ -262,8 +262,8 @@ def test_a_profile_of_a_whole_host_is_taken_for_the_work_of_one_thread(plan: Pla
 @pytest.mark.parametrize(
     ("described", "said"),
     [
-        ("speed=1 x129", "128 samples is not enough for 129 workers"),
-        ("speed=1 x2; speed=0.0001", "share of h2, at speed 0.0001, would be less than one sample"),
+        ("speed=1 x129", "must be at least 129, one sample a worker, got 128"),
+        ("speed=1 x2; speed=0.0001", "local batch size of h2, at speed 0.0001, would be less than one sample"),
         ("cpu=1; speed=1", "Some hosts have a CPU quota"),
         ("cpu=1,speed=0.5; cpu=1", "h0 has a CPU quota, which makes its speed"),
         ("cpu=2; cpu=1", "would have 3 cores together, but this machine has 2"),
@@ -281,7 +281,7 @@ def test_a_plan_with_fewer_samples_than_workers_is_refused(plan: Plan) -> None:
     assumed = Assumptions(fixed_s=0.001, per_sample_s=1e-4, link_latency_s=1e-4, link_bytes_per_s=1.25e8)
     planned = of(plan, [(3, assumed)])
     small = planned.chosen.model_copy(update={"global_batch_size": 2})
-    with pytest.raises(BadInput, match="2 samples is not enough for 3 workers"):
+    with pytest.raises(BadInput, match="must be at least 3, one sample a worker, got 2"):
         rehearse(planned.model_copy(update={"chosen": small}), HERE)
 
 

@@ -156,7 +156,7 @@ def test_no_host_is_called_so(tmp_path: Path, host: str) -> None:
     ],
 )
 def test_hosts_meet_at_addresses(address: str, meeting: str) -> None:
-    with pytest.raises(BadInput, match="cannot meet"):
+    with pytest.raises(BadInput, match="a rendezvous must be an IP address and a port"):
         Node(host="h0", address=address, meeting=meeting)
 
 

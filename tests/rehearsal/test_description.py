@@ -98,8 +98,8 @@ def test_rates_are_bits_a_second() -> None:
         ("workers=1.5", "'workers=1.5': workers=1.5 is no number of workers."),
         ("noise=1", "'noise=1': noise=1 must be at least 0 and below 1."),
         ("speed=1 x0", "'speed=1 x0' asks for no host at all."),
-        ("speed=1 x99999999", "a rehearsal has addresses for 154 hosts, not for 99999999."),
-        ("speed=1 x100; speed=2 x55", "a rehearsal has addresses for 154 hosts, not for 155."),
+        ("speed=1 x99999999", "a rehearsal must have at most 154 hosts, got 99999999."),
+        ("speed=1 x100; speed=2 x55", "a rehearsal must have at most 154 hosts, got 155."),
     ],
 )
 def test_a_bad_description_is_refused_in_one_sentence(text: str, sentence: str) -> None:

@@ -223,7 +223,7 @@ def test_a_network_that_was_never_signed_is_a_leftover(box: None) -> None:
 
 def test_a_number_that_is_none_removes_nothing() -> None:
     for text in ("", "ab1", "*", "ab12-h0", "../x", "AB12"):
-        with pytest.raises(BadInput, match="names no rehearsal"):
+        with pytest.raises(BadInput, match="there is no rehearsal"):
             remove(text)
 
 

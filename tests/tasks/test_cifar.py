@@ -86,7 +86,7 @@ def test_the_real_sample(shared_data: Path) -> None:
 def test_no_folder_given() -> None:
     with pytest.raises(BadInput, match="CIFAR-10 needs a data folder") as caught:
         load_cifar(CIFAR10, None)
-    assert "--data DIR" in (caught.value.hint or "")
+    assert "`data`" in (caught.value.hint or "")
     assert "https://www.cs.toronto.edu/~kriz/cifar.html" in (caught.value.hint or "")
 
 

@@ -121,7 +121,7 @@ def load(folder: Path | None) -> None:
 def test_no_folder_given() -> None:
     with pytest.raises(BadInput, match="needs a data folder") as caught:
         load(None)
-    assert "--data DIR" in (caught.value.hint or "")
+    assert "`data`" in (caught.value.hint or "")
 
 
 def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:

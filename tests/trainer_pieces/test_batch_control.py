@@ -505,8 +505,8 @@ def test_micro_batches():
         (spec(24, 8, batch_policy="allocation", micro_batch_size=5), "global batch of 32 cannot be cut"),
         (spec(24, 8, batch_policy="allocation", micro_batch_size=32), "at least one for each of 2 workers"),
         (spec(4, 3, batch_policy="allocation"), "Micro-batches of 1 samples are too small"),
-        (spec(2, 1), "global batch of 3 is too small for 2 workers"),
-        (spec(2, 1, batch_policy="uniform"), "at least 2 samples each"),
+        (spec(2, 1), "must be at least 4 for 2 workers, got 3"),
+        (spec(2, 1, batch_policy="uniform"), "must be at least 4 for 2 workers"),
     ],
 )
 def test_runs_that_cannot_be_shared_are_refused(run, says):

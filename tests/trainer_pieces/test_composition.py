@@ -98,11 +98,11 @@ def test_unknown_names_are_answered_with_the_nearest(wish, near):
 @pytest.mark.parametrize(
     ("wish", "message"),
     [
-        ({"name": "qsgd_maxnorm", "ratio": 0.1}, "cannot send a fraction"),
-        ({"name": "topk", "ratio": 0.1, "bits": 8}, "bits means nothing to topk"),
-        ({"name": "topk", "ratio": 0.1, "momentum": 0.9}, "momentum means nothing to topk with error_feedback"),
+        ({"name": "qsgd_maxnorm", "ratio": 0.1}, "must be 1, as it sends"),
+        ({"name": "topk", "ratio": 0.1, "bits": 8}, "has no option bits"),
+        ({"name": "topk", "ratio": 0.1, "momentum": 0.9}, "topk with error_feedback has no option momentum"),
         ({"name": "qsgd_maxnorm", "levels": 200, "bits": 8}, "overflow"),
-        ({"name": "qsgd_maxnorm", "bits": 3}, "cannot be summed"),
+        ({"name": "qsgd_maxnorm", "bits": 3}, "the codes of a sum must have"),
         ({"name": "qsgd_maxnorm", "levels": 10**9}, "overflow"),
         ({"name": "qsgd_maxnorm", "bits": 16, "collective": "all_gather"}, "not gathered"),
     ],

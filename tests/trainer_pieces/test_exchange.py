@@ -63,7 +63,7 @@ def test_what_never_arrived_is_not_committed(monkeypatch):
     ("compression", "message"),
     [
         (Compression(name="gzip"), "no compressor called 'gzip'"),
-        (Compression(name="identity", ratio=0.1), "cannot send a fraction of 0.1"),
+        (Compression(name="identity", ratio=0.1), "the ratio of identity must be 1"),
     ],
 )
 def test_impossible_compressions_are_refused(compression, message):

@@ -230,7 +230,10 @@ def test_floors_cost_time_but_move_no_samples():
 
 @pytest.mark.parametrize(
     ("total", "message"),
-    [(1, "too small: 2 workers take at least 4"), (11, "memory of 2 workers, which hold at most 10")],
+    [
+        (1, "must be at least 4 for 2 workers, got 1"),
+        (11, "must be at most 10 to fit into the memory of 2 workers, got 11"),
+    ],
 )
 def test_impossible_batches_name_the_bound(total, message):
     pair = cluster((0, 0), (1, 1), min_samples=2, max_samples=5)

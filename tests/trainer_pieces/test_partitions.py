@@ -97,12 +97,12 @@ def test_dirichlet_draws_have_the_mean_and_variance_of_the_distribution():
 
 
 def test_bad_partitions_are_refused_in_one_sentence():
-    with pytest.raises(BadInput, match="10 labels, and each worker is to have 11"):
+    with pytest.raises(BadInput, match="must be at most the 10 of the data, got 11"):
         parts_of("labels", 100, [1, 1], k=11)
     with pytest.raises(BadInput, match="3 samples cannot be divided among 4 workers"):
         parts_of("shards", 3, [1, 1, 1, 1])
     known = np.array([0] + [1] * 99)
-    with pytest.raises(BadInput, match=r"leaves worker \d without a sample"):
+    with pytest.raises(BadInput, match=r"worker \d has none"):
         make_parts(Partition(name="labels"), size=100, weights=[1] * 4, seed=0, labels=known)
 
 

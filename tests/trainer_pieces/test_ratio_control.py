@@ -90,7 +90,7 @@ def test_unknown_policies_and_idle_ones_are_refused():
     with pytest.raises(BadInput, match="'gravack'") as caught:
         choose_ratio_policy("gravack", ratio=0.1)
     assert "'gravac'" in str(caught.value.hint)
-    with pytest.raises(BadInput, match="accordion cannot work with a ratio of 1"):
+    with pytest.raises(BadInput, match="the ratio of accordion must be above 0 and below 1, got 1"):
         choose_ratio_policy("accordion", ratio=1.0)
 
 

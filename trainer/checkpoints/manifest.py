@@ -34,7 +34,7 @@ class FileRecord(Record):
 
     @classmethod
     def of_text(cls, text: str) -> Self:
-        """What `to_text` wrote."""
+        """Read a manifest from the text that `to_text` wrote."""
         size, sha256 = text.split()
         return cls(size_bytes=int(size), sha256=sha256)
 

@@ -72,7 +72,7 @@ class Cursor(Protocol):
 
     @property
     def epoch(self) -> int:
-        """Completed epochs."""
+        """Number of completed epochs."""
         ...
 
     def take(self, shares: Sequence[int]) -> GlobalBatch:
@@ -95,7 +95,7 @@ class SampleCursor:
         if dataset_size < 1:
             raise BadInput("The training data is empty.", hint="check the task's data")
         if seed < 0:
-            raise BadInput(f"The seed must not be negative, and it is {seed}.", hint="choose 0 or a positive number")
+            raise BadInput(f"`seed` must be at least 0, got {seed}.", hint="for example `seed=1`")
         if position < 0:
             raise ValueError(f"position must not be negative, not {position}")
         self._dataset_size = dataset_size
@@ -114,7 +114,7 @@ class SampleCursor:
 
     @property
     def epoch(self) -> int:
-        """Completed epochs."""
+        """Number of completed epochs."""
         return self._position // self._dataset_size
 
     def take(self, shares: Sequence[int]) -> GlobalBatch:

@@ -71,7 +71,7 @@ class FixedParts:
         for worker, part in enumerate(self.parts):
             if not len(part):
                 raise BadInput(
-                    f"The partition leaves worker {worker} without a sample.",
+                    f"the partition must give every worker a sample, and worker {worker} has none.",
                     hint="use fewer workers, more labels a worker, or a larger alpha",
                 )
 
@@ -171,7 +171,7 @@ def label_skew(labels: Indices, workers: int, labels_per_worker: float, seed: in
     kinds, each = np.unique(labels), int(labels_per_worker)
     if each > len(kinds):
         raise BadInput(
-            f"The data has {len(kinds)} labels, and each worker is to have {each}.",
+            f"the labels of a worker must be at most the {len(kinds)} of the data, got {each}.",
             hint="ask for fewer labels a worker",
         )
     dealt = kinds[np.argsort(_words(len(kinds), seed, _LABELS), kind="stable")]

@@ -42,7 +42,7 @@ class ReadAhead(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop reading."""
+        """Stop reading ahead; nothing is read afterwards."""
         ...
 
 
@@ -216,7 +216,7 @@ class ProcessReadAhead:
         return answer.batch
 
     def close(self) -> None:
-        """End the processes."""
+        """End the loader processes; no batch can be read afterwards."""
         del self._results
 
     def _receive(self) -> _Answer:

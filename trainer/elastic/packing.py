@@ -58,9 +58,9 @@ def unpack(data: Tensor) -> Any:
         header = json.loads(raw[_LENGTH_BYTES:end].numpy().tobytes().decode())
         value, used = _restored(header, raw, end)
     except (ValueError, KeyError, TypeError, RuntimeError, OverflowError, IndexError, RecursionError):
-        raise RunFailed("what another worker sent of its state cannot be read.") from None
+        raise RunFailed("the state that another worker sent cannot be read.") from None
     if used != raw.numel():
-        raise RunFailed("what another worker sent of its state is not all of it.")
+        raise RunFailed("the state that another worker sent is incomplete.")
     return value
 
 

@@ -44,7 +44,7 @@ class RendezvousStore(Protocol):
         ...
 
     def set(self, key: str, value: str) -> None:
-        """Write a value."""
+        """Write ``value`` under ``key``, whatever was there."""
         ...
 
     def compare_set(self, key: str, expected: str, value: str) -> str:

@@ -46,7 +46,7 @@ def connect(meeting: str) -> TCPStore:
 def _parsed(meeting: str) -> tuple[str, int]:
     address, _, port = meeting.rpartition(":")
     if not address or not port.isdigit():
-        raise BadInput(f"{MEETING_VARIABLE}={meeting!r} is no address.", hint="give ADDRESS:PORT")
+        raise BadInput(f"{MEETING_VARIABLE} must be ADDRESS:PORT, got {meeting!r}.", hint="for example 10.0.0.1:29400")
     return address, int(port)
 
 

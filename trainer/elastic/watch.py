@@ -29,7 +29,7 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no longer."""
+        """End the thread that watches, and wait for it."""
         self._over.set()
         self._thread.join()
 

@@ -181,7 +181,7 @@ class WorkerGroup:
         return self._store is not None and self._store.get("finished") == "1"
 
     def close(self) -> None:
-        """Leave for good."""
+        """Stop watching the rendezvous, destroy the process group, and close the event log of this worker."""
         if self._watch is not None:
             self._watch.stop()
         if dist.is_initialized():
@@ -202,7 +202,7 @@ class WorkerGroup:
                 raise Abandoned
             if self._store is None and time.monotonic() - begun_s > self._patience.give_up_s:
                 raise RunFailed(
-                    "no host can be reached on which workers meet.", hint="launch the run again: it resumes"
+                    "no host with a rendezvous store can be reached.", hint="launch the run again: it resumes"
                 )
             time.sleep(LOOK_S)
 

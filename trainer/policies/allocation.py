@@ -41,7 +41,7 @@ class AllocateMicroBatches:
             raise ValueError(f"tolerance must be in [0, 1), not {self.tolerance}")
 
     def initial(self) -> EpochMean:
-        """Nothing gathered."""
+        """The state before the first period: no measurements."""
         return EpochMean()
 
     def decide(self, state: EpochMean, observation: BatchObservation) -> tuple[EpochMean, BatchDecision]:

@@ -17,7 +17,7 @@ class KeepShares:
     """The policy that changes nothing, whatever is measured."""
 
     def initial(self) -> NothingToRemember:
-        """The empty state."""
+        """The empty state: this policy remembers nothing."""
         return NothingToRemember()
 
     def decide(

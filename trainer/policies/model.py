@@ -92,7 +92,7 @@ class ModelShares:
             raise ValueError(f"confidence must be finite and not negative, not {self.confidence}")
 
     def initial(self) -> ModelState:
-        """Nothing is known."""
+        """The state before the first period: no worker's speed is known."""
         return ModelState()
 
     def decide(self, state: ModelState, observation: BatchObservation) -> tuple[ModelState, BatchDecision]:

@@ -34,7 +34,7 @@ class ProportionalShares:
             raise ValueError(f"a worker's share is at least one sample, not {self.minimum}")
 
     def initial(self) -> EpochMean:
-        """Nothing gathered."""
+        """The state before the first period: no measurements."""
         return EpochMean()
 
     def decide(self, state: EpochMean, observation: BatchObservation) -> tuple[EpochMean, BatchDecision]:

@@ -41,7 +41,7 @@ class RateShares:
     minimum: int = 1
 
     def initial(self) -> RateState:
-        """Nothing was changed."""
+        """The state before the first period: local batch sizes as they are."""
         return RateState()
 
     def decide(self, state: RateState, observation: BatchObservation) -> tuple[RateState, BatchDecision]:

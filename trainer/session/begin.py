@@ -44,13 +44,13 @@ def session(
     Args:
         model: on its device, before it is trained; other workers take rank 0's parameters.
         optimizer: of any kind, with any parameter groups.
-        compression: of the gradient, as `hetopt launch --compression` has it (``"topk:0.01"``, ``"powersgd,rank=2"``),
+        compression: of the gradient, as `parse_compression` reads it (``"topk:0.01"``, ``"powersgd,rank=2"``),
             or the record; ``"auto"``: whatever promises the least time, decided while training goes on.
         accumulate: backward passes of a step.
         steps: that the script will do, if it knows: near the end ``auto`` holds nothing back.
         scaler: the GradScaler of the script, where gradients are compressed; else it needs nothing.
         policy: how batches are shared while training goes on (see `hetopt.trainer.policies.choose`).
-        sync: when workers put together what they have learned, as `hetopt launch --sync` has it
+        sync: when workers put together what they have learned, as `parse_sync` reads it
             (``"local-sgd(8)"``, ``"selsync(auto)"``), or the record; ``bsp``: all sum their gradients at every step.
             Otherwise each steps by its own gradient, and the model is the average of all between epochs and at the end.
         spec: what `hetopt export` wrote for this run (its shares, compression, policies and sync then count); absent:
@@ -65,9 +65,11 @@ def session(
         BadInput: something cannot be used, or does not fit the number of workers.
     """
     if accumulate < 1:
-        raise BadInput(f"accumulate must be 1 or more, not {accumulate}.", hint="leave it out where every batch steps")
+        raise BadInput(
+            f"`accumulate` must be at least 1, got {accumulate}.", hint="leave it out where every batch steps"
+        )
     if steps is not None and steps < 1:
-        raise BadInput(f"steps must be 1 or more, not {steps}.", hint="leave it out where nobody knows")
+        raise BadInput(f"`steps` must be at least 1, got {steps}.", hint="leave it out if the number is not known")
     accepted = check_accepted(accept_inexact, "session")
     inspect_group(os.environ)
     rank, world_size = find_place(os.environ)

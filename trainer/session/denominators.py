@@ -94,15 +94,15 @@ class Row:
         """
         if isinstance(weight, str):
             if weight != "sum":
-                raise BadInput(f'weight must be a number or "sum", not {weight!r}.', hint=WEIGHT_HINT)
+                raise BadInput(f'`weight` must be a number or "sum", got {weight!r}.', hint=WEIGHT_HINT)
             return cls(samples=samples, rows=rows, said=Said.STATED_SUM)
         value = float(weight)
         if not 0 <= value < math.inf:
-            raise BadInput(f"weight must be 0 or more, and finite, got {value}.", hint=WEIGHT_HINT)
+            raise BadInput(f"`weight` must be at least 0 and finite, got {value}.", hint=WEIGHT_HINT)
         return cls(samples=samples, rows=rows, said=Said.STATED, denominator=value)
 
     def numbers(self) -> list[float]:
-        """As it travels."""
+        """The row as numbers, which workers can gather."""
         return [
             float(self.samples),
             float(self.rows),
@@ -116,7 +116,7 @@ class Row:
 
     @classmethod
     def read(cls, numbers: Sequence[float]) -> Row:
-        """As it arrived."""
+        """The row that `numbers` wrote."""
         samples, rows, said, denominator, factor, mixture, may_be_counted, has_constant = numbers
         return cls(
             samples=int(samples),

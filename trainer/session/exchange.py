@@ -103,7 +103,7 @@ class SessionExchange:
 
     @property
     def compression(self) -> Compression:
-        """In use now."""
+        """The compression of gradients that is in use now."""
         return self._spec.compression if self._steering is None else self._steering.way.compression
 
     @property

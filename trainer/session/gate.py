@@ -93,12 +93,12 @@ class Gate:
             check_parameters_alike(named, self._optimizer, self._step, self._world_size)
 
     def summed(self) -> None:
-        """One more step."""
+        """Count one more step whose gradients were summed."""
         self._step += 1
 
     @property
     def step(self) -> int:
-        """Steps done."""
+        """Number of steps done."""
         return self._step
 
     def _turn(self, deed: Deed, part: Part | None) -> Turn:

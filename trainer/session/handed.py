@@ -75,7 +75,7 @@ class HandedOut:
         return all(group.used for group in self._groups)
 
     def give(self, handed: Handed) -> None:
-        """One more."""
+        """Remember a batch that was handed out, in the group of those that no backward pass used yet."""
         last = self._groups[-1] if self._groups else None
         if last is not None and not last.used and all(one.source != handed.source for one in last.batches):
             last.batches.append(handed)

@@ -58,8 +58,8 @@ class SessionPlan:
         workers = len(self.spec.workers)
         if batch_size < workers:
             raise BadInput(
-                f"A batch of {batch_size} is too small for {workers} workers, which take at least one sample each.",
-                hint="use fewer workers or a larger batch",
+                f"the batch size must be at least {workers}, one sample a worker, got {batch_size}.",
+                hint="use fewer workers or a larger batch size",
             )
         least = min(minimum, batch_size // workers)
         weights = [worker.local_batch_size for worker in self.spec.workers]

@@ -33,7 +33,7 @@ class States:
 
     @classmethod
     def now(cls) -> States:
-        """As they are."""
+        """The present states of the generators of torch, Python and NumPy."""
         return cls(torch=torch.get_rng_state(), python=random.getstate(), numpy=np.random.get_state())
 
     def use(self) -> None:

@@ -51,7 +51,7 @@ class SessionRecord:
             self._events = EventLog(None)
 
     def begin(self, shares: tuple[int, ...]) -> None:
-        """The first events."""
+        """Write the events that open a log; only the first call does."""
         if self._has_begun:
             return
         self._has_begun = True
@@ -110,7 +110,7 @@ class SessionRecord:
                 stream.write(json.dumps(_sample(told, self._plan), allow_nan=False) + "\n")
 
     def end(self, digest: str) -> None:
-        """The last event."""
+        """Write the event that ends the log, with the digest of the parameters, and close it."""
         self._events.write("session_finished", step=self._step, parameters_sha256=digest)
         self._events.close()
 

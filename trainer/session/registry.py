@@ -42,7 +42,7 @@ class Member(Protocol):
 
 
 class Registry:
-    """Of one process."""
+    """The sessions of one process, and the hook that notices optimizers in none of them."""
 
     def __init__(self) -> None:
         self._members: list[Member] = []

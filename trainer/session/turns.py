@@ -73,7 +73,7 @@ class Turn:
     options: float = 0.0
 
     def to_list(self) -> list[float]:
-        """As numbers."""
+        """The turn as numbers, which workers can gather."""
         return [
             float(one)
             for one in (self.session, self.deed, self.step, *self.place, self.samples, self.structure, self.options)

@@ -61,5 +61,5 @@ def own_state() -> Iterator[None]:
         yield
     except (ValidationError, RuntimeError, ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(
-            "The checkpoint's state of a worker that trains for itself is damaged.", hint="use an older checkpoint"
+            "the checkpoint's state of a local SGD worker is damaged.", hint="use an older checkpoint"
         ) from None

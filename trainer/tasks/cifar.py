@@ -127,7 +127,7 @@ def load_cifar(layout: CifarFormat, folder: Path | None) -> TaskData:
         BadInput: files are missing, truncated, or hold impossible labels.
     """
     if folder is None:
-        raise BadInput(f"{layout.name} needs a data folder.", hint=f"Add --data DIR. {_where(layout)}")
+        raise BadInput(f"{layout.name} needs a data folder.", hint=f"give `data`. {_where(layout)}")
     if not folder.is_dir():
         raise BadInput(f"The data folder {folder} does not exist.", hint=_where(layout))
     folder = folder / layout.folder if (folder / layout.folder).is_dir() else folder

@@ -50,7 +50,7 @@ def find_corpus(folder: Path | None) -> CorpusFiles:
         BadInput: there is no such pair.
     """
     if folder is None:
-        raise BadInput("A language model needs a data folder.", hint=f"Add --data DIR. {_HINT}")
+        raise BadInput("a language model needs a data folder.", hint=f"give `data`. {_HINT}")
     if not folder.is_dir():
         raise BadInput(f"The data folder {folder} does not exist.", hint=_HINT)
     for first, second in (("train", "valid"), ("train", "test"), ("valid", "test")):

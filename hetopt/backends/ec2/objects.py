@@ -116,7 +116,7 @@ class S3Objects:
             return None
 
     def put(self, name: str, data: bytes) -> bool:
-        """Write one object."""
+        """Write one object of the bucket, whatever it held before. Returns whether that worked."""
         return self._put(name, data, {})
 
     def put_over(self, name: str, data: bytes, version: str | None) -> bool:

@@ -25,7 +25,7 @@ def bandwidth_us(cores: float) -> tuple[int, int]:
     """
     period_us = max(_PERIOD_US, round(_LEAST_QUOTA_US / cores))
     if period_us > _LONGEST_PERIOD_US:
-        raise BadInput(f"a CPU quota of {cores:g} cores is too small for the kernel.", hint="give at least cpu=0.001")
+        raise BadInput(f"a CPU quota must be at least 0.001 cores, got {cores:g}.", hint="for example cpu=0.5")
     return max(_LEAST_QUOTA_US, round(cores * period_us)), period_us
 
 

@@ -241,7 +241,7 @@ class Conductor:
             self._network.take_down(place)
 
     def _take_back(self, places: Sequence[int]) -> None:
-        """Start hosts again."""
+        """Start hosts that were taken down again, each as a new life of the same host."""
         for place in places:
             self._incarnations[place] += 1
             self._network.bring_up(place)
@@ -341,7 +341,7 @@ def main(argv: list[str]) -> int:
         die_with_parent(int(argv[1]), signal.SIGTERM)
     spec = read_spec(run_dir)
     if spec.miniature is None:
-        raise BadInput("the run is no rehearsal.", hint="use --on local")
+        raise BadInput("the run is no rehearsal.", hint='use `on="local"`')
     with EmulatedNetwork.create(spec.miniature.hosts, owner=str(run_dir)) as network:
         return Conductor(run_dir, spec, spec.miniature, network, stop_signal).conduct()
 

@@ -54,7 +54,7 @@ def planned_hosts(plan: Plan) -> tuple[WantedHost, ...]:
     if len(known) < len(plan.chosen.groups):
         raise BadInput(
             "The plan does not say how fast its machines were taken to be: an older hetopt made it.",
-            hint="make it again with `hetopt recommend`, or describe the hosts with --hosts",
+            hint="make it again with `hetopt recommend`, or describe the hosts in `hosts`",
         )
     check_size(sum(group.machines for group, _ in known))
     workers = sum(len(group.local_batch_sizes) for group, _ in known)
@@ -143,9 +143,9 @@ def best_shares(hosts: Sequence[WantedHost], batch: int) -> tuple[int, ...]:
     for host, samples in zip(workers, shares, strict=True):
         if samples < 1:
             raise BadInput(
-                f"The share of {host.host.name}, at speed {host.host.speed:g}, would be less than one sample of a "
-                f"global batch of {batch}.",
-                hint="leave it out, make it faster, or plan with a larger --batch-size",
+                f"the local batch size of {host.host.name}, at speed {host.host.speed:g}, would be less than one "
+                f"sample of a global batch of {batch}.",
+                hint="leave it out, make it faster, or plan with a larger `batch_size`",
             )
     return shares
 
@@ -158,6 +158,6 @@ def check_batch(batch: int, workers: int) -> None:
     """
     if batch < workers:
         raise BadInput(
-            f"A global batch of {batch} samples is not enough for {workers} workers.",
-            hint="use fewer workers, or plan with a larger --batch-size",
+            f"the global batch size must be at least {workers}, one sample a worker, got {batch}.",
+            hint="use fewer workers, or plan with a larger `batch_size`",
         )

@@ -42,7 +42,7 @@ def check_change(spec: RunSpec, change: Change) -> None:
         BadInput: so it is.
     """
     if spec.miniature is None:
-        raise BadInput("the run is no rehearsal, so its hosts stay as they are.", hint="use --on rehearsal")
+        raise BadInput("the run is no rehearsal, so its hosts stay as they are.", hint='use `on="rehearsal"`')
     hosts = {host.name: host for host in spec.miniature.hosts}
     if change.host != EVERY_HOST and change.host not in hosts:
         raise BadInput(
@@ -53,7 +53,7 @@ def check_change(spec: RunSpec, change: Change) -> None:
         what = "return" if change.returns else "be given notice" if change.notice else "be cut off for a while"
         raise BadInput(
             f"a host cannot {what}: this run ends with the first that dies.",
-            hint="rehearse on several hosts with --restarts",
+            hint="rehearse on several hosts, with `restarts` of at least 1",
         )
     if change.speed is None:
         return

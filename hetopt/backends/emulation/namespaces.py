@@ -248,7 +248,7 @@ def remove(network_id: str) -> None:
         RunFailed: something of it stays, for lack of rights or because a process cannot be killed.
     """
     if not _ID.fullmatch(network_id):
-        raise BadInput(f"{network_id!r} names no rehearsal.", hint="see `hetopt gc --dry-run`")
+        raise BadInput(f"there is no rehearsal {network_id!r}.", hint="see `hetopt gc --dry-run`")
     switch = _switch(network_id)
     names = _names(network_id)
     kill_in(names)
@@ -268,7 +268,7 @@ def check_size(hosts: int) -> None:
     """
     if hosts > MOST_HOSTS:
         raise BadInput(
-            f"a rehearsal has addresses for {MOST_HOSTS} hosts, not for {hosts}.", hint="rehearse a smaller cluster"
+            f"a rehearsal must have at most {MOST_HOSTS} hosts, got {hosts}.", hint="rehearse a smaller cluster"
         )
 
 

@@ -27,7 +27,7 @@ class Owner:
 
     @classmethod
     def this_process(cls, purpose: str) -> Owner:
-        """The calling process."""
+        """The calling process as an owner, told apart from a later one of the same number by its start."""
         pid = os.getpid()
         started_ticks = _started_ticks(pid)
         if started_ticks is None:

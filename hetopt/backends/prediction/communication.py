@@ -38,7 +38,7 @@ ASSUMED_LOG_SD = 0.5
 
 
 def no_overlap(compressor: str) -> Overlap:
-    """Whatever the compressor."""
+    """No overlap of communication with the backward pass, whatever the compressor."""
     return NO_OVERLAP
 
 

@@ -53,7 +53,7 @@ def predict_on_local(plan: Plan, paces: Sequence[float] | None) -> LocalRun:
     if paces is None:
         paces = (1.0,) * min(len(plan.run.workers), cpus)
     if not paces or not all(1 <= pace < math.inf for pace in paces):
-        raise BadInput("Every worker needs a pace of 1 or more.", hint="for example --pace 1,2")
+        raise BadInput("every slowdown factor must be at least 1.", hint="for example `slowdowns=[1, 2]`")
     count = len(paces)
     device, crowding = division(model, count)
     workers = [_worker_time(device, crowding, pace) for pace in paces]

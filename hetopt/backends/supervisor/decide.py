@@ -86,7 +86,7 @@ class Decision:
 
     @property
     def acts(self) -> bool:
-        """Whether anything changes."""
+        """Whether the decision changes the cluster; ``keep`` does not."""
         return self.action != "keep"
 
 

@@ -25,7 +25,7 @@ def checked(compression: Compression) -> Combination:
     method = chosen.method
     if not method.by_ratio and compression.ratio != 1.0:
         raise BadInput(
-            f"{chosen.name} sends something of every element; it cannot send a fraction of {compression.ratio:g}.",
+            f"the ratio of {chosen.name} must be 1, as it sends something of every element, got {compression.ratio:g}.",
             hint="use topk, or a ratio of 1",
         )
     given = [option for option in OPTIONS if getattr(compression, option) is not None]
@@ -34,7 +34,7 @@ def checked(compression: Compression) -> Combination:
         strange += [option for option in given if option in _OF_CORRECTION and option not in strange]
     if strange:
         raise BadInput(
-            f"{strange[0]} means nothing to {chosen.name} with {chosen.memory}.", hint=f"leave {strange[0]} out"
+            f"{chosen.name} with {chosen.memory} has no option {strange[0]}.", hint=f"leave {strange[0]} out"
         )
     if compression.coding is not None:
         known(compression.coding, CODINGS, "coding")

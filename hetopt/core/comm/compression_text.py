@@ -27,7 +27,7 @@ FIELDS = tuple(field for field in Compression.model_fields if field != "name")
 _NAMES = {AUTO: "", DENSE: "", **METHODS}
 
 
-def parse_compression(text: str, *, option: str = "--compression") -> Compression:
+def parse_compression(text: str, *, option: str = "`compression`") -> Compression:
     """``NAME[:RATIO][,key=value...]``; keys are the fields of `Compression`, a ratio may be written as ``100x``.
 
     Args:

@@ -183,7 +183,7 @@ class Operation:
             )
 
     def terms(self, algorithms: Algorithms = GLOO) -> Terms:
-        """What it costs."""
+        """Messages on the critical path, and bytes that each member sends, under the given algorithms."""
         algorithm = algorithms.of(self)
         return Terms(
             messages=algorithm.messages(self.members),
@@ -204,7 +204,9 @@ class LinkSpeed:
 
     def __post_init__(self) -> None:
         if not (0 <= self.latency_s < math.inf and self.bytes_per_s > 0):
-            raise ValueError(f"impossible link: {self.latency_s} s, {self.bytes_per_s} bytes a second")
+            raise ValueError(
+                f"latency_s must be at least 0 and bytes_per_s above 0, got {self.latency_s}, {self.bytes_per_s}"
+            )
 
     def time_s(self, terms: Terms) -> float:
         """Seconds that something with these terms takes over such links."""

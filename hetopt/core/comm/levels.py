@@ -34,7 +34,10 @@ def summed_bits(workers: int, *, bits: int | None = None, levels: int | None = N
         BadInput: both are given and do not fit, or the width is none that can be summed.
     """
     if bits is not None and bits not in LARGEST_SUM:
-        raise BadInput(f"Codes of {bits} bits cannot be summed.", hint=f"use {_words(LARGEST_SUM)} bits")
+        raise BadInput(
+            f"the codes of a sum must have {_words(LARGEST_SUM)} bits, got {bits}.",
+            hint="leave the width open to have it chosen",
+        )
     if levels is None:
         width = bits or next(b for b, most in LARGEST_SUM.items() if b >= DEFAULT_BITS and most >= workers)
         if LARGEST_SUM[width] < workers:
@@ -60,7 +63,10 @@ def gathered_bits(*, bits: int | None = None, levels: int | None = None) -> tupl
         BadInput: there is no such width, or the levels do not fit.
     """
     if bits is not None and bits not in GATHERED_BITS:
-        raise BadInput(f"Codes of {bits} bits are not gathered.", hint=f"use {_words(GATHERED_BITS)} bits")
+        raise BadInput(
+            f"gathered codes must have {_words(GATHERED_BITS)} bits, got {bits}.",
+            hint="leave the width open to have it chosen",
+        )
     if levels is None:
         width = bits or DEFAULT_BITS
         return width, 2 ** (width - 1) - 1

@@ -70,7 +70,7 @@ class LinkState(Record):
 
     @property
     def speed(self) -> LinkSpeed:
-        """The hop itself."""
+        """Latency in seconds and rate in bytes a second of one hop of this link."""
         return LinkSpeed(latency_s=self.values[ALPHA], bytes_per_s=1 / self.values[BETA])
 
     def place(self, primitive: Primitive) -> int:
@@ -221,12 +221,12 @@ class Parts:
 
     @property
     def time_s(self) -> float:
-        """All links together."""
+        """Predicted time over all links, in seconds."""
         return sum(self.seconds.values())
 
     @property
     def variance(self) -> float:
-        """Of `time_s`, s^2."""
+        """Variance of `time_s`, in s^2."""
         return sum(self.links[scope].variance(row) for scope, row in self.rows.items())
 
 

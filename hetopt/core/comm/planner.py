@@ -59,7 +59,9 @@ class Option:
         if not 0 < self.ratio <= 1 or (self.gain is not None and not 0 < self.gain <= 1):
             raise ValueError(f"ratio and gain are in (0, 1], not {self.ratio}, {self.gain}")
         if not 0 <= self.compress_s < math.inf or self.buckets < 1:
-            raise ValueError(f"impossible time {self.compress_s} s to compress {self.buckets} buckets")
+            raise ValueError(
+                f"compress_s must be at least 0 and buckets at least 1, got {self.compress_s}, {self.buckets}"
+            )
 
     @functools.cached_property
     def key(self) -> str:
@@ -168,7 +170,9 @@ class Planner:
 
     def __post_init__(self) -> None:
         if not (0 <= self.least_saving < 1 and 0 <= self.confidence < math.inf):
-            raise ValueError(f"impossible least saving {self.least_saving} or confidence {self.confidence}")
+            raise ValueError(
+                f"least_saving must be in [0, 1) and confidence at least 0, got {self.least_saving}, {self.confidence}"
+            )
 
     def decide(
         self, state: PlanState, options: Sequence[Option], network: NetworkState, *, compute_s: float = 0.0

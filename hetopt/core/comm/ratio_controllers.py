@@ -34,5 +34,5 @@ def check_ratio_controller(name: str, ratio: float) -> None:
     known(name, CONTROLLERS, "ratio controller")
     if not 0 < ratio <= 1 or (ratio == 1 and name not in ("auto", "fixed", "scan")):
         raise BadInput(
-            f"{name} cannot work with a ratio of {ratio:g}.", hint="give a ratio above 0 and below 1, for example 0.01"
+            f"the ratio of {name} must be above 0 and below 1, got {ratio:g}.", hint="for example a ratio of 0.01"
         )

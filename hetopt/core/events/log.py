@@ -61,7 +61,7 @@ class EventLog:
         self._stream.flush()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; closing it again does nothing."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None

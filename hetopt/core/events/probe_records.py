@@ -21,7 +21,7 @@ JOB_FACTS = "job_facts"
 
 
 class Measurement(Record):
-    """One measured thing."""
+    """Base of everything that a probe measures and logs: one event each, named by ``EVENT``."""
 
     EVENT: ClassVar[str]
 

@@ -49,7 +49,7 @@ class Unread:
         return f"{many} of the event log could not be read and {are} left out: {self.first}."
 
     def __add__(self, other: Unread) -> Unread:
-        """Both together."""
+        """The unread lines of two logs: their number, and the first of them."""
         return Unread(lines=self.lines + other.lines, first=self.first or other.first)
 
 

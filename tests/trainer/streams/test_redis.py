@@ -332,7 +332,7 @@ def test_a_key_of_another_type_is_refused(server: RedisServer, key: str, readers
     connection.close()
     with pytest.raises(BadInput, match=f"{key}:0 in the Redis at .* is a string, not a stream"):
         readers(server.url, key).go_on()
-    with pytest.raises(BadInput, match="is no stream"):
+    with pytest.raises(BadInput, match="must be a stream"):
         write(server.url, f"{key}:0", 0, 1)
 
 

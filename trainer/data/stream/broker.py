@@ -49,7 +49,9 @@ def connect(url: str) -> Redis:
     try:
         return redis.Redis.from_url(url, **options)
     except ValueError as error:
-        raise BadInput(f"{url} is no address of a Redis: {error}", hint="such as redis://127.0.0.1:6379/0") from None
+        raise BadInput(
+            f"the address of Redis must be a URL, got {url}: {error}", hint="for example redis://127.0.0.1:6379/0"
+        ) from None
 
 
 def place_of(url: str) -> str:
@@ -85,7 +87,9 @@ def refusal(error: Exception, url: str, key: str) -> HetoptError:
     said, where = _said(error), f"the Redis at {place_of(url)}"
     code = said.partition(" ")[0]
     known: dict[str, HetoptError] = {
-        "WRONGTYPE": BadInput(f"{key} in {where} is no stream.", hint="name another key, or delete that one"),
+        "WRONGTYPE": BadInput(
+            f"{key} in {where} must be a stream, and is another type.", hint="name another key, or delete that one"
+        ),
         "NOAUTH": BadInput(f"{where} asks for a password.", hint=f"give it as {PASSWORD_VARIABLE}"),
         "WRONGPASS": BadInput(f"{where} refuses the password.", hint=f"correct {PASSWORD_VARIABLE}"),
         "NOPERM": BadInput(

@@ -47,7 +47,7 @@ class StreamCursor:
 
     @property
     def epoch(self) -> int:
-        """Completed epochs."""
+        """Number of completed epochs."""
         return self._position // self._dataset_size
 
     def take(self, shares: Sequence[int]) -> GlobalBatch:

@@ -68,7 +68,7 @@ class ReceivedSamples:
         return pick(batch, wanted - first)
 
     def add(self, received: Received) -> None:
-        """These have come."""
+        """Put samples that have arrived behind those that wait."""
         self._waiting.append(received)
         self.waiting += len(received)
 

@@ -122,7 +122,7 @@ class RedisSource:
                 if is_new:
                     raise BadInput(
                         f"no Redis answers at {place_of(self._stream.url)}: {error}",
-                        hint="start one (redis-server --appendonly yes --appendfsync always), or name another address",
+                        hint="start `redis-server --appendonly yes --appendfsync always`, or name another address",
                     ) from None
                 self._endure(begun_s, str(error))
         self._reading = self._read_ahead(_LEAST_READ)

@@ -117,7 +117,7 @@ class Replay:
         return flow
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: a replay holds no connection."""
 
     def _arrived(self, now_s: float) -> int:
         return math.floor((now_s - self._origin_s) * self._rate_per_s + _ROUNDING)

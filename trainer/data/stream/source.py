@@ -38,7 +38,7 @@ class Taken:
 
 
 class Source(Protocol):
-    """One worker's stream."""
+    """Where one worker's samples come from as they arrive."""
 
     def begin(self) -> None:
         """Samples arrive from now on, where a place was set from there."""

@@ -40,12 +40,12 @@ class Leaf:
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """Number of elements of the tensor."""
         return math.prod(self.shape)
 
     @property
     def wire_bytes(self) -> int:
-        """On the wire."""
+        """Bytes of the tensor as it is sent."""
         return self.numel * np.dtype(self.dtype).itemsize
 
 
@@ -63,11 +63,11 @@ class Header:
 
     @property
     def sample_bytes(self) -> int:
-        """Of one sample's data."""
+        """Bytes of one sample's data as it is sent."""
         return sum(leaf.wire_bytes for leaf in self.leaves)
 
     def to_bytes(self) -> bytes:
-        """As it travels."""
+        """The header as it is sent: JSON in UTF-8."""
         return json.dumps(self.tree, separators=(",", ":")).encode()
 
     def __str__(self) -> str:

@@ -75,11 +75,11 @@ class Accordion:
         return AccordionState()
 
     def first(self, network: NetworkState | None) -> RatioDecision:
-        """The gentle ratio."""
+        """Begin with the larger ratio, as gradients change most at first."""
         return RatioDecision(ratio=self.gentle)
 
     def decide(self, state: AccordionState, observation: RatioObservation) -> tuple[AccordionState, RatioDecision]:
-        """Gentle or strong."""
+        """The larger ratio where the gradient's norm changes fast (a critical regime), else the smaller one."""
         fresh, before = observation.gradient_norm, state.norm
         norm = fresh if before is None else self.smoothing * fresh + (1 - self.smoothing) * before
         change = 0.0

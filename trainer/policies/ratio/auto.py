@@ -119,7 +119,7 @@ class AutoRatio:
             raise ValueError(f"impossible trial of {self.trial_steps} steps or exploration {self.exploration}")
 
     def initial(self) -> AutoState:
-        """Nothing is known."""
+        """The state before the first step: no option was measured."""
         return AutoState()
 
     def first(self, network: NetworkState | None) -> RatioDecision:

@@ -28,15 +28,15 @@ class FixedRatio:
             raise ValueError(f"a ratio is in (0, 1], not {self.ratio}")
 
     def initial(self) -> NothingToRemember:
-        """The empty state."""
+        """The empty state: this policy remembers nothing."""
         return NothingToRemember()
 
     def first(self, network: NetworkState | None) -> RatioDecision:
-        """The ratio."""
+        """Begin with the given ratio."""
         return RatioDecision(ratio=self.ratio)
 
     def decide(
         self, state: NothingToRemember, observation: RatioObservation
     ) -> tuple[NothingToRemember, RatioDecision]:
-        """The ratio, unchanged."""
+        """Keep the given ratio, whatever was observed."""
         return state, RatioDecision(ratio=self.ratio)

@@ -90,7 +90,7 @@ class Gravac:
             raise ValueError(f"impossible tolerance {self.tolerance} or smoothing {self.smoothing}")
 
     def initial(self) -> GravacState:
-        """At the floor."""
+        """The state before the first step: the least compression allowed."""
         return GravacState(floor=self.floor, candidate=self.floor)
 
     def first(self, network: NetworkState | None) -> RatioDecision:

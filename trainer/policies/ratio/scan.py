@@ -25,7 +25,7 @@ from hetopt.core.comm.planner import Option
 from hetopt.trainer.policies.ratio.policy import RatioDecision, RatioObservation, percent
 
 CANDIDATES = (0.1, 0.033, 0.011, 0.004, 0.001)
-"""The paper's."""
+"""Ratios that a scan tries, as in the paper."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +68,7 @@ class ScanRatio:
             raise ValueError(f"weights are finite and not negative, not {self.time_weight}, {self.gain_weight}")
 
     def initial(self) -> ScanState:
-        """Nothing was chosen."""
+        """The state before the first scan: no ratio was chosen."""
         return ScanState()
 
     def first(self, network: NetworkState | None) -> RatioDecision:

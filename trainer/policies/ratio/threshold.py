@@ -52,7 +52,7 @@ class ThresholdRatio:
             raise ValueError(f"the ratio is between 0 and 1 and delta in [0, 1], not {self.ratio}, {self.delta}")
 
     def initial(self) -> ThresholdState:
-        """Nothing was sent."""
+        """The state before the first step: nothing was sent."""
         return ThresholdState()
 
     def first(self, network: NetworkState | None) -> RatioDecision:

@@ -38,7 +38,7 @@ class LocalSgd:
 
     @property
     def votes(self) -> bool:
-        """Never."""
+        """False: the averaging period is fixed, so workers need no vote."""
         return False
 
     def initial(self) -> LargestRate:
@@ -83,7 +83,7 @@ class FedAvg:
 
     @property
     def votes(self) -> bool:
-        """Never."""
+        """False: the averaging period is fixed, so workers need no vote."""
         return False
 
     def initial(self) -> Rounds:

@@ -62,7 +62,7 @@ class SelSync:
 
     @property
     def votes(self) -> bool:
-        """Always."""
+        """True: in every step the workers vote whether to synchronize."""
         return True
 
     def initial(self) -> SelSyncState:

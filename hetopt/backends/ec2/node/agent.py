@@ -308,7 +308,9 @@ def main(arguments: list[str]) -> int:
     try:
         config = NodeConfig.from_json(read_text(root / CONFIG_FILE))
     except (BadInput, ValueError) as error:
-        raise BadInput(f"{root} is not the folder of a rented machine: {error}.", hint="boot one") from None
+        raise BadInput(
+            f"{root} is not the folder of a rented machine: {error}.", hint="only a machine that hetopt rented has one"
+        ) from None
     objects = S3Objects.connect(
         region=config.region, bucket=config.bucket, prefix=config.prefix, account_id=config.account_id
     )

@@ -17,7 +17,7 @@ from hetopt.optimizer.market.catalog import Catalog
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """Who asks."""
+    """The AWS identity that calls are made with, as STS tells it."""
 
     account_id: str
     arn: str
@@ -118,14 +118,14 @@ def boot_image(edge: Edge, kind: str, chosen: str | None, volume_gb: int) -> Boo
     if architecture != architecture_of(kind):
         raise BadInput(
             f"the image {id_} is for {architecture}, and {kind} machines need one for {architecture_of(kind)}.",
-            hint=f"name another: --image {kind}=AMI, or leave --image out to take Amazon's newest",
+            hint=f"name another for {kind} in `images`, or leave it out to take Amazon's newest",
         )
     root = str(image.get("RootDeviceName") or "/dev/xvda")
     sizes = [disk.get("Ebs", {}).get("VolumeSize", 0) for disk in image.get("BlockDeviceMappings", ())]
     if max(sizes, default=0) > volume_gb:
         raise BadInput(
             f"the image {id_} needs a disk of {max(sizes)} GB, and machines get one of {volume_gb} GB.",
-            hint=f"name a smaller one: --image {kind}=AMI",
+            hint=f"name a smaller one for {kind} in `images`",
         )
     return BootImage(ami=id_, root_device=root)
 
@@ -161,7 +161,7 @@ def _newest(edge: Edge, kind: str) -> Answer:
         raise CloudRefused(
             f"this region has no image for {kind} machines: neither the parameter {image.parameter} nor an image of "
             f"Amazon's called '{image.name}'.",
-            hint=f"name one with --image {kind}=AMI, or plan for another region",
+            hint=f"name one for {kind} in `images`, or plan for another region",
         )
     newest: Answer = found[-1]
     return newest
@@ -178,7 +178,7 @@ def _described(edge: Edge, kind: str, ami: str) -> Answer:
     found: Sequence[Answer] = edge(request)["Images"]
     if not found:
         raise CloudRefused(
-            f"there is no image {ami} in this region.", hint=f"leave --image {kind}=AMI out to take Amazon's newest"
+            f"there is no image {ami} in this region.", hint=f"leave {kind} out of `images` to take Amazon's newest"
         )
     return found[0]
 

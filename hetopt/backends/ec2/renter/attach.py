@@ -39,7 +39,7 @@ def fetch(edge: Edge, *, bucket: str, account_id: str, run_id: str, name: str) -
         if refused.code in ("NoSuchKey", "404"):
             raise BadInput(
                 f"the bucket {bucket} has no {name} of a run {run_id}.",
-                hint="give the run's full name, and the --region and --bucket that it was launched with",
+                hint="give the run's full name, and the `region` and `bucket` that it was launched with",
             ) from None
         raise
     return body

@@ -50,7 +50,7 @@ class Stay:
     priced_s: float | None = None
 
     def usd(self, now_s: float) -> float:
-        """Paid so far."""
+        """USD that this machine has cost until ``now_s`` (Unix time, seconds)."""
         end_s = max(now_s if self.until_s is None else self.until_s, self.since_s + self.minimum_s)
         from_s = self.since_s if self.priced_s is None else self.priced_s
         return self.paid_usd + self.usd_per_hour * max(end_s - from_s, 0.0) / SECONDS_PER_HOUR
@@ -79,7 +79,7 @@ def lifetime_s(budget_usd: float, *, fixed_usd: float, worst_usd_per_hour: float
         raise BudgetStop(
             f"${budget_usd:.2f} pays for only {max(left_s, 0) / 60:.0f} minutes of this cluster at its on-demand price "
             f"of ${worst_usd_per_hour:.2f} an hour, which spot prices can rise to.",
-            hint=f"raise --budget to ${math.ceil(least_usd * 100) / 100:.2f}, or plan a smaller cluster",
+            hint=f"raise the budget to `budget_usd={math.ceil(least_usd * 100) / 100:.2f}`, or plan a smaller cluster",
         )
     return left_s
 
@@ -102,7 +102,7 @@ class Guard:
     def __post_init__(self) -> None:
         """Refuse what guards nothing."""
         if not 0 < self.budget_usd < math.inf or not 0 < self.worst_usd_per_hour < math.inf:
-            raise BadInput("a run needs a budget and prices above 0.", hint="give --budget USD")
+            raise BadInput("a run needs a budget and prices above 0.", hint="give `budget_usd`")
 
     def end_s(self, spent: float, now_s: float) -> float:
         """When everything must be gone, were all prices at their worst from now on."""

@@ -1,4 +1,4 @@
-"""From an order to the calls that rent it, one after another: nothing is done here, and `--dry-run` prints just this.
+"""From an order to the calls that rent it, one after another; `hetopt launch --dry-run` prints just this.
 
 Everything is made by name or by token, so that the same call twice makes one thing: the launch template and fleets by
 their client token, the security group and objects by their name.

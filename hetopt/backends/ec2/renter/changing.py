@@ -42,7 +42,10 @@ def moved(order: Order, seen: ClusterState, needed_s: float, now_s: float) -> Cl
         BudgetStop: the budget does not pay for that.
     """
     if seen.on_demand or not seen.alive or seen.stop_wished_s is not None or not order.has_spot:
-        raise BadInput(f"{order.run_id} has nothing to move.", hint="look at it with `hetopt status`")
+        raise BadInput(
+            f"{order.run_id} cannot move: it is over, moving already, or not on spot.",
+            hint="look at it with `hetopt status`",
+        )
     why_not = f"on-demand machines until the end of {order.run_id}, so that it stays on spot; its deadline may pass."
     if not order.move_usd:
         raise _unpaid(order, why_not)
@@ -142,4 +145,6 @@ def _paid(order: Order, seen: ClusterState, needed_s: float, now_s: float, why_n
 
 
 def _unpaid(order: Order, what: str) -> BudgetStop:
-    return BudgetStop(f"${order.budget_usd:.2f} do not pay for {what}", hint="resume it with a higher --budget")
+    return BudgetStop(
+        f"the budget of ${order.budget_usd:.2f} does not pay for {what}", hint="resume it with a higher `budget_usd`"
+    )

@@ -119,7 +119,7 @@ TABLE = (
         codes=("403", "Forbidden"),
         reaction="stop",
         cause="the bucket {bucket} belongs to somebody else, or these credentials may not use it",
-        hint="name another with --bucket, or have it allowed by the policy of `hetopt setup --print-policy`",
+        hint="name another `bucket`, or have it allowed by the policy of `hetopt setup --print-policy`",
     ),
     Meaning(
         codes=("AuthFailure.ServiceLinkedRoleCreationNotPermitted",),
@@ -131,7 +131,7 @@ TABLE = (
         codes=("OptInRequired",),
         reaction="stop",
         cause="the account cannot use this region",
-        hint="enable the region in the account's settings, or plan for another with `hetopt recommend --region`",
+        hint="enable the region in the account's settings, or plan again for another `region`",
     ),
     Meaning(
         codes=("AuthFailure",),
@@ -257,7 +257,7 @@ TABLE = (
         codes=("NoSuchBucket", "404"),
         reaction="stop",
         cause="the bucket {bucket} does not exist",
-        hint="make it with `hetopt setup --create-bucket`, or name another with --bucket",
+        hint="make it with `hetopt setup --create-bucket`, or name another `bucket`",
     ),
     Meaning(
         codes=("NoSuchKey",),
@@ -269,19 +269,19 @@ TABLE = (
         codes=("BucketAlreadyExists",),
         reaction="stop",
         cause="the bucket {bucket} belongs to somebody else",
-        hint="choose another name with --bucket",
+        hint="choose another name for the `bucket`",
     ),
     Meaning(
         codes=("PermanentRedirect", "301", "IllegalLocationConstraintException", "AuthorizationHeaderMalformed"),
         reaction="stop",
         cause="the bucket {bucket} is in another region",
-        hint="make one where the machines are, `hetopt setup --create-bucket --region REGION`, or give --bucket",
+        hint="make one there with `hetopt setup --create-bucket --region REGION`, or name another `bucket`",
     ),
     Meaning(
         codes=("ParameterNotFound", "InvalidAMIID.*", "InvalidAMIName.*"),
         reaction="stop",
         cause="the region has no such machine image: {text}",
-        hint="name one with --image, or plan for another region; `hetopt doctor PLAN` looks each of them up",
+        hint="name one in `images`, or plan for another region; `hetopt doctor PLAN` looks each of them up",
     ),
     Meaning(
         codes=(

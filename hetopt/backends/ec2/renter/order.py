@@ -55,7 +55,7 @@ class Role(Record):
 
     @property
     def machines(self) -> int:
-        """How many."""
+        """Number of machines of this role."""
         return len(self.hosts)
 
 

@@ -122,13 +122,13 @@ def budget_of(plan: Plan, wished_usd: float | None) -> float:
     if budget is None:
         raise BadInput(
             "the plan has no budget, and nothing is rented without one.",
-            hint=f"say how much it may cost: --budget {max(1, math.ceil(high))}",
+            hint=f"say how much it may cost: `budget_usd={max(1, math.ceil(high))}`",
         )
     says_how_likely = plan.insight is not None and plan.insight.chance is not None
     if not (says_how_likely and planned is not None and budget >= planned) and high > budget * 1.001:
         raise BudgetStop(
             f"the plan may cost up to ${high:.2f}, and the budget is ${budget:.2f}.",
-            hint="plan again with `hetopt recommend PROFILE --budget USD`, or raise --budget",
+            hint="plan again with `hetopt recommend PROFILE --budget USD`, or raise `budget_usd`",
         )
     return budget
 
@@ -247,7 +247,7 @@ def order_of(
         if not zones:
             raise BadInput(
                 f"the zone {wishes.zone} does not have all types of the plan in this account.",
-                hint="leave --zone out; zone names differ between accounts, ids such as use1-az4 do not",
+                hint="leave `zone` out; zone names differ between accounts, ids such as use1-az4 do not",
             )
     fixed = fixed_usd(checkpoint_bytes(job.gradient_bytes), billing)
     worst = worst_usd_per_hour(roles, zones)
@@ -319,7 +319,7 @@ def check_prices(plan: Plan, order: Order) -> None:
         )
         raise BudgetStop(
             f"at the prices of now the plan may cost ${high:.2f}, and the budget is ${order.budget_usd:.2f} ({why}).",
-            hint="plan again, or raise --budget",
+            hint="plan again, or raise `budget_usd`",
         )
 
 

@@ -44,7 +44,7 @@ def rented_probes(profile: Profile, catalog: Catalog, types: Iterable[str]) -> t
     """
     names = list(dict.fromkeys(types))
     if not names:
-        raise BadInput("no machine type was named to probe.", hint="for example --types c7i.large,g5.xlarge")
+        raise BadInput("no machine type was named to probe.", hint='for example `types="c7i.large,g5.xlarge"`')
     layouts = [(name,) * machines for name in names for machines in range(1, MOST_MACHINES + 1)]
     kinds = {name: image_kind(catalog.instance_type(name)) for name in names}
     layouts += [

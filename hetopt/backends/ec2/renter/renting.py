@@ -26,7 +26,7 @@ Accept = Callable[[RunSpec], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Rented:
-    """What was granted."""
+    """The machines that were granted: where, which rank each has, and the run as it starts on them."""
 
     zone: Zone
     seats: tuple[Seat, ...]

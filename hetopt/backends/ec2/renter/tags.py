@@ -54,7 +54,7 @@ class RunTags:
 
 
 def of_aws(tags: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Tags by key."""
+    """Tags as AWS lists them (``Key``, ``Value``), as a mapping from key to value."""
     return {tag["Key"]: tag["Value"] for tag in tags}
 
 

@@ -1,0 +1,87 @@
+"""The library's parameters as the command line spells them: `` `max_workers=8` `` in a message is ``--max-workers 8``.
+
+The library names a parameter in backticks as Python has it, alone or with a value. At a terminal people type options,
+so every text on its way there goes through `in_flags`. Commands, such as `` `hetopt stop RUN` ``, stay as they are.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+
+FLAGS: Mapping[str, str] = {
+    "accelerator": "--gpu",
+    "accelerators_min": "--gpus-min",
+    "accept_risk": "--accept-risk",
+    "architecture": "--arch",
+    "aws_profile": "--profile",
+    "batch_size": "--batch-size",
+    "bucket": "--bucket",
+    "budget_usd": "--budget",
+    "catalog": "--catalog",
+    "compression": "--compression",
+    "confidence": "--confidence",
+    "data": "--data",
+    "deadline": "--deadline",
+    "epochs": "--epochs",
+    "exclude": "--exclude",
+    "families": "--family",
+    "gpus": "--gpus",
+    "hosts": "--hosts",
+    "images": "--image",
+    "inject": "--inject",
+    "interruption_max": "--max-interruption",
+    "journal": "--resume",
+    "market": "--market",
+    "max_hourly_usd": "--max-hourly",
+    "max_machines": "--max-machines",
+    "max_workers": "--max-workers",
+    "memory_min_gib": "--memory-min",
+    "mixed_types": "--mixed-types",
+    "network_min_gbps": "--network-min",
+    "objective": "--objective",
+    "on": "--on",
+    "partition": "--partition",
+    "price_max_usd_per_hour": "--price-max",
+    "probe_budget_usd": "--probe-budget",
+    "quotas": "--quota",
+    "rank": "--rank",
+    "region": "--region",
+    "restarts": "--restarts",
+    "slowdowns": "--pace",
+    "steps": "--steps",
+    "sync": "--sync",
+    "time_budget_s": "--time-budget",
+    "trials": "--trials",
+    "types": "--types",
+    "unprobed": "--unprobed",
+    "vcpus_max": "--vcpus-max",
+    "vcpus_min": "--vcpus-min",
+    "weights": "--weights",
+    "workers": "--workers",
+    "zone": "--zone",
+    "zones": "--zones",
+}
+"""The option of every parameter that a message of the library names."""
+
+_NAMED = re.compile(r"`(?P<name>[a-z_]+)(?:=(?P<value>[^`]*))?`")
+
+
+def in_flags(text: str) -> str:
+    """The text with options in place of the library's parameters; what is in backticks besides stays."""
+    return _NAMED.sub(_flag, text)
+
+
+def _flag(named: re.Match[str]) -> str:
+    flag, value = FLAGS.get(named["name"]), named["value"]
+    if flag is None:
+        return named[0]
+    return flag if value in (None, "True") else f"{flag} {_typed(value)}"
+
+
+def _typed(value: str) -> str:
+    """A Python value as an argument of a shell: ``"local-sgd(8)"`` keeps quotes, ``"g"`` and ``[1, 2]`` need none."""
+    if value[:1] in "[(":
+        value = value[1:-1].replace(", ", ",")
+    return shlex.quote(value[1:-1] if value[:1] in ("'", '"') else value)
