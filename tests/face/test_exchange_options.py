@@ -85,7 +85,7 @@ def test_compressions_as_people_write_them(text: str, expected: Compression) -> 
         ("tpok:0.01", "no compressor called 'tpok'", "did you mean 'topk'"),
         ("", "no compressor called ''", "choose one of"),
         ("densee", "no compressor called 'densee'", "did you mean 'dense'"),
-        ("auto:0.1", "auto takes no ratio", "--compression auto"),
+        ("auto:0.1", "auto takes no ratio", "auto alone"),
         ("topk:0", "ratio cannot be '0'", "topk:0.01"),
         ("topk:1.5", "ratio cannot be '1.5'", "topk:0.01"),
         ("topk:-0.1", "ratio cannot be '-0.1'", "topk:0.01"),

@@ -76,7 +76,7 @@ def test_progress_and_live_views_command_nothing() -> None:
 
 def test_every_way_to_show_text_is_looked_at() -> None:
     ways = {name for name, one in vars(render).items() if inspect.isfunction(one) and one.__module__ == render.__name__}
-    others = {"console", "width", "drawn", "live_view", "is_terminal", "progress", "_cell"}
+    others = {"console", "width", "drawn", "live_view", "is_terminal", "progress", "_cell", "_shown"}
     assert ways - others == set(SHOW) - {"write"}
 
 

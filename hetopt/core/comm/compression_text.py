@@ -41,7 +41,7 @@ def parse_compression(text: str, *, option: str = "`compression`") -> Compressio
     name, colon, amount = (part.strip() for part in head.partition(":"))
     name = known(name, _NAMES, "compressor")
     if name == AUTO:
-        raise BadInput("auto takes no ratio and no options.", hint=f"{option} auto, or name a compressor")
+        raise BadInput("auto takes no ratio and no options.", hint="write auto alone, or name a compressor")
     values = {"ratio": amount} if colon else {}
     for part in rest:
         key, equals, value = (piece.strip() for piece in part.partition("="))
