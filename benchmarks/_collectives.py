@@ -25,13 +25,11 @@ from hetopt.core.comm.network_state import NetworkState
 from hetopt.core.comm.payload_bytes import hierarchical_operations, operations
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import gather_numbers
-from hetopt.trainer.comm.calibration import measure_network
+from hetopt.trainer.comm.calibration import Hosts, measure_inside, measure_network
 from hetopt.trainer.comm.channel import Channel, Pauses
 from hetopt.trainer.comm.hierarchical import HostGroups
-from hetopt.trainer.comm.hosts import Hosts, measure_inside
 from hetopt.trainer.comm.methods import make_aggregation
-from hetopt.trainer.comm.network_tracker import measured
-from hetopt.trainer.comm.network_watch import PAUSE_S
+from hetopt.trainer.comm.network_tracker import PAUSE_S, measured
 
 REQUEST_FILE = "request.json"
 ANSWER_FILE = "answer.json"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.comm.error_feedback import ErrorFeedback
-from hetopt.trainer.comm.stats import ExchangeStats
+from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.comm.topk import TopKCompressor
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.making import make_model, make_optimizer

@@ -12,8 +12,7 @@ from hetopt.core.comm.payload_bytes import kept_elements
 from hetopt.profiler.compression import gain, monotone, retained_energy
 from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.trainer.comm.error_feedback import ErrorFeedback, Remembered
-from hetopt.trainer.comm.exchange import Exchange
-from hetopt.trainer.comm.stats import ExchangeStats
+from hetopt.trainer.comm.exchange import Exchange, ExchangeStats
 from hetopt.trainer.comm.topk import TopKCompressor
 
 NOTHING_SENT = ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)

@@ -17,7 +17,7 @@ from hetopt.core.events.probe_records import LinkPoint
 from hetopt.core.probe_schedule import NetworkProbe
 from hetopt.core.profile import Collective
 from hetopt.profiler.probe.crew import ProbeGroup, align
-from hetopt.trainer.comm.group import staging_device
+from hetopt.trainer.comm.channel import staging_device
 
 ROUND = 5
 """Steps that one timing averages. In a single one, a worker that was quick before seems to be slow now."""

@@ -16,7 +16,7 @@ from hetopt.core.comm.composition import METHODS
 from hetopt.core.comm.payload_bytes import INDEX_BYTES, VALUE_BYTES, kept_elements, wire_bytes, wire_format
 from hetopt.core.errors import BadInput
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.payload import DensePayload, SparsePayload
+from hetopt.trainer.comm.compressor import DensePayload, SparsePayload
 from hetopt.trainer.policies.policy import BatchObservation
 
 GRADIENTS = {

@@ -17,11 +17,10 @@ import torch.distributed as dist
 
 from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.error_feedback import MemoryState
-from hetopt.trainer.comm.exchange import Exchange
+from hetopt.trainer.comm.compressor import MemoryState
+from hetopt.trainer.comm.exchange import Exchange, ExchangeStats
 from hetopt.trainer.comm.hierarchical import HierarchicalExchange, HostGroups
 from hetopt.trainer.comm.peers import LostPeer
-from hetopt.trainer.comm.stats import ExchangeStats
 
 WORKERS = 4
 LAYOUTS = {"2+2": "aabb", "3+1": "aaab", "mixed": "abab", "alone": "abcd", "one": "aaaa"}

@@ -26,16 +26,12 @@ from hetopt.core.comm.levels import LARGEST_SUM, summed_bits
 from hetopt.core.comm.payload_bytes import slice_elements, wire_bytes
 from hetopt.core.comm.planner import KEPT
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.blocks import BLOCK_ELEMENTS
+from hetopt.trainer.comm.bits import Lanes
 from hetopt.trainer.comm.error_feedback import NoMemory
-from hetopt.trainer.comm.lanes import Lanes
-from hetopt.trainer.comm.max_norm import MaxNorm
+from hetopt.trainer.comm.low_precision import NarrowFloats, ScaledCodes
 from hetopt.trainer.comm.methods import make_aggregation, make_memory
-from hetopt.trainer.comm.multi_scale import MultiScale
-from hetopt.trainer.comm.quantised_all_reduce import QuantisedSum
-from hetopt.trainer.comm.rounding import AtRandom
-from hetopt.trainer.comm.slice_coding import NarrowFloats, ScaledCodes
-from hetopt.trainer.comm.terngrad import TernGrad
+from hetopt.trainer.comm.quantisation import AtRandom, MaxNorm, MultiScale, QuantisedSum, TernGrad
+from hetopt.trainer.comm.vectors import BLOCK_ELEMENTS
 
 from . import exchange_program as program
 from .thread_group import Crew

@@ -14,7 +14,7 @@ import pytest
 from hetopt.core.comm.cost import TRAINER, LinkSpeed
 from hetopt.core.comm.planner import make_option
 from hetopt.core.compression_slowdown import CAUTIOUS_COEFFICIENT, MOST_LOST, distance
-from hetopt.trainer.comm.network_watch import PROBE_SHARE
+from hetopt.trainer.comm.network_tracker import PROBE_SHARE
 from hetopt.trainer.policies.ratio.auto import AutoRatio
 from hetopt.trainer.policies.ratio.auto_state import AutoState
 from hetopt.trainer.policies.ratio.policy import RatioDecision

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from hetopt.trainer.comm.max_norm import MaxNorm
-from hetopt.trainer.comm.packed import PackedQuantiser, SignCompressor
-from hetopt.trainer.comm.packed_all_gather import MajorityVote, PackedAllGather
-from hetopt.trainer.comm.sparse_all_gather import PaddedSparseAllGather, SparseAllGather
+from hetopt.trainer.comm.elements import PaddedSparseAllGather, SparseAllGather
+from hetopt.trainer.comm.quantisation import MajorityVote, MaxNorm, PackedAllGather, PackedQuantiser, SignCompressor
 from hetopt.trainer.comm.topk import TopKCompressor
 
 from .contracts import CollectiveContract

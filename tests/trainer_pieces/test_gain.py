@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from hetopt.core.comm.payload_bytes import kept_elements
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.energy import energy, kept_energy
 from hetopt.trainer.comm.exchange import Exchange
-from hetopt.trainer.comm.gain import kept_energies
 from hetopt.trainer.comm.methods import make_aggregation
+from hetopt.trainer.comm.topk import kept_energies
+from hetopt.trainer.comm.vectors import energy, kept_energy
 from hetopt.trainer.policies.ratio.gain_curve import gain_of
 
 from .contracts import GRADIENTS

@@ -13,10 +13,10 @@ import torch
 from hetopt.core.comm.cost import LinkSpeed, time_s
 from hetopt.core.comm.payload_bytes import hierarchical_operations, operations
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.aggregation import CompressedSum
+from hetopt.trainer.comm.compressor import CompressedSum
+from hetopt.trainer.comm.elements import SparseAllGather
 from hetopt.trainer.comm.error_feedback import ALIKE, ErrorFeedback, redistribute
 from hetopt.trainer.comm.hierarchical import HierarchicalExchange, HostGroups
-from hetopt.trainer.comm.sparse_all_gather import SparseAllGather
 from hetopt.trainer.comm.topk import TopKCompressor
 from tests.disturbance import PATIENCE_S
 

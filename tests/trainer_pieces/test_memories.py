@@ -9,9 +9,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hetopt.core.errors import BadInput
-from hetopt.trainer.comm.error_feedback import ALIKE, ErrorFeedback, NoMemory, redistribute
-from hetopt.trainer.comm.identity import IdentityCompressor
-from hetopt.trainer.comm.momentum_correction import MomentumCorrection, hand_over_momentum
+from hetopt.trainer.comm.compressor import IdentityCompressor
+from hetopt.trainer.comm.error_feedback import (
+    ALIKE,
+    ErrorFeedback,
+    MomentumCorrection,
+    NoMemory,
+    hand_over_momentum,
+    redistribute,
+)
 from hetopt.trainer.comm.topk import TopKCompressor
 
 from .contracts import MemoryContract

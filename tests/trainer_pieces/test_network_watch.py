@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation, dense, gathered
-from hetopt.trainer.comm.network_tracker import Timed, measured
-from hetopt.trainer.comm.network_watch import LEAST_EXPOSED, NetworkWatch
+from hetopt.trainer.comm.network_tracker import LEAST_EXPOSED, NetworkWatch, Timed, measured
 
 WORKERS = 4
 LINK = LinkSpeed(latency_s=0.0005, bytes_per_s=5e6)

@@ -12,10 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from hetopt.trainer.comm.aggregation import Aggregation
 from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.comm.compressor import Aggregation, Payload
 from hetopt.trainer.comm.error_feedback import Memory
-from hetopt.trainer.comm.payload import Payload
 
 
 class ThreadGroup:

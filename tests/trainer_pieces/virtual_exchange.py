@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation
 from hetopt.core.comm.planner import make_option
 from hetopt.core.compression_slowdown import MOST_LOST, distance
-from hetopt.trainer.comm.network_tracker import Timed, measured
-from hetopt.trainer.comm.network_watch import NetworkWatch
+from hetopt.trainer.comm.network_tracker import NetworkWatch, Timed, measured
 from hetopt.trainer.policies.ratio.gain_curve import GainCurve
 from hetopt.trainer.policies.ratio.paired_trial import PART, Verdict
 from hetopt.trainer.policies.ratio.policy import RatioObservation

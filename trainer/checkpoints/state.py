@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hetopt.core.run_spec import RunSpec
-from hetopt.trainer.comm.error_feedback import MemoryState
+from hetopt.trainer.comm.compressor import MemoryState
 
 
 @dataclass(frozen=True, kw_only=True)

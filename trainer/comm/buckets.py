@@ -15,10 +15,10 @@ from hetopt.core.comm.composition import combine
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import Store
-from hetopt.trainer.comm.error_feedback import ALIKE, Memory, MemoryState, check_state
-from hetopt.trainer.comm.exchange import Exchange
+from hetopt.trainer.comm.compressor import MemoryState
+from hetopt.trainer.comm.error_feedback import ALIKE, Memory, check_state
+from hetopt.trainer.comm.exchange import Exchange, ExchangeStats, summed
 from hetopt.trainer.comm.methods import make_aggregation, make_memory
-from hetopt.trainer.comm.stats import ExchangeStats, summed
 
 _STEP = f"{ALIKE}step"
 

@@ -3,6 +3,9 @@
 All workers hold the same figures: what compressing takes the worker that takes longest, and what an operation takes the
 one that waits least, which is how exchanges are looked at later. Training is not a timing: the first looks at real
 exchanges correct what is measured here (`hetopt.trainer.comm.network_tracker`).
+
+Whether workers that share a host exchange as one is priced like any exchange, on the network as it was measured.
+Between periods the real network is probed: by a small sum, or some larger ones once it has jumped.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import itertools
 import math
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,15 +22,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hetopt.core.comm.cost import Operation, Primitive, Scope
+from hetopt.core.comm.cost import TRAINER, Operation, Primitive, Scope
 from hetopt.core.comm.network_state import NetworkState
 from hetopt.core.comm.options import ROUNDED, CompressTime, Family, Menu
-from hetopt.core.comm.payload_bytes import Shapes, kept_elements, operations
+from hetopt.core.comm.payload_bytes import Shapes, hierarchical_operations, kept_elements, operations
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.exchange import Exchange
-from hetopt.trainer.comm.network_tracker import Timed, measured
-from hetopt.trainer.comm.network_watch import PAUSE_S, REPEATED_BELOW_S, TIMED_EACH
+from hetopt.trainer.comm.hierarchical import HostGroups
+from hetopt.trainer.comm.network_tracker import PAUSE_S, REPEATED_BELOW_S, TIMED_EACH, Timed, measured
 
 REPEATED_S = 0.1
 """Short timings are repeated for so long: what disturbs one of a millisecond takes several."""
@@ -339,3 +343,99 @@ def _slowest_s(channel: Channel, exchange: Exchange, flat: Tensor) -> float:
     slowest = torch.tensor(times_s[1:], dtype=torch.float64)
     channel.all_reduce(slowest, "max")
     return float(statistics.median(slowest.tolist()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hosts:
+    """Which worker is where.
+
+    Attributes:
+        names: of all workers' hosts, in rank order.
+    """
+
+    names: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        """How many hosts there are."""
+        return len(set(self.names))
+
+    @property
+    def fullest(self) -> str:
+        """The first of those with most workers."""
+        return Counter(self.names).most_common(1)[0][0]
+
+    @property
+    def workers_per_host(self) -> int:
+        """On the fullest."""
+        return self.names.count(self.fullest)
+
+    @property
+    def are_levels(self) -> bool:
+        """Whether there is both something to sum inside hosts and somebody to exchange with outside."""
+        return 1 < self.count < len(self.names)
+
+
+def measure_inside(hosts: Hosts, groups: HostGroups, gradient_bytes: int, *, device: torch.device) -> Calibration:
+    """What collectives take inside the fullest host; all workers of all hosts take part at the same time."""
+    own: Calibration | None = None
+    if groups.inside is not None and hosts.names.count(groups.own) > 1:
+        own = measure_network(gradient_bytes, device=device, group=groups.inside, scope="host")
+    return Calibration(timings=handed_on(own.timings if own is not None else (), hosts.names.index(hosts.fullest)))
+
+
+def exchange_as_one(
+    compression: Compression, numel: int, hosts: Hosts, network: NetworkState, *, shapes: Shapes | None = None
+) -> bool:
+    """Whether the exchange is expected to be over sooner when each host's workers sum first and one of them sends."""
+
+    def between(workers: int) -> tuple[Operation, ...]:
+        return operations(
+            compression.name,
+            numel,
+            compression.ratio,
+            workers=workers,
+            collective=compression.collective,
+            bits=compression.bits,
+            levels=compression.levels,
+            rank=compression.rank or 1,
+            coding=compression.coding or "plain",
+            shapes=shapes,
+        )
+
+    flat_s = network.expected_s(between(len(hosts.names)), algorithms=TRAINER)
+    levels = hierarchical_operations(between(hosts.count), numel, workers_per_host=hosts.workers_per_host)
+    return network.expected_s(levels, algorithms=TRAINER) < flat_s
+
+
+class NetworkProbe:
+    """Of the workers that exchange between machines; the others take part in nothing, and are told.
+
+    Args:
+        gradient_bytes: of the dense gradient.
+        device: where gradients lie.
+        groups: of workers that exchange as one by host; None: all exchange.
+    """
+
+    def __init__(self, gradient_bytes: int, *, device: torch.device, groups: HostGroups | None) -> None:
+        self._gradient_bytes = gradient_bytes
+        self._device = device
+        self._by_hosts = groups is not None
+        self._group = None if groups is None else groups.between
+        self._takes_part = groups is None or groups.between is not None
+
+    def sum_s(self, payload_bytes: int) -> float:
+        """Seconds that a sum of so many bytes takes here; 0 where this worker has no part in it."""
+        if not self._takes_part:
+            return 0.0
+        channel = Channel(self._group, on=self._device)
+        channel.all_reduce(torch.zeros(max(1, payload_bytes // 4), device=self._device))
+        return max(1e-9, channel.messages[-1].time_s)
+
+    def measure(self) -> tuple[Timed, ...]:
+        """Sums as they are now; all workers of the default group must ask at the same time."""
+        timings: tuple[Timed, ...] = ()
+        if self._takes_part:
+            timings = measure_again(self._gradient_bytes, device=self._device, group=self._group)
+        # The first worker of all leads its host.
+        return handed_on(timings, 0, scope="network") if self._by_hosts else timings

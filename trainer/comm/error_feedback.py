@@ -1,16 +1,35 @@
-"""What a worker remembers of the gradient it has not sent yet."""
+"""The residual: what a worker has not sent yet, of its gradient (error feedback) or of its momentum (DGC).
+
+Momentum correction accumulates momentum before the gradient is sparsified, so that what is sent late is not stale:
+
+    u <- m u + g            velocity, of the local gradient
+    v <- v + u              what there is to send
+    send some of v;  u, v <- 0 where it was sent
+
+With plain error feedback and momentum in the optimizer, an element that is sent after t steps weighs as if its
+gradients had all come at once; here it carries the discounting they would have had. Setting u to zero where elements
+were sent (factor masking) keeps stale momentum from being applied after the fact. Where everything is sent nothing is
+stale: then u goes on, and the whole is momentum SGD. (Lin et al., "Deep Gradient Compression", arXiv 1712.01887,
+sections 3.1 to 3.3; their released successors kept the name without these.)
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
 
+from hetopt.core.comm.composition import CORRECTION, combine, why_not_optimised
 from hetopt.core.errors import BadInput
-from hetopt.trainer.comm.payload import Payload
-
-MemoryState = dict[str, torch.Tensor]
+from hetopt.core.run_spec import Compression
+from hetopt.trainer.comm.channel import group_size
+from hetopt.trainer.comm.compressor import MemoryState, Payload, SparsePayload
+from hetopt.trainer.comm.vectors import energy
 
 ALIKE = "alike."
 """Keys that begin so are the same for all workers: a new worker gets a copy, where others are handed on in parts."""
@@ -137,3 +156,105 @@ def check_state(state: Mapping[str, torch.Tensor], expected: Mapping[str, torch.
             f"The saved gradient memory holds {found or 'nothing'}, but this run needs {wanted or 'none'}.",
             hint="resume with the model and the compression that the checkpoint was written with",
         )
+
+
+DEFAULT_MOMENTUM = 0.9
+
+
+class MomentumCorrection:
+    """Velocity and accumulated velocity, both cleared where they were sent. Sixteen bytes a parameter.
+
+    The optimizer must then have no momentum of its own (see `hand_over_momentum`); with ``momentum`` 0 this is error
+    feedback.
+
+    Args:
+        numel: elements of the gradient.
+        momentum: m, in [0, 1).
+        clip_norm: the norm that the *summed* gradient may have. Every worker clips its own part, before accumulating,
+            to ``clip_norm / sqrt(workers)``: what it may contribute when all parts are independent and alike.
+        device: where the gradient lies.
+        group: the workers; absent: the default group.
+    """
+
+    def __init__(
+        self,
+        numel: int,
+        *,
+        momentum: float = DEFAULT_MOMENTUM,
+        clip_norm: float | None = None,
+        device: torch.device | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum is in [0, 1), not {momentum}")
+        self._momentum = momentum
+        self._clip_norm = clip_norm
+        self._group = group
+        self._velocity = torch.zeros(numel, dtype=torch.float32, device=device)
+        self._unsent = torch.zeros_like(self._velocity)
+        self._next_velocity = torch.zeros_like(self._velocity)
+        self._prepared = torch.zeros_like(self._velocity)
+
+    def prepare(self, gradient: Tensor) -> Tensor:
+        """Accumulated velocity (see `Memory`)."""
+        torch.add(gradient, self._velocity, alpha=self._momentum, out=self._next_velocity)
+        if self._clip_norm is not None:
+            scale = self._clip_norm / math.sqrt(group_size(self._group)) / max(math.sqrt(energy(gradient)), 1e-38)
+            if scale < 1:
+                torch.mul(gradient, scale, out=self._next_velocity).add_(self._velocity, alpha=self._momentum)
+        return torch.add(self._unsent, self._next_velocity, out=self._prepared)
+
+    def commit(self, prepared: Tensor, sent: Payload) -> float:
+        """Keep what was not sent, and forget the velocity of what was (see `Memory`)."""
+        if prepared is not self._prepared:
+            raise ValueError("only what this memory prepared can be committed: a velocity belongs to it")
+        kept = sent.subtract_from(self._prepared)
+        if isinstance(sent, SparsePayload) and sent.indices.numel() < sent.numel:
+            self._next_velocity.index_fill_(0, sent.indices.long(), 0.0)
+        self._unsent, self._prepared = self._prepared, self._unsent
+        self._velocity, self._next_velocity = self._next_velocity, self._velocity
+        return kept
+
+    def state(self) -> MemoryState:
+        """``{"velocity": ..., "unsent": ...}``, copied."""
+        return {"velocity": self._velocity.clone(), "unsent": self._unsent.clone()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over both (see `Memory`)."""
+        check_state(state, {"velocity": self._velocity, "unsent": self._unsent})
+        self._velocity.copy_(state["velocity"])
+        self._unsent.copy_(state["unsent"])
+
+
+def hand_over_momentum(optimizer: Optimizer) -> float:
+    """Take the momentum out of an SGD optimizer, for the workers' memories to have; returns what it was.
+
+    Weight decay stays in the optimizer and then has no momentum, which is the one difference to momentum SGD that is
+    left where everything is sent.
+
+    Raises:
+        BadInput: the optimizer's momentum is not one number that can be taken out.
+    """
+    found = {float(group.get("momentum", math.nan)) for group in optimizer.param_groups}
+    nesterov = any(group.get("nesterov") for group in optimizer.param_groups)
+    if len(found) != 1 or nesterov or any(math.isnan(momentum) for momentum in found):
+        reason = why_not_optimised(CORRECTION, optimizer_momentum=math.nan)
+        raise BadInput(
+            f"{reason} It can be taken out of plain SGD with one momentum, but not out of this optimizer.",
+            hint="use error_feedback as the gradient memory",
+        )
+    for group in optimizer.param_groups:
+        group["momentum"] = 0.0
+    return found.pop()
+
+
+def own_momentum(asked: Compression, optimizer: Optimizer) -> Compression:
+    """The compression of a run; where the workers keep the momentum, it is taken out of the optimizer.
+
+    Raises:
+        BadInput: it cannot be, or things do not go together.
+    """
+    if combine(asked.name, memory=asked.memory, collective=asked.collective).memory != CORRECTION:
+        return asked
+    momentum = hand_over_momentum(optimizer)
+    return asked if asked.momentum is not None else asked.model_copy(update={"momentum": momentum})

@@ -21,13 +21,11 @@ from hetopt.core.comm.payload_bytes import Shapes
 from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import Store
-from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.error_feedback import ALIKE, MemoryState, Remembered
-from hetopt.trainer.comm.exchange import Exchange, compression_in, with_memory
-from hetopt.trainer.comm.group import group_rank, group_size
-from hetopt.trainer.comm.guarded import Guard
-from hetopt.trainer.comm.peers import LostPeer
-from hetopt.trainer.comm.stats import ExchangeStats
+from hetopt.trainer.comm.channel import Channel, group_rank, group_size
+from hetopt.trainer.comm.compressor import MemoryState
+from hetopt.trainer.comm.error_feedback import ALIKE, Remembered
+from hetopt.trainer.comm.exchange import Exchange, ExchangeStats, compression_in, with_memory
+from hetopt.trainer.comm.peers import Guard, LostPeer
 
 
 class HostGroups:

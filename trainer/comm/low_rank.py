@@ -19,12 +19,9 @@ import torch
 from torch import Tensor
 
 from hetopt.core.comm.payload_bytes import Shapes, low_rank, matrix_shape
-from hetopt.trainer.comm.aggregation import shared_generator
-from hetopt.trainer.comm.blocks import Workspace
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.energy import energy
-from hetopt.trainer.comm.error_feedback import MemoryState
-from hetopt.trainer.comm.payload import Payload
+from hetopt.trainer.comm.compressor import MemoryState, Payload, shared_generator
+from hetopt.trainer.comm.vectors import Workspace, energy
 
 _DEPENDENT = 1e-24  # of a column's energy: less is left of it than rounding in double precision would leave
 

@@ -28,36 +28,48 @@ from hetopt.core.comm.levels import gathered_bits, summed_bits
 from hetopt.core.comm.payload_bytes import SCALED_BITS, Shapes, kept_elements
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.aggregation import Aggregation, CompressedSum
-from hetopt.trainer.comm.ar_topk import SharedSelection, Star, StarOrVar, Var
-from hetopt.trainer.comm.coding import ElementCoding, NarrowValues, PackedIndices, PlainIndices
-from hetopt.trainer.comm.compressor import Compressor
-from hetopt.trainer.comm.dgc import DgcCompressor
-from hetopt.trainer.comm.error_feedback import ErrorFeedback, Memory, NoMemory
-from hetopt.trainer.comm.group import group_size
-from hetopt.trainer.comm.identity import IdentityCompressor
-from hetopt.trainer.comm.indexed_sum import IndexChoice, IndexedSum
-from hetopt.trainer.comm.low_precision_all_reduce import NarrowSum
+from hetopt.trainer.comm.channel import group_size
+from hetopt.trainer.comm.compressor import Aggregation, CompressedSum, Compressor, IdentityCompressor, SparsePayload
+from hetopt.trainer.comm.elements import (
+    ElementCoding,
+    IndexChoice,
+    IndexedSum,
+    NarrowValues,
+    PackedIndices,
+    PaddedSparseAllGather,
+    PlainIndices,
+    RandomElements,
+    RotatingElements,
+    SharedSelection,
+    SparseAllGather,
+    Star,
+    StarOrVar,
+    Var,
+)
+from hetopt.trainer.comm.error_feedback import DEFAULT_MOMENTUM, ErrorFeedback, Memory, MomentumCorrection, NoMemory
+from hetopt.trainer.comm.low_precision import NarrowFloats, NarrowSum, ScaledCodes
 from hetopt.trainer.comm.low_rank import LowRankSum
-from hetopt.trainer.comm.max_norm import MaxNorm
-from hetopt.trainer.comm.momentum_correction import DEFAULT_MOMENTUM, MomentumCorrection
-from hetopt.trainer.comm.mstopk import MsTopKCompressor
-from hetopt.trainer.comm.multi_level import MultiLevelCompressor
-from hetopt.trainer.comm.multi_scale import MultiScale
-from hetopt.trainer.comm.packed import PackedQuantiser, SignCompressor
-from hetopt.trainer.comm.packed_all_gather import MajorityVote, PackedAllGather
-from hetopt.trainer.comm.payload import SparsePayload
-from hetopt.trainer.comm.per_layer_topk import PerLayerTopKCompressor
-from hetopt.trainer.comm.quantised_all_reduce import QuantisedSum, Quantiser
-from hetopt.trainer.comm.random_k import RandomElements, RotatingElements
-from hetopt.trainer.comm.redsync import RedSyncCompressor
-from hetopt.trainer.comm.rounding import AtRandom, ToNearest
-from hetopt.trainer.comm.sidco import SidcoCompressor
-from hetopt.trainer.comm.slice_coding import NarrowFloats, ScaledCodes
-from hetopt.trainer.comm.sparse_all_gather import PaddedSparseAllGather, SparseAllGather
-from hetopt.trainer.comm.terngrad import TernGrad
-from hetopt.trainer.comm.threshold_topk import ThresholdCompressor
-from hetopt.trainer.comm.topk import TopKCompressor
+from hetopt.trainer.comm.quantisation import (
+    AtRandom,
+    MajorityVote,
+    MaxNorm,
+    MultiScale,
+    PackedAllGather,
+    PackedQuantiser,
+    QuantisedSum,
+    Quantiser,
+    SignCompressor,
+    TernGrad,
+    ToNearest,
+)
+from hetopt.trainer.comm.threshold import (
+    DgcCompressor,
+    MsTopKCompressor,
+    RedSyncCompressor,
+    SidcoCompressor,
+    ThresholdCompressor,
+)
+from hetopt.trainer.comm.topk import MultiLevelCompressor, PerLayerTopKCompressor, TopKCompressor
 
 SELECTORS: Mapping[str, Callable[[], Compressor[SparsePayload]]] = MappingProxyType(
     {

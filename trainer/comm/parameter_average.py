@@ -16,9 +16,9 @@ from torch import Tensor
 
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.energy import energy
 from hetopt.trainer.comm.error_feedback import Memory
 from hetopt.trainer.comm.methods import make_aggregation, make_memory
+from hetopt.trainer.comm.vectors import energy
 
 
 def weights_by_samples(samples: Sequence[int], participants: Sequence[int] | None = None) -> tuple[float, ...]:

@@ -7,15 +7,17 @@ import ipaddress
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import psutil
 import torch
+import torch.distributed as dist
 
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.trainer.agreement import Store
-from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.comm.channel import Channel, group_size
 
 _TEXT_BYTES = 160
 _ADDRESSES = 12
@@ -150,3 +152,42 @@ def _own_addresses() -> set[str]:
 def _addresses(packed: bytes) -> frozenset[str]:
     parts = (packed[start : start + _ADDRESS_BYTES] for start in range(0, len(packed), _ADDRESS_BYTES))
     return frozenset(str(ipaddress.IPv4Address(part)) for part in parts if any(part))
+
+
+class Guard:
+    """Compares notes with the other workers before the first exchange, and names the peer that a later one loses.
+
+    Args:
+        description: of the exchange, the same text on workers that agree.
+        group: of workers; absent: the default group, or this process alone.
+        store: for a roll call when an exchange times out.
+    """
+
+    def __init__(self, description: str, *, group: dist.ProcessGroup | None = None, store: Store | None = None) -> None:
+        self._description = description
+        self._group = group
+        self._store = store
+        self._peers: Peers | None = None
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Exchange inside.
+
+        Raises:
+            BadInput: the workers are about to exchange in different ways.
+            RunFailed: a worker did not come in time.
+            LostPeer: a worker left in the middle.
+        """
+        size = group_size(self._group)
+        if size == 1:
+            yield
+            return
+        if self._peers is None:
+            self._peers = meet(self._description, Channel(self._group))
+        try:
+            yield
+        except RuntimeError as error:
+            named = explain_loss(error, self._peers, self._store, size)
+            if named is None:
+                raise
+            raise named from error

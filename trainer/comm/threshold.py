@@ -1,16 +1,18 @@
-"""Elements not below a threshold: how many they are, which they are, and what is quick to ask in a search for one."""
+"""Selection by a threshold: sampled (DGC), bisected (RedSync, MSTopk), fitted (SIDCo), or kept from step to step."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from hetopt.trainer.comm.blocks import BLOCK_ELEMENTS, blocks
-from hetopt.trainer.comm.payload import SparsePayload
-from hetopt.trainer.comm.topk import not_below, select
+from hetopt.core.comm.payload_bytes import kept_elements
+from hetopt.trainer.comm.compressor import MemoryState, SparsePayload
+from hetopt.trainer.comm.topk import TopKCompressor, not_below, select
+from hetopt.trainer.comm.vectors import BLOCK_ELEMENTS, blocks
 
 _FEW = 1 / 16
 
@@ -106,3 +108,210 @@ def largest_magnitude(flat: Tensor) -> float:
     low, high = torch.aminmax(flat)
     # max() of Python would take either side of a comparison with NaN; torch keeps the NaN.
     return float(torch.maximum(-low, high))
+
+
+MOST = 2.0
+"""At most so many times the elements that the ratio allows."""
+
+_FOLLOW = 0.5
+_LARGEST_STEP = 1.5
+
+
+class ThresholdCompressor:
+    """Sends whatever is not below its threshold: more in steps with much to learn, less in those with little.
+
+    The first step sets the threshold where Top-k would; each later one moves it half way to where the number would have
+    been right, had the magnitudes beyond it an exponential tail, and by at most 1.5. Never more than twice the ratio's
+    elements are sent, the largest; then, and where none passes and Top-k decides, the threshold is set anew, to the
+    least that is sent. A fixed absolute threshold minimises the error that error feedback accumulates over a run at a
+    given volume (Sahu et al., arXiv 2108.00951); following the ratio keeps that volume without their sweep.
+    """
+
+    name: ClassVar[str] = "topk_threshold"
+
+    def __init__(self) -> None:
+        self._threshold = 0.0
+
+    def state(self) -> MemoryState:
+        """The threshold; 0 before the first step."""
+        return {"threshold": torch.tensor(self._threshold, dtype=torch.float64)}
+
+    def load_state(self, state: MemoryState) -> None:
+        """Go on with a threshold that `state` gave, of this worker or another."""
+        self._threshold = float(state["threshold"])
+
+    def compress(self, flat: Tensor, ratio: float, generator: Generator | None) -> SparsePayload:
+        """Keep what passes, and move the threshold."""
+        k = kept_elements(flat.numel(), ratio)
+        if k == flat.numel():
+            return TopKCompressor().compress(flat, ratio, generator)
+        found = Survivors.of(flat, self._threshold) if self._threshold > 0 else None
+        if found is None or not len(found):
+            chosen = TopKCompressor().compress(flat, ratio, generator)
+            self._threshold = _finite(float(chosen.values.abs().min()))
+            return chosen
+        if len(found) > MOST * k:
+            largest = torch.topk(found.magnitudes, int(MOST * k), sorted=False)
+            self._threshold = _finite(float(largest.values.min()))
+            return select(flat, found.indices[largest.indices].sort().values)
+        excess = float(found.magnitudes.double().mean()) - self._threshold
+        moved = 1 + _FOLLOW * excess * math.log(len(found) / k) / self._threshold
+        if math.isfinite(moved):
+            self._threshold *= min(_LARGEST_STEP, max(1 / _LARGEST_STEP, moved))
+        return found.payload(flat)
+
+
+def _finite(threshold: float) -> float:
+    return threshold if threshold < float("inf") else 0.0
+
+
+SAMPLED_PART = 0.01
+LEAST_SAMPLE = 1024
+CORRECTIONS = 10
+RAISE, LOWER = 1.3, 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class DgcCompressor:
+    """Sends what is not below a threshold read off a sample of 1 % (drawn with replacement), corrected until it fits.
+
+    While more than 1.3 k elements pass, the threshold is raised by 1.3, and lowered by 0.7 while fewer than 0.7 k do;
+    after ten corrections (where many magnitudes are equal, or not finite) Top-k decides. So a payload has between
+    0.7 k and 1.3 k elements, and another number on every worker. The released code does so layer by layer; here it is
+    the whole gradient, for the reason that Top-k has. (Lin et al., arXiv 1712.01887; momentum is the memory's.)
+    """
+
+    name: ClassVar[str] = "dgc"
+
+    def compress(self, flat: Tensor, ratio: float, generator: Generator | None) -> SparsePayload:
+        """Keep what passes; which elements are sampled is up to the generator."""
+        numel = flat.numel()
+        k = kept_elements(numel, ratio)
+        sample = min(numel, max(LEAST_SAMPLE, math.ceil(SAMPLED_PART * numel)))
+        if sample == numel or k == numel:
+            return TopKCompressor().compress(flat, ratio, generator)
+        places = torch.randint(numel, (sample,), generator=generator, device=flat.device)
+        rank = max(1, round(k / numel * sample))
+        threshold = float(torch.topk(flat.index_select(0, places).abs_(), rank).values[-1])
+        found = Survivors.of(flat, threshold)
+        for _ in range(CORRECTIONS):
+            if len(found) > RAISE * k:
+                threshold *= RAISE
+                found = found.above(threshold)
+            elif len(found) < LOWER * k:
+                threshold *= LOWER
+                found = Survivors.of(flat, threshold)
+            else:
+                return found.payload(flat)
+        return TopKCompressor().compress(flat, ratio, generator)
+
+
+REDSYNC_ROUNDS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class RedSyncCompressor:
+    """Sends what is not below ``mean + r (max - mean)``, where r is bisected until k to 2 k elements pass.
+
+    Where no such r is found in twenty rounds, or k elements are more than lie above the mean, Top-k decides: the
+    released code stops after three rounds, with any number of elements. (Fang et al., arXiv 1808.04357.)
+    """
+
+    name: ClassVar[str] = "redsync"
+
+    def compress(self, flat: Tensor, ratio: float, generator: Generator | None) -> SparsePayload:
+        """Keep what passes; the same gradient always gives the same payload."""
+        k, scale = kept_elements(flat.numel(), ratio), Magnitudes.of(flat)
+        low, high = 0.0, 1.0
+        search = ThresholdSearch(flat)
+        for _ in range(REDSYNC_ROUNDS if scale.spread else 0):
+            r = (low + high) / 2
+            threshold = scale.mean + r * (scale.largest - scale.mean)
+            passing = search.count(threshold)
+            if k <= passing <= 2 * k:
+                return search.take(threshold).payload(flat)
+            if passing < k:
+                high = r
+            else:
+                low = r
+                search.never_below(threshold, passing)
+        return TopKCompressor().compress(flat, ratio, generator)
+
+
+STAGE = 0.25
+"""What a stage leaves, so that the next one is fitted to the tail alone."""
+MOST_STAGES = 12
+"""Down to a few elements of the longest gradient there can be."""
+
+
+@dataclass(frozen=True, slots=True)
+class SidcoCompressor:
+    """Sends what is not below a threshold that about k elements should pass.
+
+    Magnitudes are taken to be exponential with mean mu, so that a part d of them exceeds ``mu ln(1 / d)``. Gradients
+    have heavier tails, hence stages: each fits the excess over the threshold of the one before, where an exponential
+    is a better likeness, and aims at k of those that have really passed, or at a quarter of them if that is more.
+    Nothing is sorted. Stages end with at most 2 k elements; with fewer than k / 2, Top-k decides. (After Abdelmoniem et
+    al., arXiv 2101.10761, who let the number of stages follow from earlier steps instead of from what has passed.)
+    """
+
+    name: ClassVar[str] = "sidco"
+
+    def compress(self, flat: Tensor, ratio: float, generator: Generator | None) -> SparsePayload:
+        """Keep what passes; the same gradient always gives the same payload."""
+        k, scale = kept_elements(flat.numel(), ratio), Magnitudes.of(flat)
+        if not scale.spread or k == flat.numel():
+            return TopKCompressor().compress(flat, ratio, generator)
+        threshold, beyond, passing = 0.0, scale.mean, flat.numel()
+        for _ in range(MOST_STAGES):
+            if passing <= 2 * k or beyond <= 0:
+                break
+            threshold += beyond * math.log(1 / max(k / passing, STAGE))
+            passing = count_not_below(flat, threshold)
+            beyond = excess(flat, threshold) / max(1, passing)
+        if not k / 2 <= passing <= 2 * k:
+            return TopKCompressor().compress(flat, ratio, generator)
+        return Survivors.of(flat, threshold).payload(flat)
+
+
+MSTOPK_ROUNDS = 25
+
+
+@dataclass(frozen=True, slots=True)
+class MsTopKCompressor:
+    """Sends all that is above the upper of two thresholds, and fills up to k from between the two.
+
+    Both thresholds close in on k elements in 25 rounds of bisecting ``mean + r (max - mean)``. What fills up is a run
+    of neighbours at a random place, which never reaches past the end (it does in the released code). (Shi et al.,
+    "Towards scalable distributed training of deep learning on public cloud clusters", arXiv 2010.10458.)
+    """
+
+    name: ClassVar[str] = "mstopk"
+
+    def compress(self, flat: Tensor, ratio: float, generator: Generator | None) -> SparsePayload:
+        """Keep k elements, in ascending order of index; what fills up is up to the generator."""
+        k, scale = kept_elements(flat.numel(), ratio), Magnitudes.of(flat)
+        if not scale.spread or k == flat.numel():
+            return TopKCompressor().compress(flat, ratio, generator)
+        low, high = 0.0, 1.0
+        lower, upper = 0.0, math.inf  # at least k elements pass the one, fewer than k the other
+        search = ThresholdSearch(flat)
+        for _ in range(MSTOPK_ROUNDS):
+            r = (low + high) / 2
+            threshold = scale.mean + r * (scale.largest - scale.mean)
+            passing = search.count(threshold)
+            if passing == k:
+                return search.take(threshold).payload(flat)
+            if passing < k:
+                high, upper = r, threshold
+            else:
+                low, lower = r, threshold
+                search.never_below(threshold, passing)
+        if lower == 0.0:  # k elements are more than lie above the mean
+            return TopKCompressor().compress(flat, ratio, generator)
+        plenty = search.take(lower)
+        sure = ~(plenty.magnitudes < upper)
+        between = plenty.indices[~sure]
+        missing = k - int(sure.sum())
+        start = int(torch.randint(len(between) - missing + 1, (1,), generator=generator, device=flat.device))
+        return select(flat, torch.cat((plenty.indices[sure], between[start : start + missing])).sort().values)

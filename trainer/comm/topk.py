@@ -1,8 +1,9 @@
-"""Exact Top-k over the whole gradient: the elements of largest magnitude, found without sorting all of them."""
+"""Exact Top-k: the elements of largest magnitude, found without sorting all of them, and the energy that they hold."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,8 +11,8 @@ import torch
 from torch import Generator, Tensor
 
 from hetopt.core.comm.payload_bytes import MAX_INDEXED_ELEMENTS, kept_elements
-from hetopt.trainer.comm.blocks import blocks
-from hetopt.trainer.comm.payload import SparsePayload
+from hetopt.trainer.comm.compressor import Compressor, SparsePayload
+from hetopt.trainer.comm.vectors import blocks, energy
 
 SAMPLE_SIZE = 65_536
 
@@ -104,3 +105,112 @@ def top_mask(magnitudes: Tensor, k: int) -> Tensor:
     mask = torch.zeros(magnitudes.numel(), dtype=torch.bool, device=magnitudes.device)
     mask[torch.topk(magnitudes, k, sorted=False).indices] = True
     return mask
+
+
+class PerLayerTopKCompressor:
+    """Sends ``kept_elements(size, ratio)`` largest magnitudes of every layer, in ascending order of index.
+
+    Args:
+        sizes: elements of the layers, in the order in which they lie in the gradient.
+    """
+
+    name: ClassVar[str] = "topk_per_layer"
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = [size for size in sizes if size]
+
+    def compress(self, flat: Tensor, ratio: float, generator: Generator | None) -> SparsePayload:
+        """Keep the largest of each layer; the same gradient always gives the same payload."""
+        start, indices = 0, []
+        for layer in torch.split(flat, self._sizes):
+            indices.append(largest_magnitudes(layer, kept_elements(len(layer), ratio)).add_(start))
+            start += len(layer)
+        return select(flat, torch.cat(indices))
+
+
+class MultiLevelCompressor:
+    """Selects ``floor_ratio`` of the gradient, and of that as much as makes ``ratio`` of the whole.
+
+    While a controller tries smaller and smaller ratios, only the floor's selection looks at the whole gradient. Of
+    nested selections such as Top-k this gives what selecting at once would. A ratio above the floor is selected at
+    once. (Tyagi and Swany, arXiv 2305.12201.)
+
+    Args:
+        inner: selects, both times.
+        floor_ratio: fraction of the elements that the first selection keeps.
+    """
+
+    def __init__(self, inner: Compressor[SparsePayload], floor_ratio: float) -> None:
+        self._inner = inner
+        self._floor_ratio = floor_ratio
+
+    @property
+    def name(self) -> str:
+        """The inner compressor's: on the wire there is no difference."""
+        return self._inner.name
+
+    def compress(self, flat: Tensor, ratio: float, generator: Generator | None) -> SparsePayload:
+        """Select twice; as deterministic as the inner compressor."""
+        if ratio >= self._floor_ratio:
+            return self._inner.compress(flat, ratio, generator)
+        floor = self._inner.compress(flat, self._floor_ratio, generator)
+        # Of the elements that are there, which may be a few more or less than the floor's fraction.
+        part = min(1.0, ratio * flat.numel() / floor.values.numel())
+        chosen = self._inner.compress(floor.values, part, generator)
+        return SparsePayload(
+            indices=floor.indices.index_select(0, chosen.indices), values=chosen.values, numel=flat.numel()
+        )
+
+
+_SAMPLE = 65_536
+_EXACT_UP_TO = 4 * _SAMPLE
+_SELECTED_PART = 0.02
+
+
+def kept_energies(flat: Tensor, counts: Sequence[int], kept: Tensor | None = None) -> tuple[float, ...]:
+    """Energy of the k largest magnitudes of ``flat``, for each k in ``counts``.
+
+    One sort serves all counts: Top-k is an orthogonal projection, so energies of nested selections are prefix sums. Of
+    a long vector only the largest elements are sorted; those below them are all small, and a random sample tells how
+    their energy is spread to within a percent of it.
+
+    Args:
+        flat: 1-D fp32, finite.
+        counts: each between 0 and the number of elements.
+        kept: the largest elements of ``flat`` if somebody has selected them already, in any order.
+    """
+    numel = flat.numel()
+    if numel <= _EXACT_UP_TO:
+        kept = flat
+    elif kept is None or kept.numel() == 0:
+        exact = [count for count in counts if 0 < count <= _SELECTED_PART * numel]
+        kept = flat.index_select(0, largest_magnitudes(flat, max(exact))) if exact else flat.new_empty(0)
+    whole, known = energy(flat), kept.numel()
+    top = _prefix(kept.abs())
+    top_energy = float(top[-1]) if known else 0.0
+    tail = _prefix(_sample_below(flat, kept)) if any(known < count < numel for count in counts) else top
+    energies: list[float] = []
+    for count in counts:
+        if count >= numel:
+            energies.append(whole)
+        elif count <= known:
+            energies.append(min(whole, float(top[count - 1]) if count else 0.0))
+        else:
+            # Of the sampled elements the same part is among the ``count`` largest as of all that are not in ``kept``.
+            place = max(1, round((count - known) / (numel - known) * tail.numel()))
+            part = float(tail[place - 1] / tail[-1]) if tail[-1] > 0 else 1.0
+            energies.append(min(whole, top_energy + part * max(0.0, whole - top_energy)))
+    return tuple(energies)
+
+
+def _prefix(magnitudes: Tensor) -> Tensor:
+    """Energies of the largest 1, 2, ... magnitudes, in double precision."""
+    return magnitudes.sort(descending=True).values.double().square_().cumsum_(0)
+
+
+def _sample_below(flat: Tensor, kept: Tensor) -> Tensor:
+    """Magnitudes of a random sample of the elements that are not in ``kept``."""
+    places = torch.randint(flat.numel(), (_SAMPLE,), generator=torch.Generator().manual_seed(flat.numel()))
+    sample = flat.index_select(0, places.to(flat.device)).abs_()
+    below = sample[sample < kept.abs().min()] if kept.numel() else sample
+    return below if below.numel() else sample

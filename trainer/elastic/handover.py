@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.checkpoints.state import RankState, SharedState
-from hetopt.trainer.comm.error_feedback import ALIKE, MemoryState
+from hetopt.trainer.comm.compressor import MemoryState
+from hetopt.trainer.comm.error_feedback import ALIKE
 from hetopt.trainer.elastic.membership import NO_GENERATION, Generation, Version
 from hetopt.trainer.elastic.packing import pack, unpack
 

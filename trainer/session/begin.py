@@ -14,7 +14,7 @@ from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec
 from hetopt.core.synchronization import Synchronization
 from hetopt.core.synchronization_rules import why_not_local
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.momentum_correction import own_momentum
+from hetopt.trainer.comm.error_feedback import own_momentum
 from hetopt.trainer.comm.peers import meet
 from hetopt.trainer.inexact import check_accepted
 from hetopt.trainer.session.gradient import Scaler

@@ -15,11 +15,9 @@ from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.agreement import Store
-from hetopt.trainer.comm.calibration import measure_network, timed_menu
+from hetopt.trainer.comm.calibration import NetworkProbe, measure_network, timed_menu
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.exchange import Exchange
-from hetopt.trainer.comm.network_probe import NetworkProbe
-from hetopt.trainer.comm.stats import ExchangeStats, summed
+from hetopt.trainer.comm.exchange import Exchange, ExchangeStats, summed
 from hetopt.trainer.steps.adaptive_controller import AdaptiveController
 from hetopt.trainer.steps.step_config import exchange_event
 from hetopt.trainer.steps.traffic import GroupTraffic

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.agreement import Store, gather_numbers
-from hetopt.trainer.comm.stats import ExchangeStats
+from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.evaluation import average_buffers
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.session.alike import take_optimizer, take_parameters

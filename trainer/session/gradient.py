@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.trainer.comm.stats import ExchangeStats
+from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.session.exchange import SessionExchange
 from hetopt.trainer.session.flat import FlatGradients
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
 from hetopt.core.run_spec import RunSpec
-from hetopt.trainer.comm.energy import energy
+from hetopt.trainer.comm.vectors import energy
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.model_vector import ModelVector

@@ -18,8 +18,7 @@ import torch.distributed as dist
 
 from hetopt.core.errors import RunFailed
 from hetopt.trainer.agreement import Store
-from hetopt.trainer.comm.guarded import Guard
-from hetopt.trainer.comm.peers import LostPeer, workers
+from hetopt.trainer.comm.peers import Guard, LostPeer, workers
 from hetopt.trainer.likeness import CLOSE
 from hetopt.trainer.session.batches import Place
 

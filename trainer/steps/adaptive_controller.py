@@ -18,8 +18,7 @@ from hetopt.core.compression_slowdown import MOST_LOST
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
 from hetopt.core.run_spec import WEIGHS_WAYS, RunSpec
-from hetopt.trainer.comm.network_tracker import Timed
-from hetopt.trainer.comm.network_watch import NetworkWatch
+from hetopt.trainer.comm.network_tracker import NetworkWatch, Timed
 from hetopt.trainer.policies.ratio.auto import AutoRatio
 from hetopt.trainer.policies.ratio.auto_state import AutoState
 from hetopt.trainer.policies.ratio.averaging import Promise, promised

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hetopt.core.errors import RunFailed
 from hetopt.trainer.comm.buckets import BucketExchange
 from hetopt.trainer.comm.error_feedback import NoMemory, Remembered
-from hetopt.trainer.comm.guarded import Guard
+from hetopt.trainer.comm.peers import Guard
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.steps.local_gradient import DoesNotFit, LocalGradient
 from hetopt.trainer.steps.noise_groups import NoiseSums, square_norm

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hetopt.trainer.comm.energy import energy
 from hetopt.trainer.comm.error_feedback import Remembered
-from hetopt.trainer.comm.stats import ExchangeStats
+from hetopt.trainer.comm.exchange import ExchangeStats
+from hetopt.trainer.comm.vectors import energy
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.steps.local_gradient import LocalGradient
 from hetopt.trainer.steps.noise_groups import MicroBatchGroups, NoiseSums, square_norm, weighted_square_norm

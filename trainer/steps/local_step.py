@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from hetopt.trainer.comm.error_feedback import NoMemory, Remembered
-from hetopt.trainer.comm.stats import ExchangeStats
+from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.step import StepTrace

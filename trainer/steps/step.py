@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.comm.error_feedback import Remembered
-from hetopt.trainer.comm.stats import ExchangeStats
+from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.data.fetch import Batch, samples_in
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.loss_reading import read_loss

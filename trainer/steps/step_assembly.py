@@ -17,14 +17,19 @@ from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.comm.buckets import BucketExchange
-from hetopt.trainer.comm.calibration import Calibration, measure_network, timed_menu
+from hetopt.trainer.comm.calibration import (
+    Calibration,
+    Hosts,
+    NetworkProbe,
+    exchange_as_one,
+    measure_inside,
+    measure_network,
+    timed_menu,
+)
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.exchange import Exchange
-from hetopt.trainer.comm.guarded import Guard
 from hetopt.trainer.comm.hierarchical import HierarchicalExchange, HostGroups
-from hetopt.trainer.comm.hosts import Hosts, exchange_as_one, measure_inside
-from hetopt.trainer.comm.network_probe import NetworkProbe
-from hetopt.trainer.comm.peers import meet
+from hetopt.trainer.comm.peers import Guard, meet
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.data.micro_batch import MicroBatch

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from hetopt.core.comm.options import settled_collective, way_name
 from hetopt.core.events.log import Event
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.calibration import Calibration
-from hetopt.trainer.comm.network_probe import NetworkProbe
+from hetopt.trainer.comm.calibration import Calibration, NetworkProbe
 from hetopt.trainer.steps.adaptive_controller import AdaptiveController
 from hetopt.trainer.steps.step import Step
 from hetopt.trainer.steps.switching_step import SwitchingStep

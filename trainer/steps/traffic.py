@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from hetopt.trainer.comm.stats import ExchangeStats
+from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.policies.ratio.gain_curve import GainCurve, gain_of
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch

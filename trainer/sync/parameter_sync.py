@@ -23,8 +23,8 @@ from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization import Synchronization
 from hetopt.trainer.agreement import Gathering
 from hetopt.trainer.comm.channel import Channel, Message
+from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.comm.parameter_average import RoundedSum, average_parameters, weights_by_samples
-from hetopt.trainer.comm.stats import ExchangeStats
 from hetopt.trainer.policies.sync.gradient_change import GradientChange
 from hetopt.trainer.policies.sync.policy import SyncDecision, SyncObservation, SyncPolicy
 from hetopt.trainer.policies.sync.selsync import SelSync

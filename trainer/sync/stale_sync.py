@@ -21,8 +21,8 @@ from torch.optim import Optimizer
 
 from hetopt.core.events.log import Event
 from hetopt.core.staleness import StalenessSchedule
-from hetopt.trainer.comm.group import staging_device
-from hetopt.trainer.comm.stats import ExchangeStats
+from hetopt.trainer.comm.channel import staging_device
+from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.model_vector import ModelVector

@@ -27,8 +27,8 @@ from hetopt.core.events.log import Event
 from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization import Synchronization
 from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.comm.parameter_average import RoundedSum, average_parameters, weights_by_samples
-from hetopt.trainer.comm.stats import ExchangeStats
 from hetopt.trainer.policies.sync.periodic import LargestRate, LocalSgd
 from hetopt.trainer.policies.sync.policy import SyncObservation
 from hetopt.trainer.steps.step import StepTrace
