@@ -64,7 +64,7 @@ class StepTimeLine:
     jitter: float
 
     def time_s(self, local_batch_size: float) -> float:
-        """Seconds for ``local_batch_size`` samples."""
+        """Seconds of computation for ``local_batch_size`` samples."""
         return max(self.floor_s, self.fixed_s + self.per_sample_s * local_batch_size)
 
 

@@ -54,7 +54,7 @@ def declared() -> list[str]:
 
 
 def pins() -> str:
-    """The text of constraints.txt."""
+    """The text of constraints.txt: one exact version a line."""
     versions = closure(declared())
     return HEADER + "".join(f"{name}=={Version(version).public}\n" for name, version in versions.items())
 

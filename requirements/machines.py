@@ -68,7 +68,7 @@ def torch_on_cpus(version: str, machine: str, before: Path) -> str:
 
 
 def header(what: str) -> str:
-    """What a file begins with."""
+    """The comment that opens a requirements file."""
     return f"# What a rented machine installs: {what}. Made by `make locks`.\n\n"
 
 

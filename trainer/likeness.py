@@ -42,7 +42,7 @@ def marks_of(optimizer: Optimizer, *, models_are_alike: bool) -> Marks:
 
 
 def tensors_mark(tensors: Iterable[Tensor]) -> int:
-    """Of some tensors, in their order."""
+    """A checksum of some tensors in their order, for comparison between workers."""
     total: Tensor | None = None
     for index, tensor in enumerate(tensors):
         flat = tensor.detach().contiguous().reshape(-1)
@@ -85,7 +85,7 @@ def _magnitude(value: float) -> float:
 
 
 def structure_mark(optimizer: Optimizer) -> int:
-    """Of which parameters are trained."""
+    """A checksum of which parameters are trained, for comparison between workers."""
     return zlib.crc32(bytes(one.requires_grad for one in parameters_of(optimizer)))
 
 

@@ -60,7 +60,7 @@ class LossTest:
 
     @classmethod
     def from_list(cls, row: Sequence[float]) -> LossTest:
-        """What `to_list` made numbers of."""
+        """The outcome that `to_list` wrote."""
         kind, first, second, off, may_leave_out, statistics = row
         return cls(
             kind=KINDS[int(kind)],

@@ -119,7 +119,7 @@ class Period:
 
     @property
     def steps(self) -> int:
-        """Steps of the period."""
+        """Number of steps of the control period."""
         return int(self.rows[0].steps)
 
     @property

@@ -44,7 +44,7 @@ _IMPORTED_BEFORE = ("hetopt.trainer.loop", "torch._dynamo")
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where torchrun put this process."""
+    """The rank, local rank and world size that torchrun gave this process."""
 
     rank: int
     local_rank: int

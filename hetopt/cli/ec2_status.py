@@ -78,7 +78,7 @@ def look(folder: Path, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
 
 
 def show(rental: dict[str, Any]) -> None:
-    """The machines on stdout."""
+    """Print the machines of a run and their states."""
     from hetopt.cli import render
     from hetopt.core import formatting
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def show(plan: Plan, order: Order) -> None:
-    """The order on stdout."""
+    """Print the order: cluster, prices, budget and zones."""
     from hetopt.backends.ec2.renter.ordering import expected_usd, moved_prices
 
     zone = order.zones[0]
@@ -106,7 +106,7 @@ def show_calls(requests: Sequence[Request]) -> None:
 
 
 def as_json(order: Order, requests: Sequence[Request]) -> dict[str, Any]:
-    """The same for programs."""
+    """The order and its calls as JSON has them."""
     return {
         "order": order.model_dump(mode="json"),
         "usd_per_hour": order.usd_per_hour(order.zones[0]),

@@ -143,7 +143,7 @@ def serve(folder: Path, listen: str) -> ThreadingHTTPServer:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Scrapes are no news."""
+            """Print nothing about a scrape."""
 
     class Bounded(ThreadingHTTPServer):
         daemon_threads = True

@@ -174,7 +174,7 @@ def live_view() -> Iterator[Callable[[Picture], None]]:
 
 
 def is_terminal() -> bool:
-    """Whether stdout is one."""
+    """Whether stdout is a terminal."""
     return console().is_terminal
 
 

@@ -102,5 +102,5 @@ def first_rank(spec: RunSpec, host: str) -> int:
 
 
 def workers_on(spec: RunSpec, host: str) -> int:
-    """How many workers a host has."""
+    """Number of workers of a host."""
     return sum(worker.host == host for worker in spec.workers)

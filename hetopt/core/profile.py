@@ -155,7 +155,7 @@ class Evaluation(Record):
 
 
 class PilotCompression(Record):
-    """How a pilot sent its gradients."""
+    """The compression that a pilot run trained with."""
 
     name: str = Field(description="compressor")
     ratio: float = Field(gt=0, le=1, description="fraction of the elements that was sent")

@@ -31,7 +31,7 @@ _FULL_BYTES = 65_536
 
 
 class RunState(StrEnum):
-    """How a run is."""
+    """The states of a run, from its launch to its end."""
 
     STARTING = "starting"
     RUNNING = "running"

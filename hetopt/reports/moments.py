@@ -32,12 +32,12 @@ class Exchanged(Record):
 
     @property
     def time_s(self) -> float:
-        """Of the whole exchange."""
+        """Seconds of communication in a step: compression and the collective."""
         return self.compress_s + self.sync_s
 
     @property
     def sent_share(self) -> float:
-        """Of the dense bytes."""
+        """Bytes sent, as a share of those of the dense fp32 gradient."""
         return self.sent_bytes / self.dense_bytes
 
 
@@ -73,7 +73,7 @@ class PlacedSteps:
     places: list[tuple[int, ...]] = field(default_factory=list)
 
     def part(self, start: int, end: int) -> PlacedSteps:
-        """Those from one place to another."""
+        """The steps from index ``start`` to before ``end``."""
         return PlacedSteps(events=self.events[start:end], end_s=self.end_s[start:end], places=self.places[start:end])
 
     def alike(self) -> Iterator[tuple[tuple[int, ...], list[StepsLogged]]]:

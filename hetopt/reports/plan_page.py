@@ -126,7 +126,7 @@ def _fine_percent(share: float) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[int] = frozenset()) -> str:
-    """Cells are HTML already."""
+    """An HTML table; its cells are HTML already. ``numbers`` are the columns that are aligned right."""
 
     def cells(tag: str, row: Sequence[str]) -> str:
         return "".join(f"<{tag}{' class=n' if i in numbers else ''}>{cell}</{tag}>" for i, cell in enumerate(row))

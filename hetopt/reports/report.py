@@ -71,7 +71,7 @@ class Sent(Record):
 
     @property
     def share(self) -> float:
-        """Of the dense bytes."""
+        """Bytes sent, as a share of those of the dense fp32 gradient."""
         return self.sent_bytes / self.dense_bytes
 
 
@@ -89,7 +89,7 @@ class BroughtTogether(Record):
 
     @property
     def share(self) -> float:
-        """Of the steps that communicate."""
+        """Share of the steps that synchronized."""
         return self.synchronised / max(1, self.synchronised + self.local)
 
 

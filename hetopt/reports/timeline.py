@@ -79,7 +79,7 @@ class Happening(Record):
 
     @property
     def sentence(self) -> str:
-        """What happened, and where."""
+        """What happened as one sentence, with the hosts that it concerns."""
         return f"{', '.join(self.hosts)}: {self.text}" if self.hosts else self.text
 
     @property
@@ -222,7 +222,7 @@ def _who_trains(event: WorkersChanged) -> str:
 
 
 def _tried(event: PairedTrialEnded) -> str:
-    """What training twins has shown."""
+    """What a paired trial has shown, as a phrase."""
     shown = {
         "harmless": "learns as fast as all of it: sent where that saves time",
         "harmful": "falls behind: what is sent keeps nearly everything",

@@ -62,7 +62,7 @@ class AveragedLaw:
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """Name of the law in reports."""
         return "averaged"
 
     @property

@@ -122,7 +122,7 @@ class TargetSteps:
 
     @property
     def source(self) -> str:
-        """Where the figure comes from."""
+        """What the number of steps is based on, as a phrase."""
         return self.convergence.basis
 
     def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
@@ -159,7 +159,7 @@ class RelativeSteps:
 
     @property
     def source(self) -> str:
-        """Where the figure comes from."""
+        """What the number of steps is based on, as a phrase."""
         return (
             f"relative to a batch of {self.reference_batch_size}, from the noise scale alone: "
             "it ranks plans, but says nothing about how long any of them takes"
@@ -185,7 +185,7 @@ class EpochSteps:
 
     @property
     def source(self) -> str:
-        """Where the figure comes from."""
+        """What the number of steps is based on, as a phrase."""
         return f"{self.epochs:g} epochs of {self.dataset_size} samples, as asked for"
 
     def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
@@ -195,7 +195,7 @@ class EpochSteps:
         return np.maximum(1.0, np.ceil(self.epochs * self.dataset_size / batch - 1e-9))
 
     def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
-        """Nothing is in doubt."""
+        """Zero: the number of steps is given."""
         return np.zeros(np.broadcast_shapes(np.shape(global_batch_size), np.shape(gain)))
 
 
@@ -207,7 +207,7 @@ class FixedSteps:
 
     @property
     def source(self) -> str:
-        """Where the figure comes from."""
+        """What the number of steps is based on, as a phrase."""
         return f"{self.count} steps, as asked for"
 
     def steps(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
@@ -215,7 +215,7 @@ class FixedSteps:
         return np.full(np.broadcast_shapes(np.shape(global_batch_size), np.shape(gain)), float(self.count))
 
     def log_sd(self, global_batch_size: ArrayLike, gain: ArrayLike) -> Array:
-        """Nothing is in doubt."""
+        """Zero: the number of steps is given."""
         return np.zeros(np.broadcast_shapes(np.shape(global_batch_size), np.shape(gain)))
 
 

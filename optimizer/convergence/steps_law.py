@@ -54,7 +54,7 @@ class StepsLaw(Protocol):
 
     @property
     def name(self) -> str:
-        """What the literature calls it."""
+        """Name of the law in the literature."""
         ...
 
     @property

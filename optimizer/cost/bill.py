@@ -51,7 +51,7 @@ class Volume:
         return monthly / billing.hours_per_month.value
 
     def basis(self, billing: Billing) -> str:
-        """How its price comes about."""
+        """How the price is composed, with its sources, as a phrase."""
         price = billing.ebs_gp3_usd_per_gb_month
         parts = [f"{self.gb:.0f} GB gp3 a machine at ${price.value:g} a GB-month"]
         for wanted, free, usd, unit in (
@@ -101,7 +101,7 @@ class Usage:
 
     @property
     def total_s(self) -> Array:
-        """From the request to the end."""
+        """Seconds from the request for machines to the end of the run."""
         return np.asarray(self.start_up_s, dtype=np.float64) + self.work_s + self.interruption_s
 
 

@@ -201,7 +201,7 @@ def checkpoint_bytes(gradient_bytes: int) -> int:
 
 
 def checkpoint_time_s(gradient_bytes: int) -> float:
-    """Time to write it."""
+    """Seconds to write a checkpoint of a model with so many bytes of gradient."""
     return checkpoint_bytes(gradient_bytes) / CHECKPOINT_BYTES_PER_S
 
 

@@ -38,7 +38,7 @@ class HazardComponent:
         return self.shape / self.rate_h
 
     def after(self, losses: float, instance_hours: float) -> HazardComponent:
-        """The same after ``losses`` in ``instance_hours``."""
+        """The posterior after ``losses`` preemptions in ``instance_hours`` hours."""
         return HazardComponent(shape=self.shape + losses, rate_h=self.rate_h + instance_hours)
 
     def log_evidence(self, losses: float, instance_hours: float) -> float:

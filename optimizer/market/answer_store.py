@@ -84,11 +84,11 @@ class AnswerStore:
             os.fsync(stream.fileno())
 
     def forget(self, part: str) -> None:
-        """Begin this part again."""
+        """Delete the stored pages of one part, so that it is read anew."""
         self._path(part).unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Everything has been used."""
+        """Delete the store; everything in it has been used."""
         shutil.rmtree(self.folder)
 
     def _path(self, part: str) -> Path:

@@ -40,7 +40,7 @@ class Row:
         return index is not None and self._cells[index] != ""
 
     def text(self, column: str) -> str:
-        """The cell, or ''."""
+        """The text of the cell; '' where it is blank."""
         return self._cells[self._columns[column]]
 
     def required(self, column: str) -> str:
@@ -77,7 +77,7 @@ class Row:
         return self.count(column) if self.has(column) else None
 
     def flag(self, column: str) -> bool | None:
-        """1, 0 or unknown."""
+        """True for 1, False for 0, None for a blank cell."""
         cell = self.text(column)
         if cell in ("", "0", "1"):
             return None if not cell else cell == "1"

@@ -131,7 +131,7 @@ class Accelerator:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of one device."""
+        """Memory of one accelerator, in bytes."""
         return round(self.memory_gib * _BYTES_PER_GIB)
 
     @property

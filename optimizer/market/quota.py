@@ -24,7 +24,7 @@ _WRITTEN = re.compile(r"(?:(?P<market>spot|on-demand):)?(?P<family>[a-z0-9]+)=(?
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Bucket:
-    """What one quota is kept for."""
+    """One quota of an account: a family of instance types in one market."""
 
     market: Market
     family: str

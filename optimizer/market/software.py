@@ -50,7 +50,7 @@ class Software:
 
 @cache
 def pinned() -> Software:
-    """What the catalogue's file says."""
+    """The software facts that the catalogue's file pins."""
     told = json.loads(FACTS.read_text(encoding="utf-8"))
     return Software(
         torch=told["torch"]["version"],

@@ -128,7 +128,7 @@ class Options:
 
     @property
     def wishes(self) -> Wishes:
-        """What may be rented."""
+        """The options that narrow what may be rented."""
         return Wishes(
             types=self.only_types,
             exclude=self.exclude_types,
@@ -142,7 +142,7 @@ class Options:
 
     @property
     def effort(self) -> Effort:
-        """How much is searched."""
+        """The options that say how much is searched."""
         return Effort(types=self.mixed_types, trials=self.trials, journal=self.journal)
 
     def limits(self, goal: Goal) -> Limits:

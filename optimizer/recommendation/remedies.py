@@ -51,7 +51,7 @@ class Remedies:
     confidence: float | None = None
 
     def in_words(self) -> Iterator[str]:
-        """A phrase for each."""
+        """One phrase for each remedy, such as 'raise the budget to $12.40'."""
         if self.budget_usd is not None:
             yield f"raise the budget to {usd(self.budget_usd)}"
         if self.deadline_s is not None:

@@ -70,7 +70,7 @@ class ClusterRows:
         return type(self)(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
     def counting(self, count: Integers) -> Self:
-        """The same rows with other counts."""
+        """The same clusters with other numbers of machines."""
         return replace(self, count=count)
 
     def widened(self) -> Self:
@@ -87,7 +87,7 @@ class ClusterRows:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Self]) -> Self:
-        """All rows, in order."""
+        """The rows of all parts, in order."""
         return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)})
 
 
@@ -243,7 +243,7 @@ class Boxes:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Boxes]) -> Boxes:
-        """All boxes, in order."""
+        """The boxes of all parts, in order."""
         return cls(
             least=ClusterRows.concatenate([part.least for part in parts]),
             most=np.concatenate([part.most for part in parts]),

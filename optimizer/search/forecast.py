@@ -128,7 +128,7 @@ class Forecast:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Forecast]) -> Forecast:
-        """All rows, in order."""
+        """The rows of all parts, in order."""
         return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)})
 
 

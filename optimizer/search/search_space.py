@@ -63,12 +63,12 @@ class MachineOption:
 
     @property
     def name(self) -> str:
-        """The instance type's name."""
+        """Name of the instance type."""
         return self.offer.instance_type.name
 
     @property
     def usd_per_hour(self) -> float:
-        """Price of the machine."""
+        """Price of one machine, USD an hour."""
         return self.offer.price.usd_per_hour
 
     @property

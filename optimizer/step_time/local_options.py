@@ -52,7 +52,7 @@ class LocalOption:
         return self.penalty.inflation(self.told.share, workers) if self.counts_steps else np.ones_like(workers)
 
     def stretch_log_sd(self, workers: Array) -> Array:
-        """Spread of its log."""
+        """Standard deviation of the log of `stretch`, by the number of workers."""
         return self.penalty.log_sd(self.told.share, workers) if self.counts_steps else np.zeros_like(workers)
 
 

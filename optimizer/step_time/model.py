@@ -104,7 +104,7 @@ class StepTimeModel:
         return suggest(self.posterior, self._linearised(configurations)[1], count, usd)
 
     def explain(self, configuration: Configuration) -> Explanation:
-        """Everything about one prediction."""
+        """One prediction with its terms, their variances and what they are based on."""
         kin, asked = self._linearised([configuration])
         steps, sources = asked.steps, asked.sources
         step_s, compute_s = float(np.exp(steps.log_step[0])), float(np.exp(steps.log_compute[0]))

@@ -62,7 +62,7 @@ class Latents:
 
     @classmethod
     def at(cls, points: Sequence[Point], layouts: Sequence[Layout], spread: Spread) -> Latents:
-        """Prior at these places."""
+        """The process at these batch sizes and layouts, before any sample."""
         compute = compute_covariance(points, points, spread)
         exchange = exchange_covariance(layouts, layouts, spread)
         return cls(

@@ -85,7 +85,7 @@ class Shape:
         return 1 + self.contention.value * (1 - 1 / workers)
 
     def crowded_log_sd(self, workers: int) -> float:
-        """How well `crowded` is known."""
+        """Standard deviation of the log of `crowded`."""
         return self.contention.sd * (1 - 1 / self.crowded(workers))
 
     def overlap(self, compressor: str) -> Overlap:

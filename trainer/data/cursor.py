@@ -62,7 +62,7 @@ class Cursor(Protocol):
 
     @property
     def dataset_size(self) -> int:
-        """Samples in one epoch."""
+        """Number of samples in one epoch."""
         ...
 
     @property
@@ -104,7 +104,7 @@ class SampleCursor:
 
     @property
     def dataset_size(self) -> int:
-        """Samples in one epoch."""
+        """Number of samples in one epoch."""
         return self._dataset_size
 
     @property

@@ -44,7 +44,7 @@ class Parts(Protocol):
 
     @property
     def workers(self) -> int:
-        """How many there are."""
+        """Number of workers."""
         ...
 
     def order(self, worker: int, turn: int) -> Indices:
@@ -77,7 +77,7 @@ class FixedParts:
 
     @property
     def workers(self) -> int:
-        """As many as parts."""
+        """Number of workers: one for each part."""
         return len(self.parts)
 
     def order(self, worker: int, turn: int) -> Indices:
@@ -110,7 +110,7 @@ class RotatingParts:
 
     @property
     def workers(self) -> int:
-        """As many as weights."""
+        """Number of workers: one for each weight."""
         return len(self.weights)
 
     def order(self, worker: int, turn: int) -> Indices:

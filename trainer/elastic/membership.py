@@ -73,7 +73,7 @@ class Member:
             raise ValueError(f"{len(self.lives)} lives of {len(self.beside)} workers")
 
     def to_json(self) -> str:
-        """As it is registered."""
+        """The member as JSON, as it registers itself in the store."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -95,12 +95,12 @@ class Generation:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Of its workers, in rank order."""
+        """The places of the generation's workers, in rank order."""
         return tuple(member.place for member in self.members)
 
     @property
     def lives(self) -> tuple[str, ...]:
-        """Of its workers, in rank order."""
+        """The lives of the generation's workers, in rank order."""
         return tuple(member.life for member in self.members)
 
     def rank(self, member: Member) -> int | None:
@@ -116,7 +116,7 @@ class Generation:
         return max(member.version for member in self.members)
 
     def to_json(self) -> str:
-        """As it is closed."""
+        """The closed generation as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod

@@ -94,7 +94,7 @@ class DynamicShares:
             raise ValueError(f"bounds must enclose the equal share, unlike {self.least_part} and {self.most_part}")
 
     def initial(self) -> DynamicState:
-        """Nothing seen, nothing capped."""
+        """The state before the first period: no times, no caps."""
         return DynamicState()
 
     def decide(self, state: DynamicState, observation: BatchObservation) -> tuple[DynamicState, BatchDecision]:

@@ -23,5 +23,5 @@ class KeepShares:
     def decide(
         self, state: NothingToRemember, observation: BatchObservation
     ) -> tuple[NothingToRemember, BatchDecision]:
-        """The observed shares, unchanged."""
+        """Keep the observed local batch sizes."""
         return state, BatchDecision(local_batch_sizes=observation.local_batch_sizes)

@@ -23,7 +23,7 @@ DEAD_BAND = 0.05
 
 
 class RateState(Record):
-    """How often the shares were changed."""
+    """State of the policy: how often it changed local batch sizes."""
 
     changes: NonNegativeInt = 0
 

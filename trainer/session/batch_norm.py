@@ -30,7 +30,7 @@ class BatchNormNote:
         self._hook = model.register_forward_hook(self._keep, with_kwargs=True) if batch_norms(model) else None
 
     def close(self) -> None:
-        """Keep nothing any more."""
+        """Remove the hook and drop what it kept."""
         if self._hook is not None:
             self._hook.remove()
         self._hook = self._called = self._derivative = None

@@ -61,7 +61,7 @@ class Part:
 
     @property
     def rows(self) -> int:
-        """Samples that it computes."""
+        """Samples that this worker computes; without a share of the batch, a few whose weight is 0."""
         return self.samples or min(ROWS_WITHOUT_SHARE, self.batch)
 
 

@@ -64,7 +64,7 @@ class Outputs:
         return couples(loss, given, rows)
 
     def close(self) -> None:
-        """Keep nothing any more."""
+        """Remove the hooks and drop what they kept."""
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._given = [], []

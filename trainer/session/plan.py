@@ -35,7 +35,7 @@ class SessionPlan:
 
     @property
     def types(self) -> tuple[str, ...]:
-        """Of the workers' machines."""
+        """The instance type of each worker's machine, in rank order."""
         return tuple(worker.type for worker in self.spec.workers)
 
     @property

@@ -37,13 +37,13 @@ class States:
         return cls(torch=torch.get_rng_state(), python=random.getstate(), numpy=np.random.get_state())
 
     def use(self) -> None:
-        """Draw from here on."""
+        """Set the generators of torch, Python and NumPy to these states."""
         torch.set_rng_state(self.torch)
         random.setstate(self.python)
         np.random.set_state(self.numpy)
 
     def broadcast(self) -> States:
-        """Those of rank 0."""
+        """The states of rank 0, sent to every worker."""
         version, words, gauss = self.python
         kind, keys, position, has_gauss, cached = self.numpy
         state = self.torch.clone()

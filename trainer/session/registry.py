@@ -61,7 +61,7 @@ class Registry:
             self._hook = register_optimizer_step_pre_hook(self._before_any_step)
 
     def leave(self, member: Member) -> None:
-        """A session is over."""
+        """Remove a session; without any, the hook goes as well."""
         self._members = [one for one in self._members if one is not member]
         if not self._members and self._hook is not None:
             self._hook.remove()

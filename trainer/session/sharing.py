@@ -96,7 +96,7 @@ class Sharing:
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """Of a full batch."""
+        """Local batch sizes of a full batch, in rank order."""
         return self._table.newest
 
     def resume(self) -> None:

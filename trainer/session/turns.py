@@ -80,7 +80,7 @@ class Turn:
 
     @classmethod
     def from_list(cls, row: Sequence[float]) -> Turn:
-        """What `to_list` made numbers of."""
+        """The turn that `to_list` wrote."""
         session, deed, step, epoch, batch, samples, structure = (int(one) for one in row[:-1])
         return cls(
             session=session,

@@ -241,5 +241,5 @@ class _Arrived(Gathering):
         self._kept = rows
 
     def wait(self) -> list[list[float]]:
-        """The rows."""
+        """The rows that the checkpoint kept; there is nothing to wait for."""
         return self._kept

@@ -46,7 +46,7 @@ class CifarFormat:
 
     @property
     def classes(self) -> int:
-        """Classes to tell apart."""
+        """Number of classes."""
         return self.label_counts[-1]
 
     @property

@@ -61,7 +61,7 @@ class Objects(Protocol):
         ...
 
     def download(self, url: str, folder: Path) -> None:
-        """Fetch a whole folder."""
+        """Fetch every object below a prefix into a folder."""
         ...
 
 
@@ -97,7 +97,7 @@ class S3Objects:
         return cls(client=client, bucket=bucket, prefix=prefix, account_id=account_id)
 
     def get(self, name: str) -> bytes | None:
-        """What is under a name."""
+        """The bytes of one object of the bucket; None where there is none."""
         found = self.versioned(name)
         return None if found is None else found.data
 

@@ -159,7 +159,7 @@ class Latest:
 
     @property
     def data(self) -> bytes:
-        """As it is written."""
+        """The bytes that are written to the bucket."""
         return f"{self.checkpoint} {self.generation}\n".encode()
 
     @classmethod

@@ -131,11 +131,11 @@ class EmulatedNetwork:
         self._quotas[place].set(cores)
 
     def take_down(self, place: int) -> None:
-        """Cut a host's link."""
+        """Take a host's link down, so that nothing reaches it."""
         iproute.run("ip", ["link", "set", "dev", _port(place), "down"], namespace=_switch(self.id))
 
     def bring_up(self, place: int) -> None:
-        """Give a host its link back."""
+        """Bring a host's link up again."""
         iproute.run("ip", ["link", "set", "dev", _port(place), "up"], namespace=_switch(self.id))
 
     def popen(

@@ -56,6 +56,6 @@ class Progress:
             self.training_since_s = time_s
 
     def moment(self, now_s: float) -> Moment:
-        """How far training has come."""
+        """Seconds of training and steps done so far."""
         since_s = self.training_since_s
         return Moment(training_s=None if since_s is None else now_s - since_s, step=self.step)

@@ -69,7 +69,7 @@ class Meeting:
 
     @property
     def numel(self) -> int:
-        """Elements of the gradient."""
+        """Number of elements of the gradient."""
         return self.model.profile.job.parameters
 
     def operations(self, compression: Compression) -> tuple[Operation, ...]:

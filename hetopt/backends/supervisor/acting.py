@@ -132,7 +132,7 @@ class Supervision:
         )
 
     def take_in(self, event: LogEvent) -> None:
-        """Learn of an event."""
+        """Update the progress of the run with one event of its log."""
         self.standing = self.standing.after(event)
 
     def look(self) -> str | None:

@@ -67,7 +67,7 @@ class Alternative:
         return self.changeover_s + steps_left * self.step_time_s
 
     def cost_usd(self, steps_left: float) -> float:
-        """From now to the end."""
+        """USD from now to the end of the run, with ``steps_left`` steps to go."""
         return self.total_s(steps_left) / _HOUR_S * self.usd_per_hour + self.overlap_usd
 
 

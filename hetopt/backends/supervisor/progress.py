@@ -136,7 +136,7 @@ class RunProgress:
 
     @classmethod
     def of(cls, events: Iterable[LogEvent]) -> Self:
-        """After all of these."""
+        """The progress of a run after all of these events."""
         standing = cls()
         for event in events:
             standing = standing.after(event)

@@ -126,7 +126,7 @@ class LinkState(Record):
         return (beyond_s, 1.0) if beyond_s > least_s else (least_s, _LEAST_FELT)
 
     def variance(self, row: Row) -> float:
-        """Of a time, s^2."""
+        """Variance of the time that ``row`` stands for, in s^2."""
         return max(0.0, sum(a * b * self.covariance[i][j] for i, a in row.items() for j, b in row.items()))
 
     def drifted(self, hop: float, factors: float) -> LinkState:

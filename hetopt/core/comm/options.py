@@ -64,7 +64,7 @@ class CompressTime:
     per_element_s: float
 
     def time_s(self, kept: int) -> float:
-        """For so many elements."""
+        """Seconds for ``kept`` elements."""
         return self.fixed_s + self.per_element_s * kept
 
 
@@ -100,7 +100,7 @@ class Menu:
 
     @property
     def name(self) -> str:
-        """The compressor that selects."""
+        """Name of the sparsifying compressor among the candidates."""
         return self.asked.name if METHODS[self.asked.name].by_ratio else SELECTOR
 
     @property

@@ -69,7 +69,7 @@ class Happened:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class StartedWorker:
-    """A worker of `RunStarted`."""
+    """One worker as the event `RunStarted` lists it."""
 
     host: Name
     type: Name = ""
@@ -130,7 +130,7 @@ class StreamTold:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TimedCollective:
-    """A collective of `NetworkMeasured`."""
+    """One timed collective as the event `NetworkMeasured` lists it."""
 
     collective: Name
     payload_bytes: Count

@@ -151,7 +151,7 @@ class PilotEvaluation(Measurement):
 
 
 class PilotFinished(Measurement):
-    """Why a pilot ended."""
+    """A pilot run ended, and why."""
 
     EVENT: ClassVar[str] = "pilot_finished"
 

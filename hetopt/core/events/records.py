@@ -327,7 +327,7 @@ class SupervisorActed(Happened):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SupervisorMeasured(Happened):
-    """What came of it."""
+    """What a change by the supervisor gained, once measured beside what was predicted."""
 
     event: Literal["supervisor_measured"]
     step: Count | None = None

@@ -50,7 +50,7 @@ class Axes:
 
     @property
     def duration_s(self) -> float:
-        """From left to right."""
+        """Seconds from the left edge of the chart to its right edge."""
         return float(self.end_s[-1])
 
     def x(self, time_s: float) -> float:
@@ -58,13 +58,13 @@ class Axes:
         return WIDTH * min(max(time_s / self.duration_s, 0.0), 1.0) if self.duration_s > 0 else 0.0
 
     def xs(self) -> list[float]:
-        """Where the points are."""
+        """Horizontal place of every point, 0 to WIDTH."""
         return [self.x(float(time_s)) for time_s in self.end_s]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """From values to heights."""
+    """The vertical scale of a chart: maps values to heights."""
 
     low: float
     high: float

@@ -55,7 +55,7 @@ def connect(url: str) -> Redis:
 
 
 def place_of(url: str) -> str:
-    """Where the broker is, for people."""
+    """The broker's address for messages, without its password."""
     parts = urlsplit(url)
     return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
 

@@ -25,7 +25,7 @@ def entry_id(text: bytes) -> EntryId:
 
 
 def id_text(name: EntryId) -> str:
-    """As the broker writes it."""
+    """The id of an entry as Redis writes it: 'MILLISECONDS-NUMBER'."""
     return f"{name[0]}-{name[1]}"
 
 

@@ -60,7 +60,7 @@ class Accordion:
 
     @classmethod
     def released(cls) -> Self:
-        """As in the script."""
+        """Accordion with the constants of its released script."""
         return cls()
 
     @classmethod

@@ -129,7 +129,7 @@ class GainEstimate(Record):
 
 
 def family(option: Option) -> str:
-    """What options of different ratios share."""
+    """Name of the options that differ in their ratio alone: compressor and collective."""
     return f"{option.compressor} by {option.collective}"
 
 

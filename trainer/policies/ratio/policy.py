@@ -114,7 +114,7 @@ class RatioObservation:
 
     @property
     def gains(self) -> tuple[float, ...]:
-        """The same of each worker."""
+        """Retained energy of each worker, as a share."""
         return tuple(map(gain_of, self.kept_energy, self.energy))
 
     def gains_at(self, ratio: float) -> tuple[float, ...] | None:

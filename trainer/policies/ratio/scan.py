@@ -30,7 +30,7 @@ CANDIDATES = (0.1, 0.033, 0.011, 0.004, 0.001)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prospect:
-    """What a candidate takes and keeps."""
+    """Time and retained energy of one candidate ratio."""
 
     time_s: float
     gain: float

@@ -42,7 +42,7 @@ class LocalSgd:
         return False
 
     def initial(self) -> LargestRate:
-        """No rate was seen."""
+        """The state before the first step: no learning rate was observed."""
         return LargestRate()
 
     def decide(self, state: LargestRate, observation: SyncObservation) -> tuple[LargestRate, SyncDecision]:
@@ -58,7 +58,7 @@ class LocalSgd:
 
 
 class Rounds(Record):
-    """Averages that were made."""
+    """State of a periodic policy: the number of averages so far."""
 
     done: int = 0
 
@@ -87,7 +87,7 @@ class FedAvg:
         return False
 
     def initial(self) -> Rounds:
-        """Before the first round."""
+        """The state before the first round."""
         return Rounds()
 
     def decide(self, state: Rounds, observation: SyncObservation) -> tuple[Rounds, SyncDecision]:

@@ -66,7 +66,7 @@ class SelSync:
         return True
 
     def initial(self) -> SelSyncState:
-        """Before the first vote."""
+        """The state before the first vote."""
         return SelSyncState()
 
     def threshold(self, state: SelSyncState) -> float | None:

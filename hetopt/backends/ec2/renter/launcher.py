@@ -53,7 +53,7 @@ class Pace:
     said_of_prices: str = ""
 
     def after(self, now_s: float, *, news: bool) -> None:
-        """Take in a look."""
+        """Set when to look next: soon after news, ever later without."""
         self.wait_s = FIRST_LOOK_S if news else min(SLOWEST_LOOK_S, self.wait_s * _SLOWER)
         self.next_s = now_s + self.wait_s
 

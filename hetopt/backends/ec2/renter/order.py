@@ -120,7 +120,7 @@ class Order(Artifact):
 
     @property
     def tags(self) -> RunTags:
-        """What everything of the run carries."""
+        """The tags on everything that is made for the run."""
         return RunTags(
             run_id=self.run_id,
             owner=self.owner,
@@ -170,7 +170,7 @@ class Order(Artifact):
 
     @property
     def machines(self) -> int:
-        """How many in all."""
+        """Number of machines of all roles."""
         return sum(role.machines for role in self.roles)
 
     def usd_per_hour(self, zone: Zone) -> float:

@@ -59,12 +59,12 @@ class Request:
 
     @property
     def reads_only(self) -> bool:
-        """Whether it changes nothing."""
+        """Whether the request only reads."""
         return self.operation.startswith(("describe_", "get_", "head_", "list_"))
 
     @property
     def api_name(self) -> str:
-        """As the provider spells it: 'ec2:CreateFleet'."""
+        """Service and operation as AWS spells them: 'ec2:CreateFleet'."""
         return f"{self.service}:{''.join(word.capitalize() for word in self.operation.split('_'))}"
 
     def resolved(self, results: Mapping[str, Answer]) -> Request:
@@ -101,7 +101,7 @@ class Request:
 
 
 class Edge(Protocol):
-    """Where requests become calls."""
+    """Carries requests out: AWS itself, or what wraps it with retries and a ledger."""
 
     def __call__(self, request: Request) -> Answer:
         """Carry out one request whose references are resolved.

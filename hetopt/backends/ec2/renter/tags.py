@@ -36,7 +36,7 @@ class RunTags:
     version: str
 
     def to_aws(self) -> AwsTags:
-        """As the API takes them."""
+        """The tags as AWS takes them: a list of ``Key`` and ``Value``."""
         values = {
             RUN_ID: self.run_id,
             OWNER: self.owner,

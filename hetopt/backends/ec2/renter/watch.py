@@ -55,7 +55,7 @@ class Watcher:
     clock: Callable[[], float]
 
     def last(self) -> ClusterState:
-        """What was seen last."""
+        """The cluster as it was last observed; as it was ordered before the first look."""
         path = self.run_dir / SEEN_FILE
         return ClusterState.load(path) if path.exists() else ClusterState(time_s=self.order.created_s)
 
@@ -111,7 +111,7 @@ class Watcher:
         return tuple(machine(seat) for seat in seats)
 
     def save(self, seen: ClusterState) -> None:
-        """Keep what was seen."""
+        """Write the observed cluster into the run's folder."""
         seen.save(self.run_dir / SEEN_FILE)
 
     def look(self) -> ClusterState:
