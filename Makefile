@@ -64,7 +64,7 @@ demo: $(READY)
 	run hetopt profile digits -o $(DEMO)/profile.json; \
 	run hetopt recommend $(DEMO)/profile.json --budget $(BUDGET) --epochs $(EPOCHS) \
 	    --batch-size $(BATCH) -o $(DEMO)/plan.json; \
-	run hetopt launch $(DEMO)/plan.json --on local --pace $(PACE) --yes; \
+	run hetopt launch $(DEMO)/plan.json --on local --slowdown $(PACE) --yes; \
 	run hetopt report
 	@echo; echo "The profile, the plan and the run are in $(DEMO)/. Look again with:" \
 	    "HETOPT_HOME=$(DEMO) $(BIN)/hetopt report"

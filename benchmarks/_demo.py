@@ -58,7 +58,7 @@ def demo(rounds: int) -> Demo:
             run(home, "profile", "digits", "-o", f"{home}/profile.json")
             run(home, "recommend", f"{home}/profile.json", *GOAL, "-o", f"{home}/plan.json")
             for pace in PACES:
-                text = run(home, "launch", f"{home}/plan.json", "--on", "local", "--pace", pace, "--yes", "--json")
+                text = run(home, "launch", f"{home}/plan.json", "--on", "local", "--slowdown", pace, "--yes", "--json")
                 report = Report.from_json(text, origin="launch")
                 time = next(figure for figure in report.compared if figure.name == "run time")
                 launch = Launch.load(home / "runs" / report.run_id / LAUNCH_FILE)

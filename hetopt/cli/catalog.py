@@ -71,7 +71,7 @@ def list_(
     ),
     arch: ArchitectureOption | None = ARCHITECTURE,
     family: list[str] | None = FAMILY,
-    price_max: float | None = typer.Option(
+    price_max: str | None = typer.Option(
         None, "--price-max", metavar="USD", help="Price of an hour in the chosen market (any: the lower), at most."
     ),
     market: MarketOption = MARKET,
@@ -157,15 +157,13 @@ def show(
 def _share(text: str | None, option: str) -> float | None:
     """'10%' or '10' as a share."""
     from hetopt.core.errors import BadInput
+    from hetopt.core.quantities import PERCENT, quantity
 
     if text is None:
         return None
-    try:
-        percent = float(text.strip().removesuffix("%"))
-    except ValueError:
-        percent = -1.0
-    if not 0 < percent <= 100:
+    share = quantity(text, PERCENT, option)
+    if not 0 < share <= 1:
         raise BadInput(
-            f"{option} must be a percentage above 0 and up to 100, not {text!r}.", hint=f"for example {option} 10%"
+            f"{option} must be a percentage above 0 and up to 100, got {text!r}.", hint=f"for example {option} 10%"
         )
-    return percent / 100
+    return share

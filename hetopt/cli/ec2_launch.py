@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def wishes(
     *,
-    budget: float | None,
+    budget: str | None,
     bucket: str | None,
     zone: str | None,
     substitutes: Sequence[str],
@@ -40,25 +40,27 @@ def wishes(
     from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Wishes
     from hetopt.cli import parse
     from hetopt.core.errors import BadInput
+    from hetopt.core.grammar import arguments, fields
 
     chosen: dict[str, str] = {}
     for text in images:
-        kind, equals, ami = text.partition("=")
-        if kind not in IMAGES or not ami.startswith("ami-"):
-            raise BadInput(
-                f"--image must be KIND=AMI with a kind of {', '.join(IMAGES)}, not {text!r}.",
-                hint="for example --image x86_64-gpu=ami-0123456789abcdef0",
-            )
-        chosen[kind] = ami
+        for kind, ami in fields(arguments(text, "--image"), {kind: kind for kind in IMAGES}).items():
+            if not ami.startswith("ami-"):
+                raise BadInput(
+                    f"--image: {kind} must be an AMI, got {ami!r}.",
+                    hint="for example --image x86_64-gpu=ami-0123456789abcdef0",
+                )
+            chosen[kind] = ami
     stand_ins: dict[str, tuple[str, ...]] = {}
     for text in substitutes:
-        planned, equals, others = text.partition("=")
-        names = tuple(name.strip() for name in others.split(",") if name.strip())
-        if not equals or not planned.strip() or not names:
+        written = arguments(text, "--substitute")
+        if len(written.pairs) != 1:
             raise BadInput(
-                f"--substitute must be TYPE=OTHER, not {text!r}.", hint="for example --substitute c7i.large=c6i.large"
+                f"--substitute must be TYPE=OTHER[,OTHER], got {text!r}.",
+                hint="for example --substitute c7i.large=c6i.large",
             )
-        stand_ins[planned.strip()] = names
+        [(planned, first)] = written.pairs.items()
+        stand_ins[planned] = (first, *written.values)
     return Wishes(
         budget_usd=parse.positive(budget, "--budget", "USD"),
         bucket=bucket,

@@ -1,6 +1,6 @@
 """From what a person types about the gradient exchange to what the run is told; each bad value becomes one sentence.
 
-``--compression`` says what is sent: ``topk:0.01``, ``dgc:1000x,momentum=0.9``, ``powersgd,rank=2``, ``dense``, or
+``--compression`` says what is sent: ``topk(0.01)``, ``dgc(1000x, momentum=0.9)``, ``powersgd(rank=2)``, ``dense``, or
 ``auto``. ``--ratio-policy`` says who decides how much while the run goes on, ``--collective`` how it travels.
 """
 
@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from hetopt.core.comm.checked import checked
-from hetopt.core.comm.composition import AUTO, COLLECTIVES, known, why_not_controlled
+from hetopt.core.comm.composition import AUTO, COLLECTIVES, why_not_controlled
 from hetopt.core.comm.compression_text import IDENTITY, parse_compression
 from hetopt.core.comm.ratio_controllers import CONTROLLERS, check_ratio_controller
 from hetopt.core.errors import BadInput
+from hetopt.core.grammar import known
 from hetopt.core.run_spec import WEIGHS_WAYS, Compression, RatioPolicyName, RunSpec
 
 
@@ -52,13 +53,17 @@ def parse_wish(compression: str | None, ratio_policy: str | None, collective: st
     Raises:
         BadInput: a name that is unknown, a value that cannot be, or two options that contradict each other.
     """
-    asked = None if compression is None or compression.strip() == AUTO else parse_compression(compression)
+    asked = (
+        None
+        if compression is None or compression.strip() == AUTO
+        else parse_compression(compression, option="--compression")
+    )
     policy = parse_ratio_policy(ratio_policy)
     if compression is not None:
         if asked is None and policy not in (None, AUTO):
             raise BadInput(
                 f"--compression auto decides the ratio itself, and --ratio-policy {policy} would decide it as well.",
-                hint=f"name a compressor to go with it, for example --compression topk:0.01 --ratio-policy {policy}",
+                hint=f"name a compressor to go with it, for example --compression topk(0.01) --ratio-policy {policy}",
             )
         policy = policy or (cast(RatioPolicyName, AUTO) if asked is None else "fixed")
     named = None if collective is None else known(collective.strip(), {AUTO: "", **COLLECTIVES}, "collective")
@@ -93,7 +98,7 @@ def decide(wish: CompressionOverrides, run: RunSpec) -> Decided:
     if policy not in WEIGHS_WAYS or compression.name != IDENTITY:
         reason = why_not_controlled(compression.name, policy)
         if reason is not None:
-            raise BadInput(reason, hint="name a compressor that can send less, for example --compression topk:0.01")
+            raise BadInput(reason, hint="name a compressor that can send less, for example --compression topk(0.01)")
     if policy not in WEIGHS_WAYS:
         check_ratio_controller(policy, compression.ratio)
     if run.learning_rate_rule == "adascale" and (compression.name != IDENTITY or policy != "fixed"):

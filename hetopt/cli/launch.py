@@ -24,32 +24,33 @@ def launch(
         help="Where to run: 'ec2' rents the plan's machines; 'local' is this machine, with real processes; 'rehearsal' "
         "is a miniature of the cluster on this machine, with a network of its own.",
     ),
-    pace: str | None = typer.Option(
-        None, "--pace", help="local: one factor a worker, such as 1,1,2,4; each worker's compute is stretched by it."
+    slowdown: str | None = typer.Option(
+        None, "--slowdown", help="local: one factor a worker, such as 1,1,2,4: its compute takes so many times as long."
     ),
     hosts: str | None = typer.Option(
         None,
         "--hosts",
         help="rehearsal: these hosts instead of the plan's machines, such as "
-        "'speed=1,rate=100mbit x2; speed=0.25,rate=25mbit'. Also workers=, noise= and cpu=.",
+        "'speed=1, rate=100mbit x2; speed=0.25, rate=25mbit'. Also workers=, noise= and cpu=.",
     ),
     schedule: Path | None = typer.Option(
         None,
         "--schedule",
         help="rehearsal: what happens on the way, a change a line: '30s h2 speed=0.25 rate=10mbit', 'step 40 h3 dies'; "
-        "with --restarts also '26s h3 notice', '90s h3 returns', '20s h1 cut' and '25s h1 heals'.",
+        "with --max-restarts also '26s h3 notice', '90s h3 returns', '20s h1 cut' and '25s h1 heals'.",
     ),
     policy: str | None = typer.Option(
         None,
-        "--policy",
+        "--batch-policy",
         help="How the batch is shared: uniform, static, proportional, dynamic, omnilearn, allocation, "
         "model, or rate with --stream. Default: the plan's.",
     ),
     compression: str | None = typer.Option(
         None,
         "--compression",
-        help="What is sent of gradients: 'auto', which decides while training goes on, or NAME[:RATIO][,key=value...] "
-        "such as topk:0.01, dgc:1000x, powersgd,rank=2, bf16 or dense. Default: the plan's.",
+        help="What is sent of gradients: 'auto', which decides while training goes on, bf16, dense, or "
+        "'NAME(RATIO, key=value)' such as 'topk(0.01)', 'dgc(1000x, momentum=0.9)' or 'powersgd(rank=2)'; topk:0.01 "
+        "needs no quotes. Default: the plan's.",
     ),
     ratio_policy: str | None = typer.Option(
         None,
@@ -67,7 +68,7 @@ def launch(
         None,
         "--sync",
         help="When workers put together what they learned: bsp (in every step), 'selsync(0.3)', "
-        "'selsync(auto,share=0.2)', 'local-sgd(8)', 'fedavg(1,0.25)', 'ssp(4)', or 'auto': bsp until averages of "
+        "'selsync(auto, share=0.2)', 'local-sgd(8)', 'fedavg(1, 0.25)', 'ssp(4)', or 'auto': bsp until averages of "
         "parameters promise to take clearly less time. Default: the plan's.",
     ),
     partition: str | None = typer.Option(
@@ -78,20 +79,20 @@ def launch(
     ),
     inject: str | None = typer.Option(
         None,
-        "--inject",
+        "--data-injection",
         help="Samples that workers hand on: which part of them gives which part of its samples, such as 0.25,0.25.",
     ),
     stream: str | None = typer.Option(
         None,
         "--stream",
         help="local, rehearsal: train on samples as they arrive, with batches that follow the rates: "
-        "'replay(uniform=38/24)', 'replay(40/80,buffer=truncation)' or 'redis(redis://HOST:6379/0,key=cam)'.",
+        "'replay(uniform=38/24)', 'replay(40/80, buffer=truncation)' or 'redis(redis://HOST:6379/0, key=cam)'.",
     ),
     steps: int | None = typer.Option(None, "--steps", help="Stop after so many steps instead of at the plan's end."),
     data: str | None = typer.Option(
         None, "--data", help="Data folder, when it is not where the profile found it. ec2: s3://BUCKET/PREFIX."
     ),
-    budget: float | None = typer.Option(
+    budget: str | None = typer.Option(
         None, "--budget", help="ec2: total USD, a hard cap on the whole bill. Default: the plan's."
     ),
     bucket: str | None = typer.Option(
@@ -122,7 +123,7 @@ def launch(
     resume: str | None = typer.Option(None, "--resume", help="Go on with this run from its last checkpoint."),
     restarts: int | None = typer.Option(
         None,
-        "--restarts",
+        "--max-restarts",
         min=0,
         help="local, rehearsal: how often a worker that is killed is replaced, while the others go on from memory; "
         "after that, how often all start again from a checkpoint. In a rehearsal hosts may die then, and return. "
@@ -134,13 +135,13 @@ def launch(
 ) -> None:
     """Run a plan.
 
-    On 'local' the plan's machines become processes on this machine: as many as --pace has factors, or as the plan has
-    workers. The global batch stays; the shares are solved again for these workers.
+    On 'local' the plan's machines become processes on this machine: as many as --slowdown has factors, or as the plan
+    has workers. The global batch stays; the shares are solved again for these workers.
 
     On 'rehearsal' each machine becomes a host with a network link of its own, as fast as the planner took the machine
     to be. Computation and links are slowed down by one printed factor, so that what would wait for what stays true.
     It needs root. Rates in --schedule are the cluster's; with --hosts they are taken as they are. Change conditions on
-    the way with `hetopt disturb`.
+    the way with `hetopt inject`.
 
     In both places the prediction is made again for what runs, so that `hetopt report` compares like with like.
     Nothing is rented.
@@ -174,7 +175,7 @@ def launch(
     _belongs(
         place,
         {
-            "--pace": pace,
+            "--slowdown": slowdown,
             "--hosts": hosts,
             "--schedule": schedule,
             "--budget": budget,
@@ -189,7 +190,7 @@ def launch(
             "--detach": detach or None,
         },
     )
-    factors = parse.paces(pace)
+    factors = parse.slowdowns(slowdown)
     chosen_policy = parse.policy(policy)
     wish = exchange_options.parse_wish(compression, ratio_policy, collective)
     sync_wish = sync_options.parse_wish(sync, partition, inject)
@@ -198,14 +199,16 @@ def launch(
         raise BadInput("--stream is for --on local and --on rehearsal.", hint="leave it out, or use --on local")
     if chosen_policy == "rate":
         if stream_wish is None and resume is None:
-            raise BadInput("--policy rate follows streams, and there is none.", hint="add --stream")
+            raise BadInput("--batch-policy rate follows streams, and there is none.", hint="add --stream")
         chosen_policy = None  # what a stream implies
     if steps is not None and steps < 1:
         raise BadInput(f"--steps must be at least 1, not {steps}.", hint="for example --steps 500")
     folders = RunFolders(home=runs_home())
     if place == "ec2":
         if restarts is not None:
-            raise BadInput("--restarts is for --on local and --on rehearsal.", hint="what is lost on ec2 is replaced")
+            raise BadInput(
+                "--max-restarts is for --on local and --on rehearsal.", hint="what is lost on ec2 is replaced"
+            )
         from hetopt.cli import ec2_launch
         from hetopt.optimizer.probe_advice import check_probed
 
@@ -253,9 +256,9 @@ def launch(
     launcher = launcher_for(place)
     if resume is not None:
         asked_for = (plan, policy, compression, ratio_policy, collective, sync, partition, inject, steps, data)
-        if any(option is not None for option in (*asked_for, pace, hosts, schedule, stream)):
+        if any(option is not None for option in (*asked_for, slowdown, hosts, schedule, stream)):
             raise BadInput(
-                "--resume goes on with a run as it was: leave PLAN, --pace and all that would change it out.",
+                "--resume goes on with a run as it was: leave PLAN, --slowdown and all that would change it out.",
                 hint=f"hetopt launch --on {place} --resume RUN",
             )
         folder, record = _to_resume(folders.find(resume), place, launcher)
@@ -320,11 +323,11 @@ def _belongs(place: Place, given: dict[str, object]) -> None:
     """Refuse an option of another place than the one that was chosen."""
     from hetopt.core.errors import BadInput
 
-    owners: dict[str, Place] = {"--pace": "local", "--hosts": "rehearsal", "--schedule": "rehearsal"}
+    owners: dict[str, Place] = {"--slowdown": "local", "--hosts": "rehearsal", "--schedule": "rehearsal"}
     for option, value in given.items():
         owner = owners.get(option, "ec2")
         if value is not None and owner != place:
-            instead = "describe slower hosts with --hosts" if option == "--pace" else "leave it out"
+            instead = "describe slower hosts with --hosts" if option == "--slowdown" else "leave it out"
             raise BadInput(f"{option} is for --on {owner}.", hint=f"{instead}, or use --on {owner}")
 
 

@@ -8,17 +8,18 @@ import sys
 import typer
 
 from hetopt.cli import (
-    adopt,
+    attach,
     catalog,
     catalog_refresh,
-    disturb,
     doctor,
     export,
     fetch,
     gc,
+    inject,
     launch,
     logs,
     metrics,
+    old_names,
     predict,
     profile,
     recommend,
@@ -41,7 +42,7 @@ app = typer.Typer(
 
       hetopt recommend profile.json --budget 2 -o plan.json
 
-      hetopt launch plan.json --on local --pace 1,2
+      hetopt launch plan.json --on local --slowdown 1,2
 
       hetopt report
     """,
@@ -81,8 +82,8 @@ app.command()(fetch.fetch)
 app.command()(report.report)
 app.command()(export.export)
 app.command()(metrics.metrics)
-app.command()(disturb.disturb)
-app.command()(adopt.adopt)
+app.command()(inject.inject)
+app.command()(attach.attach)
 app.command()(gc.gc)
 app.command()(doctor.doctor)
 app.command()(setup.setup)
@@ -99,9 +100,12 @@ def main() -> None:
 def _exit_code() -> int:
     """Do what was typed; what goes wrong is said, and becomes the exit code that goes with it."""
     try:
-        terminal.check_arguments(sys.argv[1:])
+        arguments, renamed = old_names.renewed(sys.argv[1:])
+        terminal.check_arguments(arguments)
+        if renamed:
+            _note(f"{'; '.join(renamed)}; the old name goes with the next release.")
         with ends_by_signals():
-            app(prog_name="hetopt")
+            app(arguments, prog_name="hetopt")
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
     except terminal.ReaderGone as gone:
@@ -115,6 +119,13 @@ def _exit_code() -> int:
     except (KeyboardInterrupt, Terminated) as error:
         return exit_code_of(error)
     return 0
+
+
+def _note(text: str) -> None:
+    from hetopt.cli import render
+
+    with contextlib.suppress(terminal.OutputLost):
+        render.note(text)
 
 
 def _said(message: str, hint: str | None, code: int) -> int:

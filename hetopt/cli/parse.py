@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import sys
 from pathlib import Path
 from typing import cast, get_args
@@ -12,39 +11,36 @@ from typing import cast, get_args
 import typer
 
 from hetopt.core.errors import BadInput
+from hetopt.core.grammar import arguments, fields, numbers, split
+from hetopt.core.quantities import DURATION, MONEY, NUMBER, quantity
 from hetopt.core.reading import read_text
 from hetopt.core.run_spec import BatchPolicy
 from hetopt.optimizer.market.catalog_filter import AnyMarket
 from hetopt.optimizer.market.instance_type import Architecture
 from hetopt.optimizer.plan import Objective, ScalingRule
 
-_SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
-
-def positive(text: float | None, option: str, unit: str) -> float | None:
-    """A finite number above zero, or None when the option was not given."""
+def positive(text: float | str | None, option: str, unit: str) -> float | None:
+    """A finite number above zero, which may be an amount such as '$20', or None when the option was not given."""
     if text is None:
         return None
-    if not math.isfinite(text) or text <= 0:
+    number = (
+        quantity(text, MONEY if unit.startswith(("USD", "dollars")) else NUMBER, option)
+        if isinstance(text, str)
+        else text
+    )
+    if not math.isfinite(number) or number <= 0:
         raise BadInput(f"{option} must be a positive number of {unit}, not {text}.", hint=f"for example {option} 5")
-    return text
+    return number
 
 
 def duration_s(text: str | None, option: str) -> float | None:
     """'90s', '45m', '6h', '1h30m', '2d', or plain seconds."""
     if text is None:
         return None
-    compact = text.strip().lower().replace(" ", "")
-    parts = re.findall(r"(\d+(?:\.\d+)?)(min|s|m|h|d)", compact)
-    if parts and "".join(number + unit for number, unit in parts) == compact:
-        seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
-    else:
-        try:
-            seconds = float(compact)
-        except ValueError:
-            seconds = math.nan
-    if not math.isfinite(seconds) or seconds <= 0:
-        raise BadInput(f"{option} must be a length of time, not {text!r}.", hint=f"for example {option} 6h or 1h30m")
+    seconds = quantity(text, DURATION, option)
+    if seconds <= 0:
+        raise BadInput(f"{option} must be a length of time above 0, got {text!r}.", hint=f"for example {option} 6h")
     return seconds
 
 
@@ -52,27 +48,22 @@ def metric_target(text: str | None) -> tuple[str, float] | None:
     """'accuracy=0.97' as its name and value."""
     if text is None:
         return None
-    name, separator, value = text.partition("=")
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not separator or not name.strip() or not math.isfinite(number):
-        raise BadInput(f"--target must be METRIC=VALUE, not {text!r}.", hint="for example --target accuracy=0.97")
-    return name.strip(), number
+    pairs = list(arguments(text, "--target").pairs.items())
+    if len(pairs) != 1:
+        raise BadInput(f"--target must be METRIC=VALUE, got {text!r}.", hint="for example --target accuracy=0.97")
+    [(name, value)] = pairs
+    return name, quantity(value, NUMBER, f"--target: {name}")
 
 
-def paces(text: str | None) -> tuple[float, ...] | None:
-    """'1,1,2,4': one factor a worker, each at least 1."""
+def slowdowns(text: str | None) -> tuple[float, ...] | None:
+    """'1,1,2,4' or '1 x2, 2, 4': one factor a worker, each at least 1."""
     if text is None:
         return None
-    try:
-        factors = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        factors = ()
-    if not factors or any(not math.isfinite(factor) or factor < 1 for factor in factors):
+    factors = numbers(text, "--slowdown")
+    if any(factor < 1 for factor in factors):
         raise BadInput(
-            f"--pace must be numbers of 1 or more with commas between, not {text!r}.", hint="for example --pace 1,1,2,4"
+            f"--slowdown must be numbers of 1 or more with commas between, got {text!r}.",
+            hint="for example --slowdown 1,1,2,4",
         )
     return factors
 
@@ -143,19 +134,11 @@ def time_weight(text: str | None) -> float | None:
     """'time=2,cost=1' as the part of time: 2/3."""
     if text is None:
         return None
-    found = dict(part.partition("=")[::2] for part in text.replace(" ", "").split(","))
-    try:
-        weights = {name: float(found[name]) for name in ("time", "cost")}
-    except (KeyError, ValueError):
-        weights = {}
-    if (
-        len(found) != 2
-        or not weights
-        or not all(0 <= w < math.inf for w in weights.values())
-        or not sum(weights.values())
-    ):
+    said = fields(arguments(text, "--weights"), {"time": "time", "cost": "cost"})
+    weights = {name: quantity(value, NUMBER, f"--weights: {name}") for name, value in said.items()}
+    if len(weights) != 2 or min(weights.values()) < 0 or not sum(weights.values()):
         raise BadInput(
-            f"--weights must be time=W,cost=W with numbers of 0 or more, not {text!r}.",
+            f"--weights must be time=W,cost=W with numbers of 0 or more, got {text!r}.",
             hint="for example --weights time=2,cost=1",
         )
     return weights["time"] / sum(weights.values())
@@ -172,7 +155,7 @@ def text_of(path: Path, option: str) -> str:
 
 def names(text: str | None) -> tuple[str, ...]:
     """The names in a comma-separated text, without blanks around them; none for None or empty text."""
-    return tuple(part.strip() for part in text.split(",") if part.strip()) if text else ()
+    return tuple(filter(None, split(text, ",;", "a list of names"))) if text else ()
 
 
 def ready_to_write(path: Path | None, *, force: bool) -> None:

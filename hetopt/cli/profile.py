@@ -52,7 +52,7 @@ def profile(
     explore: bool = typer.Option(
         False, "--explore", help="Then measure whole steps of more workers, as long as that is worth its price."
     ),
-    probe_budget: float | None = typer.Option(
+    probe_budget: str | None = typer.Option(
         None, "--probe-budget", help="USD that exploring may cost, at the prices of the machines it stands for."
     ),
     on: str = typer.Option("local", "--on", help="Where to explore: local, rehearsal or ec2, which rents."),
@@ -171,7 +171,7 @@ def _measurable(text: str) -> str:
     from hetopt.core.errors import BadInput
     from hetopt.core.synchronization_text import parse_sync, spell_sync
 
-    wanted = parse_sync(text)
+    wanted = parse_sync(text, option="--sync")
     if wanted.name in ("bsp", "ssp") or wanted.delta == "never":
         raise BadInput(
             f"pilots measure averages of parameters, and {text} makes none.", hint="for example --sync 'selsync(auto)'"

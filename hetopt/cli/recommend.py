@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def recommend(
     profile: Path = typer.Argument(..., help="Profile made by `hetopt profile`."),
-    budget: float | None = typer.Option(None, "--budget", help="Total USD, a hard cap on the whole bill."),
+    budget: str | None = typer.Option(None, "--budget", help="Total USD, a hard cap on the whole bill."),
     deadline: str | None = typer.Option(
         None, "--deadline", help="Longest total time, such as 6h: the cheapest plan in time wins."
     ),
@@ -54,7 +54,7 @@ def recommend(
         None, "--gpus", help="Only machines with these GPUs: A10G, or L4:4 (so many a machine), any, none."
     ),
     arch: str | None = typer.Option(None, "--arch", help="x86_64 or arm64."),
-    max_hourly: float | None = typer.Option(None, "--max-hourly", help="Most USD an hour for all machines together."),
+    max_hourly: str | None = typer.Option(None, "--max-hourly", help="Most USD an hour for all machines together."),
     max_workers: int = typer.Option(64, "--max-workers", help="Most workers in a cluster, up to 256."),
     max_machines: int | None = typer.Option(None, "--max-machines", help="Most machines in a cluster."),
     mixed_types: int = typer.Option(3, "--mixed-types", help="Most instance types in a cluster: 1, 2 or 3."),

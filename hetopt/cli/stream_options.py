@@ -7,35 +7,46 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Literal, cast
 
 from pydantic import ValidationError
 
 from hetopt.core.errors import BadInput
+from hetopt.core.grammar import call, fields, split, written
+from hetopt.core.quantities import DURATION, NUMBER, quantity
 from hetopt.core.run_spec import BatchPolicy, RunSpec
 from hetopt.core.stream import Stream, draw_rates, scaled
 
 _EXAMPLE = "for example --stream 'replay(uniform=38/24)' or --stream 'redis(redis://127.0.0.1:6379/0)'"
 
-_FIELDS = {
-    "buffer": "buffer",
-    "age": "max_age_s",
+_COMMON = {
     "interval": "batch_interval_s",
     "min": "min_batch",
     "max": "max_batch",
     "lr": "learning_rate",
     "lr_cap": "max_learning_rate_scale",
     "patience": "patience_s",
-    "key": "key",
-    "streams": "streams",
-    "group": "group",
-    "delete": "delete_trained",
 }
-_OF_REDIS = ("key", "streams", "group", "delete")
-_OF_REPLAY = ("buffer", "age")
 _DRAWN = ("uniform", "normal")
+_KEYS = {
+    "replay": {
+        "rates": "rates",
+        **{name: name for name in (*_DRAWN, "factor")},
+        "buffer": "buffer",
+        "age": "max_age_s",
+        **_COMMON,
+    },
+    "redis": {
+        "url": "url",
+        "key": "key",
+        "streams": "streams",
+        "group": "group",
+        "delete": "delete_trained",
+        **_COMMON,
+    },
+}
+_SECONDS = ("batch_interval_s", "max_age_s", "patience_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,34 +76,38 @@ def parse_stream(text: str | None) -> StreamOptions | None:
     """
     if text is None:
         return None
-    found = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", text)
-    if found is None or found[1] not in ("replay", "redis"):
+    item = call(text, "--stream")
+    if item.name not in _KEYS:
         raise BadInput(f"--stream {text!r} names no source of samples.", hint=_EXAMPLE)
-    source = cast(Literal["replay", "redis"], found[1])
-    items = [item.strip() for item in (found[2] or "").split(",") if item.strip()]
-    plain = [item for item in items if "=" not in item]
-    split = [item.partition("=") for item in items if "=" in item]
-    pairs = {key.strip(): value.strip() for key, _, value in split}
-    if len(plain) > 1:
-        raise BadInput(f"--stream {text!r} says {plain[0]!r} and {plain[1]!r}.", hint=_EXAMPLE)
-    known = (*_FIELDS, *_DRAWN, "factor")
-    foreign = (*_OF_REDIS,) if source == "replay" else (*_OF_REPLAY, *_DRAWN, "factor")
-    for key in pairs:
-        if key not in known or key in foreign:
-            choices = ", ".join(sorted(set(known) - set(foreign)))
-            raise BadInput(f"--stream {source} has no {key!r}.", hint=f"it has {choices}")
-    fields = {_FIELDS[key]: value for key, value in pairs.items() if key in _FIELDS}
+    source = cast(Literal["replay", "redis"], item.name)
+    said = fields(item, _KEYS[source], first=("rates" if source == "replay" else "url",))
+    for field in _SECONDS:
+        if field in said:
+            said[field] = repr(quantity(said[field], DURATION, f"--stream: {field}"))
     if source == "redis":
-        return StreamOptions(source=source, fields={**fields, **({"url": plain[0]} if plain else {})})
-    drawn = [name for name in _DRAWN if name in pairs]
-    if len(drawn) + len(plain) != 1:
+        return StreamOptions(source=source, fields=said)
+    ways = [way for way in ("rates", *_DRAWN) if way in said]
+    if len(ways) != 1:
         raise BadInput("--stream replay needs rates, said in one way.", hint=_EXAMPLE)
-    factor = _numbers(pairs.get("factor", "1"), 1)[0]
-    if plain:
-        return StreamOptions(source=source, fields=fields, rates=_numbers(plain[0], None), factor=factor)
-    mean, deviation = _numbers(pairs[drawn[0]], 2)
-    distribution = cast(Literal["uniform", "normal"], drawn[0])
-    return StreamOptions(source=source, fields=fields, drawn=(distribution, mean, deviation), factor=factor)
+    (factor,) = _numbers(said.pop("factor", "1"), 1)
+    numbers = _numbers(said.pop(ways[0]), None if ways == ["rates"] else 2)
+    if ways == ["rates"]:
+        return StreamOptions(source=source, fields=said, rates=numbers, factor=factor)
+    distribution = cast(Literal["uniform", "normal"], ways[0])
+    mean, deviation = numbers
+    return StreamOptions(source=source, fields=said, drawn=(distribution, mean, deviation), factor=factor)
+
+
+def write_stream(said: StreamOptions) -> str:
+    """What was typed, as `parse_stream` reads it."""
+    names = {field: key for key, field in _KEYS[said.source].items()}
+    pairs: dict[str, object] = {names[field]: value for field, value in said.fields.items()}
+    rates = ["/".join(map(repr, said.rates))] if said.rates else []
+    if said.drawn is not None:
+        pairs[said.drawn[0]] = "/".join(map(repr, said.drawn[1:]))
+    if said.factor != 1:
+        pairs["factor"] = said.factor
+    return written(said.source, rates, pairs)
 
 
 def on_stream(wish: StreamOptions, run: RunSpec, policy: BatchPolicy | None) -> RunSpec:
@@ -151,11 +166,8 @@ def remark(run: RunSpec) -> str:
 
 def _numbers(text: str, count: int | None) -> tuple[float, ...]:
     """Positive numbers, with slashes between them."""
-    try:
-        numbers = tuple(float(part) for part in text.split("/"))
-    except ValueError:
-        numbers = ()
-    if not numbers or (count is not None and len(numbers) != count) or not all(0 < n < float("inf") for n in numbers):
+    numbers = tuple(quantity(part, NUMBER, "--stream: each of its rates") for part in split(text, "/", "--stream"))
+    if (count is not None and len(numbers) != count) or min(numbers) <= 0:
         wanted = {None: "positive numbers", 1: "a positive number", 2: "a mean and a standard deviation"}[count]
-        raise BadInput(f"--stream needs {wanted} where it says {text!r}.", hint=_EXAMPLE)
+        raise BadInput(f"--stream needs {wanted}, got {text!r}.", hint=_EXAMPLE)
     return numbers

@@ -1,6 +1,6 @@
 """From what a person types about synchronisation, partition and injection to what the run is told.
 
-    --sync selsync(0.3)                   --partition labels(1)          --inject 0.25,0.25
+    --sync selsync(0.3)                   --partition labels(1)          --data-injection 0.25,0.25
     --sync selsync(auto,share=0.2)        --partition dirichlet(0.5)
     --sync local-sgd(8,momentum=average)  --partition seldp
     --sync auto
@@ -47,9 +47,9 @@ def parse_wish(sync: str | None, partition: str | None, inject: str | None) -> S
         BadInput: a name that is unknown, or a value that cannot be.
     """
     return SyncOverrides(
-        sync=None if sync is None else parse_sync(sync),
-        partition=None if partition is None else parse_partition(partition),
-        injection=None if inject is None else parse_injection(inject),
+        sync=None if sync is None else parse_sync(sync, option="--sync"),
+        partition=None if partition is None else parse_partition(partition, option="--partition"),
+        injection=None if inject is None else parse_injection(inject, option="--data-injection"),
     )
 
 

@@ -1,53 +1,50 @@
 """Synchronisation, partition and injection as a person writes them, on the command line and in a script.
 
-    selsync(0.3)            local-sgd(8,momentum=average)        labels(1)
-    selsync(auto,share=0.2) fedavg(0.5,2,stretch=1.5)            dirichlet(0.5)
-
-Each is a name, and in parentheses its values: the first ones without their keys, in the order of `_FIRST`.
+selsync(0.3)               local-sgd(8, momentum=average)    labels(1)
+selsync(auto, share=0.2)   fedavg(0.5, 2, stretch=1.5)       dirichlet(0.5)
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import TypeVar
-
-from pydantic import ValidationError
 
 from hetopt.core.artifact import Record
-from hetopt.core.comm.composition import known
 from hetopt.core.errors import BadInput
+from hetopt.core.grammar import arguments, call, known, record, written
+from hetopt.core.quantities import FRACTION
 from hetopt.core.synchronization import Injection, Partition, Synchronization
 from hetopt.core.synchronization_rules import POLICIES
 
 PARTITIONS = ("global", "shards", "seldp", "labels", "dirichlet")
 
 _FIRST: Mapping[str, tuple[str, ...]] = {
-    "local-sgd": ("every_steps",),
-    "fedavg": ("participants", "every_epochs"),
+    "local-sgd": ("every",),
+    "fedavg": ("participants", "epochs"),
     "ssp": ("staleness",),
     "selsync": ("delta",),
     "labels": ("labels",),
     "dirichlet": ("alpha",),
 }
-_SELSYNC = ("delta", "synchronised_share", "votes", "quorum", "max_local_steps", "window", "smoothing", "vote_lag")
+"""What may be said without its key."""
+
 _AVERAGED = ("momentum", "buffers", "stretch")
 _KEYS: Mapping[str, tuple[str, ...]] = {
-    "local-sgd": ("every_steps", "rate_power", "fragments", *_AVERAGED),
-    "fedavg": ("participants", "every_epochs", *_AVERAGED),
+    "local-sgd": ("every", "rate_power", "fragments", *_AVERAGED),
+    "fedavg": ("participants", "epochs", *_AVERAGED),
     "ssp": ("staleness", "stretch"),
-    "selsync": (*_SELSYNC, *_AVERAGED),
+    "selsync": ("delta", "share", "votes", "quorum", "max_local", "window", "smoothing", "vote_lag", *_AVERAGED),
     "labels": ("labels",),
     "dirichlet": ("alpha",),
 }
-_SHORT: Mapping[str, str] = {
+_FIELDS: Mapping[str, str] = {
     "share": "synchronised_share",
     "every": "every_steps",
     "epochs": "every_epochs",
     "max_local": "max_local_steps",
 }
+"""Of keys that are shorter than their fields; the field's own name is understood as well."""
 
-RecordT = TypeVar("RecordT", bound=Record)
+_UNITS = dict.fromkeys(("synchronised_share", "participants", "quorum"), FRACTION)
 
 
 def parse_sync(text: str, *, option: str = "`sync`") -> Synchronization:
@@ -60,7 +57,10 @@ def parse_sync(text: str, *, option: str = "`sync`") -> Synchronization:
     Raises:
         BadInput: a name that is unknown, or a value that cannot be.
     """
-    return _read(text, option, tuple(POLICIES), "synchronisation", Synchronization)
+    item = call(text, option)
+    name = known(item.name, POLICIES, "synchronisation")
+    first = _FIRST.get(name, ())
+    return record(Synchronization, item, _fields(name), first=first, units=_UNITS, defaults={"name": name})
 
 
 def parse_partition(text: str, *, option: str = "`partition`") -> Partition:
@@ -69,22 +69,25 @@ def parse_partition(text: str, *, option: str = "`partition`") -> Partition:
     Raises:
         BadInput: a name that is unknown, or a value that cannot be.
     """
-    return _read(text, option, PARTITIONS, "partition", Partition)
+    item = call(text, option)
+    name = known(item.name, PARTITIONS, "partition")
+    return record(Partition, item, _fields(name), first=_FIRST.get(name, ()), defaults={"name": name})
 
 
-def parse_injection(text: str) -> Injection:
-    """``ALPHA,BETA``: which part of the workers gives which part of its samples.
+def parse_injection(text: str, *, option: str = "`inject`") -> Injection:
+    """``ALPHA, BETA``: which part of the workers gives which part of its samples.
 
     Raises:
         BadInput: not two fractions.
     """
-    values = [value.strip() for value in text.split(",")]
-    if len(values) != 2:
+    item = arguments(text, option)
+    if len(item.values) + len(item.pairs) != 2:
         raise BadInput(
-            f"`inject` must be two fractions with a comma between, got {text!r}.",
-            hint='for example `inject="0.25,0.25"`: a quarter of the workers give a quarter of their samples',
+            f"{option} must be two fractions, got {text!r}.",
+            hint='for example "0.25,0.25": a quarter of the workers give a quarter of their samples',
         )
-    return _validated(Injection, dict(zip(("workers", "samples"), values, strict=True)), "`inject`")
+    keys = {key: key for key in Injection.model_fields}
+    return record(Injection, item, keys, first=keys, units=dict.fromkeys(keys, FRACTION))
 
 
 def spell_sync(sync: Synchronization) -> str:
@@ -97,57 +100,18 @@ def spell_partition(partition: Partition) -> str:
     return _spell(partition, partition.name)
 
 
-def _spell(record: Record, name: str) -> str:
-    first = _FIRST.get(name, ())
-    fields = type(record).model_fields
-    said = [f"{getattr(record, key)}" for key in first]
-    for key in _KEYS.get(name, ()):
-        value = getattr(record, key)
-        if key not in first and value != fields[key].default:
-            said.append(f"{key}={value}")
-    return f"{name}({','.join(said)})" if said else name
+def spell_injection(injection: Injection) -> str:
+    """The injection as `parse_injection` reads it."""
+    return f"{injection.workers!r}, {injection.samples!r}"
 
 
-def _read(text: str, option: str, names: tuple[str, ...], what: str, record: type[RecordT]) -> RecordT:
-    found = re.fullmatch(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", text)
-    if found is None:
-        raise BadInput(f"{option} {text!r} cannot be read.", hint="write NAME or NAME(VALUE,...), in quotes")
-    name = known(found[1], dict.fromkeys(names), what)
-    values: dict[str, str] = {"name": name}
-    allowed, first = _KEYS.get(name, ()), list(_FIRST.get(name, ()))
-    for piece in (part.strip() for part in (found[2] or "").split(",")):
-        if not piece:
-            continue
-        key, equals, value = (part.strip() for part in piece.partition("="))
-        if not equals:
-            if not first:
-                raise BadInput(f"{option} {text!r} has a value too many: {piece}.", hint=_hint(name))
-            key, value = first.pop(0), piece
-        key = _SHORT.get(key, key)
-        if key not in allowed:
-            raise BadInput(f"{name} has no option {key!r}.", hint=_hint(name))
-        if key in values:
-            raise BadInput(f"{option} {text!r} says twice what {key} is.", hint="say it once")
-        values[key] = value
-    return _validated(record, values, option)
+def _fields(name: str) -> dict[str, str]:
+    keys = {key: _FIELDS.get(key, key) for key in _KEYS.get(name, ())}
+    return {**keys, **{field: field for field in keys.values()}}
 
 
-def _hint(name: str) -> str:
-    return f"{name} takes {', '.join(_KEYS[name])}" if name in _KEYS else f"{name} takes none"
-
-
-def _validated(record: type[RecordT], values: Mapping[str, str], option: str) -> RecordT:
-    try:
-        return record.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        reason = first["msg"][:1].lower() + first["msg"][1:]
-        if not first["loc"]:  # each value may be, and together they may not
-            raise BadInput(
-                f"{option}: {reason.removeprefix('value error, ')}.",
-                hint="see docs/methods.md, or `hetopt launch --help`",
-            ) from None
-        key = str(first["loc"][0])
-        raise BadInput(
-            f"{option}: {key} cannot be {values[key]!r}: {reason}.", hint="see `hetopt launch --help`"
-        ) from None
+def _spell(said: Record, name: str) -> str:
+    first, defaults = _FIRST.get(name, ()), type(said).model_fields
+    values = {key: getattr(said, _FIELDS.get(key, key)) for key in _KEYS.get(name, ())}
+    changed = {key: value for key, value in values.items() if value != defaults[_FIELDS.get(key, key)].default}
+    return written(name, [values[key] for key in first], {k: v for k, v in changed.items() if k not in first})

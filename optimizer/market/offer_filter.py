@@ -10,10 +10,11 @@ from itertools import combinations
 from types import MappingProxyType
 
 from hetopt.core.errors import BadInput, setting
+from hetopt.core.grammar import call
 from hetopt.optimizer.market.catalog import Catalog, InstanceType, Market, Offer, Price, did_you_mean, offers
 from hetopt.optimizer.market.catalog_filter import AnyMarket, has_accelerator, known_accelerator
 from hetopt.optimizer.market.instance_type import Architecture
-from hetopt.optimizer.market.quota import Quotas, most_machines
+from hetopt.optimizer.market.quota import Quotas, most_machines, write_quotas
 from hetopt.optimizer.market.zone_prices import ZonePrice, read_zone_prices
 
 ANY_GPU, NO_GPU = "any", "none"
@@ -114,14 +115,7 @@ def _filters(catalog: Catalog, wishes: Wishes) -> list[OfferFilter]:
     if (dollars := wishes.max_hourly_usd) is not None:
         wish("max_hourly_usd", dollars, lambda offer: offer.price.usd_per_hour <= dollars)
     if wishes.quotas:
-        written = " ".join(
-            setting("quotas", f"{bucket.market}:{bucket.family}={vcpus}")
-            for bucket, vcpus in sorted(wishes.quotas.items())
-        )
-        enough = OfferFilter(
-            name="quotas", settings=written, keeps=lambda offer: most_machines(offer, wishes.quotas) >= 1
-        )
-        found.append(enough)
+        wish("quotas", write_quotas(wishes.quotas), lambda offer: most_machines(offer, wishes.quotas) >= 1)
     return found
 
 
@@ -247,10 +241,11 @@ def _price_there(price: Price, zone: ZonePrice) -> Price:
 
 def _gpu(catalog: Catalog, text: str) -> Callable[[InstanceType], bool]:
     """Whether a machine has the accelerators that one part of ``gpus`` asks for."""
-    name, separator, number = text.partition(":")
-    if separator and not (number.isdigit() and int(number) > 0):
+    item = call(text, "`gpus`")
+    name, number = item.name, "".join(item.values) or "1"
+    if len(item.values) > 1 or item.pairs or not number.isdecimal() or not int(number[:9]) > 0:
         raise BadInput(f"`gpus` must be NAME or NAME:COUNT, got {text!r}.", hint='for example `gpus="L4:4"`')
-    count = int(number) if separator else 1
+    count = int(number[:9])
     if name.casefold() == NO_GPU:
         return lambda found: found.accelerator is None
     if name.casefold() == ANY_GPU:

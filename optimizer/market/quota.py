@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from typing import get_args
 
 from hetopt.core.errors import BadInput, setting
-from hetopt.optimizer.market.catalog import Market, Offer, did_you_mean
+from hetopt.core.grammar import arguments, known
+from hetopt.optimizer.market.catalog import Market, Offer
 
 STANDARD = "standard"
 FAMILIES = (STANDARD, "g", "p", "p5", "inf", "trn", "dl", "f", "x", "u", "hpc", "mac")
 """What quotas are kept for. ``standard`` is A, C, D, H, I, M, R, T and Z; ``g`` holds VT too; ``p`` is P2 to P4 on the
 spot market, where P5 and P6 have ``p5``, and all of P on demand."""
 
-_WRITTEN = re.compile(r"(?:(?P<market>spot|on-demand):)?(?P<family>[a-z0-9]+)=(?P<vcpus>\d+)")
+_EXAMPLE = 'for example `quotas="g=8"`, or `quotas="spot:standard=32"`'
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -59,33 +60,36 @@ UNBOUNDED = 10**MOST_DIGITS
 
 
 def read_quotas(texts: Iterable[str]) -> dict[Bucket, int]:
-    """Quotas as a person writes them: ``g=8`` for both markets, ``spot:g=8`` for one.
+    """Quotas as a person writes them: ``g=8`` for both markets, ``spot:g=8`` for one, several with commas between.
 
     Raises:
         BadInput: not of that form, an unknown family, or one bucket twice.
     """
     found: dict[Bucket, int] = {}
     for text in texts:
-        written = _WRITTEN.fullmatch(text.strip().casefold())
-        if written is None:
-            raise BadInput(
-                f"`quotas` must be FAMILY=VCPUS, got {text!r}.",
-                hint='for example `quotas="g=8"`, or `quotas="spot:standard=32"`',
-            )
-        family = written["family"]
-        if family not in FAMILIES:
-            raise BadInput(
-                f"There is no quota for the family '{family}'.",
-                hint=did_you_mean(family, FAMILIES) or f"choose {', '.join(FAMILIES)}",
-            )
-        for market in get_args(Market) if written["market"] is None else (written["market"],):
-            bucket = Bucket(market=market, family=family)
-            if bucket in found:
-                raise BadInput(
-                    f"{setting('quotas', text)} gives the {market} quota of {family} twice.", hint="keep one of them"
-                )
-            found[bucket] = int(written["vcpus"]) if len(written["vcpus"]) <= MOST_DIGITS else UNBOUNDED
+        written = arguments(text.casefold(), "`quotas`")
+        if written.values or not written.pairs:
+            raise BadInput(f"`quotas` must be FAMILY=VCPUS, got {text!r}.", hint=_EXAMPLE)
+        for name, vcpus in written.pairs.items():
+            market, colon, family = name.rpartition(":")
+            known(family, FAMILIES, "quota for the family")
+            if colon:
+                known(market, get_args(Market), "market")
+            if not vcpus.isdecimal():
+                raise BadInput(f"`quotas`: {name} must be a whole number of vCPUs, got {vcpus!r}.", hint=_EXAMPLE)
+            for one in (one for one in get_args(Market) if not colon or one == market):
+                bucket = Bucket(market=one, family=family)
+                if bucket in found:
+                    raise BadInput(
+                        f"{setting('quotas', text)} gives the {one} quota of {family} twice.", hint="keep one of them"
+                    )
+                found[bucket] = int(vcpus) if len(vcpus) <= MOST_DIGITS else UNBOUNDED
     return found
+
+
+def write_quotas(quotas: Quotas) -> str:
+    """The quotas as `read_quotas` reads them."""
+    return ", ".join(f"{bucket.market}:{bucket.family}={vcpus}" for bucket, vcpus in sorted(quotas.items()))
 
 
 def most_machines(offer: Offer, quotas: Quotas) -> float:

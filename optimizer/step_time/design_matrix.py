@@ -14,6 +14,7 @@ from hetopt.core.comm.composition import why_not_synchronised
 from hetopt.core.comm.overlap import UNDER_BACKWARD
 from hetopt.core.comm.payload_bytes import operations
 from hetopt.core.errors import BadInput
+from hetopt.core.grammar import known
 from hetopt.core.step_samples import Compression, Configuration
 from hetopt.core.synchronization import Synchronization
 from hetopt.core.synchronization_text import parse_sync
@@ -64,7 +65,7 @@ def exchange_of(workers: int, compression: Compression | None, sync: str | None 
     share = _communicating_share(compression, sync)
     name = "identity" if compression is None else compression.name
     if workers == 1:
-        composition.known(name, composition.METHODS, "compressor")
+        known(name, composition.METHODS, "compressor")
         return Exchange(messages=0.0, traffic=0.0, compressor=None, overlapped=True)
     parts = operations(
         name,

@@ -45,7 +45,7 @@ DONE_ELSEWHERE = {
     r"launch \S+ --dry-run": "tests/ec2/test_command.py::test_a_dry_run_prints_every_call",
     r"doctor": "tests/ec2/test_setup.py::test_the_commands",
     r"setup": "tests/ec2/test_setup.py::test_the_commands",
-    r"disturb": "tests/face/test_rehearsal.py::test_a_rehearsal_is_disturbed",
+    r"inject": "tests/face/test_rehearsal.py::test_a_rehearsal_is_disturbed",
 }
 """What measures for long, waits for Ctrl-C, or needs a cloud or a run that goes on."""
 

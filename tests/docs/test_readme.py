@@ -65,7 +65,7 @@ def test_the_rehearsal_of_the_readme_can_be_read() -> None:
     names = [host.host.name for host in parse_hosts(described[0])]
     (schedule,) = re.findall(r"^```text\n# drift.txt(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert len(parse_changes(schedule.partition("\n")[2], names)) == 3
-    disturbed = [shlex.split(command)[3] for command in commands() if command.startswith("hetopt disturb")]
+    disturbed = [shlex.split(command)[3] for command in commands() if command.startswith("hetopt inject")]
     assert all(parse_change(change, names) for change in disturbed)
 
 

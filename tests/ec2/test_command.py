@@ -156,7 +156,7 @@ def test_what_cannot_be_rented(
     refused(hetopt("launch", plan_file, "--substitute", "c7i.large=g5.xlarge", "--yes"), 2, "different images")
     refused(hetopt("launch", plan_file, "--image", "cpu=ami-1"), 2, "KIND=AMI")
     refused(hetopt("launch", plan_file, "--data", "/data/x", "--yes"), 2, "cannot read /data/x")
-    refused(hetopt("launch", plan_file, "--pace", "1,2"), 2, "--pace is for --on local")
+    refused(hetopt("launch", plan_file, "--slowdown", "1,2"), 2, "--slowdown is for --on local")
     refused(hetopt("launch", plan_file, "--on", "local", "--budget", "3"), 2, "--budget is for --on ec2")
     refused(hetopt("launch", plan_file, "--resume", "x"), 2, "leave PLAN")
     refused(hetopt("launch", "--resume", "x"), 2, "no runs in")

@@ -47,7 +47,7 @@ def plan(home: Path) -> Path:
 def launched(home: Path, plan: Path, *options: str) -> tuple[str, list[Event]]:
     """The run of two unequal workers with these options, and its log."""
     known = set((home / "runs").glob("*"))
-    process = start("launch", plan, "--on", "local", "--pace", "1,2", "--steps", STEPS, "--yes", *options)
+    process = start("launch", plan, "--on", "local", "--slowdown", "1,2", "--steps", STEPS, "--yes", *options)
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     [run] = set((home / "runs").glob("*")) - known
@@ -91,7 +91,7 @@ def test_auto_measures_the_network_and_tells_what_it_did(hetopt: Hetopt, home: P
 
 
 def test_what_would_be_sent_is_told_without_torch(plan: Path) -> None:
-    asked = ("launch", plan, "--on", "local", "--pace", "1,2", "--dry-run")
+    asked = ("launch", plan, "--on", "local", "--slowdown", "1,2", "--dry-run")
     for options, said in (
         (("--compression", "auto"), "compression auto, the cheapest collective"),
         (
@@ -112,7 +112,7 @@ def test_what_would_be_sent_is_told_without_torch(plan: Path) -> None:
 
 def test_the_launch_record_keeps_the_wish(hetopt: Hetopt, plan: Path) -> None:
     answer = hetopt(
-        *("launch", plan, "--on", "local", "--pace", "1,2", "--dry-run", "--json"),
+        *("launch", plan, "--on", "local", "--slowdown", "1,2", "--dry-run", "--json"),
         *("--compression", "topk:100x,coding=packed", "--collective", "auto"),
     )
     record = json.loads(answer.out)

@@ -242,7 +242,7 @@ def test_a_task_that_is_not_there_is_found_out_before_anything_starts(
     ):
         run = plan.run.model_copy(update={"task": task})
         plan.model_copy(update={"run": run}).save(tmp_path / "plan.json")
-        answer = hetopt("launch", tmp_path / "plan.json", "--on", "local", "--pace", "1", "--yes")
+        answer = hetopt("launch", tmp_path / "plan.json", "--on", "local", "--slowdown", "1", "--yes")
         assert answer.code == 2
         assert said in answer.err
     assert not (tmp_path / "home" / "runs").exists()

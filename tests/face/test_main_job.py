@@ -66,7 +66,7 @@ def _wait_for(home: Path, event: str, known: set[Path], seconds: float = PATIENC
 def finished(home: Path) -> tuple[Path, str, str]:
     """One whole run of two unequal workers: its folder, and what launch printed on stdout and stderr."""
     plan = _plan(home, "short.json", "--epochs", "6")
-    process = start("launch", plan, "--on", "local", "--pace", "1,3", "--yes")
+    process = start("launch", plan, "--on", "local", "--slowdown", "1,3", "--yes")
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     return sorted((home / "runs").iterdir())[-1], out, err
@@ -129,7 +129,7 @@ def test_launch_says_what_it_will_do_and_how_it_went(finished: tuple[Path, str, 
 def test_stop_and_resume_from_another_terminal(hetopt: Hetopt, home: Path) -> None:
     plan = _plan(home, "long.json", "--epochs", "4000")
     known = _runs(home)
-    process = start("launch", plan, "--on", "local", "--pace", "1,2", "--yes")
+    process = start("launch", plan, "--on", "local", "--slowdown", "1,2", "--yes")
     run = _wait_for(home, "step", known)
     stopped = hetopt("stop", run.name, "--json")
     assert stopped.code == 0, stopped.err

@@ -124,16 +124,16 @@ def test_a_rehearsal_is_disturbed_and_a_dead_host_fails_it(hetopt: Hetopt, home:
     process = start("launch", plan, *ON_TWO_HOSTS)
     try:
         run = wait_for(home, known, is_step)
-        slowed = hetopt("disturb", run.name, "h1 speed=0.25")
+        slowed = hetopt("inject", run.name, "h1 speed=0.25")
         assert slowed.code == 0, slowed.err
         wait_for(home, known, lambda event: event["event"] == "condition_changed" and event["speed"] == 0.25)
-        assert hetopt("disturb", run.name, "h1 dies", "--json").code == 0
+        assert hetopt("inject", run.name, "h1 dies", "--json").code == 0
         _, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert process.returncode == 6, err
     assert "h1 died" in err
-    late = hetopt("disturb", run.name, "h0 speed=2")
+    late = hetopt("inject", run.name, "h0 speed=2")
     assert late.code == 2
     assert "is over" in late.err
 
@@ -141,7 +141,7 @@ def test_a_rehearsal_is_disturbed_and_a_dead_host_fails_it(hetopt: Hetopt, home:
 @pytest.mark.slow  # in a place of its own; tests/face/test_main_job.py does it on this machine
 def test_stop_and_resume(hetopt: Hetopt, home: Path, plan: Path) -> None:
     known = set((home / "runs").glob("*"))
-    process = start("launch", plan, *ON_TWO_HOSTS, "--policy", "static", "--steps", 100_000)
+    process = start("launch", plan, *ON_TWO_HOSTS, "--batch-policy", "static", "--steps", 100_000)
     try:
         run = wait_for(home, known, is_step)
         stopped = hetopt("stop", run.name, "--json")

@@ -22,11 +22,11 @@ def plan(hetopt: Hetopt, digits_profile: Path, tmp_path: Path) -> Path:
 
 
 def test_a_plan_runs_on_streams(hetopt: Hetopt, plan: Path) -> None:
-    asked = ("launch", plan, "--on", "local", "--pace", "1,2", "--dry-run", "--json")
+    asked = ("launch", plan, "--on", "local", "--slowdown", "1,2", "--dry-run", "--json")
     spec = json.loads(hetopt(*asked, "--stream", "replay(40/80,factor=2,buffer=truncation)").out)["spec"]
     assert spec["stream"]["rates"] == [80.0, 160.0]
     assert spec["batch_policy"] == "rate"
-    spec = json.loads(hetopt(*asked, "--stream", "redis(key=cam)", "--policy", "static").out)["spec"]
+    spec = json.loads(hetopt(*asked, "--stream", "redis(key=cam)", "--batch-policy", "static").out)["spec"]
     assert (spec["stream"]["source"], spec["stream"]["key"], spec["batch_policy"]) == ("redis", "cam", "static")
     shown = hetopt(*asked[:-1], "--stream", "replay(4/8)")
     assert "streams bring 4 to 8 samples/s" in " ".join((shown.out + shown.err).split())
@@ -35,8 +35,8 @@ def test_a_plan_runs_on_streams(hetopt: Hetopt, plan: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--on", "local", "--policy", "rate"), "follows streams, and there is none"),
-        (("--on", "local", "--pace", "1,1", "--stream", "replay(4/8/16)"), "3 rates of streams for 2 workers"),
+        (("--on", "local", "--batch-policy", "rate"), "follows streams, and there is none"),
+        (("--on", "local", "--slowdown", "1,1", "--stream", "replay(4/8/16)"), "3 rates of streams for 2 workers"),
         (("--on", "local", "--stream", "kafka"), "names no source of samples"),
         (("--on", "ec2", "--stream", "replay(4)"), "--stream is for --on local"),
     ],

@@ -22,18 +22,20 @@ RUN = RunSpec(task="digits", workers=(WORKER,) * 4, stop=StopRule(max_steps=10))
 SPELLED = {
     "bsp": Synchronization(),
     "local-sgd(16)": Synchronization(name="local-sgd", every_steps=16),
-    "fedavg(0.5,0.125)": Synchronization(name="fedavg", participants=0.5, every_epochs=0.125),
+    "fedavg(0.5, 0.125)": Synchronization(name="fedavg", participants=0.5, every_epochs=0.125),
     "ssp(7)": Synchronization(name="ssp", staleness=7),
     "selsync(0.3)": Synchronization(name="selsync"),
     "selsync(never)": Synchronization(name="selsync", delta="never"),
-    "selsync(auto,synchronised_share=0.2,votes=majority,max_local_steps=50,vote_lag=0)": Synchronization(
+    "selsync(auto, share=0.2, votes=majority, max_local=50, vote_lag=0)": Synchronization(
         name="selsync", delta="auto", synchronised_share=0.2, votes="majority", max_local_steps=50, vote_lag=0
     ),
-    "selsync(auto,synchronised_share=0.2,stretch=1.25)": Synchronization(
+    "selsync(auto, share=0.2, stretch=1.25)": Synchronization(
         name="selsync", delta="auto", synchronised_share=0.2, stretch=1.25
     ),
-    "local-sgd(8,fragments=4)": Synchronization(name="local-sgd", fragments=4),
-    "local-sgd(8,momentum=average,buffers=keep)": Synchronization(name="local-sgd", momentum="average", buffers="keep"),
+    "local-sgd(8, fragments=4)": Synchronization(name="local-sgd", fragments=4),
+    "local-sgd(8, momentum=average, buffers=keep)": Synchronization(
+        name="local-sgd", momentum="average", buffers="keep"
+    ),
 }
 
 
@@ -60,19 +62,19 @@ def test_partitions_and_injection_are_read() -> None:
     ("options", "said"),
     [
         (("selsnyc(0.3)", None, None), "no synchronisation called 'selsnyc'"),
-        (("selsync(0.3", None, None), "cannot be read"),
-        (("selsync(0.3,0.4)", None, None), "a value too many: 0.4"),
+        (("selsync(0.3", None, None), "a name with its values in parentheses"),
+        (("selsync(0.3,0.4)", None, None), "a value too many: '0.4'"),
         (("selsync(0.3,delta=0.4)", None, None), "says twice what delta is"),
-        (("local-sgd(0)", None, None), "every_steps cannot be '0'"),
-        (("local-sgd(8,delta=1)", None, None), "no option 'delta'"),
+        (("local-sgd(0)", None, None), "every must be greater than 0, got '0'"),
+        (("local-sgd(8,delta=1)", None, None), "no option of local-sgd called 'delta'"),
         (("local-sgd(8,fragments=3)", None, None), "3 fragments cannot leave one after the other in 8 steps"),
-        (("selsync(-1)", None, None), "delta cannot be '-1'"),
+        (("selsync(-1)", None, None), "delta must be greater than or equal to 0 or 'auto' or 'never', got '-1'"),
         (("bsp(3)", None, None), "a value too many"),
-        ((None, "labels(none)", None), "labels cannot be 'none'"),
-        ((None, "dirichlet(0)", None), "alpha cannot be '0'"),
+        ((None, "labels(none)", None), "labels must be a valid integer, got 'none'"),
+        ((None, "dirichlet(0)", None), "alpha must be greater than 0, got '0'"),
         ((None, None, "0.5"), "two fractions"),
-        ((None, None, "0.5,1.5"), "samples cannot be '1.5'"),
-        ((None, None, "0,0.5"), "workers cannot be '0'"),
+        ((None, None, "0.5,1.5"), "samples must be less than or equal to 1, got '1.5'"),
+        ((None, None, "0,0.5"), "workers must be greater than 0, got '0'"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_sentence(options, said: str) -> None:
@@ -101,8 +103,8 @@ def test_what_was_typed_is_launched_and_predicted(hetopt, tmp_path: Path) -> Non
     plan = tmp_path / "plan.json"
     made = hetopt("recommend", RECORDED / "digits.json", "--budget", 2, "--epochs", 100, "-o", plan, "--sync", "bsp")
     assert made.code == 0, made.err
-    asked = ("launch", plan, "--on", "local", "--pace", "1,2", "--dry-run")
-    options = ("--sync", "selsync(auto,share=0.2)", "--partition", "labels(2)", "--inject", "0.5,0.25")
+    asked = ("launch", plan, "--on", "local", "--slowdown", "1,2", "--dry-run")
+    options = ("--sync", "selsync(auto,share=0.2)", "--partition", "labels(2)", "--data-injection", "0.5,0.25")
     record = json.loads(hetopt(*asked, "--json", *options).out)
     assert record["spec"]["sync"]["synchronised_share"] == 0.2
     assert record["spec"]["partition"]["labels"] == 2
@@ -111,10 +113,10 @@ def test_what_was_typed_is_launched_and_predicted(hetopt, tmp_path: Path) -> Non
     plain = json.loads(hetopt(*asked, "--json").out)
     assert record["prediction"]["communication_s"] < plain["prediction"]["communication_s"]
     shown = " ".join(hetopt(*asked, *options).out.split())
-    assert "sync selsync(auto,synchronised_share=0.2), batch policy model, partition labels(2)" in shown
+    assert "sync selsync(auto, share=0.2), batch policy model, partition labels(2)" in shown
     assert "50 % of the workers hand on 25 % of their samples" in shown
     shown = " ".join(hetopt(*asked, "--sync", "local-sgd(8,stretch=1.5)", "--compression", "int8").out.split())
-    assert "sync local-sgd(8,stretch=1.5), averages in int8, batch policy model" in shown
+    assert "sync local-sgd(8, stretch=1.5), averages in int8, batch policy model" in shown
     slow = ("launch", plan, "--on", "rehearsal", "--hosts", "rate=10mbit x2", "--dry-run", "--json")
     rounded = json.loads(hetopt(*slow, "--sync", "local-sgd(8)", "--compression", "int8").out)
     whole = json.loads(hetopt(*slow, "--sync", "local-sgd(8)").out)

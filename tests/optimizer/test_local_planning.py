@@ -197,7 +197,7 @@ def test_a_policy_that_costs_too_many_steps_is_not_chosen(catalog: Catalog) -> N
 
 def test_what_is_asked_for_is_planned_with_and_its_doubt_is_wide(catalog: Catalog, unmeasured: Plan) -> None:
     asked = planned(catalog, SLOW_LINKS, sync=parse_sync("selsync(auto,share=0.05)"))
-    assert spell_sync(asked.run.sync) == "selsync(auto,synchronised_share=0.05)"
+    assert spell_sync(asked.run.sync) == "selsync(auto, share=0.05)"
     steps, dense = asked.chosen.prediction.steps, unmeasured.chosen.prediction.steps
     assert steps.high / steps.value > 1.2 * dense.high / dense.value
     assert any(sentence.startswith("It was asked for: ") for sentence in asked.explanation)

@@ -1,28 +1,32 @@
 """How people write down a rehearsed cluster and what happens to it, and how it is told back to them.
 
-Hosts: ``speed=1,rate=100mbit x2; speed=0.25,rate=25mbit,workers=2``. Changes, one a line in a schedule:
+Hosts: ``speed=1, rate=100mbit x2; speed=0.25, rate=25mbit, workers=2``. Changes, one a line in a schedule:
 ``30s h2 speed=0.25 rate=10mbit``, ``step 500 * rate=10mbit``, ``step 40 h3 dies``, ``70s h3 returns``,
 ``50s h2 notice``, ``20s h1 cut``, ``25s h1 heals``.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from pydantic import Field, PositiveInt
 
 from hetopt.backends.emulation.namespaces import check_size
 from hetopt.core.errors import BadInput
+from hetopt.core.grammar import Item, arguments, fields, known, record, repeated, split
+from hetopt.core.quantities import DURATION, NUMBER, RATE
 from hetopt.core.scaled_emulation import EVERY_HOST, Change, EmulatedHost
 
 _HOSTS_EXAMPLE = "for example 'speed=1,rate=100mbit x2; speed=0.25,rate=25mbit'"
 _CHANGE_EXAMPLE = "for example '30s h2 speed=0.25 rate=10mbit' or 'step 40 h3 dies'"
 _FATES = ("dies", "returns", "notice", "cut", "heals")
-_VALUE_EXAMPLE = "write speed=0.25 or rate=25mbit"
-_RATE_UNITS = {"": 1.0, "bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-_FASTEST = 1e12
-_TIME_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_WORDS = ", \t\n"
+_CHANGED = {"speed": "speed", "rate": "rate_bits_per_s"}
+_CHANGE = {"at": "at_s", "step": "at_step", "host": "host", **_CHANGED, **{fate: fate for fate in _FATES}}
+_HOST = {**_CHANGED, "cpu": "cpu_cores", "workers": "workers", "noise": "noise"}
+_MOMENT = replace(DURATION, example="30s or 1.5m", scales={unit: s for unit, s in DURATION.scales.items() if unit})
+_UNITS = {"speed": NUMBER, "rate_bits_per_s": RATE, "cpu_cores": NUMBER, "noise": NUMBER, "at_s": _MOMENT}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +37,13 @@ class DescribedHost:
     noise: float = 0.0
 
 
+class _WrittenHost(EmulatedHost):
+    """A host with its noise."""
+
+    workers: PositiveInt = Field(default=1, lt=10_000)
+    noise: float = Field(default=0.0, ge=0, lt=1)
+
+
 def parse_hosts(text: str) -> tuple[DescribedHost, ...]:
     """The hosts of a description, called h0, h1 and so on.
 
@@ -40,17 +51,15 @@ def parse_hosts(text: str) -> tuple[DescribedHost, ...]:
         BadInput: it cannot be read, a value is impossible, or there are more hosts than addresses.
     """
     hosts: list[DescribedHost] = []
-    for group in (part.strip() for part in text.split(";")):
-        if not group:
-            continue
-        repeated = re.fullmatch(r"(.*\S)\s+x\s*(\d{1,9})", group, re.DOTALL)
-        one, copies = (repeated[1], int(repeated[2])) if repeated else (group, 1)
+    for one, copies in map(repeated, filter(None, split(text, ";", "a description of hosts"))):
         if copies == 0:
-            raise BadInput(f"{group!r} asks for no host at all.", hint=_HOSTS_EXAMPLE)
+            raise BadInput(f"{one + ' x0'!r} asks for no host at all.", hint=_HOSTS_EXAMPLE)
         check_size(len(hosts) + copies)
-        described = _described(one)
+        item = arguments(one, f"host {one!r}", separators=_WORDS)
+        found = record(_WrittenHost, item, _HOST, units=_UNITS, defaults={"name": "h0"})
+        said = found.model_dump(exclude={"name", "noise"})
         hosts += [
-            DescribedHost(host=described.host.model_copy(update={"name": f"h{len(hosts) + n}"}), noise=described.noise)
+            DescribedHost(host=EmulatedHost(name=f"h{len(hosts) + n}", **said), noise=found.noise)
             for n in range(copies)
         ]
     if not hosts:
@@ -84,7 +93,7 @@ def parse_changes(text: str, hosts: Collection[str]) -> tuple[Change, ...]:
     """
     changes: list[Change] = []
     for number, line in enumerate(text.splitlines(), start=1):
-        words = line.partition("#")[0].split()
+        words = line.partition("#")[0].strip()
         if not words:
             continue
         where = f"line {number} ({line.strip()!r})"
@@ -101,7 +110,7 @@ def parse_change(text: str, hosts: Collection[str]) -> Change:
     Raises:
         BadInput: as for `parse_changes`.
     """
-    return _change(repr(text.strip()), text.split(), hosts)
+    return _change(repr(text.strip()), text, hosts)
 
 
 def describe_change(change: Change) -> str:
@@ -120,132 +129,34 @@ def describe_change(change: Change) -> str:
     return " ".join(words)
 
 
-def parse_rate(text: str) -> float:
-    """Bits a second, from ``25mbit``, ``1.5gbit``, ``100kbit`` or a plain number of bits a second.
-
-    Raises:
-        BadInput: it is none of these, or not more than zero.
-    """
-    written = text.strip()
-    found = re.fullmatch(r"(.*?)([a-z]*)", written.lower(), re.DOTALL)
-    if found is None or not found[1] or found[2] not in _RATE_UNITS:
-        raise BadInput(f"{written!r} is no link rate.", hint="write it in bits a second, such as 25mbit or 1.5gbit")
-    rate = _RATE_UNITS[found[2]] * _positive(found[1], f"the rate {written!r}")
-    if rate > _FASTEST:
-        raise BadInput(f"the rate {written!r} is more than any link carries.", hint="leave rate= out for no limit")
-    return rate
-
-
 def format_rate(bits_per_s: float) -> str:
-    """The rate as `parse_rate` reads it, to six digits."""
+    """The rate as people write it, to six digits."""
     for unit in ("gbit", "mbit", "kbit"):
-        if bits_per_s >= _RATE_UNITS[unit]:
-            return f"{bits_per_s / _RATE_UNITS[unit]:.6g}{unit}"
+        if bits_per_s >= RATE.scales[unit]:
+            return f"{bits_per_s / RATE.scales[unit]:.6g}{unit}"
     return f"{bits_per_s:.6g}bit"
 
 
-def _change(where: str, words: list[str], hosts: Collection[str]) -> Change:
-    at_s, at_step, words = _moment(where, words)
+def _change(where: str, text: str, hosts: Collection[str]) -> Change:
+    item = arguments(text, where, separators=_WORDS)
+    words, moment = list(item.values), dict[str, str]()
+    if words[:1] == ["step"]:
+        moment["step"], words = "".join(words[1:2]), words[2:]
+        if not moment["step"].isdecimal():
+            raise BadInput(f"{where}: step must be a whole number, got {moment['step']!r}.", hint=_CHANGE_EXAMPLE)
+    elif words and words[0][0] in "+-.0123456789":
+        moment["at"], words = words[0], words[1:]
     if not words:
         raise BadInput(f"{where} names no host.", hint=_CHANGE_EXAMPLE)
-    host, *said = words
+    host, *fates = words
     if host != EVERY_HOST and host not in hosts:
         raise BadInput(f"{where} names the host {host!r}; there is {_listed(hosts)}.", hint=_CHANGE_EXAMPLE)
-    if not said:
+    if not fates and not item.pairs:
         raise BadInput(f"{where} does not say what happens to {host}.", hint=_CHANGE_EXAMPLE)
-    if len(said) == 1 and said[0] in _FATES:
-        return Change(host=host, at_s=at_s, at_step=at_step, **{said[0]: True})
-    values = _pairs(where, [part for word in said for part in word.split(",") if part])
-    speed, rate = values.pop("speed", None), values.pop("rate", None)
-    if values:
-        raise BadInput(
-            f"{where}: {next(iter(values))!r} cannot change.",
-            hint="change speed= or rate=, or write 'dies', 'returns', 'notice', 'cut' or 'heals'",
-        )
-    return Change(
-        host=host,
-        at_s=at_s,
-        at_step=at_step,
-        speed=None if speed is None else _positive(speed, f"{where}: the speed"),
-        rate_bits_per_s=None if rate is None else _rate(rate, where),
-    )
-
-
-def _moment(where: str, words: list[str]) -> tuple[float | None, int | None, list[str]]:
-    """Seconds or step that a change begins with, if any, and the words behind it."""
-    if words and words[0] == "step":
-        if len(words) < 2 or not re.fullmatch(r"\d{1,15}", words[1]):
-            raise BadInput(f"{where}: 'step' needs a whole number.", hint=_CHANGE_EXAMPLE)
-        return None, int(words[1]), words[2:]
-    if words and (found := re.fullmatch(r"(\d{1,15}(?:\.\d*)?)([smh])", words[0])):
-        return float(found[1]) * _TIME_UNITS_S[found[2]], None, words[1:]
-    if words and re.match(r"[-+.\d]", words[0]):
-        raise BadInput(f"{where}: {words[0]!r} is no moment.", hint=_CHANGE_EXAMPLE)
-    return None, None, words
-
-
-def _described(text: str) -> DescribedHost:
-    values = _pairs(repr(text), re.split(r"[,\s]+", text))
-    speed, rate, cpu = (values.pop(key, None) for key in ("speed", "rate", "cpu"))
-    workers, noise_text = values.pop("workers", "1"), values.pop("noise", "0")
-    if values:
-        raise BadInput(
-            f"{text!r}: {next(iter(values))!r} is nothing that a host has.",
-            hint="a host has speed=, rate=, cpu=, workers= and noise=",
-        )
-    if not re.fullmatch(r"0*[1-9]\d{0,3}", workers):
-        raise BadInput(f"{text!r}: workers={workers} is no number of workers.", hint=_HOSTS_EXAMPLE)
-    noise = _number(noise_text)
-    if noise is None or not 0 <= noise < 1:
-        raise BadInput(
-            f"{text!r}: noise={noise_text} must be at least 0 and below 1.",
-            hint="noise=0.05 lets a step's time spread by 5 %",
-        )
-    host = EmulatedHost(
-        name="h0",
-        workers=int(workers),
-        speed=1.0 if speed is None else _positive(speed, f"{text!r}: the speed"),
-        rate_bits_per_s=None if rate is None else _rate(rate, repr(text)),
-        cpu_cores=None if cpu is None else _positive(cpu, f"{text!r}: the number of cores"),
-    )
-    return DescribedHost(host=host, noise=noise)
-
-
-def _pairs(where: str, words: list[str]) -> dict[str, str]:
-    """``key=value`` words."""
-    values: dict[str, str] = {}
-    for word in (word for word in words if word):
-        key, equals, value = word.partition("=")
-        if not (key and equals and value):
-            raise BadInput(f"{where}: {word!r} is not of the form key=value.", hint=_VALUE_EXAMPLE)
-        if key in values:
-            raise BadInput(f"{where} says {key}= twice.", hint="say it once")
-        values[key] = value
-    return values
-
-
-def _rate(text: str, where: str) -> float:
-    try:
-        return parse_rate(text)
-    except BadInput as error:
-        raise BadInput(f"{where}: {error.message}", hint=error.hint) from None
-
-
-def _positive(text: str, what: str) -> float:
-    value = _number(text)
-    if value is None:
-        raise BadInput(f"{what} is no number ({text!r}).", hint=_VALUE_EXAMPLE)
-    if value <= 0:
-        raise BadInput(f"{what} must be more than zero, not {text.strip()}.", hint=_VALUE_EXAMPLE)
-    return value
-
-
-def _number(text: str) -> float | None:
-    """A finite number written in the ordinary way; None for anything else, 'inf' and '1_000' included."""
-    if not re.fullmatch(r"\s*[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?\s*", text, re.IGNORECASE):
-        return None
-    value = float(text)
-    return value if math.isfinite(value) else None
+    happens = {known(fate, (*_FATES, "speed=", "rate="), f"change in {where}"): "true" for fate in fates}
+    fields(Item(where=where, pairs=item.pairs), _CHANGED)
+    said = {**moment, "host": host, **happens, **item.pairs}
+    return record(Change, Item(where=where, pairs=said), _CHANGE, units=_UNITS)
 
 
 def _listed(hosts: Collection[str]) -> str:

@@ -1,17 +1,17 @@
 """What can be combined with what: every compressor with its memories and collectives, and why the rest is refused.
 
-One table, so that the command line, the planner and the tests speak of the same combinations. Standard library only.
+One table, so that the command line, the planner and the tests speak of the same combinations.
 """
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from hetopt.core.errors import BadInput
+from hetopt.core.grammar import known
 
 AUTO = "auto"
 
@@ -249,21 +249,6 @@ class Combination:
     def method(self) -> Method:
         """The compressor's row of the table."""
         return METHODS[self.name]
-
-
-def known(name: str, names: Mapping[str, object], what: str) -> str:
-    """The name, if it is one of these.
-
-    Raises:
-        BadInput: it is not; the nearest one is named.
-    """
-    if name in names:
-        return name
-    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
-    choice = f"choose one of: {', '.join(names)}"
-    raise BadInput(
-        f"There is no {what} called {name!r}.", hint=f"did you mean {near[0]!r}? {choice}" if near else choice
-    )
 
 
 def combine(name: str, *, memory: str = AUTO, collective: str = AUTO) -> Combination:

@@ -15,6 +15,7 @@ from hetopt.core.comm import composition, cost
 from hetopt.core.comm.composition import AR_TOPK, AUTO, GATHER, METHODS, PACKED_BF16, PLAIN, STAR, VAR, combine
 from hetopt.core.comm.cost import Operation
 from hetopt.core.comm.levels import gathered_bits, gathered_code_bytes, summed_bits, summed_code_bytes
+from hetopt.core.grammar import known
 
 Collective = Literal["all_reduce", "all_gather"]
 Shapes = Sequence[Sequence[int]]
@@ -83,7 +84,7 @@ def wire_format(name: str) -> WireFormat:
     Raises:
         BadInput: there is no such compressor.
     """
-    return WIRE_FORMATS[composition.known(name, METHODS, "compressor")]
+    return WIRE_FORMATS[known(name, METHODS, "compressor")]
 
 
 def kept_elements(numel: int, ratio: float) -> int:

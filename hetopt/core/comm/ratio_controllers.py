@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from hetopt.core.comm.composition import known
 from hetopt.core.errors import BadInput
+from hetopt.core.grammar import known
 
 CONTROLLERS: Mapping[str, str] = MappingProxyType(
     {

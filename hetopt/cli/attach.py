@@ -1,11 +1,11 @@
-"""`hetopt adopt`: look after a run on EC2 that was launched from another machine."""
+"""`hetopt attach`: look after a run on EC2 that was launched from another machine."""
 
 from __future__ import annotations
 
 import typer
 
 
-def adopt(
+def attach(
     run: str = typer.Argument(..., help="Full name of the run, as `hetopt gc --on ec2` lists it."),
     region: str = typer.Option("us-east-1", "--region", help="Where its machines are."),
     bucket: str | None = typer.Option(None, "--bucket", help="Its bucket. Default: hetopt-ACCOUNT-REGION."),
@@ -16,7 +16,8 @@ def adopt(
     """
     import time
 
-    from hetopt.backends.ec2.renter import account, attach
+    from hetopt.backends.ec2.renter import account
+    from hetopt.backends.ec2.renter.attach import adopt
     from hetopt.backends.ec2.renter.session import connect
     from hetopt.backends.runs import runs_home
     from hetopt.cli import render
@@ -29,5 +30,5 @@ def adopt(
     edge = connect(region)
     who = account.identity(edge)
     place = bucket or account.default_bucket(who.account_id, region)
-    attach.adopt(edge, folder, bucket=place, account_id=who.account_id, now_s=time.time())
+    adopt(edge, folder, bucket=place, account_id=who.account_id, now_s=time.time())
     render.line(f"{run} is known here now; look at it with `hetopt status {run}`")

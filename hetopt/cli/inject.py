@@ -1,11 +1,11 @@
-"""`hetopt disturb`: change a host of a rehearsal while it runs, from any terminal."""
+"""`hetopt inject`: change a host of a rehearsal while it runs, from any terminal."""
 
 from __future__ import annotations
 
 import typer
 
 
-def disturb(
+def inject(
     run: str = typer.Argument(..., help="Run, or any unambiguous part of its name."),
     change: str = typer.Argument(
         ..., help="What happens to which host: 'h2 speed=0.25,rate=10mbit', 'h3 dies', 'h1 cut', '* rate=50mbit'."

@@ -1,0 +1,200 @@
+"""The one grammar of what a person types: ``name(value, key=value)``, lists, and how often.
+
+    call       topk(0.01, momentum=0.9)    also written  topk:0.01,momentum=0.9
+    arguments  speed=0.25, rate=25mbit     of something that needs no name
+    list       1, 1, 2                     between commas or semicolons, outside parentheses
+    repeated   speed=1 x2                  the same so many times
+
+Values are text, or numbers with units (`hetopt.core.quantities`). `record` makes a record of a call, and `written` the
+call again. What is typed is understood, or refused in one sentence: parameter, rule, value and what to do next.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from hetopt.core.errors import BadInput
+from hetopt.core.quantities import NUMBER, Unit, quantity
+
+RecordT = TypeVar("RecordT", bound=BaseModel)
+
+_CALL = "write NAME, or NAME(VALUE, KEY=VALUE) in quotes"
+_KEY = re.compile(r"[A-Za-z_][\w.:-]*")
+_MOST = 10_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """A call or its arguments as they were written; ``where`` begins the sentence about what cannot be."""
+
+    where: str
+    name: str = ""
+    values: tuple[str, ...] = ()
+    pairs: Mapping[str, str]
+
+
+def split(text: str, separators: str, where: str) -> list[str]:
+    """The parts of a text between separators that stand outside parentheses.
+
+    Raises:
+        BadInput: a parenthesis is not closed, or closed without being opened.
+    """
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if depth < 0:
+            break
+        if depth == 0 and letter in separators:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    if depth:
+        raise BadInput(f"{where} must close each parenthesis that it opens, got {text!r}.", hint=_CALL)
+    return [part.strip() for part in parts]
+
+
+def repeated(text: str) -> tuple[str, int]:
+    """What stands before ``x2`` at the end, and how often it is meant."""
+    found = re.fullmatch(r"(.*\S)\s+x\s*(\d{1,9})", text.strip(), re.DOTALL)
+    return (found[1], int(found[2])) if found else (text.strip(), 1)
+
+
+def numbers(text: str, where: str) -> tuple[float, ...]:
+    """``1, 1, 2``, or ``1 x2, 2``.
+
+    Raises:
+        BadInput: one of them is no number, or there are none or too many.
+    """
+    parts = [repeated(part) for part in split(text, ",;", where)]
+    if not all(times for _, times in parts) or sum(times for _, times in parts) > _MOST:
+        raise BadInput(f"{where} must be 1 to {_MOST:,} numbers, got {text!r}.", hint="for example 1, 1 x3, 2")
+    return tuple(number for one, times in parts for number in [quantity(one, NUMBER, where)] * times)
+
+
+def arguments(text: str, where: str, *, separators: str = ",", name: str = "") -> Item:
+    """``value, key=value``: what stands in the parentheses of a call, or alone where no name is needed.
+
+    Raises:
+        BadInput: a key without a value, a value without its key, or a key twice.
+    """
+    values: list[str] = []
+    pairs: dict[str, str] = {}
+    for part in filter(None, split(re.sub(r"\s*=\s*", "=", text), separators, where)):
+        key, equals, value = part.partition("=")
+        if not equals or (key and not _KEY.fullmatch(key)):  # redis://host/0?timeout=1 is a value
+            values.append(part)
+        elif not key or not value:
+            raise BadInput(f"{where} does not say what {key or value} is.", hint=f"write {key or 'KEY'}=VALUE")
+        elif key in pairs:
+            raise BadInput(f"{where} says twice what {key} is.", hint="say it once")
+        else:
+            pairs[key] = value
+    return Item(where=where, name=name, values=tuple(values), pairs=pairs)
+
+
+def call(text: str, where: str) -> Item:
+    """``name``, ``name(value, key=value)``, or as it was written before: ``name:value,key=value``.
+
+    Raises:
+        BadInput: as of `arguments`, or the parentheses do not end it.
+    """
+    name = re.split(r"[(:,]", text, maxsplit=1)[0]
+    rest = text[len(name) :].strip()
+    if (rest.startswith("(") and not rest.endswith(")")) or rest == ":":
+        raise BadInput(f"{where} must be a name with its values in parentheses, got {text!r}.", hint=_CALL)
+    return arguments(rest[1:-1] if rest.startswith("(") else rest[1:], where, name=name.strip())
+
+
+def known(name: str, names: Iterable[str], what: str) -> str:
+    """The name, if it is one of these.
+
+    Raises:
+        BadInput: it is not; the nearest one is named.
+    """
+    every = list(names)
+    if name in every:
+        return name
+    near = difflib.get_close_matches(name.lower(), every, n=1, cutoff=0.5)
+    hint = f"choose one of: {', '.join(every)}" if every else "leave it out"
+    raise BadInput(f"There is no {what} called {name!r}.", hint=f"did you mean {near[0]!r}? {hint}" if near else hint)
+
+
+def fields(item: Item, keys: Mapping[str, str], first: Iterable[str] = ()) -> dict[str, str]:
+    """What was written, by field.
+
+    Args:
+        item: as written.
+        keys: each key that there is, with its field; where a field has several, the first is the usual one.
+        first: keys whose values may stand in front without them, in this order.
+
+    Raises:
+        BadInput: a key that there is not, a value too many, or a field twice.
+    """
+    left, found = list(first), dict[str, str]()
+    for key, value in [*(("", value) for value in item.values), *item.pairs.items()]:
+        if not key and value in keys:
+            raise BadInput(f"{item.where} does not say what {value} is.", hint=f"write {value}=VALUE")
+        if not key and not left:
+            takes = f"{item.name or 'it'} takes {', '.join(keys) or 'none'}"
+            raise BadInput(f"{item.where} has a value too many: {value!r}.", hint=takes)
+        key = known(key, keys, f"option of {item.name or item.where}") if key else left.pop(0)
+        if keys[key] in found:
+            raise BadInput(f"{item.where} says twice what {key} is.", hint="say it once")
+        found[keys[key]] = value
+    return found
+
+
+def record(
+    kind: type[RecordT],
+    item: Item,
+    keys: Mapping[str, str],
+    *,
+    first: Iterable[str] = (),
+    units: Mapping[str, Unit] | None = None,
+    defaults: Mapping[str, object] | None = None,
+) -> RecordT:
+    """The record that an item describes: its own values by ``keys`` and ``first`` as of `fields`, else ``defaults``.
+
+    Raises:
+        BadInput: as of `fields`, or a value without its unit (``units``, by field) or that the record refuses.
+    """
+    texts, units = fields(item, keys, first), units or {}
+    names = {field: key for key, field in reversed(list(keys.items()))}
+    values: dict[str, object] = {
+        field: quantity(text, units[field], f"{item.where}: {names[field]}") if field in units else text
+        for field, text in texts.items()
+    }
+    try:
+        return kind.model_validate({**(defaults or {}), **values})
+    except ValidationError as error:
+        raise BadInput(f"{item.where}: {_refused(error, names, texts)}.", hint="correct that, then try again") from None
+
+
+def _refused(error: ValidationError, names: Mapping[str, str], texts: Mapping[str, str]) -> str:
+    """The parameter, the rule and the value."""
+    faults = error.errors(include_url=False)
+    field = str(faults[0]["loc"][0]) if faults[0]["loc"] else ""
+    rules = dict.fromkeys(one["msg"] for one in faults if not field or str(one["loc"][0]) == field)
+    if all(rule.startswith("Input should be ") for rule in rules):
+        rule = " or ".join(rule.removeprefix("Input should be ").partition(", unable")[0] for rule in rules)
+        return f"{names.get(field, field)} must be {rule}, got {texts.get(field, '')!r}"
+    said = next(iter(rules)).removeprefix("Value error, ").rstrip(".")
+    return f"{names.get(field, field)}: {said}" if field else said
+
+
+def written(name: str, values: Iterable[object] = (), pairs: Mapping[str, object] | None = None) -> str:
+    """The call as `call` reads it; numbers are read back exactly."""
+    inside = [*map(_plain, values), *(f"{key}={_plain(value)}" for key, value in (pairs or {}).items())]
+    return f"{name}({', '.join(inside)})" if inside else name
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
