@@ -23,7 +23,7 @@ def remarks(samples: Sequence[StepSample]) -> tuple[str, ...]:
         )
     nodes = {len(sample.nodes) for sample in samples}
     if max(sample.workers for sample in samples) == 1:
-        found.append("Every row has one worker: nothing says how long an exchange takes. Measure two workers.")
+        found.append("Every row has one worker: nothing says how long communication takes. Measure two workers.")
     elif max(nodes) == 1:
         found.append("Every row has one node: nothing says how fast the network between nodes is. Measure two nodes.")
     elif max(nodes) == 2:

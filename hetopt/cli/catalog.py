@@ -76,7 +76,7 @@ def list_(
     ),
     market: MarketOption = MARKET,
     max_interruption: str | None = typer.Option(
-        None, "--max-interruption", metavar="PERCENT", help="Share of spot machines taken back in a month, such as 10%."
+        None, "--max-interruption", metavar="PERCENT", help="Share of spot machines preempted in a month, such as 10%."
     ),
     region: str = REGION,
     sort: SortOption = SORT,

@@ -275,7 +275,7 @@ def _footnotes(catalog: Catalog, listings: Sequence[Listing], matching: int, *, 
 
 
 def _band_note(bands: Sequence[InterruptionBand]) -> str:
-    return f"interr.: share of spot machines taken back in a month, {_origins(bands)}"
+    return f"interr.: share of spot machines preempted in a month, {_origins(bands)}"
 
 
 def _origins(figures: Sequence[Price | InterruptionBand]) -> str:

@@ -57,7 +57,7 @@ def show(plan: Plan, order: Order) -> None:
     for one in moved.values():
         if one.is_dearer:
             render.bullet(
-                f"{one.instance_type} has become dearer since {one.price_date}: "
+                f"{one.instance_type} has become more expensive since {one.price_date}: "
                 f"{formatting.usd(one.planned_usd_per_hour)} was planned, {formatting.usd(one.usd_per_hour)} an hour "
                 "it is"
             )

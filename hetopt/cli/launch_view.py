@@ -77,8 +77,8 @@ def _local_table(spec: RunSpec) -> None:
         [
             render.Column(name="worker"),
             render.Column(name="planned as"),
-            render.Column(name="pace", justify="right"),
-            render.Column(name="share", justify="right"),
+            render.Column(name="slowdown", justify="right"),
+            render.Column(name="batch", justify="right"),
         ],
         [[w.host, w.type, f"{w.pace:g}", formatting.count(w.local_batch_size)] for w in spec.workers],
     )
@@ -94,10 +94,10 @@ def _rehearsal_table(spec: RunSpec, miniature: ScaledEmulation) -> None:
             render.Column(name="speed", justify="right"),
             render.Column(name="computes", justify="right"),
             render.Column(name="link", justify="right"),
-            render.Column(name="share", justify="right"),
+            render.Column(name="batch", justify="right"),
         ],
         [_row(rank, worker, hosts[worker.host]) for rank, worker in enumerate(spec.workers)],
-        caption="computes: as declared, for its share · link: as it is here, both ways · share: samples a step",
+        caption="computes: as declared, for its local batch · link: as it is here, both ways · batch: local batch size",
     )
     if miniature.changes:
         number = len(miniature.changes)

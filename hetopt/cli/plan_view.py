@@ -45,12 +45,12 @@ def show(plan: Plan) -> None:
             render.Column(name="machines"),
             render.Column(name="market"),
             render.Column(name="USD/h", justify="right"),
-            render.Column(name="share", justify="right"),
+            render.Column(name="batch", justify="right"),
             render.Column(name="step time is"),
             render.Column(name="price of"),
         ],
         [_machine_row(group) for group in chosen.groups],
-        caption="USD/h: one machine · share: samples a worker takes of a step · "
+        caption="USD/h: one machine · batch: local batch size, samples · "
         + "; ".join(dict.fromkeys(f"{group.market} price: {group.price_source}" for group in chosen.groups)),
     )
     render.heading("Cost")

@@ -45,7 +45,7 @@ def show(profile: Profile) -> None:
     noisy = [point for device in profile.devices for point in device.step_times if _spread(point).is_noisy]
     if noisy:
         render.note(
-            f"{len(noisy)} step times scatter a lot: the machine was busy with other things. "
+            f"{len(noisy)} step times vary a lot: the machine was busy with other things. "
             "Measure again when it is quiet for narrower predictions."
         )
 

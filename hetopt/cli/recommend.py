@@ -240,7 +240,9 @@ def _observed(named: str | None) -> ObservedPreemptions | None:
         return None
     found = ObservedPreemptions.load(path)
     hours = sum(pool.instance_hours for pool in found.pools)
-    render.note(f"hazards of spot: the prior, moved by {hours:.0f} instance-hours in {path} (--observed none: not)")
+    render.note(
+        f"preemption rates of spot: the prior, updated by {hours:.0f} instance-hours in {path} (--observed none: not)"
+    )
     return found
 
 

@@ -251,13 +251,15 @@ def worker_table(workers: list[dict[str, Any]]) -> None:
     from hetopt.cli import render
     from hetopt.core import formatting
 
-    speed = "speed" if any(worker["speed"] is not None for worker in workers) else "pace"
+    speed, column = (
+        ("speed", "speed") if any(worker["speed"] is not None for worker in workers) else ("pace", "slowdown")
+    )
     render.table(
         [
             render.Column(name="worker"),
             render.Column(name="planned as"),
-            render.Column(name=speed, justify="right"),
-            render.Column(name="share", justify="right"),
+            render.Column(name=column, justify="right"),
+            render.Column(name="batch", justify="right"),
             render.Column(name="compute", justify="right"),
             render.Column(name="waiting", justify="right"),
         ],
@@ -272,5 +274,5 @@ def worker_table(workers: list[dict[str, Any]]) -> None:
             ]
             for worker in workers
         ],
-        caption="share: samples a step · compute, waiting: mean of a step",
+        caption="batch: local batch size, samples · compute, waiting: mean of a step",
     )

@@ -21,7 +21,8 @@ from hetopt.optimizer.plan import Plan
 from hetopt.optimizer.step_time.local_steps import communication
 
 MAY_SETTLE = (
-    "Once the network and the job were seen, the run may settle for averages of parameters, and takes more steps then; "
+    "Once the network and the job were seen, the run may switch for good to averaging parameters, "
+    "and takes more steps then; "
     "cluster, time and cost are those of the plan without it."
 )
 

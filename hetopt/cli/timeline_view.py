@@ -18,7 +18,7 @@ SHOWN_WORKERS = 16
 SHOWN_HAPPENINGS = 9
 """As many as have a digit of their own."""
 SEVERAL_MARK = "*"
-EXCHANGE_TITLE = "exchange (in a step; ratio and sent on a log scale)"
+EXCHANGE_TITLE = "communication (in a step; ratio and sent on a log scale)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,10 @@ class _Letter:
 
 
 LETTERS: Mapping[Kind, _Letter] = MappingProxyType(
-    {"shares_changed": _Letter(mark="s", what="shares"), "exchange_changed": _Letter(mark="x", what="exchange")}
+    {
+        "shares_changed": _Letter(mark="s", what="local batch sizes"),
+        "exchange_changed": _Letter(mark="x", what="compression"),
+    }
 )
 
 
@@ -42,9 +45,9 @@ class _Quantity:
 
 
 _QUANTITIES = (
-    _Quantity(title="share (samples of a step)", of=lambda moment: moment.local_batch_sizes, say=formatting.count),
+    _Quantity(title="local batch size (samples)", of=lambda moment: moment.local_batch_sizes, say=formatting.count),
     _Quantity(title="computing (in a step)", of=lambda moment: moment.compute_s, say=formatting.duration),
-    _Quantity(title="waiting for the slowest (in a step)", of=lambda moment: moment.wait_s, say=formatting.duration),
+    _Quantity(title="straggler wait (in a step)", of=lambda moment: moment.wait_s, say=formatting.duration),
 )
 
 

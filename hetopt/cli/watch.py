@@ -159,7 +159,7 @@ def _table(rows: list[list[str]]) -> list[str]:
     """The workers' rows below a heading, numbers to the right."""
     if not rows:
         return []
-    whole = [["worker", "share", "computing", "waiting", "of a step: █ computing ░ waiting"], *rows]
+    whole = [["worker", "batch", "computing", "waiting", "of a step: █ computing ░ waiting"], *rows]
     widths = [max(len(row[column]) for row in whole) for column in range(4)]
     first, *numbers = widths
     return [

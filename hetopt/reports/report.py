@@ -326,7 +326,7 @@ def _verdict(
         parts_s = _parts_s(figures, interrupted)
         worst = max(parts_s, key=lambda name: parts_s[name] * apart_s)
         advice = {
-            "step time": "the computation did not fit into its declared time, so the miniature slowed down"
+            "step time": "the computation did not fit into its declared time, so the emulation slowed down"
             if slowed
             else "its conditions changed on the way"
             if changed
@@ -347,7 +347,7 @@ def _verdict(
     if changed or slowed:
         what = [
             *(["one change of conditions" if changed == 1 else f"{changed} changes of conditions"] if changed else []),
-            *(["that the miniature slowed down"] if slowed else []),
+            *(["that the emulation slowed down"] if slowed else []),
         ]
         sentences.append(f"The prediction does not count {' and '.join(what)}.")
     sentences += _of_interruptions(interrupted)

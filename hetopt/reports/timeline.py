@@ -224,12 +224,12 @@ def _who_trains(event: WorkersChanged) -> str:
 def _tried(event: PairedTrialEnded) -> str:
     """What a paired trial has shown, as a phrase."""
     shown = {
-        "harmless": "learns as fast as all of it: sent where that saves time",
-        "harmful": "falls behind: what is sent keeps nearly everything",
+        "harmless": "learns as fast as the dense one: sent where that saves time",
+        "harmful": "falls behind: nearly all of its energy is sent",
     }
-    found = shown.get(event.says, "cannot be judged yet, for little is learned: tried again later")
+    found = shown.get(event.says, "cannot be compared yet, as the loss hardly changes: tried again later")
     took, part = formatting.duration(event.took_s), formatting.share(event.ratio)
-    return f"twins, trained for {took}: {part} of the gradient {found}"
+    return f"paired trial of {took}: {part} of the gradient {found}"
 
 
 def _conditions(event: ConditionChanged, time_factor: float) -> str:

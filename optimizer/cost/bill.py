@@ -203,7 +203,7 @@ def itemise(
     billing: Billing,
     *,
     volume: Volume | None = None,
-    hazard_basis: str = "expected over the belief of the hazard",
+    hazard_basis: str = "expected over the posterior of the preemption rate",
 ) -> tuple[CostTerm, ...]:
     """The lines of one cluster's bill; what comes to nothing is left out, but for volumes and addresses.
 

@@ -117,6 +117,6 @@ def cost_terms(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forec
 
 def _hazard_basis(options: Sequence[MachineOption]) -> str:
     """What the expected preemptions are based on, as a phrase."""
-    prior = "the prior of the hazard (calm pools lose a machine in 2000 h, scarce ones in 2 h)"
+    prior = "the prior of the preemption rate (a machine is preempted once in 2000 h or, in few pools, once in 2 h)"
     seen = [f"{watched_in_words(option.watched)} of {option.name}" for option in options if option.watched is not None]
-    return f"on average over {prior}" + (f", moved by {' and '.join(seen)}" if seen else "")
+    return f"on average over {prior}" + (f", updated by {' and '.join(seen)}" if seen else "")

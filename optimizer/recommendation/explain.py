@@ -184,7 +184,7 @@ def _on_demand(chosen: Candidate, catalog: Catalog) -> Iterator[str]:
         spot += group.machines * group.price_usd_per_hour
         demand += group.machines * price.usd_per_hour
         spread = max(spread, quoted.log_sd)
-    on_demand = f"The same machines on demand cost {demand / spot:.2g} times as much an hour, and are not taken back"
+    on_demand = f"The same machines on demand cost {demand / spot:.2g} times as much an hour, and are not preempted"
     if demand <= spot * math.exp(Z90 * spread):
         yield (
             f"Spot may save nothing here: the price is {spot / demand:.0%} of on demand, and spot prices differ by "
@@ -237,8 +237,9 @@ def _scarce(found: Found, chosen: Candidate) -> Iterator[str]:
     if seen:
         basis += f", and with what was seen: {' and '.join(seen)}"
     yield (
-        f"If a pool turns out to be scarce, as in recorded traces of sought-after types, training takes {factor:.2f} "
-        f"times as long as without interruptions; the expected cost counts that with the probability that {basis}."
+        f"If a pool turns out to have a high preemption rate, as in recorded traces of sought-after types, training "
+        f"takes {factor:.2f} times as long as without preemptions; the expected cost counts that with the "
+        f"probability that {basis}."
     )
 
 

@@ -91,8 +91,8 @@ def _scenarios(space: SearchSpace, job: JobModel, found: Found, limits: Limits) 
         ("spot prices 20 % lower", replace(columns, usd_per_hour=columns.usd_per_hour * np.where(spot, 0.8, 1.0)), job),
         ("half the bandwidth between machines", replace(columns, link_s_per_byte=2 * columns.link_s_per_byte), job),
         ("twice the bandwidth between machines", replace(columns, link_s_per_byte=columns.link_s_per_byte / 2), job),
-        ("every spot pool scarce", replace(columns, scarce_chance=np.where(spot, 1.0, 0.0)), job),
-        ("start-up twice as long", columns, replace(job, startup_s=2 * job.startup_s)),
+        ("a high preemption rate everywhere", replace(columns, scarce_chance=np.where(spot, 1.0, 0.0)), job),
+        ("provisioning twice as long", columns, replace(job, startup_s=2 * job.startup_s)),
     )
     for change, other, other_job in worlds:
         yield _scenario(change, space, other, other_job, rows, here, limits)

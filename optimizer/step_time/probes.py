@@ -25,7 +25,7 @@ MOST_ROWS = 1500
 """Rows that are weighed against each other; of more, an even choice."""
 
 OF_COMPUTE = "how computing follows the batch size"
-OF_LAYOUTS = "how the exchange differs between layouts"
+OF_LAYOUTS = "how communication differs between layouts"
 OF_TYPES = "machine types and compressors that were not measured"
 
 

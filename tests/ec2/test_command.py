@@ -206,7 +206,7 @@ def test_a_plan_whose_prices_have_moved(cloud: BotoEdge, hetopt: Hetopt, plan_fi
         data["chosen"]["prediction"]["cost_usd"] = {"value": 0.02, "low": 0.01, "high": 0.03}  # type: ignore[index]
 
     path = edited(plan_file, change)
-    assert "has become dearer" in " ".join(hetopt("launch", path, "--dry-run").out.split())
+    assert "has become more expensive" in " ".join(hetopt("launch", path, "--dry-run").out.split())
     refused(hetopt("launch", path, "--yes"), 5, r"at the prices of now the plan may cost .*c7g\.xlarge was planned at")
 
 

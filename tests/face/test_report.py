@@ -273,7 +273,7 @@ def test_a_disturbed_rehearsal_draws_its_shares_and_says_what_was_not_predicted(
     assert report.timeline[0].local_batch_sizes != report.timeline[-1].local_batch_sizes
     assert [one.kind for one in report.happenings] == ["condition_changed", "shares_changed", "miniature_slowed"]
     assert (
-        "The prediction does not count one change of conditions and that the miniature slowed down." in report.verdict
+        "The prediction does not count one change of conditions and that the emulation slowed down." in report.verdict
     )
     assert [worker.speed for worker in report.workers] == [1, 1, 0.25, 0.25]
     assert Report.from_json(report.to_json(), origin="itself") == report
@@ -321,7 +321,7 @@ def test_a_dense_run_says_so_in_a_line(
     report_command.show(_report(launch, events))
     text = capsys.readouterr().out
     assert "sent 221 MB per worker, uncompressed" in text
-    assert "exchange (in a step" not in text
+    assert "communication (in a step" not in text
 
 
 @pytest.mark.parametrize("width", ["80", "120"])

@@ -101,7 +101,7 @@ def test_marks_stand_where_things_happened_and_each_is_explained() -> None:
     assert timeline_view.explain(told) == [
         ("1", "at 50 s (step 50): h1: speed 0.5"),
         ("2", "at 1 min 15 s (step 75): it does not fit"),
-        ("s", "shares changed 2 times, last at 1 min 40 s (step 99): now 5, 3 (drift)"),
+        ("s", "local batch sizes changed 2 times, last at 1 min 40 s (step 99): now 5, 3 (drift)"),
     ]
 
 
@@ -153,8 +153,8 @@ def test_changes_of_the_exchange_share_a_letter_and_the_last_reason_is_told() ->
     marks = timeline_view.draw(told, ["h0", "h1"], 100)[-2][5:]
     assert [place for place, mark in enumerate(marks) if mark == "x"] == [6, 30]
     assert timeline_view.explain(told) == [
-        ("s", "shares changed at 50 s (step 50): now 5, 3"),
-        ("x", "exchange changed 2 times, last at 50 s (step 50): way 2 is cheaper"),
+        ("s", "local batch sizes changed at 50 s (step 50): now 5, 3"),
+        ("x", "compression changed 2 times, last at 50 s (step 50): way 2 is cheaper"),
     ]
 
 

@@ -315,7 +315,7 @@ def test_what_was_seen_of_a_pool_moves_its_bill_and_is_told(catalog: Catalog) ->
     assert scarce.chosen.groups[0].watched is not None
     assert any("100 losses in 200 instance-hours of c7a.xlarge until 2026-11-20" in line for line in scarce.explanation)
     bases = " ".join(term.basis for term in scarce.chosen.prediction.cost_terms)
-    assert "moved by 100 losses in 200 instance-hours of c7a.xlarge" in bases
+    assert "updated by 100 losses in 200 instance-hours of c7a.xlarge" in bases
     # The run saves as often as the forecast was made with.
     assert scarce.run.checkpoint_every_s < prior.run.checkpoint_every_s <= calm.run.checkpoint_every_s
     # Only where machines are wanted.

@@ -53,7 +53,7 @@ class AllocateMicroBatches:
         shares, size = observation.local_batch_sizes, self.micro_batch_size
         if any(share % size for share in shares):
             multiples = whole_micro_batches(shares, size)
-            reason = f"shares are multiples of {size} samples"
+            reason = f"local batch sizes are multiples of {size} samples"
             return state, BatchDecision(local_batch_sizes=multiples, reason=reason)
         state, times_s = state.gather(observation, self.every)
         if times_s is None:

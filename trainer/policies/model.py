@@ -143,7 +143,9 @@ class ModelShares:
 
     def _reason(self, state: ModelState, lines: Sequence[WorkerLine], best: Shares) -> str:
         now_s = max(line.time_s(line.samples) for line in lines)
-        parts = [f"compute of the slowest worker {now_s:.3g} s, expected {best.compute_s:.3g} s with the new shares"]
+        parts = [
+            f"compute of the slowest worker {now_s:.3g} s, expected {best.compute_s:.3g} s with new local batch sizes"
+        ]
         parts += [f"worker {rank} has changed its speed" for rank, line in enumerate(lines) if line.since_change == 0]
         parts += [
             f"worker {rank} is bound by its overhead of {lines[rank].fixed_s:.3g} s a step"

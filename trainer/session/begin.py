@@ -112,7 +112,7 @@ def fitting(plan: SessionPlan, optimizer: Optimizer) -> SessionPlan:
     spec = plan.spec
     reason = why_not_local(spec) if spec.is_local else None
     if spec.sync.may_settle:
-        reason = "A script says itself how long it trains, so it cannot settle for averages that take more steps."
+        reason = "A script says itself how long it trains, so it cannot switch to averages, which take more steps."
     if reason is None and (spec.sync.stretch != 1 or spec.sync.rate_power):
         reason = "A script sets its own learning rates, so there is no schedule that sync could stretch or follow."
     if reason is not None:

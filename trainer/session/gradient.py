@@ -84,7 +84,7 @@ class GradientSum:
             new = [name for name, one in named if id(one) not in before]
             raise RunFailed(
                 f"the parameters that are trained have changed ({', '.join(new[:MOST_NAMED]) or 'fewer than before'}), "
-                "and compression holds back gradients of those of before.",
+                "and the residual of compression belongs to those of before.",
                 hint="leave out compression, or begin the session once all parameters are trained",
             )
         old = {id(one): index for index, one in enumerate(self._parameters)}

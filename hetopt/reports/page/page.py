@@ -181,7 +181,8 @@ def _told(marks: Sequence[Happening], happenings: Sequence[Happening]) -> Iterab
         )
     yield "</ol>"
     if len(marks) < len(happenings):
-        yield f'<p class="soft">and {len(happenings) - len(marks)} more changes of shares and exchange.</p>'
+        more = len(happenings) - len(marks)
+        yield f'<p class="soft">and {more} more changes of local batch sizes and compression.</p>'
 
 
 def _money(report: Report, launch: Launch) -> str:

@@ -108,7 +108,9 @@ def anatomy(run: RunSeries, over: Stretches, axes: Axes, known: Known, report: R
             name=f"step of {host}",
             top=formatting.duration(high) if worker == 0 else "",
         )
-        share = steps_line(shares[:, worker], axes, high=most, height=26, colour="c", name=f"share of {host}")
+        share = steps_line(
+            shares[:, worker], axes, high=most, height=26, colour="c", name=f"local batch size of {host}"
+        )
         last = shares[-1, worker]
         told = f"{last:.0f} samples" if math.isfinite(last) else "gone"
         label = (
@@ -120,7 +122,8 @@ def anatomy(run: RunSeries, over: Stretches, axes: Axes, known: Known, report: R
     _know(known, "sync", "s", sync)
     legend = (
         f'<span class="key1">{plan_page.swatch("a")} computing</span> '
-        f'<span class="key1">{plan_page.swatch("b")} exchange that shows <output data-series="sync"></output></span> '
+        f'<span class="key1">{plan_page.swatch("b")} communication not overlapped '
+        '<output data-series="sync"></output></span> '
         f'<span class="key1">{plan_page.swatch("wait")} waiting for the slowest</span> '
         f'<span class="key1">{plan_page.swatch("c")} line below: share of the batch</span>'
     )
@@ -217,7 +220,7 @@ def _ways(run: RunSeries) -> str:
         pieces = sorted(totals.items(), key=lambda piece: -piece[1])
     drawn = "".join(
         f'<i class="{f"k{kinds[way] % _KINDS}" if way else "none"}" style="flex:{max(length, 1e-9):.6g}" '
-        f'title="{escape(way_words(way) or "not exchanged")}, {formatting.duration(max(length, 0.0))}">'
+        f'title="{escape(way_words(way) or "not synchronized")}, {formatting.duration(max(length, 0.0))}">'
         f"{escape(way_words(way))}</i>"
         for way, length in pieces
     )
