@@ -28,7 +28,7 @@ from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.comm.calibration import Hosts, measure_inside, measure_network
 from hetopt.trainer.comm.channel import Channel, Pauses
 from hetopt.trainer.comm.hierarchical import HostGroups
-from hetopt.trainer.comm.methods import make_aggregation
+from hetopt.trainer.comm.methods import make_chain
 from hetopt.trainer.comm.network_tracker import PAUSE_S, measured
 
 REQUEST_FILE = "request.json"
@@ -155,7 +155,7 @@ class _Collectives:
         self._groups = groups
         self._between = None if groups is None else groups.between
         leads = groups is None or groups.leads
-        self._aggregation = make_aggregation(way, numel, group=self._between) if leads else None
+        self._chain = make_chain(way, numel, group=self._between) if leads else None
 
     def time_s(self, flat: torch.Tensor, step: int) -> float:
         """Seconds of the collectives of one exchange; never over for a worker that does not take part in all."""
@@ -163,12 +163,12 @@ class _Collectives:
         if self._groups is not None:
             channels.append(_TogetherChannel(self._groups.inside, scope="host"))
             channels[0].all_reduce(flat)
-        if self._aggregation is not None:
+        if self._chain is not None:
             channels.append(_TogetherChannel(self._between))
-            self._aggregation.run(flat, out, channels[-1], step)
+            self._chain.run(flat, out, channels[-1], step)
         if self._groups is not None:
             channels[0].broadcast(out, 0)
-        if self._aggregation is None:
+        if self._chain is None:
             return math.inf
         return sum(message.time_s for channel in channels for message in channel.messages)
 

@@ -17,7 +17,7 @@ from hetopt.core.comm.composition import AR_TOPK, METHODS, PACKED, PACKED_BF16, 
 from hetopt.core.comm.payload_bytes import kept_elements, wire_bytes
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.methods import make_aggregation
+from hetopt.trainer.comm.methods import make_chain
 
 ELEMENTS = 25_557_032
 LAYERS = ((1024, 1024),) * 24
@@ -42,8 +42,8 @@ def torch_topk(flat: torch.Tensor, out: torch.Tensor) -> Work:
 
 def exchange_alone(compression: Compression, flat: torch.Tensor, out: torch.Tensor) -> Work:
     """One worker's compression and decompression."""
-    aggregation = make_aggregation(compression, ELEMENTS, shapes=SHAPES)
-    return lambda step: aggregation.run(flat, out, Channel(), step)
+    links = make_chain(compression, ELEMENTS, shapes=SHAPES)
+    return lambda step: links.run(flat, out, Channel(), step)
 
 
 def ways() -> dict[str, Compression]:

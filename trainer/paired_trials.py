@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from hetopt.trainer.agreement import gather_numbers
+from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.comm.compressor import Turn
 from hetopt.trainer.comm.error_feedback import ErrorFeedback
 from hetopt.trainer.comm.exchange import ExchangeStats
-from hetopt.trainer.comm.topk import TopKCompressor
+from hetopt.trainer.comm.topk import TopK
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.making import make_model, make_optimizer
 from hetopt.trainer.normalisation import LEAST_SAMPLES
@@ -115,14 +117,14 @@ class _Alone:
 
     def __init__(self, ratio: float, elements: int, device: torch.device) -> None:
         self._ratio = ratio
-        self._compressor = TopKCompressor()
+        self._compressor = TopK(ratio)
         self.memory = ErrorFeedback(elements if ratio < 1 else 0, device=device)
 
     def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
         """Leave in ``flat`` what comes at once."""
         if self._ratio < 1:
             prepared = self.memory.prepare(flat)
-            sent = self._compressor.compress(prepared, self._ratio, None)
+            sent = self._compressor.encode(prepared, Turn(Channel()))
             flat.copy_(sent.dense())
             self.memory.commit(prepared, sent)
         return ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)

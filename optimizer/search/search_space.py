@@ -11,8 +11,9 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from hetopt.core.comm.composition import METHODS
 from hetopt.core.comm.overlap import UNDER_BACKWARD
-from hetopt.core.comm.payload_bytes import WIRE_FORMATS, Collective, wire_format
+from hetopt.core.comm.payload_bytes import Collective, wire_format
 from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization import Synchronization
 from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions, pool_belief
@@ -340,7 +341,7 @@ def exchange_options(
     parameters, gate = model.profile.job.parameters, model.convergence.gate
     found = [_exchange(Compression(), 1.0, None, parameters, max_workers)]
     for name, line in model.reference.compressors.items():
-        if name not in WIRE_FORMATS or not wire_format(name).sparse:
+        if name not in METHODS or not wire_format(name).sparse:
             continue
         for point in sorted(model.profile.gain, key=lambda point: -point.ratio):
             gain = model.gain.gain(point.ratio)

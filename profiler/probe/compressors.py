@@ -17,11 +17,12 @@ from hetopt.core.probe_schedule import CompressorProbe
 from hetopt.core.run_spec import Compression
 from hetopt.profiler.probe.crew import Alignment, ProbeGroup, align
 from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.comm.compressor import Turn
 from hetopt.trainer.comm.error_feedback import ErrorFeedback
-from hetopt.trainer.comm.methods import make_aggregation
-from hetopt.trainer.comm.topk import TopKCompressor
+from hetopt.trainer.comm.methods import make_chain
+from hetopt.trainer.comm.topk import TopK
 
-COMPRESSORS = {TopKCompressor.name: TopKCompressor}
+COMPRESSORS = {TopK.name: TopK}
 
 FEW, MANY = 2, 8
 """Workers between which the own work of an exchange in slices is timed: calls grow with their number, bytes do not."""
@@ -60,14 +61,14 @@ def time_compressors(
 
 
 def _selected(name: str, ratio: float, repeats: int, group: Alignment, gradient: Tensor) -> Times:
-    compressor, memory = COMPRESSORS[name](), ErrorFeedback(gradient.numel(), device=gradient.device)
+    compressor, residual = COMPRESSORS[name](ratio), ErrorFeedback(gradient.numel(), device=gradient.device)
     compress_s, decompress_s = [], []
     for _ in range(1 + repeats):
         align(group)
         begun = _now(gradient)
-        prepared = memory.prepare(gradient)
-        payload = compressor.compress(prepared, ratio, None)
-        memory.commit(prepared, payload)
+        prepared = residual.prepare(gradient)
+        payload = compressor.encode(prepared, Turn(Channel()))
+        residual.commit(prepared, payload)
         compressed = _now(gradient)
         payload.dense()
         compress_s.append(compressed - begun)
@@ -83,15 +84,15 @@ def _rounded(name: str, repeats: int, group: Alignment, gradient: Tensor) -> Tim
 
 def _in_slices(name: str, workers: int, repeats: int, group: Alignment, gradient: Tensor) -> float:
     """Own work of an exchange among so many workers, in the median."""
-    memory = ErrorFeedback(gradient.numel(), device=gradient.device)
-    aggregation = make_aggregation(Compression(name=name), gradient.numel(), device=gradient.device)
+    residual = ErrorFeedback(gradient.numel(), device=gradient.device)
+    links = make_chain(Compression(name=name), gradient.numel(), device=gradient.device)
     times_s = []
     for step in range(1 + repeats):
         align(group)
         channel, out = _Alike(workers, gradient.device), torch.empty_like(gradient)
         begun = channel.now()
-        prepared = memory.prepare(gradient)
-        memory.commit(prepared, aggregation.run(prepared, out, channel, step))
+        prepared = residual.prepare(gradient)
+        residual.commit(prepared, links.run(prepared, out, channel, step))
         times_s.append(channel.now() - begun - sum(message.time_s for message in channel.messages))
     return statistics.median(times_s[1:])
 

@@ -11,9 +11,11 @@ from torch import Tensor
 from hetopt.core.comm.payload_bytes import kept_elements
 from hetopt.profiler.compression import gain, monotone, retained_energy
 from hetopt.profiler.probe.crew import ProbeGroup
-from hetopt.trainer.comm.error_feedback import ErrorFeedback, Remembered
+from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.comm.compressor import Resumable, Turn
+from hetopt.trainer.comm.error_feedback import ErrorFeedback
 from hetopt.trainer.comm.exchange import Exchange, ExchangeStats
-from hetopt.trainer.comm.topk import TopKCompressor
+from hetopt.trainer.comm.topk import TopK
 
 NOTHING_SENT = ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)
 
@@ -30,7 +32,7 @@ class HeldExchange:
         self.local = torch.zeros(elements, device=device)
 
     @property
-    def memory(self) -> Remembered:
+    def memory(self) -> Resumable:
         """The inner exchange's."""
         return self._exchange.memory
 
@@ -61,24 +63,23 @@ class ResidualGains:
 
     def __init__(self, ratios: Sequence[float], followed: Sequence[float], elements: int, device: torch.device) -> None:
         self._ratios = tuple(ratios)
-        self._memories = {ratio: ErrorFeedback(elements, device=device) for ratio in followed}
+        self._residuals = {ratio: ErrorFeedback(elements, device=device) for ratio in followed}
         self._nearest = [min(followed, key=lambda f: abs(math.log(f / ratio))) for ratio in ratios]
         self._elements = elements
-        self._compressor = TopKCompressor()
 
     def follow(self, local: Tensor) -> None:
         """Take this worker's weighted gradient of one step into the residuals."""
-        for ratio, memory in self._memories.items():
-            prepared = memory.prepare(local)
-            memory.commit(prepared, self._compressor.compress(prepared, ratio, None))
+        for ratio, residual in self._residuals.items():
+            prepared = residual.prepare(local)
+            residual.commit(prepared, TopK(ratio).encode(prepared, Turn(Channel())))
 
     def measure(self, local: Tensor, crew: ProbeGroup) -> tuple[float, ...]:
         """Gains over all workers at every ratio, had this gradient been sent; the residuals are left alone."""
         kept, whole = [0.0] * len(self._ratios), [0.0] * len(self._ratios)
-        for followed, memory in self._memories.items():
+        for followed, residual in self._residuals.items():
             places = [i for i, nearest in enumerate(self._nearest) if nearest == followed]
             counts = [kept_elements(self._elements, self._ratios[i]) for i in places]
-            *energies, all_of_it = retained_energy(memory.prepare(local), [*counts, self._elements])
+            *energies, all_of_it = retained_energy(residual.prepare(local), [*counts, self._elements])
             for i, energy in zip(places, energies, strict=True):
                 kept[i], whole[i] = energy, all_of_it
         totals = crew.total([*kept, *whole])

@@ -16,7 +16,7 @@ from hetopt.core.comm.composition import METHODS
 from hetopt.core.comm.payload_bytes import INDEX_BYTES, VALUE_BYTES, kept_elements, wire_bytes, wire_format
 from hetopt.core.errors import BadInput
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.compressor import DensePayload, SparsePayload
+from hetopt.trainer.comm.compressor import DensePayload, SparsePayload, Turn
 from hetopt.trainer.policies.policy import BatchObservation
 
 GRADIENTS = {
@@ -53,14 +53,14 @@ class CompressorContract:
 
     LEAST = MOST = 1.0
 
-    def make(self):
+    def make(self, ratio):
         raise NotImplementedError
 
     def compress(self, gradient, ratio):
-        return self.make().compress(gradient, ratio, torch.Generator().manual_seed(5))
+        return self.make(ratio).encode(gradient, Turn(Channel(), seed=5))
 
     def test_payload_bytes_are_those_that_are_planned(self, kind):
-        name = self.make().name
+        name = self.make(1.0).name
         for numel, ratio in CASES:
             payload = self.compress(GRADIENTS[kind](numel), ratio)
             assert serialised_bytes(payload) == payload.nbytes
@@ -70,7 +70,7 @@ class CompressorContract:
                 k, each = kept_elements(numel, ratio), INDEX_BYTES + VALUE_BYTES
                 assert math.floor(self.LEAST * k) * each <= payload.nbytes <= math.ceil(self.MOST * k) * each
 
-    def test_only_the_generator_and_the_gradient_decide_and_neither_global_state_nor_gradient_changes(self, kind):
+    def test_only_the_turn_and_the_gradient_decide_and_neither_global_state_nor_gradient_changes(self, kind):
         for numel, ratio in CASES:
             gradient = GRADIENTS[kind](numel)
             kept, random_state = gradient.clone(), torch.get_rng_state()
@@ -175,22 +175,21 @@ class CollectiveContract:
     def make(self):
         raise NotImplementedError
 
-    def payload(self, flat):
+    def compressor(self):
         raise NotImplementedError
 
     def test_alone_the_sum_is_the_payload(self):
-        flat = torch.randn(100, generator=torch.Generator().manual_seed(2))
-        payload, out = self.payload(flat), torch.full((100,), torch.nan)
-        expected = torch.zeros(100)
-        payload.add_to(expected)
-        self.make().run(payload, out, Channel())
+        flat, turn = torch.randn(100, generator=torch.Generator().manual_seed(2)), Turn(Channel())
+        out, expected = torch.full((100,), torch.nan), torch.zeros(100)
+        self.compressor().encode(flat, turn).add_to(expected)
+        self.make().run(self.compressor(), flat, out, turn)
         assert torch.equal(out, expected)
 
     def test_the_sum_may_replace_the_gradient_it_came_from(self):
-        flat = torch.randn(100, generator=torch.Generator().manual_seed(3))
-        payload, expected = self.payload(flat), torch.zeros(100)
-        payload.add_to(expected)
-        self.make().run(payload, flat, Channel())
+        flat, turn = torch.randn(100, generator=torch.Generator().manual_seed(3)), Turn(Channel())
+        expected = torch.zeros(100)
+        self.compressor().encode(flat.clone(), turn).add_to(expected)
+        self.make().run(self.compressor(), flat, flat, turn)
         assert torch.equal(flat, expected)
 
 

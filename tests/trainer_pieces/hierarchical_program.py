@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.compressor import MemoryState
+from hetopt.trainer.comm.compressor import State
 from hetopt.trainer.comm.exchange import Exchange, ExchangeStats
 from hetopt.trainer.comm.hierarchical import HierarchicalExchange, HostGroups
 from hetopt.trainer.comm.peers import LostPeer
@@ -66,9 +66,9 @@ def told(stats: ExchangeStats) -> dict[str, object]:
     }
 
 
-def exchange(rank: int) -> tuple[dict[str, MemoryState], dict[str, object]]:
+def exchange(rank: int) -> tuple[dict[str, State], dict[str, object]]:
     """Everything that the test judges, as tensors and as plain values."""
-    held: dict[str, MemoryState] = {}
+    held: dict[str, State] = {}
     said: dict[str, object] = {}
     layouts = {layout: HostGroups(hosts, timeout_s=300) for layout, hosts in LAYOUTS.items()}
     for layout, hosts in layouts.items():

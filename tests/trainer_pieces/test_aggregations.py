@@ -27,10 +27,11 @@ from hetopt.core.comm.payload_bytes import slice_elements, wire_bytes
 from hetopt.core.comm.planner import KEPT
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.bits import Lanes
-from hetopt.trainer.comm.error_feedback import NoMemory
-from hetopt.trainer.comm.low_precision import NarrowFloats, ScaledCodes
-from hetopt.trainer.comm.methods import make_aggregation, make_memory
-from hetopt.trainer.comm.quantisation import AtRandom, MaxNorm, MultiScale, QuantisedSum, TernGrad
+from hetopt.trainer.comm.compressor import AllReduce, chain
+from hetopt.trainer.comm.error_feedback import NoResidual
+from hetopt.trainer.comm.low_precision import LowPrecisionFloats, ScaledCodes
+from hetopt.trainer.comm.methods import make_chain, make_residual
+from hetopt.trainer.comm.quantisation import MaxNorm, MultiScale, Quantised, TernGrad
 from hetopt.trainer.comm.vectors import BLOCK_ELEMENTS
 
 from . import exchange_program as program
@@ -40,8 +41,8 @@ SHAPES = ((24, 30), (24,), (5, 7, 3, 3), (10, 24), (1,))
 NUMEL = sum(math.prod(shape) for shape in SHAPES)
 EVERY = combinations()
 CODINGS = {
-    "fp16": NarrowFloats(torch.float16),
-    "bf16": NarrowFloats(torch.bfloat16),
+    "fp16": LowPrecisionFloats(torch.float16),
+    "bf16": LowPrecisionFloats(torch.bfloat16),
     "int8": ScaledCodes(8),
     "int4": ScaledCodes(4),
 }
@@ -68,8 +69,8 @@ def crew(compression: Compression, workers: int, *, seed: int = 3) -> Crew:
     return Crew(
         workers,
         lambda: (
-            make_memory(compression, NUMEL),
-            make_aggregation(compression, NUMEL, shapes=SHAPES, seed=seed),
+            make_residual(compression, NUMEL),
+            make_chain(compression, NUMEL, shapes=SHAPES, seed=seed),
         ),
     )
 
@@ -77,6 +78,11 @@ def crew(compression: Compression, workers: int, *, seed: int = 3) -> Crew:
 def gradients(workers: int, step: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(1000 * step + workers)
     return [torch.randn(NUMEL, generator=generator) * 10 ** (rank / 2) for rank in range(workers)]
+
+
+def rounding_at_random(quantiser, **options):
+    """Without a residual."""
+    return NoResidual(), chain(Quantised(quantiser, at_random=True, **options), AllReduce(), seed=1)
 
 
 every = pytest.mark.parametrize("combination", EVERY, ids=name_of)
@@ -148,7 +154,7 @@ def test_every_combination_trains(combination):
     compression = compression_of(combination, 0.2, **({"momentum": 0.9} if corrected else {}))
     shapes = [tuple(parameter.shape) for parameter in model.parameters()]
     numel = sum(math.prod(shape) for shape in shapes)
-    group = Crew(2, lambda: (make_memory(compression, numel), make_aggregation(compression, numel, shapes=shapes)))
+    group = Crew(2, lambda: (make_residual(compression, numel), make_chain(compression, numel, shapes=shapes)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.0 if corrected else 0.9)
 
     def loss() -> float:
@@ -300,7 +306,7 @@ def test_a_gradient_of_one_element(combination):
     compression = compression_of(combination)
     group = Crew(
         2,
-        lambda: (make_memory(compression, 1), make_aggregation(compression, 1, shapes=[(1,)], seed=0)),
+        lambda: (make_residual(compression, 1), make_chain(compression, 1, shapes=[(1,)], seed=0)),
     )
     first, second = group.exchange([torch.tensor([3.0]), torch.tensor([1.0])])
     assert torch.equal(first, second)
@@ -316,8 +322,8 @@ def test_resuming_goes_on_as_if_nothing_had_happened(combination):
         expected = whole.exchange(gradients(2, step))
         if step == 2:
             for rank in range(2):
-                resumed.memories[rank].load_state(whole.memories[rank].state())
-                resumed.aggregations[rank].load_state(whole.aggregations[rank].state())
+                resumed.residuals[rank].load_state(whole.residuals[rank].state())
+                resumed.chains[rank].load_state(whole.chains[rank].state())
             resumed.step = whole.step
         elif step > 2:
             assert torch.equal(resumed.exchange(gradients(2, step))[0], expected[0])
@@ -341,7 +347,7 @@ def test_unbiased_ones_are(combination, workers):
 def test_ternary_gradients_are_unbiased_unless_clipped():
     def draw(clip):
         quantiser = TernGrad([NUMEL], clip)
-        group = Crew(2, lambda: (NoMemory(), QuantisedSum(quantiser, levels=1, rounding=AtRandom(1))))
+        group = Crew(2, lambda: rounding_at_random(quantiser, levels=1))
         mine = gradients(2, 7)
         draws = torch.stack([group.exchange(mine)[0].double() for _ in range(400)])
         return (draws.mean(0) - sum(mine)) / (draws.std(0) / 20 + 1e-9)
@@ -354,7 +360,7 @@ def test_ternary_gradients_are_unbiased_unless_clipped():
 def test_the_variance_of_quantised_values_is_within_its_bound(levels):
     """w^2 / (4 s^2) for each coordinate, on the grid of the largest magnitude w."""
     gradient = torch.randn(5000, generator=torch.Generator().manual_seed(0))
-    group = Crew(1, lambda: (NoMemory(), QuantisedSum(MaxNorm(), levels=levels, rounding=AtRandom(1))))
+    group = Crew(1, lambda: rounding_at_random(MaxNorm(), levels=levels))
     errors = torch.stack([(group.exchange([gradient])[0] - gradient).double() for _ in range(200)])
     bound = float(gradient.abs().max()) ** 2 / (4 * levels**2)
     assert errors.square().mean() <= bound
@@ -366,7 +372,7 @@ def test_finer_scales_err_less():
     error = {}
     for scales in (1, 2, 3):
         quantiser = MaxNorm() if scales == 1 else MultiScale(scales)
-        group = Crew(2, lambda q=quantiser: (NoMemory(), QuantisedSum(q, bits=8, rounding=AtRandom(1))))
+        group = Crew(2, lambda q=quantiser: rounding_at_random(q, bits=8))
         off = group.exchange([gradient, gradient])[0] - 2 * gradient
         error[scales] = float(off[gradient.abs() < gradient.abs().median()].norm())
     assert error[2] < 0.3 * error[1]
@@ -428,7 +434,7 @@ def test_var_lets_the_worker_choose_that_has_most_to_say():
 def test_automatic_ar_topk_elects_while_one_worker_has_most_of_the_energy():
     compression = Compression(name="topk", ratio=0.01, collective="ar_topk")
     # Nothing is held back here: else what a worker could not send while it was loud would keep it loud.
-    group = Crew(4, lambda: (NoMemory(), make_aggregation(compression, NUMEL)))
+    group = Crew(4, lambda: (NoResidual(), make_chain(compression, NUMEL)))
     planned = wire_bytes("topk", NUMEL, 0.01, workers=4, collective=STAR)
 
     def elections(steps: int, loudness: float) -> int:
@@ -458,7 +464,7 @@ def test_low_rank_is_exact_where_the_rank_suffices():
         return torch.cat((matrix.flatten(), torch.randn(7, generator=generator)))
 
     mine = [low(0), low(1)]
-    group = Crew(2, lambda: (make_memory(compression, 1207), make_aggregation(compression, 1207, shapes=shapes)))
+    group = Crew(2, lambda: (make_residual(compression, 1207), make_chain(compression, 1207, shapes=shapes)))
     torch.testing.assert_close(group.exchange(mine)[0], mine[0] + mine[1], rtol=1e-4, atol=1e-5)
 
 
@@ -473,7 +479,7 @@ def test_the_majority_decides_and_ties_leave_everything_as_it_is():
     compression = Compression(name="sign", collective=MAJORITY)
 
     def vote(ballots: torch.Tensor) -> torch.Tensor:
-        group = Crew(len(ballots), lambda: (make_memory(compression, 4), make_aggregation(compression, 4)))
+        group = Crew(len(ballots), lambda: (make_residual(compression, 4), make_chain(compression, 4)))
         return group.exchange(list(ballots))[0]
 
     assert vote(votes).tolist() == [6.0, -6.0, -6.0, -6.0]

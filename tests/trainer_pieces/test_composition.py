@@ -104,7 +104,7 @@ def test_unknown_names_are_answered_with_the_nearest(wish, near):
         ({"name": "qsgd_maxnorm", "levels": 200, "bits": 8}, "overflow"),
         ({"name": "qsgd_maxnorm", "bits": 3}, "the codes of a sum must have"),
         ({"name": "qsgd_maxnorm", "levels": 10**9}, "overflow"),
-        ({"name": "qsgd_maxnorm", "bits": 16, "collective": "all_gather"}, "not gathered"),
+        ({"name": "qsgd_maxnorm", "bits": 16, "collective": "all_gather"}, "gathered codes must have"),
     ],
 )
 def test_options_that_mean_nothing_or_cannot_be_are_refused(wish, message):

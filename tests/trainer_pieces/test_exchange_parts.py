@@ -16,10 +16,10 @@ from hetopt.core.comm.payload_bytes import packed_index_bytes
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.bits import Lanes, bit_values, look_up, pack_codes, pack_flags, unpack_flags
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.compressor import private_generator, shared_generator
+from hetopt.trainer.comm.compressor import Turn, private_generator, shared_generator
 from hetopt.trainer.comm.elements import (
     ElementCoding,
-    NarrowValues,
+    LowPrecisionValues,
     PackedIndices,
     PlainIndices,
     RandomElements,
@@ -30,7 +30,7 @@ from hetopt.trainer.comm.low_rank import ordered_sum, orthonormal, write_product
 from hetopt.trainer.comm.parameter_average import RoundedSum, average_parameters, weights_by_samples
 from hetopt.trainer.comm.quantisation import StochasticRounding, nearest
 from hetopt.trainer.comm.threshold import ThresholdSearch, count_not_below, excess
-from hetopt.trainer.comm.topk import TopKCompressor
+from hetopt.trainer.comm.topk import TopK
 from hetopt.trainer.comm.vectors import BLOCK_ELEMENTS, Workspace, blocks
 
 from .thread_group import ThreadGroup
@@ -92,7 +92,7 @@ def test_packed_indices_take_as_few_bits_as_they_say(ratio, bits):
 def test_elements_come_back_from_a_longer_message(indices, dtype):
     coding = ElementCoding(indices=indices, values=dtype)
     gradient = torch.randn(10_001, generator=torch.Generator().manual_seed(0))
-    payload = NarrowValues(TopKCompressor(), dtype).compress(gradient, 0.0173, None)
+    payload = LowPrecisionValues(TopK(0.0173), dtype).encode(gradient, Turn(Channel()))
     message = torch.empty(coding.nbytes(10_001, 999), dtype=torch.uint8)
     coding.write(payload, message)
     back = coding.read(message, 10_001, payload.values.numel())
@@ -173,7 +173,7 @@ def test_strata_cover_all_elements_evenly(numel, data):
 def test_random_elements_are_distinct_and_the_same_for_all(numel, ratio):
     flat = torch.zeros(numel)
     for kind in (RandomElements, RotatingElements):
-        one, two = (kind(ratio, seed=5).choose(flat, Channel(), 3) for _ in range(2))
+        one, two = (kind(ratio).choose(flat, Turn(Channel(), 3, 5)) for _ in range(2))
         assert torch.equal(one, two)
         assert one.dtype == torch.int32
         assert len(one.unique()) == len(one) == max(1, int(numel * ratio))
@@ -182,17 +182,17 @@ def test_random_elements_are_distinct_and_the_same_for_all(numel, ratio):
 def test_each_element_is_as_likely_as_any_other():
     """10 of 37, where strata cannot be equal; the members of small ones have no advantage."""
     counts = torch.zeros(37)
-    choice = RandomElements(10 / 37, seed=1)
+    choice = RandomElements(10 / 37)
     for step in range(4000):
-        counts[choice.choose(counts, Channel(), step).long()] += 1
+        counts[choice.choose(counts, Turn(Channel(), step, 1)).long()] += 1
     expected = 4000 * 10 / 37
     assert ((counts - expected).abs() < 5 * math.sqrt(expected)).all()
 
 
 def test_rotating_elements_come_in_turn():
-    choice, last = RotatingElements(0.1, seed=2), {}
+    choice, last = RotatingElements(0.1), {}
     for step in range(100):
-        for index in choice.choose(torch.zeros(57), Channel(), step).tolist():
+        for index in choice.choose(torch.zeros(57), Turn(Channel(), step, 2)).tolist():
             if index in last:
                 assert 11 <= step - last[index] <= 12
             last[index] = step

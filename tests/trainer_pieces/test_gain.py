@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hetopt.core.comm.payload_bytes import kept_elements
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.exchange import Exchange
-from hetopt.trainer.comm.methods import make_aggregation
+from hetopt.trainer.comm.methods import make_chain
 from hetopt.trainer.comm.topk import kept_energies
 from hetopt.trainer.comm.vectors import energy, kept_energy
 from hetopt.trainer.policies.ratio.gain_curve import gain_of
@@ -103,9 +103,9 @@ def test_rounding_can_keep_less_than_nothing_of_a_worker_whose_gradients_are_sma
     group = ThreadGroup(len(sizes))
 
     def kept(rank: int) -> float:
-        aggregation = make_aggregation(Compression(name="int4"), numel)
+        links = make_chain(Compression(name="int4"), numel)
         prepared = flats[rank].clone()
-        return aggregation.run(prepared, flats[rank].clone(), group.channel(rank), 0).subtract_from(prepared)
+        return links.run(prepared, flats[rank].clone(), group.channel(rank), 0).subtract_from(prepared)
 
     with ThreadPoolExecutor(len(sizes)) as pool:
         found = list(pool.map(kept, range(len(sizes))))

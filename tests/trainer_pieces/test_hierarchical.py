@@ -13,11 +13,11 @@ import torch
 from hetopt.core.comm.cost import LinkSpeed, time_s
 from hetopt.core.comm.payload_bytes import hierarchical_operations, operations
 from hetopt.core.run_spec import Compression
-from hetopt.trainer.comm.compressor import CompressedSum
-from hetopt.trainer.comm.elements import SparseAllGather
+from hetopt.trainer.comm.compressor import chain
+from hetopt.trainer.comm.elements import AllGather
 from hetopt.trainer.comm.error_feedback import ALIKE, ErrorFeedback, redistribute
 from hetopt.trainer.comm.hierarchical import HierarchicalExchange, HostGroups
-from hetopt.trainer.comm.topk import TopKCompressor
+from hetopt.trainer.comm.topk import TopK
 from tests.disturbance import PATIENCE_S
 
 from . import hierarchical_program as program
@@ -81,7 +81,7 @@ def test_hosts_exchange_as_single_workers_with_the_gradients_of_all_theirs_would
         len(places),
         lambda: (
             ErrorFeedback(program.NUMEL),
-            CompressedSum(compressor=TopKCompressor(), ratio=program.TOPK.ratio, collective=SparseAllGather()),
+            chain(TopK(program.TOPK.ratio), AllGather()),
         ),
     )
     for step in range(program.STEPS):
@@ -89,9 +89,9 @@ def test_hosts_exchange_as_single_workers_with_the_gradients_of_all_theirs_would
         expected = crew.exchange(sums)[0]
         for own in held:
             assert torch.equal(own[f"{layout} sparse {step}"]["sum"], expected)
-        for ranks, memory in zip(places, crew.memories, strict=True):
+        for ranks, residual in zip(places, crew.residuals, strict=True):
             leader, *others = ranks
-            assert torch.equal(held[leader][f"{layout} sparse {step}"]["residual"], memory.state()["residual"])
+            assert torch.equal(held[leader][f"{layout} sparse {step}"]["residual"], residual.state()["residual"])
             for rank in others:
                 assert not held[rank][f"{layout} sparse {step}"]["residual"].any()
 

@@ -9,23 +9,27 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hetopt.core.errors import BadInput
-from hetopt.trainer.comm.compressor import IdentityCompressor
+from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.comm.compressor import Identity, Turn
 from hetopt.trainer.comm.error_feedback import (
     ALIKE,
+    Clipped,
     ErrorFeedback,
     MomentumCorrection,
-    NoMemory,
+    NoResidual,
     hand_over_momentum,
     redistribute,
 )
-from hetopt.trainer.comm.topk import TopKCompressor
+from hetopt.trainer.comm.topk import TopK
 
 from .contracts import MemoryContract
+
+ALONE = Turn(Channel())
 
 
 class TestNoMemory(MemoryContract):
     def make(self):
-        return NoMemory()
+        return NoResidual()
 
 
 class TestErrorFeedback(MemoryContract):
@@ -62,7 +66,7 @@ class TestMomentumCorrection(MemoryContract):
             unsent = [v + u for v, u in zip(unsent, velocity, strict=True)]
             prepared = memory.prepare(gradient)
             torch.testing.assert_close(prepared, torch.tensor(unsent), rtol=1e-5, atol=1e-5)
-            payload = TopKCompressor().compress(prepared, 0.1, None)
+            payload = TopK(0.1).encode(prepared, ALONE)
             for index in payload.indices.tolist():
                 velocity[index] = unsent[index] = 0.0
             memory.commit(prepared, payload)
@@ -72,23 +76,23 @@ class TestMomentumCorrection(MemoryContract):
         for gradient in self.gradients(10):
             for memory in (one, two):
                 prepared = memory.prepare(gradient)
-                memory.commit(prepared, TopKCompressor().compress(prepared, 0.1, None))
+                memory.commit(prepared, TopK(0.1).encode(prepared, ALONE))
             assert torch.equal(one.state()["unsent"], two.state()["residual"])
 
-    @pytest.mark.parametrize("compressor", [TopKCompressor(), IdentityCompressor()], ids=lambda c: c.name)
+    @pytest.mark.parametrize("compressor", [TopK(1.0), Identity()], ids=lambda c: c.name)
     def test_where_everything_is_sent_it_is_momentum_sgd(self, compressor):
         memory, velocity = self.make(), torch.zeros(self.NUMEL)
         for gradient in self.gradients(10):
             velocity = 0.9 * velocity + gradient
             prepared = memory.prepare(gradient)
             torch.testing.assert_close(prepared, velocity)
-            memory.commit(prepared, compressor.compress(prepared, 1.0, None))
+            memory.commit(prepared, compressor.encode(prepared, ALONE))
 
     def test_gradients_are_clipped_before_they_are_accumulated(self):
         gradient = self.gradients(1)[0]
-        clipped = MomentumCorrection(self.NUMEL, clip_norm=1.5).prepare(gradient)
+        clipped = Clipped(MomentumCorrection(self.NUMEL), 1.5).prepare(gradient)
         torch.testing.assert_close(clipped, gradient * 1.5 / gradient.norm())
-        loose = MomentumCorrection(self.NUMEL, clip_norm=1000.0).prepare(gradient)
+        loose = Clipped(MomentumCorrection(self.NUMEL), 1000.0).prepare(gradient)
         assert torch.equal(loose, gradient)
 
     def test_an_optimizer_hands_its_momentum_over(self):
@@ -101,7 +105,7 @@ class TestMomentumCorrection(MemoryContract):
                 hand_over_momentum(other)
 
 
-@pytest.mark.parametrize("compressor", [TopKCompressor(), IdentityCompressor()], ids=lambda c: c.name)
+@pytest.mark.parametrize("compressor", [TopK(0.05), Identity()], ids=lambda c: c.name)
 def test_all_that_was_sent_plus_the_residual_is_all_there_was(compressor):
     """Gradients in eighths add up without rounding in fp32, so the law holds to the last bit."""
     generator = torch.Generator().manual_seed(0)
@@ -109,7 +113,7 @@ def test_all_that_was_sent_plus_the_residual_is_all_there_was(compressor):
     for _ in range(50):
         gradient = torch.randint(-40, 41, (300,), generator=generator) / 8
         prepared = memory.prepare(gradient)
-        payload = compressor.compress(prepared, 0.05, None)
+        payload = compressor.encode(prepared, ALONE)
         payload.add_to(received)
         memory.commit(prepared, payload)
         total += gradient
@@ -119,9 +123,9 @@ def test_all_that_was_sent_plus_the_residual_is_all_there_was(compressor):
 def test_a_dense_step_leaves_nothing_behind():
     memory = ErrorFeedback(40)
     gradient = torch.randn(40, generator=torch.Generator().manual_seed(1))
-    for compressor in (TopKCompressor(), IdentityCompressor()):
+    for compressor in (TopK(0.1), Identity()):
         prepared = memory.prepare(gradient)
-        memory.commit(prepared, compressor.compress(prepared, 0.1, None))
+        memory.commit(prepared, compressor.encode(prepared, ALONE))
     assert not memory.state()["residual"].any()
 
 
@@ -151,6 +155,6 @@ def test_both_parts_of_a_momentum_correction_are_handed_on_and_what_is_alike_is_
 
 
 def test_no_memory_has_nothing_to_redistribute():
-    assert redistribute([NoMemory().state()] * 3, 2) == [{}, {}]
+    assert redistribute([NoResidual().state()] * 3, 2) == [{}, {}]
     with pytest.raises(ValueError, match="at least one"):
         redistribute([], 2)

@@ -12,8 +12,10 @@ import torch
 
 from hetopt.core.comm.composition import AR_TOPK, CODINGS, combinations
 from hetopt.core.comm.payload_bytes import wire_bytes
+from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.comm.compressor import Turn
 from hetopt.trainer.comm.exchange import Exchange
-from hetopt.trainer.comm.topk import TopKCompressor
+from hetopt.trainer.comm.topk import TopK
 from hetopt.trainer.data.cursor import SampleCursor
 from tests.disturbance import PATIENCE_S
 
@@ -83,7 +85,7 @@ def test_sparse_sums_are_those_of_rank_order_to_the_bit(group, length):
     assert_equal_everywhere(group, f"sparse sum {length}")
     expected = torch.zeros(length)
     for rank in range(len(group)):
-        TopKCompressor().compress(program.vector(rank, length), program.SPARSE.ratio, None).add_to(expected)
+        TopK(program.SPARSE.ratio).encode(program.vector(rank, length), Turn(Channel())).add_to(expected)
     assert torch.equal(group[0][f"sparse sum {length}"], expected)
 
 
@@ -91,7 +93,7 @@ def test_sparse_sums_are_those_of_rank_order_to_the_bit(group, length):
 def test_all_sent_and_all_residuals_are_all_gradients(group, length):
     for rank, results in enumerate(group):
         gradient, residual = program.vector(rank, length), results[f"sparse residual {length}"]
-        payload = TopKCompressor().compress(gradient, program.SPARSE.ratio, None)
+        payload = TopK(program.SPARSE.ratio).encode(gradient, Turn(Channel()))
         assert torch.equal(residual + payload.dense(), gradient)
 
 

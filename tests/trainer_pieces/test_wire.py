@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.core.comm.payload_bytes import WIRE_FORMATS, collective_time_s, kept_elements, wire_bytes, wire_format
+from hetopt.core.comm.composition import METHODS
+from hetopt.core.comm.payload_bytes import collective_time_s, kept_elements, wire_bytes, wire_format
 from hetopt.core.errors import BadInput
 
 GBPS = 1.25e8  # bytes a second
@@ -48,7 +49,7 @@ def test_bytes_of_each_format():
 def test_an_unknown_compressor_is_named_with_its_alternatives():
     with pytest.raises(BadInput, match="'gzip'") as caught:
         wire_bytes("gzip", 10, 1.0)
-    assert all(name in str(caught.value.hint) for name in WIRE_FORMATS)
+    assert all(name in str(caught.value.hint) for name in METHODS)
 
 
 @given(collectives, st.floats(0, 1e10), st.integers(1, 64), st.floats(0, 1), st.floats(1e3, 1e12))

@@ -13,8 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.compressor import Aggregation, Payload
-from hetopt.trainer.comm.error_feedback import Memory
+from hetopt.trainer.comm.compressor import Chain, Payload, Residual
 
 
 class ThreadGroup:
@@ -69,10 +68,10 @@ class ThreadChannel(Channel):
 
 
 class Crew:
-    """Workers with a memory and an aggregation each, who exchange step after step."""
+    """Workers with a residual and a chain each, who exchange step after step."""
 
-    def __init__(self, workers: int, make: Callable[[], tuple[Memory, Aggregation]]) -> None:
-        self.memories, self.aggregations = zip(*(make() for _ in range(workers)), strict=True)
+    def __init__(self, workers: int, make: Callable[[], tuple[Residual, Chain]]) -> None:
+        self.residuals, self.chains = zip(*(make() for _ in range(workers)), strict=True)
         self._group = ThreadGroup(workers)
         self.step = 0
         self.sent_bytes: list[int] = []
@@ -84,9 +83,9 @@ class Crew:
             channel = self._group.channel(rank)
             try:
                 flat = gradients[rank].clone()
-                prepared = self.memories[rank].prepare(flat)
-                sent: Payload = self.aggregations[rank].run(prepared, flat, channel, self.step)
-                self.memories[rank].commit(prepared, sent)
+                prepared = self.residuals[rank].prepare(flat)
+                sent: Payload = self.chains[rank].run(prepared, flat, channel, self.step)
+                self.residuals[rank].commit(prepared, sent)
             except BaseException:
                 self._group.barrier.abort()
                 raise
@@ -100,5 +99,5 @@ class Crew:
 
     def held_back(self) -> torch.Tensor:
         """All residuals together, in double precision."""
-        states = [memory.state() for memory in self.memories]
+        states = [residual.state() for residual in self.residuals]
         return sum(state.get("residual", state.get("unsent", torch.zeros(1))).double() for state in states)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hetopt.core.run_spec import RunSpec
-from hetopt.trainer.comm.compressor import MemoryState
+from hetopt.trainer.comm.compressor import State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +61,13 @@ class SharedState:
 class RankState:
     """The part that is each worker's own; ``local`` where it trains for itself (`Synchroniser`)."""
 
-    memory: MemoryState
+    memory: State
     cpu_generator: Tensor
     cuda_generator: Tensor | None
     local: Mapping[str, Any] | None = None
 
     @classmethod
-    def now(cls, memory: MemoryState, device: torch.device, *, local: Mapping[str, Any] | None = None) -> RankState:
+    def now(cls, memory: State, device: torch.device, *, local: Mapping[str, Any] | None = None) -> RankState:
         """The state of this worker at this moment."""
         return cls(
             memory=memory,

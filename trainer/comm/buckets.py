@@ -15,10 +15,10 @@ from hetopt.core.comm.composition import combine
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import Store
-from hetopt.trainer.comm.compressor import MemoryState
-from hetopt.trainer.comm.error_feedback import ALIKE, Memory, check_state
+from hetopt.trainer.comm.compressor import Residual, State
+from hetopt.trainer.comm.error_feedback import ALIKE, check_state
 from hetopt.trainer.comm.exchange import Exchange, ExchangeStats, summed
-from hetopt.trainer.comm.methods import make_aggregation, make_memory
+from hetopt.trainer.comm.methods import make_chain, make_residual
 
 _STEP = f"{ALIKE}step"
 
@@ -29,9 +29,9 @@ Span = tuple[int, int]
 class BucketExchange:
     """Compresses and sums buckets of a gradient as they come, in a thread of its own, one after the other.
 
-    What is remembered belongs to parameters, not to buckets: DistributedDataParallel lays its buckets out anew after
+    The residual belongs to parameters, not to buckets: DistributedDataParallel lays its buckets out anew after
     the first step, and a checkpoint may be resumed with other ones. In a checkpoint it has the form that a whole
-    gradient's memory has, with the parameters in their order.
+    gradient's residual has, with the parameters in their order.
 
     All workers must bring the same buckets in the same order, as DistributedDataParallel sees to.
 
@@ -75,14 +75,14 @@ class BucketExchange:
             self._starts[id(parameter)] = numel
             numel += parameter.numel()
         device = parameters[0].device
-        self._whole: MemoryState = make_memory(compression, numel, device=device, group=group).state()
-        aggregation = make_aggregation(compression, numel, seed=seed, device=device, group=group)
-        if aggregation.state():
+        self._whole: State = make_residual(compression, numel, device=device, group=group).state()
+        links = make_chain(compression, numel, seed=seed, device=device, group=group)
+        if links.state():
             raise BadInput(
                 f"{chosen.name} by {chosen.collective} carries more from step to step than buckets can.",
                 hint="exchange the whole gradient after the backward pass, or name the collective",
             )
-        self._random = aggregation.counts_steps
+        self._random = links.counts_steps
         self._buckets: dict[tuple[Span, ...], _Bucket] = {}
         self._stats: list[ExchangeStats] = []
         self._step = 0
@@ -119,8 +119,8 @@ class BucketExchange:
         """What a checkpoint needs. Not while a backward pass runs."""
         return self
 
-    def state(self) -> MemoryState:
-        """A copy of what is remembered, in the order of the parameters."""
+    def state(self) -> State:
+        """A copy of the residual, in the order of the parameters."""
         self._put_together(list(self._buckets))
         state = {key: value.clone() for key, value in self._whole.items()}
         return {**state, _STEP: torch.tensor(self._step)} if self._random else state
@@ -129,7 +129,7 @@ class BucketExchange:
         """Remember what `state` gave.
 
         Raises:
-            BadInput: the state belongs to another memory or to another model.
+            BadInput: the state belongs to another residual or to another model.
         """
         check_state(state, self.state())
         self._buckets.clear()
@@ -148,8 +148,8 @@ class BucketExchange:
         """A bucket that was never seen: the layout has changed, and those that have shared its parameters are gone."""
         self._put_together([key for key in self._buckets if set(key) & set(spans)], forget=True)
         numel, device = buffer.numel(), buffer.device
-        memory = make_memory(self._compression, numel, device=device, group=self._group)
-        memory.load_state({key: torch.cat([value[i:j] for i, j in spans]) for key, value in self._whole.items()})
+        residual = make_residual(self._compression, numel, device=device, group=self._group)
+        residual.load_state({key: torch.cat([value[i:j] for i, j in spans]) for key, value in self._whole.items()})
         exchange = Exchange(
             self._compression,
             numel,
@@ -158,16 +158,16 @@ class BucketExchange:
             clock=self._clock,
             seed=self._seed + spans[0][0],
             store=self._store,
-            memory=memory,
+            residual=residual,
             first_step=self._step,
         )
-        self._buckets[spans] = bucket = _Bucket(memory=memory, exchange=exchange)
+        self._buckets[spans] = bucket = _Bucket(residual=residual, exchange=exchange)
         return bucket
 
     def _put_together(self, keys: list[tuple[Span, ...]], *, forget: bool = False) -> None:
         """Copy what buckets remember to where the parameters have it."""
         for spans in keys:
-            state = self._buckets[spans].memory.state()
+            state = self._buckets[spans].residual.state()
             for key, value in state.items():
                 for (start, stop), part in zip(spans, torch.split(value, [j - i for i, j in spans]), strict=True):
                     self._whole[key][start:stop] = part
@@ -181,7 +181,7 @@ class BucketExchange:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Bucket:
-    """A part of the gradient with what is remembered of it."""
+    """A part of the gradient with its residual."""
 
-    memory: Memory
+    residual: Residual
     exchange: Exchange

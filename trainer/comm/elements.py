@@ -10,26 +10,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
+from hetopt.core.comm.composition import GATHER
 from hetopt.core.comm.payload_bytes import INDEX_BYTES, MANY_WORKERS, kept_elements, low_index_bits, packed_index_bytes
 from hetopt.trainer.comm.bits import bit_values, look_up, pack_codes, pack_flags, unpack_flags
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.compressor import (
-    Aggregation,
-    Carries,
-    Compressor,
-    DensePayload,
-    MemoryState,
-    Payload,
-    SparsePayload,
-    Stateless,
-    private_generator,
-    shared_generator,
-)
+from hetopt.trainer.comm.compressor import Compressor, IndexChoice, SparsePayload, State, Turn, shared_generator
 from hetopt.trainer.comm.vectors import Workspace, energy
 
 
@@ -113,7 +103,7 @@ class ElementCoding:
         return -(-(count * self.values.itemsize + self.indices.nbytes(numel, count)) // 4) * 4
 
     def write(self, payload: SparsePayload, out: Tensor) -> None:
-        """Into ``out``, uint8 of at least `nbytes`; values must fit their type, as `NarrowValues` makes them."""
+        """Into ``out``, uint8 of at least `nbytes`; values must fit their type, as `LowPrecisionValues` makes them."""
         count = payload.values.numel()
         split = count * self.values.itemsize
         out[:split].view(self.values).copy_(payload.values)
@@ -128,138 +118,77 @@ class ElementCoding:
         return SparsePayload(indices=indices, values=data[:split].view(self.values).float(), numel=numel)
 
 
-class NarrowValues:
-    """Rounds what a compressor selects to a narrower type: then this is what was sent, and the rest is remembered."""
+class LowPrecisionValues(Compressor[SparsePayload]):
+    """Rounds what a compressor selects to a smaller type: then this is what was sent, and the rest is the residual."""
+
+    combines: ClassVar[tuple[str, ...]] = (GATHER,)
 
     def __init__(self, inner: Compressor[SparsePayload], dtype: torch.dtype) -> None:
         self._inner = inner
         self._dtype = dtype
+        self.name = inner.name
+        self.counts_steps = inner.counts_steps
 
-    @property
-    def name(self) -> str:
-        """The inner compressor's."""
-        return self._inner.name
-
-    def compress(self, flat: Tensor, ratio: float, generator: Generator | None) -> SparsePayload:
+    def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
         """The inner compressor's choice, rounded; an infinity may come of the largest numbers of fp32."""
-        chosen = self._inner.compress(flat, ratio, generator)
+        chosen = self._inner.encode(flat, turn)
         return SparsePayload(indices=chosen.indices, values=chosen.values.to(self._dtype).float(), numel=chosen.numel)
+
+    def state(self) -> State:
+        """The inner compressor's."""
+        return self._inner.state()
+
+    def load_state(self, state: State) -> None:
+        """The inner compressor's."""
+        self._inner.load_state(state)
 
 
 PLAIN = ElementCoding(indices=PlainIndices(), values=torch.float32)
 
 
-class SparseAllGather:
+class AllGather:
     """One all-gather of elements with their indices; payloads are accumulated in rank order.
 
     Workers choose different elements, so payloads overlap in places that only the receiver knows. Floating-point sums
     depend on their order: every worker adds rank 0's payload first, then rank 1's, ..., and all hold the same bits.
-    All payloads have the same number of elements; `PaddedSparseAllGather` is for those that do not.
 
     Args:
         coding: of the elements in the message.
+        same_size: whether all payloads have the same number of elements. Otherwise lengths are gathered first, and all
+            are padded to the longest; nothing of the padding is read.
     """
 
-    def __init__(self, coding: ElementCoding = PLAIN) -> None:
+    name = GATHER
+
+    def __init__(self, coding: ElementCoding = PLAIN, *, same_size: bool = True) -> None:
         self._coding = coding
+        self._same_size = same_size
         self._workspace = Workspace()
 
-    def run(self, payload: SparsePayload, out: Tensor, channel: Channel) -> None:
-        """Sum into ``out`` (see `SumCollective`)."""
-        lengths = [payload.indices.numel()] * channel.workers
-        _gather_and_sum(payload, lengths, out, channel, self._coding, self._workspace)
-
-
-class PaddedSparseAllGather:
-    """The same for payloads of any length: lengths are gathered first, and all are padded to the longest.
-
-    Nothing of the padding is read, so no element is met by zeros that somebody made up.
-
-    Args:
-        coding: of the elements in the message.
-    """
-
-    def __init__(self, coding: ElementCoding = PLAIN) -> None:
-        self._coding = coding
-        self._workspace = Workspace()
-
-    def run(self, payload: SparsePayload, out: Tensor, channel: Channel) -> None:
-        """Sum into ``out`` (see `SumCollective`)."""
-        length = torch.tensor([payload.indices.numel()], dtype=torch.int32, device=payload.indices.device)
-        lengths = [int(count) for count in channel.all_gather(length).flatten().tolist()]
-        _gather_and_sum(payload, lengths, out, channel, self._coding, self._workspace)
-
-
-def _gather_and_sum(
-    payload: SparsePayload,
-    lengths: list[int],
-    out: Tensor,
-    channel: Channel,
-    coding: ElementCoding,
-    workspace: Workspace,
-) -> None:
-    size, device = coding.nbytes(payload.numel, max(lengths)), payload.indices.device
-    message = workspace.take("message", size, torch.uint8, device)
-    coding.write(payload, message)
-    received = channel.all_gather(message, workspace.take("received", channel.workers * size, torch.uint8, device))
-    out.zero_()
-    for data, length in zip(received, lengths, strict=True):
-        coding.read(data, payload.numel, length).add_to(out)
-
-
-class IndexChoice(Carries, Protocol):
-    """Says which elements are exchanged in this step."""
-
-    def choose(self, prepared: Tensor, channel: Channel, step: int) -> Tensor:
-        """Distinct int32 indices, the same on every worker, as many in every step."""
-        ...
-
-
-class IndexedSum:
-    """Exchanges the values at chosen indices through another aggregation; all other elements of the sum are zero.
-
-    Args:
-        choice: of the indices.
-        values: how the values at them are summed.
-        scale: of what is sent: the inverse of the chance to be chosen, where nothing remembers what was not.
-    """
-
-    counts_steps = True
-
-    def __init__(self, *, choice: IndexChoice, values: Aggregation, scale: float = 1.0) -> None:
-        self._choice = choice
-        self._values = values
-        self._scale = scale
-        self._workspace = Workspace()
-
-    def run(self, prepared: Tensor, out: Tensor, channel: Channel, step: int) -> Payload:
-        """Choose, sum the values (see `Aggregation`)."""
-        indices = self._choice.choose(prepared, channel, step)
-        values = prepared.index_select(0, indices)
-        if self._scale != 1.0:
-            values.mul_(self._scale)
-        summed = self._workspace.take("summed", values.numel(), torch.float32, values.device)
-        sent = self._values.run(values, summed, channel, step)
-        out.zero_().index_add_(0, indices, summed)
-        return SparsePayload(
-            indices=indices,
-            values=values if isinstance(sent, DensePayload) else sent.dense(),
-            numel=prepared.numel(),
-        )
-
-    def state(self) -> MemoryState:
-        """The choice's; values are summed anew in every step."""
-        return self._choice.state()
-
-    def load_state(self, state: MemoryState) -> None:
-        """The choice's."""
-        self._choice.load_state(state)
+    def run(self, compressor: Compressor[SparsePayload], flat: Tensor, out: Tensor, turn: Turn) -> SparsePayload:
+        """Gather, and sum on arrival (see `Collective`)."""
+        channel, coding = turn.channel, self._coding
+        payload = compressor.encode(flat, turn)
+        count, numel, device = payload.indices.numel(), payload.numel, payload.indices.device
+        lengths = [count] * channel.workers
+        if not self._same_size:
+            own = torch.tensor([count], dtype=torch.int32, device=device)
+            lengths = [int(each) for each in channel.all_gather(own).flatten().tolist()]
+        size = coding.nbytes(numel, max(lengths))
+        message = self._workspace.take("message", size, torch.uint8, device)
+        coding.write(payload, message)
+        gathered = self._workspace.take("received", channel.workers * size, torch.uint8, device)
+        received = channel.all_gather(message, gathered)
+        out.zero_()
+        for data, length in zip(received, lengths, strict=True):
+            coding.read(data, numel, length).add_to(out)
+        return payload
 
 
 _ROTATION = -1  # the step that offsets of a rotation are drawn for; no exchange has it
 
 
-class RandomElements(Stateless):
+class RandomElements(IndexChoice):
     """k of n elements at random, without replacement; each is as likely as any other, k / n.
 
     The vector is cut into k strata whose sizes differ by one at most, each gives one element, and the whole is turned
@@ -268,24 +197,22 @@ class RandomElements(Stateless):
 
     Args:
         ratio: fraction of the elements.
-        seed: the same on every worker.
     """
 
-    def __init__(self, ratio: float, seed: int) -> None:
+    def __init__(self, ratio: float) -> None:
         self._ratio = ratio
-        self._seed = seed
 
-    def choose(self, prepared: Tensor, channel: Channel, step: int) -> Tensor:
+    def choose(self, flat: Tensor, turn: Turn) -> Tensor:
         """Drawn anew for each step (see `IndexChoice`)."""
-        numel = prepared.numel()
+        numel = flat.numel()
         starts, sizes = strata(numel, kept_elements(numel, self._ratio))
-        generator = shared_generator(self._seed, step)
+        generator = shared_generator(turn.seed, turn.step)
         places = starts + (torch.rand(len(sizes), generator=generator, dtype=torch.float64) * sizes).long()
-        turn = torch.randint(numel, (1,), generator=generator)
-        return ((places + turn) % numel).to(device=prepared.device, dtype=torch.int32)
+        shift = torch.randint(numel, (1,), generator=generator)
+        return ((places + shift) % numel).to(device=flat.device, dtype=torch.int32)
 
 
-class RotatingElements(Stateless):
+class RotatingElements(IndexChoice):
     """k of n elements in turn: every element comes once in each ``ceil(n / k)`` steps or one less, at a random time.
 
     Without replacement over steps, as Global Random-k of arXiv 2109.12497 consumes a permutation, but without keeping
@@ -293,20 +220,18 @@ class RotatingElements(Stateless):
 
     Args:
         ratio: fraction of the elements.
-        seed: the same on every worker.
     """
 
-    def __init__(self, ratio: float, seed: int) -> None:
+    def __init__(self, ratio: float) -> None:
         self._ratio = ratio
-        self._seed = seed
 
-    def choose(self, prepared: Tensor, channel: Channel, step: int) -> Tensor:
+    def choose(self, flat: Tensor, turn: Turn) -> Tensor:
         """The next element of each stratum (see `IndexChoice`)."""
-        numel = prepared.numel()
+        numel = flat.numel()
         starts, sizes = strata(numel, kept_elements(numel, self._ratio))
-        generator = shared_generator(self._seed, _ROTATION)
+        generator = shared_generator(turn.seed, _ROTATION)
         first = (torch.rand(len(sizes), generator=generator, dtype=torch.float64) * sizes).long()
-        return (starts + (first + step) % sizes).to(device=prepared.device, dtype=torch.int32)
+        return (starts + (first + turn.step) % sizes).to(device=flat.device, dtype=torch.int32)
 
 
 def strata(numel: int, count: int) -> tuple[Tensor, Tensor]:
@@ -325,9 +250,7 @@ class SharedSelection:
 
     Args:
         compressor: selects ``count`` elements, always.
-        ratio: fraction of the elements.
         count: how many that is.
-        seed: of the compressor's randomness, if it has any.
         coding: of the indices on their way.
     """
 
@@ -335,76 +258,67 @@ class SharedSelection:
         self,
         compressor: Compressor[SparsePayload],
         *,
-        ratio: float,
         count: int,
-        seed: int = 0,
         coding: IndexCoding | None = None,
     ) -> None:
         self._compressor = compressor
-        self._ratio = ratio
         self._count = count
-        self._seed = seed
         self._coding: IndexCoding = coding if coding is not None else PlainIndices()
         self._workspace = Workspace()
 
-    def in_turn(self, prepared: Tensor, channel: Channel, step: int) -> Tensor:
+    def in_turn(self, flat: Tensor, turn: Turn) -> Tensor:
         """The indices of the worker whose turn it is; nobody else selects."""
-        source = step % channel.workers
-        own = self._select(prepared, channel, step) if channel.rank == source else None
-        return self._hand_on(own, prepared, channel, source)
+        source = turn.step % turn.channel.workers
+        own = self._compressor.encode(flat, turn) if turn.channel.rank == source else None
+        return self._hand_on(own, flat, turn.channel, source)
 
-    def elected(self, prepared: Tensor, channel: Channel, step: int) -> tuple[Tensor, float]:
+    def elected(self, flat: Tensor, turn: Turn) -> tuple[Tensor, float]:
         """The indices of the worker whose selection holds most energy, and the skew: its energy over the mean.
 
         Norms are gathered rather than energies, whose range may exceed that of fp32. Of equals the lowest rank wins;
         a NaN wins over everything, and is seen by all.
         """
-        own = self._select(prepared, channel, step)
-        norms = channel.all_gather(prepared.new_tensor([math.sqrt(energy(own.values))])).flatten().cpu()
+        own = self._compressor.encode(flat, turn)
+        norms = turn.channel.all_gather(flat.new_tensor([math.sqrt(energy(own.values))])).flatten().cpu()
         source = int(norms.argmax())
         energies = norms.double().square()
         mean = float(energies.mean())
         skew = float(energies[source]) / mean if mean > 0 else 1.0
-        return self._hand_on(own, prepared, channel, source), skew
+        return self._hand_on(own, flat, turn.channel, source), skew
 
-    def _select(self, prepared: Tensor, channel: Channel, step: int) -> SparsePayload:
-        """This worker's own choice."""
-        generator = private_generator(self._seed, channel.rank, step, prepared.device)
-        return self._compressor.compress(prepared, self._ratio, generator)
-
-    def _hand_on(self, own: SparsePayload | None, prepared: Tensor, channel: Channel, source: int) -> Tensor:
-        numel = prepared.numel()
+    def _hand_on(self, own: SparsePayload | None, flat: Tensor, channel: Channel, source: int) -> Tensor:
+        numel = flat.numel()
         size = self._coding.nbytes(numel, self._count)
-        message = self._workspace.take("message", size, torch.uint8, prepared.device)
+        message = self._workspace.take("message", size, torch.uint8, flat.device)
         if own is not None and channel.rank == source:
             self._coding.write(own.indices, numel, message)
         channel.broadcast(message, source)
         return self._coding.read(message, numel, self._count)
 
 
-class Star(Stateless):
+class Star(IndexChoice):
     """Workers choose in turn: no election, and only one of them selects; each waits N steps for its turn."""
 
     def __init__(self, shared: SharedSelection) -> None:
         self._shared = shared
 
-    def choose(self, prepared: Tensor, channel: Channel, step: int) -> Tensor:
+    def choose(self, flat: Tensor, turn: Turn) -> Tensor:
         """Step modulo workers (see `IndexChoice`)."""
-        return self._shared.in_turn(prepared, channel, step)
+        return self._shared.in_turn(flat, turn)
 
 
-class Var(Stateless):
+class Var(IndexChoice):
     """The worker chooses whose selection holds most energy: a gather of four bytes in every step."""
 
     def __init__(self, shared: SharedSelection) -> None:
         self._shared = shared
 
-    def choose(self, prepared: Tensor, channel: Channel, step: int) -> Tensor:
+    def choose(self, flat: Tensor, turn: Turn) -> Tensor:
         """By election (see `IndexChoice`)."""
-        return self._shared.elected(prepared, channel, step)[0]
+        return self._shared.elected(flat, turn)[0]
 
 
-class StarOrVar:
+class StarOrVar(IndexChoice):
     """Turns while the workers' gradients are alike, elections while they are not, or where turns come too rarely.
 
     The skew, largest over mean energy of the workers' selections, is 1 where all are alike and N where one has it all.
@@ -418,24 +332,24 @@ class StarOrVar:
         self._skew = 1.0
         self._electing = False
 
-    def choose(self, prepared: Tensor, channel: Channel, step: int) -> Tensor:
+    def choose(self, flat: Tensor, turn: Turn) -> Tensor:
         """By turn or by election (see `IndexChoice`)."""
-        many = channel.workers > MANY_WORKERS
-        if not (many or self._electing or step % LOOK_EVERY_STEPS == LOOK_EVERY_STEPS - 1):
-            return self._shared.in_turn(prepared, channel, step)
-        indices, skew = self._shared.elected(prepared, channel, step)
+        many = turn.channel.workers > MANY_WORKERS
+        if not (many or self._electing or turn.step % LOOK_EVERY_STEPS == LOOK_EVERY_STEPS - 1):
+            return self._shared.in_turn(flat, turn)
+        indices, skew = self._shared.elected(flat, turn)
         if math.isfinite(skew):
             self._skew += _WEIGHT * (skew - self._skew)
         self._electing = self._skew > (EVEN if self._electing else SKEWED)
         return indices
 
-    def state(self) -> MemoryState:
+    def state(self) -> State:
         """The smoothed skew, and whether elections are on."""
         return {
             "skew": torch.tensor(self._skew, dtype=torch.float64),
             "electing": torch.tensor(self._electing),
         }
 
-    def load_state(self, state: MemoryState) -> None:
+    def load_state(self, state: State) -> None:
         """Both."""
         self._skew, self._electing = float(state["skew"]), bool(state["electing"])

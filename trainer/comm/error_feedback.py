@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -28,65 +27,29 @@ from hetopt.core.comm.composition import CORRECTION, combine, why_not_optimised
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.channel import group_size
-from hetopt.trainer.comm.compressor import MemoryState, Payload, SparsePayload
+from hetopt.trainer.comm.compressor import Payload, Residual, SparsePayload, State
 from hetopt.trainer.comm.vectors import energy
 
 ALIKE = "alike."
 """Keys that begin so are the same for all workers: a new worker gets a copy, where others are handed on in parts."""
 
 
-class Remembered(Protocol):
-    """What has to be saved with a run."""
-
-    def state(self) -> MemoryState:
-        """A copy of what is remembered."""
-        ...
-
-    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Remember what `state` gave.
-
-        Raises:
-            BadInput: the state belongs to another memory or to another model.
-        """
-        ...
-
-
-class Memory(Remembered, Protocol):
-    """Adds what was withheld before to a new gradient, and keeps what is withheld now."""
-
-    def prepare(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The vector to compress. No side effects: candidates may be tried on it; valid until the next `prepare`.
-
-        Args:
-            gradient: the flat fp32 gradient, already weighted by the worker's share of the batch.
-        """
-        ...
-
-    def commit(self, prepared: torch.Tensor, sent: Payload) -> float | None:
-        """Remember ``prepared - sent``, where ``sent`` is exactly what the other workers received.
-
-        Returns:
-            The energy that this took away (see `Payload.subtract_from`); None where nothing is remembered.
-        """
-        ...
-
-
-class NoMemory:
+class NoResidual:
     """What is not sent is forgotten; right where everything is sent."""
 
-    def prepare(self, gradient: torch.Tensor) -> torch.Tensor:
+    def prepare(self, gradient: Tensor) -> Tensor:
         """The gradient itself."""
         return gradient
 
-    def commit(self, prepared: torch.Tensor, sent: Payload) -> None:
-        """Nothing to remember (see `Memory`)."""
+    def commit(self, prepared: Tensor, sent: Payload) -> None:
+        """Nothing to remember (see `Residual`)."""
 
-    def state(self) -> MemoryState:
+    def state(self) -> State:
         """Empty."""
         return {}
 
-    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Accept the empty state only (see `Memory`)."""
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Accept the empty state only (see `Residual`)."""
         check_state(state, {})
 
 
@@ -101,37 +64,37 @@ class ErrorFeedback:
         self._residual = torch.zeros(numel, dtype=torch.float32, device=device)
         self._prepared = torch.zeros_like(self._residual)
 
-    def prepare(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Gradient plus residual (see `Memory`)."""
+    def prepare(self, gradient: Tensor) -> Tensor:
+        """Gradient plus residual (see `Residual`)."""
         return torch.add(gradient, self._residual, out=self._prepared)
 
-    def commit(self, prepared: torch.Tensor, sent: Payload) -> float:
-        """Keep what was not sent (see `Memory`)."""
+    def commit(self, prepared: Tensor, sent: Payload) -> float:
+        """Keep what was not sent (see `Residual`)."""
         if prepared is not self._prepared:
             self._prepared.copy_(prepared)
         kept = sent.subtract_from(self._prepared)
         self._residual, self._prepared = self._prepared, self._residual
         return kept
 
-    def state(self) -> MemoryState:
+    def state(self) -> State:
         """``{"residual": ...}``, copied."""
         return {"residual": self._residual.clone()}
 
-    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take over a residual (see `Memory`)."""
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over a residual (see `Residual`)."""
         check_state(state, {"residual": self._residual})
         self._residual.copy_(state["residual"])
 
 
-def redistribute(states: Sequence[MemoryState], workers: int) -> list[MemoryState]:
-    """What each of ``workers`` workers should remember when those with ``states`` are replaced by them.
+def redistribute(states: Sequence[State], workers: int) -> list[State]:
+    """The residual of each of ``workers`` workers when those with ``states`` are replaced by them.
 
-    Old worker i hands its memory to new worker ``i mod workers``; memories that meet add up, and additional workers
+    Old worker i hands its residual to new worker ``i mod workers``; residuals that meet add up, and additional workers
     start from zero. So the sum over workers, which is all that training can ever see, stays; and as many workers as
-    before keep their memories unchanged. What all workers have alike (`ALIKE`) is copied.
+    before keep their residuals unchanged. What all workers have alike (`ALIKE`) is copied.
     """
     if not states or workers < 1:
-        raise ValueError(f"memories go from at least one worker to at least one, not from {len(states)} to {workers}")
+        raise ValueError(f"residuals go from at least one worker to at least one, not from {len(states)} to {workers}")
     new = [
         {key: value.clone() if key.startswith(ALIKE) else torch.zeros_like(value) for key, value in states[0].items()}
         for _ in range(workers)
@@ -143,7 +106,7 @@ def redistribute(states: Sequence[MemoryState], workers: int) -> list[MemoryStat
     return new
 
 
-def check_state(state: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """Refuse a state that does not fit.
 
     Raises:
@@ -170,44 +133,27 @@ class MomentumCorrection:
     Args:
         numel: elements of the gradient.
         momentum: m, in [0, 1).
-        clip_norm: the norm that the *summed* gradient may have. Every worker clips its own part, before accumulating,
-            to ``clip_norm / sqrt(workers)``: what it may contribute when all parts are independent and alike.
         device: where the gradient lies.
-        group: the workers; absent: the default group.
     """
 
-    def __init__(
-        self,
-        numel: int,
-        *,
-        momentum: float = DEFAULT_MOMENTUM,
-        clip_norm: float | None = None,
-        device: torch.device | None = None,
-        group: dist.ProcessGroup | None = None,
-    ) -> None:
+    def __init__(self, numel: int, *, momentum: float = DEFAULT_MOMENTUM, device: torch.device | None = None) -> None:
         if not 0 <= momentum < 1:
-            raise ValueError(f"momentum is in [0, 1), not {momentum}")
+            raise ValueError(f"momentum must be in [0, 1), got {momentum}")
         self._momentum = momentum
-        self._clip_norm = clip_norm
-        self._group = group
         self._velocity = torch.zeros(numel, dtype=torch.float32, device=device)
         self._unsent = torch.zeros_like(self._velocity)
         self._next_velocity = torch.zeros_like(self._velocity)
         self._prepared = torch.zeros_like(self._velocity)
 
     def prepare(self, gradient: Tensor) -> Tensor:
-        """Accumulated velocity (see `Memory`)."""
+        """Accumulated velocity (see `Residual`)."""
         torch.add(gradient, self._velocity, alpha=self._momentum, out=self._next_velocity)
-        if self._clip_norm is not None:
-            scale = self._clip_norm / math.sqrt(group_size(self._group)) / max(math.sqrt(energy(gradient)), 1e-38)
-            if scale < 1:
-                torch.mul(gradient, scale, out=self._next_velocity).add_(self._velocity, alpha=self._momentum)
         return torch.add(self._unsent, self._next_velocity, out=self._prepared)
 
     def commit(self, prepared: Tensor, sent: Payload) -> float:
-        """Keep what was not sent, and forget the velocity of what was (see `Memory`)."""
+        """Keep what was not sent, and forget the velocity of what was (see `Residual`)."""
         if prepared is not self._prepared:
-            raise ValueError("only what this memory prepared can be committed: a velocity belongs to it")
+            raise ValueError("only what was prepared here can be committed: a velocity belongs to it")
         kept = sent.subtract_from(self._prepared)
         if isinstance(sent, SparsePayload) and sent.indices.numel() < sent.numel:
             self._next_velocity.index_fill_(0, sent.indices.long(), 0.0)
@@ -215,19 +161,54 @@ class MomentumCorrection:
         self._velocity, self._next_velocity = self._next_velocity, self._velocity
         return kept
 
-    def state(self) -> MemoryState:
+    def state(self) -> State:
         """``{"velocity": ..., "unsent": ...}``, copied."""
         return {"velocity": self._velocity.clone(), "unsent": self._unsent.clone()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over both (see `Memory`)."""
+        """Take over both (see `Residual`)."""
         check_state(state, {"velocity": self._velocity, "unsent": self._unsent})
         self._velocity.copy_(state["velocity"])
         self._unsent.copy_(state["unsent"])
 
 
+class Clipped:
+    """Clips a worker's gradient before another residual accumulates it.
+
+    To ``clip_norm / sqrt(workers)``: what it may contribute to a sum of norm ``clip_norm`` when the parts of all
+    workers are independent and alike.
+
+    Args:
+        inner: accumulates what is left of the gradient.
+        clip_norm: the norm that the *summed* gradient may have.
+        group: the workers; absent: the default group.
+    """
+
+    def __init__(self, inner: Residual, clip_norm: float, *, group: dist.ProcessGroup | None = None) -> None:
+        self._inner = inner
+        self._clip_norm = clip_norm
+        self._group = group
+
+    def prepare(self, gradient: Tensor) -> Tensor:
+        """The inner residual's, of the clipped gradient (see `Residual`)."""
+        scale = self._clip_norm / math.sqrt(group_size(self._group)) / max(math.sqrt(energy(gradient)), 1e-38)
+        return self._inner.prepare(gradient * scale if scale < 1 else gradient)
+
+    def commit(self, prepared: Tensor, sent: Payload) -> float | None:
+        """The inner residual's."""
+        return self._inner.commit(prepared, sent)
+
+    def state(self) -> State:
+        """The inner residual's."""
+        return self._inner.state()
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """The inner residual's."""
+        self._inner.load_state(state)
+
+
 def hand_over_momentum(optimizer: Optimizer) -> float:
-    """Take the momentum out of an SGD optimizer, for the workers' memories to have; returns what it was.
+    """Take the momentum out of an SGD optimizer, for the workers' residuals to have; returns what it was.
 
     Weight decay stays in the optimizer and then has no momentum, which is the one difference to momentum SGD that is
     left where everything is sent.

@@ -19,9 +19,9 @@ from hetopt.core.comm.payload_bytes import Shapes, kept_elements
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import Store
 from hetopt.trainer.comm.channel import Channel, Message
-from hetopt.trainer.comm.compressor import MemoryState
-from hetopt.trainer.comm.error_feedback import ALIKE, Memory, NoMemory, check_state
-from hetopt.trainer.comm.methods import checked_for, make_aggregation, make_memory
+from hetopt.trainer.comm.compressor import Residual, State
+from hetopt.trainer.comm.error_feedback import ALIKE, NoResidual, check_state
+from hetopt.trainer.comm.methods import checked_for, make_chain, make_residual
 from hetopt.trainer.comm.peers import Guard
 from hetopt.trainer.comm.topk import kept_energies
 from hetopt.trainer.comm.vectors import energy
@@ -36,7 +36,7 @@ class ExchangeStats:
         compress_s: its own work: remembering, compressing, adding up what arrived.
         sync_s: the collective operations, with the wait for slower workers.
         messages: those operations one by one.
-        energy: sum of squares of gradient and residual; None where nothing can be held back.
+        energy: sum of squares of gradient and residual; None where there is no residual.
         kept_energy: the part of it that what was sent takes away; of a selection, the energy of what was sent.
         look_energies: what the largest elements would have kept, at the ratios that were asked for.
     """
@@ -56,7 +56,7 @@ class ExchangeStats:
 
     @property
     def gain(self) -> float:
-        """Kept energy over energy, of this worker; 1 where nothing is held back, or nothing is."""
+        """Kept energy over energy, of this worker; 1 where there is no residual, or no gradient."""
         if self.energy is None or self.kept_energy is None or self.energy == 0:
             return 1.0
         return self.kept_energy / self.energy
@@ -82,30 +82,30 @@ def summed(parts: Sequence[ExchangeStats]) -> ExchangeStats:
 _STEP = f"{ALIKE}step"
 _IN_USE = f"{ALIKE}compression"
 _STEPS = f"{ALIKE}steps"
-_OWES = f"{ALIKE}owes"
+_HAS_RESIDUAL = f"{ALIKE}owes"
 _FORGETS = f"{ALIKE}forgets"
-_OWN = (_IN_USE, _STEPS, _OWES, _FORGETS)
+_OWN = (_IN_USE, _STEPS, _HAS_RESIDUAL, _FORGETS)
 
 FORGOTTEN = "bf16"
 """The compression whose rounding is not worth remembering."""
 
-_NOTHING = NoMemory()
+_NOTHING = NoResidual()
 
 
 class Exchange:
-    """Sums gradients over all workers, by one compression after another with the same memory.
+    """Sums gradients over all workers, by one compression after another with the same residual.
 
     The caller weights its local mean gradient by ``local_batch_size / global_batch_size`` first: then the sum is the
     gradient of one machine with the whole batch, and residuals are in units of that sum.
 
-    The memory is that of the first compression. Others that do not name one use it as well: so a dense exchange between
-    two sparsified ones sends the whole residual, and leaves nothing behind. What a compression itself carries from step
-    to step (PowerSGD's factors) ends with its use.
+    The residual is that of the first compression, and others that do not name one go on with it: so a dense exchange
+    between two sparsified ones sends the whole residual, and leaves nothing behind. What a compression itself carries
+    from step to step (PowerSGD's factors) ends with its use.
 
     bf16 only begins so. Once its first step has sent the residual of others, its rounding is forgotten as it is where a
     run asks for bf16: it leaves a part in 10^5 of a gradient's energy, and remembering that takes as long as rounding.
-    What the memory still holds then, that step's rounding, waits for the next compression. Only where nobody has asked
-    for a memory by name (``forgets``).
+    What the residual still holds then, that step's rounding, waits for the next compression. Only where nobody has
+    asked for error feedback by name (``forgets``).
 
     Args:
         first: the compression to begin with; what it leaves open is filled in by `composition.combine`.
@@ -116,7 +116,7 @@ class Exchange:
         shapes: of the parameters, in the order in which they lie in the gradient; some compressors need them.
         seed: of all randomness, the same on every worker.
         store: that all workers can reach, to find out who is missing when an exchange times out.
-        memory: to go on with; absent: a new one.
+        residual: to go on with; absent: a new one.
         first_step: number of the first step, which randomness depends on.
         forgets: whether bf16 among others does.
 
@@ -135,7 +135,7 @@ class Exchange:
         shapes: Shapes | None = None,
         seed: int = 0,
         store: Store | None = None,
-        memory: Memory | None = None,
+        residual: Residual | None = None,
         first_step: int = 0,
         forgets: bool = False,
     ) -> None:
@@ -148,9 +148,9 @@ class Exchange:
         self._seed = seed
         self._store = store
         self._forgets = forgets
-        self._memory = make_memory(first, numel, device=device, group=group) if memory is None else memory
+        self._residual = make_residual(first, numel, device=device, group=group) if residual is None else residual
         self._step = first_step
-        self._owes = False
+        self._has_residual = False
         self._forgetful = False  # whether the residual waits, and the rounding of this step is forgotten
         self._begin(first)
 
@@ -160,9 +160,9 @@ class Exchange:
         return self._compression
 
     @property
-    def owes(self) -> bool:
+    def has_residual(self) -> bool:
         """Whether there may be a residual; the same on all workers."""
-        return self._owes
+        return self._has_residual
 
     @property
     def memory(self) -> Exchange:
@@ -173,7 +173,7 @@ class Exchange:
         """Exchange like this from the next step on; all workers must decide the same.
 
         Raises:
-            BadInput: it does not go with the memory.
+            BadInput: it does not go with the residual.
         """
         compression = with_memory(compression, self._first)
         if compression != self._compression:
@@ -196,15 +196,15 @@ class Exchange:
         """
         if flat.numel() == 0:
             return ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)
-        memory = _NOTHING if self._forgetful and not look_at else self._memory
+        residual = _NOTHING if self._forgetful and not look_at else self._residual
         with self._guard.watch():
             channel = Channel(self._group, clock=self._clock, on=flat.device)
             begun = channel.now()
-            prepared = memory.prepare(flat)
-            there = None if isinstance(memory, NoMemory) and not look_at else energy(prepared)
+            prepared = residual.prepare(flat)
+            there = None if isinstance(residual, NoResidual) and not look_at else energy(prepared)
             looked, looking_s = _look(prepared, look_at, channel)
-            sent = self._aggregation.run(prepared, flat, channel, self._step)
-            kept = memory.commit(prepared, sent)
+            sent = self._chain.run(prepared, flat, channel, self._step)
+            kept = residual.commit(prepared, sent)
         sync_s = sum(message.time_s for message in channel.messages)
         stats = ExchangeStats(
             sent_bytes=sum(message.payload_bytes for message in channel.messages),
@@ -216,31 +216,31 @@ class Exchange:
             look_energies=looked,
         )
         self._step += 1
-        self._owes = self._compression.name != "identity"
+        self._has_residual = self._compression.name != "identity"
         self._forgetful = self._forgets and self._compression.name == FORGOTTEN
         return stats
 
-    def lend(self) -> MemoryState:
+    def lend(self) -> State:
         """The residual, for an exchange that keeps it from here on, until it is `returned`."""
-        state = self._memory.state()
-        self._memory.load_state({key: torch.zeros_like(value) for key, value in state.items()})
-        self._owes = False
+        state = self._residual.state()
+        self._residual.load_state({key: torch.zeros_like(value) for key, value in state.items()})
+        self._has_residual = False
         return state
 
-    def returned(self, state: MemoryState) -> None:
+    def returned(self, state: State) -> None:
         """Go on with the residual of somebody else."""
-        self._memory.load_state(state)
-        self._owes = True
+        self._residual.load_state(state)
+        self._has_residual = True
 
-    def state(self) -> MemoryState:
+    def state(self) -> State:
         """See `memory`."""
         in_use = torch.frombuffer(bytearray(self._compression.model_dump_json().encode()), dtype=torch.uint8)
         return {
-            **self._memory.state(),
+            **self._residual.state(),
             **self._carried(),
             _IN_USE: in_use,
             _STEPS: torch.tensor(self._step),
-            _OWES: torch.tensor(self._owes),
+            _HAS_RESIDUAL: torch.tensor(self._has_residual),
             _FORGETS: torch.tensor(self._forgetful),
         }
 
@@ -248,24 +248,24 @@ class Exchange:
         """Go on from what `state` gave, or from a residual alone.
 
         Raises:
-            BadInput: the state belongs to another memory or to another model.
+            BadInput: the state belongs to another residual or to another model.
         """
         rest = {key: value for key, value in state.items() if key not in _OWN}
         in_use = compression_in(state)
         if in_use is not None:
             self._begin(in_use)
-        check_state(rest, {**self._memory.state(), **self._carried()})
-        self._memory.load_state({key: value for key, value in rest.items() if not key.startswith(ALIKE)})
+        check_state(rest, {**self._residual.state(), **self._carried()})
+        self._residual.load_state({key: value for key, value in rest.items() if not key.startswith(ALIKE)})
         carried = {key.removeprefix(ALIKE): value for key, value in rest.items() if key.startswith(ALIKE)}
         self._step = int(carried.pop("step", state.get(_STEPS, torch.tensor(self._step))))
-        self._aggregation.load_state(carried)
-        self._owes = bool(state.get(_OWES, torch.tensor(True)))
+        self._chain.load_state(carried)
+        self._has_residual = bool(state.get(_HAS_RESIDUAL, torch.tensor(True)))
         self._forgetful = bool(state.get(_FORGETS, torch.tensor(False)))
 
     def _begin(self, compression: Compression) -> None:
         numel, shapes = self._numel, self._shapes
         chosen = checked_for(compression, numel, shapes)
-        self._aggregation = make_aggregation(
+        self._chain = make_chain(
             compression, numel, shapes=shapes, seed=self._seed, device=self._device, group=self._group
         )
         layout = hashlib.sha256(repr((numel, [tuple(s) for s in shapes or ()], self._seed)).encode()).hexdigest()[:8]
@@ -279,14 +279,14 @@ class Exchange:
         self._compression = compression
         self._forgetful = False
 
-    def _carried(self) -> MemoryState:
+    def _carried(self) -> State:
         """What the compression in use carries from step to step, the same on all workers."""
-        carried = {f"{ALIKE}{key}": value for key, value in self._aggregation.state().items()}
-        return {**carried, _STEP: torch.tensor(self._step)} if carried or self._aggregation.counts_steps else {}
+        carried = {f"{ALIKE}{key}": value for key, value in self._chain.state().items()}
+        return {**carried, _STEP: torch.tensor(self._step)} if carried or self._chain.counts_steps else {}
 
 
 def with_memory(compression: Compression, first: Compression) -> Compression:
-    """The compression with the memory that a run has which began with another one, unless it names its own."""
+    """The compression with the residual that a run has which began with another one, unless it names its own."""
     if compression.memory != AUTO:
         return compression
     memory = combine(first.name, memory=first.memory, collective=first.collective).memory

@@ -1,7 +1,7 @@
 """An exchange in two levels: workers of a host sum densely among themselves, and one of them exchanges with others.
 
 Inside a machine bytes are cheap, between machines they are not: of all workers' gradients only one sum a host crosses
-the network. What that leaves out is remembered once a host, in units of the same weighted sum, by the worker that sent
+the network. The residual of that is kept once a host, in units of the same weighted sum, by the worker that sent
 it: the host's leader, the one of lowest rank.
 """
 
@@ -22,8 +22,8 @@ from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import Store
 from hetopt.trainer.comm.channel import Channel, group_rank, group_size
-from hetopt.trainer.comm.compressor import MemoryState
-from hetopt.trainer.comm.error_feedback import ALIKE, Remembered
+from hetopt.trainer.comm.compressor import Resumable, State
+from hetopt.trainer.comm.error_feedback import ALIKE
 from hetopt.trainer.comm.exchange import Exchange, ExchangeStats, compression_in, with_memory
 from hetopt.trainer.comm.peers import Guard, LostPeer
 
@@ -105,7 +105,7 @@ class HierarchicalExchange:
     ) -> None:
         self._first = first
         self._compression = first
-        self._owes = False
+        self._has_residual = False
         self._clock = clock
         self._device = device if device is not None else torch.device("cpu")
         self._groups = groups
@@ -131,12 +131,12 @@ class HierarchicalExchange:
         return self._compression
 
     @property
-    def owes(self) -> bool:
-        """Whether something may be held back; the same on all workers."""
-        return self._owes
+    def has_residual(self) -> bool:
+        """Whether there may be a residual; the same on all workers."""
+        return self._has_residual
 
     @property
-    def memory(self) -> Remembered:
+    def memory(self) -> Resumable:
         """All that a checkpoint needs. `state` and `load_state` are for all workers of a host together."""
         return self
 
@@ -144,7 +144,7 @@ class HierarchicalExchange:
         """Exchange like this from the next step on; all workers must decide the same.
 
         Raises:
-            BadInput: it does not go with the memory. Only leaders notice.
+            BadInput: it does not go with the residual. Only leaders notice.
         """
         if self._between is not None:
             self._between.use(compression)
@@ -164,10 +164,10 @@ class HierarchicalExchange:
                     raise error.__cause__ from None
                 raise
 
-    def state(self) -> MemoryState:
-        """The leader's state; the other workers of its host have the same keys, with nothing held back.
+    def state(self) -> State:
+        """The leader's state; the other workers of its host have the same keys, with a residual of zeros.
 
-        So memories may be handed on to any other workers, of a hierarchy or not (see `memory.redistribute`).
+        So residuals may be handed on to any other workers, of a hierarchy or not (see `error_feedback.redistribute`).
         """
         channel = self._inside(self._device)
         if self._between is None:
@@ -175,7 +175,7 @@ class HierarchicalExchange:
             channel.broadcast(size, 0)
             message = torch.empty(int(size), dtype=torch.uint8)
             channel.broadcast(message, 0)
-            handed: MemoryState = torch.load(io.BytesIO(message.numpy().tobytes()), weights_only=True)
+            handed: State = torch.load(io.BytesIO(message.numpy().tobytes()), weights_only=True)
             return handed
         state = self._between.memory.state()
         if channel.workers > 1:
@@ -194,13 +194,13 @@ class HierarchicalExchange:
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Hand what any worker of the host holds back to the leader: its host may have been another one before."""
         channel = self._inside(self._device)
-        handed: MemoryState = {}
+        handed: State = {}
         for key in sorted(state):
             handed[key] = state[key].to("cpu", copy=True)
             if not key.startswith(ALIKE):
                 channel.all_reduce(handed[key])
         self._compression = compression_in(state) or self._compression
-        self._owes = True
+        self._has_residual = True
         if self._between is not None:
             self._between.load_state(handed)
 
@@ -221,7 +221,7 @@ class HierarchicalExchange:
             )
         if channel.workers > 1:
             channel.broadcast(flat, 0)
-        self._owes = self._compression.name != "identity"
+        self._has_residual = self._compression.name != "identity"
         before, after = channel.messages[:1], channel.messages[1:]
         return replace(
             stats,

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hetopt.core.comm.composition import DENSE
 from hetopt.core.comm.payload_bytes import SCALED_ELEMENTS, scaled_code_bytes, slice_elements
-from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.compressor import Payload, Stateless
+from hetopt.trainer.comm.compressor import Compressor, Turn
 from hetopt.trainer.comm.threshold import largest_magnitude
 from hetopt.trainer.comm.vectors import RowBlock, Workspace, row_blocks, take_out
 
@@ -57,7 +57,7 @@ class SliceCoding(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class NarrowFloats:
+class LowPrecisionFloats:
     """Values in fp16 or bf16.
 
     bf16 has the range of fp32. fp16 has not: every slice is scaled by a power of two that puts its largest magnitude
@@ -96,9 +96,9 @@ class NarrowFloats:
     def read(self, rows: Tensor, size: int) -> Iterator[tuple[RowBlock, Tensor]]:
         """See `SliceCoding`."""
         powers = _powers([-exponent for exponent in rows[:, 0].tolist()], rows.device) if self._header else None
-        narrow = rows[:, self._header :]
+        low = rows[:, self._header :]
         for block in row_blocks(len(rows), size, rows.device):
-            values = narrow[block.rows, block.columns].to(torch.float32, memory_format=torch.contiguous_format)
+            values = low[block.rows, block.columns].to(torch.float32, memory_format=torch.contiguous_format)
             yield block, values if powers is None else values.mul_(powers[block.rows])
 
 
@@ -107,7 +107,7 @@ class ScaledCodes:
     """Whole codes of 8 or 4 bits, to the nearest, each `SCALED_ELEMENTS` of them with a scale of their own in bf16.
 
     A scale is the largest magnitude over the largest code, so an outlier coarsens only the few values beside it. (As in
-    the gradient exchange of ZeRO++, arXiv 2306.10209, but what rounding leaves is remembered and sent later.) Scales
+    the gradient exchange of ZeRO++, arXiv 2306.10209, but what rounding leaves is kept and sent later.) Scales
     come first in a row, then the codes, two to a byte where they have 4 bits.
     """
 
@@ -195,42 +195,65 @@ def _exponent(part: Tensor) -> int:
     return min(_MOST_EXPONENT, max(-_MOST_EXPONENT, _TOP_EXPONENT - math.frexp(peak)[1]))
 
 
-class NarrowSum(Stateless):
-    """Each worker sums one slice of everyone's gradient, in fp32 and in rank order, and hands the sum to all.
-
-    Two steps of slices, all to all and back, move the same bytes over each link as a ring all-reduce of the narrow
-    type would, in as many messages. But a ring rounds its partial sums to the narrow type N - 1 times, and may overflow
-    on the way though neither the summands nor the sum do; here a value is rounded once when it is sent and once when
-    its sum is.
-
-    What is remembered, where there is a memory, is the rounding of this worker's own gradient, and that of the sums of
-    its slice, which nobody else knows: so what all workers count as sent is exactly what all of them received.
+class LowPrecision(Compressor["LowPrecisionPayload"]):
+    """Sends everything in a half, a quarter or an eighth of the bytes, in slices that are summed by a worker each.
 
     Args:
         coding: of slices.
     """
 
-    counts_steps = False
+    combines: ClassVar[tuple[str, ...]] = (DENSE,)
 
     def __init__(self, coding: SliceCoding) -> None:
-        self._coding = coding
+        self.coding = coding
         self._workspace = Workspace()
 
-    def run(self, prepared: Tensor, out: Tensor, channel: Channel, step: int) -> Payload:
-        """Round, sum slices, round (see `Aggregation`)."""
-        numel, workers = prepared.numel(), channel.workers
-        coding = self._coding
-        size = slice_elements(numel, workers, group=coding.group)
-        rows, received = self._rows("rows", workers, size, prepared), self._rows("received", workers, size, prepared)
-        coding.write(prepared, rows, size)
+    def encode(self, flat: Tensor, turn: Turn) -> LowPrecisionPayload:
+        """Round the slices of the gradient, one for each worker (see `Compressor`)."""
+        numel, workers = flat.numel(), turn.channel.workers
+        size = slice_elements(numel, workers, group=self.coding.group)
+        rows = self.rows("rows", workers, size, flat)
+        self.coding.write(flat, rows, size)
+        return LowPrecisionPayload(rows=rows, size=size, coding=self.coding, numel=numel, rank=turn.channel.rank)
+
+    def rows(self, name: str, count: int, size: int, like: Tensor) -> Tensor:
+        """Residual for so many coded slices, the same whenever ``name`` is asked for."""
+        width = self.coding.width(size)
+        return self._workspace.take(name, count * width, self.coding.dtype, like.device).view(count, width)
+
+    def total(self, size: int, like: Tensor) -> Tensor:
+        """Zeros for the sum of a slice."""
+        return self._workspace.take("total", size, torch.float32, like.device).zero_()
+
+
+class SlicedAllReduce:
+    """Each worker sums one slice of everyone's gradient, in fp32 and in rank order, and hands the sum to all.
+
+    Two steps of slices, all to all and back, move the same bytes over each link as a ring all-reduce of the smaller
+    type would, in as many messages. But a ring rounds its partial sums to that type N - 1 times, and may overflow on
+    the way though neither the summands nor the sum do; here a value is rounded once when it is sent and once when its
+    sum is.
+
+    The residual, where there is one, is the rounding of this worker's own gradient, and that of the sums of its slice,
+    which nobody else knows: so what all workers count as sent is exactly what all of them received.
+    """
+
+    name = DENSE
+
+    def run(self, compressor: LowPrecision, flat: Tensor, out: Tensor, turn: Turn) -> LowPrecisionPayload:
+        """Round, sum slices, round (see `Collective`)."""
+        channel, coding = turn.channel, compressor.coding
+        payload = compressor.encode(flat, turn)
+        rows, size = payload.rows, payload.size
+        received = compressor.rows("received", channel.workers, size, flat)
         with channel.operation("all_reduce", rows.nbytes) as operation:
             channel.all_to_all(rows, received)
             with operation.pause():
-                total = self._workspace.take("total", size, torch.float32, prepared.device).zero_()
+                total = compressor.total(size, flat)
                 for block, values in coding.read(received, size):
                     for part in values:
                         total[block.columns].add_(part)
-                own = self._rows("own", 1, size, prepared)
+                own = compressor.rows("own", 1, size, flat)
                 coding.write(total, own, size)
                 for block, values in coding.read(own, size):
                     torch.sub(values[0], total[block.columns], out=total[block.columns])
@@ -238,15 +261,11 @@ class NarrowSum(Stateless):
         for block, values in coding.read(received, size):
             part = out[block.flat]
             part.copy_(values.view(-1)[: part.numel()])
-        return NarrowPayload(rows=rows, size=size, coding=coding, numel=numel, rank=channel.rank, rounding=total)
-
-    def _rows(self, name: str, count: int, size: int, like: Tensor) -> Tensor:
-        width = self._coding.width(size)
-        return self._workspace.take(name, count * width, self._coding.dtype, like.device).view(count, width)
+        return replace(payload, rounding=total)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class NarrowPayload:
+class LowPrecisionPayload:
     """A whole gradient as it was rounded, in rows of slices, and what rounding its sums added to this rank's slice."""
 
     rows: Tensor
@@ -254,7 +273,7 @@ class NarrowPayload:
     coding: SliceCoding
     numel: int
     rank: int
-    rounding: Tensor
+    rounding: Tensor | None = None
 
     def add_to(self, flat: Tensor) -> None:
         """Add the rounded gradient to a dense vector, in place."""
@@ -278,6 +297,6 @@ class NarrowPayload:
             begin, end = block.flat.start, min(block.flat.stop, self.numel)
             values = table.view(-1)[: max(0, end - begin)]
             own_begin, own_end = max(begin, first), min(end, first + self.size)
-            if own_begin < own_end:
+            if self.rounding is not None and own_begin < own_end:
                 values[own_begin - begin : own_end - begin].add_(self.rounding[own_begin - first : own_end - first])
             yield slice(begin, end), values

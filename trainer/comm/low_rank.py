@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from hetopt.core.comm.payload_bytes import Shapes, low_rank, matrix_shape
-from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.compressor import MemoryState, Payload, shared_generator
+from hetopt.trainer.comm.compressor import State, Summed, Turn, shared_generator
 from hetopt.trainer.comm.vectors import Workspace, energy
 
 _DEPENDENT = 1e-24  # of a column's energy: less is left of it than rounding in double precision would leave
@@ -100,7 +99,7 @@ class LowRankPayload:
                 matrix.add_(left, alpha=sign)
 
 
-class LowRankSum:
+class LowRank(Summed[LowRankPayload]):
     """Sums all matrices as products of rank r.
 
     Workers may be unlike machines, whose libraries add in unlike orders. So whatever all of them must compute alike,
@@ -114,61 +113,68 @@ class LowRankSum:
         device: where the gradient lies.
     """
 
+    name = "powersgd"
     counts_steps = True
 
     def __init__(self, shapes: Shapes, *, rank: int, seed: int = 0, device: torch.device | None = None) -> None:
         self._places = matrix_places(shapes, rank)
-        self._seed = seed
         self._left_elements = sum(p.rows * (p.rank or p.columns) for p in self._places)
         right_elements = sum(p.columns * p.rank for p in self._places)
         first = torch.randn(right_elements, generator=shared_generator(seed, 0))
         self._right = first.to(device) if device is not None else first
         self._workspace = Workspace()
 
-    def run(self, prepared: Tensor, out: Tensor, channel: Channel, step: int) -> Payload:
-        """One power iteration (see `Aggregation`)."""
-        take, device = self._workspace.take, prepared.device
+    def encode(self, flat: Tensor, turn: Turn) -> LowRankPayload:
+        """Agree on the left factors, a sum; the right ones are what remains to be added up (see `Compressor`)."""
+        take, device = self._workspace.take, flat.device
         left = take("left", self._left_elements, torch.float32, device)
         for place in self._places:
             if place.rank:
-                torch.mm(place.matrix(prepared), place.right_of(self._right), out=place.left_of(left))
+                torch.mm(place.matrix(flat), place.right_of(self._right), out=place.left_of(left))
             else:
-                place.left_of(left).copy_(place.matrix(prepared))
+                place.left_of(left).copy_(place.matrix(flat))
         sent_left = take("sent left", left.numel(), torch.float32, device).copy_(left)
-        channel.all_reduce(left)
+        turn.channel.all_reduce(left)
         right = take("right", self._right.numel(), torch.float32, device)
         for place in self._places:
             if place.rank:
                 basis = place.left_of(left)
                 basis.copy_(orthonormal(basis))
                 place.left_of(sent_left).copy_(basis)
-                torch.mm(place.matrix(prepared).t(), basis, out=place.right_of(right))
+                torch.mm(place.matrix(flat).t(), basis, out=place.right_of(right))
         sent_right = take("sent right", right.numel(), torch.float32, device).copy_(right)
-        channel.all_reduce(right)
+        return LowRankPayload(places=self._places, left=sent_left, right=sent_right, numel=flat.numel())
+
+    def wire(self, payload: LowRankPayload, out: Tensor) -> Tensor:
+        """The right factors (see `Summed`)."""
+        return self._workspace.take("right", payload.right.numel(), torch.float32, payload.right.device)
+
+    def decode(self, payload: LowRankPayload, total: Tensor, out: Tensor, turn: Turn) -> None:
+        """Products of the summed factors, and what was sent as it is; the sum is the next step's Q (see `Summed`)."""
+        left = self._workspace.take("left", self._left_elements, torch.float32, out.device)
         for place in self._places:
             if place.rank:
-                write_product(place.left_of(left), place.right_of(right), place.matrix(out))
+                write_product(place.left_of(left), place.right_of(total), place.matrix(out))
             else:
                 place.matrix(out).copy_(place.left_of(left))
-        self._right.copy_(right)
-        self._refill(step)
-        return LowRankPayload(places=self._places, left=sent_left, right=sent_right, numel=prepared.numel())
+        self._right.copy_(total)
+        self._refill(turn)
 
-    def _refill(self, step: int) -> None:
+    def _refill(self, turn: Turn) -> None:
         """Draw columns of Q anew that have become zero (as they do with a gradient of zeros): they would stay so."""
         for place in self._places:
             if place.rank:
                 right = place.right_of(self._right)
                 empty = (right == 0).all(dim=0)
                 if empty.any():
-                    drawn = torch.randn(right.shape, generator=shared_generator(self._seed, step + 1))
+                    drawn = torch.randn(right.shape, generator=shared_generator(turn.seed, turn.step + 1))
                     right[:, empty] = drawn.to(right.device)[:, empty]
 
-    def state(self) -> MemoryState:
+    def state(self) -> State:
         """The right factors, from which the next step goes on."""
         return {"right": self._right.clone()}
 
-    def load_state(self, state: MemoryState) -> None:
+    def load_state(self, state: State) -> None:
         """The right factors."""
         self._right.copy_(state["right"])
 

@@ -1,4 +1,8 @@
-"""From the name of a compression to its parts: what is composed of what."""
+"""The registry of compression methods: from the name of a compression to the chain that does it, one line a method.
+
+`hetopt.core.comm.composition` says of the same names what they combine with, for who plans without torch. A method of
+one's own is one class and one call of `register` (docs/extending/compressor.md).
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from hetopt.core.comm import composition
 from hetopt.core.comm.checked import checked
 from hetopt.core.comm.composition import (
     AR_TOPK,
@@ -22,65 +28,152 @@ from hetopt.core.comm.composition import (
     STAR,
     VAR,
     Combination,
+    Method,
     combine,
 )
 from hetopt.core.comm.levels import gathered_bits, summed_bits
-from hetopt.core.comm.payload_bytes import SCALED_BITS, Shapes, kept_elements
+from hetopt.core.comm.payload_bytes import Shapes, kept_elements
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.channel import group_size
-from hetopt.trainer.comm.compressor import Aggregation, CompressedSum, Compressor, IdentityCompressor, SparsePayload
-from hetopt.trainer.comm.elements import (
-    ElementCoding,
+from hetopt.trainer.comm.compressor import (
+    AllReduce,
+    Chain,
+    Collective,
+    Compressor,
+    Identity,
     IndexChoice,
-    IndexedSum,
-    NarrowValues,
+    Residual,
+    SparsePayload,
+    chain,
+)
+from hetopt.trainer.comm.elements import (
+    AllGather,
+    ElementCoding,
+    LowPrecisionValues,
     PackedIndices,
-    PaddedSparseAllGather,
     PlainIndices,
     RandomElements,
     RotatingElements,
     SharedSelection,
-    SparseAllGather,
     Star,
     StarOrVar,
     Var,
 )
-from hetopt.trainer.comm.error_feedback import DEFAULT_MOMENTUM, ErrorFeedback, Memory, MomentumCorrection, NoMemory
-from hetopt.trainer.comm.low_precision import NarrowFloats, NarrowSum, ScaledCodes
-from hetopt.trainer.comm.low_rank import LowRankSum
+from hetopt.trainer.comm.error_feedback import DEFAULT_MOMENTUM, Clipped, ErrorFeedback, MomentumCorrection, NoResidual
+from hetopt.trainer.comm.low_precision import LowPrecision, LowPrecisionFloats, ScaledCodes, SlicedAllReduce
+from hetopt.trainer.comm.low_rank import LowRank
 from hetopt.trainer.comm.quantisation import (
-    AtRandom,
     MajorityVote,
     MaxNorm,
     MultiScale,
+    Packed,
     PackedAllGather,
-    PackedQuantiser,
-    QuantisedSum,
+    Quantised,
     Quantiser,
-    SignCompressor,
+    Sign,
     TernGrad,
-    ToNearest,
 )
-from hetopt.trainer.comm.threshold import (
-    DgcCompressor,
-    MsTopKCompressor,
-    RedSyncCompressor,
-    SidcoCompressor,
-    ThresholdCompressor,
-)
-from hetopt.trainer.comm.topk import MultiLevelCompressor, PerLayerTopKCompressor, TopKCompressor
+from hetopt.trainer.comm.threshold import Dgc, MsTopK, RedSync, Sidco, ThresholdTopK
+from hetopt.trainer.comm.topk import MultiLevel, PerLayerTopK, TopK
 
-SELECTORS: Mapping[str, Callable[[], Compressor[SparsePayload]]] = MappingProxyType(
-    {
-        "topk": TopKCompressor,
-        "mstopk": MsTopKCompressor,
-        "dgc": DgcCompressor,
-        "redsync": RedSyncCompressor,
-        "sidco": SidcoCompressor,
-    }
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What a compressor is made from.
+
+    Attributes:
+        compression: as it was asked for.
+        chosen: what that means, with the defaults filled in.
+        numel: elements of the gradient.
+        shapes: of the parameters; None: they are not known.
+        seed: of all randomness, the same on every worker.
+        workers: in the group.
+        device: where the gradient lies.
+    """
+
+    compression: Compression
+    chosen: Combination
+    numel: int
+    shapes: Shapes | None = None
+    seed: int = 0
+    workers: int = 1
+    device: torch.device | None = None
+
+    @property
+    def sizes(self) -> list[int]:
+        """Elements of the layers; one layer where they are not known."""
+        return [self.numel] if self.shapes is None else [math.prod(shape) for shape in self.shapes]
+
+    @property
+    def ratio(self) -> float:
+        """Fraction of the elements to send."""
+        return self.compression.ratio
+
+
+def _nested(select: Callable[[float], Compressor[SparsePayload]]) -> Callable[[Asked], Compressor[SparsePayload]]:
+    def make(asked: Asked) -> Compressor[SparsePayload]:
+        floor = asked.compression.floor_ratio
+        return select(asked.ratio) if floor is None else MultiLevel(select, asked.ratio, floor)
+
+    return make
+
+
+def _quantised(
+    quantiser: Callable[[Asked], Quantiser], levels: int | None = None
+) -> Callable[[Asked], Compressor[Any]]:
+    """Codes on a grid: summed on the way, or gathered."""
+
+    def make(asked: Asked) -> Compressor[Any]:
+        bits, most = asked.compression.bits, levels or asked.compression.levels
+        at_random = asked.chosen.memory == NONE
+        if asked.chosen.collective != GATHER:
+            summed_bits(asked.workers, bits=bits, levels=most)  # refuses what cannot be, before the first step
+            return Quantised(quantiser(asked), bits=bits, levels=most, at_random=at_random)
+        width, fitting = gathered_bits(bits=bits, levels=most)
+        sizes = asked.sizes if asked.chosen.method.by_shape else [asked.numel]
+        name = asked.chosen.name
+        return Packed(name, quantiser(asked), sizes=sizes, bits=width, levels=fitting, at_random=at_random)
+
+    return make
+
+
+_COMPRESSORS: dict[str, Callable[[Asked], Compressor[Any]]] = {
+    "identity": lambda asked: Identity(),
+    "fp16": lambda asked: LowPrecision(LowPrecisionFloats(torch.float16)),
+    "bf16": lambda asked: LowPrecision(LowPrecisionFloats(torch.bfloat16)),
+    "int8": lambda asked: LowPrecision(ScaledCodes(8)),
+    "int4": lambda asked: LowPrecision(ScaledCodes(4)),
+    "topk": _nested(TopK),
+    "topk_per_layer": lambda asked: PerLayerTopK(asked.ratio, asked.sizes),
+    "topk_threshold": lambda asked: ThresholdTopK(asked.ratio),
+    "mstopk": _nested(MsTopK),
+    "dgc": _nested(Dgc),
+    "redsync": _nested(RedSync),
+    "sidco": _nested(Sidco),
+    "randomk": lambda asked: Identity(),
+    "qsgd_maxnorm": _quantised(lambda asked: MaxNorm()),
+    "qsgd_two_scale": _quantised(lambda asked: MultiScale(2)),
+    "qsgd_multi_scale": _quantised(lambda asked: MultiScale(3)),
+    "global_randomk_maxnorm": _quantised(lambda asked: MaxNorm()),
+    "global_randomk_two_scale": _quantised(lambda asked: MultiScale(2)),
+    "terngrad": _quantised(lambda asked: TernGrad(asked.sizes), levels=1),
+    "sign": lambda asked: Sign(),
+    "powersgd": lambda asked: LowRank(
+        asked.shapes or (), rank=asked.compression.rank or 1, seed=asked.seed, device=asked.device
+    ),
+}
+
+_CHOICES: dict[str, Callable[[float], IndexChoice]] = {
+    "randomk": RandomElements,
+    "global_randomk_maxnorm": RotatingElements,
+    "global_randomk_two_scale": RotatingElements,
+}
+"""Of the methods whose elements do not depend on the gradient."""
+
+_SHARED: Mapping[str, Callable[[SharedSelection], IndexChoice]] = MappingProxyType(
+    {STAR: Star, VAR: Var, AR_TOPK: StarOrVar}
 )
-"""The compressors that select elements of a whole gradient and carry nothing from step to step."""
 
 _CODINGS: Mapping[str, ElementCoding] = MappingProxyType(
     {
@@ -90,17 +183,35 @@ _CODINGS: Mapping[str, ElementCoding] = MappingProxyType(
     }
 )
 
-_RANDOM_SELECTORS = ("mstopk", "dgc")
+
+def register(name: str, method: Method, make: Callable[[Asked], Compressor[Any]]) -> None:
+    """Add a compression method: from here on it has its row in the composition table, a price, and its name in options.
+
+    Args:
+        name: as people write it.
+        method: what it combines with; its collectives are those of the compressor's ``combines``.
+        make: makes the compressor.
+
+    Raises:
+        ValueError: there is one of this name.
+    """
+    composition.register(name, method)
+    _COMPRESSORS[name] = make
 
 
-def make_memory(
+def registered() -> tuple[str, ...]:
+    """The names of all methods."""
+    return tuple(_COMPRESSORS)
+
+
+def make_residual(
     compression: Compression,
     numel: int,
     *,
     device: torch.device | None = None,
     group: dist.ProcessGroup | None = None,
-) -> Memory:
-    """The memory that goes with ``compression``.
+) -> Residual:
+    """The residual that goes with ``compression``.
 
     Raises:
         BadInput: an unknown name, or things that do not go together.
@@ -110,14 +221,14 @@ def make_memory(
             return ErrorFeedback(numel, device=device)
         case "momentum_correction":
             momentum = compression.momentum if compression.momentum is not None else DEFAULT_MOMENTUM
-            return MomentumCorrection(
-                numel, momentum=momentum, clip_norm=compression.clip_norm, device=device, group=group
-            )
+            corrected = MomentumCorrection(numel, momentum=momentum, device=device)
+            clip_norm = compression.clip_norm
+            return corrected if clip_norm is None else Clipped(corrected, clip_norm, group=group)
         case _:
-            return NoMemory()
+            return NoResidual()
 
 
-def make_aggregation(
+def make_compressor(
     compression: Compression,
     numel: int,
     *,
@@ -125,130 +236,72 @@ def make_aggregation(
     seed: int = 0,
     device: torch.device | None = None,
     group: dist.ProcessGroup | None = None,
-) -> Aggregation:
-    """The way from gradients to their sum that ``compression`` names; arguments as of `Exchange`.
+) -> Compressor[Any]:
+    """The compressor that ``compression`` names; arguments as of `hetopt.trainer.comm.exchange.Exchange`.
 
     Raises:
         BadInput: an unknown name, or things that do not go together.
     """
     chosen = checked_for(compression, numel, shapes)
-    job = _Job(
+    workers = group_size(group)
+    asked = Asked(
         compression=compression,
         chosen=chosen,
         numel=numel,
-        sizes=[math.prod(shape) for shape in shapes] if shapes is not None else [numel],
+        shapes=shapes,
         seed=seed,
-        workers=group_size(group),
+        workers=workers,
+        device=device,
     )
-    match chosen.name:
-        case "identity":
-            return _dense()
-        case "fp16" | "bf16":
-            return NarrowSum(NarrowFloats(torch.float16 if chosen.name == "fp16" else torch.bfloat16))
-        case "int8" | "int4":
-            return NarrowSum(ScaledCodes(SCALED_BITS[chosen.name]))
-        case "qsgd_maxnorm":
-            return job.quantised(MaxNorm())
-        case "terngrad":
-            return job.quantised(TernGrad(job.sizes), levels=1)
-        case "qsgd_two_scale":
-            return job.quantised(MultiScale(2))
-        case "qsgd_multi_scale":
-            return job.quantised(MultiScale(3))
-        case "randomk":
-            return job.indexed(RandomElements(compression.ratio, seed), _dense())
-        case "global_randomk_maxnorm":
-            return job.indexed(RotatingElements(compression.ratio, seed), job.quantised(MaxNorm()))
-        case "global_randomk_two_scale":
-            return job.indexed(RotatingElements(compression.ratio, seed), job.quantised(MultiScale(2)))
-        case "sign":
-            collective = MajorityVote() if chosen.collective == MAJORITY else PackedAllGather()
-            return CompressedSum(compressor=SignCompressor(), ratio=1.0, collective=collective)
-        case "powersgd":
-            assert shapes is not None
-            return LowRankSum(shapes, rank=compression.rank or 1, seed=seed, device=device)
-        case _:
-            return job.selected()
+    return _COMPRESSORS[chosen.name](asked)
 
 
-def make_selector(compression: Compression, sizes: list[int]) -> Compressor[SparsePayload]:
-    """The compressor that selects elements as ``compression`` says, of layers of these sizes."""
-    match compression.name:
-        case "topk_per_layer":
-            return PerLayerTopKCompressor(sizes)
-        case "topk_threshold":
-            return ThresholdCompressor()
-        case _:
-            selector = SELECTORS[compression.name]()
-            floor = compression.floor_ratio
-            return selector if floor is None else MultiLevelCompressor(selector, floor)
+def make_chain(
+    compression: Compression,
+    numel: int,
+    *,
+    shapes: Shapes | None = None,
+    seed: int = 0,
+    device: torch.device | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Chain:
+    """The chain from a gradient to its sum, all but the residual; arguments as of `make_compressor`.
+
+    Raises:
+        BadInput: an unknown name, or things that do not go together.
+    """
+    chosen, ratio = checked_for(compression, numel, shapes), compression.ratio
+    compressor = make_compressor(compression, numel, shapes=shapes, seed=seed, device=device, group=group)
+    coding = _CODINGS[compression.coding or PLAIN]
+    if chosen.collective in _SHARED:
+        by_layer = chosen.method.by_shape and shapes is not None
+        sizes = [math.prod(shape) for shape in shapes] if by_layer and shapes is not None else [numel]
+        count = sum(kept_elements(size, ratio) for size in sizes)
+        choice = _SHARED[chosen.collective](SharedSelection(compressor, count=count, coding=coding.indices))
+        if coding.values == torch.float32:
+            return chain(choice, Identity(), AllReduce(), seed=seed)
+        return chain(choice, LowPrecision(LowPrecisionFloats(coding.values)), SlicedAllReduce(), seed=seed)
+    if chosen.name in _CHOICES:
+        # Without a residual values are scaled up, which makes them unbiased.
+        scale = numel / kept_elements(numel, ratio) if chosen.memory == NONE else 1.0
+        return chain(_CHOICES[chosen.name](ratio), compressor, AllReduce(), scale=scale, seed=seed)
+    if coding.values != torch.float32:
+        compressor = LowPrecisionValues(compressor, coding.values)
+    return chain(compressor, _collective(chosen, compressor, coding), seed=seed)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Job:
-    """What is to be composed."""
-
-    compression: Compression
-    chosen: Combination
-    numel: int
-    sizes: list[int]
-    seed: int
-    workers: int
-
-    def quantised(self, quantiser: Quantiser, levels: int | None = None) -> Aggregation:
-        """Codes on a grid: summed on the way, or gathered.
-
-        Rounding at random makes sums unbiased where nothing is remembered. It also errs by more than the value where
-        that is small against the grid, and a memory of such errors grows without end. With a memory, values are
-        rounded to nearest: that never errs by more than the value, as error feedback requires.
-        """
-        asked, levels = self.compression, levels or self.compression.levels
-        if self.chosen.collective != GATHER:
-            summed_bits(self.workers, bits=asked.bits, levels=levels)  # refuses what cannot be, before the first step
-            rounding = AtRandom(self.seed) if self.chosen.memory == NONE else ToNearest()
-            return QuantisedSum(quantiser, bits=asked.bits, levels=levels, rounding=rounding)
-        bits, levels = gathered_bits(bits=asked.bits, levels=levels)
-        sizes = self.sizes if self.chosen.name == "terngrad" else [self.numel]
-        packer = PackedQuantiser(self.chosen.name, quantiser, sizes=sizes, bits=bits, levels=levels)
-        at_random = self.chosen.memory == NONE
-        return CompressedSum(
-            compressor=packer, ratio=1.0, collective=PackedAllGather(), seed=self.seed, counts_steps=at_random
-        )
-
-    def indexed(self, choice: IndexChoice, values: Aggregation) -> Aggregation:
-        """Elements that all workers know; without a memory their values are scaled up, which makes them unbiased."""
-        kept = kept_elements(self.numel, self.compression.ratio)
-        scale = self.numel / kept if self.chosen.memory == NONE else 1.0
-        return IndexedSum(choice=choice, values=values, scale=scale)
-
-    def selected(self) -> Aggregation:
-        """Elements that each worker selects for itself, or one for all."""
-        ratio = self.compression.ratio
-        selector = make_selector(self.compression, self.sizes)
-        coding = _CODINGS[self.compression.coding or PLAIN]
-        if self.chosen.collective in (STAR, VAR, AR_TOPK):
-            by_layer = self.chosen.name == "topk_per_layer"
-            count = sum(kept_elements(size, ratio) for size in (self.sizes if by_layer else [self.numel]))
-            shared = SharedSelection(selector, ratio=ratio, count=count, seed=self.seed, coding=coding.indices)
-            choices: dict[str, Callable[[SharedSelection], IndexChoice]] = {STAR: Star, VAR: Var, AR_TOPK: StarOrVar}
-            values = _dense() if coding.values == torch.float32 else NarrowSum(NarrowFloats(coding.values))
-            return IndexedSum(choice=choices[self.chosen.collective](shared), values=values)
-        return CompressedSum(
-            compressor=selector if coding.values == torch.float32 else NarrowValues(selector, coding.values),
-            ratio=ratio,
-            collective=(SparseAllGather if self.chosen.method.same_size else PaddedSparseAllGather)(coding),
-            seed=self.seed,
-            counts_steps=self.chosen.name in _RANDOM_SELECTORS,
-            carried=selector if isinstance(selector, ThresholdCompressor) else None,
-        )
-
-
-def _dense() -> Aggregation:
-    return CompressedSum(compressor=IdentityCompressor(), ratio=1.0, collective=None)
+def _collective(chosen: Combination, compressor: Compressor[Any], coding: ElementCoding) -> Collective:
+    """The last link."""
+    if chosen.collective == MAJORITY:
+        return MajorityVote()
+    if chosen.collective == GATHER:
+        is_packed = isinstance(compressor, Packed | Sign)
+        return PackedAllGather() if is_packed else AllGather(coding, same_size=chosen.method.same_size)
+    return SlicedAllReduce() if isinstance(compressor, LowPrecision) else AllReduce()
 
 
 def checked_for(compression: Compression, numel: int, shapes: Shapes | None) -> Combination:
-    """The combination that ``compression`` means.
+    """The combination that ``compression`` means for a gradient.
 
     Raises:
         BadInput: an unknown name, or things that do not go together.

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.error_feedback import Memory
-from hetopt.trainer.comm.methods import make_aggregation, make_memory
+from hetopt.trainer.comm.compressor import Residual
+from hetopt.trainer.comm.methods import make_chain, make_residual
 from hetopt.trainer.comm.vectors import energy
 
 
@@ -44,23 +44,23 @@ class RoundedSum:
     """
 
     def __init__(self, compression: Compression, parameters: int, *, device: torch.device | None = None) -> None:
-        self.memory: Memory = make_memory(compression, parameters, device=device)
-        self._aggregation = make_aggregation(compression, parameters, device=device)
+        self.residual: Residual = make_residual(compression, parameters, device=device)
+        self._chain = make_chain(compression, parameters, device=device)
         self._parameters = parameters
         self._step = 0
 
     def run(self, message: Tensor, channel: Channel) -> None:
         """Replace a message by the sum of all workers', in place."""
         update, rest = message[: self._parameters], message[self._parameters :]
-        prepared = self.memory.prepare(update)
-        sent = self._aggregation.run(prepared, update, channel, self._step)
-        self.memory.commit(prepared, sent)
+        prepared = self.residual.prepare(update)
+        sent = self._chain.run(prepared, update, channel, self._step)
+        self.residual.commit(prepared, sent)
         self._step += 1
         channel.all_reduce(rest)
 
     def add_held_back(self, message: Tensor) -> None:
         """Add what earlier averages owe to a message, which is not rounded then; it stays owed."""
-        residual = self.memory.state().get("residual")
+        residual = self.residual.state().get("residual")
         if residual is not None:
             message[: self._parameters].add_(residual)
 
@@ -84,7 +84,7 @@ def average_parameters(
         weight: of this worker; those of all sum to 1.
         channel: to the other workers.
         rounded: sums in fewer bytes; None: in fp32.
-        exactly: send in fp32 whatever is said, with what rounding has left so far; nothing is remembered of it.
+        exactly: send in fp32 whatever is said, with what rounding has left so far; no residual is kept of it.
 
     Returns:
         How far the workers had come apart, the same on each: the root of ``sum_i weight_i |x_i - mean|^2`` over the

@@ -14,10 +14,11 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Generator, Tensor
 
+from hetopt.core.comm.composition import GATHER, MAJORITY
 from hetopt.core.comm.levels import SCALE_STEP, summed_bits
 from hetopt.trainer.comm.bits import Lanes, add_looked_up, add_whole_bytes, bit_values, look_up, pack_codes, pack_flags
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.compressor import Payload, SparsePayload, Stateless, private_generator
+from hetopt.trainer.comm.compressor import Compressor, Summed, Turn
 from hetopt.trainer.comm.threshold import excess, largest_magnitude
 from hetopt.trainer.comm.vectors import Workspace, blocks, energy, take_out
 
@@ -126,66 +127,36 @@ class MultiScaleGrid:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class QuantisedPayload:
-    """Codes on a grid: what one worker put into an integer sum, in units of its gradient when read."""
+    """Codes on a grid: what one worker put into an integer sum, in units of its gradient when read.
+
+    ``grid`` None: some worker's gradient was not finite, and nothing counts as sent.
+    """
 
     codes: Tensor
-    grid: Grid
+    grid: Grid | None
+    lanes: Lanes
 
     def add_to(self, flat: Tensor) -> None:
         """Add what the codes stand for to a dense vector, in place."""
-        for block, values in self.grid.parts(self.codes):
+        for block, values in self._parts():
             flat[block].add_(values)
 
     def subtract_from(self, flat: Tensor) -> float:
         """See `Payload`."""
-        return sum(take_out(flat[block], values) for block, values in self.grid.parts(self.codes))
+        return sum(take_out(flat[block], values) for block, values in self._parts())
 
     def dense(self) -> Tensor:
         """What the codes stand for."""
-        flat = torch.empty(self.codes.numel(), device=self.codes.device)
-        for block, values in self.grid.parts(self.codes):
-            flat[block].copy_(values)
+        flat = torch.zeros(self.codes.numel(), device=self.codes.device)
+        self.add_to(flat)
         return flat
+
+    def _parts(self) -> Iterator[tuple[slice, Tensor]]:
+        return iter(()) if self.grid is None else self.grid.parts(self.codes)
 
 
 _RANDOM_BITS = 16
 _LANES = 64 // _RANDOM_BITS
-
-
-class RoundingSource(Protocol):
-    """Says how a worker rounds in a step."""
-
-    @property
-    def counts_steps(self) -> bool:
-        """Whether it matters which step it is."""
-        ...
-
-    def of(self, rank: int, step: int, device: torch.device) -> Rounding:
-        """Rounds 1-D fp32 to whole numbers, in place."""
-        ...
-
-
-class AtRandom:
-    """Each worker for itself, anew in each step: what is sent has no bias."""
-
-    counts_steps = True
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-
-    def of(self, rank: int, step: int, device: torch.device) -> Rounding:
-        """With a generator of its own (see `RoundingSource`)."""
-        return StochasticRounding(private_generator(self._seed, rank, step, device))
-
-
-class ToNearest:
-    """The same always: no value errs by more than itself, so what is remembered of the errors stays bounded."""
-
-    counts_steps = False
-
-    def of(self, rank: int, step: int, device: torch.device) -> Rounding:
-        """`nearest` (see `RoundingSource`)."""
-        return nearest
 
 
 def nearest(levels: Tensor) -> Tensor:
@@ -278,7 +249,8 @@ class TernGrad:
     """One level, and a scale for each layer; elements beyond 2.5 standard deviations are clipped first.
 
     Without clipping the result is unbiased, but a single large element makes all others of its layer nearly always 0
-    and sometimes enormous; what clipping takes away is lost, unless there is a memory. (Wen et al., arXiv 1705.07878.)
+    and sometimes enormous; what clipping takes away is lost, unless there is a residual.
+    (Wen et al., arXiv 1705.07878.)
 
     Args:
         sizes: elements of the layers, in order.
@@ -326,56 +298,61 @@ class Quantiser(Protocol):
         ...
 
 
-class QuantisedSum(Stateless):
-    """All-reduce of whole codes, which add up without rounding: every worker reads the same sum off the same grid.
+class Quantised(Summed[QuantisedPayload]):
+    """Whole codes on a common grid, which add up without rounding: every worker reads the same sum off the same grid.
 
     The codes are as wide, and the levels as many, as the number of workers allows without overflow (see
     `levels.summed_bits`). A gradient that is not finite on one worker makes the whole sum NaN on all; then nothing
     counts as sent.
 
+    Rounding at random makes sums unbiased where there is no residual. It also errs by more than the value where that is
+    small against the grid, and a residual of such errors grows without end. With a residual, values are rounded to
+    nearest: that never errs by more than the value, as error feedback requires.
+
     Args:
         quantiser: chooses the grid.
+        at_random: how values are rounded to levels.
         bits: of a code on the wire; absent: 8, or what the levels need.
         levels: absent: as many as fit.
-        rounding: of values to levels.
     """
 
     def __init__(
-        self, quantiser: Quantiser, *, rounding: RoundingSource, bits: int | None = None, levels: int | None = None
+        self, quantiser: Quantiser, *, at_random: bool, bits: int | None = None, levels: int | None = None
     ) -> None:
         self._quantiser = quantiser
-        self._rounding = rounding
+        self.counts_steps = at_random
         self._bits = bits
         self._levels = levels
         self._lanes: dict[tuple[int, int], Lanes] = {}
         self._workspace = Workspace()
 
-    @property
-    def counts_steps(self) -> bool:
-        """Where rounding is at random."""
-        return self._rounding.counts_steps
-
-    def run(self, prepared: Tensor, out: Tensor, channel: Channel, step: int) -> Payload:
-        """Agree on a grid, round, sum (see `Aggregation`)."""
-        bits, levels = summed_bits(channel.workers, bits=self._bits, levels=self._levels)
+    def encode(self, flat: Tensor, turn: Turn) -> QuantisedPayload:
+        """Agree on a grid, and round (see `Compressor`)."""
+        bits, levels = summed_bits(turn.channel.workers, bits=self._bits, levels=self._levels)
         # A maximum may lose a NaN on its way, infinity it does not.
-        peaks = torch.nan_to_num(self._quantiser.peaks(prepared), nan=math.inf, posinf=math.inf)
-        channel.all_reduce(peaks, "max")
+        peaks = torch.nan_to_num(self._quantiser.peaks(flat), nan=math.inf, posinf=math.inf)
+        turn.channel.all_reduce(peaks, "max")
         common = [float(peak) for peak in peaks.tolist()]
-        if not all(math.isfinite(peak) for peak in common):
-            out.fill_(math.nan)
-            return SparsePayload(
-                indices=out.new_empty(0, dtype=torch.int32), values=out.new_empty(0), numel=out.numel()
-            )
-        grid = self._quantiser.grid(prepared, common, levels, channel)
         lanes = self._lanes.setdefault((bits, levels), Lanes(bits, levels))
-        codes = self._workspace.take("codes", prepared.numel(), lanes.code_dtype, prepared.device)
-        grid.encode(prepared, codes, self._rounding.of(channel.rank, step, prepared.device))
-        words = lanes.pack(codes)
-        channel.all_reduce(words)
-        for block, values in grid.parts(lanes.unpack(words, codes.numel(), channel.workers)):
+        codes = self._workspace.take("codes", flat.numel(), lanes.code_dtype, flat.device)
+        if not all(math.isfinite(peak) for peak in common):
+            return QuantisedPayload(codes=codes.zero_(), grid=None, lanes=lanes)
+        grid = self._quantiser.grid(flat, common, levels, turn.channel)
+        grid.encode(flat, codes, StochasticRounding(turn.private(flat.device)) if self.counts_steps else nearest)
+        return QuantisedPayload(codes=codes, grid=grid, lanes=lanes)
+
+    def wire(self, payload: QuantisedPayload, out: Tensor) -> Tensor:
+        """Codes side by side in words (see `Summed`)."""
+        return payload.lanes.pack(payload.codes)
+
+    def decode(self, payload: QuantisedPayload, total: Tensor, out: Tensor, turn: Turn) -> None:
+        """Read the sums of codes off the grid (see `Summed`)."""
+        if payload.grid is None:
+            out.fill_(math.nan)
+            return
+        codes = payload.lanes.unpack(total, payload.codes.numel(), turn.channel.workers)
+        for block, values in payload.grid.parts(codes):
             out[block].copy_(values)
-        return QuantisedPayload(codes=codes, grid=grid)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -430,7 +407,7 @@ class PackedPayload:
         return flat
 
 
-class Quantised(Protocol):
+class Peaks(Protocol):
     """What tells the peaks of a gradient's segments, such as `MaxNorm` and `TernGrad`."""
 
     def peaks(self, flat: Tensor) -> Tensor:
@@ -438,11 +415,11 @@ class Quantised(Protocol):
         ...
 
 
-class PackedQuantiser:
+class Packed(Compressor[PackedPayload]):
     """Quantises on each worker's own grid and packs the codes: where they are gathered, no grid need be shared.
 
     Codes are not summed before they are values again, so levels do
-    not shrink as workers are added (as they do in `QuantisedSum`); the bytes that everyone receives grow instead.
+    not shrink as workers are added (as they do in `Quantised`); the bytes that everyone receives grow instead.
 
     Args:
         name: the compressor's.
@@ -450,10 +427,16 @@ class PackedQuantiser:
         sizes: of the segments, in order.
         bits: of a code: 2, 4 or 8.
         levels: s, at most ``2^(bits - 1) - 1``.
+        at_random: how values are rounded, see `Quantised`.
     """
 
-    def __init__(self, name: str, peaks: Quantised, *, sizes: Sequence[int], bits: int, levels: int) -> None:
+    combines: ClassVar[tuple[str, ...]] = (GATHER,)
+
+    def __init__(
+        self, name: str, peaks: Peaks, *, sizes: Sequence[int], bits: int, levels: int, at_random: bool
+    ) -> None:
         self.name = name
+        self.counts_steps = at_random
         self._peaks = peaks
         self._sizes = [size for size in sizes if size]
         self._bits = bits
@@ -462,13 +445,13 @@ class PackedQuantiser:
         values = range(-levels, levels + 1)
         self._code_values = (*(float(value) for value in values), *[0.0] * (2**bits - len(values)))
 
-    def compress(self, flat: Tensor, ratio: float, generator: Generator | None) -> PackedPayload:
-        """Everything, rounded at random; without a generator, to nearest (see `Compressor`)."""
+    def encode(self, flat: Tensor, turn: Turn) -> PackedPayload:
+        """Everything, rounded at random or to nearest (see `Compressor`)."""
         peaks = self._peaks.peaks(flat)
         usable = torch.nan_to_num(peaks, nan=0.0, posinf=0.0).tolist()
         grid = UniformGrid(sizes=self._sizes, peaks=usable, levels=self._levels)
         codes = torch.empty(flat.numel(), dtype=torch.int16, device=flat.device)
-        grid.encode(flat, codes, StochasticRounding(generator) if generator is not None else nearest)
+        grid.encode(flat, codes, StochasticRounding(turn.private(flat.device)) if self.counts_steps else nearest)
         biased = codes.add_(self._levels).to(torch.uint8)
         packed = [
             pack_codes(part, self._bits, part.new_empty(-(-part.numel() * self._bits // 8)))
@@ -478,17 +461,17 @@ class PackedQuantiser:
         return PackedPayload(packed=torch.cat(packed), units=units, code_values=self._code_values, sizes=self._sizes)
 
 
-@dataclass(frozen=True, slots=True)
-class SignCompressor:
+class Sign(Compressor[PackedPayload]):
     """Sends one bit an element, its sign, and the mean magnitude of all of them: ``mean(|g|) sign(g)``.
 
     Of all multiples of the signs this is the closest to the gradient. A zero goes as positive; a gradient of zeros has
     a mean of zero. (Karimireddy et al., arXiv 1901.09847; signs alone: Bernstein et al., arXiv 1802.04434.)
     """
 
-    name: ClassVar[str] = "sign"
+    name = "sign"
+    combines: ClassVar[tuple[str, ...]] = (MAJORITY, GATHER)
 
-    def compress(self, flat: Tensor, ratio: float, generator: Generator | None) -> PackedPayload:
+    def encode(self, flat: Tensor, turn: Turn) -> PackedPayload:
         """All signs (see `Compressor`)."""
         packed = torch.empty(-(-flat.numel() // 8), dtype=torch.uint8, device=flat.device)
         for block in blocks(flat.numel(), flat.device):
@@ -500,12 +483,16 @@ class SignCompressor:
 class PackedAllGather:
     """One all-gather of bytes; payloads are unpacked and added in rank order, so all workers hold the same bits."""
 
-    def run(self, payload: PackedPayload, out: Tensor, channel: Channel) -> None:
-        """Sum into ``out`` (see `SumCollective`)."""
-        messages = channel.all_gather(payload.message())
+    name = GATHER
+
+    def run(self, compressor: Compressor[PackedPayload], flat: Tensor, out: Tensor, turn: Turn) -> PackedPayload:
+        """Gather, and sum on arrival (see `Collective`)."""
+        payload = compressor.encode(flat, turn)
+        messages = turn.channel.all_gather(payload.message())
         out.zero_()
         for message in messages:
             payload.read(message).add_to(out)
+        return payload
 
 
 class MajorityVote:
@@ -517,9 +504,12 @@ class MajorityVote:
     what they do with whole gradients; one that is not finite makes all of the result so.
     """
 
-    def run(self, payload: PackedPayload, out: Tensor, channel: Channel) -> None:
-        """Vote into ``out`` (see `SumCollective`)."""
-        ballots = [payload.read(message) for message in channel.all_gather(payload.message())]
+    name = MAJORITY
+
+    def run(self, compressor: Compressor[PackedPayload], flat: Tensor, out: Tensor, turn: Turn) -> PackedPayload:
+        """Vote into ``out`` (see `Collective`)."""
+        payload = compressor.encode(flat, turn)
+        ballots = [payload.read(message) for message in turn.channel.all_gather(payload.message())]
         out.zero_()
         for ballot in ballots:
             PackedPayload(
@@ -529,3 +519,4 @@ class MajorityVote:
                 sizes=ballot.sizes,
             ).add_to(out)
         out.sign_().mul_(sum(float(ballot.units) for ballot in ballots))
+        return payload

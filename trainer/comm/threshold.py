@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
+from hetopt.core.comm.composition import GATHER
 from hetopt.core.comm.payload_bytes import kept_elements
-from hetopt.trainer.comm.compressor import MemoryState, SparsePayload
-from hetopt.trainer.comm.topk import TopKCompressor, not_below, select
+from hetopt.trainer.comm.compressor import SparsePayload, State, Turn
+from hetopt.trainer.comm.topk import Selection, TopK, not_below, select
 from hetopt.trainer.comm.vectors import BLOCK_ELEMENTS, blocks
 
 _FEW = 1 / 16
@@ -117,7 +117,7 @@ _FOLLOW = 0.5
 _LARGEST_STEP = 1.5
 
 
-class ThresholdCompressor:
+class ThresholdTopK(Selection):
     """Sends whatever is not below its threshold: more in steps with much to learn, less in those with little.
 
     The first step sets the threshold where Top-k would; each later one moves it half way to where the number would have
@@ -127,27 +127,29 @@ class ThresholdCompressor:
     given volume (Sahu et al., arXiv 2108.00951); following the ratio keeps that volume without their sweep.
     """
 
-    name: ClassVar[str] = "topk_threshold"
+    name = "topk_threshold"
+    combines = (GATHER,)
 
-    def __init__(self) -> None:
+    def __init__(self, ratio: float) -> None:
+        super().__init__(ratio)
         self._threshold = 0.0
 
-    def state(self) -> MemoryState:
+    def state(self) -> State:
         """The threshold; 0 before the first step."""
         return {"threshold": torch.tensor(self._threshold, dtype=torch.float64)}
 
-    def load_state(self, state: MemoryState) -> None:
+    def load_state(self, state: State) -> None:
         """Go on with a threshold that `state` gave, of this worker or another."""
         self._threshold = float(state["threshold"])
 
-    def compress(self, flat: Tensor, ratio: float, generator: Generator | None) -> SparsePayload:
+    def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
         """Keep what passes, and move the threshold."""
-        k = kept_elements(flat.numel(), ratio)
+        k = kept_elements(flat.numel(), self.ratio)
         if k == flat.numel():
-            return TopKCompressor().compress(flat, ratio, generator)
+            return TopK(self.ratio).encode(flat, turn)
         found = Survivors.of(flat, self._threshold) if self._threshold > 0 else None
         if found is None or not len(found):
-            chosen = TopKCompressor().compress(flat, ratio, generator)
+            chosen = TopK(self.ratio).encode(flat, turn)
             self._threshold = _finite(float(chosen.values.abs().min()))
             return chosen
         if len(found) > MOST * k:
@@ -171,26 +173,27 @@ CORRECTIONS = 10
 RAISE, LOWER = 1.3, 0.7
 
 
-@dataclass(frozen=True, slots=True)
-class DgcCompressor:
+class Dgc(Selection):
     """Sends what is not below a threshold read off a sample of 1 % (drawn with replacement), corrected until it fits.
 
     While more than 1.3 k elements pass, the threshold is raised by 1.3, and lowered by 0.7 while fewer than 0.7 k do;
     after ten corrections (where many magnitudes are equal, or not finite) Top-k decides. So a payload has between
     0.7 k and 1.3 k elements, and another number on every worker. The released code does so layer by layer; here it is
-    the whole gradient, for the reason that Top-k has. (Lin et al., arXiv 1712.01887; momentum is the memory's.)
+    the whole gradient, for the reason that Top-k has. (Lin et al., arXiv 1712.01887; momentum is the residual's.)
     """
 
-    name: ClassVar[str] = "dgc"
+    name = "dgc"
+    combines = (GATHER,)
+    counts_steps = True
 
-    def compress(self, flat: Tensor, ratio: float, generator: Generator | None) -> SparsePayload:
-        """Keep what passes; which elements are sampled is up to the generator."""
+    def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
+        """Keep what passes; which elements are sampled is up to the turn."""
         numel = flat.numel()
-        k = kept_elements(numel, ratio)
+        k = kept_elements(numel, self.ratio)
         sample = min(numel, max(LEAST_SAMPLE, math.ceil(SAMPLED_PART * numel)))
         if sample == numel or k == numel:
-            return TopKCompressor().compress(flat, ratio, generator)
-        places = torch.randint(numel, (sample,), generator=generator, device=flat.device)
+            return TopK(self.ratio).encode(flat, turn)
+        places = torch.randint(numel, (sample,), generator=turn.private(flat.device), device=flat.device)
         rank = max(1, round(k / numel * sample))
         threshold = float(torch.topk(flat.index_select(0, places).abs_(), rank).values[-1])
         found = Survivors.of(flat, threshold)
@@ -203,25 +206,25 @@ class DgcCompressor:
                 found = Survivors.of(flat, threshold)
             else:
                 return found.payload(flat)
-        return TopKCompressor().compress(flat, ratio, generator)
+        return TopK(self.ratio).encode(flat, turn)
 
 
 REDSYNC_ROUNDS = 20
 
 
-@dataclass(frozen=True, slots=True)
-class RedSyncCompressor:
+class RedSync(Selection):
     """Sends what is not below ``mean + r (max - mean)``, where r is bisected until k to 2 k elements pass.
 
     Where no such r is found in twenty rounds, or k elements are more than lie above the mean, Top-k decides: the
     released code stops after three rounds, with any number of elements. (Fang et al., arXiv 1808.04357.)
     """
 
-    name: ClassVar[str] = "redsync"
+    name = "redsync"
+    combines = (GATHER,)
 
-    def compress(self, flat: Tensor, ratio: float, generator: Generator | None) -> SparsePayload:
+    def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
         """Keep what passes; the same gradient always gives the same payload."""
-        k, scale = kept_elements(flat.numel(), ratio), Magnitudes.of(flat)
+        k, scale = kept_elements(flat.numel(), self.ratio), Magnitudes.of(flat)
         low, high = 0.0, 1.0
         search = ThresholdSearch(flat)
         for _ in range(REDSYNC_ROUNDS if scale.spread else 0):
@@ -235,7 +238,7 @@ class RedSyncCompressor:
             else:
                 low = r
                 search.never_below(threshold, passing)
-        return TopKCompressor().compress(flat, ratio, generator)
+        return TopK(self.ratio).encode(flat, turn)
 
 
 STAGE = 0.25
@@ -244,8 +247,7 @@ MOST_STAGES = 12
 """Down to a few elements of the longest gradient there can be."""
 
 
-@dataclass(frozen=True, slots=True)
-class SidcoCompressor:
+class Sidco(Selection):
     """Sends what is not below a threshold that about k elements should pass.
 
     Magnitudes are taken to be exponential with mean mu, so that a part d of them exceeds ``mu ln(1 / d)``. Gradients
@@ -255,13 +257,14 @@ class SidcoCompressor:
     al., arXiv 2101.10761, who let the number of stages follow from earlier steps instead of from what has passed.)
     """
 
-    name: ClassVar[str] = "sidco"
+    name = "sidco"
+    combines = (GATHER,)
 
-    def compress(self, flat: Tensor, ratio: float, generator: Generator | None) -> SparsePayload:
+    def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
         """Keep what passes; the same gradient always gives the same payload."""
-        k, scale = kept_elements(flat.numel(), ratio), Magnitudes.of(flat)
+        k, scale = kept_elements(flat.numel(), self.ratio), Magnitudes.of(flat)
         if not scale.spread or k == flat.numel():
-            return TopKCompressor().compress(flat, ratio, generator)
+            return TopK(self.ratio).encode(flat, turn)
         threshold, beyond, passing = 0.0, scale.mean, flat.numel()
         for _ in range(MOST_STAGES):
             if passing <= 2 * k or beyond <= 0:
@@ -270,15 +273,14 @@ class SidcoCompressor:
             passing = count_not_below(flat, threshold)
             beyond = excess(flat, threshold) / max(1, passing)
         if not k / 2 <= passing <= 2 * k:
-            return TopKCompressor().compress(flat, ratio, generator)
+            return TopK(self.ratio).encode(flat, turn)
         return Survivors.of(flat, threshold).payload(flat)
 
 
 MSTOPK_ROUNDS = 25
 
 
-@dataclass(frozen=True, slots=True)
-class MsTopKCompressor:
+class MsTopK(Selection):
     """Sends all that is above the upper of two thresholds, and fills up to k from between the two.
 
     Both thresholds close in on k elements in 25 rounds of bisecting ``mean + r (max - mean)``. What fills up is a run
@@ -286,13 +288,14 @@ class MsTopKCompressor:
     "Towards scalable distributed training of deep learning on public cloud clusters", arXiv 2010.10458.)
     """
 
-    name: ClassVar[str] = "mstopk"
+    name = "mstopk"
+    counts_steps = True
 
-    def compress(self, flat: Tensor, ratio: float, generator: Generator | None) -> SparsePayload:
-        """Keep k elements, in ascending order of index; what fills up is up to the generator."""
-        k, scale = kept_elements(flat.numel(), ratio), Magnitudes.of(flat)
+    def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
+        """Keep k elements, in ascending order of index; what fills up is up to the turn."""
+        k, scale = kept_elements(flat.numel(), self.ratio), Magnitudes.of(flat)
         if not scale.spread or k == flat.numel():
-            return TopKCompressor().compress(flat, ratio, generator)
+            return TopK(self.ratio).encode(flat, turn)
         low, high = 0.0, 1.0
         lower, upper = 0.0, math.inf  # at least k elements pass the one, fewer than k the other
         search = ThresholdSearch(flat)
@@ -308,10 +311,11 @@ class MsTopKCompressor:
                 low, lower = r, threshold
                 search.never_below(threshold, passing)
         if lower == 0.0:  # k elements are more than lie above the mean
-            return TopKCompressor().compress(flat, ratio, generator)
+            return TopK(self.ratio).encode(flat, turn)
         plenty = search.take(lower)
         sure = ~(plenty.magnitudes < upper)
         between = plenty.indices[~sure]
         missing = k - int(sure.sum())
+        generator = turn.private(flat.device)
         start = int(torch.randint(len(between) - missing + 1, (1,), generator=generator, device=flat.device))
         return select(flat, torch.cat((plenty.indices[sure], between[start : start + missing])).sort().values)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
+from hetopt.core.comm.composition import AR_TOPK, GATHER, STAR, VAR
 from hetopt.core.comm.payload_bytes import MAX_INDEXED_ELEMENTS, kept_elements
-from hetopt.trainer.comm.compressor import Compressor, SparsePayload
+from hetopt.trainer.comm.compressor import Compressor, SparsePayload, Turn
 from hetopt.trainer.comm.vectors import blocks, energy
 
 SAMPLE_SIZE = 65_536
@@ -20,19 +20,31 @@ _WORD = 8
 _ALL_TRUE = 0x0101010101010101  # eight of torch's one-byte truths
 
 
-@dataclass(frozen=True, slots=True)
-class TopKCompressor:
+class Selection(Compressor[SparsePayload]):
+    """Selects elements of a gradient, as they are; each worker gathers those of all, or one worker's choice is shared.
+
+    Args:
+        ratio: fraction of the elements, in (0, 1].
+    """
+
+    combines: ClassVar[tuple[str, ...]] = (GATHER, AR_TOPK, STAR, VAR)
+
+    def __init__(self, ratio: float) -> None:
+        self.ratio = ratio
+
+
+class TopK(Selection):
     """Sends the ``kept_elements(numel, ratio)`` largest magnitudes of the fused gradient, in ascending order of index.
 
     One selection over all parameters, not one a layer: a per-layer k starves layers with large gradients (arXiv
     2312.02493).
     """
 
-    name: ClassVar[str] = "topk"
+    name = "topk"
 
-    def compress(self, flat: Tensor, ratio: float, generator: Generator | None) -> SparsePayload:
+    def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
         """Keep the largest magnitudes; the same gradient always gives the same payload."""
-        return select(flat, largest_magnitudes(flat, kept_elements(flat.numel(), ratio)))
+        return select(flat, largest_magnitudes(flat, kept_elements(flat.numel(), self.ratio)))
 
 
 def select(flat: Tensor, indices: Tensor) -> SparsePayload:
@@ -107,56 +119,60 @@ def top_mask(magnitudes: Tensor, k: int) -> Tensor:
     return mask
 
 
-class PerLayerTopKCompressor:
+class PerLayerTopK(Selection):
     """Sends ``kept_elements(size, ratio)`` largest magnitudes of every layer, in ascending order of index.
 
+    What most implementations do, and what starves the layers that learn most.
+
     Args:
+        ratio: fraction of each layer's elements.
         sizes: elements of the layers, in the order in which they lie in the gradient.
     """
 
-    name: ClassVar[str] = "topk_per_layer"
+    name = "topk_per_layer"
 
-    def __init__(self, sizes: Sequence[int]) -> None:
+    def __init__(self, ratio: float, sizes: Sequence[int]) -> None:
+        super().__init__(ratio)
         self._sizes = [size for size in sizes if size]
 
-    def compress(self, flat: Tensor, ratio: float, generator: Generator | None) -> SparsePayload:
+    def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
         """Keep the largest of each layer; the same gradient always gives the same payload."""
         start, indices = 0, []
         for layer in torch.split(flat, self._sizes):
-            indices.append(largest_magnitudes(layer, kept_elements(len(layer), ratio)).add_(start))
+            indices.append(largest_magnitudes(layer, kept_elements(len(layer), self.ratio)).add_(start))
             start += len(layer)
         return select(flat, torch.cat(indices))
 
 
-class MultiLevelCompressor:
-    """Selects ``floor_ratio`` of the gradient, and of that as much as makes ``ratio`` of the whole.
+class MultiLevel(Selection):
+    """Compresses the compressed, as GraVAC does: selects ``floor_ratio``, and of that as much as makes ``ratio``.
 
     While a controller tries smaller and smaller ratios, only the floor's selection looks at the whole gradient. Of
     nested selections such as Top-k this gives what selecting at once would. A ratio above the floor is selected at
     once. (Tyagi and Swany, arXiv 2305.12201.)
 
     Args:
-        inner: selects, both times.
+        select: makes the selection of a ratio.
+        ratio: of the whole, in the end.
         floor_ratio: fraction of the elements that the first selection keeps.
     """
 
-    def __init__(self, inner: Compressor[SparsePayload], floor_ratio: float) -> None:
-        self._inner = inner
-        self._floor_ratio = floor_ratio
+    def __init__(self, select: Callable[[float], Compressor[SparsePayload]], ratio: float, floor_ratio: float) -> None:
+        super().__init__(ratio)
+        self._select = select
+        self._first = select(max(ratio, floor_ratio))
+        self._is_direct = ratio >= floor_ratio
+        self.name = self._first.name
+        self.counts_steps = self._first.counts_steps
 
-    @property
-    def name(self) -> str:
-        """The inner compressor's: on the wire there is no difference."""
-        return self._inner.name
-
-    def compress(self, flat: Tensor, ratio: float, generator: Generator | None) -> SparsePayload:
-        """Select twice; as deterministic as the inner compressor."""
-        if ratio >= self._floor_ratio:
-            return self._inner.compress(flat, ratio, generator)
-        floor = self._inner.compress(flat, self._floor_ratio, generator)
+    def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
+        """Select twice; as deterministic as the inner selection."""
+        floor = self._first.encode(flat, turn)
+        if self._is_direct:
+            return floor
         # Of the elements that are there, which may be a few more or less than the floor's fraction.
-        part = min(1.0, ratio * flat.numel() / floor.values.numel())
-        chosen = self._inner.compress(floor.values, part, generator)
+        part = min(1.0, self.ratio * flat.numel() / floor.values.numel())
+        chosen = self._select(part).encode(floor.values, turn)
         return SparsePayload(
             indices=floor.indices.index_select(0, chosen.indices), values=chosen.values, numel=flat.numel()
         )

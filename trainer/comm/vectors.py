@@ -44,7 +44,7 @@ def row_blocks(rows: int, size: int, device: torch.device) -> Iterator[RowBlock]
 
 
 class Workspace:
-    """Memory that is used anew in every step: a fresh vector of this size costs as much as several passes over it."""
+    """Residual that is used anew in every step: a fresh vector of this size costs as much as several passes over it."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}

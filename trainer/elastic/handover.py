@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.checkpoints.state import RankState, SharedState
-from hetopt.trainer.comm.compressor import MemoryState
+from hetopt.trainer.comm.compressor import State
 from hetopt.trainer.comm.error_feedback import ALIKE
 from hetopt.trainer.elastic.membership import NO_GENERATION, Generation, Version
 from hetopt.trainer.elastic.packing import pack, unpack
@@ -41,7 +41,7 @@ class Held:
     shared: SharedState
     own: RankState | None
     own_after: RankState | None
-    alike: MemoryState
+    alike: State
     evaluation_owed: bool = False
     share: int = 0
 
@@ -91,7 +91,7 @@ def hand_over(held: Held | None, generation: Generation, rank: int) -> Held | No
     )
 
 
-def alike_part(memory: MemoryState) -> MemoryState:
+def alike_part(memory: State) -> State:
     """What a gradient memory has in common with those of all other workers."""
     return {key: value for key, value in memory.items() if key.startswith(ALIKE)}
 

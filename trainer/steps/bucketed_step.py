@@ -15,7 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hetopt.core.errors import RunFailed
 from hetopt.trainer.comm.buckets import BucketExchange
-from hetopt.trainer.comm.error_feedback import NoMemory, Remembered
+from hetopt.trainer.comm.compressor import Resumable
+from hetopt.trainer.comm.error_feedback import NoResidual
 from hetopt.trainer.comm.peers import Guard
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.steps.local_gradient import DoesNotFit, LocalGradient
@@ -117,9 +118,9 @@ class BucketedStep:
         self._local = LocalGradient(model=module.model, forward=self._parallel, reader=reader, device=self._device)
 
     @property
-    def memory(self) -> Remembered:
+    def memory(self) -> Resumable:
         """Nothing where all of the gradient is sent."""
-        return NoMemory() if self._exchange is None else self._exchange.memory
+        return NoResidual() if self._exchange is None else self._exchange.memory
 
     def compress_by(self, exchange: BucketExchange | None, way: str) -> None:
         """Exchange buckets like this from the next step on; None: sum them as they are. All workers the same."""

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hetopt.trainer.comm.error_feedback import Remembered
+from hetopt.trainer.comm.compressor import Resumable
 from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.comm.vectors import energy
 from hetopt.trainer.data.micro_batch import MicroBatch
@@ -28,7 +28,7 @@ class WholeExchange(Protocol):
     """What this step needs of an exchange."""
 
     @property
-    def memory(self) -> Remembered:
+    def memory(self) -> Resumable:
         """What a checkpoint needs of it."""
         ...
 
@@ -89,7 +89,7 @@ class FusedStep:
         self._groups = MicroBatchGroups(self._flat) if noise == "micro-batches" else None
 
     @property
-    def memory(self) -> Remembered:
+    def memory(self) -> Resumable:
         """The exchange's."""
         return self._exchange.memory
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from hetopt.trainer.comm.error_feedback import NoMemory, Remembered
+from hetopt.trainer.comm.compressor import Resumable
+from hetopt.trainer.comm.error_feedback import NoResidual
 from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.steps.fused_step import FusedStep
@@ -17,10 +18,10 @@ class NoExchange:
     """Leaves the gradient as it is."""
 
     def __init__(self) -> None:
-        self._memory = NoMemory()
+        self._memory = NoResidual()
 
     @property
-    def memory(self) -> Remembered:
+    def memory(self) -> Resumable:
         """Nothing is held back."""
         return self._memory
 
@@ -43,7 +44,7 @@ class LocalStep:
         self._inner = inner
 
     @property
-    def memory(self) -> Remembered:
+    def memory(self) -> Resumable:
         """Nothing is held back."""
         return self._inner.memory
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hetopt.core.errors import BadInput
-from hetopt.trainer.comm.error_feedback import Remembered
+from hetopt.trainer.comm.compressor import Resumable
 from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.data.fetch import Batch, samples_in
 from hetopt.trainer.data.micro_batch import MicroBatch
@@ -63,7 +63,7 @@ class Step(Protocol):
     """Leaves the summed gradient in ``parameter.grad`` of every trainable parameter, the same bits on every rank."""
 
     @property
-    def memory(self) -> Remembered:
+    def memory(self) -> Resumable:
         """What compression still owes; part of a checkpoint."""
         ...
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hetopt.core.comm.options import NARROW, Way
 from hetopt.trainer.comm.buckets import BucketExchange
-from hetopt.trainer.comm.error_feedback import Remembered
+from hetopt.trainer.comm.compressor import Resumable
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.hierarchical import HierarchicalExchange
 from hetopt.trainer.data.micro_batch import MicroBatch
@@ -49,7 +49,7 @@ class SwitchingStep:
         self.use(first)
 
     @property
-    def memory(self) -> Remembered:
+    def memory(self) -> Resumable:
         """What is held back."""
         self._take_back()
         return self._exchange.memory
@@ -84,7 +84,7 @@ class SwitchingStep:
         """Compute and exchange (see `Step`)."""
         if not self._uses_narrow or look_at:
             self._take_back()
-        may_bucket = self._uses_narrow or not self._exchange.owes
+        may_bucket = self._uses_narrow or not self._exchange.has_residual
         if self._bucketed is not None and self._in_buckets and may_bucket and not look_at:
             if self._was_fused:
                 self._bucketed.take_gradients()

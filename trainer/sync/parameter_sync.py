@@ -206,7 +206,7 @@ class ParameterSync:
             "policy_state": self._state.model_dump(mode="json"),
             "own": self._vector.own(),
             "base": self._base,
-            "held_back": {} if self._rounded is None else self._rounded.memory.state(),
+            "held_back": {} if self._rounded is None else self._rounded.residual.state(),
             "optimizer": self._optimizer.state_dict(),
             "samples": list(self._samples),
             "local_steps": self._local_steps,
@@ -225,7 +225,7 @@ class ParameterSync:
             self._vector.write(state["own"].to(self._base))
             self._base = state["base"].to(self._base)
             if self._rounded is not None:
-                self._rounded.memory.load_state(state["held_back"])
+                self._rounded.residual.load_state(state["held_back"])
             self._optimizer.load_state_dict(state["optimizer"])
             self._samples = tuple(int(count) for count in state["samples"])
             self._local_steps = int(state["local_steps"])

@@ -233,7 +233,7 @@ class StreamingSync:
                 "divergence": arrival.divergence,
                 "sent_bytes": arrival.sent_bytes,
             }
-        held_back = [{} if one.rounded is None else one.rounded.memory.state() for one in self._fragments]
+        held_back = [{} if one.rounded is None else one.rounded.residual.state() for one in self._fragments]
         return {
             "policy": self._name,
             "policy_state": self._state.model_dump(mode="json"),
@@ -260,7 +260,7 @@ class StreamingSync:
             self._base = state["base"].to(self._base)
             for fragment, held_back in zip(self._fragments, state["held_back"], strict=True):
                 if fragment.rounded is not None:
-                    fragment.rounded.memory.load_state(held_back)
+                    fragment.rounded.residual.load_state(held_back)
             self._optimizer.load_state_dict(state["optimizer"])
             self._samples = tuple(int(count) for count in state["samples"])
             self._counted = [tuple(int(count) for count in counts) for counts in state["counted"]]

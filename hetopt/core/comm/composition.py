@@ -1,12 +1,13 @@
-"""What can be combined with what: every compressor with its memories and collectives, and why the rest is refused.
+"""What can be combined with what: every compressor with its residuals and collectives, and why the rest is refused.
 
-One table, so that the command line, the planner and the tests speak of the same combinations.
+One table, so that the command line, the planner, the price list and the tests speak of the same methods; how each is
+done is registered under the same name in `hetopt.trainer.comm.methods`.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -77,6 +78,7 @@ class Method:
         by_shape: needs the shapes of the parameters.
         by_bucket: may work on one bucket of the gradient at a time.
         options: further fields of `Compression` that mean something to it.
+        wire_bytes: that a worker contributes for so many elements at a ratio; None: `payload_bytes.operations` knows.
     """
 
     about: str
@@ -88,6 +90,7 @@ class Method:
     by_shape: bool = False
     by_bucket: bool = True
     options: tuple[str, ...] = ()
+    wire_bytes: Callable[[int, float], int] | None = None
 
 
 _FIXED_SELECTION = (GATHER, AR_TOPK, STAR, VAR)
@@ -95,146 +98,156 @@ _HELD_BACK = (FEEDBACK, CORRECTION)
 _MOMENTUM = ("momentum", "clip_norm")
 _LEVELS = ("bits", "levels")
 
-METHODS: Mapping[str, Method] = MappingProxyType(
-    {
-        # With a memory: what was held back while something else was in use goes out with it.
-        "identity": Method(
-            about="everything, in fp32",
-            collectives=(DENSE,),
-            memories=(NONE, FEEDBACK, CORRECTION),
-            options=_MOMENTUM,
-        ),
-        "fp16": Method(about="everything, in scaled fp16", collectives=(DENSE,), memories=(NONE, FEEDBACK)),
-        "bf16": Method(about="everything, in bf16", collectives=(DENSE,), memories=(NONE, FEEDBACK)),
-        "int8": Method(
-            about="everything, in whole codes of 8 bits, 64 of which share a scale",
-            collectives=(DENSE,),
-            memories=(FEEDBACK, NONE),
-        ),
-        "int4": Method(
-            about="everything, in whole codes of 4 bits, 64 of which share a scale",
-            collectives=(DENSE,),
-            memories=(FEEDBACK,),
-        ),
-        "topk": Method(
-            about="the largest magnitudes of the whole gradient",
-            collectives=_FIXED_SELECTION,
-            memories=_HELD_BACK,
-            by_ratio=True,
-            nested=True,
-            options=("floor_ratio", "coding", *_MOMENTUM),
-        ),
-        "topk_per_layer": Method(
-            about="the largest magnitudes of each layer",
-            collectives=_FIXED_SELECTION,
-            memories=_HELD_BACK,
-            by_ratio=True,
-            by_shape=True,
-            by_bucket=False,
-            options=("coding", *_MOMENTUM),
-        ),
-        "topk_threshold": Method(
-            about="magnitudes above a threshold that follows the ratio slowly",
-            collectives=(GATHER,),
-            memories=_HELD_BACK,
-            by_ratio=True,
-            same_size=False,
-            by_bucket=False,
-            options=("coding", *_MOMENTUM),
-        ),
-        "mstopk": Method(
-            about="about the largest magnitudes, by 25 bisections",
-            collectives=_FIXED_SELECTION,
-            memories=_HELD_BACK,
-            by_ratio=True,
-            nested=True,
-            options=("floor_ratio", "coding", *_MOMENTUM),
-        ),
-        "dgc": Method(
-            about="magnitudes above a sampled threshold, with the momentum corrected",
-            collectives=(GATHER,),
-            memories=(CORRECTION, FEEDBACK),
-            by_ratio=True,
-            same_size=False,
-            nested=True,
-            options=("floor_ratio", "coding", *_MOMENTUM),
-        ),
-        "redsync": Method(
-            about="magnitudes above a threshold between mean and maximum",
-            collectives=(GATHER,),
-            memories=_HELD_BACK,
-            by_ratio=True,
-            same_size=False,
-            nested=True,
-            options=("floor_ratio", "coding", *_MOMENTUM),
-        ),
-        "sidco": Method(
-            about="magnitudes above a threshold of fitted exponentials",
-            collectives=(GATHER,),
-            memories=_HELD_BACK,
-            by_ratio=True,
-            same_size=False,
-            nested=True,
-            options=("floor_ratio", "coding", *_MOMENTUM),
-        ),
-        "randomk": Method(
-            about="random elements, the same on every worker",
-            collectives=(DENSE,),
-            memories=(FEEDBACK, NONE),
-            by_ratio=True,
-        ),
-        "qsgd_maxnorm": Method(
-            about="everything, rounded at random to levels of the largest magnitude",
-            collectives=(DENSE, GATHER),
-            memories=(NONE, FEEDBACK),
-            options=_LEVELS,
-        ),
-        "qsgd_two_scale": Method(
-            about="the same, small elements on a finer scale",
-            collectives=(DENSE,),
-            memories=(NONE, FEEDBACK),
-            options=_LEVELS,
-        ),
-        "qsgd_multi_scale": Method(
-            about="the same with three scales",
-            collectives=(DENSE,),
-            memories=(NONE, FEEDBACK),
-            options=_LEVELS,
-        ),
-        "global_randomk_maxnorm": Method(
-            about="elements in rotation, rounded to levels of the largest magnitude",
-            collectives=(DENSE,),
-            memories=(FEEDBACK, NONE),
-            by_ratio=True,
-            options=_LEVELS,
-        ),
-        "global_randomk_two_scale": Method(
-            about="elements in rotation, rounded on two scales",
-            collectives=(DENSE,),
-            memories=(FEEDBACK, NONE),
-            by_ratio=True,
-            options=_LEVELS,
-        ),
-        "terngrad": Method(
-            about="-1, 0 or 1 times the largest magnitude of each layer",
-            collectives=(DENSE, GATHER),
-            memories=(NONE, FEEDBACK),
-            by_shape=True,
-            by_bucket=False,
-        ),
-        "sign": Method(
-            about="signs, and the mean magnitude", collectives=(MAJORITY, GATHER), memories=(NONE, FEEDBACK)
-        ),
-        "powersgd": Method(
-            about="a factor pair of low rank for each matrix",
-            collectives=(DENSE,),
-            memories=(FEEDBACK,),
-            by_shape=True,
-            by_bucket=False,
-            options=("rank",),
-        ),
-    }
-)
+_METHODS: dict[str, Method] = {
+    # With a memory: what was held back while something else was in use goes out with it.
+    "identity": Method(
+        about="everything, in fp32",
+        collectives=(DENSE,),
+        memories=(NONE, FEEDBACK, CORRECTION),
+        options=_MOMENTUM,
+    ),
+    "fp16": Method(about="everything, in scaled fp16", collectives=(DENSE,), memories=(NONE, FEEDBACK)),
+    "bf16": Method(about="everything, in bf16", collectives=(DENSE,), memories=(NONE, FEEDBACK)),
+    "int8": Method(
+        about="everything, in whole codes of 8 bits, 64 of which share a scale",
+        collectives=(DENSE,),
+        memories=(FEEDBACK, NONE),
+    ),
+    "int4": Method(
+        about="everything, in whole codes of 4 bits, 64 of which share a scale",
+        collectives=(DENSE,),
+        memories=(FEEDBACK,),
+    ),
+    "topk": Method(
+        about="the largest magnitudes of the whole gradient",
+        collectives=_FIXED_SELECTION,
+        memories=_HELD_BACK,
+        by_ratio=True,
+        nested=True,
+        options=("floor_ratio", "coding", *_MOMENTUM),
+    ),
+    "topk_per_layer": Method(
+        about="the largest magnitudes of each layer",
+        collectives=_FIXED_SELECTION,
+        memories=_HELD_BACK,
+        by_ratio=True,
+        by_shape=True,
+        by_bucket=False,
+        options=("coding", *_MOMENTUM),
+    ),
+    "topk_threshold": Method(
+        about="magnitudes above a threshold that follows the ratio slowly",
+        collectives=(GATHER,),
+        memories=_HELD_BACK,
+        by_ratio=True,
+        same_size=False,
+        by_bucket=False,
+        options=("coding", *_MOMENTUM),
+    ),
+    "mstopk": Method(
+        about="about the largest magnitudes, by 25 bisections",
+        collectives=_FIXED_SELECTION,
+        memories=_HELD_BACK,
+        by_ratio=True,
+        nested=True,
+        options=("floor_ratio", "coding", *_MOMENTUM),
+    ),
+    "dgc": Method(
+        about="magnitudes above a sampled threshold, with the momentum corrected",
+        collectives=(GATHER,),
+        memories=(CORRECTION, FEEDBACK),
+        by_ratio=True,
+        same_size=False,
+        nested=True,
+        options=("floor_ratio", "coding", *_MOMENTUM),
+    ),
+    "redsync": Method(
+        about="magnitudes above a threshold between mean and maximum",
+        collectives=(GATHER,),
+        memories=_HELD_BACK,
+        by_ratio=True,
+        same_size=False,
+        nested=True,
+        options=("floor_ratio", "coding", *_MOMENTUM),
+    ),
+    "sidco": Method(
+        about="magnitudes above a threshold of fitted exponentials",
+        collectives=(GATHER,),
+        memories=_HELD_BACK,
+        by_ratio=True,
+        same_size=False,
+        nested=True,
+        options=("floor_ratio", "coding", *_MOMENTUM),
+    ),
+    "randomk": Method(
+        about="random elements, the same on every worker",
+        collectives=(DENSE,),
+        memories=(FEEDBACK, NONE),
+        by_ratio=True,
+    ),
+    "qsgd_maxnorm": Method(
+        about="everything, rounded at random to levels of the largest magnitude",
+        collectives=(DENSE, GATHER),
+        memories=(NONE, FEEDBACK),
+        options=_LEVELS,
+    ),
+    "qsgd_two_scale": Method(
+        about="the same, small elements on a finer scale",
+        collectives=(DENSE,),
+        memories=(NONE, FEEDBACK),
+        options=_LEVELS,
+    ),
+    "qsgd_multi_scale": Method(
+        about="the same with three scales",
+        collectives=(DENSE,),
+        memories=(NONE, FEEDBACK),
+        options=_LEVELS,
+    ),
+    "global_randomk_maxnorm": Method(
+        about="elements in rotation, rounded to levels of the largest magnitude",
+        collectives=(DENSE,),
+        memories=(FEEDBACK, NONE),
+        by_ratio=True,
+        options=_LEVELS,
+    ),
+    "global_randomk_two_scale": Method(
+        about="elements in rotation, rounded on two scales",
+        collectives=(DENSE,),
+        memories=(FEEDBACK, NONE),
+        by_ratio=True,
+        options=_LEVELS,
+    ),
+    "terngrad": Method(
+        about="-1, 0 or 1 times the largest magnitude of each layer",
+        collectives=(DENSE, GATHER),
+        memories=(NONE, FEEDBACK),
+        by_shape=True,
+        by_bucket=False,
+    ),
+    "sign": Method(about="signs, and the mean magnitude", collectives=(MAJORITY, GATHER), memories=(NONE, FEEDBACK)),
+    "powersgd": Method(
+        about="a factor pair of low rank for each matrix",
+        collectives=(DENSE,),
+        memories=(FEEDBACK,),
+        by_shape=True,
+        by_bucket=False,
+        options=("rank",),
+    ),
+}
+
+METHODS: Mapping[str, Method] = MappingProxyType(_METHODS)
+"""All of them by name; `register` adds to it."""
+
+
+def register(name: str, method: Method) -> None:
+    """Add a method to the table. How it is done is registered with it, see `hetopt.trainer.comm.methods.register`.
+
+    Raises:
+        ValueError: there is one of this name.
+    """
+    if name in _METHODS:
+        raise ValueError(f"a compression method must have a name of its own, and there is one called {name!r}")
+    _METHODS[name] = method
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

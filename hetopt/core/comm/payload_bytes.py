@@ -66,25 +66,18 @@ class WireFormat:
         return wire_bytes(self.name, numel, ratio)
 
 
-WIRE_FORMATS: Mapping[str, WireFormat] = MappingProxyType(
-    {
-        name: WireFormat(
-            name=name,
-            collective="all_reduce" if method.collectives[0] == composition.DENSE else "all_gather",
-            sparse=method.by_ratio,
-        )
-        for name, method in METHODS.items()
-    }
-)
-
-
 def wire_format(name: str) -> WireFormat:
     """The wire format of the compressor called ``name``.
 
     Raises:
         BadInput: there is no such compressor.
     """
-    return WIRE_FORMATS[known(name, METHODS, "compressor")]
+    method = METHODS[known(name, METHODS, "compressor")]
+    return WireFormat(
+        name=name,
+        collective="all_reduce" if method.collectives[0] == composition.DENSE else "all_gather",
+        sparse=method.by_ratio,
+    )
 
 
 def kept_elements(numel: int, ratio: float) -> int:
@@ -163,7 +156,11 @@ def operations(
     Raises:
         BadInput: there is no compressor called ``name``, or what is asked of it does not go together.
     """
-    chosen = combine(name, collective=collective).collective
+    combination = combine(name, collective=collective)
+    chosen, own_bytes = combination.collective, combination.method.wire_bytes
+    if own_bytes is not None:
+        primitive: cost.Primitive = "all_gather" if chosen == GATHER else "all_reduce"
+        return (Operation(primitive=primitive, payload_bytes=own_bytes(numel, ratio), members=workers),)
     sizes = [math.prod(shape) for shape in shapes] if shapes is not None else [numel]
 
     def quantised(count: int, *, scales: int = 1, segments: int = 1, levels: int | None = levels) -> list[_Part]:
