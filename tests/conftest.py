@@ -84,6 +84,7 @@ def _hermetic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for name in [name for name in os.environ if name.startswith(("AWS_", "HETOPT_")) and name != DATA_VARIABLE]:
             patch.delenv(name)
         patch.setenv("HETOPT_HOME", str(tmp_path_factory.mktemp("hetopt-home")))
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         patch.setenv("AWS_ACCESS_KEY_ID", "testing")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
         patch.setenv("AWS_SESSION_TOKEN", "testing")

@@ -6,9 +6,13 @@ from pathlib import Path
 
 import typer
 
+from hetopt.cli.completion import runs
+
 
 def fetch(
-    run: str | None = typer.Argument(None, help="Run, or any unambiguous part of its name. Default: the newest."),
+    run: str | None = typer.Argument(
+        None, autocompletion=runs, help="Run, or any unambiguous part of its name. Default: the newest."
+    ),
     out: Path | None = typer.Option(None, "--out", "-o", help="Copy the model to this file."),
     json_: bool = typer.Option(False, "--json", help="Print where it is as JSON."),
 ) -> None:

@@ -6,12 +6,19 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from hetopt.cli.completion import one_of
+
 if TYPE_CHECKING:
     from hetopt.backends.emulation.namespaces import FoundNetwork
 
 
 def gc(
-    on: str = typer.Option("rehearsal", "--on", help="Where to look: 'rehearsal' is this machine, 'ec2' is the cloud."),
+    on: str = typer.Option(
+        "rehearsal",
+        "--on",
+        autocompletion=one_of("rehearsal", "ec2"),
+        help="Where to look: 'rehearsal' is this machine, 'ec2' is the cloud.",
+    ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Show what would be removed and stop there."),
     remove_: bool = typer.Option(False, "--remove", help="ec2: remove what is found; without it nothing is."),
     region: list[str] = typer.Option([], "--region", help="ec2: look here too, beside where anything was ever rented."),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import typer
 
+from hetopt.cli.completion import runs
+
 
 def inject(
-    run: str = typer.Argument(..., help="Run, or any unambiguous part of its name."),
+    run: str = typer.Argument(..., autocompletion=runs, help="Run, or any unambiguous part of its name."),
     change: str = typer.Argument(
         ..., help="What happens to which host: 'h2 speed=0.25,rate=10mbit', 'h3 dies', 'h1 cut', '* rate=50mbit'."
     ),

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from hetopt.cli.completion import one_of
+
 if TYPE_CHECKING:
     from hetopt.backends.backend import Launcher
     from hetopt.cli.exchange_options import CompressionOverrides
@@ -21,6 +23,7 @@ def launch(
     on: str = typer.Option(
         "ec2",
         "--on",
+        autocompletion=one_of("hetopt.optimizer.launch_record:PLACES"),
         help="Where to run: 'ec2' rents the plan's machines; 'local' is this machine, with real processes; 'rehearsal' "
         "is a miniature of the cluster on this machine, with a network of its own.",
     ),
@@ -42,12 +45,14 @@ def launch(
     policy: str | None = typer.Option(
         None,
         "--batch-policy",
+        autocompletion=one_of("hetopt.core.run_spec:BatchPolicy"),
         help="How the batch is shared: uniform, static, proportional, dynamic, omnilearn, allocation, "
         "model, or rate with --stream. Default: the plan's.",
     ),
     compression: str | None = typer.Option(
         None,
         "--compression",
+        autocompletion=one_of("auto", "dense", "hetopt.core.comm.composition:METHODS"),
         help="What is sent of gradients: 'auto', which decides while training goes on, bf16, dense, or "
         "'NAME(RATIO, key=value)' such as 'topk(0.01)', 'dgc(1000x, momentum=0.9)' or 'powersgd(rank=2)'; topk:0.01 "
         "needs no quotes. Default: the plan's.",
@@ -55,18 +60,21 @@ def launch(
     ratio_policy: str | None = typer.Option(
         None,
         "--ratio-policy",
+        autocompletion=one_of("hetopt.core.comm.ratio_controllers:CONTROLLERS"),
         help="Who decides how much is sent: fixed, warm_up, accordion, gravac, threshold, scan or auto. Default: the "
         "plan's, or fixed with a named compression.",
     ),
     collective: str | None = typer.Option(
         None,
         "--collective",
+        autocompletion=one_of("auto", "hetopt.core.comm.composition:COLLECTIVES"),
         help="How payloads meet: 'auto', the cheapest on the network as it is, or all_reduce, all_gather, ar_topk, "
         "ar_topk_star, ar_topk_var, majority. Default: the plan's.",
     ),
     sync: str | None = typer.Option(
         None,
         "--sync",
+        autocompletion=one_of("hetopt.core.synchronization:SyncName"),
         help="When workers put together what they learned: bsp (in every step), 'selsync(0.3)', "
         "'selsync(auto, share=0.2)', 'local-sgd(8)', 'fedavg(1, 0.25)', 'ssp(4)', or 'auto': bsp until averages of "
         "parameters promise to take clearly less time. Default: the plan's.",
@@ -74,6 +82,7 @@ def launch(
     partition: str | None = typer.Option(
         None,
         "--partition",
+        autocompletion=one_of("hetopt.core.synchronization:PartitionName"),
         help="Which samples a worker sees: global, shards, seldp, 'labels(1)' or 'dirichlet(0.5)'. "
         "Default: the plan's.",
     ),

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
+import typer.main
 
 from hetopt.cli import (
     attach,
     catalog,
     catalog_refresh,
+    config,
     doctor,
     export,
     fetch,
@@ -32,6 +37,12 @@ from hetopt.cli import (
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.interruption import Terminated, ends_by_signals, exit_code_of
 
+if TYPE_CHECKING:
+    from typer._click import Command
+
+COMPLETING = "_HETOPT_COMPLETE"
+"""The variable by which a shell asks for completions."""
+
 app = typer.Typer(
     name="hetopt",
     help="""Choose and run the cheapest, fastest cluster for distributed training.
@@ -48,7 +59,6 @@ app = typer.Typer(
     """,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     rich_markup_mode=None,
     epilog="Exit codes: 0 done · 2 bad input · 3 no feasible plan · 4 cloud refused · 5 budget or deadline stop · "
     "6 run failed · 7 run stopped before its end · 129, 130, 143 ended by SIGHUP, Ctrl-C, SIGTERM.",
@@ -87,8 +97,13 @@ app.command()(attach.attach)
 app.command()(gc.gc)
 app.command()(doctor.doctor)
 app.command()(setup.setup)
+app.command()(config.config)
 catalog.app.command()(catalog_refresh.refresh)
 app.add_typer(catalog.app, name="catalog")
+
+
+WHATEVER_HAPPENS = ("stop", "gc", "status")
+"""Commands that end what costs money, or tell of it: a file of options that cannot be read must not stop them."""
 
 
 def main() -> None:
@@ -104,8 +119,10 @@ def _exit_code() -> int:
         terminal.check_arguments(arguments)
         if renamed:
             _note(f"{'; '.join(renamed)}; the old name goes with the next release.")
+        command = typer.main.get_command(app)
+        given = {} if COMPLETING in os.environ else _given(command, arguments)
         with ends_by_signals():
-            app(arguments, prog_name="hetopt")
+            command(arguments, prog_name="hetopt", default_map=given)
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
     except terminal.ReaderGone as gone:
@@ -119,6 +136,28 @@ def _exit_code() -> int:
     except (KeyboardInterrupt, Terminated) as error:
         return exit_code_of(error)
     return 0
+
+
+def _given(command: Command, arguments: list[str]) -> dict[str, Any]:
+    """Options of files and of the environment for what was typed; where they come from is said on stderr."""
+    from hetopt.cli import configuration
+
+    name = arguments[0] if arguments else "--help"
+    if name.startswith("-") or name == "config" or {"-h", "--help"} & set(arguments):
+        return {}
+    try:
+        given = configuration.settings(command, os.environ, Path.cwd())
+    except BadInput as error:
+        if name not in WHATEVER_HAPPENS:
+            raise
+        _note(f"{error}")
+        return {}
+    said: dict[str, list[str]] = {}
+    for one in configuration.of_command(given, arguments):
+        said.setdefault(one.source, []).append(one.shown)
+    for source, options in said.items():
+        _note(f"from {source}: {' '.join(options)}")
+    return configuration.default_map(given)
 
 
 def _note(text: str) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from hetopt.cli.completion import runs
+
 if TYPE_CHECKING:
     from http.server import ThreadingHTTPServer
 
@@ -22,7 +24,9 @@ CLIENT_S = 10.0
 
 
 def metrics(
-    run: str | None = typer.Argument(None, help="Run, or any unambiguous part of its name. Default: the newest."),
+    run: str | None = typer.Argument(
+        None, autocompletion=runs, help="Run, or any unambiguous part of its name. Default: the newest."
+    ),
     tensorboard: Path | None = typer.Option(
         None, "--tensorboard", help="Write what is logged so far into this folder, which `tensorboard --logdir` reads."
     ),

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from hetopt.cli.completion import one_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
@@ -41,9 +43,15 @@ def predict(
     model: str = typer.Option(
         "hetopt",
         "--model",
+        autocompletion=one_of("hetopt", "auto", "scavenger", "ernest", "goodput"),
         help="hetopt's own, a published one (scavenger, ernest, goodput), or auto: the best on layouts held out.",
     ),
-    market: str = typer.Option("spot", "--market", help="Prices for --suggest-probes: spot or on-demand."),
+    market: str = typer.Option(
+        "spot",
+        "--market",
+        autocompletion=one_of("spot", "on-demand"),
+        help="Prices for --suggest-probes: spot or on-demand.",
+    ),
     region: str = typer.Option("us-east-1", "--region", help="AWS region of the prices."),
     catalog_dir: Path | None = typer.Option(None, "--catalog", help="Another catalogue folder than the bundled one."),
     json_: bool = typer.Option(False, "--json", help="Breakdown as JSON. Predictions always are."),

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from hetopt.cli.completion import SYNCHRONIZATIONS, one_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -55,7 +57,12 @@ def profile(
     probe_budget: str | None = typer.Option(
         None, "--probe-budget", help="USD that exploring may cost, at the prices of the machines it stands for."
     ),
-    on: str = typer.Option("local", "--on", help="Where to explore: local, rehearsal or ec2, which rents."),
+    on: str = typer.Option(
+        "local",
+        "--on",
+        autocompletion=one_of("hetopt.optimizer.launch_record:PLACES"),
+        help="Where to explore: local, rehearsal or ec2, which rents.",
+    ),
     hosts: str | None = typer.Option(
         None, "--hosts", help="rehearsal: the cluster to explore, such as 'speed=1,rate=100mbit x8'."
     ),
@@ -68,6 +75,7 @@ def profile(
     sync: list[str] = typer.Option(
         [],
         "--sync",
+        autocompletion=SYNCHRONIZATIONS,
         help="Also measure how many steps the target takes when workers average parameters now and then: "
         "'selsync(auto)', 'local-sgd(8)'. May be repeated.",
     ),

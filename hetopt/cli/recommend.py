@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from hetopt.cli.completion import one_of
+
 if TYPE_CHECKING:
     from hetopt.core.profile import Profile
     from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions
@@ -27,6 +29,7 @@ def recommend(
     objective: str = typer.Option(
         "auto",
         "--objective",
+        autocompletion=one_of("hetopt.optimizer.plan:Objective"),
         help="Within the limits: time, cost or knee (of the front). Default: time, or cost with a deadline.",
     ),
     weights: str | None = typer.Option(
@@ -38,7 +41,12 @@ def recommend(
     accept_risk: bool = typer.Option(
         False, "--accept-risk", help="Take a plan that keeps the limits with less than that probability (0.9)."
     ),
-    market: str | None = typer.Option(None, "--market", help="spot (default), on-demand or any."),
+    market: str | None = typer.Option(
+        None,
+        "--market",
+        autocompletion=one_of("hetopt.optimizer.market.catalog_filter:AnyMarket"),
+        help="spot (default), on-demand or any.",
+    ),
     spot: bool = typer.Option(False, "--spot", help="The same as --market spot."),
     on_demand: bool = typer.Option(False, "--on-demand", help="The same as --market on-demand."),
     region: str = typer.Option("us-east-1", "--region", help="AWS region."),
@@ -53,7 +61,12 @@ def recommend(
     gpus: str | None = typer.Option(
         None, "--gpus", help="Only machines with these GPUs: A10G, or L4:4 (so many a machine), any, none."
     ),
-    arch: str | None = typer.Option(None, "--arch", help="x86_64 or arm64."),
+    arch: str | None = typer.Option(
+        None,
+        "--arch",
+        autocompletion=one_of("hetopt.optimizer.market.instance_type:Architecture"),
+        help="x86_64 or arm64.",
+    ),
     max_hourly: str | None = typer.Option(None, "--max-hourly", help="Most USD an hour for all machines together."),
     max_workers: int = typer.Option(64, "--max-workers", help="Most workers in a cluster, up to 256."),
     max_machines: int | None = typer.Option(None, "--max-machines", help="Most machines in a cluster."),
@@ -68,12 +81,14 @@ def recommend(
     lr_rule: str | None = typer.Option(
         None,
         "--lr-rule",
+        autocompletion=one_of("hetopt.optimizer.plan:ScalingRule"),
         help="How the learning rate follows the batch size: none, linear, sqrt or adascale (by the measured gradient "
         "noise). Default: the task's.",
     ),
     sync: str | None = typer.Option(
         None,
         "--sync",
+        autocompletion=one_of("hetopt.core.synchronization:SyncName"),
         help="When the workers of the plan put together what they learned, as of `hetopt launch`: 'selsync(auto)', "
         "'local-sgd(8)', bsp, ... Default: the best of bsp and what the profile measured (`hetopt profile --sync`).",
     ),

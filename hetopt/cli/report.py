@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from hetopt.cli.completion import runs
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -18,7 +20,9 @@ SHOWN_WAYS = 3
 
 
 def report(
-    run: str | None = typer.Argument(None, help="Run, or any unambiguous part of its name. Default: the newest."),
+    run: str | None = typer.Argument(
+        None, autocompletion=runs, help="Run, or any unambiguous part of its name. Default: the newest."
+    ),
     output: Path | None = typer.Option(None, "--output", "-o", help="Also write the report to this JSON file."),
     html: Path | None = typer.Option(None, "--html", help="Also write the run as a page that needs nothing else."),
     learn: Path | None = typer.Option(

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from hetopt.cli.completion import runs
+
 if TYPE_CHECKING:
     from hetopt.core.scaled_emulation import Conditions
     from hetopt.reports.progress import Progress
@@ -18,7 +20,9 @@ UNREADABLE = "unreadable"
 
 
 def status(
-    run: str | None = typer.Argument(None, help="Run, or any unambiguous part of its name. Default: the newest."),
+    run: str | None = typer.Argument(
+        None, autocompletion=runs, help="Run, or any unambiguous part of its name. Default: the newest."
+    ),
     all_: bool = typer.Option(False, "--all", "-a", help="A line for every run."),
     watch: bool = typer.Option(False, "--watch", "-w", help="Go on showing it, until it is over or Ctrl-C."),
     json_: bool = typer.Option(False, "--json", help="Print JSON."),

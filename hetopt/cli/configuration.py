@@ -1,0 +1,266 @@
+"""Options that are not typed: of a project, of a user, and of the environment. What is typed goes before them all.
+
+    hetopt.toml                        of a project: the nearest one upward from the current folder
+    ~/.config/hetopt/config.toml       of a user ($XDG_CONFIG_HOME)
+    HETOPT_BUDGET=20                   in the environment: --budget of every command that has it
+
+    region = "eu-west-1"               # of every command that has the option
+    [recommend]
+    budget = "$20"                     # as it is typed
+    [launch]
+    compression = {name = "topk", ratio = 0.01}   # or in parts, which become topk(ratio=0.01)
+
+A later line of this list goes before an earlier one: user, project, environment, command line. What spends, overwrites
+or removes is only ever taken from the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hetopt.core.errors import BadInput
+from hetopt.core.grammar import known, written
+from hetopt.core.paths import inside
+
+if TYPE_CHECKING:
+    from typer._click import Command, Parameter
+
+PROJECT_FILE = "hetopt.toml"
+PREFIX = "HETOPT_"
+
+TYPED_ONLY = frozenset(
+    {
+        *("yes", "force", "accept-risk", "unprobed", "create-bucket"),  # spend, or overwrite
+        *("remove", "everybody", "all"),  # remove, or reach for what belongs to others
+        *("resume", "learn", "version", "install-completion", "show-completion"),  # are meant once
+        *("launch budget", "profile probe-budget", "profile explore"),  # what may be spent
+    }
+)
+"""Options that no file and no variable gives: a project that was copied from somewhere must not decide them."""
+
+RENTED = "ec2"
+"""The value of --on that costs money, and is typed as well."""
+
+_MOST_BYTES = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """An option that has another value than its default.
+
+    Attributes:
+        command: such as ``launch`` or ``catalog list``.
+        option: such as ``--budget``.
+        parameter: the command's own name for it.
+        value: as it would be typed.
+        source: the file or the variable.
+    """
+
+    command: str
+    option: str
+    parameter: str
+    value: str | bool | tuple[str, ...]
+    source: str
+
+    @property
+    def shown(self) -> str:
+        """As it would be typed, without quotes."""
+        if isinstance(self.value, bool):
+            return self.option if self.value else f"no {self.option}"
+        many = self.value if isinstance(self.value, tuple) else (self.value,)
+        return " ".join(f"{self.option} {one}" for one in many)
+
+
+def settings(root: Command, environment: Mapping[str, str], folder: Path) -> tuple[Setting, ...]:
+    """Every option that a file or a variable gives, of every command.
+
+    Args:
+        root: the whole command line.
+        environment: of the process.
+        folder: where it was started.
+
+    Raises:
+        BadInput: a file cannot be read, or names what there is not (the nearest is named) or what must be typed.
+    """
+    options = _options(root)
+    found: dict[tuple[str, str], Setting] = {}
+    for file in _files(environment, folder):
+        for command, name, value in _given(_read(file), options, file):
+            found[command, name] = _setting(command, options[command][name], value, file)
+    for command, its in options.items():
+        for name, parameter in its.items():
+            variable = PREFIX + name.upper().replace("-", "_")
+            if environment.get(variable) and not _is_typed_only(command, name):
+                found[command, name] = _setting(command, parameter, environment[variable], variable)
+    return tuple(found[key] for key in sorted(found))
+
+
+def default_map(given: tuple[Setting, ...]) -> dict[str, Any]:
+    """The settings as the command line takes them: by command, and by subcommand within."""
+    whole: dict[str, Any] = {}
+    for one in given:
+        inner = whole
+        for word in one.command.split():
+            inner = inner.setdefault(word, {})
+        inner[one.parameter] = list(one.value) if isinstance(one.value, tuple) else one.value
+    return whole
+
+
+def of_command(given: tuple[Setting, ...], arguments: list[str]) -> tuple[Setting, ...]:
+    """The settings that matter to what was typed."""
+    typed = {word.partition("=")[0] for word in arguments}
+    words = {one.command: one.command.split() for one in given}
+    return tuple(
+        one for one in given if arguments[: len(words[one.command])] == words[one.command] and one.option not in typed
+    )
+
+
+def _options(root: Command) -> dict[str, dict[str, Parameter]]:
+    """The options of every command, by name without dashes."""
+    found: dict[str, dict[str, Parameter]] = {}
+
+    def walk(command: Command, path: tuple[str, ...]) -> None:
+        inside: Mapping[str, Command] = getattr(command, "commands", {})
+        for name, one in inside.items():
+            walk(one, (*path, name))
+        if not inside:
+            found[" ".join(path)] = {
+                option.removeprefix("--"): parameter
+                for parameter in command.params
+                for option in parameter.opts
+                if option.startswith("--") and option.removeprefix("--") != "help"
+            }
+
+    walk(root, ())
+    return found
+
+
+def _files(environment: Mapping[str, str], folder: Path) -> Iterator[Path]:
+    """The user's file, then the project's."""
+    home = environment.get("XDG_CONFIG_HOME", "")
+    base = Path(home) if home.startswith("/") else Path.home() / ".config"
+    own = base / "hetopt" / "config.toml"
+    if own.exists():
+        yield own
+    for place in (folder, *folder.parents):
+        if (place / PROJECT_FILE).exists():
+            yield place / PROJECT_FILE
+            return
+
+
+def _read(file: Path) -> dict[str, Any]:
+    import tomllib
+
+    from hetopt.core.plain_text import fault_of, texts_in
+    from hetopt.core.reading import read_text
+
+    hint = "correct the file, or move it away"
+    try:
+        given = tomllib.loads(read_text(file, most_bytes=_MOST_BYTES, hint=hint))
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"{file} must be TOML: {str(error)[:200]}.", hint=hint) from None
+    except RecursionError:
+        raise BadInput(f"{file} is nested too deeply.", hint=hint) from None
+    for text in texts_in(given):
+        fault = fault_of(text)
+        if fault is not None:
+            raise BadInput(f"{file}: a text {fault}.", hint=hint)
+    return given
+
+
+def _given(
+    given: Mapping[str, Any], options: Mapping[str, Mapping[str, Parameter]], file: Path
+) -> Iterator[tuple[str, str, Any]]:
+    """Command, option and value of a file: those of every command that has the option first, those of one behind them.
+
+    A table is a command where there is one of that name: ``[report]`` is `hetopt report`, not an option --report.
+    """
+    groups = {command.split()[0] for command in options}
+    every = {option for its in options.values() for option in its}
+    for key, value in given.items():
+        if key in groups and isinstance(value, dict):
+            continue
+        name = known(_dashed(key), sorted(every | groups), f"option or command (in {file})")
+        if name not in every:
+            raise BadInput(f"{file}: {key} must be a table of options.", hint=f"write [{key}] above its options")
+        having = [command for command in options if name in options[command] and not _is_typed_only(command, name)]
+        if not having:
+            raise _must_be_typed(name, file)
+        yield from ((command, name, value) for command in having)
+    tables = {key: value for key, value in given.items() if key in groups and isinstance(value, dict)}
+    for command in options:
+        table: Any = tables
+        for word in command.split():
+            table = table.get(word, {})
+        if not isinstance(table, dict):
+            raise BadInput(
+                f"{file}: {command} must be a table of options.", hint=f"write [{command.replace(' ', '.')}]"
+            )
+        for key, value in table.items():
+            name = known(_dashed(key), options[command], f"option of `hetopt {command}` (in {file})")
+            if _is_typed_only(command, name):
+                raise _must_be_typed(name, file)
+            yield command, name, value
+    for group in groups - set(options):
+        within = {command.split()[1] for command in options if command.startswith(f"{group} ")}
+        for key in tables.get(group, {}):
+            known(key, within, f"command of `hetopt {group}` (in {file})")
+
+
+def _is_typed_only(command: str, name: str) -> bool:
+    return name in TYPED_ONLY or f"{command} {name}" in TYPED_ONLY
+
+
+def _must_be_typed(name: str, source: object) -> BadInput:
+    return BadInput(
+        f"{source}: {name} must be typed where it is meant, and is never taken from here.",
+        hint=f"remove it there, and type --{name}",
+    )
+
+
+def _setting(command: str, parameter: Parameter, value: Any, source: Path | str) -> Setting:
+    option = next(one for one in parameter.opts if one.startswith("--"))
+    name = option.removeprefix("--")
+    said: str | bool | tuple[str, ...]
+    if getattr(parameter, "is_flag", False):
+        flags = {"true": True, "1": True, "false": False, "0": False}
+        if str(value).lower() not in flags:
+            raise BadInput(f"{source}: {name} must be true or false, got {value!r}.", hint="write true or false")
+        said = flags[str(value).lower()]
+    elif getattr(parameter, "multiple", False):
+        said = tuple(map(_typed, value)) if isinstance(value, list) else (_typed(value),)
+    else:
+        said = _typed(value)
+        if option == "--on" and said == RENTED:
+            raise BadInput(f"{source}: on must not be {RENTED!r}, which costs money.", hint=f"type --on {RENTED}")
+        if isinstance(source, Path) and _is_path(parameter):
+            own = source.name != PROJECT_FILE
+            said = str(Path(said).expanduser() if own else inside(source.parent, said, what=name, any_text=True))
+    return Setting(command=command, option=option, parameter=parameter.name or "", value=said, source=str(source))
+
+
+def _is_path(parameter: Parameter) -> bool:
+    """Whether an option takes a path; typer tells it in its own way since it has no click beside it."""
+    described = getattr(parameter, "type_descriptor", None)
+    return (
+        getattr(described, "annotation", None) is Path or getattr(getattr(parameter, "type", 0), "name", "") == "path"
+    )
+
+
+def _typed(value: Any) -> str:
+    """A value of a file as a person would type it."""
+    if isinstance(value, list):
+        return ("; " if any(isinstance(one, dict) for one in value) else ",").join(map(_typed, value))
+    if isinstance(value, dict):
+        pairs = {key: _typed(one) for key, one in value.items() if key != "name"}
+        text = written(str(value.get("name", "")), (), pairs)
+        return text if "name" in value else text.removeprefix("(").removesuffix(")")
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _dashed(name: str) -> str:
+    """``batch_policy`` and ``batch-policy`` are one option."""
+    return name.replace("_", "-")
