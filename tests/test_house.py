@@ -153,7 +153,7 @@ OURS = {
     "hetopt/cli/fetch.py: out.with_name(f'.{out.name}.partial')": "the file's own name, as it was typed",
     "hetopt/backends/ec2/renter/fetching.py: run_dir / name": "one of two constants",
     "hetopt/backends/ec2/renter/launcher.py: run_dir / name": "one of two constants",
-    "hetopt/backends/ec2/renter/observing.py: run_dir / f'.observed.{order.life}'": "a number",
+    "hetopt/backends/ec2/renter/spot_pools.py: run_dir / f'.observed.{order.life}'": "a number",
     "hetopt/backends/ec2/renter/watch.py: self.run_dir / folder": "one of two constants",
     "hetopt/optimizer/market/catalog_refresh.py: bundled / name": "a constant",
     "hetopt/optimizer/market/answer_store.py: self.folder / f'{part}.jsonl'": "a constant part of what AWS is asked",

@@ -17,8 +17,8 @@ def attach(
     import time
 
     from hetopt.backends.ec2.renter import account
-    from hetopt.backends.ec2.renter.attach import adopt
-    from hetopt.backends.ec2.renter.session import connect
+    from hetopt.backends.ec2.renter.edge import connect
+    from hetopt.backends.ec2.renter.fetching import adopt
     from hetopt.backends.runs import runs_home
     from hetopt.cli import render
     from hetopt.core.errors import BadInput

@@ -47,9 +47,8 @@ def _checks(path: Path | None, region: str | None, bucket: str | None, instance_
     from random import Random
 
     from hetopt.backends.ec2.renter import doctor
-    from hetopt.backends.ec2.renter.edge import BotoEdge
+    from hetopt.backends.ec2.renter.edge import BotoEdge, Retrying
     from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, region_of, roles_of
-    from hetopt.backends.ec2.renter.retry import Retrying
     from hetopt.core.errors import BadInput
     from hetopt.optimizer.market.catalog import load_catalog
     from hetopt.optimizer.plan import Plan

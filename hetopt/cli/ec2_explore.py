@@ -84,9 +84,9 @@ def place_on_ec2(
 
     from hetopt.backends.ec2.renter import probing
     from hetopt.backends.ec2.renter.bundle import make_bundle
+    from hetopt.backends.ec2.renter.edge import connect
     from hetopt.backends.ec2.renter.launcher import Ec2Launcher
     from hetopt.backends.ec2.renter.ordering import Wishes
-    from hetopt.backends.ec2.renter.session import connect
     from hetopt.backends.runs import runs_home
     from hetopt.cli.explore import Place
     from hetopt.core.errors import BudgetStop, CloudRefused, RunFailed

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hetopt.backends.ec2.renter.survey import Found
+    from hetopt.backends.ec2.renter.removal import Found
     from hetopt.core.errors import CloudRefused
 
 _FIRST_REGION = "us-east-1"
@@ -31,12 +31,12 @@ def run(
     """
     import time
 
-    from hetopt.backends.ec2.renter import foreign_runs, leftovers
+    from hetopt.backends.ec2.renter import leftovers
     from hetopt.backends.ec2.renter.account import identity
+    from hetopt.backends.ec2.renter.edge import connect, connect_run
     from hetopt.backends.ec2.renter.launcher import fleets_of
     from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, Made, made, read_ledger
     from hetopt.backends.ec2.renter.removal import Remover
-    from hetopt.backends.ec2.renter.session import connect, connect_run
     from hetopt.backends.runs import RunFolders, runs_home
     from hetopt.cli import render
     from hetopt.core.errors import CloudRefused
@@ -67,11 +67,11 @@ def run(
         by_run: dict[str, list[Found]] = {}
         for one in survey.found:
             by_run.setdefault(one.run_id, []).append(one)
-        bucket = foreign_runs.Bucket(edge=edge, region=region, account_id=who.account_id)
+        bucket = leftovers.Bucket(edge=edge, region=region, account_id=who.account_id)
         for name, things in by_run.items():
             known = runs.get(name)
-            if not everybody and not all(foreign_runs.is_of(one, who) for one in things):
-                kept: str | None = f"it belongs to {foreign_runs.owner_named(things)}; --everybody includes it"
+            if not everybody and not all(leftovers.is_of(one, who) for one in things):
+                kept: str | None = f"it belongs to {leftovers.owner_named(things)}; --everybody includes it"
             elif everything or run_id is not None:
                 kept = None
             elif leftovers.is_known(known, time.time()):
@@ -102,7 +102,7 @@ def run(
 def _regions_of_the_account(configured: Sequence[str]) -> tuple[list[str], list[CloudRefused]]:
     """Where nothing was ever rented from here: every region that the account can use; and why not all are known."""
     from hetopt.backends.ec2.renter.account import regions
-    from hetopt.backends.ec2.renter.session import connect
+    from hetopt.backends.ec2.renter.edge import connect
     from hetopt.core.errors import CloudRefused
 
     asked = configured[0] if configured else _FIRST_REGION

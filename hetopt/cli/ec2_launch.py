@@ -36,7 +36,7 @@ def wishes(
     Raises:
         BadInput: a substitute, an image or the budget cannot be read.
     """
-    from hetopt.backends.ec2.renter.images import IMAGES
+    from hetopt.backends.ec2.renter.account import IMAGES
     from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Wishes
     from hetopt.cli import parse
     from hetopt.core.errors import BadInput
@@ -102,9 +102,9 @@ def run(
 
     from hetopt.backends.ec2.renter import calls, ordering
     from hetopt.backends.ec2.renter.bundle import make_bundle
+    from hetopt.backends.ec2.renter.edge import connect
     from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT
     from hetopt.backends.ec2.renter.order import ORDER_FILE
-    from hetopt.backends.ec2.renter.session import connect
     from hetopt.backends.runs import RunFolders, runs_home
     from hetopt.cli import ec2_view, render, terminal
     from hetopt.optimizer.cost.billing import load_billing
@@ -168,8 +168,8 @@ def resume(
     from dataclasses import replace
 
     from hetopt.backends.ec2.renter import ordering
+    from hetopt.backends.ec2.renter.edge import connect
     from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
-    from hetopt.backends.ec2.renter.session import connect
     from hetopt.cli import ec2_view, render
     from hetopt.optimizer.cost.billing import load_billing
     from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch

@@ -24,8 +24,8 @@ def setup(
     """
     from hetopt.backends.ec2.renter import account as account_
     from hetopt.backends.ec2.renter import permissions
+    from hetopt.backends.ec2.renter.edge import connect
     from hetopt.backends.ec2.renter.ordering import PROFILE_NAME
-    from hetopt.backends.ec2.renter.session import connect
     from hetopt.cli import parse, render
     from hetopt.core.errors import BadInput
 
@@ -56,8 +56,8 @@ def setup(
 def _make(name: str, region: str, account: str, *, yes: bool) -> None:
     import sys
 
-    from hetopt.backends.ec2.renter.bucket import bucket_calls
-    from hetopt.backends.ec2.renter.session import connect
+    from hetopt.backends.ec2.renter.edge import connect
+    from hetopt.backends.ec2.renter.permissions import bucket_calls
     from hetopt.cli import render
 
     if not yes and sys.stdin.isatty() and not typer.confirm(f"Make the bucket {name}?", default=True, err=True):

@@ -19,14 +19,12 @@ from typing import Any
 import pytest
 
 from hetopt.backends.ec2.renter.bundle import Bundle, make_bundle
-from hetopt.backends.ec2.renter.edge import BotoEdge
+from hetopt.backends.ec2.renter.edge import BotoEdge, Retrying
 from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, Ledger, LedgerEdge
 from hetopt.backends.ec2.renter.order import Order
 from hetopt.backends.ec2.renter.ordering import Wishes, make_order
-from hetopt.backends.ec2.renter.removal import Remover
+from hetopt.backends.ec2.renter.removal import Found, Remover
 from hetopt.backends.ec2.renter.request import Answer, Edge, Request
-from hetopt.backends.ec2.renter.retry import Retrying
-from hetopt.backends.ec2.renter.survey import Found
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.optimizer.cost.billing import Billing, load_billing

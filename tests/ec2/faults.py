@@ -9,13 +9,13 @@ from random import Random
 from typing import Literal
 
 from hetopt.backends.ec2.renter import calls, leftovers
+from hetopt.backends.ec2.renter.edge import Retrying
 from hetopt.backends.ec2.renter.errors import TABLE, ApiRefused
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher, fleets_of
 from hetopt.backends.ec2.renter.ledger import Made
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.request import Answer, Edge, Request
-from hetopt.backends.ec2.renter.retry import Retrying
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import Patience
 

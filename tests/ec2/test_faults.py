@@ -166,7 +166,7 @@ import os, signal, sys, json, random
 from pathlib import Path
 from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.launcher import Ec2Launcher
-from hetopt.backends.ec2.renter.retry import Retrying
+from hetopt.backends.ec2.renter.edge import Retrying
 from hetopt.backends.ec2.renter.order import Order
 from hetopt.optimizer.plan import Plan
 folder, at, moment = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]

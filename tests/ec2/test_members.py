@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.bucket import bucket_calls
 from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.order import Order
+from hetopt.backends.ec2.renter.permissions import bucket_calls
 from hetopt.optimizer.market import pricing
 from tests.ec2.conftest import ACCOUNT, Recording
 from tests.ec2.reviewed_members import ON_CONDITION, PLAIN, members, unread

@@ -50,13 +50,13 @@ def test_a_plan_is_rented_and_everything_is_removed(
     assert [one.step for one in promised] == [one.step for one in seen.seen]
     # Everybody knows who is who.
     placement = json.loads(cloud(calls.get_object(order, f"{order.prefix}/placement.json"))["Body"])
-    addresses = [placement["hosts"][seat.machine.id]["address"] for seat in rented.seats]
+    addresses = [placement["hosts"][one.machine.id]["address"] for one in rented.assigned]
     assert placement["meeting"] == f"{min(addresses)}:29400"
-    by_host = {seat.host: seat.machine.address for seat in rented.seats}
+    by_host = {one.host: one.machine.address for one in rented.assigned}
     assert [by_host[worker.host] for worker in rented.spec.workers] == sorted(by_host.values())
     assert {worker.host for worker in plan.run.workers} == set(by_host)
-    for seat in rented.seats:
-        assert seat.host.startswith(seat.machine.instance_type)
+    for one in rented.assigned:
+        assert one.host.startswith(one.machine.instance_type)
     entries = read_ledger(tmp_path / LEDGER_FILE)
     assert not unresolved(entries)
     made = {id_ for entry in entries for id_ in entry.ids}
@@ -192,7 +192,7 @@ def test_fewer_machines_do_where_that_is_accepted(
     order = order_for()
     if accepted:
         rented = renter.rent(order, plan.run, {}, bundle.data)
-        assert len(rented.seats) == len(rented.spec.workers) == 3
+        assert len(rented.assigned) == len(rented.spec.workers) == 3
         assert sorted(worker.local_batch_size for worker in rented.spec.workers) == [21, 21, 22]
         assert sum(one.kind == "instance" for one in leftovers(cloud)) == 3
     else:

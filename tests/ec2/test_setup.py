@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.backends.ec2.renter import calls, permissions
-from hetopt.backends.ec2.renter.bucket import bucket_calls
 from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.doctor import Check, account_checks, role_checks, worst
 from hetopt.backends.ec2.renter.edge import BotoEdge
 from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.order import Order
+from hetopt.backends.ec2.renter.permissions import bucket_calls
 from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.request import Answer, Request
 from hetopt.optimizer.market.catalog import Catalog
@@ -96,7 +96,7 @@ def test_nothing_is_granted_without_a_bound() -> None:
 def test_the_bucket_is_made_once_and_private(cloud: BotoEdge) -> None:
     from random import Random
 
-    from hetopt.backends.ec2.renter.retry import Retrying
+    from hetopt.backends.ec2.renter.edge import Retrying
 
     edge = Retrying(inner=cloud, sleep=lambda _: None, random=Random(0))
     for _ in range(2):

@@ -11,11 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.backends.ec2.renter.budget import MOVE_S, Guard, Stay
-from hetopt.backends.ec2.renter.changing import guard_of, switched
 from hetopt.backends.ec2.renter.cluster_state import ClusterState, MachineState, SpotPrices
+from hetopt.backends.ec2.renter.desired import guard_of, switched
 from hetopt.backends.ec2.renter.order import Order, Rate, Zone
-from hetopt.backends.ec2.renter.pools import PAIR_RESTS_S, may_leave, pair, pools_of
-from hetopt.backends.ec2.renter.spot_prices import PRICES_EVERY_S, are_due, newest_prices, repriced
+from hetopt.backends.ec2.renter.spot_pools import (
+    PAIR_RESTS_S,
+    PRICES_EVERY_S,
+    are_due,
+    may_leave,
+    newest_prices,
+    pair,
+    pools_of,
+    repriced,
+)
 
 prices = st.floats(0.01, 5.0)
 gaps = st.floats(0.0, 5000.0)
@@ -136,14 +144,14 @@ def test_a_change_of_zones_that_nobody_sees_through_is_paid(order: Order, spent_
     now_s, budgeted = spent_h * 3600.0, order.model_copy(update={"budget_usd": 40.0})
     worst = budgeted.worst_usd_per_hour()
     change = switched(budgeted, seen(), ("h0", "h1"), "b", 600.0, now_s)
-    spent = change.seen.spent_usd(now_s)
+    spent = change.state.spent_usd(now_s)
     both = spent + worst * (change.end_s - now_s + MOVE_S) / 3600
     assert both + budgeted.fixed_usd == pytest.approx(40.0)
     # Those that wait spend what was kept for them: the end stays where it is while they do.
     late = [
         machine(host, "b", duty="waits", since_s=now_s, usd_per_hour=3.0, id=f"i-new-{host}") for host in ("h0", "h1")
     ]
-    leaving = change.seen.model_copy(update={"machines": (*change.seen.machines, *late)})
+    leaving = change.state.model_copy(update={"machines": (*change.state.machines, *late)})
     then_s = now_s + waited_s
     end_s = guard_of(budgeted, leaving, then_s).end_s(leaving.spent_usd(then_s), then_s)
     assert end_s >= change.end_s - 1e-6

@@ -20,9 +20,7 @@ from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, SETTLES_S, Made, made
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.removal import Remover
 from hetopt.backends.ec2.renter.renting import Renter
-from hetopt.backends.ec2.renter.replacement_requests import Asker
 from hetopt.backends.ec2.renter.request import Answer, Edge, Request
-from hetopt.backends.ec2.renter.watch import Watcher
 from hetopt.core.errors import CloudRefused
 from hetopt.optimizer.plan import Plan
 from tests.ec2.conftest import ACCOUNT, BUCKET, Patience, Recording, be_unkind, leftovers, stack
@@ -156,8 +154,8 @@ def test_machines_beside_a_refusal_are_ended_at_once(
     if partly:
         renting = replace(renting, accept=lambda spec: True)
         rented = renting.rent(order_for(), plan.run, {}, bundle.data)
-        assert len(rented.seats) == 1
-        assert alive(cloud) == [rented.seats[0].machine.id], "the c7g.xlarge, which is there as asked for"
+        assert len(rented.assigned) == 1
+        assert alive(cloud) == [rented.assigned[0].machine.id], "the c7g.xlarge, which is there as asked for"
     else:
         with pytest.raises(CloudRefused, match="no zone has all machines"):
             renting.rent(order_for(), plan.run, {}, bundle.data)
@@ -170,12 +168,10 @@ def test_machines_beside_a_refusal_are_ended_where_a_run_asks_for_more(
     order = order_for()
     rented = renter(cloud, tmp_path, patience).rent(order, plan.run, {}, bundle.data)
     before = alive(cloud)
-    edge = stack(cloud, tmp_path, patience)
-    watcher = Watcher(edge=edge, order=order, run_dir=tmp_path, clock=patience.clock)
-    seen = watcher.begin(rented.seats, rented.zone)
     be_unkind(advance_s=60, lag_s=LAG_S, short={"c7i.large": 2})
-    asker = Asker(edge=edge, sleep=patience.sleep, tell=lambda _: None, clock=patience.clock)
-    seen, missing = asker.ask(order, watcher, seen, order.roles[:1], rented.zone)
+    more = renter(cloud, tmp_path, patience)
+    granted, missing = more.ask(order, order.roles[:1], rented.zone, ask=1, end_s=None)
+    assert not granted
     assert set(missing) == set(order.roles[0].hosts)
     assert alive(cloud) == before
     # And where the asking itself is broken off.
@@ -184,10 +180,10 @@ def test_machines_beside_a_refusal_are_ended_where_a_run_asks_for_more(
     def broken(request: Request) -> Answer:
         if request.operation == "describe_instances":
             raise KeyboardInterrupt
-        return edge(request)
+        return cloud(request)
 
     with pytest.raises(KeyboardInterrupt):
-        replace(asker, edge=broken).ask(order, watcher, seen, order.roles[:1], rented.zone)
+        renter(broken, tmp_path, patience).ask(order, order.roles[:1], rented.zone, ask=2, end_s=None)
     assert alive(cloud) == before
 
 
@@ -203,7 +199,7 @@ def test_forgotten_fleets_hide_nothing(
     remover = Remover(edge=cloud, sleep=patience.sleep, made=Made(ids=("fleet-old", *fleets, "fleet-older")))
     found = remover.find()
     assert {one.id for one in found if one.kind == "fleet"} == set(fleets), "those that are known are told of"
-    assert sum(one.kind == "instance" for one in found) == len(rented.seats) == 4
+    assert sum(one.kind == "instance" for one in found) == len(rented.assigned) == 4
     be_unkind(forget_fleets=True)
     assert sum(one.kind == "instance" for one in remover.find()) == 4
     remover.remove_run(order.run_id)

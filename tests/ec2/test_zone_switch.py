@@ -12,14 +12,14 @@ import pytest
 
 from hetopt.backends.ec2.protocol import Lease
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.attach import adopt
 from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.cluster_state import ClusterState
 from hetopt.backends.ec2.renter.edge import BotoEdge
+from hetopt.backends.ec2.renter.fetching import adopt
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+from hetopt.backends.ec2.renter.reconcile import BOOTED_WITHIN_S, roles_as_they_are
 from hetopt.backends.ec2.renter.request import Answer, Edge, Request
-from hetopt.backends.ec2.renter.zone_switch import BOOTED_WITHIN_S, roles_as_they_are
 from hetopt.core.bucket_traffic import LEASE_OBJECT
 from hetopt.core.errors import BadInput, BudgetStop
 from hetopt.core.profile import Profile

@@ -42,6 +42,9 @@ class MachineState(Record):
     heartbeat_s: NonNegativeFloat | None = Field(default=None, description="when the machine last said that it lives")
     on_demand: bool = Field(default=False, description="nobody takes it back")
     duty: Duty = "serves"
+    end_asked_s: NonNegativeFloat | None = Field(
+        default=None, description="when it was ended because it has no place any more"
+    )
     address: str = Field(default="", description="in the run's network, by which EC2 names its host")
     life: NonNegativeInt = Field(default=0, description="how often the run had been resumed when it was rented")
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hetopt.backends.ec2.renter import account
-from hetopt.backends.ec2.renter.errors import ApiRefused
+from hetopt.backends.ec2.renter.errors import ApiRefused, Quota, quota_of
 from hetopt.backends.ec2.renter.order import Role
-from hetopt.backends.ec2.renter.quotas import Quota, quota_of
 from hetopt.backends.ec2.renter.request import Edge, Request
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError
 from hetopt.optimizer.cost.bill import Volume

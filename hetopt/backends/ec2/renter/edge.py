@@ -1,18 +1,25 @@
-"""The one place that talks to AWS: a request becomes a call of botocore, and whatever goes wrong an `ApiRefused`.
+"""Where requests become calls of AWS: boto3 makes them, what may help is tried again, what changes is in a ledger.
 
 botocore tries calls again by itself, and capacity that is not there arrives as a fault of the server: it would ask an
-exhausted pool five times. So it gets one attempt for everything that makes or removes, and `Retrying` decides.
+exhausted pool five times. So it gets one attempt for everything that makes or removes, and `Retrying` decides: the same
+call with the same token, later, and never at an exhausted pool. What makes things carries a token, or a name that only
+one thing can have, so the second call answers what the first one made. What removes is the same twice.
 """
 
 from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
 from typing import Any
 
 from hetopt.backends.ec2.renter.errors import ApiRefused
-from hetopt.backends.ec2.renter.request import Answer, Request
+from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, Ledger, LedgerEdge, remember_region
+from hetopt.backends.ec2.renter.request import Answer, Edge, Request
 from hetopt.core.errors import BadInput
 from hetopt.core.extras import install_command
 
@@ -123,3 +130,100 @@ def _joined(pages: list[dict[str, Any]]) -> dict[str, Any]:
             if isinstance(value, list):
                 answer[key] = [*answer.get(key, []), *value]
     return answer
+
+
+ATTEMPTS = 6
+FIRST_WAIT_S = 1.0
+LONGEST_WAIT_S = 20.0
+LISTED_WITHIN_S = 30.0
+PATIENCE_S = 300.0
+"""For what goes away by itself: interfaces leave a group when their machines have ended, which takes minutes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retrying:
+    """Makes calls again where that can help, waiting longer each time, by a random part of the wait (full jitter)."""
+
+    inner: Edge
+    sleep: Callable[[float], None]
+    random: Random
+    attempts: int = ATTEMPTS
+    patience_s: float = PATIENCE_S
+
+    def __call__(self, request: Request) -> Answer:
+        """Make the call, several times if need be.
+
+        Raises:
+            ApiRefused: as it was refused last.
+        """
+        waited_s, attempt = 0.0, 0
+        while True:
+            attempt += 1
+            try:
+                return self.inner(request)
+            except ApiRefused as refused:
+                if refused.code in request.tolerates:
+                    return {}
+                if request.if_exists is not None and _name_is_taken(refused.code):
+                    return _nested(request.result, self._found(request.if_exists, refused))
+                passing = refused.code in request.passing and waited_s < self.patience_s
+                again = refused.reaction == "again" and attempt < self.attempts
+                if not (passing or again):
+                    raise
+            wait_s = wait_before(attempt, self.random)
+            self.sleep(wait_s)
+            waited_s += wait_s
+
+    def _found(self, lookup: Request, refused: ApiRefused) -> Answer:
+        """What bears the name already, if it is of this run. Lists may not show for seconds what was just made."""
+        waited_s, attempt = 0.0, 0
+        while True:
+            attempt += 1
+            answer = self(lookup)
+            try:
+                return lookup.entity(answer)
+            except (KeyError, IndexError):
+                if waited_s >= LISTED_WITHIN_S:
+                    raise refused from None
+            wait_s = wait_before(attempt, self.random)
+            self.sleep(wait_s)
+            waited_s += wait_s
+
+
+def _nested(path: tuple[str | int, ...], entity: Answer) -> Answer:
+    """An answer in which the entity is where the call that makes it would have put it."""
+    for key in reversed(path):
+        entity = {str(key): entity}
+    return entity
+
+
+def wait_before(attempt: int, random: Random) -> float:
+    """Seconds to wait after so many attempts: up to twice as long each time."""
+    ceiling = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(attempt - 1, 10))
+    return random.uniform(ceiling / 2, ceiling)
+
+
+def _name_is_taken(code: str) -> bool:
+    return code in ("InvalidGroup.Duplicate", "InvalidLaunchTemplateName.AlreadyExistsException")
+
+
+def connect(region: str) -> Edge:
+    """An edge for calls that belong to no run, or only read."""
+    return Retrying(inner=BotoEdge(region), sleep=time.sleep, random=Random())
+
+
+def connect_run(
+    region: str, run_dir: Path, home: Path, inner: Edge | None = None, clock: Callable[[], float] = time.time
+) -> Edge:
+    """An edge whose calls are in the ledger of a run.
+
+    Args:
+        region: where it rents.
+        run_dir: the run's folder, which holds its ledger.
+        home: where the regions that were ever used are kept.
+        inner: instead of `connect`.
+        clock: seconds since the epoch.
+    """
+    remember_region(home, region)
+    ledger = Ledger(path=run_dir / LEDGER_FILE, region=region, clock=clock)
+    return LedgerEdge(inner=inner or connect(region), ledger=ledger)

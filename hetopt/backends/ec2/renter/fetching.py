@@ -1,4 +1,8 @@
-"""Brings the model of a rented run into its folder: whole or not at all, and checked by its size."""
+"""Brings here what a run has in its bucket: a run that was launched from another machine, and the model of any run.
+
+Of a run from elsewhere the bucket holds the order, and EC2 its machines. A model arrives whole or not at all, and is
+checked by its size.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,121 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.backends.ec2.objects import S3Objects
-from hetopt.backends.ec2.protocol import MODELS_FOLDER
-from hetopt.backends.ec2.renter.order import Order
+from hetopt.backends.ec2.protocol import MODELS_FOLDER, Placements
+from hetopt.backends.ec2.renter import calls
+from hetopt.backends.ec2.renter.cluster_state import ClusterState
+from hetopt.backends.ec2.renter.errors import ApiRefused
+from hetopt.backends.ec2.renter.launcher import PLAN_OBJECT
+from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+from hetopt.backends.ec2.renter.placement import Assignment, Machine
+from hetopt.backends.ec2.renter.request import Edge, Request
+from hetopt.backends.ec2.renter.watch import Watcher, read_lease
+from hetopt.core.bucket_traffic import PLACEMENT_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
-from hetopt.core.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE
+from hetopt.core.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE, write_spec
+from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
+from hetopt.optimizer.plan import Plan
+
+
+def fetch(edge: Edge, *, bucket: str, account_id: str, run_id: str, name: str) -> bytes:
+    """One object of a run.
+
+    Raises:
+        BadInput: there is no such run in the bucket.
+    """
+    request = Request(
+        step=f"read {name}",
+        service="s3",
+        operation="get_object",
+        parameters={"Bucket": bucket, "Key": f"runs/{run_id}/{name}", "ExpectedBucketOwner": account_id},
+        purpose="what was ordered",
+    )
+    try:
+        body: bytes = edge(request)["Body"]
+    except ApiRefused as refused:
+        if refused.code in ("NoSuchKey", "404"):
+            raise BadInput(
+                f"the bucket {bucket} has no {name} of a run {run_id}.",
+                hint="give the run's full name, and the `region` and `bucket` that it was launched with",
+            ) from None
+        raise
+    return body
+
+
+def adopt(edge: Edge, run_dir: Path, *, bucket: str, account_id: str, now_s: float) -> Launch:
+    """Fill a folder, named as the run, with what `status`, `logs` and `stop` need.
+
+    Raises:
+        BadInput: the bucket has no such run, or it was never given its machines.
+    """
+
+    def get(name: str) -> bytes:
+        return fetch(edge, bucket=bucket, account_id=account_id, run_id=run_dir.name, name=name)
+
+    def text(name: str) -> str:
+        return get(name).decode("utf-8", errors="replace")
+
+    order = Order.from_json(text(ORDER_FILE), origin=f"s3://{bucket}/{run_dir.name}/{ORDER_FILE}")
+    plan = Plan.from_json(text(PLAN_OBJECT), origin=f"s3://{bucket}/{run_dir.name}/{PLAN_OBJECT}")
+    placements = Placements.of_json(get(PLACEMENT_OBJECT))
+    if placements is None or (order.run_id, order.bucket, order.account_id) != (run_dir.name, bucket, account_id):
+        what = PLACEMENT_OBJECT if placements is None else ORDER_FILE
+        raise BadInput(
+            f"{what} of {run_dir.name} in the bucket {bucket} is not what a launch of it writes.",
+            hint=f"end its machines with `hetopt gc --on ec2 --run {run_dir.name} --remove`",
+        )
+    run_dir.mkdir(parents=True, exist_ok=True)
+    order.save(run_dir / ORDER_FILE)
+    plan.save(run_dir / PLAN_OBJECT)
+    write_spec(run_dir, placements.spec)
+    watcher = Watcher(edge=edge, order=order, run_dir=run_dir, clock=lambda: now_s)
+    watcher.save(_seen(edge, watcher, placements, _lease_end_s(edge, order)))
+    record = Launch(
+        created=plan.created,
+        started_s=order.created_s,
+        run_id=run_dir.name,
+        on="ec2",
+        plan=plan,
+        spec=placements.spec,
+        prediction=plan.chosen.prediction,
+    )
+    record.save(run_dir / LAUNCH_FILE)
+    return record
+
+
+def _seen(edge: Edge, watcher: Watcher, placements: Placements, lease_end_s: float) -> ClusterState:
+    """The run's machines as EC2 tells of them; one that it has forgotten ended more than an hour ago."""
+    order, hosts = watcher.order, placements.hosts
+    answer = edge(calls.addresses_call(order))
+    known = {one["InstanceId"]: one for group in answer["Reservations"] for one in group["Instances"]}
+    zone = order.zones[0]
+    for id_ in hosts.keys() & known.keys():  # others may wait in another zone, and end there by themselves
+        name = known[id_].get("Placement", {}).get("AvailabilityZone")
+        zone = next((other for other in order.zones if other.name == name), zone)
+    assigned = [
+        Assignment(
+            host=place.host,
+            machine=Machine(id=id_, instance_type=known[id_]["InstanceType"], address=place.address, zone=zone.name),
+        )
+        for id_, place in hosts.items()
+        if id_ in known
+    ]
+    on_spot = [one for one in assigned if known[one.machine.id].get("InstanceLifecycle") == "spot"]
+    held = [one for one in assigned if one not in on_spot]
+    unseen = ClusterState(time_s=watcher.clock())
+    return ClusterState(
+        time_s=watcher.clock(),
+        zone=zone.name,
+        generation=placements.generation,
+        machines=(*watcher.granted(on_spot, zone, unseen), *watcher.granted(held, zone, unseen, on_demand=True)),
+        on_demand=order.has_spot and not on_spot,
+        lease_end_s=lease_end_s,
+    )
+
+
+def _lease_end_s(edge: Edge, order: Order) -> float:
+    found = read_lease(edge, order)
+    return found[0].end_s if found is not None else order.created_s + order.lifetime_s
 
 
 @dataclass(frozen=True, kw_only=True)

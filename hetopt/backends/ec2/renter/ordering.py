@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetopt.backends.ec2.renter import account
+from hetopt.backends.ec2.renter.account import image_kind
 from hetopt.backends.ec2.renter.budget import MOVE_S, lifetime_s
-from hetopt.backends.ec2.renter.images import image_kind
 from hetopt.backends.ec2.renter.order import Order, Role, worst_usd_per_hour
 from hetopt.backends.ec2.renter.request import Edge
 from hetopt.core.errors import BadInput, BudgetStop

@@ -1,8 +1,8 @@
-"""What hetopt must be allowed, and no more: policies as data, for an administrator to read and apply once.
+"""What an administrator sets up once: what hetopt must be allowed, and no more, and the bucket that runs use.
 
-Whatever is made must carry hetopt's tags in the call that makes it, and only what carries the caller's own name can be
-removed. Machines have a role of their own, which reaches the bucket and nothing else. (Condition keys: the EC2, IAM and
-S3 pages of AWS's Service Authorization Reference, 2026-11.)
+Policies are data. Whatever is made must carry hetopt's tags in the call that makes it, and only what carries the
+caller's own name can be removed. Machines have a role of their own, which reaches the bucket and nothing else.
+(Condition keys: the EC2, IAM and S3 pages of AWS's Service Authorization Reference, 2026-11.)
 
 All machines of an account share that role: the credentials of an instance profile take neither session policies nor
 session tags, and a role for each run would need rights to make roles, which few people have (IAM user guide, "Session
@@ -13,10 +13,12 @@ wrote, one must know it. And what steers machines is written by renters alone.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 from hetopt.backends.ec2.protocol import MODELS_FOLDER
+from hetopt.backends.ec2.renter.request import Request
 from hetopt.backends.ec2.renter.tags import OWNER, RUN_ID
 from hetopt.core.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE
 
@@ -208,3 +210,57 @@ def _policy(*statements: Policy) -> Policy:
 def _statement(name: str, actions: Sequence[str], resources: Sequence[str], condition: Policy | None = None) -> Policy:
     statement: Policy = {"Sid": name, "Effect": "Allow", "Action": sorted(actions), "Resource": list(resources)}
     return {**statement, "Condition": condition} if condition else statement
+
+
+KEPT_DAYS = 30
+"""Checkpoints and states of runs; code is packed again when it is gone. Models and data stay."""
+
+
+def bucket_calls(bucket: str, region: str, account_id: str) -> tuple[Request, ...]:
+    """Make the bucket as it should be. Done twice, it is the same."""
+    own = {"Bucket": bucket, "ExpectedBucketOwner": account_id}
+    # us-east-1 is where buckets are when nothing is said, and must not be said.
+    place = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+
+    def call(
+        operation: str, parameters: dict[str, object], purpose: str, *, tolerates: frozenset[str] = frozenset()
+    ) -> Request:
+        return Request(
+            step=operation.replace("_", "-"),
+            service="s3",
+            operation=operation,
+            parameters=parameters,
+            purpose=purpose,
+            tolerates=tolerates,
+        )
+
+    public = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
+    rule = {
+        "ID": "hetopt",
+        "Status": "Enabled",
+        "Filter": {"Prefix": ""},
+        "Expiration": {"Days": KEPT_DAYS},
+        "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1},
+    }
+    runs = [{**rule, "ID": f"hetopt-{part}", "Filter": {"Prefix": f"{part}/"}} for part in ("runs", "code")]
+    encrypted = {"Rules": [{"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}]}
+    return (
+        call(
+            "create_bucket",
+            {"Bucket": bucket, **place},
+            "where code, checkpoints and states of runs go",
+            tolerates=frozenset({"BucketAlreadyOwnedByYou"}),
+        ),
+        call(
+            "put_public_access_block",
+            {**own, "PublicAccessBlockConfiguration": dict.fromkeys(public, True)},
+            "nobody outside the account reads it",
+        ),
+        call("put_bucket_encryption", {**own, "ServerSideEncryptionConfiguration": encrypted}, "encrypted at rest"),
+        call("put_bucket_policy", {**own, "Policy": json.dumps(bucket_policy(bucket))}, "over TLS only"),
+        call(
+            "put_bucket_lifecycle_configuration",
+            {**own, "LifecycleConfiguration": {"Rules": runs}},
+            f"runs and code go after {KEPT_DAYS} days; models and data stay",
+        ),
+    )

@@ -1,4 +1,4 @@
-"""Who is who: machines that EC2 gave are seated on the hosts of the run, and the workers ranked as torchrun will.
+"""Who is who: machines that EC2 gave become the hosts of the run, and the workers are ranked as torchrun will.
 
 torchrun ranks nodes by the text of their addresses, and EC2 hands out addresses as it likes. So the run's workers are
 put into the order that their addresses will have, and a rank means the same to everybody.
@@ -28,20 +28,20 @@ class Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
+class Assignment:
     """A machine and the host of the run that it is."""
 
     host: str
     machine: Machine
 
 
-def seat(roles: Sequence[Role], granted: Sequence[Sequence[Machine]]) -> list[Seat]:
+def assign(roles: Sequence[Role], granted: Sequence[Sequence[Machine]]) -> list[Assignment]:
     """Every host with a machine, those of a role in any order, since its hosts are alike.
 
     Raises:
         CloudRefused: a role has fewer machines than hosts.
     """
-    seats = []
+    assigned = []
     for role, machines in zip(roles, granted, strict=True):
         if len(machines) < role.machines:
             raise CloudRefused(
@@ -49,19 +49,19 @@ def seat(roles: Sequence[Role], granted: Sequence[Sequence[Machine]]) -> list[Se
                 hint="launch again, or plan with other types",
             )
         ordered = sorted(machines, key=lambda machine: machine.id)
-        seats += [Seat(host=host, machine=machine) for host, machine in zip(role.hosts, ordered, strict=False)]
-    return seats
+        assigned += [Assignment(host=host, machine=machine) for host, machine in zip(role.hosts, ordered, strict=False)]
+    return assigned
 
 
-def seated_spec(spec: RunSpec, seats: Sequence[Seat]) -> RunSpec:
+def ranked_spec(spec: RunSpec, assigned: Sequence[Assignment]) -> RunSpec:
     """The run with its workers in the order of their machines' addresses, as torchrun will rank them."""
-    address = {seat.host: seat.machine.address for seat in seats}
+    address = {one.host: one.machine.address for one in assigned}
     workers = sorted(spec.workers, key=lambda worker: address[worker.host])  # stable: a host's workers stay together
     return spec.model_copy(update={"workers": tuple(workers)})
 
 
 def without(spec: RunSpec, lost: Collection[str]) -> RunSpec:
-    """The run on the hosts that are left, with the same global batch: each worker's share grows in proportion.
+    """The run on the hosts that are left, with the same global batch: each local batch size grows in proportion.
 
     Raises:
         CloudRefused: nobody is left, or the workers that are left cannot hold the batch.
@@ -73,10 +73,10 @@ def without(spec: RunSpec, lost: Collection[str]) -> RunSpec:
 
 
 def shared(spec: RunSpec, workers: Sequence[WorkerSpec], batch: int) -> RunSpec:
-    """The run on these workers, who share a batch in proportion to what each had; nobody has nothing.
+    """The run on these workers, who divide a batch in proportion to what each had; nobody has nothing.
 
     Raises:
-        CloudRefused: a worker cannot hold its share.
+        CloudRefused: a worker cannot hold its local batch.
     """
     total = sum(worker.local_batch_size for worker in workers)
     exact = [batch * worker.local_batch_size / total for worker in workers]
@@ -100,21 +100,21 @@ def shared(spec: RunSpec, workers: Sequence[WorkerSpec], batch: int) -> RunSpec:
 
 def placement_json(
     spec: RunSpec,
-    seats: Sequence[Seat],
+    assigned: Sequence[Assignment],
     generation: int = 0,
     resume_from: str | None = None,
     *,
     pauses: bool = False,
 ) -> bytes:
     """What the machines read to find themselves and each other, and whether to save a checkpoint and wait."""
-    meeting = min(seat.machine.address for seat in seats)
+    meeting = min(one.machine.address for one in assigned)
     record = {
         "generation": generation,
         "resume_from": resume_from,
         **({"pauses": True} if pauses else {}),
         # A port of its own for each generation: what is left of the last must not be met.
         "meeting": f"{meeting}:{MEETING_PORT + generation}",
-        "hosts": {seat.machine.id: {"host": seat.host, "address": seat.machine.address} for seat in seats},
+        "hosts": {one.machine.id: {"host": one.host, "address": one.machine.address} for one in assigned},
         "spec": json.loads(spec.model_dump_json()),
     }
     return json.dumps(record, indent=2).encode()

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetopt.backends.ec2.renter import ordering
+from hetopt.backends.ec2.renter.account import image_kind
 from hetopt.backends.ec2.renter.bundle import Bundle
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
-from hetopt.backends.ec2.renter.images import image_kind
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Role
 from hetopt.backends.ec2.renter.request import Edge

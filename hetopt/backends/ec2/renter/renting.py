@@ -1,4 +1,6 @@
-"""Carries out an order: all of its machines in one zone, or in the next, or none and nothing left behind."""
+"""Rents machines: all of an order in one zone, or in the next, or none and nothing left behind; and for a run that goes
+on, those that it misses.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,16 @@ from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.errors import ApiRefused, meaning_of
 from hetopt.backends.ec2.renter.ledger import SETTLES_S, Made
 from hetopt.backends.ec2.renter.order import Order, Role, Zone
-from hetopt.backends.ec2.renter.placement import Machine, Seat, placement_json, seat, seated_spec, without
-from hetopt.backends.ec2.renter.removal import Remover, is_dying
+from hetopt.backends.ec2.renter.placement import Assignment, Machine, assign, placement_json, ranked_spec, without
+from hetopt.backends.ec2.renter.removal import Found, Remover, is_dying
 from hetopt.backends.ec2.renter.request import Answer, Edge, Request
-from hetopt.backends.ec2.renter.survey import Found
 from hetopt.core.errors import CloudRefused, HetoptError
 from hetopt.core.run_spec import RunSpec
 
 ADDRESSES_WITHIN_S = 180.0
 _LOOK_S = 3.0
+_ATTEMPTS_AN_ASK = 100
+"""Tokens of later asks must differ from those of the zones that were tried first."""
 
 Tell = Callable[[str], None]
 Accept = Callable[[RunSpec], bool]
@@ -29,7 +32,7 @@ class Rented:
     """The machines that were granted: where, which rank each has, and the run as it starts on them."""
 
     zone: Zone
-    seats: tuple[Seat, ...]
+    assigned: tuple[Assignment, ...]
     spec: RunSpec
 
 
@@ -93,10 +96,10 @@ class Renter:
         try:
             granted = self._rent(order, spec, contents, bundle)
             self.tell("waiting for the machines' addresses")
-            seats = seat(granted.roles, self.machines(order, granted.zone, granted.ids))
-            placed = seated_spec(granted.spec, seats)
-            self.edge(calls.placement_call(order, placement_json(placed, seats, generation, resume_from)))
-            return Rented(zone=granted.zone, seats=tuple(seats), spec=placed)
+            assigned = assign(granted.roles, self.machines(order, granted.zone, granted.ids))
+            placed = ranked_spec(granted.spec, assigned)
+            self.edge(calls.placement_call(order, placement_json(placed, assigned, generation, resume_from)))
+            return Rented(zone=granted.zone, assigned=tuple(assigned), spec=placed)
         except BaseException as error:
             self._clear(order, error)
             raise
@@ -163,6 +166,61 @@ class Renter:
             self._release(order)
             return None
         return Granted(zone=zone, roles=tuple(roles), ids=tuple(ids), spec=left)
+
+    def ask(
+        self, order: Order, roles: Sequence[Role], zone: Zone, *, ask: int, end_s: float | None
+    ) -> tuple[list[Assignment], list[str]]:
+        """Rent for a run that goes on: the machines that were granted, and the hosts that could not be had.
+
+        Args:
+            order: of the run.
+            roles: with the hosts that are wanted.
+            zone: where.
+            ask: how often it was asked: each time has tokens and templates of its own.
+            end_s: when the machines end, as the others do; absent: when the order's do.
+
+        Raises:
+            CloudRefused: for another reason than capacity. Whatever ends the asking, what was granted is given back.
+        """
+        ids: dict[str, str] = {}
+        missing: list[str] = []
+        try:
+            templates = self._templates(order, zone, ask, end_s)
+            for role in roles:
+                try:
+                    granted = self.fleet(order, role, zone, ask * _ATTEMPTS_AN_ASK, templates)
+                    ids |= dict(zip(role.hosts, granted, strict=False))
+                except NoCapacity:
+                    missing += role.hosts
+            (found,) = self.machines(order, zone, [list(ids.values())]) if ids else ([],)
+        except BaseException as error:
+            # Nobody would know them, and they would be paid until they end by themselves.
+            try:
+                self.give_back()
+            except CloudRefused as stayed:
+                _also(
+                    error,
+                    f"machines that were granted could not be ended ({stayed.message}): `hetopt gc --on ec2 --remove`",
+                    self.tell,
+                )
+            raise
+        by_id = {machine.id: machine for machine in found}
+        return [Assignment(host=host, machine=by_id[id_]) for host, id_ in ids.items()], missing
+
+    def _templates(self, order: Order, zone: Zone, ask: int, end_s: float | None) -> dict[str, Answer]:
+        """Launch templates by their steps, for machines that end when the others do."""
+        lookup = calls.group_calls(order, zone)[0].if_exists
+        assert lookup is not None
+        try:
+            results = {calls.GROUP_STEP: lookup.entity(self.edge(lookup))}
+        except IndexError:
+            raise CloudRefused(
+                f"the security group of {order.run_id} is not listed, so nothing can be rented into it.",
+                hint="look again with `hetopt status` in a minute; if it was removed, stop the run and resume it",
+            ) from None
+        for request in calls.template_calls(order, generation=ask, end_s=end_s):
+            self._do(request, results)
+        return results
 
     def fleet(self, order: Order, role: Role, zone: Zone, attempt: int, results: Mapping[str, Answer]) -> list[str]:
         """Rent the machines of one role; answers their ids. Fewer than that are given back at once.
@@ -274,13 +332,18 @@ class Renter:
             Remover(edge=self.edge, sleep=self.sleep, made=made).remove_run(order.run_id)
         except HetoptError as stayed:
             also = f"something may be left of run {order.run_id} ({stayed.message}): `hetopt gc --on ec2 --remove`"
-            if isinstance(error, HetoptError):
-                error.hint = f"{error.hint}; {also}" if error.hint else also
-            else:
-                self.tell(also)
+            _also(error, also, self.tell)
 
     def _remover(self, ids: Sequence[str]) -> Remover:
         return Remover(edge=self.edge, sleep=self.sleep, made=Made(ids=tuple(ids), settles_s=SETTLES_S))
+
+
+def _also(error: BaseException, also: str, tell: Tell) -> None:
+    """Tell another thing beside an error; the first reason stays the one that is told first."""
+    if isinstance(error, HetoptError):
+        error.hint = f"{error.hint}; {also}" if error.hint else also
+    else:
+        tell(also)
 
 
 def _machine(instance: Answer, zone: Zone) -> Machine:

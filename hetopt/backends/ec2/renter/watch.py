@@ -17,12 +17,12 @@ from typing import Any
 
 from hetopt.backends.ec2.protocol import Lease
 from hetopt.backends.ec2.renter import calls
-from hetopt.backends.ec2.renter.boots import BOOT_FOLDER
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState, Duty, MachineState, ending_of
 from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.order import Order, Zone
-from hetopt.backends.ec2.renter.placement import Seat
+from hetopt.backends.ec2.renter.placement import Assignment
 from hetopt.backends.ec2.renter.request import Answer, Edge, Request
+from hetopt.backends.ec2.renter.run_status import BOOT_FOLDER
 from hetopt.backends.ec2.uploads import LOG_TAIL_BYTES
 from hetopt.core.artifact import write_atomically
 from hetopt.core.bucket_traffic import LEASE_OBJECT
@@ -59,14 +59,14 @@ class Watcher:
         path = self.run_dir / SEEN_FILE
         return ClusterState.load(path) if path.exists() else ClusterState(time_s=self.order.created_s)
 
-    def begin(self, seats: tuple[Seat, ...], zone: Zone) -> ClusterState:
+    def begin(self, assigned: tuple[Assignment, ...], zone: Zone) -> ClusterState:
         """Write down the machines that were granted, with what each costs an hour, beside those of earlier lives."""
         before = self.last()
         seen = ClusterState(
             time_s=self.clock(),
             zone=zone.name,
             generation=self.next_generation(),
-            machines=(*before.machines, *self.granted(seats, zone, ClusterState(time_s=self.clock()))),
+            machines=(*before.machines, *self.granted(assigned, zone, ClusterState(time_s=self.clock()))),
             lease_end_s=self.order.created_s + self.order.lifetime_s,
         )
         self.save(seen)
@@ -78,12 +78,18 @@ class Watcher:
         return before.generation + 1 if before.machines else 0
 
     def granted(
-        self, seats: Iterable[Seat], zone: Zone, seen: ClusterState, *, on_demand: bool = False, duty: Duty = "serves"
+        self,
+        assigned: Iterable[Assignment],
+        zone: Zone,
+        seen: ClusterState,
+        *,
+        on_demand: bool = False,
+        duty: Duty = "serves",
     ) -> tuple[MachineState, ...]:
         """Machines that are on the bill from now on.
 
         Args:
-            seats: the machines, and what host each is or is to be.
+            assigned: the machines, and what host each is or is to be.
             zone: where they are.
             seen: the prices that are known.
             on_demand: all of them, whatever the order says.
@@ -91,24 +97,24 @@ class Watcher:
         """
         now_s = self.clock()
 
-        def machine(seat: Seat) -> MachineState:
-            market = "on-demand" if on_demand else self.order.market_of(seat.host)
+        def machine(one: Assignment) -> MachineState:
+            market = "on-demand" if on_demand else self.order.market_of(one.host)
             return MachineState(
-                id=seat.machine.id,
-                host=seat.host,
-                instance_type=seat.machine.instance_type,
+                id=one.machine.id,
+                host=one.host,
+                instance_type=one.machine.instance_type,
                 state="pending",
                 since_s=now_s,
                 zone=zone.name,
-                usd_per_hour=seen.usd_per_hour(zone, seat.machine.instance_type, market),
+                usd_per_hour=seen.usd_per_hour(zone, one.machine.instance_type, market),
                 extras_usd_per_hour=self.order.extras_usd_per_hour,
                 on_demand=market == "on-demand",
                 duty=duty,
-                address=seat.machine.address,
+                address=one.machine.address,
                 life=self.order.life,
             )
 
-        return tuple(machine(seat) for seat in seats)
+        return tuple(machine(one) for one in assigned)
 
     def save(self, seen: ClusterState) -> None:
         """Write the observed cluster into the run's folder."""

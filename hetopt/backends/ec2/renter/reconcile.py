@@ -1,0 +1,490 @@
+"""What to do next about a run's machines: `reconcile` compares what they should be with what they are. Pure.
+
+Nothing waits for a machine that is not there yet. The survivors of a loss share the batch among themselves from the
+newest checkpoint; once new machines say that they live, all save a checkpoint at one step and go on together. A machine
+that a slot no longer wants trains on until the one that relieves it can take over, and ends after that.
+
+Workers in two zones would pay for what they send each other, and wait longer for it. So a run leaves its zone with all
+of its machines or with none: those in the other zone wait until all of them live, then one pause, and all have their
+places at once. Whatever comes between is answered by giving the new ones back.
+
+Each action carries the record of the run that is to be kept with it, so that the same question is answered anew after
+it: `loop` observes, asks for actions, records, acts, records, and asks again until there is nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hetopt.backends.ec2.renter.cluster_state import ClusterState, MachineState
+from hetopt.backends.ec2.renter.desired import Slot, guard_of, slots_of
+from hetopt.backends.ec2.renter.order import Order, Role
+from hetopt.backends.ec2.renter.placement import shared, without
+from hetopt.backends.ec2.renter.run_status import TRIES, failed, hopeless_hosts, hopeless_types
+from hetopt.core.errors import CloudRefused
+from hetopt.core.nodes import host_names
+from hetopt.core.run_spec import RunSpec, WorkerSpec
+
+ASK_AGAIN_S = 300.0
+"""A pool that had nothing is asked again so much later: outages last for minutes or for hours."""
+
+GATHERED_WITHIN_S = 300.0
+"""Machines that were asked for at the same time boot within so long, or the others do not wait for them."""
+
+BOOTED_WITHIN_S = 600.0
+"""All machines in another zone live by then, or the switch is given up; `budget.MOVE_S` counts on it."""
+
+PAUSE_PATIENCE_S = 300.0
+"""Machines that have not saved their checkpoint by then are told their new places all the same."""
+
+LEASE_GROWS_S = 60.0
+"""A lease is not written anew for less."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """A run as it was seen.
+
+    Attributes:
+        state: its machines, and what is wanted of them.
+        spec: the run as it was told to them last.
+        stopped_s: when training last stopped with a checkpoint, by its events; absent: it goes on.
+        is_finished: by its events, it has reached its end.
+        has_failed: by its events, it failed by itself.
+    """
+
+    state: ClusterState
+    spec: RunSpec
+    stopped_s: float | None = None
+    is_finished: bool = False
+    has_failed: bool = False
+
+    @property
+    def lost(self) -> list[str]:
+        """Hosts of the run that no living machine is."""
+        there = {machine.host for machine in self.state.serving}
+        return [host for host in host_names(self.spec) if host not in there]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """One thing to do.
+
+    Attributes:
+        state: what is to be kept of the run.
+        say: what people are told.
+    """
+
+    state: ClusterState
+    say: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note(Action):
+    """Ask nothing of the cloud: what is wanted, or who is which host, is something else from now on.
+
+    Attributes:
+        unbooted: machines whose failure to boot is the reason; their last words are told, too.
+    """
+
+    unbooted: tuple[MachineState, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class End(Action):
+    """End machines by the ids that were granted."""
+
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rent(Action):
+    """Ask for machines; those that are granted wait for their places. The state is kept before anything is asked.
+
+    Attributes:
+        roles: the machines.
+        zone: where, by its name.
+        together: all or none of them are of use.
+    """
+
+    roles: tuple[Role, ...]
+    zone: str
+    together: bool = False
+
+    @property
+    def hosts(self) -> list[str]:
+        """Who is asked for."""
+        return [host for role in self.roles for host in role.hosts]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pause(Action):
+    """Tell those that train to save a checkpoint and to wait for the next generation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place(Action):
+    """Begin the next generation, from the newest checkpoint, on the machines that serve. Kept after it was told."""
+
+    spec: RunSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extend(Action):
+    """Let the machines live longer."""
+
+    end_s: float
+    stop_training_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop(Action):
+    """Have the machines save a checkpoint and end. Kept after it was told."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clear(Action):
+    """Remove everything that is left of the run.
+
+    Attributes:
+        unbooted: machines whose failure to boot is the reason; their last words are told, too.
+    """
+
+    unbooted: tuple[MachineState, ...] = ()
+
+
+def reconcile(order: Order, observed: Observed, now_s: float, *, patience_s: float) -> list[Action]:
+    """What is to be done now, in this order; nothing where all is as it should be, or must be waited for.
+
+    The same arguments give the same actions. After they were carried out, and kept in the state, it is asked again.
+
+    Args:
+        order: what was rented, and the budget for it.
+        observed: the run as it was seen last, and what is wanted of it.
+        now_s: seconds since the epoch.
+        patience_s: how long machines may take to end by themselves, beside the time that their checkpoint takes.
+
+    Raises:
+        CloudRefused: those that are left cannot hold the batch.
+    """
+    state = observed.state
+    ending = must_end(order, state, now_s, patience_s=patience_s)
+    if ending is not None or state.stop_wished_s is not None:
+        return [] if ending is None else [ending]
+    # Those that wait would take over from machines that were all lost.
+    if observed.has_failed and not state.waiting:
+        return [Clear(state=state)]
+    ends = _ends(state, now_s)
+    after = ends[-1].state if ends else state
+    changes = _changes(order, replace(observed, state=after), now_s)
+    if changes:
+        return [*ends, *changes]
+    guard = guard_of(order, state, now_s)
+    end_s = min(guard.end_s(state.spent_usd(now_s), now_s), order.latest_end_s)
+    if state.lease_end_s is None or end_s > state.lease_end_s + LEASE_GROWS_S:
+        return [*ends, Extend(state=after, end_s=end_s, stop_training_s=guard.stop_training_s(end_s))]
+    return [*ends]
+
+
+def must_end(order: Order, state: ClusterState, now_s: float, *, patience_s: float) -> Action | None:
+    """What ends a run in time, whatever its folder says of it otherwise; None where nothing does now.
+
+    Args:
+        order: what was rented, and the budget for it.
+        state: the run's machines.
+        now_s: seconds since the epoch.
+        patience_s: as for `reconcile`.
+    """
+    if state.cleared:
+        return None
+    if not state.alive:
+        return Clear(state=state)
+    if state.stop_wished_s is not None:
+        late = now_s > state.stop_wished_s + order.checkpoint_s + patience_s
+        return Clear(state=state) if late else None
+    if guard_of(order, state, now_s).decide(state.spent_usd(now_s), now_s) == "stop":
+        reason = f"the budget of ${order.budget_usd:.2f} is reached"
+        return Stop(state=_with(state, stop_wished_s=now_s, stop_reason=reason))
+    return None
+
+
+def _with(state: ClusterState, **changes: Any) -> ClusterState:
+    return state.model_copy(update=changes)
+
+
+def _ends(state: ClusterState, now_s: float) -> list[End]:
+    """Machines that have no place any more end, once the others were seen after they were told theirs."""
+    ids = tuple(
+        machine.id
+        for machine in state.alive
+        if machine.duty == "relieved"
+        and state.placed_s < state.time_s
+        and (machine.end_asked_s is None or machine.end_asked_s < state.time_s)
+    )
+    if not ids:
+        return []
+    machines = tuple(
+        machine.model_copy(update={"end_asked_s": now_s}) if machine.id in ids else machine
+        for machine in state.machines
+    )
+    return [End(state=_with(state, machines=machines), ids=ids)]
+
+
+def _changes(order: Order, observed: Observed, now_s: float) -> list[Action]:
+    """The next step towards what is wanted; empty where none can be taken now."""
+    state, lost = observed.state, observed.lost
+    if observed.is_finished and state.zone_wanted is not None:
+        return [Note(state=_with(state, zone_wanted=None))]
+    slots = () if observed.is_finished else slots_of(order, state, observed.spec)
+    useless = [machine for machine in state.waiting if not any(slot.fits(machine) for slot in slots)]
+    if useless:
+        return [Note(state=_relieved(state, useless))]
+    if observed.is_finished:
+        return []
+    step: Action | None = _give_up_hopeless(order, state)
+    if step is None and state.zone_wanted is not None:
+        return _switch(order, observed, now_s)
+    if step is None and lost and state.serving:
+        step = _go_on_without(order, observed, lost, now_s)
+    elif step is None and state.paused_s is not None and not state.waiting and not lost:
+        # Whom all have paused for is lost or sent away, or has a place that it was not told of.
+        step = _place(state, observed.spec, now_s)
+    elif step is None:
+        step = _rent(order, state, missing(order, observed, now_s), now_s) or _join(observed, now_s)
+    return [] if step is None else [step]
+
+
+def missing(order: Order, observed: Observed, now_s: float) -> list[Slot]:
+    """Slots that no machine fits, and that may be asked for now.
+
+    Where all that trained are lost at once, those that wait go on without them first.
+    """
+    state = observed.state
+    if state.asked_s is not None and now_s < state.asked_s + ASK_AGAIN_S:
+        return []
+    lost = () if state.serving else host_names(observed.spec)
+    empty = (slot for slot in slots_of(order, state, observed.spec) if not any(map(slot.fits, state.alive)))
+    return [slot for slot in empty if slot.host not in lost]
+
+
+def _rent(order: Order, state: ClusterState, slots: Sequence[Slot], now_s: float) -> Rent | None:
+    """Ask for machines for these slots: as planned, or in another zone just as they are."""
+    hosts = [slot.host for slot in slots]
+    asked = _with(state, asks=state.asks + 1, asked_s=now_s)
+    if state.zone_wanted is not None:
+        return Rent(
+            state=asked,
+            roles=tuple(roles_as_they_are(order, state)),
+            zone=state.zone_wanted,
+            together=True,
+            say=f"asking for the same machines in {state.zone_wanted}",
+        )
+    hopeless = hopeless_types(order, state)
+    market = {"market": "on-demand"} if state.on_demand else {}
+    roles = []
+    for role in order.roles:
+        mine = tuple(host for host in role.hosts if host in hosts)
+        types = tuple(name for name in role.instance_types if name not in hopeless)
+        if mine and types:
+            roles.append(role.model_copy(update={"hosts": mine, "instance_types": types, **market}))
+    if not roles:
+        return None
+    how = "on demand" if state.on_demand else "again"
+    return Rent(state=asked, roles=tuple(roles), zone=state.zone, say=f"asking for {', '.join(hosts)} {how}")
+
+
+def _give_up_hopeless(order: Order, state: ClusterState) -> Note | None:
+    """Ask no more for hosts whose machines fail to boot, and say once what these said last."""
+    hosts = [host for role in order.roles for host in role.hosts if host not in state.given_up]
+    hopeless = hopeless_hosts(order, state, hosts)
+    if not hopeless:
+        return None
+    machines = failed(state.machines, order.life)
+    mine = [machine for machine in machines if machine.host in hopeless] or machines
+    return Note(
+        state=_with(
+            state,
+            given_up=(*state.given_up, *hopeless),
+            absent=tuple(worker for worker in state.absent if worker.host not in hopeless),
+        ),
+        unbooted=tuple(mine),
+        say=f"That was tried {TRIES} times: no machine is rented for {', '.join(hopeless)} again",
+    )
+
+
+def _go_on_without(order: Order, observed: Observed, lost: Sequence[str], now_s: float) -> Action | None:
+    """Tell those that are left to go on; where they cannot hold the batch alone, they wait for what was lost."""
+    state, spec = observed.state, observed.spec
+    try:
+        left = without(spec, lost)
+    except CloudRefused as refused:
+        return _wait_for(order, observed, lost, refused, now_s)
+    gone = [worker for worker in spec.workers if worker.host in lost]
+    batch = spec.global_batch_size
+    growth = batch / (batch - sum(worker.local_batch_size for worker in gone))
+    absent = _scaled((*state.absent, *(worker for worker in gone if worker.host not in state.given_up)), growth)
+    said = f"lost {', '.join(lost)}; the others go on without"
+    return _place(_with(state, absent=absent, asked_s=None), left, now_s, say=said)
+
+
+def _wait_for(
+    order: Order, observed: Observed, lost: Sequence[str], refused: CloudRefused, now_s: float
+) -> Action | None:
+    """The same run on the machines that come for those that were lost, if they are to be had."""
+    state = observed.state
+    if any(host in state.given_up for host in lost):
+        machines = failed(state.machines, order.life)
+        mine = [machine for machine in machines if machine.host in lost and machine.host in state.given_up]
+        return Clear(state=state, say=refused.message, unbooted=tuple(mine or machines))
+    coming = {machine.host for machine in state.waiting}
+    slots = [slot for slot in missing(order, observed, now_s) if slot.host in lost]
+    if slots:
+        rent = _rent(order, state, slots, now_s)
+        return None if rent is None else replace(rent, say=f"{refused.message} {rent.say}")
+    if not coming.issuperset(lost):
+        return None
+    return _place(with_places(_with(state, asked_s=None), lost), observed.spec, now_s)
+
+
+def _join(observed: Observed, now_s: float) -> Action | None:
+    """Machines that live get their places: those that train pause first; where none do, at once."""
+    state, spec = observed.state, observed.spec
+    new = {machine.host for machine in joining(state, now_s)}
+    if not new:
+        return None
+    named, batch = ", ".join(sorted(new)), spec.global_batch_size
+    if not state.serving:
+        # All who trained were lost at once: those that were to join or to relieve them have nobody to wait for.
+        everybody = (*spec.workers, *state.absent)
+        there = [worker for worker in everybody if worker.host in new]
+        absent = tuple(worker for worker in everybody if worker.host not in new)
+        after = with_places(_with(state, absent=absent, asked_s=None), new)
+        said = f"all that trained are lost; {named} goes on"
+        return _place(after, shared(spec, there, batch), now_s, say=said)
+    if state.paused_s is None:
+        return Pause(state=_with(state, paused_s=now_s))
+    if not _has_paused(observed, now_s):
+        return None
+    back = [worker for worker in state.absent if worker.host in new]
+    shrinking = batch / (batch + sum(worker.local_batch_size for worker in back))
+    absent = _scaled((worker for worker in state.absent if worker.host not in new), shrinking)
+    after = with_places(_with(state, absent=absent), new)
+    return _place(after, shared(spec, (*spec.workers, *back), batch), now_s, say=f"{named} joins")
+
+
+def _switch(order: Order, observed: Observed, now_s: float) -> list[Action]:
+    """The next step of a run that leaves for another zone."""
+    state = observed.state
+    there = _with(state, zone=state.zone_wanted, zone_wanted=None)
+    if not state.serving:
+        # Nobody trains in the old zone any more, so that nothing is mixed: who has come goes on alone.
+        return [Note(state=there)]
+    why = _why_stay(observed, now_s)
+    if why is not None:
+        said = f"the run stays in {state.zone} and does not leave for {state.zone_wanted}: {why}"
+        return [Note(state=_with(state, zone_wanted=None, asked_s=None), say=said)]
+    if state.asked_s is None:
+        rent = _rent(order, state, missing(order, observed, now_s), now_s)
+        return [] if rent is None else [rent]
+    if any(machine.heartbeat_s is None for machine in state.waiting):
+        return []
+    if state.paused_s is None:
+        return [Pause(state=_with(state, paused_s=now_s))]
+    if not _has_paused(observed, now_s):
+        return []
+    # Kept before it is told: a process that dies now is followed by one that goes on with it.
+    after = with_places(_with(there, asked_s=None), {machine.host for machine in state.waiting})
+    said = f"{len(after.serving)} machines in {state.zone_wanted} take over"
+    return [Note(state=after, say=said), _place(after, observed.spec, now_s)]
+
+
+def _why_stay(observed: Observed, now_s: float) -> str | None:
+    """Why a run that was to leave stays where it is; None where nothing speaks against leaving."""
+    state = observed.state
+    if state.on_demand:
+        return "the run moves to on-demand machines"
+    if observed.lost:
+        return "a machine that trained was lost"
+    if state.absent:
+        return "more machines are asked for"
+    if state.asked_s is None:
+        return None
+    if len(state.waiting) < len(state.serving):
+        return "not all of its machines are there"
+    late = now_s > state.asked_s + BOOTED_WITHIN_S
+    if late and any(machine.heartbeat_s is None for machine in state.waiting):
+        return f"not all of its machines have booted in {BOOTED_WITHIN_S:.0f} s"
+    return None
+
+
+def _has_paused(observed: Observed, now_s: float) -> bool:
+    """Whether all have saved their checkpoint, or nobody waits for that any longer."""
+    state = observed.state
+    saved = observed.stopped_s is not None and observed.stopped_s >= state.placed_s
+    return saved or (state.paused_s is not None and now_s > state.paused_s + PAUSE_PATIENCE_S)
+
+
+def _place(state: ClusterState, spec: RunSpec, now_s: float, say: str | None = None) -> Place:
+    after = _with(state, generation=state.generation + 1, placed_s=now_s, paused_s=None)
+    return Place(state=after, spec=spec, say=say)
+
+
+def joining(state: ClusterState, now_s: float) -> list[MachineState]:
+    """Machines that have said that they live, and that are given a place now.
+
+    What was lost is missed, and comes back as soon as it can. Those that relieve others come together, but for one that
+    takes too long: each time costs all of them a pause.
+    """
+    there = {machine.host for machine in state.serving}
+    relieving = [machine for machine in state.waiting if machine.host in there]
+    in_time = state.asked_s is not None and now_s < state.asked_s + GATHERED_WITHIN_S
+    if in_time and any(machine.heartbeat_s is None for machine in relieving):
+        return [machine for machine in state.waiting if machine.heartbeat_s is not None and machine.host not in there]
+    return [machine for machine in state.waiting if machine.heartbeat_s is not None]
+
+
+def with_places(state: ClusterState, hosts: Collection[str]) -> ClusterState:
+    """The machines that wait to be these hosts are them from now on, and who was it is relieved."""
+    new = {machine.host for machine in state.waiting if machine.host in hosts}
+
+    def after(machine: MachineState) -> MachineState:
+        if not machine.alive or machine.host not in new or machine.duty == "relieved":
+            return machine
+        return machine.model_copy(update={"duty": "serves" if machine.duty == "waits" else "relieved"})
+
+    return _with(state, machines=tuple(after(machine) for machine in state.machines))
+
+
+def _relieved(state: ClusterState, useless: Collection[MachineState]) -> ClusterState:
+    """Machines that no slot wants have no place to wait for any more."""
+    ids = {machine.id for machine in useless}
+    return _with(
+        state,
+        machines=tuple(
+            machine.model_copy(update={"duty": "relieved"}) if machine.id in ids else machine
+            for machine in state.machines
+        ),
+    )
+
+
+def roles_as_they_are(order: Order, state: ClusterState) -> list[Role]:
+    """The roles of a run with the types that its machines really have: substitutes would take other times."""
+    types = {machine.host: machine.instance_type for machine in state.serving}
+    roles = []
+    for role in order.roles:
+        for name in dict.fromkeys(types[host] for host in role.hosts if host in types):
+            mine = tuple(host for host in role.hosts if types.get(host) == name)
+            # What is asked for has its token by the role's name.
+            called = role.name if name == role.instance_types[0] else f"{role.name}-as-{name.replace('.', '-')}"
+            roles.append(role.model_copy(update={"name": called, "instance_types": (name,), "hosts": mine}))
+    return roles
+
+
+def _scaled(workers: Iterable[WorkerSpec], factor: float) -> tuple[WorkerSpec, ...]:
+    """Workers who are away, with local batch sizes that keep their proportion to those of who is there."""
+    return tuple(
+        worker.model_copy(update={"local_batch_size": max(1, round(worker.local_batch_size * factor))})
+        for worker in workers
+    )

@@ -1,0 +1,365 @@
+"""The laws of the one decision about a run's machines, on clouds that lose machines, have none, and are slow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetopt.backends.ec2.renter.cluster_state import ClusterState, MachineState
+from hetopt.backends.ec2.renter.desired import enlarged, moved, slots_of, switched
+from hetopt.backends.ec2.renter.order import BootImage, Order, Rate, Role, Zone
+from hetopt.backends.ec2.renter.reconcile import (
+    Action,
+    Clear,
+    End,
+    Extend,
+    Note,
+    Observed,
+    Pause,
+    Place,
+    Rent,
+    Stop,
+    reconcile,
+)
+from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
+from hetopt.core.nodes import host_names
+from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.optimizer.plan import Market
+
+BEGAN_S = 1_000_000.0
+PATIENCE_S = 120.0
+HOSTS = ("h0", "h1", "h2")
+BATCH = 48
+
+
+def order_of(budget_usd: float = 60.0, *, third: Market = "on-demand") -> Order:
+    """Two machines on spot and a third, in one of two zones."""
+    rates = {"s": Rate(usd_per_hour=1.0, worst_usd_per_hour=3.0), "d": Rate(usd_per_hour=2.0, worst_usd_per_hour=2.0)}
+    zones = tuple(
+        Zone(name=name, zone_id=name, subnet_id=f"subnet-{name}", vpc_id="v", rates=rates) for name in ("a", "b")
+    )
+    roles = tuple(
+        Role(name=kind, instance_types=(kind,), hosts=hosts, workers_per_machine=1, market=market, image_kind="cpu")
+        for kind, hosts, market in (("s", HOSTS[:2], "spot"), ("d", HOSTS[2:], third))
+    )
+    return Order(
+        run_id="a-run",
+        hetopt_version="0.1.0",
+        region="us-east-1",
+        account_id="123456789012",
+        owner="me",
+        bucket="a-bucket",
+        instance_profile="hetopt-node",
+        volume_gb=30,
+        extras_usd_per_hour=0.01,
+        zones=zones,
+        roles=roles,
+        images={"cpu": BootImage(ami="ami-1", root_device="/dev/xvda")},
+        bundle_sha256="0" * 64,
+        created_s=BEGAN_S,
+        budget_usd=budget_usd,
+        fixed_usd=0.1,
+        move_usd=4.0,
+        checkpoint_s=30.0,
+        lifetime_s=3600.0,
+    )
+
+
+@dataclass
+class World:
+    """A cloud as plain data: what was granted runs, until it is lost or ended; lists follow at the next look."""
+
+    order: Order
+    most: int | None = None
+    empty: bool = False
+    now_s: float = BEGAN_S
+    stopped_s: float | None = None
+    finished: bool = False
+    failed: bool = False
+    ended: set[str] = field(default_factory=set)
+    granted: int = 0
+    done: list[Action] = field(default_factory=list)
+    over: bool = False
+
+    def __post_init__(self) -> None:
+        """All machines are there and train."""
+        workers = tuple(
+            WorkerSpec(host=host, type="t", local_batch_size=BATCH // len(HOSTS), max_local_batch_size=self.most)
+            for host in HOSTS
+        )
+        self.spec = RunSpec(task="digits", workers=workers, stop=StopRule(max_steps=1))
+        self.state = ClusterState(time_s=self.now_s, zone="a", placed_s=self.now_s)
+        machines = self.grant(self.order.roles, "a", duty="serves", heartbeat_s=self.now_s)
+        self.state = self.state.model_copy(update={"machines": machines})
+
+    def grant(self, roles: tuple[Role, ...], zone: str, **changes: Any) -> tuple[MachineState, ...]:
+        made = []
+        for role in roles:
+            for host in role.hosts:
+                self.granted += 1
+                machine = MachineState(
+                    id=f"i-{self.granted}",
+                    host=host,
+                    instance_type=role.instance_types[0],
+                    state="running",
+                    since_s=self.now_s,
+                    zone=zone,
+                    usd_per_hour=self.order.zone(zone).usd_per_hour(role.instance_types[0], role.market),
+                    extras_usd_per_hour=0.01,
+                    on_demand=role.market == "on-demand" or self.state.on_demand,
+                )
+                made.append(machine.model_copy(update=changes))
+        return tuple(made)
+
+    def look(self, seconds: float = 20.0) -> None:
+        """Time passes, and what was ended is seen to have ended."""
+        self.now_s += seconds
+        for id_ in self.ended:
+            self.change(id_, state="terminated", until_s=self.now_s, ending="stopped by us")
+        self.ended.clear()
+        self.state = self.state.model_copy(update={"time_s": self.now_s})
+
+    def change(self, id_: str, **changes: Any) -> None:
+        self.state = self.state.model_copy(
+            update={
+                "machines": tuple(
+                    one.model_copy(update=changes) if one.id == id_ and one.alive else one
+                    for one in self.state.machines
+                )
+            }
+        )
+
+    @property
+    def observed(self) -> Observed:
+        return Observed(
+            state=self.state,
+            spec=self.spec,
+            stopped_s=self.stopped_s,
+            is_finished=self.finished,
+            has_failed=self.failed,
+        )
+
+    def decide(self) -> list[Action]:
+        return reconcile(self.order, self.observed, self.now_s, patience_s=PATIENCE_S)
+
+    def settle(self) -> None:
+        """As the loop does it; the laws hold after every action."""
+        for _ in range(16):
+            try:
+                actions = self.decide()
+            except CloudRefused:
+                return  # too little is left to go on; the next look tries again
+            assert actions == self.decide(), "the same arguments, the same actions"
+            if not actions:
+                self.check()
+                return
+            for action in actions:
+                self.act(action)
+                if self.over:
+                    return
+        raise AssertionError(f"no end of it: {self.done[-6:]}")
+
+    def act(self, action: Action) -> None:
+        self.done.append(action)
+        before, self.state = self.state, action.state
+        match action:
+            case End(ids=ids):
+                for machine in before.machines:
+                    if machine.id in ids:
+                        assert machine.alive
+                        assert machine.duty == "relieved", "who trains or is waited for is never ended"
+                        assert machine.id not in self.ended, "a request in flight is not repeated"
+                assert set(ids) <= {machine.id for machine in before.machines}, "only what was granted"
+                self.ended |= set(ids)
+            case Rent(roles=roles, zone=zone):
+                self.check_rent(before, action)
+                if not self.empty:
+                    new = self.grant(roles, zone, duty="waits")
+                    self.state = self.state.model_copy(update={"machines": (*self.state.machines, *new)})
+            case Place(spec=spec):
+                self.spec = spec
+                assert self.state.generation == before.generation + 1
+                assert spec.global_batch_size == BATCH, "the batch is that of the run, whoever is there"
+                serving = Counter(machine.host for machine in self.state.serving)
+                assert all(serving[host] == 1 for host in host_names(spec)), "each host is one machine"
+                assert len({machine.zone for machine in self.state.serving}) == 1, "nobody trains across zones"
+            case Extend(end_s=end_s):
+                worst = self.order.worst_usd_per_hour() * (end_s - self.now_s) / 3600
+                spent = self.state.spent_usd(self.now_s) + self.order.fixed_usd + worst
+                assert spent <= self.order.budget_usd * (1 + 1e-9), "the budget is never exceeded"
+                self.state = self.state.model_copy(update={"lease_end_s": end_s})
+            case Clear():
+                self.over = True
+            case Note() | Pause() | Stop():
+                pass
+
+    def check_rent(self, before: ClusterState, rent: Rent) -> None:
+        """Never more machines than are wanted."""
+        slots = {slot.host: slot for slot in slots_of(self.order, before, self.spec)}
+        assert set(rent.hosts) <= set(slots)
+        assert len(rent.hosts) == len(set(rent.hosts)) > 0
+        for host in rent.hosts:
+            assert slots[host].zone == rent.zone
+            assert not any(slots[host].fits(machine) for machine in before.alive), "there is one already"
+            assert host not in before.given_up
+
+    def check(self) -> None:
+        """What holds whenever nothing is left to do."""
+        duties = Counter((machine.host, machine.duty) for machine in self.state.alive if machine.duty != "relieved")
+        assert max(duties.values(), default=0) <= 1, "a host has one machine, and at most one that is to take over"
+        changes = self.state.on_demand or self.state.zone_wanted is not None or not self.state.serving
+        both = {host for host, duty in duties if duty == "waits"} & {host for host, duty in duties if duty == "serves"}
+        assert changes or not both, "nobody is relieved without a reason"
+        slots = slots_of(self.order, self.state, self.spec)
+        assert all(any(slot.fits(one) for slot in slots) for one in self.state.waiting if not self.finished)
+        idle = [one for one in self.state.alive if one.duty == "relieved" and one.id not in self.ended]
+        if self.state.stop_wished_s is None:
+            assert not idle or self.state.placed_s >= self.state.time_s, "who has no place any more is ended"
+
+
+markets = st.sampled_from(["spot", "on-demand"])
+happenings = st.lists(
+    st.one_of(
+        st.tuples(st.just("passes"), st.floats(5.0, 700.0)),
+        st.tuples(st.sampled_from(["boots", "lost", "fails to boot"]), st.integers(0, 7)),
+        st.tuples(st.sampled_from(["pauses", "empty", "full", "move", "enlarge", "finishes", "all boot"]), st.just(0)),
+        st.tuples(st.just("switch"), st.sampled_from(["a", "b"])),
+    ),
+    max_size=30,
+)
+
+
+def happens(world: World, what: str, how: Any) -> None:
+    alive = world.state.alive
+    chosen = alive[how % len(alive)].id if isinstance(how, int) and alive else ""
+    match what:
+        case "passes":
+            world.look(how)
+        case "boots":
+            world.change(chosen, heartbeat_s=world.now_s)
+        case "all boot":
+            for machine in alive:
+                world.change(machine.id, heartbeat_s=world.now_s)
+        case "lost":
+            world.change(chosen, state="terminated", until_s=world.now_s, ending="interrupted")
+        case "fails to boot":
+            world.change(chosen, state="terminated", until_s=world.now_s, ending="finished")
+        case "pauses" if world.state.paused_s is not None:
+            world.stopped_s = world.now_s
+        case "empty" | "full":
+            world.empty = what == "empty"
+        case "finishes":
+            world.finished = True
+    try:
+        if what == "move":
+            world.state = moved(world.order, world.state, 60.0, world.now_s).state
+        elif what == "enlarge":
+            larger = enlarged(world.order, world.state, world.spec, "h0", 1, 60.0, world.now_s)
+            world.order, world.state = larger.order, larger.state
+        elif what == "switch":
+            hosts = host_names(world.spec)
+            world.state = switched(world.order, world.state, hosts, how, 60.0, world.now_s).state
+    except (BadInput, BudgetStop):
+        pass  # not now
+
+
+@settings(max_examples=200, deadline=None)
+@given(told=happenings, most=st.sampled_from([None, BATCH // len(HOSTS)]), third=markets)
+def test_whatever_happens_the_laws_hold(told: list[tuple[str, Any]], most: int | None, third: Market) -> None:
+    world = World(order_of(third=third), most=most)
+    for what, how in told:
+        happens(world, what, how)
+        world.look()
+        world.settle()
+        if world.over:
+            return
+
+
+def until_quiet(world: World) -> None:
+    """Machines boot, save their checkpoints when they are told to, and end when they are told to."""
+    for _ in range(12):
+        world.look()
+        for machine in world.state.alive:
+            world.change(machine.id, heartbeat_s=world.now_s)
+        if world.state.paused_s is not None:
+            world.stopped_s = world.now_s
+        world.settle()
+
+
+@settings(max_examples=100, deadline=None)
+@given(told=happenings, third=markets)
+def test_what_is_wanted_comes_to_be_once_the_cloud_is_kind(told: list[tuple[str, Any]], third: Market) -> None:
+    """However a run got where it is: with machines to be had that boot, each slot has one that fits, and no more."""
+    world = World(order_of(third=third))
+    for what, how in told:
+        if what != "finishes":
+            happens(world, what, how)
+            world.look()
+            world.settle()
+    world.empty = False
+    world.look(700.0)
+    until_quiet(world)
+    if world.over or world.state.stop_wished_s is not None or not world.state.serving:
+        return
+    slots = slots_of(world.order, world.state, world.spec)
+    hosts = set(host_names(world.spec))
+    assert {slot.host for slot in slots} == hosts - set(world.state.given_up)
+    assert {machine.host for machine in world.state.serving} == hosts
+    assert len(world.state.alive) == len(hosts)
+    for slot in slots:
+        assert [machine.duty for machine in world.state.alive if slot.fits(machine)] == ["serves"]
+    assert world.state.zone_wanted is None
+    assert world.decide() == [], "and nothing is left to do"
+
+
+def kinds(world: World) -> list[type[Action]]:
+    return [type(action) for action in world.done if not isinstance(action, Extend)]
+
+
+def test_the_states_of_what_is_wanted_are_one_flow() -> None:
+    """Recover, enlarge, move and switch: the same few actions, in the order that each needs."""
+    recovers = World(order_of())
+    happens(recovers, "lost", 0)
+    until_quiet(recovers)
+    assert kinds(recovers) == [Place, Rent, Pause, Place], "the others go on first"
+    enlarges = World(order_of())
+    happens(enlarges, "enlarge", 0)
+    until_quiet(enlarges)
+    assert kinds(enlarges) == [Rent, Pause, Place]
+    assert len(enlarges.state.serving) == 4
+    moves = World(order_of())
+    happens(moves, "move", 0)
+    until_quiet(moves)
+    assert kinds(moves) == [Rent, Pause, Place, End]
+    assert all(machine.on_demand for machine in moves.state.alive)
+    switches = World(order_of(third="spot"))
+    happens(switches, "switch", "b")
+    until_quiet(switches)
+    assert kinds(switches) == [Rent, Pause, Note, Place, End]
+    assert {machine.zone for machine in switches.state.alive} == {"b"}
+    finishes = World(order_of())
+    happens(finishes, "enlarge", 0)
+    finishes.look()
+    finishes.settle()
+    happens(finishes, "finishes", 0)
+    finishes.look()
+    finishes.settle()
+    assert kinds(finishes) == [Rent, Note, End], "nobody is given a place in a run that is finished"
+
+
+@pytest.mark.parametrize("budget_usd", [4.5, 8.0])
+def test_a_budget_that_runs_out_stops_the_run_and_then_clears_it(budget_usd: float) -> None:
+    world = World(order_of(budget_usd))
+    for _ in range(400):
+        world.look(60.0)
+        world.settle()
+        if world.over:
+            break
+    assert world.over
+    assert kinds(world) == [Stop, Clear]
+    assert world.state.spent_usd(world.now_s) + world.order.fixed_usd <= budget_usd
