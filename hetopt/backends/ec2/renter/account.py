@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hetopt.backends.ec2.renter.errors import ApiRefused
-from hetopt.backends.ec2.renter.order import BootImage, Rate, Role, Zone
-from hetopt.backends.ec2.renter.request import Answer, Edge, Request
+from hetopt.backends.ec2.renter.order import BootImage, Rate, Role, Zone, usd_per_hour
+from hetopt.backends.ec2.renter.request import Answer, Edge, read
 from hetopt.backends.ec2.renter.spot_pools import newest_prices, price_request
 from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.optimizer.market.catalog import Catalog
@@ -125,29 +126,13 @@ class Identity:
 
 def identity(edge: Edge) -> Identity:
     """Who these credentials belong to. Needs no permission, so whatever is refused here is about the credentials."""
-    answer = edge(
-        Request(
-            step="identity",
-            service="sts",
-            operation="get_caller_identity",
-            parameters={},
-            purpose="whose credentials these are",
-        )
-    )
+    answer = edge(read("sts", "get_caller_identity", "whose credentials these are"))
     return Identity(account_id=answer["Account"], arn=answer["Arn"], user_id=answer["UserId"])
 
 
 def regions(edge: Edge) -> list[str]:
     """Every region that the account can use."""
-    answer = edge(
-        Request(
-            step="regions",
-            service="ec2",
-            operation="describe_regions",
-            parameters={},
-            purpose="which regions the account can use",
-        )
-    )
+    answer = edge(read("ec2", "describe_regions", "which regions the account can use"))
     return sorted(str(one["RegionName"]) for one in answer["Regions"])
 
 
@@ -158,12 +143,12 @@ def check_bucket(edge: Edge, bucket: str, account_id: str) -> None:
         CloudRefused: it does not.
     """
     edge(
-        Request(
-            step="bucket",
-            service="s3",
-            operation="head_bucket",
-            parameters={"Bucket": bucket, "ExpectedBucketOwner": account_id},
-            purpose="the bucket is there, and is this account's own",
+        read(
+            "s3",
+            "head_bucket",
+            "the bucket is there, and is this account's own",
+            Bucket=bucket,
+            ExpectedBucketOwner=account_id,
         )
     )
 
@@ -224,28 +209,19 @@ def boot_image(edge: Edge, kind: str, chosen: str | None, volume_gb: int) -> Boo
 def _newest(edge: Edge, kind: str) -> Answer:
     """What the public parameter names; where the region has no such parameter, the newest image of that name."""
     image = IMAGES[kind]
-    parameter = Request(
-        step=f"image-{kind}",
-        service="ssm",
-        operation="get_parameter",
-        parameters={"Name": image.parameter},
-        purpose=f"the newest image for {kind} machines",
-    )
+    parameter = read("ssm", "get_parameter", f"the newest image for {kind} machines", Name=image.parameter)
     try:
         return _described(edge, kind, str(edge(parameter)["Parameter"]["Value"]))
     except ApiRefused as refused:
         if refused.code != "ParameterNotFound":
             raise
     filters = {"name": image.name, "state": "available", "architecture": architecture_of(kind)}
-    named = Request(
-        step=f"images-{kind}",
-        service="ec2",
-        operation="describe_images",
-        parameters={
-            "Owners": [OWNER],
-            "Filters": [{"Name": name, "Values": [value]} for name, value in filters.items()],
-        },
-        purpose=f"the newest image for {kind} machines, by its name",
+    named = read(
+        "ec2",
+        "describe_images",
+        f"the newest image for {kind} machines, by its name",
+        Owners=[OWNER],
+        Filters=[{"Name": name, "Values": [value]} for name, value in filters.items()],
     )
     found = sorted(edge(named)["Images"], key=lambda one: str(one.get("CreationDate", "")))
     if not found:
@@ -259,12 +235,11 @@ def _newest(edge: Edge, kind: str) -> Answer:
 
 
 def _described(edge: Edge, kind: str, ami: str) -> Answer:
-    request = Request(
-        step=f"image-{kind}-itself",
-        service="ec2",
-        operation="describe_images",
-        parameters={"ImageIds": [ami]},
-        purpose=f"the architecture and the root device of the image for {kind} machines",
+    request = read(
+        "ec2",
+        "describe_images",
+        f"the architecture and the root device of the image for {kind} machines",
+        ImageIds=[ami],
     )
     found: Sequence[Answer] = edge(request)["Images"]
     if not found:
@@ -284,8 +259,15 @@ def zones_for(edge: Edge, roles: Sequence[Role], catalog: Catalog, extras_usd: f
         BadInput: a type has no on-demand price, so that its worst case is not known.
     """
     names = list(dict.fromkeys(name for role in roles for name in role.instance_types))
-    offered = _offered(edge(_offerings_request(names))["InstanceTypeOfferings"])
-    subnets = _subnets(edge(_subnets_request())["Subnets"])
+    offerings = read(
+        "ec2",
+        "describe_instance_type_offerings",
+        "which zones have the types",
+        LocationType="availability-zone",
+        Filters=[{"Name": "instance-type", "Values": names}],
+    )
+    offered = _offered(edge(offerings)["InstanceTypeOfferings"])
+    subnets = {one["AvailabilityZone"]: one for one in default_subnets(edge) if one.get("State") == "available"}
     spot = newest_prices(edge(price_request(names, now_s)))
     zones = []
     for zone in sorted(set.intersection(*(offered.get(name, set()) for name in names)) & set(subnets)):
@@ -309,11 +291,7 @@ def zones_for(edge: Edge, roles: Sequence[Role], catalog: Catalog, extras_usd: f
         raise CloudRefused(
             _why_no_zone(names, offered, subnets), hint="plan again with `hetopt recommend PROFILE --exclude TYPE`"
         )
-    return tuple(sorted(zones, key=lambda zone: _total(roles, zone)))
-
-
-def _total(roles: Sequence[Role], zone: Zone) -> float:
-    return sum(role.machines * zone.usd_per_hour(role.instance_types[0], role.market) for role in roles)
+    return tuple(sorted(zones, key=partial(usd_per_hour, roles)))
 
 
 def _rate(catalog: Catalog, name: str, spot: float | None, extras_usd: float) -> Rate:
@@ -339,27 +317,10 @@ def _why_no_zone(names: Sequence[str], offered: Mapping[str, set[str]], subnets:
     return f"no zone of the region has all of {', '.join(names)} and a default subnet."
 
 
-def _offerings_request(names: Sequence[str]) -> Request:
-    return Request(
-        step="offerings",
-        service="ec2",
-        operation="describe_instance_type_offerings",
-        parameters={
-            "LocationType": "availability-zone",
-            "Filters": [{"Name": "instance-type", "Values": list(names)}],
-        },
-        purpose="which zones have the types",
-    )
-
-
-def _subnets_request() -> Request:
-    return Request(
-        step="subnets",
-        service="ec2",
-        operation="describe_subnets",
-        parameters={"Filters": [{"Name": "default-for-az", "Values": ["true"]}]},
-        purpose="the default subnet of each zone",
-    )
+def default_subnets(edge: Edge) -> list[Answer]:
+    """The region's default subnets, one in each zone that has one."""
+    filters = [{"Name": "default-for-az", "Values": ["true"]}]
+    return list(edge(read("ec2", "describe_subnets", "the default subnet of each zone", Filters=filters))["Subnets"])
 
 
 def _offered(offerings: Iterable[Answer]) -> dict[str, set[str]]:
@@ -367,7 +328,3 @@ def _offered(offerings: Iterable[Answer]) -> dict[str, set[str]]:
     for found in offerings:
         offered.setdefault(found["InstanceType"], set()).add(found["Location"])
     return offered
-
-
-def _subnets(subnets: Iterable[Answer]) -> dict[str, Answer]:
-    return {found["AvailabilityZone"]: found for found in subnets if found.get("State") == "available"}

@@ -117,16 +117,7 @@ def moved(order: Order, state: ClusterState, needed_s: float, now_s: float) -> C
 def enlarged(
     order: Order, state: ClusterState, spec: RunSpec, host: str, machines: int, needed_s: float, now_s: float
 ) -> Change:
-    """The run with more slots, whose workers get as much of the batch as those that they are like.
-
-    Args:
-        order: of the run.
-        state: its last look.
-        spec: of those that train.
-        host: whose machine and workers they are like.
-        machines: how many.
-        needed_s: from now to its end.
-        now_s: seconds since the epoch.
+    """The run with slots for more machines like that of a host, whose workers get as much of the batch as that one's.
 
     Raises:
         BadInput: it has no such host, or it is over.
@@ -149,15 +140,7 @@ def enlarged(
 def switched(
     order: Order, state: ClusterState, hosts: Collection[str], zone: str, needed_s: float, now_s: float
 ) -> Change:
-    """The run from the moment on in which all of its slots are in another zone.
-
-    Args:
-        order: of the run.
-        state: its last look.
-        hosts: of those that train.
-        zone: where they are wanted, by its name.
-        needed_s: from now to the run's end.
-        now_s: seconds since the epoch.
+    """The run from the moment on in which the slots of all hosts that train are in another zone, given by its name.
 
     Raises:
         BadInput: there is no such zone, it has just come from there, machines come or go, or some are on demand.

@@ -13,7 +13,7 @@ from typing import Literal
 from hetopt.backends.ec2.renter import account
 from hetopt.backends.ec2.renter.errors import ApiRefused, Quota, quota_of
 from hetopt.backends.ec2.renter.order import Role
-from hetopt.backends.ec2.renter.request import Edge, Request
+from hetopt.backends.ec2.renter.request import Edge, Request, read
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError
 from hetopt.optimizer.cost.bill import Volume
 from hetopt.optimizer.market.catalog import Catalog
@@ -53,15 +53,8 @@ def account_checks(
         return
     yield Check(name="credentials", verdict="good", said=f"{who.arn} in account {who.account_id}")
     yield _clock(offset_s())
-    subnets = Request(
-        step="subnets",
-        service="ec2",
-        operation="describe_subnets",
-        parameters={"Filters": [{"Name": "default-for-az", "Values": ["true"]}]},
-        purpose="",
-    )
     try:
-        found = edge(subnets)["Subnets"]
+        found = account.default_subnets(edge)
     except CloudRefused as refused:
         yield _bad("region", refused)
         return
@@ -105,13 +98,7 @@ def _image(edge: Edge, kind: str) -> Check:
 
 
 def _quota(edge: Edge, quota: Quota, vcpus: int) -> Check:
-    request = Request(
-        step="quota",
-        service="service-quotas",
-        operation="get_service_quota",
-        parameters={"ServiceCode": "ec2", "QuotaCode": quota.code},
-        purpose="",
-    )
+    request = read("service-quotas", "get_service_quota", "", ServiceCode="ec2", QuotaCode=quota.code)
     raise_it = (
         f"`aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {quota.code} "
         f"--desired-value {vcpus}`"
@@ -197,13 +184,7 @@ def _dry_run(edge: Edge, operation: str, parameters: dict[str, object]) -> Check
 
 
 def _profile(edge: Edge, instance_profile: str) -> Check:
-    request = Request(
-        step="profile",
-        service="iam",
-        operation="get_instance_profile",
-        parameters={"InstanceProfileName": instance_profile},
-        purpose="",
-    )
+    request = read("iam", "get_instance_profile", "", InstanceProfileName=instance_profile)
     make = "an administrator makes it with the commands of `hetopt setup`"
     try:
         roles = edge(request)["InstanceProfile"]["Roles"]

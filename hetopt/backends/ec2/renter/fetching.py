@@ -18,7 +18,7 @@ from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.launcher import PLAN_OBJECT
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.placement import Assignment, Machine
-from hetopt.backends.ec2.renter.request import Edge, Request
+from hetopt.backends.ec2.renter.request import Edge, read
 from hetopt.backends.ec2.renter.watch import Watcher, read_lease
 from hetopt.core.bucket_traffic import PLACEMENT_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
@@ -33,12 +33,13 @@ def fetch(edge: Edge, *, bucket: str, account_id: str, run_id: str, name: str) -
     Raises:
         BadInput: there is no such run in the bucket.
     """
-    request = Request(
-        step=f"read {name}",
-        service="s3",
-        operation="get_object",
-        parameters={"Bucket": bucket, "Key": f"runs/{run_id}/{name}", "ExpectedBucketOwner": account_id},
-        purpose="what was ordered",
+    request = read(
+        "s3",
+        "get_object",
+        "what was ordered",
+        Bucket=bucket,
+        Key=f"runs/{run_id}/{name}",
+        ExpectedBucketOwner=account_id,
     )
     try:
         body: bytes = edge(request)["Body"]

@@ -196,10 +196,6 @@ class Ec2Launcher:
     def move(self, handle: RunHandle, needed_s: float) -> None:
         """Have machines that nobody takes back in the place of those on spot. The next looks do it (`Loop`).
 
-        Args:
-            handle: of the run.
-            needed_s: from now to its end.
-
         Raises:
             BadInput: it is moving already, or it is over.
             BudgetStop: the budget does not pay for that.
@@ -213,12 +209,6 @@ class Ec2Launcher:
 
         More machines spend a budget in less time: before they are asked for, the lease is shortened to what the budget
         pays for with them.
-
-        Args:
-            handle: of the run.
-            host: whose machine and workers they are like.
-            machines: how many.
-            needed_s: from now to its end.
 
         Raises:
             BadInput: it has no such host, or it is over.
@@ -243,11 +233,6 @@ class Ec2Launcher:
 
         Two clusters spend a budget in less time: before the second is asked for, the lease is shortened to what the
         budget pays for beside it.
-
-        Args:
-            handle: of the run.
-            zone: where, by its name.
-            needed_s: from now to its end.
 
         Raises:
             BadInput: it cannot leave for there now.

@@ -19,7 +19,7 @@ from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, SETTLES_S, Entry, known_regions, read_ledger, unresolved
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.removal import Found
-from hetopt.backends.ec2.renter.request import Answer, Edge, Request
+from hetopt.backends.ec2.renter.request import Answer, Edge, read
 from hetopt.core.bucket_traffic import HEARTBEAT_S, LEASE_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
 
@@ -178,9 +178,7 @@ class Bucket:
 
     def _ask(self, operation: str, parameters: dict[str, str], purpose: str) -> Answer | None:
         try:
-            return self.edge(
-                Request(step=operation, service="s3", operation=operation, parameters=parameters, purpose=purpose)
-            )
+            return self.edge(read("s3", operation, purpose, **parameters))
         except ApiRefused as refused:
             if refused.code in _ABSENT:
                 return None

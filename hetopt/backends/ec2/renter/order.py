@@ -175,7 +175,7 @@ class Order(Artifact):
 
     def usd_per_hour(self, zone: Zone) -> float:
         """What the cluster as planned costs in a zone now."""
-        return sum(role.machines * zone.usd_per_hour(role.instance_types[0], role.market) for role in self.roles)
+        return usd_per_hour(self.roles, zone)
 
     def worst_usd_per_hour(self) -> float:
         """What any cluster that may come of this order can cost at most."""
@@ -195,6 +195,11 @@ class Order(Artifact):
     def of_run(self, spec: RunSpec) -> Self:
         """The order for this run: what its machines take part in, and in nothing else."""
         return self.model_copy(update={"spec_sha256": spec_digest(spec)})
+
+
+def usd_per_hour(roles: Sequence[Role], zone: Zone) -> float:
+    """What roles cost an hour in a zone now, with the types that were planned."""
+    return sum(role.machines * zone.usd_per_hour(role.instance_types[0], role.market) for role in roles)
 
 
 def worst_usd_per_hour(roles: tuple[Role, ...], zones: tuple[Zone, ...]) -> float:

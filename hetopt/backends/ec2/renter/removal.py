@@ -19,7 +19,7 @@ from typing import Any
 from hetopt.backends.ec2.renter import tags
 from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.ledger import Made
-from hetopt.backends.ec2.renter.request import Answer, Edge, Kind, Request
+from hetopt.backends.ec2.renter.request import Answer, Edge, Kind, Request, read
 from hetopt.core.errors import CloudRefused
 
 FLEETS_A_CALL = 25
@@ -161,7 +161,7 @@ def _about(instance: Answer) -> str:
 
 def ask(edge: Edge, operation: str, parameters: Mapping[str, Any], purpose: str) -> Answer:
     """One reading call to EC2."""
-    return edge(Request(step=operation, service="ec2", operation=operation, parameters=parameters, purpose=purpose))
+    return edge(read("ec2", operation, purpose, **parameters))
 
 
 def batches(items: Iterable[str], size: int) -> Iterator[list[str]]:

@@ -100,6 +100,11 @@ class Request:
         return entity
 
 
+def read(service: str, operation: str, purpose: str, **parameters: Any) -> Request:
+    """A call that changes nothing, named by its operation."""
+    return Request(step=operation, service=service, operation=operation, parameters=parameters, purpose=purpose)
+
+
 class Edge(Protocol):
     """Carries requests out: AWS itself, or what wraps it with retries and a ledger."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from hetopt.backends.backend import Pools
 from hetopt.backends.ec2.renter.cluster_state import ClusterState, MachineState, SpotPrices
 from hetopt.backends.ec2.renter.order import Order, Zone
-from hetopt.backends.ec2.renter.request import Answer, Request
+from hetopt.backends.ec2.renter.request import Answer, Request, read
 from hetopt.optimizer.cost.observed_preemptions import ObservedPool, keep, observed_file
 
 PRICES_EVERY_S = 600.0
@@ -30,16 +30,13 @@ def price_request(names: Sequence[str], now_s: float) -> Request:
         names: of the types.
         now_s: seconds since the epoch; a history that begins now is the price of now.
     """
-    return Request(
-        step="spot-prices",
-        service="ec2",
-        operation="describe_spot_price_history",
-        parameters={
-            "InstanceTypes": list(names),
-            "ProductDescriptions": [_PRODUCT],
-            "StartTime": datetime.datetime.fromtimestamp(now_s, datetime.UTC),
-        },
-        purpose="what the types cost now, zone by zone",
+    return read(
+        "ec2",
+        "describe_spot_price_history",
+        "what the types cost now, zone by zone",
+        InstanceTypes=list(names),
+        ProductDescriptions=[_PRODUCT],
+        StartTime=datetime.datetime.fromtimestamp(now_s, datetime.UTC),
     )
 
 

@@ -21,7 +21,7 @@ from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState, Du
 from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.order import Order, Zone
 from hetopt.backends.ec2.renter.placement import Assignment
-from hetopt.backends.ec2.renter.request import Answer, Edge, Request
+from hetopt.backends.ec2.renter.request import Answer, Edge, read
 from hetopt.backends.ec2.renter.run_status import BOOT_FOLDER
 from hetopt.backends.ec2.uploads import LOG_TAIL_BYTES
 from hetopt.core.artifact import write_atomically
@@ -232,13 +232,7 @@ class Watcher:
         }
         if after is not None:
             parameters["StartAfter"] = after
-        request = Request(
-            step=f"list {prefix}",
-            service="s3",
-            operation="list_objects_v2",
-            parameters=parameters,
-            purpose="what the machines wrote",
-        )
+        request = read("s3", "list_objects_v2", "what the machines wrote", **parameters)
         return sorted(self.edge(request).get("Contents", ()), key=lambda one: str(one["Key"]))
 
     @contextmanager
