@@ -303,7 +303,7 @@ def test_a_run_moves_to_machines_on_demand_and_stands_still_only_while_they_take
     assert {lifecycles[machine.id] for machine in waiting} == {None}
     worst = run.order.zones[0].rates["c7i.large"].worst_usd_per_hour
     assert {machine.usd_per_hour for machine in waiting} == {worst}, "and paid as such"
-    with pytest.raises(BadInput, match="nothing to move"):
+    with pytest.raises(BadInput, match="cannot move"):
         run.launcher.move(run.handle, 3600.0)
 
     first, *others = [machine.id for machine in waiting]
