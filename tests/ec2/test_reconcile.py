@@ -175,6 +175,7 @@ class World:
                         assert machine.duty == "relieved", "who trains or is waited for is never ended"
                         assert machine.id not in self.ended, "a request in flight is not repeated"
                 assert set(ids) <= {machine.id for machine in before.machines}, "only what was granted"
+                assert before.placed_s < self.now_s, "the others have been told, and seen since"
                 self.ended |= set(ids)
             case Rent(roles=roles, zone=zone):
                 self.check_rent(before, action)

@@ -193,7 +193,9 @@ class Loop:
         self.watcher.save(state)
         renter = Renter(edge=self.edge, sleep=self.sleep, tell=self.tell)
         try:
-            granted, missing = renter.ask(self.order, action.roles, zone, ask=state.asks, end_s=state.lease_end_s)
+            granted, missing = renter.ask(
+                self.order, action.roles, zone, ask=state.asks, end_s=state.lease_end_s, together=action.together
+            )
         except CloudRefused as refused:
             if not action.together:
                 raise

@@ -122,53 +122,73 @@ class Renter:
     def _somewhere(self, order: Order, spec: RunSpec, results: Mapping[str, Answer]) -> Granted:
         """The first zone that has all machines; where none has, and fewer may do, the first with some."""
         reasons: list[str] = []
-        for attempt, zone in enumerate(order.zones):
-            self.tell(f"asking for {order.machines} machines in {zone.name}")
-            ids: list[list[str]] = []
-            try:
-                for role in order.roles:
-                    ids.append(self.fleet(order, role, zone, attempt, results))
-                return Granted(zone=zone, roles=order.roles, ids=tuple(ids), spec=spec)
-            except NoCapacity as error:
-                reasons.append(f"{zone.name}: {error.message}")
-                hint = error.hint
-                if ids:
-                    # Other groups of the same zone were granted: they are paid for, and of no use alone.
-                    self._release(order)
-        if self.accept is not None:
-            for attempt, zone in enumerate(order.zones, start=len(order.zones)):
-                fewer = self._some(order, spec, zone, attempt, results)
-                if fewer is None:
-                    continue
-                if self.accept(fewer.spec):
-                    return fewer
-                hint = "launch again later, or plan with other types"
-                break
+        hint: str | None = None
+        fewer = order.zones if self.accept is not None else ()
+        tries = [*((zone, True) for zone in order.zones), *((zone, False) for zone in fewer)]
+        for attempt, (zone, together) in enumerate(tries):
+            self.tell(f"asking for {order.machines} machines in {zone.name}{'' if together else ', or fewer'}")
+            granted, refused = self._in_zone(order, order.roles, zone, attempt, results, together=together)
+            left = spec if not refused else None
+            if together:
+                reasons += [f"{zone.name}: {error.message}" for error in refused]
+                hint = next((error.hint for error in refused), hint)
+            elif refused:
+                left = self._on_fewer(order, spec, granted, refused)
+                if left is not None and self.accept is not None and not self.accept(left):
+                    hint = "launch again later, or plan with other types"
+                    break
+            if left is not None:
+                roles, ids = zip(*granted, strict=True)
+                return Granted(zone=zone, roles=roles, ids=ids, spec=left)
+            if granted:
+                # Other groups of the same zone were granted: they are paid for, and of no use alone.
+                self._release(order)
         raise CloudRefused(f"no zone has all machines of the plan. {' '.join(reasons)}", hint=hint)
 
-    def _some(
-        self, order: Order, spec: RunSpec, zone: Zone, attempt: int, results: Mapping[str, Answer]
-    ) -> Granted | None:
-        """The groups that a zone has, with the run on them; None where it has none that can do it."""
-        roles: list[Role] = []
-        ids: list[list[str]] = []
-        for role in order.roles:
+    def _in_zone(
+        self,
+        order: Order,
+        roles: Sequence[Role],
+        zone: Zone,
+        attempt: int,
+        results: Mapping[str, Answer],
+        *,
+        together: bool,
+    ) -> tuple[list[tuple[Role, list[str]]], list[NoCapacity]]:
+        """The roles that a zone has, with the ids of their machines, and why it has not the others.
+
+        Where only all of them together are of use, the first that it has not ends the asking.
+        """
+        granted: list[tuple[Role, list[str]]] = []
+        refused: list[NoCapacity] = []
+        for role in roles:
             try:
-                ids.append(self.fleet(order, role, zone, attempt, results))
-                roles.append(role)
+                granted.append((role, self.fleet(order, role, zone, attempt, results)))
             except NoCapacity as error:
-                self.tell(error.message)
-        missing = {host for role in order.roles if role not in roles for host in role.hosts}
+                refused.append(error)
+                if together:
+                    break
+        return granted, refused
+
+    def _on_fewer(
+        self,
+        order: Order,
+        spec: RunSpec,
+        granted: Sequence[tuple[Role, list[str]]],
+        refused: Sequence[NoCapacity],
+    ) -> RunSpec | None:
+        """The run on the groups that a zone has; None where they cannot do it."""
+        for error in refused:
+            self.tell(error.message)
+        there = {host for role, _ in granted for host in role.hosts}
         try:
-            left = without(spec, missing)
+            return without(spec, {host for role in order.roles for host in role.hosts if host not in there})
         except CloudRefused as error:
             self.tell(error.message)
-            self._release(order)
             return None
-        return Granted(zone=zone, roles=tuple(roles), ids=tuple(ids), spec=left)
 
     def ask(
-        self, order: Order, roles: Sequence[Role], zone: Zone, *, ask: int, end_s: float | None
+        self, order: Order, roles: Sequence[Role], zone: Zone, *, ask: int, end_s: float | None, together: bool = False
     ) -> tuple[list[Assignment], list[str]]:
         """Rent for a run that goes on: the machines that were granted, and the hosts that could not be had.
 
@@ -178,21 +198,19 @@ class Renter:
             zone: where.
             ask: how often it was asked: each time has tokens and templates of its own.
             end_s: when the machines end, as the others do; absent: when the order's do.
+            together: all or none of them are of use.
 
         Raises:
             CloudRefused: for another reason than capacity. Whatever ends the asking, what was granted is given back.
         """
-        ids: dict[str, str] = {}
-        missing: list[str] = []
         try:
             templates = self._templates(order, zone, ask, end_s)
-            for role in roles:
-                try:
-                    granted = self.fleet(order, role, zone, ask * _ATTEMPTS_AN_ASK, templates)
-                    ids |= dict(zip(role.hosts, granted, strict=False))
-                except NoCapacity:
-                    missing += role.hosts
-            (found,) = self.machines(order, zone, [list(ids.values())]) if ids else ([],)
+            attempt = ask * _ATTEMPTS_AN_ASK
+            granted, refused = self._in_zone(order, roles, zone, attempt, templates, together=together)
+            if together and refused:
+                self.give_back()
+                granted = []
+            found = self.machines(order, zone, [ids for _, ids in granted]) if granted else []
         except BaseException as error:
             # Nobody would know them, and they would be paid until they end by themselves.
             try:
@@ -204,8 +222,9 @@ class Renter:
                     self.tell,
                 )
             raise
-        by_id = {machine.id: machine for machine in found}
-        return [Assignment(host=host, machine=by_id[id_]) for host, id_ in ids.items()], missing
+        assigned = assign([role for role, _ in granted], found)
+        there = {one.host for one in assigned}
+        return assigned, [host for role in roles for host in role.hosts if host not in there]
 
     def _templates(self, order: Order, zone: Zone, ask: int, end_s: float | None) -> dict[str, Answer]:
         """Launch templates by their steps, for machines that end when the others do."""
