@@ -54,7 +54,7 @@ def test_too_small_a_budget_says_the_least(order_for: Callable[..., Order], plan
 
     with pytest.raises(BudgetStop, match="minutes of this cluster") as caught:
         ordered(0.01)
-    assert ordered(float((caught.value.hint or "").split("$")[1].split(",")[0]))
+    assert ordered(float((caught.value.hint or "").split("budget_usd=")[1].split("`")[0]))
 
 
 def test_a_risk_is_rented_by_nobody_who_has_not_accepted_it(
