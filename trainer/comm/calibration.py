@@ -78,13 +78,13 @@ SHORTLY = Repeats(least=TIMED_EACH - 1, most=TIMED_EACH - 1, once_from_s=REPEATE
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """What was measured."""
+    """The timed collectives of a calibration, and the network that they show."""
 
     timings: tuple[Timed, ...]
 
     @property
     def network(self) -> NetworkState:
-        """Fitted to the timings."""
+        """The network state fitted to the timings."""
         return measured(self.timings)
 
 
@@ -357,7 +357,7 @@ class Hosts:
 
     @property
     def count(self) -> int:
-        """How many hosts there are."""
+        """Number of hosts."""
         return len(set(self.names))
 
     @property
@@ -367,7 +367,7 @@ class Hosts:
 
     @property
     def workers_per_host(self) -> int:
-        """On the fullest."""
+        """Number of workers on the host that has most."""
         return self.names.count(self.fullest)
 
     @property

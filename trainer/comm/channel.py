@@ -129,7 +129,7 @@ class Pauses:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Own work happens inside."""
+        """A context whose time counts as this worker's own work, not as communication."""
         begun = self._now()
         yield
         self.paused_s += self._now() - begun

@@ -79,7 +79,7 @@ class DensePayload:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the wire."""
+        """Bytes of this payload as it is sent."""
         return self.values.nbytes
 
     def add_to(self, flat: Tensor) -> None:
@@ -91,7 +91,7 @@ class DensePayload:
         return take_out(flat, self.values)
 
     def dense(self) -> Tensor:
-        """The values themselves."""
+        """The payload as a dense vector: the values, not copied."""
         return self.values
 
 
@@ -105,7 +105,7 @@ class SparsePayload:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the wire."""
+        """Bytes of this payload as it is sent."""
         return self.indices.nbytes + self.values.nbytes
 
     def add_to(self, flat: Tensor) -> None:
@@ -132,7 +132,7 @@ class Stateful:
     """Whether a step's number matters, as it does where something is drawn at random."""
 
     def state(self) -> State:
-        """A copy of it."""
+        """A copy of what goes on from step to step; empty by default."""
         return {}
 
     def load_state(self, state: State) -> None:
@@ -196,7 +196,7 @@ class Collective(Protocol):
 
     @property
     def name(self) -> str:
-        """As in `composition.COLLECTIVES`."""
+        """Name of the collective, one of `composition.COLLECTIVES`."""
         ...
 
     def run(self, compressor: Any, flat: Tensor, out: Tensor, turn: Turn) -> Payload:

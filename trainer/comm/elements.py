@@ -41,18 +41,18 @@ class IndexCoding(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlainIndices:
-    """Four bytes each."""
+    """Indices as int32, four bytes each."""
 
     def nbytes(self, numel: int, count: int) -> int:
-        """Four times the count."""
+        """Bytes of ``count`` indices: four each."""
         return INDEX_BYTES * count
 
     def write(self, indices: Tensor, numel: int, out: Tensor) -> None:
-        """As they are (see `IndexCoding`)."""
+        """Copy the indices unchanged (see `IndexCoding`)."""
         out.copy_(indices.view(torch.uint8))
 
     def read(self, data: Tensor, numel: int, count: int) -> Tensor:
-        """As they are (see `IndexCoding`)."""
+        """The bytes as int32 indices (see `IndexCoding`)."""
         return data.view(torch.int32)
 
 
@@ -135,11 +135,11 @@ class LowPrecisionValues(Compressor[SparsePayload]):
         return SparsePayload(indices=chosen.indices, values=chosen.values.to(self._dtype).float(), numel=chosen.numel)
 
     def state(self) -> State:
-        """The inner compressor's."""
+        """The state of the inner compressor."""
         return self._inner.state()
 
     def load_state(self, state: State) -> None:
-        """The inner compressor's."""
+        """Load the state of the inner compressor."""
         self._inner.load_state(state)
 
 
@@ -314,7 +314,7 @@ class Var(IndexChoice):
         self._shared = shared
 
     def choose(self, flat: Tensor, turn: Turn) -> Tensor:
-        """By election (see `IndexChoice`)."""
+        """Elements of the worker whose selection has most energy (see `IndexChoice`)."""
         return self._shared.elected(flat, turn)[0]
 
 
@@ -351,5 +351,5 @@ class StarOrVar(IndexChoice):
         }
 
     def load_state(self, state: State) -> None:
-        """Both."""
+        """Go on with the saved skew and election."""
         self._skew, self._electing = float(state["skew"]), bool(state["electing"])

@@ -38,14 +38,14 @@ class NoResidual:
     """What is not sent is forgotten; right where everything is sent."""
 
     def prepare(self, gradient: Tensor) -> Tensor:
-        """The gradient itself."""
+        """The gradient, unchanged and not copied."""
         return gradient
 
     def commit(self, prepared: Tensor, sent: Payload) -> None:
         """Nothing to remember (see `Residual`)."""
 
     def state(self) -> State:
-        """Empty."""
+        """An empty state: there is no residual."""
         return {}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -77,7 +77,7 @@ class ErrorFeedback:
         return kept
 
     def state(self) -> State:
-        """``{"residual": ...}``, copied."""
+        """A copy of the residual, as ``{"residual": ...}``."""
         return {"residual": self._residual.clone()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -146,7 +146,7 @@ class MomentumCorrection:
         self._prepared = torch.zeros_like(self._velocity)
 
     def prepare(self, gradient: Tensor) -> Tensor:
-        """Accumulated velocity (see `Residual`)."""
+        """The velocity accumulated so far (see `Residual`)."""
         torch.add(gradient, self._velocity, alpha=self._momentum, out=self._next_velocity)
         return torch.add(self._unsent, self._next_velocity, out=self._prepared)
 
@@ -195,15 +195,15 @@ class Clipped:
         return self._inner.prepare(gradient * scale if scale < 1 else gradient)
 
     def commit(self, prepared: Tensor, sent: Payload) -> float | None:
-        """The inner residual's."""
+        """Commit to the inner residual (see `Residual`)."""
         return self._inner.commit(prepared, sent)
 
     def state(self) -> State:
-        """The inner residual's."""
+        """The state of the inner residual."""
         return self._inner.state()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """The inner residual's."""
+        """Load the state of the inner residual."""
         self._inner.load_state(state)
 
 

@@ -156,7 +156,7 @@ class Exchange:
 
     @property
     def compression(self) -> Compression:
-        """In use now."""
+        """The compression that is in use now."""
         return self._compression
 
     @property

@@ -127,7 +127,7 @@ class HierarchicalExchange:
 
     @property
     def compression(self) -> Compression:
-        """In use now, between hosts."""
+        """The compression that is in use between hosts now."""
         return self._compression
 
     @property

@@ -35,7 +35,7 @@ class SliceCoding(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of a row."""
+        """Data type of a row."""
         ...
 
     @property
@@ -183,7 +183,7 @@ def _table(flat: Tensor, block: RowBlock) -> Tensor:
 
 
 def _powers(exponents: Sequence[float], device: torch.device) -> Tensor:
-    """Of two, one for each row."""
+    """Powers of two, one for each row, shape (rows, 1)."""
     return torch.tensor([[2.0**exponent] for exponent in exponents], device=device)
 
 
@@ -285,7 +285,7 @@ class LowPrecisionPayload:
         return sum(take_out(flat[place], values) for place, values in self._parts())
 
     def dense(self) -> Tensor:
-        """The rounded gradient."""
+        """The rounded gradient as a dense fp32 vector."""
         flat = torch.zeros(self.numel, device=self.rows.device)
         self.add_to(flat)
         return flat

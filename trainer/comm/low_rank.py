@@ -85,7 +85,7 @@ class LowRankPayload:
         return energy(self.right) + sum(whole)
 
     def dense(self) -> Tensor:
-        """The products."""
+        """The products of the factors, as a dense vector."""
         flat = torch.zeros(self.numel, device=self.left.device)
         self.add_to(flat)
         return flat
@@ -175,7 +175,7 @@ class LowRank(Summed[LowRankPayload]):
         return {"right": self._right.clone()}
 
     def load_state(self, state: State) -> None:
-        """The right factors."""
+        """Go on with the saved right factors."""
         self._right.copy_(state["right"])
 
 

@@ -119,7 +119,7 @@ def roll_call(
 
 
 def workers(ranks: Sequence[int]) -> str:
-    """Some workers, for people."""
+    """Some ranks as a phrase: 'worker 3', 'workers 0, 1 and 4'."""
     if len(ranks) == 1:
         return f"worker {ranks[0]}"
     return f"workers {', '.join(str(rank) for rank in ranks[:-1])} and {ranks[-1]}"

@@ -146,7 +146,7 @@ class QuantisedPayload:
         return sum(take_out(flat[block], values) for block, values in self._parts())
 
     def dense(self) -> Tensor:
-        """What the codes stand for."""
+        """The values that the codes stand for, as a dense vector."""
         flat = torch.zeros(self.codes.numel(), device=self.codes.device)
         self.add_to(flat)
         return flat
@@ -206,7 +206,7 @@ class MaxNorm:
         return flat.new_tensor([largest_magnitude(flat)])
 
     def grid(self, flat: Tensor, peaks: list[float], levels: int, channel: Channel) -> UniformGrid:
-        """One segment (see `Quantiser`)."""
+        """A uniform grid over one segment, the whole gradient (see `Quantiser`)."""
         return UniformGrid(sizes=[flat.numel()], peaks=peaks, levels=levels)
 
 
@@ -369,7 +369,7 @@ class PackedPayload:
 
     @property
     def bits(self) -> int:
-        """Of a code."""
+        """Number of bits of a code."""
         return (len(self.code_values) - 1).bit_length()
 
     def message(self) -> Tensor:
@@ -401,7 +401,7 @@ class PackedPayload:
         return take_out(flat, self.dense())
 
     def dense(self) -> Tensor:
-        """The values."""
+        """The values that the codes stand for, as a dense vector."""
         flat = torch.zeros(sum(self.sizes), device=self.packed.device)
         self.add_to(flat)
         return flat
@@ -472,7 +472,7 @@ class Sign(Compressor[PackedPayload]):
     combines: ClassVar[tuple[str, ...]] = (MAJORITY, GATHER)
 
     def encode(self, flat: Tensor, turn: Turn) -> PackedPayload:
-        """All signs (see `Compressor`)."""
+        """The signs of all elements (see `Compressor`)."""
         packed = torch.empty(-(-flat.numel() // 8), dtype=torch.uint8, device=flat.device)
         for block in blocks(flat.numel(), flat.device):
             pack_flags(flat[block] >= 0, packed[block.start // 8 : -(-block.stop // 8)])

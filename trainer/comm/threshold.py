@@ -26,7 +26,7 @@ class Survivors:
 
     @classmethod
     def of(cls, flat: Tensor, threshold: float) -> Survivors:
-        """Those of a whole gradient."""
+        """The survivors of a whole gradient."""
         return cls(*not_below(flat, threshold))
 
     def above(self, threshold: float) -> Survivors:
@@ -35,7 +35,7 @@ class Survivors:
         return Survivors(self.indices[stay], self.magnitudes[stay])
 
     def payload(self, flat: Tensor) -> SparsePayload:
-        """They themselves."""
+        """The surviving elements of ``flat`` as a sparse payload."""
         return select(flat, self.indices)
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class ThresholdSearch:
         return count_not_below(self._flat if self._few is None else self._few.magnitudes, threshold)
 
     def take(self, threshold: float) -> Survivors:
-        """Those elements."""
+        """The elements not below the threshold."""
         return Survivors.of(self._flat, threshold) if self._few is None else self._few.above(threshold)
 
     def never_below(self, threshold: float, count: int) -> None:
@@ -94,7 +94,7 @@ class Magnitudes:
 
     @classmethod
     def of(cls, flat: Tensor) -> Magnitudes:
-        """Those of 1-D fp32, not empty."""
+        """Mean excess and largest magnitude of a 1-D fp32 tensor that is not empty."""
         return cls(mean=excess(flat, 0.0) / flat.numel(), largest=largest_magnitude(flat))
 
     @property

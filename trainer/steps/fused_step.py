@@ -29,7 +29,7 @@ class WholeExchange(Protocol):
 
     @property
     def memory(self) -> Resumable:
-        """What a checkpoint needs of it."""
+        """The residual state that a checkpoint needs."""
         ...
 
     def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
@@ -90,7 +90,7 @@ class FusedStep:
 
     @property
     def memory(self) -> Resumable:
-        """The exchange's."""
+        """The residual state of the exchange."""
         return self._exchange.memory
 
     def warm_up(self, part: MicroBatch) -> None:

@@ -69,7 +69,7 @@ class AdaptiveScale:
         return replace(self, noise=noise, value=value)
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint keeps."""
+        """The scale and the noise estimate, as a checkpoint keeps them."""
         return {"value": self.value, **asdict(self.noise)}
 
     def resumed(self, state: Mapping[str, float]) -> Self:

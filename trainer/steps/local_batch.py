@@ -108,12 +108,12 @@ class SampleFeed:
 
     @property
     def cursor(self) -> Cursor:
-        """Where the data stands."""
+        """The cursor over the training data."""
         return self._cursor
 
     @property
     def device(self) -> torch.device:
-        """Where batches go."""
+        """The device that batches are put on."""
         return self._reader.device
 
     @property
@@ -123,7 +123,7 @@ class SampleFeed:
 
     @property
     def dataset_size(self) -> int:
-        """Samples of an epoch."""
+        """Number of samples in one epoch."""
         return self._cursor.dataset_size
 
     @property
@@ -209,7 +209,7 @@ class SampleFeed:
         return batch
 
     def close(self) -> None:
-        """Stop reading ahead."""
+        """Stop reading micro-batches ahead."""
         if self._ahead is not None:
             self._ahead.close()
 

@@ -64,7 +64,7 @@ class Before:
         )
 
     def restore(self) -> None:
-        """Put them back."""
+        """Restore the buffers and the random generators as they were."""
         with torch.no_grad():
             for buffer, kept in self.buffers:
                 buffer.copy_(kept)

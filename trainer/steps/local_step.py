@@ -22,11 +22,11 @@ class NoExchange:
 
     @property
     def memory(self) -> Resumable:
-        """Nothing is held back."""
+        """An empty residual state: nothing is sent, so nothing is left unsent."""
         return self._memory
 
     def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
-        """Send nothing."""
+        """Leave the worker's own gradient as it is; nothing is sent."""
         return ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)
 
 
@@ -45,7 +45,7 @@ class LocalStep:
 
     @property
     def memory(self) -> Resumable:
-        """Nothing is held back."""
+        """An empty residual state: nothing is sent, so nothing is left unsent."""
         return self._inner.memory
 
     def warm_up(self, part: MicroBatch) -> None:

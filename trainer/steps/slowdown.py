@@ -52,21 +52,21 @@ class Slowdown(Protocol):
 
 
 class NoSlowdown:
-    """As fast as the device can."""
+    """No slowdown: the worker computes as fast as its device can."""
 
     @property
     def waits(self) -> bool:
-        """Never."""
+        """False: this worker never waits."""
         return False
 
     def begin(self, samples: int) -> None:
-        """Nothing to remember."""
+        """Do nothing."""
 
     def reach(self, done: float) -> None:
-        """No wait."""
+        """Do not wait."""
 
     def use(self) -> float:
-        """No time is declared."""
+        """0: no computing time is declared."""
         return 0.0
 
 
@@ -81,7 +81,7 @@ class Stretched:
 
     def __init__(self, factor: float, used_s: Callable[[], float], sleep: Callable[[float], None] = time.sleep) -> None:
         if factor < 1:
-            raise ValueError(f"a pace is at least 1, not {factor}")
+            raise ValueError(f"a slowdown factor must be at least 1, got {factor}")
         self._factor = factor
         self._used_s = used_s
         self._sleep = sleep
@@ -89,7 +89,7 @@ class Stretched:
 
     @property
     def waits(self) -> bool:
-        """Always."""
+        """True: this worker waits in every step."""
         return True
 
     def begin(self, samples: int) -> None:
@@ -102,7 +102,7 @@ class Stretched:
         self._begun_s = self._used_s()  # a busy wait uses time, too
 
     def use(self) -> float:
-        """No time is declared."""
+        """0: no computing time is declared."""
         return 0.0
 
 
@@ -145,7 +145,7 @@ class Declared:
 
     @property
     def waits(self) -> bool:
-        """Always."""
+        """True: this worker waits in every step."""
         return True
 
     def begin(self, samples: int) -> None:

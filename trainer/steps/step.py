@@ -98,7 +98,7 @@ class Step(Protocol):
 
 
 class Reader(Protocol):
-    """Where a step's samples come from."""
+    """Reads the samples of a step's micro-batches."""
 
     def read(self, part: MicroBatch) -> Batch:
         """The samples of a micro-batch, on the device."""

@@ -30,11 +30,11 @@ class CpuStopwatch:
     """Marks are readings of the monotonic clock."""
 
     def mark(self) -> Mark:
-        """Read the clock."""
+        """A reading of the monotonic clock."""
         return time.perf_counter()
 
     def seconds(self, first: Mark, last: Mark) -> float:
-        """The difference."""
+        """Seconds between two marks."""
         assert isinstance(first, float)
         assert isinstance(last, float)
         return last - first
@@ -47,7 +47,7 @@ class CudaStopwatch:
         self._device = device
 
     def mark(self) -> Mark:
-        """Record an event."""
+        """Record a CUDA event on the current stream."""
         event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's gap
         event.record(torch.cuda.current_stream(self._device))
         return event

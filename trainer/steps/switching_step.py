@@ -50,7 +50,7 @@ class SwitchingStep:
 
     @property
     def memory(self) -> Resumable:
-        """What is held back."""
+        """The residual state, of whichever step is in use."""
         self._take_back()
         return self._exchange.memory
 

@@ -128,27 +128,27 @@ class GroupTraffic:
 
     @property
     def step_s(self) -> float | None:
-        """Of the whole step, which is as long on all workers; None: nobody timed it."""
+        """Seconds of the whole step, which is as long on all workers; None: nobody timed it."""
         return statistics.median(row.step_s for row in self.rows) or None
 
     @property
     def compute_s(self) -> float:
-        """Of the slowest worker."""
+        """Compute time of the slowest worker, in seconds."""
         return max(row.compute_s for row in self.rows)
 
     @property
     def compress_s(self) -> float:
-        """Of the slowest worker."""
+        """Time for compression on the slowest worker, in seconds."""
         return max(row.compress_s for row in self.rows)
 
     @property
     def sync_s(self) -> float:
-        """Of the worker that waited least, so that only the network is in it."""
+        """Seconds in the collective of the worker that waited least, so that only the network is in it."""
         return min(row.sync_s for row in self._senders)
 
     @property
     def probe_s(self) -> float | None:
-        """Of the worker that waited least; None: there was none."""
+        """Seconds of the network probe on the worker that waited least; None: there was none."""
         return min((row.probe_s for row in self.rows if row.probe_s > 0), default=None)
 
     @property
@@ -162,12 +162,12 @@ class GroupTraffic:
 
     @property
     def energy(self) -> tuple[float, ...]:
-        """Of each worker."""
+        """Energy (squared norm) of each worker's gradient."""
         return tuple(row.energy for row in self.rows)
 
     @property
     def kept_energy(self) -> tuple[float, ...]:
-        """Of each worker."""
+        """Retained energy of each worker's gradient."""
         return tuple(row.kept_energy for row in self.rows)
 
     @property
