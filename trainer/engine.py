@@ -237,4 +237,4 @@ class Engine:
             return None
         if trace.exchange is not None and not trace.under_backward:
             return trace.exchange.sync_s
-        return self._stopwatch.seconds(trace.computed, trace.summed)
+        return self._stopwatch.seconds(trace.backward_end, trace.reduce_end)

@@ -290,7 +290,7 @@ class PeriodLog:
         # A period that holds nothing but steps with other shares ends a run: nobody judges it.
         fresh = traces[self._with_other_shares :] or traces
         self._with_other_shares = 0
-        compute = [max(0.0, seconds(trace.begun, trace.computed) - trace.waited_s) for trace in fresh]
+        compute = [max(0.0, seconds(trace.start, trace.backward_end) - trace.waited_s) for trace in fresh]
         self._judged_s += compute
         median_s = statistics.median(self._judged_s)
         measured = [trace.noise for trace in traces if trace.noise is not None]
@@ -298,7 +298,7 @@ class PeriodLog:
             steps=len(traces),
             step_time_s=statistics.fmean(seconds(*span) for span in spans),
             compute_s=statistics.fmean(compute),
-            exchange_s=statistics.fmean(seconds(trace.computed, trace.summed) for trace in fresh),
+            exchange_s=statistics.fmean(seconds(trace.backward_end, trace.reduce_end) for trace in fresh),
             judged_steps=len(self._judged_s),
             compute_median_s=median_s,
             # The factor makes the median absolute deviation of normal noise its standard deviation.

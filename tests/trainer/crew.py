@@ -18,7 +18,7 @@ import torch.distributed as dist
 import toy_task  # beside this program
 from torch import nn
 
-from hetopt.core.comm.options import ROUNDED, Menu
+from hetopt.core.comm.options import ROUNDED, Candidates
 from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.run_folder import read_spec
 from hetopt.core.run_spec import Compression
@@ -146,26 +146,26 @@ def switch_ways(folder: Path, task_reference: str, rank: int, world_size: int) -
     bucketed = BucketedStep(module=module, reader=reader, stopwatch=CpuStopwatch(), pace=NoSlowdown())
     part = MicroBatch(epoch=0, indices=range(4 * rank, 4 * rank + 4))
     bucketed.warm_up(part)
-    menu = Menu(
+    candidates = Candidates(
         asked=Compression(),
         chooses_collective=True,
         numel=numel,
         workers=world_size,
         buckets=bucketed.buckets,
         rounded_s=dict.fromkeys(ROUNDED, 0.0),
-        narrow_in_buckets=True,
+        bf16_in_buckets=True,
     )
-    exchange = Exchange(menu.dense.compression, numel, forgets=True)
-    narrow = BucketExchange(
-        Compression(name="bf16", memory=menu.memory), [p for p in model.parameters() if p.requires_grad]
+    exchange = Exchange(candidates.dense.compression, numel, forgets=True)
+    bf16 = BucketExchange(
+        Compression(name="bf16", memory=candidates.memory), [p for p in model.parameters() if p.requires_grad]
     )
     fused = FusedStep(module=module, reader=reader, exchange=exchange, stopwatch=CpuStopwatch(), pace=NoSlowdown())
-    step = SwitchingStep(fused=fused, exchange=exchange, bucketed=bucketed, first=menu.dense, narrow=narrow)
+    step = SwitchingStep(fused=fused, exchange=exchange, bucketed=bucketed, first=candidates.dense, bf16=bf16)
     step.warm_up(part)
     told, gradients = [], []
-    by_key = {way.option.key: way for way in menu.all}
+    by_key = {way.option.key: way for way in candidates.all}
     thin = "topk 0.01 by all_gather"
-    dense = menu.dense.option.key
+    dense = candidates.dense.option.key
     half = f"bf16 by all_reduce in {bucketed.buckets} buckets"
     for key in (dense, thin, "topk 0.1 by ar_topk, packed_bf16", half, thin, half, dense):
         step.use(by_key[key])

@@ -60,9 +60,9 @@ def step(log: PeriodLog, ticks: Ticks, compute_s: float, *, loss: float = 1.0, n
     log.add(
         StepTrace(
             loss_sum=torch.tensor(loss, dtype=torch.float64),
-            begun=begun,
-            computed=begun + compute_s,
-            summed=begun + compute_s + 2,
+            start=begun,
+            backward_end=begun + compute_s,
+            reduce_end=begun + compute_s + 2,
             micro_batches=2,
             noise=noise,
         )

@@ -16,9 +16,9 @@ from hetopt.core.comm.composition import (
     DENSE,
     FEEDBACK,
     GATHER,
+    LOW_PRECISION,
     MEMORIES,
     METHODS,
-    NARROW,
     NONE,
     STAR,
     combinations,
@@ -129,7 +129,7 @@ def test_controllers_synchronisation_and_optimizers_have_their_say():
     assert "no gradients" in str(why_not_synchronised("topk", "parameters"))
     assert why_not_synchronised("int4", "parameters") is None
     assert "nothing to act on" in str(why_not_synchronised("int4", "updates"))
-    for name in NARROW:
+    for name in LOW_PRECISION:
         assert not METHODS[name].by_ratio
         assert METHODS[name].collectives == (DENSE,)
     assert why_not_optimised(CORRECTION, 0.0) is None

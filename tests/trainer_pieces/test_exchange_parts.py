@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetopt.core.comm.composition import FEEDBACK, METHODS, NARROW
+from hetopt.core.comm.composition import FEEDBACK, LOW_PRECISION, METHODS
 from hetopt.core.comm.levels import LARGEST_SUM, summed_bits, summed_code_bytes
 from hetopt.core.comm.payload_bytes import packed_index_bytes
 from hetopt.core.run_spec import Compression
@@ -275,7 +275,7 @@ def test_parameters_are_averaged_by_samples():
 
 
 @given(
-    name=st.sampled_from([name for name in NARROW if name != "identity"]),
+    name=st.sampled_from([name for name in LOW_PRECISION if name != "identity"]),
     workers=st.integers(2, 5),
     rounds=st.integers(1, 4),
     seed=st.integers(0, 2**16),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hetopt.core.comm.cost import TRAINER, LinkSpeed, Operation, pipelined_s, time_s
-from hetopt.core.comm.options import Menu
+from hetopt.core.comm.options import Candidates
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.comm.network_tracker import Timed, measured
@@ -25,8 +25,8 @@ def spec(**changes) -> RunSpec:
     return RunSpec(task="digits", workers=workers, stop=StopRule(max_steps=100, target=True), **changes)
 
 
-def menu(run: RunSpec, buckets: int = 1) -> Menu:
-    return Menu(
+def candidates(run: RunSpec, buckets: int = 1) -> Candidates:
+    return Candidates(
         asked=run.compression,
         chooses_collective=run.collective_policy == "cheapest",
         numel=NUMEL,
@@ -51,7 +51,7 @@ def traffic(
     steering: AdaptiveController, link: LinkSpeed, *, gain=lambda ratio: ratio**0.1, steps: int = 10
 ) -> GroupTraffic:
     """A period in the present way over such links."""
-    option = steering.way.option
+    option = steering.candidate.option
     exchange_s = option.buckets * time_s(option.operations, link, algorithms=TRAINER)
     sync_s = exchange_s
     if option.buckets > 1:
@@ -64,7 +64,7 @@ def traffic(
         compute_s=COMPUTE_S,
         compress_s=0.004 if option.gain is None else 0.0,
         sync_s=sync_s,
-        sent_bytes=steering.way.sent_bytes,
+        sent_bytes=steering.candidate.sent_bytes,
         energy=1.0,
         kept_energy=kept,
         gradient_energy=1.0,
@@ -93,36 +93,36 @@ def drive(
 
 def test_auto_compresses_where_links_are_slow_and_sends_everything_where_they_are_not() -> None:
     run = spec(ratio_policy="auto", collective_policy="cheapest")
-    slow = AdaptiveController(run, menu(run, buckets=4), network(SLOW), tries_twins=True)
+    slow = AdaptiveController(run, candidates(run, buckets=4), network(SLOW), tries_twins=True)
     drive(slow, SLOW, 30)
-    assert slow.way.option.ratio < 0.1
-    careful = AdaptiveController(run, menu(run, buckets=4), network(SLOW), tries_twins=True)
+    assert slow.candidate.option.ratio < 0.1
+    careful = AdaptiveController(run, candidates(run, buckets=4), network(SLOW), tries_twins=True)
     drive(careful, SLOW, 30, says="harmful")
-    assert careful.way.option.ratio == 1
-    unasked = AdaptiveController(run, menu(run, buckets=4), network(SLOW))
+    assert careful.candidate.option.ratio == 1
+    unasked = AdaptiveController(run, candidates(run, buckets=4), network(SLOW))
     drive(unasked, SLOW, 30)
-    assert unasked.way.option.ratio == 1
-    fast = AdaptiveController(run, menu(run, buckets=4), network(FAST))
+    assert unasked.candidate.option.ratio == 1
+    fast = AdaptiveController(run, candidates(run, buckets=4), network(FAST))
     drive(fast, FAST, 30)
-    assert fast.way == fast._menu.dense
+    assert fast.candidate == fast._candidates.dense
 
 
 def test_auto_follows_a_network_that_changes() -> None:
     run = spec(ratio_policy="auto", collective_policy="cheapest")
-    steering = AdaptiveController(run, menu(run, buckets=4), network(FAST), tries_twins=True)
+    steering = AdaptiveController(run, candidates(run, buckets=4), network(FAST), tries_twins=True)
     step, _ = drive(steering, FAST, 20)
-    assert steering.way.in_buckets
+    assert steering.candidate.in_buckets
     step, changes = drive(steering, SLOW, 20, step)
-    assert steering.way.option.ratio < 0.1
+    assert steering.candidate.option.ratio < 0.1
     assert all(change["reason"] for change in changes)
     drive(steering, FAST, 120, step)
-    assert steering.way.in_buckets
+    assert steering.candidate.in_buckets
 
 
 def test_a_worker_of_whom_rounding_left_less_than_nothing_ends_no_run() -> None:
     """Rounding the sum of a slice counts against whoever summed it; that may be more than it had itself."""
     run = spec(ratio_policy="auto", collective_policy="cheapest")
-    steering = AdaptiveController(run, menu(run, buckets=4), network(SLOW))
+    steering = AdaptiveController(run, candidates(run, buckets=4), network(SLOW))
     seen = traffic(steering, SLOW)
     drowned = replace(seen.rows[0], energy=0.044, kept_energy=-0.009)
     mixed = GroupTraffic(rows=(*seen.rows[1:], drowned))
@@ -131,48 +131,48 @@ def test_a_worker_of_whom_rounding_left_less_than_nothing_ends_no_run() -> None:
     steering.watch(mixed)
     steering.judge(mixed, step=10, epoch=0.2, learning_rate=0.1)
     drive(steering, SLOW, 30, step=10)
-    assert steering.way.option.ratio == 1
+    assert steering.candidate.option.ratio == 1
 
 
 def test_auto_begins_where_the_plan_was_made_for() -> None:
     run = spec(ratio_policy="auto", collective_policy="cheapest", compression=Compression(name="topk", ratio=0.01))
-    steering = AdaptiveController(run, menu(run), network(SLOW))
-    assert steering.way.option.ratio == 0.01
+    steering = AdaptiveController(run, candidates(run), network(SLOW))
+    assert steering.candidate.option.ratio == 0.01
     assert steering.look_at
 
 
 def test_a_fixed_ratio_by_the_cheapest_collective() -> None:
     """Gathering many elements from many workers costs more than sharing the choice; few elements are all latency."""
     many = spec(collective_policy="cheapest", compression=Compression(name="topk", ratio=0.3))
-    steering = AdaptiveController(many, menu(many), network(SLOW))
-    assert steering.way.option.collective == "ar_topk"
+    steering = AdaptiveController(many, candidates(many), network(SLOW))
+    assert steering.candidate.option.collective == "ar_topk"
     few = spec(collective_policy="cheapest", compression=Compression(name="topk", ratio=1e-5))
-    steering = AdaptiveController(few, menu(few), network(LinkSpeed(latency_s=0.01, bytes_per_s=1e9)))
-    assert steering.way.option.collective == "all_gather"
+    steering = AdaptiveController(few, candidates(few), network(LinkSpeed(latency_s=0.01, bytes_per_s=1e9)))
+    assert steering.candidate.option.collective == "all_gather"
     assert drive(steering, FAST, 5)[1] == []
 
 
 @pytest.mark.parametrize("policy", ["warm_up", "accordion", "gravac", "threshold", "scan"])
 def test_published_policies_steer_what_they_were_given(policy: str) -> None:
     run = spec(ratio_policy=policy, compression=Compression(name="topk", ratio=0.01))
-    steering = AdaptiveController(run, menu(run), network(SLOW) if policy == "scan" else None)
+    steering = AdaptiveController(run, candidates(run), network(SLOW) if policy == "scan" else None)
     drive(steering, SLOW, 60)
-    assert steering.way.option.compressor in ("topk", "identity")
-    again = AdaptiveController(run, menu(run), network(SLOW) if policy == "scan" else None)
+    assert steering.candidate.option.compressor in ("topk", "identity")
+    again = AdaptiveController(run, candidates(run), network(SLOW) if policy == "scan" else None)
     again.resume(steering.state())
-    assert again.way == steering.way
+    assert again.candidate == steering.candidate
     assert again.state() == steering.state()
 
 
 def test_a_policy_without_a_ratio_is_refused() -> None:
     run = spec(ratio_policy="gravac", compression=Compression(name="powersgd"))
     with pytest.raises(BadInput, match="nothing for gravac to decide"):
-        AdaptiveController(run, menu(run), None)
+        AdaptiveController(run, candidates(run), None)
 
 
 def test_states_that_do_not_fit_are_left_or_refused() -> None:
     run = spec(ratio_policy="accordion", compression=Compression(name="topk", ratio=0.01))
-    steering = AdaptiveController(run, menu(run), None)
+    steering = AdaptiveController(run, candidates(run), None)
     other = dict(steering.state(), policy="gravac")
     steering.resume(other)
     with pytest.raises(BadInput, match="damaged"):
@@ -181,7 +181,7 @@ def test_states_that_do_not_fit_are_left_or_refused() -> None:
 
 def test_periods_of_another_way_or_without_sense_change_nothing() -> None:
     run = spec(ratio_policy="auto", collective_policy="cheapest")
-    steering = AdaptiveController(run, menu(run), network(SLOW))
+    steering = AdaptiveController(run, candidates(run), network(SLOW))
     before = steering.state()
     nothing = GroupTraffic(rows=(Traffic(look_energies=(0.0,) * len(steering.looks)),) * WORKERS)
     assert steering.judge(nothing, step=5, epoch=0.1, learning_rate=0.1) is None
@@ -203,10 +203,10 @@ def test_a_hidden_exchange_is_told_from_what_shows_of_it(buckets: int, slower: f
 def test_a_way_in_buckets_is_timed_although_gains_are_looked_at() -> None:
     """The step that looks exchanges after backward: a period of nothing else would tell nothing, again and again."""
     run = spec(ratio_policy="auto", collective_policy="cheapest")
-    steering = AdaptiveController(run, menu(run, buckets=4), network(FAST))
+    steering = AdaptiveController(run, candidates(run, buckets=4), network(FAST))
     steering._decision = replace(steering._decision, measure_gain=True, look_after_steps=1)
-    steering.way = steering._menu.dense
-    assert steering.way.in_buckets
+    steering.candidate = steering._candidates.dense
+    assert steering.candidate.in_buckets
     assert steering.period_steps(10) == LOOKED_STEPS
     assert steering.period_steps(1) == 1, "a run ends where it ends"
     assert steering.look_at

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from hetopt.core.comm.cost import TRAINER, Operation, Primitive, Scope
 from hetopt.core.comm.network_state import NetworkState
-from hetopt.core.comm.options import ROUNDED, CompressTime, Family, Menu
+from hetopt.core.comm.options import ROUNDED, Candidates, CompressTime, Family
 from hetopt.core.comm.payload_bytes import Shapes, hierarchical_operations, kept_elements, operations
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.channel import Channel
@@ -236,20 +236,28 @@ def _times_s(channel: Channel, primitive: Primitive, run: Callable[[], None], re
     return agreed_s([once_s() for _ in range(count)])
 
 
-def timed_menu(menu: Menu, network: NetworkState, *, device: torch.device, seed: int) -> Menu:
-    """The menu, with what a worker does itself in each of its ways.
+def timed_candidates(candidates: Candidates, network: NetworkState, *, device: torch.device, seed: int) -> Candidates:
+    """The candidates, with what a worker does itself for each of them.
 
     Args:
-        menu: of the run.
+        candidates: of the run.
         network: of its workers.
         device: where gradients lie.
         seed: of all randomness.
     """
     compress = time_compressors(
-        menu.families, menu.numel, network, memory=menu.memory, device=device, shapes=menu.shapes, seed=seed
+        candidates.families,
+        candidates.numel,
+        network,
+        memory=candidates.memory,
+        device=device,
+        shapes=candidates.shapes,
+        seed=seed,
     )
-    rounded_s = {name: time_rounded(name, menu.numel, network, memory=menu.memory, device=device) for name in ROUNDED}
-    return replace(menu, compress=compress, rounded_s=rounded_s)
+    rounded_s = {
+        name: time_rounded(name, candidates.numel, network, memory=candidates.memory, device=device) for name in ROUNDED
+    }
+    return replace(candidates, compress=compress, rounded_s=rounded_s)
 
 
 def time_compressors(

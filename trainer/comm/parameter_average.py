@@ -35,7 +35,7 @@ def weights_by_samples(samples: Sequence[int], participants: Sequence[int] | Non
 
 
 class RoundedSum:
-    """Sums updates in fewer bytes, and remembers what rounding left (see `composition.NARROW`).
+    """Sums updates in fewer bytes, and remembers what rounding left (see `composition.LOW_PRECISION`).
 
     Args:
         compression: how they are rounded.

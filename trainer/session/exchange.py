@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from hetopt.core.comm.composition import AUTO, METHODS
-from hetopt.core.comm.options import Menu, way_name
+from hetopt.core.comm.options import Candidates, way_name
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
 from hetopt.core.run_spec import Compression, RunSpec
 from hetopt.trainer.agreement import Store
-from hetopt.trainer.comm.calibration import NetworkProbe, measure_network, timed_menu
+from hetopt.trainer.comm.calibration import NetworkProbe, measure_network, timed_candidates
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.exchange import Exchange, ExchangeStats, summed
 from hetopt.trainer.steps.adaptive_controller import AdaptiveController
@@ -65,7 +65,7 @@ class SessionExchange:
         first = spec.compression
         if spec.steers_exchange and (spec.ratio_policy != "fixed" or METHODS[first.name].by_ratio):
             self._steering = self._steered(list(shapes), numel, device)
-            first = self._steering.way.compression
+            first = self._steering.candidate.compression
         self._exchange = Exchange(
             first,
             numel,
@@ -78,7 +78,7 @@ class SessionExchange:
 
     def _steered(self, shapes: list[tuple[int, ...]], numel: int, device: torch.device) -> AdaptiveController:
         spec = self._spec
-        menu = Menu(
+        candidates = Candidates(
             asked=spec.compression,
             chooses_collective=spec.collective_policy == "cheapest",
             numel=numel,
@@ -87,12 +87,12 @@ class SessionExchange:
         )
         weighs = spec.weighs_ways
         if not weighs and spec.collective_policy != "cheapest":
-            return AdaptiveController(spec, menu, None)
+            return AdaptiveController(spec, candidates, None)
         network = measure_network(self.dense_bytes, device=device).network
         self._probe = NetworkProbe(self.dense_bytes, device=device, groups=None)
         if weighs:
-            menu = timed_menu(menu, network, device=device, seed=spec.seed)
-        return AdaptiveController(spec, menu, network)
+            candidates = timed_candidates(candidates, network, device=device, seed=spec.seed)
+        return AdaptiveController(spec, candidates, network)
 
     @property
     def is_dense(self) -> bool:
@@ -102,12 +102,12 @@ class SessionExchange:
     @property
     def compression(self) -> Compression:
         """The compression of gradients that is in use now."""
-        return self._spec.compression if self._steering is None else self._steering.way.compression
+        return self._spec.compression if self._steering is None else self._steering.candidate.compression
 
     @property
     def way(self) -> str:
         """Name of the present way to exchange."""
-        return way_name(self._spec.compression) if self._steering is None else self._steering.way.option.key
+        return way_name(self._spec.compression) if self._steering is None else self._steering.candidate.option.key
 
     @property
     def looks(self) -> int:
@@ -173,5 +173,5 @@ class SessionExchange:
             loss=loss,
         )
         if changed is not None:
-            self._exchange.use(self._steering.way.compression)
+            self._exchange.use(self._steering.candidate.compression)
         return changed

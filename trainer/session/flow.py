@@ -286,9 +286,9 @@ class BatchFlow:
         now = self._stopwatch.mark()
         return StepTrace(
             loss_sum=self._loss_sum,
-            begun=self._begun,
-            computed=now if self._computed is None else self._computed,
-            summed=now,
+            start=self._begun,
+            backward_end=now if self._computed is None else self._computed,
+            reduce_end=now,
             micro_batches=self._accumulate,
             waited_s=self._waited_s,
             way="" if stats is None or self._exchange is None else self._exchange.way,

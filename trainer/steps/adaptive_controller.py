@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from hetopt.core.artifact import Record
 from hetopt.core.comm.composition import why_not_controlled
 from hetopt.core.comm.network_state import NetworkState
-from hetopt.core.comm.options import LOOK_AT, Menu, Way
+from hetopt.core.comm.options import LOOK_AT, Candidate, Candidates
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.comm.planner import Option, Planner, PlanState
 from hetopt.core.compression_slowdown import MOST_LOST
@@ -42,7 +42,7 @@ class ControllerState(Record):
         policy: name of the ratio policy.
         policy_state: what it remembers.
         planner: what the planner remembers.
-        ratio, key: the way that was in use.
+        ratio, key: the candidate that was in use.
     """
 
     policy: str
@@ -57,30 +57,34 @@ class AdaptiveController:
 
     Args:
         spec: of the run; it steers its exchange.
-        menu: what there is to choose from.
+        candidates: what there is to choose from.
         network: as measured at the start; None: nothing here asks for it.
         tries_twins: whether somebody acts on `try_ratio`.
 
     Attributes:
-        way: to exchange in the next steps.
+        candidate: in use in the next steps.
         promise: of averages that the run should settle for now, with nothing held back; None: it should not.
 
     Raises:
         BadInput: the ratio policy cannot steer the compressor.
     """
 
-    def __init__(self, spec: RunSpec, menu: Menu, network: NetworkState | None, *, tries_twins: bool = False) -> None:
+    def __init__(
+        self, spec: RunSpec, candidates: Candidates, network: NetworkState | None, *, tries_twins: bool = False
+    ) -> None:
         self._name = spec.ratio_policy
-        self._menu = menu
+        self._candidates = candidates
         self._watch = (
             None
             if network is None
-            else NetworkWatch(network=network, workers=menu.workers, gradient_bytes=VALUE_BYTES * menu.numel)
+            else NetworkWatch(
+                network=network, workers=candidates.workers, gradient_bytes=VALUE_BYTES * candidates.numel
+            )
         )
-        reason = why_not_controlled(menu.asked.name, self._name)
+        reason = why_not_controlled(candidates.asked.name, self._name)
         if reason is not None and not spec.weighs_ways:
             raise BadInput(reason, hint="steer topk, or leave the ratio policy at 'fixed'")
-        weighed = [way.option for way in menu.all] if spec.weighs_ways else []
+        weighed = [each.option for each in candidates.all] if spec.weighs_ways else []
         if self._name == "scan":
             weighed = [option for option in weighed if option.gain is None]
         self._policy: RatioPolicy[Any] = choose_ratio_policy(
@@ -100,13 +104,13 @@ class AdaptiveController:
         self._promised: Promise | None = None
         self.promise: Promise | None = None
         self._decision = self._first(spec)
-        self.way = self._way_of(self._decision, compute_s=0.0)
+        self.candidate = self._candidate_of(self._decision, compute_s=0.0)
 
     def _first(self, spec: RunSpec) -> RatioDecision:
         """The policy's first wish; what leaves the choice to hetopt begins where the plan was made for."""
         wish = self._policy.first(self.network)
         if self._name == "auto" and spec.compression.ratio < 1:
-            start = self._menu.nearest(spec.compression.ratio).option
+            start = self._candidates.nearest(spec.compression.ratio).option
             return RatioDecision(
                 ratio=start.ratio, option=start.key, measure_gain=True, look_after_steps=wish.look_after_steps
             )
@@ -120,13 +124,13 @@ class AdaptiveController:
     @property
     def looks(self) -> tuple[float, ...]:
         """Ratios at which this run looks at gains, whenever it does."""
-        asked = self._menu.asked.ratio
+        asked = self._candidates.asked.ratio
         return tuple(sorted({*LOOK_AT, *((asked,) if asked < 1 else ())}))
 
     @property
     def probe_bytes(self) -> int:
         """Of the sum that should be timed before the next period; 0: none."""
-        return 0 if self._watch is None else self._watch.probe_bytes(self.way.option.operations)
+        return 0 if self._watch is None else self._watch.probe_bytes(self.candidate.option.operations)
 
     @property
     def alarm_s(self) -> float | None:
@@ -148,7 +152,7 @@ class AdaptiveController:
         if wished is None:
             return steps
         # Steps that look exchange after backward: no time of one in buckets. The row may travel under one step more.
-        least = LOOKED_STEPS if self._decision.measure_gain and self.way.in_buckets else 1
+        least = LOOKED_STEPS if self._decision.measure_gain and self.candidate.in_buckets else 1
         return max(1, min(steps, max(least, wished)))
 
     def watch(self, traffic: GroupTraffic) -> bool:
@@ -156,19 +160,19 @@ class AdaptiveController:
         if self._watch is None or not _tells(traffic):
             return False
         sync_s: float | None = traffic.sync_s if traffic.sync_s > 0 else None
-        if sync_s is not None and self.way.in_buckets:
-            buckets = self.way.option.buckets
-            compress_s = self.way.option.compress_s
+        if sync_s is not None and self.candidate.in_buckets:
+            buckets = self.candidate.option.buckets
+            compress_s = self.candidate.option.compress_s
             whole_s = whole_exchange_s(sync_s, BACKWARD * traffic.compute_s, buckets, compress_s=compress_s)
             sync_s = None if whole_s is None else whole_s / buckets
         exposed_s = traffic.exchanges * (traffic.compress_s + traffic.sync_s)
         self._watch = self._watch.after(
-            self.way.option.operations,
+            self.candidate.option.operations,
             sync_s,
             exchanges=traffic.exchanges,
             probe_bytes=self.probe_bytes,
             probe_s=traffic.probe_s,
-            hidden=self.way.in_buckets,
+            hidden=self.candidate.in_buckets,
             period_s=traffic.exchanges * traffic.compute_s + exposed_s,
             exposed_s=exposed_s,
         )
@@ -207,7 +211,7 @@ class AdaptiveController:
         """Learn from a period that was watched, and decide; what changed, if anything did.
 
         Args:
-            traffic: of the period, in the present way.
+            traffic: of the period, of the candidate in use.
             step: steps done.
             epoch: passes over the data completed, with fractions.
             learning_rate: of the first parameter group.
@@ -218,10 +222,10 @@ class AdaptiveController:
             self.promise = self._promised
             return None
         if not _tells(traffic):
-            # Nothing but a look, perhaps: not again, or nothing would ever be told of this way.
+            # Nothing but a look, perhaps: not again, or nothing would ever be told of this candidate.
             self._decision = replace(self._decision, measure_gain=False)
             return None
-        before = self.way
+        before = self.candidate
         compute_s = traffic.compute_s
         backward_s = BACKWARD * compute_s
         observation = RatioObservation(
@@ -251,12 +255,12 @@ class AdaptiveController:
         self._verdict = None
         self._state, self._decision = self._policy.decide(self._state, observation)
         self._weigh_averages(before.option)
-        self.way = self._way_of(self._decision, compute_s=compute_s)
-        if self.way.option.key == before.option.key:
+        self.candidate = self._candidate_of(self._decision, compute_s=compute_s)
+        if self.candidate.option.key == before.option.key:
             return None
         return {
             "before": before.option.key,
-            "after": self.way.option.key,
+            "after": self.candidate.option.key,
             "reason": self._decision.reason or self._reason or "",
         }
 
@@ -286,21 +290,21 @@ class AdaptiveController:
             look_after_steps=1,
         )
 
-    def _way_of(self, decision: RatioDecision, *, compute_s: float) -> Way:
-        """The way that a decision means; where it leaves a choice, the planner's."""
+    def _candidate_of(self, decision: RatioDecision, *, compute_s: float) -> Candidate:
+        """The candidate that a decision means; where it leaves a choice, the planner's."""
         self._reason: str | None = None
         if decision.option is not None:
-            named = self._menu.find(decision.option)
-            assert named is not None, f"{decision.option} is not on the menu"
+            named = self._candidates.find(decision.option)
+            assert named is not None, f"{decision.option} is not on the candidates"
             return named
-        ways = self._menu.at(decision.ratio)
-        if len(ways) == 1 or self._planner is None or self.network is None:
-            return ways[0]
+        found = self._candidates.at(decision.ratio)
+        if len(found) == 1 or self._planner is None or self.network is None:
+            return found[0]
         self._plan, plan = self._planner.decide(
-            self._plan, [way.option for way in ways], self.network, compute_s=compute_s
+            self._plan, [each.option for each in found], self.network, compute_s=compute_s
         )
         self._reason = plan.reason
-        return next(way for way in ways if way.option.key == plan.option.key)
+        return next(each for each in found if each.option.key == plan.option.key)
 
     @property
     def beside_s(self) -> float:
@@ -313,8 +317,8 @@ class AdaptiveController:
             policy=self._name,
             policy_state=self._state.model_dump(mode="json"),
             planner=self._plan,
-            ratio=self.way.option.ratio,
-            key=self.way.option.key,
+            ratio=self.candidate.option.ratio,
+            key=self.candidate.option.key,
         ).model_dump(mode="json")
 
     def resume(self, saved: Mapping[str, object]) -> None:
@@ -335,15 +339,17 @@ class AdaptiveController:
                 f"The checkpoint's state of the ratio policy '{self._name}' is damaged.", hint="use an older checkpoint"
             ) from None
         self._plan = state.planner
-        found = [way for way in (*self._menu.at(state.ratio), *self._menu.all) if way.option.key == state.key]
+        found = [
+            each for each in (*self._candidates.at(state.ratio), *self._candidates.all) if each.option.key == state.key
+        ]
         if found:
-            self.way = found[0]
+            self.candidate = found[0]
             option = state.key if self._name in WEIGHS_WAYS else None
             self._decision = RatioDecision(ratio=state.ratio, option=option, measure_gain=True)
 
 
 def _tells(traffic: GroupTraffic) -> bool:
-    """Whether anything was seen of the present way."""
+    """Whether anything was seen of the candidate in use."""
     return traffic.exchanges > 0 and traffic.is_finite
 
 

@@ -194,9 +194,9 @@ class BucketedStep:
         summed = self._stopwatch.mark()
         return StepTrace(
             loss_sum=loss_sum,
-            begun=begun,
-            computed=self._computed,
-            summed=summed,
+            start=begun,
+            backward_end=self._computed,
+            reduce_end=summed,
             micro_batches=len(parts),
             finite=finite,
             noise=self._noise_sums(factor, samples) if self._noise and finite else None,

@@ -138,9 +138,9 @@ class FusedStep:
             noise = NoiseSums(groups=groups, weighted_square_norm=weighted, mean_square_norm=square_norm([self._flat]))
         return StepTrace(
             loss_sum=loss_sum,
-            begun=begun,
-            computed=computed,
-            summed=summed,
+            start=begun,
+            backward_end=computed,
+            reduce_end=summed,
             micro_batches=len(parts),
             finite=finite,
             noise=noise,

@@ -32,9 +32,9 @@ class StepTrace:
 
     Attributes:
         loss_sum: sum of this worker's losses over its samples, a double on the device.
-        begun: before the first sample was fetched.
-        computed: when this worker's last gradient was ready (what its pace waited included).
-        summed: when the gradient of all workers was ready.
+        start: before the first sample was fetched.
+        backward_end: when this worker's last gradient was ready (what its pace waited included).
+        reduce_end: when the gradient of all workers was ready.
         micro_batches: how many the worker's samples were computed in.
         waited_s: of the time until then, spent waiting for other workers.
         finite: whether the summed gradient may be applied; always true without loss scaling.
@@ -46,9 +46,9 @@ class StepTrace:
     """
 
     loss_sum: Tensor
-    begun: Mark
-    computed: Mark
-    summed: Mark
+    start: Mark
+    backward_end: Mark
+    reduce_end: Mark
     micro_batches: int
     waited_s: float = 0.0
     finite: bool = True

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hetopt.core.comm.composition import AUTO, METHODS, combine
-from hetopt.core.comm.options import IDENTITY, NARROW, SELECTOR, Menu, way_name
+from hetopt.core.comm.options import BF16, IDENTITY, SELECTOR, Candidates, way_name
 from hetopt.core.comm.overlap import BUCKETWISE, FIRST_BUCKET_BYTES
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
@@ -24,7 +24,7 @@ from hetopt.trainer.comm.calibration import (
     exchange_as_one,
     measure_inside,
     measure_network,
-    timed_menu,
+    timed_candidates,
 )
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.exchange import Exchange
@@ -158,7 +158,7 @@ class StepMaker:
         bucketed = self._bucketed(way_name(Compression())) if buckets and groups is None else None
         if bucketed is not None:
             self._fit(bucketed.warm_up, samples)  # lays the buckets out
-        menu = Menu(
+        candidates = Candidates(
             asked=asked,
             chooses_collective=spec.collective_policy == "cheapest",
             numel=self._numel,
@@ -168,11 +168,11 @@ class StepMaker:
         )
         begun_s = time.perf_counter()
         if network is not None and spec.weighs_ways:
-            menu = timed_menu(menu, network, device=context.device, seed=spec.seed)
-            menu = replace(menu, narrow_in_buckets=self._in_thread)
+            candidates = timed_candidates(candidates, network, device=context.device, seed=spec.seed)
+            candidates = replace(candidates, bf16_in_buckets=self._in_thread)
         measured_s += time.perf_counter() - begun_s
-        steering = AdaptiveController(spec, menu, network, tries_twins=True)
-        exchange = self._whole(steering.way.compression, groups)
+        steering = AdaptiveController(spec, candidates, network, tries_twins=True)
+        exchange = self._whole(steering.candidate.compression, groups)
         fused = FusedStep(
             module=self.module,
             reader=self.feed,
@@ -181,10 +181,10 @@ class StepMaker:
             pace=self.pace,
             norms=spec.ratio_policy == "accordion",
         )
-        narrow = None
-        if bucketed is not None and any(way.in_buckets and way.compression.name == NARROW for way in menu.all):
-            narrow = self._in_buckets(Compression(name=NARROW, memory=menu.memory))
-        step = SwitchingStep(fused=fused, exchange=exchange, bucketed=bucketed, first=steering.way, narrow=narrow)
+        bf16 = None
+        if bucketed is not None and any(each.in_buckets and each.compression.name == BF16 for each in candidates.all):
+            bf16 = self._in_buckets(Compression(name=BF16, memory=candidates.memory))
+        step = SwitchingStep(fused=fused, exchange=exchange, bucketed=bucketed, first=steering.candidate, bf16=bf16)
         return StepConfig(
             step=step,
             compression=asked,

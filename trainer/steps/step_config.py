@@ -44,13 +44,13 @@ class StepConfig:
     @property
     def way(self) -> str:
         """Name of the present way to exchange."""
-        return way_name(self.compression) if self.steering is None else self.steering.way.option.key
+        return way_name(self.compression) if self.steering is None else self.steering.candidate.option.key
 
     def follow(self) -> None:
         """Exchange as the steering says from the next step on."""
         assert self.steering is not None
         assert self.switching is not None
-        self.switching.use(self.steering.way)
+        self.switching.use(self.steering.candidate)
 
     def resume(self, state: Mapping[str, object] | None) -> None:
         """Go on with what a checkpoint holds, whose memory the step has already."""
@@ -58,7 +58,7 @@ class StepConfig:
             return
         if state is not None:
             self.steering.resume(state)
-        self.switching.use(self.steering.way)
+        self.switching.use(self.steering.candidate)
 
     def event(self, traffic: GroupTraffic) -> Event:
         """The field of a ``step`` event that tells about its exchanges; none where there were none."""
@@ -84,7 +84,7 @@ def exchange_event(
         way, name, ratio = way_name(compression), compression.name, compression.ratio
         collective = settled_collective(compression)
     else:
-        option = steering.way.option
+        option = steering.candidate.option
         way, name, ratio, collective = option.key, option.compressor, option.ratio, option.collective
     looked: Event = {}
     if steering is not None and steering.slowdown_coefficient is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hetopt.core.comm.options import NARROW, Way
+from hetopt.core.comm.options import BF16, Candidate
 from hetopt.trainer.comm.buckets import BucketExchange
 from hetopt.trainer.comm.compressor import Resumable
 from hetopt.trainer.comm.exchange import Exchange
@@ -26,8 +26,8 @@ class SwitchingStep:
         fused: exchanges whole gradients by ``exchange``.
         exchange: whose compression changes.
         bucketed: sums buckets under backward; None: the workers cannot, or gain nothing by it.
-        narrow: does so in bf16; None: they are only summed as they are.
-        first: way to begin with.
+        bf16: does so in bf16; None: they are only summed as they are.
+        first: candidate to begin with.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class SwitchingStep:
         fused: FusedStep,
         exchange: Exchange | HierarchicalExchange,
         bucketed: BucketedStep | None,
-        first: Way,
-        narrow: BucketExchange | None = None,
+        first: Candidate,
+        bf16: BucketExchange | None = None,
     ) -> None:
         self._fused = fused
         self._exchange = exchange
         self._bucketed = bucketed
-        self._narrow = narrow
-        self._uses_narrow = self._narrow_remembers = False
+        self._bf16 = bf16
+        self._uses_bf16 = self._bf16_has_residual = False
         self._in_buckets = False
         self._was_fused = True
         self.use(first)
@@ -54,19 +54,19 @@ class SwitchingStep:
         self._take_back()
         return self._exchange.memory
 
-    def use(self, way: Way) -> None:
+    def use(self, candidate: Candidate) -> None:
         """Exchange in this way from the next step on; all workers must decide the same.
 
         Raises:
             BadInput: it does not go with the memory.
         """
-        self._exchange.use(way.compression)
-        self._in_buckets = way.in_buckets
+        self._exchange.use(candidate.compression)
+        self._in_buckets = candidate.in_buckets
         # With buckets, fused steps are exceptions: nobody should compare their times with those of the others.
-        self._fused.way = "" if way.in_buckets else way.option.key
-        self._uses_narrow = way.in_buckets and way.compression.name == NARROW
+        self._fused.way = "" if candidate.in_buckets else candidate.option.key
+        self._uses_bf16 = candidate.in_buckets and candidate.compression.name == BF16
         if self._bucketed is not None:
-            self._bucketed.compress_by(self._narrow if self._uses_narrow else None, way.option.key)
+            self._bucketed.compress_by(self._bf16 if self._uses_bf16 else None, candidate.option.key)
 
     def warm_up(self, part: MicroBatch) -> None:
         """Compute a micro-batch in both forms (see `Step`)."""
@@ -82,14 +82,14 @@ class SwitchingStep:
         look_at: Sequence[float] = (),
     ) -> StepTrace:
         """Compute and exchange (see `Step`)."""
-        if not self._uses_narrow or look_at:
+        if not self._uses_bf16 or look_at:
             self._take_back()
-        may_bucket = self._uses_narrow or not self._exchange.has_residual
+        may_bucket = self._uses_bf16 or not self._exchange.has_residual
         if self._bucketed is not None and self._in_buckets and may_bucket and not look_at:
             if self._was_fused:
                 self._bucketed.take_gradients()
                 self._was_fused = False
-            if self._uses_narrow:
+            if self._uses_bf16:
                 self._hand_over()
             return self._bucketed.run(parts, global_batch_size, loss_scale)
         self._was_fused = True
@@ -97,12 +97,12 @@ class SwitchingStep:
 
     def _hand_over(self) -> None:
         """Buckets keep from here on what is held back."""
-        if self._narrow is not None and not self._narrow_remembers and isinstance(self._exchange, Exchange):
-            self._narrow.load_state(self._exchange.lend())
-            self._narrow_remembers = True
+        if self._bf16 is not None and not self._bf16_has_residual and isinstance(self._exchange, Exchange):
+            self._bf16.load_state(self._exchange.lend())
+            self._bf16_has_residual = True
 
     def _take_back(self) -> None:
         """The whole gradient's exchange keeps it again."""
-        if self._narrow is not None and self._narrow_remembers and isinstance(self._exchange, Exchange):
-            self._exchange.returned(self._narrow.state())
-            self._narrow_remembers = False
+        if self._bf16 is not None and self._bf16_has_residual and isinstance(self._exchange, Exchange):
+            self._exchange.returned(self._bf16.state())
+            self._bf16_has_residual = False

@@ -98,14 +98,14 @@ def traffic_of(
         stats = dense if trace.exchange is None else trace.exchange
         if trace.exchange is not None and not trace.under_backward:
             return stats
-        return replace(stats, compress_s=0.0, sync_s=seconds(trace.computed, trace.summed))
+        return replace(stats, compress_s=0.0, sync_s=seconds(trace.backward_end, trace.reduce_end))
 
     stats = [waited_for(trace) for trace in own]
     return replace(
         found,
         exchanges=len(own),
         step_s=statistics.median(seconds(*spans[place]) for place in places) if spans else 0.0,
-        compute_s=statistics.median(seconds(trace.begun, trace.computed) for trace in own),
+        compute_s=statistics.median(seconds(trace.start, trace.backward_end) for trace in own),
         compress_s=statistics.median(one.compress_s + one.inside_s for one in stats),
         sync_s=statistics.median(one.sync_s - one.inside_s for one in stats),
         sent_bytes=statistics.fmean(one.sent_bytes for one in stats),

@@ -116,7 +116,7 @@ class ParameterSync:
             sent_bytes += sum(message.payload_bytes for message in messages)
         self._told.append(Told(step=step, sent_bytes=sent_bytes, divergence=divergence))
         stats = ExchangeStats(sent_bytes=sent_bytes, compress_s=work_s, sync_s=sync_s, messages=messages)
-        return replace(trace, summed=self._stopwatch.mark(), exchange=stats)
+        return replace(trace, reduce_end=self._stopwatch.mark(), exchange=stats)
 
     def _voted(self, trace: StepTrace) -> tuple[float, ...] | None:
         """How much the workers' gradients changed, as far as that has arrived; this one's own is sent on its way."""

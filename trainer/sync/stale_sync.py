@@ -85,7 +85,7 @@ class StaleSync:
         self._vector.write(self._view)
         self._steps, self._bytes = self._steps + 1, self._bytes + sent_bytes
         stats = ExchangeStats(sent_bytes=sent_bytes, compress_s=0.0, sync_s=0.0)
-        return replace(trace, summed=self._stopwatch.mark(), exchange=stats)
+        return replace(trace, reduce_end=self._stopwatch.mark(), exchange=stats)
 
     def _send(self) -> int:
         total = self._gathered.to(staging_device(self._gathered, None), copy=True)

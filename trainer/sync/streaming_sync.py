@@ -139,7 +139,7 @@ class StreamingSync:
         if decision.synchronise:
             self._depart()
         stats = ExchangeStats(sent_bytes=arrival.sent_bytes if arrival else 0, compress_s=0.0, sync_s=waited_s)
-        return replace(trace, summed=self._stopwatch.mark(), exchange=stats)
+        return replace(trace, reduce_end=self._stopwatch.mark(), exchange=stats)
 
     def _depart(self) -> None:
         place, fragment = self._next, self._fragments[self._next]

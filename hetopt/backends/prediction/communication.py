@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from hetopt.core import formatting
 from hetopt.core.comm.composition import METHODS, PLAIN
 from hetopt.core.comm.cost import Operation, Primitive, Terms
-from hetopt.core.comm.options import IDENTITY, ROUNDED, Menu, settled_collective
+from hetopt.core.comm.options import IDENTITY, ROUNDED, Candidates, settled_collective
 from hetopt.core.comm.payload_bytes import operations
 from hetopt.core.comm.planner import KEPT
 from hetopt.core.comm.ratio_controllers import CONTROLLERS
@@ -225,7 +225,7 @@ def _foresee_local(run: RunSpec, meeting: Meeting, *, compute_s: float, to_targe
 def _candidates(run: RunSpec, meeting: Meeting) -> Iterable[Compression]:
     """What the run may use, as far as its policies choose."""
     asked = run.compression
-    menu = Menu(
+    candidates = Candidates(
         asked=asked,
         chooses_collective=run.collective_policy == "cheapest",
         numel=meeting.numel,
@@ -237,11 +237,15 @@ def _candidates(run: RunSpec, meeting: Meeting) -> Iterable[Compression]:
     if run.weighs_ways:
         if run.ratio_policy == "auto":
             # Thinner ones need a trial that shows them to be harmless, which nobody can foresee.
-            return [way.compression for way in menu.all if _slowdown(run, meeting, way.compression) <= 1 + MOST_LOST]
-        ways = [way.compression for way in menu.all if way.option.gain is None]
-        return [way for way in ways if meeting.gain(way) >= LEAST_GAIN] or ways
+            return [
+                each.compression
+                for each in candidates.all
+                if _slowdown(run, meeting, each.compression) <= 1 + MOST_LOST
+            ]
+        ungained = [each.compression for each in candidates.all if each.option.gain is None]
+        return [each for each in ungained if meeting.gain(each) >= LEAST_GAIN] or ungained
     if run.collective_policy == "cheapest" and METHODS[asked.name].by_ratio:
-        return [way.compression for way in menu.at(asked.ratio)]
+        return [each.compression for each in candidates.at(asked.ratio)]
     return [asked]
 
 

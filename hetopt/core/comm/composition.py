@@ -60,7 +60,7 @@ SYNCHRONISATIONS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-NARROW = ("identity", "fp16", "bf16", "int8", "int4")
+LOW_PRECISION = ("identity", "fp16", "bf16", "int8", "int4")
 """They send everything, in fewer bytes: what averages of parameters can be made with."""
 
 
@@ -311,10 +311,10 @@ def why_not(name: str, memory: str, collective: str) -> str | None:
 
 def why_not_synchronised(name: str, synchronisation: str) -> str | None:
     """One sentence on why this compressor does not go with this way of synchronising; None when it does."""
-    if synchronisation == "parameters" and name not in NARROW:
+    if synchronisation == "parameters" and name not in LOW_PRECISION:
         return (
             f"Workers that average parameters exchange no gradients, and {name} would leave most of what they have "
-            f"learned out of an average; use {_listed(NARROW)}."
+            f"learned out of an average; use {_listed(LOW_PRECISION)}."
         )
     if synchronisation == "updates" and name != "identity":
         return f"Updates that arrive late are sent as they are, so {name} has nothing to act on; use identity."

@@ -1,4 +1,4 @@
-"""What a run may choose from: ways to exchange its gradient, as the planner sees them and as the trainer does them."""
+"""What a run may choose from: candidates for summing its gradient, priced by the planner and done by the trainer."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ COLLECTIVES = (GATHER, AR_TOPK)
 CODINGS = (PLAIN, PACKED_BF16)
 
 IDENTITY = "identity"
-NARROW = "bf16"
-ROUNDED = (NARROW, "int8", "int4")
+BF16 = "bf16"
+ROUNDED = (BF16, "int8", "int4")
 """Everything, in fewer bits; the first may travel under backward."""
 
 SELECTOR = "topk"
@@ -34,8 +34,8 @@ SELECTOR = "topk"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Way:
-    """One way to exchange a gradient.
+class Candidate:
+    """One way to sum a gradient over the workers.
 
     Attributes:
         option: what it costs.
@@ -73,8 +73,8 @@ Family = tuple[str, str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Menu:
-    """The ways for one gradient and one group of workers.
+class Candidates:
+    """The candidates for one gradient and one group of workers.
 
     Attributes:
         asked: compression that the run was asked for; what it names is never departed from.
@@ -85,7 +85,7 @@ class Menu:
         buckets: that everything is sent in under the backward pass, where it can be; 1: it cannot.
         compress: measured times of families; those that are not there count as free.
         rounded_s: measured times to exchange everything in fewer bits, without the network; absent: not measured.
-        narrow_in_buckets: whether the bf16 of them can be under the backward pass as well.
+        bf16_in_buckets: whether the bf16 of them can be under the backward pass as well.
     """
 
     asked: Compression
@@ -96,7 +96,7 @@ class Menu:
     buckets: int = 1
     compress: Mapping[Family, CompressTime] = field(default_factory=dict)
     rounded_s: Mapping[str, float] = field(default_factory=dict)
-    narrow_in_buckets: bool = False
+    bf16_in_buckets: bool = False
 
     @property
     def name(self) -> str:
@@ -111,15 +111,15 @@ class Menu:
             memory = AUTO
         return combine(self.name, memory=memory, collective=self._collective).memory
 
-    def at(self, ratio: float) -> tuple[Way, ...]:
-        """The ways to send this part of the elements; 1 is everything."""
+    def at(self, ratio: float) -> tuple[Candidate, ...]:
+        """The candidates that send this part of the elements; 1 is everything."""
         if ratio >= 1:
             return (self.dense,)
         coding = self.asked.coding or PLAIN
         return tuple(self._selected(ratio, collective, coding) for collective in self._collectives)
 
     @functools.cached_property
-    def dense(self) -> Way:
+    def dense(self) -> Candidate:
         """Everything in fp32, with what was held back."""
         payload_bytes = VALUE_BYTES * self.numel
         option = Option(
@@ -130,10 +130,10 @@ class Menu:
             gain=1.0,
             buckets=self.buckets,
         )
-        return Way(option=option, compression=Compression(name=IDENTITY, memory=self.memory))
+        return Candidate(option=option, compression=Compression(name=IDENTITY, memory=self.memory))
 
     @functools.cached_property
-    def all(self) -> tuple[Way, ...]:
+    def all(self) -> tuple[Candidate, ...]:
         """Everything there is, for those who weigh ratios as well."""
         ratios = sorted({*RATIOS, *((self.asked.ratio,) if self.asked.ratio < 1 else ())}, reverse=True)
         selected = [
@@ -144,15 +144,15 @@ class Menu:
         ]
         return (self.dense, *self._rounded, *selected)
 
-    def find(self, key: str) -> Way | None:
-        """The way whose option has this key, among `all`."""
-        return next((way for way in self.all if way.option.key == key), None)
+    def find(self, key: str) -> Candidate | None:
+        """The candidate whose option has this key, among `all`."""
+        return next((candidate for candidate in self.all if candidate.option.key == key), None)
 
-    def nearest(self, ratio: float) -> Way:
-        """Of `all`, the first way of the ratio that is nearest to this one; dense at 1."""
+    def nearest(self, ratio: float) -> Candidate:
+        """Of `all`, the first candidate of the ratio that is nearest to this one; dense at 1."""
         if ratio >= 1:
             return self.dense
-        return min(self.all, key=lambda way: abs(math.log(way.option.ratio / ratio)))
+        return min(self.all, key=lambda candidate: abs(math.log(candidate.option.ratio / ratio)))
 
     @property
     def _collective(self) -> str:
@@ -178,13 +178,13 @@ class Menu:
         return tuple((self.name, collective, coding) for collective in self._collectives for coding in self._codings)
 
     @property
-    def _rounded(self) -> tuple[Way, ...]:
+    def _rounded(self) -> tuple[Candidate, ...]:
         """A half to an eighth of the bytes, and rounding errors that the memory keeps."""
-        ways = []
+        candidates = []
         for name in ROUNDED:
             if name not in self.rounded_s or self.memory not in METHODS[name].memories:
                 continue
-            buckets = self.buckets if self.narrow_in_buckets and name == NARROW else 1
+            buckets = self.buckets if self.bf16_in_buckets and name == BF16 else 1
             part = make_option(
                 name,
                 DENSE,
@@ -195,10 +195,10 @@ class Menu:
                 shapes=self.shapes if buckets == 1 else None,
             )
             option = replace(part, buckets=buckets)
-            ways.append(Way(option=option, compression=Compression(name=name, memory=self.memory)))
-        return tuple(ways)
+            candidates.append(Candidate(option=option, compression=Compression(name=name, memory=self.memory)))
+        return tuple(candidates)
 
-    def _selected(self, ratio: float, collective: str, coding: str) -> Way:
+    def _selected(self, ratio: float, collective: str, coding: str) -> Candidate:
         kept = kept_elements(self.numel, ratio)
         time = self.compress.get((self.name, collective, coding))
         option = make_option(
@@ -215,7 +215,7 @@ class Menu:
         options = self.asked.model_dump() if self.asked.name == self.name else {}
         if coding != PLAIN:
             options["coding"] = coding
-        return Way(option=option, compression=Compression.model_validate({**options, **kind}))
+        return Candidate(option=option, compression=Compression.model_validate({**options, **kind}))
 
 
 def settled_collective(compression: Compression) -> str:

@@ -23,7 +23,7 @@ Shapes = Sequence[Sequence[int]]
 VALUE_BYTES = 4  # fp32
 INDEX_BYTES = 4  # int32, hence fewer than 2**31 elements
 LENGTH_BYTES = 4
-NARROW_BYTES = 2
+LOW_PRECISION_BYTES = 2
 SCALED_BITS: Mapping[str, int] = MappingProxyType({"int8": 8, "int4": 4})
 """Of a code, by compressor."""
 
@@ -173,7 +173,7 @@ def operations(
             parts: list[_Part] = [("all_reduce", VALUE_BYTES * numel)]
         case "fp16" | "bf16":
             # A slice for each worker, in fp16 with its exponent: all to all, and the sums back, as a ring moves them.
-            parts = [("sliced", workers * NARROW_BYTES * (slice_elements(numel, workers) + (name == "fp16")))]
+            parts = [("sliced", workers * LOW_PRECISION_BYTES * (slice_elements(numel, workers) + (name == "fp16")))]
         case "int8" | "int4":
             parts = [("sliced", workers * scaled_code_bytes(slice_elements(numel, workers), SCALED_BITS[name]))]
         case "randomk":
@@ -253,7 +253,7 @@ def low_index_bits(numel: int, count: int) -> int:
 def element_bytes(numel: int, count: int, coding: str = PLAIN) -> int:
     """Bytes of ``count`` selected elements of a gradient of ``numel``, with their indices, in whole words."""
     indices = INDEX_BYTES * count if coding == PLAIN else packed_index_bytes(numel, count)
-    return 4 * math.ceil((indices + count * (NARROW_BYTES if coding == PACKED_BF16 else VALUE_BYTES)) / 4)
+    return 4 * math.ceil((indices + count * (LOW_PRECISION_BYTES if coding == PACKED_BF16 else VALUE_BYTES)) / 4)
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
@@ -282,7 +282,7 @@ def _selected(collective: str, numel: int, kept: int, workers: int, same_size: b
     indices = kept * INDEX_BYTES if coding == PLAIN else packed_index_bytes(numel, kept)
     values: _Part = ("all_reduce", kept * VALUE_BYTES)
     if coding == PACKED_BF16:
-        values = ("sliced", workers * NARROW_BYTES * math.ceil(kept / workers))
+        values = ("sliced", workers * LOW_PRECISION_BYTES * math.ceil(kept / workers))
     return [*election, ("broadcast", indices), values]
 
 

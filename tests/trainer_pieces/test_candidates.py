@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hetopt.core.comm.composition import METHODS, combine
-from hetopt.core.comm.options import RATIOS, CompressTime, Menu, way_name
+from hetopt.core.comm.options import RATIOS, Candidates, CompressTime, way_name
 from hetopt.core.comm.payload_bytes import wire_bytes
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm.exchange import Exchange
@@ -14,8 +14,8 @@ from hetopt.trainer.comm.exchange import Exchange
 NUMEL = 10_000
 
 
-def menu(asked: Compression | None = None, *, chooses: bool = True, **changes) -> Menu:
-    return Menu(
+def candidates(asked: Compression | None = None, *, chooses: bool = True, **changes) -> Candidates:
+    return Candidates(
         asked=asked or Compression(),
         chooses_collective=chooses,
         numel=NUMEL,
@@ -26,20 +26,20 @@ def menu(asked: Compression | None = None, *, chooses: bool = True, **changes) -
 
 
 def test_keys_name_ways_without_doubt() -> None:
-    ways = menu().all
+    ways = candidates().all
     assert len({way.option.key for way in ways}) == len(ways) == 2 + len(RATIOS) * 2 * 2
     for way in ways:
-        assert menu().find(way.option.key) == way
+        assert candidates().find(way.option.key) == way
 
 
 def test_all_ways_share_one_memory_which_holds_back_what_is_not_sent() -> None:
-    memories = {combine(w.compression.name, memory=w.compression.memory).memory for w in menu().all}
+    memories = {combine(w.compression.name, memory=w.compression.memory).memory for w in candidates().all}
     assert memories == {"error_feedback"}
-    corrected = menu(Compression(name="dgc", ratio=0.01))
+    corrected = candidates(Compression(name="dgc", ratio=0.01))
     assert {way.compression.memory for way in corrected.all} == {"momentum_correction"}
 
 
-@pytest.mark.parametrize("way", menu().all, ids=lambda way: way.option.key)
+@pytest.mark.parametrize("way", candidates().all, ids=lambda way: way.option.key)
 def test_every_way_can_be_done_and_weighs_what_it_says(way) -> None:
     exchange = Exchange(way.compression, NUMEL)
     sent_bytes = exchange.run(torch.randn(NUMEL)).sent_bytes
@@ -58,7 +58,7 @@ def test_every_way_can_be_done_and_weighs_what_it_says(way) -> None:
 
 def test_what_was_asked_for_is_never_departed_from() -> None:
     asked = Compression(name="mstopk", ratio=0.02, collective="ar_topk_var", coding="packed")
-    fixed = menu(asked, chooses=False)
+    fixed = candidates(asked, chooses=False)
     for way in fixed.all:
         if way.option.gain is None:
             assert (way.compression.name, way.compression.collective, way.compression.coding) == (
@@ -71,34 +71,38 @@ def test_what_was_asked_for_is_never_departed_from() -> None:
 
 
 def test_the_collective_is_chosen_among_those_that_carry_the_compressor() -> None:
-    assert [way.option.collective for way in menu(Compression(name="topk", ratio=0.1)).at(0.1)] == [
+    assert [way.option.collective for way in candidates(Compression(name="topk", ratio=0.1)).at(0.1)] == [
         "all_gather",
         "ar_topk",
     ]
-    assert [way.option.collective for way in menu(Compression(name="redsync", ratio=0.1)).at(0.1)] == ["all_gather"]
-    assert [way.option.collective for way in menu(Compression(name="randomk", ratio=0.1)).at(0.1)] == ["all_reduce"]
+    assert [way.option.collective for way in candidates(Compression(name="redsync", ratio=0.1)).at(0.1)] == [
+        "all_gather"
+    ]
+    assert [way.option.collective for way in candidates(Compression(name="randomk", ratio=0.1)).at(0.1)] == [
+        "all_reduce"
+    ]
 
 
 def test_dense_travels_in_buckets_where_it_can() -> None:
-    in_buckets, at_once = menu(buckets=5).dense, menu().dense
+    in_buckets, at_once = candidates(buckets=5).dense, candidates().dense
     assert in_buckets.in_buckets
     assert not at_once.in_buckets
     assert in_buckets.sent_bytes == at_once.sent_bytes == 4 * NUMEL
-    assert menu().at(1.0) == (at_once,)
+    assert candidates().at(1.0) == (at_once,)
 
 
 def test_compressing_more_elements_takes_longer() -> None:
     times = {("topk", "all_gather", "plain"): CompressTime(fixed_s=0.002, per_element_s=1e-6)}
-    ways = menu(compress=times).at(0.1)
+    ways = candidates(compress=times).at(0.1)
     assert ways[0].option.compress_s == pytest.approx(0.002 + 1e-6 * 1000)
     assert ways[1].option.compress_s == 0
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.05, 0.002, 1e-6])
 def test_the_nearest_way_is_near(ratio: float) -> None:
-    found = menu().nearest(ratio).option.ratio
+    found = candidates().nearest(ratio).option.ratio
     assert all(max(found / ratio, ratio / found) <= max(other / ratio, ratio / other) for other in RATIOS)
-    assert menu().nearest(1.0) == menu().dense
+    assert candidates().nearest(1.0) == candidates().dense
 
 
 def test_names_of_settled_exchanges() -> None:
