@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.compressor import Turn
+from hetopt.trainer.comm.compressor import State, Turn
 from hetopt.trainer.comm.error_feedback import ErrorFeedback
 from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.comm.topk import TopK
@@ -118,13 +118,21 @@ class _Alone:
     def __init__(self, ratio: float, elements: int, device: torch.device) -> None:
         self._ratio = ratio
         self._compressor = TopK(ratio)
-        self.memory = ErrorFeedback(elements if ratio < 1 else 0, device=device)
+        self._residual = ErrorFeedback(elements if ratio < 1 else 0, device=device)
+
+    def state(self) -> State:
+        """The residual's."""
+        return self._residual.state()
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """The residual's."""
+        self._residual.load_state(state)
 
     def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
         """Leave in ``flat`` what comes at once."""
         if self._ratio < 1:
-            prepared = self.memory.prepare(flat)
+            prepared = self._residual.prepare(flat)
             sent = self._compressor.encode(prepared, Turn(Channel()))
             flat.copy_(sent.dense())
-            self.memory.commit(prepared, sent)
+            self._residual.commit(prepared, sent)
         return ExchangeStats(sent_bytes=0, compress_s=0.0, sync_s=0.0)

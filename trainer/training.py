@@ -149,7 +149,7 @@ class Training:
         if shared.settled is not None:
             self._settle(_read_settled(shared.settled))
         own.restore_generators(context.device)
-        self.form.step.memory.load_state(own.memory)
+        self.form.step.residual.load_state(own.memory)
         self.feed.continue_from(self.feed.cursor.at(shared.cursor))
         if self.sync is not None:
             self.sync.resume(own.local or {})
@@ -235,7 +235,7 @@ class Training:
     def own_state(self) -> RankState:
         """What this worker has beside that."""
         return RankState.now(
-            self.form.step.memory.state(),
+            self.form.step.residual.state(),
             self.context.device,
             local=None if self.sync is None else self.sync.state(),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from hetopt.core.comm.payload_bytes import kept_elements
 from hetopt.profiler.compression import gain, monotone, retained_energy
 from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.compressor import Resumable, Turn
+from hetopt.trainer.comm.compressor import State, Turn
 from hetopt.trainer.comm.error_feedback import ErrorFeedback
 from hetopt.trainer.comm.exchange import Exchange, ExchangeStats
 from hetopt.trainer.comm.topk import TopK
@@ -31,10 +31,13 @@ class HeldExchange:
         self._exchange = exchange
         self.local = torch.zeros(elements, device=device)
 
-    @property
-    def memory(self) -> Resumable:
+    def state(self) -> State:
         """The inner exchange's."""
-        return self._exchange.memory
+        return self._exchange.state()
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """The inner exchange's."""
+        self._exchange.load_state(state)
 
     def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
         """Keep the gradient; nobody looks at gains here."""

@@ -144,7 +144,7 @@ def train_in_buckets(rank: int, exchange: BucketExchange, model: nn.Module) -> d
         "layouts": torch.tensor(len(layouts)),
         "bytes": torch.tensor(stats.sent_bytes),
         "parameters": torch.cat([p.detach().flatten() for p in model.parameters()]),
-        **exchange.memory.state(),
+        **exchange.state(),
     }
 
 
@@ -167,7 +167,7 @@ def main(rank: int, world_size: int, folder: Path, device: torch.device) -> None
                 stats = exchange.run(flat)
                 results[f"{name} sum {length}"] = flat.cpu()
                 results[f"{name} bytes {length}"] = torch.tensor(stats.sent_bytes)
-                for key, value in exchange.memory.state().items():
+                for key, value in exchange.state().items():
                     results[f"{name} {key} {length}"] = value.cpu()
 
         samples, targets = data()

@@ -80,7 +80,7 @@ def exchange(rank: int) -> tuple[dict[str, State], dict[str, object]]:
         for step in range(STEPS):
             flat = gradient(rank, step)
             stats = thin.run(flat, LOOK_AT)
-            held[f"{layout} sparse {step}"] = {"sum": flat, **thin.memory.state()}
+            held[f"{layout} sparse {step}"] = {"sum": flat, **thin.state()}
         said[f"{layout} sparse"] = told(stats)
 
         switching, received = nested(WAYS[0], hosts), torch.zeros(NUMEL, dtype=torch.float64)
@@ -90,7 +90,7 @@ def exchange(rank: int) -> tuple[dict[str, State], dict[str, object]]:
             stats = switching.run(flat)
             received += flat
             said[f"{layout} way {step // 2}"] = told(stats)
-        held[f"{layout} switched"] = {"received": received, **switching.memory.state()}
+        held[f"{layout} switched"] = {"received": received, **switching.state()}
 
         # A checkpoint in the middle, resumed on workers that are elsewhere now.
         for other, others in {**layouts, "flat": None}.items():
@@ -104,16 +104,16 @@ def exchange(rank: int) -> tuple[dict[str, State], dict[str, object]]:
                 after = Exchange(WAYS[2], NUMEL, shapes=SHAPES, seed=4, forgets=True)
             else:
                 after = nested(WAYS[2], others)
-            after.memory.load_state(before.memory.state())
+            after.load_state(before.state())
             after.use(Compression())
             flat = gradient(rank, 3)
             after.run(flat)
-            held[f"{layout} then {other}"] = {"received": begun + flat, **after.memory.state()}
+            held[f"{layout} then {other}"] = {"received": begun + flat, **after.state()}
     plain = Exchange(TOPK, NUMEL, shapes=SHAPES, seed=4, forgets=True)
     flat = gradient(rank, 0)
     plain.run(flat)
     after = nested(TOPK, layouts["2+2"])
-    after.memory.load_state(plain.memory.state())
+    after.load_state(plain.state())
     after.use(Compression())
     rest = gradient(rank, 1)
     after.run(rest)

@@ -34,7 +34,7 @@ def test_alone_a_sparse_exchange_sends_now_or_later():
     flat = torch.tensor([1.5, 0.0, 0.0, 0.0])
     exchange.run(flat)
     assert flat.tolist() == [2.5, 0.0, 0.0, 0.0]
-    assert exchange.memory.state()["residual"].tolist() == [0.0, 0.0, 2.0, 0.0]
+    assert exchange.state()["residual"].tolist() == [0.0, 0.0, 2.0, 0.0]
 
 
 def test_a_ratio_of_one_is_dense():
@@ -43,7 +43,7 @@ def test_a_ratio_of_one_is_dense():
     for _ in range(3):
         exchange.run(flat)
         assert torch.equal(flat, before)
-    assert not exchange.memory.state()["residual"].any()
+    assert not exchange.state()["residual"].any()
 
 
 def test_time_is_split_between_own_work_and_the_collective():
@@ -62,7 +62,7 @@ def test_what_never_arrived_is_not_committed(monkeypatch):
         exchange.run(torch.ones(100))
     with pytest.raises(ConnectionError):
         chain(residual, TopK(0.1), AllGather()).run(torch.ones(100), torch.empty(100), Channel(), 0)
-    assert not exchange.memory.state()["residual"].any()
+    assert not exchange.state()["residual"].any()
     assert not residual.state()["residual"].any()
 
 

@@ -189,7 +189,7 @@ def test_a_worker_alone_is_its_own_host():
     assert flat.tolist() == [0.0, -8.0, 0.0, 0.0]
     assert [message.scope for message in stats.messages] == ["network"]
     again = HierarchicalExchange(Compression(name="topk", ratio=0.25), 4, groups=HostGroups(["a"]))
-    again.memory.load_state(alone.memory.state())
+    again.load_state(alone.state())
     again.use(Compression())
     flat.zero_()
     again.run(flat)

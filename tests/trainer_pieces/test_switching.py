@@ -41,7 +41,7 @@ def test_all_that_was_sent_in_all_ways_plus_the_residual_is_all_there_was():
         brought += flat
         exchange.run(flat)
         received += flat
-        held_back = exchange.memory.state()["residual"].double()
+        held_back = exchange.state()["residual"].double()
         torch.testing.assert_close(received + held_back, brought, rtol=0, atol=1e-4)
         if exchange.compression.name == "identity":
             assert not held_back.any()
@@ -50,16 +50,16 @@ def test_all_that_was_sent_in_all_ways_plus_the_residual_is_all_there_was():
 def test_bf16_sends_what_others_held_back_and_forgets_its_own_rounding():
     exchange = fresh()
     exchange.run(torch.rand(NUMEL))
-    assert exchange.memory.state()["residual"].abs().max() > 0.1
+    assert exchange.state()["residual"].abs().max() > 0.1
     exchange.use(Compression(name="bf16"))
     exchange.run(torch.rand(NUMEL))
-    left = exchange.memory.state()["residual"]
+    left = exchange.state()["residual"]
     assert 0 < left.abs().max() < 0.01, "all but its rounding is sent at once"
     flat = torch.rand(NUMEL)
     expected = flat.bfloat16().float()
     exchange.run(flat)
     assert torch.equal(flat, expected)
-    assert torch.equal(exchange.memory.state()["residual"], left), "it waits for who remembers"
+    assert torch.equal(exchange.state()["residual"], left), "it waits for who remembers"
     exchange.use(Compression())
     flat = torch.zeros(NUMEL)
     exchange.run(flat)
@@ -74,7 +74,7 @@ def test_who_names_a_memory_keeps_what_bf16_rounds_off():
         brought += flat
         exchange.run(flat)
         received += flat
-    held_back = exchange.memory.state()["residual"].double()
+    held_back = exchange.state()["residual"].double()
     assert held_back.any()
     torch.testing.assert_close(received + held_back, brought, rtol=0, atol=1e-5)
 
@@ -94,7 +94,7 @@ def test_a_checkpoint_resumes_the_compression_that_was_in_use(pause):
     whole, first, second = fresh(), fresh(), fresh()
     expected = live(whole, range(18))
     live(first, range(pause))
-    second.memory.load_state(first.memory.state())
+    second.load_state(first.state())
     assert second.compression == first.compression
     for result, wanted in zip(live(second, range(pause, 18)), expected[pause:], strict=True):
         assert torch.equal(result, wanted)

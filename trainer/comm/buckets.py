@@ -114,13 +114,8 @@ class BucketExchange:
         taken, self._stats = self._stats, []
         return summed(taken)
 
-    @property
-    def memory(self) -> BucketExchange:
-        """What a checkpoint needs. Not while a backward pass runs."""
-        return self
-
     def state(self) -> State:
-        """A copy of the residual, in the order of the parameters."""
+        """What a checkpoint needs: a copy of the residual, in the order of the parameters. Not while backward runs."""
         self._put_together(list(self._buckets))
         state = {key: value.clone() for key, value in self._whole.items()}
         return {**state, _STEP: torch.tensor(self._step)} if self._random else state

@@ -164,11 +164,6 @@ class Exchange:
         """Whether there may be a residual; the same on all workers."""
         return self._has_residual
 
-    @property
-    def memory(self) -> Exchange:
-        """All that a checkpoint needs: the residual, which compression is in use, and what that carries."""
-        return self
-
     def use(self, compression: Compression) -> None:
         """Exchange like this from the next step on; all workers must decide the same.
 
@@ -233,7 +228,7 @@ class Exchange:
         self._has_residual = True
 
     def state(self) -> State:
-        """See `memory`."""
+        """All that a checkpoint needs: the residual, which compression is in use, and what that carries."""
         in_use = torch.frombuffer(bytearray(self._compression.model_dump_json().encode()), dtype=torch.uint8)
         return {
             **self._residual.state(),

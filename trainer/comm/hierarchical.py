@@ -22,7 +22,7 @@ from hetopt.core.errors import RunFailed
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import Store
 from hetopt.trainer.comm.channel import Channel, group_rank, group_size
-from hetopt.trainer.comm.compressor import Resumable, State
+from hetopt.trainer.comm.compressor import State
 from hetopt.trainer.comm.error_feedback import ALIKE
 from hetopt.trainer.comm.exchange import Exchange, ExchangeStats, compression_in, with_memory
 from hetopt.trainer.comm.peers import Guard, LostPeer
@@ -135,11 +135,6 @@ class HierarchicalExchange:
         """Whether there may be a residual; the same on all workers."""
         return self._has_residual
 
-    @property
-    def memory(self) -> Resumable:
-        """All that a checkpoint needs. `state` and `load_state` are for all workers of a host together."""
-        return self
-
     def use(self, compression: Compression) -> None:
         """Exchange like this from the next step on; all workers must decide the same.
 
@@ -167,6 +162,8 @@ class HierarchicalExchange:
     def state(self) -> State:
         """The leader's state; the other workers of its host have the same keys, with a residual of zeros.
 
+        All that a checkpoint needs; as `load_state`, for all workers of a host together.
+
         So residuals may be handed on to any other workers, of a hierarchy or not (see `error_feedback.redistribute`).
         """
         channel = self._inside(self._device)
@@ -177,7 +174,7 @@ class HierarchicalExchange:
             channel.broadcast(message, 0)
             handed: State = torch.load(io.BytesIO(message.numpy().tobytes()), weights_only=True)
             return handed
-        state = self._between.memory.state()
+        state = self._between.state()
         if channel.workers > 1:
             # A zero of any size takes as little room in the message, and in the checkpoint, as a single one.
             emptied = {

@@ -118,9 +118,9 @@ class BucketedStep:
         self._local = LocalGradient(model=module.model, forward=self._parallel, reader=reader, device=self._device)
 
     @property
-    def memory(self) -> Resumable:
+    def residual(self) -> Resumable:
         """Nothing where all of the gradient is sent."""
-        return NoResidual() if self._exchange is None else self._exchange.memory
+        return NoResidual() if self._exchange is None else self._exchange
 
     def compress_by(self, exchange: BucketExchange | None, way: str) -> None:
         """Exchange buckets like this from the next step on; None: sum them as they are. All workers the same."""

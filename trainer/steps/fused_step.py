@@ -24,13 +24,8 @@ from hetopt.trainer.steps.step import LossModule, Reader, StepTrace, trainable_p
 from hetopt.trainer.steps.stopwatch import Stopwatch
 
 
-class WholeExchange(Protocol):
-    """What this step needs of an exchange."""
-
-    @property
-    def memory(self) -> Resumable:
-        """The residual state that a checkpoint needs."""
-        ...
+class WholeExchange(Resumable, Protocol):
+    """What this step needs of an exchange; its state is what a checkpoint needs of it."""
 
     def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
         """Replace the weighted local gradient by the sum over all workers, in place (see `Exchange`)."""
@@ -89,9 +84,9 @@ class FusedStep:
         self._groups = MicroBatchGroups(self._flat) if noise == "micro-batches" else None
 
     @property
-    def memory(self) -> Resumable:
+    def residual(self) -> Resumable:
         """The residual state of the exchange."""
-        return self._exchange.memory
+        return self._exchange
 
     def warm_up(self, part: MicroBatch) -> None:
         """Compute a micro-batch (see `Step`)."""

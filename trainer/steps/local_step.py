@@ -14,16 +14,8 @@ from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.step import StepTrace
 
 
-class NoExchange:
+class NoExchange(NoResidual):
     """Leaves the gradient as it is."""
-
-    def __init__(self) -> None:
-        self._memory = NoResidual()
-
-    @property
-    def memory(self) -> Resumable:
-        """An empty residual state: nothing is sent, so nothing is left unsent."""
-        return self._memory
 
     def run(self, flat: Tensor, look_at: Sequence[float] = ()) -> ExchangeStats:
         """Leave the worker's own gradient as it is; nothing is sent."""
@@ -44,9 +36,9 @@ class LocalStep:
         self._inner = inner
 
     @property
-    def memory(self) -> Resumable:
+    def residual(self) -> Resumable:
         """An empty residual state: nothing is sent, so nothing is left unsent."""
-        return self._inner.memory
+        return self._inner.residual
 
     def warm_up(self, part: MicroBatch) -> None:
         """Compute a micro-batch (see `Step`)."""

@@ -63,8 +63,8 @@ class Step(Protocol):
     """Leaves the summed gradient in ``parameter.grad`` of every trainable parameter, the same bits on every rank."""
 
     @property
-    def memory(self) -> Resumable:
-        """What compression still owes; part of a checkpoint."""
+    def residual(self) -> Resumable:
+        """What has not been sent yet, with all else that the exchange carries on; part of a checkpoint."""
         ...
 
     def warm_up(self, part: MicroBatch) -> None:

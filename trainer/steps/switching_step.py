@@ -49,16 +49,16 @@ class SwitchingStep:
         self.use(first)
 
     @property
-    def memory(self) -> Resumable:
+    def residual(self) -> Resumable:
         """The residual state, of whichever step is in use."""
         self._take_back()
-        return self._exchange.memory
+        return self._exchange
 
     def use(self, candidate: Candidate) -> None:
         """Exchange in this way from the next step on; all workers must decide the same.
 
         Raises:
-            BadInput: it does not go with the memory.
+            BadInput: it does not go with the residual.
         """
         self._exchange.use(candidate.compression)
         self._in_buckets = candidate.in_buckets
