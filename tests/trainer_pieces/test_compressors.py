@@ -9,10 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetopt.core.comm.composition import METHODS
 from hetopt.core.comm.payload_bytes import kept_elements
+from hetopt.core.run_spec import Compression
 from hetopt.trainer.comm import threshold
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.compressor import Identity, Turn
+from hetopt.trainer.comm.methods import make_compressor, registered
 from hetopt.trainer.comm.threshold import (
     Dgc,
     MsTopK,
@@ -24,6 +27,7 @@ from hetopt.trainer.comm.topk import (
     SAMPLE_SIZE,
     MultiLevel,
     PerLayerTopK,
+    Selection,
     TopK,
     largest_magnitudes,
 )
@@ -33,47 +37,40 @@ from .contracts import GRADIENTS, CompressorContract
 ALONE = Turn(Channel())
 
 
-class TestIdentity(CompressorContract):
-    def make(self, ratio):
-        return Identity()
+def sends_elements(name):
+    """Whether the registered method sends elements of the gradient as they are, each worker its own."""
+    if METHODS[name].by_shape:
+        return name == "topk_per_layer"
+    return isinstance(make_compressor(Compression(name=name), 10), Selection) or name == "identity"
 
 
-class TestTopK(CompressorContract):
-    def make(self, ratio):
-        return TopK(ratio)
+def contract_of(name):
+    class Contract(CompressorContract):
+        def make(self, ratio):
+            if name == "topk_per_layer":  # its layers must be those of the gradient, here a single one
+                return WholeLayer(ratio)
+            return make_compressor(Compression(name=name, ratio=ratio if METHODS[name].by_ratio else 1.0), 10)
+
+    return Contract
 
 
-class TestMsTopK(CompressorContract):
-    def make(self, ratio):
-        return MsTopK(ratio)
+class WholeLayer(PerLayerTopK):
+    """One layer of whatever size the gradient has."""
+
+    def __init__(self, ratio):
+        super().__init__(ratio, [1])
+
+    def encode(self, flat, turn):
+        return PerLayerTopK(self.ratio, [len(flat)]).encode(flat, turn)
 
 
-class TestDgc(CompressorContract):
-    LEAST, MOST = threshold.LOWER, threshold.RAISE
-
-    def make(self, ratio):
-        return Dgc(ratio)
+# Whatever the registry holds obeys the contract. (A threshold that follows the ratio is in its first step here.)
+globals().update({f"Test_{name}": contract_of(name) for name in registered() if sends_elements(name)})
 
 
-class TestRedSync(CompressorContract):
-    LEAST, MOST = 1.0, 2.0
-
-    def make(self, ratio):
-        return RedSync(ratio)
-
-
-class TestSidco(CompressorContract):
-    LEAST, MOST = 0.5, 2.0
-
-    def make(self, ratio):
-        return Sidco(ratio)
-
-
-class TestThreshold(CompressorContract):
-    """In its first step, that is; see below for the others."""
-
-    def make(self, ratio):
-        return ThresholdTopK(ratio)
+def test_the_contract_is_asked_of_every_selection():
+    asked = {name.removeprefix("Test_") for name in globals() if name.startswith("Test_")}
+    assert asked == {"identity", "topk", "topk_per_layer", "topk_threshold", "mstopk", "dgc", "redsync", "sidco"}
 
 
 class TestMultiLevelTopK(CompressorContract):
@@ -82,8 +79,6 @@ class TestMultiLevelTopK(CompressorContract):
 
 
 class TestMultiLevelDgc(CompressorContract):
-    LEAST, MOST = threshold.LOWER, threshold.RAISE
-
     def make(self, ratio):
         return MultiLevel(Dgc, ratio, 0.1)
 

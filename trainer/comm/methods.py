@@ -44,7 +44,6 @@ from hetopt.trainer.comm.compressor import (
     Identity,
     IndexChoice,
     Residual,
-    SparsePayload,
     chain,
 )
 from hetopt.trainer.comm.elements import (
@@ -75,7 +74,7 @@ from hetopt.trainer.comm.quantisation import (
     TernGrad,
 )
 from hetopt.trainer.comm.threshold import Dgc, MsTopK, RedSync, Sidco, ThresholdTopK
-from hetopt.trainer.comm.topk import MultiLevel, PerLayerTopK, TopK
+from hetopt.trainer.comm.topk import MultiLevel, PerLayerTopK, Selection, TopK
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,8 +110,8 @@ class Asked:
         return self.compression.ratio
 
 
-def _nested(select: Callable[[float], Compressor[SparsePayload]]) -> Callable[[Asked], Compressor[SparsePayload]]:
-    def make(asked: Asked) -> Compressor[SparsePayload]:
+def _nested(select: Callable[[float], Selection]) -> Callable[[Asked], Selection]:
+    def make(asked: Asked) -> Selection:
         floor = asked.compression.floor_ratio
         return select(asked.ratio) if floor is None else MultiLevel(select, asked.ratio, floor)
 

@@ -129,6 +129,7 @@ class ThresholdTopK(Selection):
 
     name = "topk_threshold"
     combines = (GATHER,)
+    bounds = (0.0, MOST)
 
     def __init__(self, ratio: float) -> None:
         super().__init__(ratio)
@@ -184,6 +185,7 @@ class Dgc(Selection):
 
     name = "dgc"
     combines = (GATHER,)
+    bounds = (LOWER, RAISE)
     counts_steps = True
 
     def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
@@ -221,6 +223,7 @@ class RedSync(Selection):
 
     name = "redsync"
     combines = (GATHER,)
+    bounds = (1.0, 2.0)
 
     def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
         """Keep what passes; the same gradient always gives the same payload."""
@@ -259,6 +262,7 @@ class Sidco(Selection):
 
     name = "sidco"
     combines = (GATHER,)
+    bounds = (0.5, 2.0)
 
     def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
         """Keep what passes; the same gradient always gives the same payload."""

@@ -28,6 +28,8 @@ class Selection(Compressor[SparsePayload]):
     """
 
     combines: ClassVar[tuple[str, ...]] = (GATHER, AR_TOPK, STAR, VAR)
+    bounds: tuple[float, float] = (1.0, 1.0)
+    """Elements that it sends at least and at most, as factors of what the ratio allows."""
 
     def __init__(self, ratio: float) -> None:
         self.ratio = ratio
@@ -157,13 +159,14 @@ class MultiLevel(Selection):
         floor_ratio: fraction of the elements that the first selection keeps.
     """
 
-    def __init__(self, select: Callable[[float], Compressor[SparsePayload]], ratio: float, floor_ratio: float) -> None:
+    def __init__(self, select: Callable[[float], Selection], ratio: float, floor_ratio: float) -> None:
         super().__init__(ratio)
         self._select = select
         self._first = select(max(ratio, floor_ratio))
         self._is_direct = ratio >= floor_ratio
         self.name = self._first.name
         self.counts_steps = self._first.counts_steps
+        self.bounds = self._first.bounds
 
     def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
         """Select twice; as deterministic as the inner selection."""
