@@ -125,6 +125,7 @@ def probed(stage: Stage) -> Profile:
     Nothing is planned from it: machines of the box are equally fast, whatever their types are called.
     """
     print("probing", file=sys.stderr)
+    stage.box.exhaust([])  # what the story ran out of is to be had again
     profile = stage.home / "probed.json"
     stage.hetopt("profile", "digits", "--time-budget", 5, "-o", profile, *EXPLORED)
     return Profile.load(profile)

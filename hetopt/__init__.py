@@ -1,1 +1,74 @@
-"""Choose and run the cheapest, fastest cluster for distributed training on unequal, interruptible machines."""
+"""Choose and run the cheapest, fastest cluster for distributed training on unequal, interruptible machines.
+
+    import hetopt
+
+    profile = hetopt.profile("digits")
+    plan = hetopt.recommend(profile, budget_usd=2)
+    run = hetopt.launch(plan, on="local", slowdowns=(1, 2))
+    run.wait()
+    print(hetopt.report(run))
+
+Names are imported when they are first used: planning never imports torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hetopt.api.launching import launch as launch
+    from hetopt.api.launching import resume as resume
+    from hetopt.api.planning import recommend as recommend
+    from hetopt.api.profiling import check as check
+    from hetopt.api.profiling import profile as profile
+    from hetopt.api.reporting import report as report
+    from hetopt.api.run import Run as Run
+    from hetopt.core.errors import HetoptError as HetoptError
+    from hetopt.core.profile import Profile as Profile
+    from hetopt.core.reporter import Reporter as Reporter
+    from hetopt.optimizer.plan import Plan as Plan
+    from hetopt.reports.report import Report as Report
+    from hetopt.trainer.session import session as session
+    from hetopt.trainer.task import Target as Target
+    from hetopt.trainer.task import Task as Task
+    from hetopt.trainer.task import TaskData as TaskData
+
+    __version__: str
+
+_HOMES = {
+    "HetoptError": "hetopt.core.errors",
+    "Plan": "hetopt.optimizer.plan",
+    "Profile": "hetopt.core.profile",
+    "Report": "hetopt.reports.report",
+    "Reporter": "hetopt.core.reporter",
+    "Run": "hetopt.api.run",
+    "Target": "hetopt.trainer.task",
+    "Task": "hetopt.trainer.task",
+    "TaskData": "hetopt.trainer.task",
+    "check": "hetopt.api.profiling",
+    "launch": "hetopt.api.launching",
+    "profile": "hetopt.api.profiling",
+    "recommend": "hetopt.api.planning",
+    "report": "hetopt.api.reporting",
+    "resume": "hetopt.api.launching",
+    "session": "hetopt.trainer.session",
+}
+"""Where each name of the library is defined."""
+
+__all__ = sorted([*_HOMES, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    """A name of the library, imported now (PEP 562)."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("hetopt")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'hetopt' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,7 +7,8 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from hetopt.core.artifact import Artifact, Record
-from hetopt.core.formatting import chance, duration, usd
+from hetopt.core.formatting import chance, cluster, duration, usd
+from hetopt.core.html_table import html_table
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import BatchPolicy, Compression, RatioPolicyName, RunSpec, StopRule
 from hetopt.core.synchronization import Synchronization
@@ -276,3 +277,33 @@ class Plan(Artifact):
         if steps is not None:
             goal = Goal(budget_usd=goal.budget_usd, deadline_s=goal.deadline_s, ends="steps", amount=steps)
         return self.model_copy(update={"run": run, "goal": goal})
+
+    def __str__(self) -> str:
+        """Cluster, time and cost, in one line; `hetopt recommend` prints the rest."""
+        said = self.chosen.prediction
+        machines = cluster((group.machines, group.instance_type) for group in self.chosen.groups)
+        return (
+            f"{machines}: {duration(said.total_s.value)} "
+            f"({duration(said.total_s.low)} to {duration(said.total_s.high)}), "
+            f"{usd(said.cost_usd.value)} ({usd(said.cost_usd.low)} to {usd(said.cost_usd.high)})"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Plan {self}>"
+
+    def _repr_html_(self) -> str:
+        """As notebooks show it: the clusters of the front, the chosen one first."""
+        candidates = [self.chosen, *(one for one in self.pareto if one != self.chosen)]
+        rows = [
+            [
+                cluster((group.machines, group.instance_type) for group in one.groups),
+                ", ".join(dict.fromkeys(group.market for group in one.groups)),
+                duration(one.prediction.total_s.value),
+                usd(one.prediction.cost_usd.value),
+                f"up to {usd(one.prediction.cost_usd.high)}",
+                f"{one.global_batch_size:,}",
+            ]
+            for one in candidates
+        ]
+        head = ("cluster", "market", "time", "cost", "90 %", "batch size")
+        return html_table(f"Plan: {self}", head, rows, below=self.explanation)

@@ -151,6 +151,7 @@ OURS = {
     "hetopt/cli/metrics.py: into / f'.{EVENT_FILE}.partial'": "a constant",
     "hetopt/cli/export.py: skypilot.parent / name": "the wheel of this hetopt",
     "hetopt/cli/fetch.py: out.with_name(f'.{out.name}.partial')": "the file's own name, as it was typed",
+    "hetopt/api/run.py: self.folder / name": "one of two constants",
     "hetopt/backends/ec2/renter/fetching.py: run_dir / name": "one of two constants",
     "hetopt/backends/ec2/renter/launcher.py: run_dir / name": "one of two constants",
     "hetopt/backends/ec2/renter/spot_pools.py: run_dir / f'.observed.{order.life}'": "a number",

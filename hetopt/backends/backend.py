@@ -1,14 +1,19 @@
-"""What every launcher can do: start a run, say how it is, stop it. Launchers are peers."""
+"""What every backend can do: prepare a plan, submit it, say how the run is, stop it. Backends are peers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunStatus
+
+if TYPE_CHECKING:  # a rented machine starts runs without the optimizer
+    from hetopt.backends.runs import RunFolders
+    from hetopt.optimizer.launch_record import Launch
+    from hetopt.optimizer.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +36,89 @@ class Launcher(Protocol):
 
     def stop(self, handle: RunHandle) -> None:
         """End the run: workers save a checkpoint if they can, then nothing of it is left running. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """What a launch is told beside its plan. Each backend takes its own and refuses those of others.
+
+    Attributes:
+        data: folder of the task's data; on EC2 ``s3://BUCKET/PREFIX``. Absent: where the profile found it.
+        restarts: how often a worker that is killed is replaced (local, rehearsal); absent: the plan's.
+        slowdowns: local: a factor of 1 or more for each worker, whose computation takes so many times as long.
+        hosts: rehearsal: these hosts instead of the plan's machines, such as ``"speed=1,rate=100mbit x2"``.
+        schedule: rehearsal: the text that says what happens on the way, a change a line.
+        budget_usd: ec2: a hard cap on the whole bill; absent: the plan's.
+        bucket: ec2: where code, checkpoints and state go; absent: ``hetopt-ACCOUNT-REGION``.
+        zone: ec2: only this availability zone, by name or id.
+        substitutes: ec2: for a type those that may stand in for it.
+        instance_profile: ec2: the machines' role; absent: ``hetopt-node``.
+        images: ec2: the image of a kind of machine: x86_64-cpu, arm64-cpu, x86_64-gpu or arm64-gpu.
+        unprobed: ec2: rent types although no step was ever measured on them or a relative.
+        accept_risk: ec2: rent a plan that is less sure to keep its limits than was asked for.
+        accept_fewer: ec2: asked whether the run may begin on fewer machines; absent: all or none.
+    """
+
+    data: str | None = None
+    restarts: int | None = None
+    slowdowns: tuple[float, ...] | None = None
+    hosts: str | None = None
+    schedule: str | None = None
+    budget_usd: float | None = None
+    bucket: str | None = None
+    zone: str | None = None
+    substitutes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    instance_profile: str | None = None
+    images: Mapping[str, str] = field(default_factory=dict)
+    unprobed: bool = False
+    accept_risk: bool = False
+    accept_fewer: Callable[[RunSpec], bool] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A plan on a backend, predicted and priced. Nothing was started or rented.
+
+    Attributes:
+        launch: the record of the launch, with what the run should take there.
+        folder: of the run that goes on; absent: a new one begins.
+    """
+
+    launch: Launch
+    folder: Path | None = None
+
+
+class Backend(Launcher, Protocol):
+    """Where plans run. Whoever adds another writes one file with these methods."""
+
+    def prepare(self, made: Plan, wanted: Plan, options: LaunchOptions) -> Prepared:
+        """Map a plan onto this backend, and predict it there.
+
+        Args:
+            made: the plan as it was made, for the record.
+            wanted: as it is to be run.
+            options: of the launch.
+
+        Raises:
+            HetoptError: it cannot be run here, or an option is none of this backend's.
+        """
+        ...
+
+    def prepare_resumed(self, folder: Path, options: LaunchOptions) -> Prepared:
+        """A run that has ended, to go on from its last checkpoint.
+
+        Raises:
+            HetoptError: it is not over, ran elsewhere, or has no checkpoint.
+        """
+        ...
+
+    def submit(self, prepared: Prepared, folders: RunFolders) -> tuple[RunHandle, Launch]:
+        """Start what was prepared, and return at once: the run, and its record as it was written.
+
+        Raises:
+            HetoptError: it cannot be started; nothing of it is left.
+        """
         ...
 
 

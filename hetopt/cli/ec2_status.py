@@ -26,15 +26,15 @@ def look(folder: Path, *, ask: bool) -> tuple[RunStatus, dict[str, Any]]:
     """
     import time
 
+    from hetopt.api.backends import backend
     from hetopt.backends.backend import RunHandle
     from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
     from hetopt.backends.ec2.renter.launcher import Ec2Launcher
     from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
     from hetopt.backends.ec2.renter.run_status import judged
-    from hetopt.cli.run_record import launcher_for
     from hetopt.core.errors import BadInput, CloudRefused
 
-    launcher = launcher_for("ec2")
+    launcher = backend("ec2")
     assert isinstance(launcher, Ec2Launcher)
     why_not: str | None = None
     if ask:

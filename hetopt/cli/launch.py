@@ -10,22 +10,21 @@ import typer
 from hetopt.cli.completion import one_of
 
 if TYPE_CHECKING:
-    from hetopt.backends.backend import Launcher
-    from hetopt.cli.exchange_options import CompressionOverrides
-    from hetopt.cli.sync_options import SyncOverrides
-    from hetopt.core.run_spec import BatchPolicy
-    from hetopt.optimizer.launch_record import Launch, Place
-    from hetopt.optimizer.plan import Plan
+    from collections.abc import Sequence
+
+    from hetopt.backends.backend import Prepared
+    from hetopt.core.run_spec import RunSpec
+    from hetopt.optimizer.launch_record import Place
 
 
 def launch(
     plan: Path | None = typer.Argument(None, help="Plan made by `hetopt recommend`. Left out with --resume."),
-    on: str = typer.Option(
-        "ec2",
+    on: str | None = typer.Option(
+        None,
         "--on",
         autocompletion=one_of("hetopt.optimizer.launch_record:PLACES"),
         help="Where to run: 'ec2' rents the plan's machines; 'local' is this machine, with real processes; 'rehearsal' "
-        "is a miniature of the cluster on this machine, with a network of its own.",
+        "is a miniature of the cluster on this machine, with a network of its own. Asked for where it is left out.",
     ),
     slowdown: str | None = typer.Option(
         None, "--slowdown", help="local: one factor a worker, such as 1,1,2,4: its compute takes so many times as long."
@@ -159,166 +158,92 @@ def launch(
     comes near its budget. --dry-run prints every call that would be made, with its cost. Interrupting the command ends
     the run; --detach leaves it going.
     """
-    import datetime
-    import shutil
-    import sys
-    import time
-
-    from hetopt.backends.runs import RunFolders, runs_home
-    from hetopt.cli import (
-        exchange_options,
-        follow,
-        launch_needs,
-        launch_view,
-        parse,
-        render,
-        stream_options,
-        sync_options,
-        terminal,
-    )
-    from hetopt.cli.run_record import launcher_for
+    from hetopt.api.backends import backend
+    from hetopt.api.launching import prepare, submit
+    from hetopt.api.run import Run
+    from hetopt.backends.backend import LaunchOptions
+    from hetopt.cli import confirm, follow, launch_view, parse, render
     from hetopt.core.errors import BadInput
-    from hetopt.optimizer.launch_record import LAUNCH_FILE
+    from hetopt.core.reporter import Reporter
+    from hetopt.optimizer.plan import Plan
 
     place = _place(on)
-    _belongs(
-        place,
-        {
-            "--slowdown": slowdown,
-            "--hosts": hosts,
-            "--schedule": schedule,
-            "--budget": budget,
-            "--bucket": bucket,
-            "--zone": zone,
-            "--substitute": substitutes or None,
-            "--instance-profile": instance_profile,
-            "--image": images or None,
-            "--unprobed": unprobed or None,
-            "--allow-partial": allow_partial or None,
-            "--accept-risk": accept_risk or None,
-            "--detach": detach or None,
-        },
-    )
-    factors = parse.slowdowns(slowdown)
-    chosen_policy = parse.policy(policy)
-    wish = exchange_options.parse_wish(compression, ratio_policy, collective)
-    sync_wish = sync_options.parse_wish(sync, partition, inject)
-    stream_wish = stream_options.parse_stream(stream)
-    if stream_wish is not None and place == "ec2":
-        raise BadInput("--stream is for --on local and --on rehearsal.", hint="leave it out, or use --on local")
-    if chosen_policy == "rate":
-        if stream_wish is None and resume is None:
-            raise BadInput("--batch-policy rate follows streams, and there is none.", hint="add --stream")
-        chosen_policy = None  # what a stream implies
-    if steps is not None and steps < 1:
-        raise BadInput(f"--steps must be at least 1, not {steps}.", hint="for example --steps 500")
-    folders = RunFolders(home=runs_home())
-    if place == "ec2":
-        if restarts is not None:
-            raise BadInput(
-                "--max-restarts is for --on local and --on rehearsal.", hint="what is lost on ec2 is replaced"
-            )
-        from hetopt.cli import ec2_launch
-        from hetopt.optimizer.probe_advice import check_probed
+    where = backend(place, Reporter(note=render.note))
 
-        wishes = ec2_launch.wishes(
-            budget=budget,
-            bucket=bucket,
-            zone=zone,
-            substitutes=substitutes,
-            images=images,
-            instance_profile=instance_profile,
-        )
-        if resume is not None:
-            asked_for = (plan, policy, compression, ratio_policy, collective, sync, partition, inject, steps, data)
-            if any(option is not None for option in asked_for):
-                raise BadInput(
-                    "--resume goes on with a run as it was: leave PLAN and all that would change it out.",
-                    hint="hetopt launch --resume RUN",
-                )
-            ec2_launch.resume(
-                folders.find(resume),
-                wishes,
-                dry_run=dry_run,
-                yes=yes,
-                as_json=json_,
-                detach=detach,
-                partial=allow_partial,
-            )
-            return
-        made, wanted = _load(plan, steps, chosen_policy, wish, sync_wish)
-        if not dry_run:
-            check_probed(wanted, unprobed=unprobed)
-        ec2_launch.run(
-            made,
-            wanted,
-            wishes,
-            data=data,
-            dry_run=dry_run,
-            yes=yes,
-            as_json=json_,
-            detach=detach,
-            partial=allow_partial,
-            accept_risk=accept_risk,
-        )
-        return
-    launcher = launcher_for(place)
+    def accept_fewer(spec: RunSpec) -> bool:
+        return confirm.accept_fewer(launch_view.wanted(prepared), spec, yes=yes)
+
+    options = LaunchOptions(
+        data=data,
+        restarts=restarts,
+        slowdowns=parse.slowdowns(slowdown),
+        hosts=hosts,
+        schedule=None if schedule is None else parse.text_of(schedule, "--schedule"),
+        budget_usd=parse.positive(budget, "--budget", "USD"),
+        bucket=bucket,
+        zone=zone,
+        substitutes=_substitutes(substitutes),
+        instance_profile=instance_profile,
+        images=_images(images),
+        unprobed=unprobed or (dry_run and place == "ec2"),
+        accept_risk=accept_risk,
+        accept_fewer=accept_fewer if allow_partial else None,
+    )
+    if detach and place != "ec2":
+        raise BadInput("--detach is for --on ec2.", hint="leave it out, or use --on ec2")
+    changed = (policy, compression, ratio_policy, collective, sync, partition, inject, stream, steps)
+    prepared: Prepared
     if resume is not None:
-        asked_for = (plan, policy, compression, ratio_policy, collective, sync, partition, inject, steps, data)
-        if any(option is not None for option in (*asked_for, slowdown, hosts, schedule, stream)):
+        if any(option is not None for option in (plan, data, slowdown, hosts, schedule, *changed)):
             raise BadInput(
-                "--resume goes on with a run as it was: leave PLAN, --slowdown and all that would change it out.",
+                "--resume goes on with a run as it was: leave PLAN and all that would change it out.",
                 hint=f"hetopt launch --on {place} --resume RUN",
             )
-        folder, record = _to_resume(folders.find(resume), place, launcher)
+        prepared = where.prepare_resumed(Run.find(resume).folder, options)
+    elif plan is None:
+        raise BadInput("no plan was named.", hint="make one with `hetopt recommend PROFILE --budget USD -o plan.json`")
     else:
-        from hetopt.cli.launch_here import prepare
-
-        record = prepare(_load(plan, steps, chosen_policy, wish, sync_wish), place, factors, hosts, schedule, data)
-        if stream_wish is not None:
-            spec = stream_options.on_stream(stream_wish, record.spec, chosen_policy)
-            notes = (*record.notes, stream_options.remark(spec))
-            record = record.model_copy(update={"spec": spec, "notes": notes})
-        folder = None
-    if restarts is not None:
-        record = record.model_copy(update={"spec": record.spec.model_copy(update={"max_restarts": restarts})})
+        prepared = prepare(
+            Plan.load(plan),
+            where,
+            place,
+            options,
+            batch_policy=parse.policy(policy),
+            compression=compression,
+            ratio_policy=ratio_policy,
+            collective=collective,
+            sync=sync,
+            partition=partition,
+            inject=inject,
+            stream=stream,
+            steps=steps,
+        )
     if dry_run:
-        if json_:
-            terminal.write(record.to_json())
-        else:
-            launch_view.show(record)
+        launch_view.show_dry(prepared, as_json=json_)
         return
     if not json_:
-        launch_view.show(record)
-    launch_needs.torch()
-    launch_needs.task(record.spec.task)
-    launch_needs.rights(place)
-    if not yes and sys.stdin.isatty() and sys.stderr.isatty() and not typer.confirm("Start?", default=True, err=True):
-        raise typer.Exit(0)
-    begun = folder is None
-    if folder is None:
-        now = datetime.datetime.now(datetime.UTC)
-        folder = folders.create(record.spec.task, now)
-        record = record.model_copy(update={"run_id": folder.name, "created": now.isoformat(timespec="seconds")})
-    if resume is None:
-        record = record.model_copy(update={"started_s": time.time()})
-    else:
-        record = record.model_copy(update={"resumed_s": (*record.resumed_s, time.time())})
-    try:
-        record.save(folder / LAUNCH_FILE)
-    except BadInput:
-        if begun:
-            shutil.rmtree(folder, ignore_errors=True)  # it would look like a run that has failed
-        raise
-    render.note(f"run {folder.name}; look at it from another terminal with `hetopt status`, end it with `hetopt stop`")
-    follow.run(launcher, record, folder)
-    follow.finish(launcher, folder, as_json=json_)
+        launch_view.show(prepared)
+    agreed = confirm.confirmed(prepared, yes=yes)
+    follow.started(lambda: submit(agreed, where), rents=place == "ec2", detach=detach, as_json=json_)
 
 
-def _place(name: str) -> Place:
+def _place(name: str | None) -> Place:
+    """Where to launch: as it was said, or asked for. Nothing that costs money is a default.
+
+    Raises:
+        BadInput: there is no such place, or nobody is there to say where.
+    """
+    from hetopt.cli import confirm
     from hetopt.core.errors import BadInput
     from hetopt.optimizer.launch_record import PLACES
 
+    if name is None and not confirm.is_attended():
+        raise BadInput(
+            "say where to launch: nothing is rented unless it is ordered.",
+            hint="--on local and --on rehearsal stay on this machine and cost nothing, --on ec2 rents",
+        )
+    if name is None:
+        name = typer.prompt("Where? local and rehearsal cost nothing, ec2 rents", default="local", err=True)
     for place in PLACES:
         if place == name:
             return place
@@ -328,60 +253,26 @@ def _place(name: str) -> Place:
     )
 
 
-def _belongs(place: Place, given: dict[str, object]) -> None:
-    """Refuse an option of another place than the one that was chosen."""
+def _substitutes(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """TYPE=OTHER[,OTHER]: for a type those that may stand in for it."""
     from hetopt.core.errors import BadInput
+    from hetopt.core.grammar import arguments
 
-    owners: dict[str, Place] = {"--slowdown": "local", "--hosts": "rehearsal", "--schedule": "rehearsal"}
-    for option, value in given.items():
-        owner = owners.get(option, "ec2")
-        if value is not None and owner != place:
-            instead = "describe slower hosts with --hosts" if option == "--slowdown" else "leave it out"
-            raise BadInput(f"{option} is for --on {owner}.", hint=f"{instead}, or use --on {owner}")
-
-
-def _load(
-    path: Path | None,
-    steps: int | None,
-    policy: BatchPolicy | None,
-    wish: CompressionOverrides,
-    sync_wish: SyncOverrides,
-) -> tuple[Plan, Plan]:
-    """The plan as it was made, and as it is to be run now."""
-    from hetopt.cli import sync_options
-    from hetopt.cli.exchange_options import decide
-    from hetopt.core.errors import BadInput
-    from hetopt.optimizer.plan import Plan
-
-    if path is None:
-        raise BadInput("no plan was named.", hint="make one with `hetopt recommend PROFILE --budget USD -o plan.json`")
-    plan = Plan.load(path)
-    wanted = plan.adjusted(steps=steps, policy=policy)
-    if not wish.is_empty:
-        told = decide(wish, plan.run)
-        wanted = wanted.adjusted(
-            compression=told.compression, ratio_policy=told.ratio_policy, collective_policy=told.collective_policy
-        )
-    if not sync_wish.is_empty or wanted.run.is_local:
-        run = sync_options.decide(sync_wish, wanted.run, exchange_was_asked=not wish.is_empty)
-        wanted = wanted.model_copy(update={"run": run})
-    return plan, wanted
+    found: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        written = arguments(text, "--substitute")
+        if len(written.pairs) != 1:
+            raise BadInput(
+                f"--substitute must be TYPE=OTHER[,OTHER], got {text!r}.",
+                hint="for example --substitute c7i.large=c6i.large",
+            )
+        [(planned, first)] = written.pairs.items()
+        found[planned] = (first, *written.values)
+    return found
 
 
-def _to_resume(folder: Path, place: Place, launcher: Launcher) -> tuple[Path, Launch]:
-    from hetopt.backends.backend import RunHandle
-    from hetopt.core.errors import BadInput
-    from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
+def _images(texts: Sequence[str]) -> dict[str, str]:
+    """KIND=AMI: the image of a kind of machine."""
+    from hetopt.core.grammar import arguments
 
-    record = Launch.load(folder / LAUNCH_FILE)
-    if record.on != place:
-        raise BadInput(
-            f"{folder.name} was started on {record.on}, and goes on there.",
-            hint=f"hetopt launch --on {record.on} --resume {folder.name}",
-        )
-    state = launcher.poll(RunHandle(run_dir=folder)).state
-    if not state.is_over:
-        raise BadInput(f"{folder.name} is still {state.value}.", hint=f"end it first with `hetopt stop {folder.name}`")
-    if not (folder / "checkpoint" / "LATEST").exists():
-        raise BadInput(f"{folder.name} has no checkpoint to go on from.", hint="start it anew from its plan")
-    return folder, record
+    return {kind: ami for text in texts for kind, ami in arguments(text, "--image").pairs.items()}

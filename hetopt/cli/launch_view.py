@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from hetopt.cli import render
+from typing import TYPE_CHECKING
+
+from hetopt.cli import ec2_view, render, terminal
 from hetopt.core import formatting
 from hetopt.core.comm.compression_text import spell_options
 from hetopt.core.run_spec import Compression, RunSpec, WorkerSpec
@@ -10,9 +12,56 @@ from hetopt.core.scaled_emulation import EmulatedHost, ScaledEmulation
 from hetopt.core.synchronization_text import spell_partition
 from hetopt.optimizer.launch_record import Launch
 
+if TYPE_CHECKING:
+    from hetopt.backends.backend import Prepared
+    from hetopt.backends.ec2.renter.backend import Rental
+    from hetopt.optimizer.plan import Plan
 
-def show(record: Launch) -> None:
+
+def show(prepared: Prepared) -> None:
     """Print the launch on stdout."""
+    if prepared.launch.on != "ec2":
+        _show_here(prepared.launch)
+        return
+    rental = _rental(prepared)
+    ec2_view.show(rental.wanted, rental.order)
+    if rental.folder is not None:
+        render.note(
+            f"{rental.folder.name} has cost ${rental.spent_usd:.4f} so far; it goes on from its last checkpoint"
+        )
+
+
+def show_dry(prepared: Prepared, *, as_json: bool) -> None:
+    """What would be done: on rented machines every call, with its cost."""
+    if prepared.launch.on != "ec2":
+        if as_json:
+            terminal.write(prepared.launch.to_json())
+        else:
+            _show_here(prepared.launch)
+        return
+    rental = _rental(prepared)
+    requests = () if rental.bundle is None else rental.requests()
+    if as_json:
+        render.print_json(ec2_view.as_json(rental.order, requests))
+        return
+    show(rental)
+    if requests:
+        ec2_view.show_calls(requests)
+
+
+def wanted(prepared: Prepared) -> Plan:
+    """The plan as it is to be run."""
+    return _rental(prepared).wanted
+
+
+def _rental(prepared: Prepared) -> Rental:
+    from hetopt.backends.ec2.renter.backend import Rental
+
+    assert isinstance(prepared, Rental)
+    return prepared
+
+
+def _show_here(record: Launch) -> None:
     spec, said = record.spec, record.prediction
     where = "on this machine" if spec.miniature is None else f"on {_hosts(len(spec.miniature.hosts))}, rehearsed here"
     render.line(

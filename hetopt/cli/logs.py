@@ -18,17 +18,17 @@ def logs(
     """Print what the workers of a run wrote, each line behind its file's name; -f follows."""
     import time
 
+    from hetopt.api.backends import backend_of, read_launch
     from hetopt.backends.backend import RunHandle
     from hetopt.backends.runs import RunFolders, runs_home
     from hetopt.cli import terminal
-    from hetopt.cli.run_record import launcher_of, read_launch
     from hetopt.core.errors import BadInput
     from hetopt.core.events.decisions import DECISIONS_FILE
     from hetopt.core.events.log import EVENTS_FILE
     from hetopt.core.worker_logs import log_files, read_from
 
     folder = RunFolders(home=runs_home()).find(run)
-    launcher = launcher_of(read_launch(folder), folder)
+    launcher = backend_of(read_launch(folder), folder)
     offsets: dict[str, int] = {}
     while True:
         over = launcher.poll(RunHandle(run_dir=folder)).state.is_over

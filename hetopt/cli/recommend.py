@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from hetopt.cli.completion import one_of
 
 if TYPE_CHECKING:
-    from hetopt.core.profile import Profile
-    from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions
-    from hetopt.optimizer.plan import Goal, Plan
+    from hetopt.optimizer.plan import Plan
 
 
 def recommend(
@@ -128,71 +126,60 @@ def recommend(
     success: exit code 3, unless --accept-risk is given.
     Works offline, from the bundled catalogue, without credentials.
     """
-    import datetime
-
-    from hetopt.cli import parse, plan_view, render, sync_options, terminal
-    from hetopt.core.errors import BadInput
-    from hetopt.optimizer.market.catalog_choice import catalog_in_use
-    from hetopt.optimizer.market.quota import read_quotas
-    from hetopt.optimizer.recommendation.recommend import Options
-    from hetopt.optimizer.recommendation.recommend import recommend as find_plan
+    import hetopt
+    from hetopt.api.planning import rank_clusters, search_options
+    from hetopt.cli import parse, plan_view, render, terminal
+    from hetopt.core.artifact import write_atomically
+    from hetopt.core.reporter import Reporter
 
     parse.ready_to_write(output, force=force)
     parse.ready_to_write(report, force=force)
-    sync_wish = sync_options.parse_wish(sync, None, None)
-    budget_usd = parse.positive(budget, "--budget", "USD")
-    deadline_s = parse.duration_s(deadline, "--deadline")
-    if budget_usd is None and deadline_s is None and not rank:
-        raise BadInput("give --budget, --deadline or both.", hint="hetopt recommend PROFILE --budget 5")
-    measured = _profile(profile)
-    options = Options(
-        market=parse.market(market, spot=spot, on_demand=on_demand),
-        max_machines=max_machines,
-        max_workers=max_workers,
-        mixed_types=mixed_types,
-        batch_size=batch_size,
-        only_types=parse.names(types),
-        exclude_types=parse.names(exclude),
-        gpus=parse.names(gpus),
-        architecture=parse.architecture(arch),
-        zone=zone,
-        zones=zones,
-        max_hourly_usd=parse.positive(max_hourly, "--max-hourly", "USD an hour"),
-        quotas=read_quotas(quota or ()),
-        objective=parse.objective(objective),
-        time_weight=parse.time_weight(weights),
-        confidence=confidence,
-        accept_risk=accept_risk,
-        trials=trials,
-        journal=resume,
-        observed=_observed(observed),
-        learning_rate_rule=parse.scaling_rule(lr_rule),
-        sync=sync_wish.sync,
-    )
-    in_use = catalog_in_use(region, catalog_dir, today=datetime.datetime.now(datetime.UTC).date())
-    if in_use.note:
-        render.note(in_use.note)
+    narrowed: dict[str, Any] = {
+        "market": parse.market(market, spot=spot, on_demand=on_demand),
+        "max_machines": max_machines,
+        "max_workers": max_workers,
+        "mixed_types": mixed_types,
+        "batch_size": batch_size,
+        "types": types or (),
+        "exclude": exclude or (),
+        "gpus": gpus or (),
+        "architecture": parse.architecture(arch),
+        "zone": zone,
+        "zones": zones,
+        "max_hourly_usd": parse.positive(max_hourly, "--max-hourly", "USD an hour"),
+        "quotas": quota or (),
+        "objective": parse.objective(objective),
+        "time_weight": parse.time_weight(weights),
+        "confidence": confidence,
+        "accept_risk": accept_risk,
+        "trials": trials,
+        "journal": resume,
+        "learning_rate_rule": parse.scaling_rule(lr_rule),
+        "sync": sync,
+    }
     if rank:
         from hetopt.cli.ranking_view import show
-        from hetopt.optimizer.recommendation.ranking import compare
 
-        show(compare(measured, in_use.catalog, options), as_json=json_)
+        notes = Reporter(note=render.note)
+        options = search_options(**narrowed)
+        show(rank_clusters(profile, options, region=region, catalog=catalog_dir, reporter=notes), as_json=json_)
         return
-    goal = _goal(measured, budget_usd, deadline_s, target, parse.positive(epochs, "--epochs", "epochs"), steps)
-    with render.progress("searching") as tell:
-        tell("the catalogue", None)
-        plan = find_plan(
-            measured,
-            in_use.catalog,
-            goal,
-            options,
+    with render.progress("searching") as reporter:
+        plan = hetopt.recommend(
+            profile,
+            budget_usd=parse.positive(budget, "--budget", "USD"),
+            deadline=deadline,
+            target=target,
+            epochs=epochs,
+            steps=steps,
+            region=region,
+            catalog=catalog_dir,
+            observed=observed,
             seed=seed,
-            now=datetime.datetime.now(datetime.UTC),
-            tell=lambda text: tell(text, None),
+            reporter=reporter,
+            **narrowed,
         )
-    plan = sync_options.into_plan(sync_wish, plan)
     if report is not None:
-        from hetopt.core.artifact import write_atomically
         from hetopt.reports.plan_page import page
 
         write_atomically(report, page(plan))
@@ -221,89 +208,4 @@ def _refuse_a_risk(plan: Plan) -> None:
     raise NoFeasiblePlan(
         f"This is the best of the likeliest plans, but {plan.risk}.",
         hint=", or ".join([*seen.remedies, "take the risk with --accept-risk"]),
-    )
-
-
-def _profile(path: Path) -> Profile:
-    """The profile, or what is missing where the file holds step samples alone."""
-    from hetopt.core.artifact import kind_in
-    from hetopt.core.errors import BadInput
-    from hetopt.core.profile import Profile
-    from hetopt.core.step_samples import StepSamples
-
-    if kind_in(path) == StepSamples.KIND:
-        raise BadInput(
-            f"{path} holds step times alone. A plan also needs what is trained: the task and its data set, the size of "
-            "the gradient, the memory that a sample takes, and how many steps the target needs.",
-            hint="measure the task here and keep the samples beside it: "
-            "`hetopt profile TASK --from-samples FILE -o profile.json`",
-        )
-    return Profile.load(path)
-
-
-def _observed(named: str | None) -> ObservedPreemptions | None:
-    """The file that was named, or else the one that launches keep, if there is one."""
-    from hetopt.cli import render
-    from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions, observed_file
-
-    if named == "none":
-        return None
-    if named is not None:
-        return ObservedPreemptions.load(Path(named))
-    path = observed_file()
-    if not path.exists():
-        return None
-    found = ObservedPreemptions.load(path)
-    hours = sum(pool.instance_hours for pool in found.pools)
-    render.note(
-        f"preemption rates of spot: the prior, updated by {hours:.0f} instance-hours in {path} (--observed none: not)"
-    )
-    return found
-
-
-def _goal(
-    profile: Profile,
-    budget_usd: float | None,
-    deadline_s: float | None,
-    target: str | None,
-    epochs: float | None,
-    steps: int | None,
-) -> Goal:
-    from hetopt.cli import parse, render
-    from hetopt.core.errors import BadInput
-    from hetopt.optimizer.plan import Goal
-
-    if sum(option is not None for option in (target, epochs, steps)) > 1:
-        raise BadInput(
-            "--target, --epochs and --steps exclude each other.", hint="keep the one that ends your training"
-        )
-    if steps is not None and steps < 1:
-        raise BadInput(f"--steps must be at least 1, not {steps}.", hint="for example --steps 10000")
-    named = parse.metric_target(target)
-    job = profile.job
-    if epochs is not None or steps is not None:
-        return Goal(
-            budget_usd=budget_usd,
-            deadline_s=deadline_s,
-            ends="epochs" if epochs is not None else "steps",
-            amount=epochs if epochs is not None else steps,
-        )
-    if named is None and job.usual_epochs is not None and not any(pilot.steps_to_target for pilot in profile.pilots):
-        render.note(
-            f"No pilot run reached {job.target_metric} {job.target_value:g}, so nothing says how many steps it takes: "
-            f"this plan is for the {job.usual_epochs:g} epochs that {job.task} is usually trained. "
-            "Choose otherwise with --epochs or --steps."
-        )
-        return Goal(budget_usd=budget_usd, deadline_s=deadline_s, ends="epochs", amount=job.usual_epochs)
-    if named is not None and named[0] != job.target_metric:
-        raise BadInput(
-            f"{profile.job.task} was profiled for {job.target_metric}, not {named[0]}.",
-            hint=f"for example --target {job.target_metric}={job.target_value:g}",
-        )
-    return Goal(
-        budget_usd=budget_usd,
-        deadline_s=deadline_s,
-        ends="target",
-        target_metric=job.target_metric,
-        target_value=named[1] if named is not None else job.target_value,
     )

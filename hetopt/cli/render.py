@@ -23,6 +23,7 @@ from rich.text import Text
 from hetopt.cli import terminal
 from hetopt.cli.flags import in_flags
 from hetopt.core.reading import shortened
+from hetopt.core.reporter import Reporter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,20 +140,6 @@ def error(message: str, hint: str | None) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Live:
-    """A live line. Call it with what is happening and the share that is done (0 to 1).
-
-    ``note`` puts a remark above the line, where it stays.
-    """
-
-    tell: Callable[[str, float | None], None]
-    note: Callable[[str], None]
-
-    def __call__(self, text: str, done: float | None) -> None:
-        self.tell(text, done)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Picture:
     """What a live view shows: a title and plain lines, cut where the terminal ends."""
 
@@ -179,7 +166,7 @@ def is_terminal() -> bool:
 
 
 @contextmanager
-def progress(description: str) -> Iterator[Live]:
+def progress(description: str) -> Iterator[Reporter]:
     """A live line on stderr. Where stderr is no terminal, each new description is one plain line instead."""
     out = console(stderr=True)
     if not out.is_terminal:
@@ -191,7 +178,7 @@ def progress(description: str) -> Iterator[Live]:
                 share = "" if done is None else f" ({done:.0%})"
                 out.print(_shown(f"{description}: {text}{share}"), markup=False, style="dim")
 
-        yield Live(tell=plain, note=note)
+        yield Reporter(progress=plain, note=note)
         return
     with Progress(
         SpinnerColumn(),
@@ -208,7 +195,7 @@ def progress(description: str) -> Iterator[Live]:
             bar.update(task, what=_cell(text), completed=done)
 
         # Through the bar's own console, or the remark would be written into the line.
-        yield Live(tell=live, note=lambda text: bar.console.print(_shown(text), markup=False, style="dim"))
+        yield Reporter(progress=live, note=lambda text: bar.console.print(_shown(text), markup=False, style="dim"))
 
 
 def _shown(text: str) -> str:

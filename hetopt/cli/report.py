@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from hetopt.core.events.records import LogEvent
     from hetopt.optimizer.launch_record import Launch
-    from hetopt.reports.report import BroughtTogether, Compared, Report, Sent
+    from hetopt.reports.report import BroughtTogether, Report, Sent
 
 SHOWN_WAYS = 3
 
@@ -33,27 +33,16 @@ def report(
 ) -> None:
     """Hold a run against its prediction: time, steps, cost, how the workers were balanced, and what they exchanged."""
 
-    from hetopt.backends.backend import RunHandle
-    from hetopt.backends.runs import RunFolders, runs_home
+    import hetopt
     from hetopt.cli import render, terminal
     from hetopt.cli.parse import ready_to_write
-    from hetopt.cli.run_record import launcher_of, read_run
-    from hetopt.core.errors import BadInput
-    from hetopt.reports.report import make_report
 
     for path in (output, html):
         ready_to_write(path, force=force)
-    folder = RunFolders(home=runs_home()).find(run)
-    record = read_run(folder)
-    if record.launch is None:
-        raise BadInput(
-            f"{folder.name} has no launch record, so nothing was predicted for it.",
-            hint="choose a run from `hetopt status --all`",
-        )
-    state = launcher_of(record.launch, folder).poll(RunHandle(run_dir=folder)).state
-    made = make_report(
-        record.launch, record.progress, record.timeline, state=state.value, unread_lines=record.unread.lines
-    )
+    followed = hetopt.Run.find(run)
+    made = hetopt.report(followed)
+    record = followed.record()
+    assert record.launch is not None, "there would be no report"
     if record.unread.sentence is not None:
         render.note(record.unread.sentence)
     if output is not None:
@@ -62,11 +51,7 @@ def report(
     if learn is not None:
         _learn(learn, record.launch, record.events)
     if html is not None:
-        from hetopt.core.artifact import write_atomically
-        from hetopt.reports.page.page import page
-        from hetopt.reports.page.series import series
-
-        write_atomically(html, page(made, record.launch, series(record.events, record.starts)))
+        followed.to_html(html)
         render.note(f"wrote {html}")
     if json_:
         terminal.write(made.to_json())
@@ -109,9 +94,9 @@ def show(made: Report) -> None:
         [
             [
                 figure.name,
-                _figure(figure, figure.predicted),
-                f"{_figure(figure, figure.low)} – {_figure(figure, figure.high)}" if figure.low < figure.high else "",
-                _figure(figure, figure.measured),
+                figure.text_of(figure.predicted),
+                f"{figure.text_of(figure.low)} – {figure.text_of(figure.high)}" if figure.low < figure.high else "",
+                figure.text_of(figure.measured),
                 formatting.percent(figure.error) if figure.error is not None else "",
             ]
             for figure in made.compared
@@ -178,15 +163,3 @@ def _sent(sent: Sent) -> str:
         f"sent {formatting.share(sent.share)} of dense bytes ({formatting.bytes_(sent.sent_bytes)} of "
         f"{formatting.bytes_(sent.dense_bytes)} per worker): {'; '.join(told)}"
     )
-
-
-def _figure(figure: Compared, value: float) -> str:
-    from hetopt.core import formatting
-
-    match figure.unit:
-        case "s":
-            return formatting.duration(value)
-        case "USD":
-            return formatting.usd(value)
-        case _:
-            return formatting.count(value)

@@ -69,15 +69,16 @@ def _facts_or_why(folder: Path) -> dict[str, Any]:
 
 
 def _facts(folder: Path, *, ask: bool) -> dict[str, Any]:
+    from hetopt.api.backends import backend_of, read_launch
+    from hetopt.api.run_record import read_run
     from hetopt.backends.backend import RunHandle
     from hetopt.cli import ec2_status
-    from hetopt.cli.run_record import launcher_of, read_launch, read_run
 
     started = read_launch(folder)
     if started is not None and started.on == "ec2":
         state, rental = ec2_status.look(folder, ask=ask)
     else:
-        state, rental = launcher_of(started, folder).poll(RunHandle(run_dir=folder)), None
+        state, rental = backend_of(started, folder).poll(RunHandle(run_dir=folder)), None
     record = read_run(folder)
     launch, progress = record.launch, record.progress
     speeds = launch.speeds if launch else {}

@@ -17,20 +17,20 @@ def stop(
 
     Go on later with `hetopt launch --on local --resume RUN` (or `--on rehearsal`, where it was one).
     """
+    from hetopt.api.backends import backend_of, read_launch
     from hetopt.backends.backend import RunHandle
     from hetopt.backends.ec2.renter.launcher import Ec2Launcher
     from hetopt.backends.ec2.renter.run_status import is_cleared, known
     from hetopt.backends.runs import RunFolders, runs_home
     from hetopt.cli import render
-    from hetopt.cli.run_record import launcher_of, read_launch
     from hetopt.core.errors import BadInput
     from hetopt.core.run_status import RunState
 
     folder = RunFolders(home=runs_home()).find(run)
     try:
-        launcher = launcher_of(read_launch(folder), folder)
+        launcher = backend_of(read_launch(folder), folder)
     except BadInput:  # a damaged record of the launch keeps nothing running
-        launcher = launcher_of(None, folder)
+        launcher = backend_of(None, folder)
     handle = RunHandle(run_dir=folder)
     if isinstance(launcher, Ec2Launcher):
         # Machines are given back first; how far they came is read after.

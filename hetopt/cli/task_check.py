@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import asdict
 from pathlib import Path
 
+import hetopt
 from hetopt.core.errors import BadInput
-from hetopt.core.extras import install_command
 
 
 def check_task(task: str | None, data: Path | None, *, json_: bool) -> None:
@@ -20,11 +19,7 @@ def check_task(task: str | None, data: Path | None, *, json_: bool) -> None:
 
     if task is None:
         raise BadInput("name the task to check.", hint="hetopt profile --check digits")
-    if importlib.util.find_spec("torch") is None:
-        raise BadInput("checking a task needs torch, which is not installed.", hint=install_command("train"))
-    from hetopt.trainer.check import check
-
-    findings = check(task, data)
+    findings = hetopt.check(task, data=data)
     errors = [finding for finding in findings if finding.level == "error"]
     if json_:
         render.print_json([asdict(finding) for finding in findings])

@@ -87,12 +87,12 @@ class Watched:
 
 def watch(folder: Path, *, sleep: Callable[[float], None] = time.sleep) -> None:
     """Show a run until it is over. Where stdout is no terminal, each new state is one line."""
+    from hetopt.api.backends import backend_of, read_launch
     from hetopt.backends.backend import RunHandle
     from hetopt.cli import render
-    from hetopt.cli.run_record import launcher_of, read_launch
 
     launch = read_launch(folder)
-    launcher = launcher_of(launch, folder)
+    launcher = backend_of(launch, folder)
     watched = Watched.of(folder, launch)
     factor = launch.time_factor if launch else 1.0
     if not render.is_terminal():

@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import hetopt
+import hetopt.core
 
 _EARLIEST = (1980, 1, 1, 0, 0, 0)
 _WHEEL = "Wheel-Version: 1.0\nGenerator: hetopt\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -43,7 +43,7 @@ def own_wheel() -> tuple[str, bytes]:
 
 
 def _sources() -> Iterator[tuple[str, bytes]]:
-    here = Path(next(iter(hetopt.__path__)))
+    here = Path(next(iter(hetopt.core.__path__))).parent
     for folder, folders, files in os.walk(here, followlinks=True):
         folders[:] = [name for name in folders if name != "__pycache__"]
         for file in files:

@@ -10,6 +10,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 from hetopt.core import formatting
 from hetopt.core.artifact import Artifact, Record, Told
 from hetopt.core.errors import BadInput
+from hetopt.core.html_table import html_table
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.plan import Range
 from hetopt.reports.moments import Moment
@@ -38,6 +39,11 @@ class Compared(Record):
     def error(self) -> float | None:
         """(measured - predicted) / predicted: positive when it took more than was said."""
         return (self.measured - self.predicted) / self.predicted if self.predicted else None
+
+    def text_of(self, value: float) -> str:
+        """A value of this figure with its unit, as people read it."""
+        spell = {"s": formatting.duration, "USD": formatting.usd}.get(self.unit, formatting.count)
+        return spell(value)
 
 
 class WorkerReport(Record):
@@ -134,6 +140,35 @@ class Report(Artifact):
     rented_cost_usd: NonNegativeFloat = Field(description="predicted for the rented cluster")
     timeline: tuple[Moment, ...] = Field(default=(), description="the run over time, in order")
     happenings: tuple[Happening, ...] = Field(default=(), description="what bends the curves of the timeline")
+
+    def __str__(self) -> str:
+        """Predicted beside measured, a figure a line, and the verdict."""
+        lines = [f"{self.run_id}: {self.task} on {self.on}, {self.state}"]
+        lines += ["  " + "  ".join(part for part in row if part) for row in self._rows()]
+        return "\n".join([*lines, *(f"  {sentence}" for sentence in self.verdict)])
+
+    def __repr__(self) -> str:
+        return f"<Report of {self.run_id}: {self.state}>"
+
+    def _repr_html_(self) -> str:
+        """As notebooks show it."""
+        head = ("", "predicted", "90 % interval", "measured", "difference")
+        return html_table(
+            f"{self.run_id}: {self.task} on {self.on}, {self.state}", head, self._rows(), below=self.verdict
+        )
+
+    def _rows(self) -> list[list[str]]:
+        """Of `compared`: name, predicted, interval, measured and difference, as text."""
+        return [
+            [
+                one.name,
+                one.text_of(one.predicted),
+                f"{one.text_of(one.low)} to {one.text_of(one.high)}" if one.low < one.high else "",
+                one.text_of(one.measured),
+                formatting.percent(one.error) if one.error is not None else "",
+            ]
+            for one in self.compared
+        ]
 
 
 def make_report(launch: Launch, progress: Progress, told: Timeline, *, state: str, unread_lines: int = 0) -> Report:

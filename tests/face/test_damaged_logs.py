@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from hetopt.api.run_record import RunRecord, read_run
 from hetopt.backends.emulation.progress import Progress as ConductorProgress
 from hetopt.backends.emulation.slowdown import FitWatch
 from hetopt.backends.probe_runs import local_probes, read_sample
 from hetopt.backends.processes import PROCESS_FILE, run_status
 from hetopt.backends.supervisor.progress import RunProgress
 from hetopt.cli import report as report_command
-from hetopt.cli.run_record import RunRecord, read_run
 from hetopt.cli.watch import Watched, picture
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import EVENTS_FILE

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.cli.exchange_options import Decided, decide, parse_wish
+from hetopt.api.compression_options import Decided, decide, parse_wish
 from hetopt.core.comm.composition import CODINGS, COLLECTIVES, METHODS, Combination, combinations, why_not_controlled
 from hetopt.core.comm.compression_text import USUAL_RATIO, parse_compression, spell
 from hetopt.core.comm.ratio_controllers import CONTROLLERS

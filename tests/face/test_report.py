@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from hetopt.api.compression_options import decide, parse_wish
 from hetopt.backends.emulation.description import parse_hosts
 from hetopt.backends.emulation.plan import rehearse
 from hetopt.backends.prediction.hosting import ThisMachine
 from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.cli import launch_view, plan_view
 from hetopt.cli import report as report_command
-from hetopt.cli.exchange_options import decide, parse_wish
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
 from hetopt.core.profile import Profile

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hetopt.cli.sync_options import decide, into_plan, parse_wish
+from hetopt.api.sync_options import decide, into_plan, parse_wish
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
 from hetopt.core.synchronization import Injection, Partition, Synchronization

@@ -253,7 +253,12 @@ class WorkerGroup:
         self._me = replace(self._me, joined=generation.number, beside=generation.places, lives=generation.lives)
         self._known = open_sockets()
         assert self._watching is not None
-        self._watch = Watch(self._watching, generation.number, lambda: break_all_but(self._known))
+        self._watch = Watch(
+            self._watching,
+            generation.number,
+            lambda: break_all_but(self._known),
+            lambda: any(self._presence.is_dead(one.place, one.life) for one in generation.members),
+        )
         workers = len(generation.members)
         prefix = f"{self._attempt}group/{generation.number}"
         store = dist.PrefixStore(prefix, connect(self._meeting))  # type: ignore[attr-defined]  # torch's gap

@@ -28,6 +28,7 @@ from hetopt.core.presence import (
 from hetopt.trainer.elastic.connections import DEAF_S, break_all_but, open_sockets
 from hetopt.trainer.elastic.packing import pack, unpack
 from hetopt.trainer.elastic.stores import TcpRendezvousStore, connect, reachable, where_to_meet
+from hetopt.trainer.elastic.watch import EVERY_S, Watch
 from hetopt.trainer.host import stores
 from tests.disturbance import PATIENCE_S
 
@@ -239,3 +240,29 @@ def test_who_asks_the_warden_to_end_asks_the_worker(tmp_path: object) -> None:
         os.kill(process.pid, signal.SIGTERM)
         process.communicate(timeout=PATIENCE_S)
     assert process.returncode == -signal.SIGTERM
+
+
+class _Quiet:
+    """A store in which nobody wants another generation."""
+
+    def get(self, key: str) -> str:
+        return "3" if key == "generation" else ""
+
+    def set(self, key: str, value: str) -> None:
+        raise AssertionError
+
+    def compare_set(self, key: str, expected: str, value: str) -> str:
+        raise AssertionError
+
+
+def test_a_member_that_is_known_to_be_dead_ends_the_waiting_while_connections_are_made() -> None:
+    """Nobody wants another generation yet, because all are waiting for the one who has died."""
+    broken, dead = threading.Event(), threading.Event()
+    watch = Watch(_Quiet(), 3, broken.set, dead.is_set)
+    try:
+        assert not broken.wait(2 * EVERY_S)
+        dead.set()
+        assert broken.wait(20 * EVERY_S)
+        assert watch.rang
+    finally:
+        watch.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetopt.cli.stream_options import on_stream, parse_stream, remark
+from hetopt.api.stream_options import on_stream, parse_stream, remark
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.scaled_emulation import ScaledEmulation

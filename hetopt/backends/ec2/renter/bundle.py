@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import hetopt
+import hetopt.core
 from hetopt.core.errors import BadInput
 
 NEEDED = ("numpy", "psutil", "pydantic", "torch", "scikit-learn", "boto3")
@@ -22,12 +22,12 @@ NEEDED = ("numpy", "psutil", "pydantic", "torch", "scikit-learn", "boto3")
 PARTS = ("__init__.py", "core", "backends", "profiler", "trainer")
 """What of hetopt machines run, and..."""
 
-LEFT_OUT = ("ec2/renter", "emulation", "prediction", "supervisor")
+LEFT_OUT = ("ec2/renter", "emulation", "on_this_machine.py", "prediction", "probe_runs.py", "supervisor")
 """...what of `hetopt.backends` they do not: they plan nothing and rent nothing."""
 
 TASK_FOLDER = "task"
 
-_HERE = Path(next(iter(hetopt.__path__)))
+_HERE = Path(next(iter(hetopt.core.__path__))).parent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ def _sources(name: str) -> Iterable[tuple[str, bytes]]:
     folder = (_HERE / name).resolve()
     for path in sorted(folder.rglob("*.py")):
         inside = path.relative_to(folder).as_posix()
-        if not any(inside.startswith(f"{part}/") for part in LEFT_OUT):
+        if not any(inside == part or inside.startswith(f"{part}/") for part in LEFT_OUT):
             yield f"hetopt/{name}/{inside}", path.read_bytes()
 
 

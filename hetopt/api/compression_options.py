@@ -1,7 +1,8 @@
-"""From what a person types about the gradient exchange to what the run is told; each bad value becomes one sentence.
+"""How gradients are communicated, as people say it and as the run is told; each bad value becomes one sentence.
 
-``--compression`` says what is sent: ``topk(0.01)``, ``dgc(1000x, momentum=0.9)``, ``powersgd(rank=2)``, ``dense``, or
-``auto``. ``--ratio-policy`` says who decides how much while the run goes on, ``--collective`` how it travels.
+``compression`` says what is sent: ``topk(0.01)``, ``dgc(1000x, momentum=0.9)``, ``powersgd(rank=2)``, ``dense``, or
+``auto``. ``ratio_policy`` says who decides how much while the run goes on, ``collective`` which collective operation
+aggregates it.
 """
 
 from __future__ import annotations
@@ -56,21 +57,21 @@ def parse_wish(compression: str | None, ratio_policy: str | None, collective: st
     asked = (
         None
         if compression is None or compression.strip() == AUTO
-        else parse_compression(compression, option="--compression")
+        else parse_compression(compression, option="`compression`")
     )
     policy = parse_ratio_policy(ratio_policy)
     if compression is not None:
         if asked is None and policy not in (None, AUTO):
             raise BadInput(
-                f"--compression auto decides the ratio itself, and --ratio-policy {policy} would decide it as well.",
-                hint=f"name a compressor to go with it, for example --compression topk(0.01) --ratio-policy {policy}",
+                f"`compression=auto` decides the ratio itself, and `ratio_policy={policy}` would decide it as well.",
+                hint=f"name a compressor as well, for example `compression=topk(0.01)` and `ratio_policy={policy}`",
             )
         policy = policy or (cast(RatioPolicyName, AUTO) if asked is None else "fixed")
     named = None if collective is None else known(collective.strip(), {AUTO: "", **COLLECTIVES}, "collective")
     if asked is not None and asked.collective != AUTO:
         if named not in (None, AUTO, asked.collective):
             raise BadInput(
-                f"--compression asks for the collective {asked.collective} and --collective for {named}.",
+                f"`compression` asks for the collective {asked.collective} and `collective` for {named}.",
                 hint="name one of them",
             )
         named = named or asked.collective
@@ -98,13 +99,13 @@ def decide(wish: CompressionOverrides, run: RunSpec) -> Decided:
     if policy not in WEIGHS_WAYS or compression.name != IDENTITY:
         reason = why_not_controlled(compression.name, policy)
         if reason is not None:
-            raise BadInput(reason, hint="name a compressor that can send less, for example --compression topk(0.01)")
+            raise BadInput(reason, hint="name a compressor that can send less, for example `compression=topk(0.01)`")
     if policy not in WEIGHS_WAYS:
         check_ratio_controller(policy, compression.ratio)
     if run.learning_rate_rule == "adascale" and (compression.name != IDENTITY or policy != "fixed"):
         raise BadInput(
             "The plan's learning rate follows the noise of the gradient, which nobody sees once it is compressed.",
-            hint="plan again with another --lr-rule, or launch with --compression dense",
+            hint="plan again with another `learning_rate_rule`, or launch with `compression=dense`",
         )
     return Decided(compression=compression, ratio_policy=policy, collective_policy=collective_policy)
 

@@ -1,9 +1,9 @@
-"""From what a person types about synchronisation, partition and injection to what the run is told.
+"""Synchronization, partition and injection, as people say them and as the run is told.
 
-    --sync selsync(0.3)                   --partition labels(1)          --data-injection 0.25,0.25
-    --sync selsync(auto,share=0.2)        --partition dirichlet(0.5)
-    --sync local-sgd(8,momentum=average)  --partition seldp
-    --sync auto
+    sync: selsync(0.3)                    partition: labels(1)         inject: 0.25,0.25
+    sync: selsync(auto, share=0.2)        partition: dirichlet(0.5)
+    sync: local-sgd(8, momentum=average)  partition: seldp
+    sync: auto
 
 How each of them is written: `hetopt.core.synchronization_text`.
 """
@@ -48,9 +48,9 @@ def parse_wish(sync: str | None, partition: str | None, inject: str | None) -> S
         BadInput: a name that is unknown, or a value that cannot be.
     """
     return SyncOverrides(
-        sync=None if sync is None else parse_sync(sync, option="--sync"),
-        partition=None if partition is None else parse_partition(partition, option="--partition"),
-        injection=None if inject is None else parse_injection(inject, option="--data-injection"),
+        sync=None if sync is None else parse_sync(sync, option="`sync`"),
+        partition=None if partition is None else parse_partition(partition, option="`partition`"),
+        injection=None if inject is None else parse_injection(inject, option="`inject`"),
     )
 
 
@@ -76,7 +76,7 @@ def decide(wish: SyncOverrides, run: RunSpec, *, exchange_was_asked: bool) -> Ru
         run = run.model_copy(update=plain)
     reason = why_not_local(run)
     if reason is not None:
-        raise BadInput(reason, hint="use --sync bsp, or leave the other out")
+        raise BadInput(reason, hint="choose `sync=bsp`, or leave the other out")
     return run
 
 
@@ -87,7 +87,7 @@ def _settling(run: RunSpec, *, was_typed: bool, exchange_was_asked: bool) -> Run
         run = run.model_copy(update=weighed)
     reason = why_not_settling(run)
     if reason is not None:
-        raise BadInput(reason, hint="use --compression auto with --sync auto, or another --sync")
+        raise BadInput(reason, hint="choose `compression=auto` with `sync=auto`, or another `sync`")
     return run
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hetopt.backends.backend import Launcher
     from hetopt.backends.probe_runs import ProbeRun
-    from hetopt.cli.render import Live
     from hetopt.core.profile import Profile
+    from hetopt.core.reporter import Reporter
     from hetopt.core.step_samples import Configuration, StepSample
     from hetopt.optimizer.exploring import Measured
 
@@ -37,7 +37,7 @@ class Place:
     measure: Callable[[Sequence[ProbeRun], float], Measured]
 
 
-def explore(measured: Profile, place: Place, *, budget_usd: float, tell: Live) -> Profile:
+def explore(measured: Profile, place: Place, *, budget_usd: float, tell: Reporter) -> Profile:
     """The profile with the steps of the layouts that were worth measuring.
 
     Raises:
@@ -94,7 +94,7 @@ def _layout(asked: Configuration) -> str:
     return told + (f" ({', '.join(types)})" if types else "")
 
 
-def check_place(on: str, hosts: str | None, types: str | None) -> None:
+def check_place(on: str, hosts: str | None, types: Sequence[str]) -> None:
     """Refuse what cannot be explored, before anything is measured.
 
     Raises:
@@ -105,27 +105,27 @@ def check_place(on: str, hosts: str | None, types: str | None) -> None:
     from hetopt.core.errors import BadInput
 
     if on not in ("local", "rehearsal", "ec2"):
-        raise BadInput(f"{on!r} cannot be explored.", hint="choose --on local, --on rehearsal or --on ec2")
-    if (on == "ec2") != (types is not None):
+        raise BadInput(f"{on!r} cannot be explored.", hint="choose `on=local`, `on=rehearsal` or `on=ec2`")
+    if (on == "ec2") != bool(types):
         raise BadInput(
-            "--types names the machines that --on ec2 explores.",
+            "`types` names the machines that `on=ec2` explores.",
             hint="hetopt profile TASK --explore --on ec2 --types c7i.large,g5.xlarge --probe-budget 0.50",
         )
     if on != "rehearsal" and hosts is not None:
-        raise BadInput("--hosts describes a rehearsed cluster.", hint="use it with --on rehearsal")
+        raise BadInput("`hosts` describes a rehearsed cluster.", hint="choose `on=rehearsal` with it")
     if on == "rehearsal":
         if hosts is None:
             raise BadInput(
-                "--on rehearsal explores a cluster that is described.",
-                hint="for example --hosts 'speed=1,rate=100mbit x4; speed=0.5,rate=100mbit x4'",
+                "`on=rehearsal` explores a cluster that is described.",
+                hint="for example `hosts=speed=1,rate=100mbit x4; speed=0.5,rate=100mbit x4`",
             )
         parse_hosts(hosts)
         reason = why_not()
         if reason is not None:
-            raise BadInput(f"no cluster can be rehearsed here: {reason}.", hint="use --on local")
+            raise BadInput(f"no cluster can be rehearsed here: {reason}.", hint="choose `on=local`")
 
 
-def place_here(measured: Profile, *, hosts: str | None, workers: int | None, tell: Live) -> Place:
+def place_here(measured: Profile, *, hosts: str | None, workers: int | None, tell: Reporter) -> Place:
     """Processes of this machine, or described hosts, which are rehearsed.
 
     Raises:
@@ -175,7 +175,7 @@ def _usd_per_hour(measured: Profile) -> float:
     return STAND_IN_USD_PER_HOUR if price is None else price.usd_per_hour
 
 
-def _run(launcher: Launcher, probe: ProbeRun, tell: Live) -> StepSample:
+def _run(launcher: Launcher, probe: ProbeRun, tell: Reporter) -> StepSample:
     """Make one probe in a folder of its own, which goes when it is no longer of use. Interrupting it ends the run."""
     import os
     import shutil

@@ -1,8 +1,8 @@
-"""From what a person types about streams to what the run is told.
+"""Streams of samples, as people describe them and as the run is told.
 
---stream 'replay(40/80/160)'                     the task's data, at so many samples a second for each worker
---stream 'replay(uniform=38/24,factor=4)'        rates drawn by mean and standard deviation, all times 4
---stream 'redis(redis://10.0.0.5:6379/0,key=cam)'  streams cam:0, cam:1, ... of a broker
+replay(40/80/160)                      the task's data, at so many samples a second for each worker
+replay(uniform=38/24, factor=4)        rates drawn by mean and standard deviation, all times 4
+redis(redis://10.0.0.5:6379/0, key=cam)  streams cam:0, cam:1, ... of a broker
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hetopt.core.quantities import DURATION, NUMBER, quantity
 from hetopt.core.run_spec import BatchPolicy, RunSpec
 from hetopt.core.stream import Stream, draw_rates, scaled
 
-_EXAMPLE = "for example --stream 'replay(uniform=38/24)' or --stream 'redis(redis://127.0.0.1:6379/0)'"
+_EXAMPLE = "for example `stream=replay(uniform=38/24)` or `stream=redis(redis://127.0.0.1:6379/0)`"
 
 _COMMON = {
     "interval": "batch_interval_s",
@@ -76,19 +76,19 @@ def parse_stream(text: str | None) -> StreamOptions | None:
     """
     if text is None:
         return None
-    item = call(text, "--stream")
+    item = call(text, "`stream`")
     if item.name not in _KEYS:
-        raise BadInput(f"--stream {text!r} names no source of samples.", hint=_EXAMPLE)
+        raise BadInput(f"`stream` must name a source of samples, replay or redis, got {text!r}.", hint=_EXAMPLE)
     source = cast(Literal["replay", "redis"], item.name)
     said = fields(item, _KEYS[source], first=("rates" if source == "replay" else "url",))
     for field in _SECONDS:
         if field in said:
-            said[field] = repr(quantity(said[field], DURATION, f"--stream: {field}"))
+            said[field] = repr(quantity(said[field], DURATION, f"`stream`: {field}"))
     if source == "redis":
         return StreamOptions(source=source, fields=said)
     ways = [way for way in ("rates", *_DRAWN) if way in said]
     if len(ways) != 1:
-        raise BadInput("--stream replay needs rates, said in one way.", hint=_EXAMPLE)
+        raise BadInput("`stream` of replay needs rates, said in one way.", hint=_EXAMPLE)
     (factor,) = _numbers(said.pop("factor", "1"), 1)
     numbers = _numbers(said.pop(ways[0]), None if ways == ["rates"] else 2)
     if ways == ["rates"]:
@@ -121,7 +121,7 @@ def on_stream(wish: StreamOptions, run: RunSpec, policy: BatchPolicy | None) -> 
     factor = 1.0 if run.miniature is None else run.miniature.time_factor
     if run.miniature is not None and wish.source == "redis":
         raise BadInput(
-            "hosts of a rehearsal reach nobody but each other, and no Redis.", hint="use --on local, or a replay"
+            "hosts of a rehearsal reach nobody but each other, and no Redis.", hint="choose `on=local`, or a replay"
         )
     if wish.drawn is None:
         rates = wish.rates
@@ -144,7 +144,7 @@ def on_stream(wish: StreamOptions, run: RunSpec, policy: BatchPolicy | None) -> 
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if part != "stream")
         said = first["msg"].removeprefix("Value error, ")
-        raise BadInput(f"--stream: {where + ': ' if where else ''}{said}.", hint=_EXAMPLE) from None
+        raise BadInput(f"`stream`: {where + ': ' if where else ''}{said}.", hint=_EXAMPLE) from None
 
 
 def remark(run: RunSpec) -> str:
@@ -166,8 +166,8 @@ def remark(run: RunSpec) -> str:
 
 def _numbers(text: str, count: int | None) -> tuple[float, ...]:
     """Positive numbers, with slashes between them."""
-    numbers = tuple(quantity(part, NUMBER, "--stream: each of its rates") for part in split(text, "/", "--stream"))
+    numbers = tuple(quantity(part, NUMBER, "`stream`: each of its rates") for part in split(text, "/", "`stream`"))
     if (count is not None and len(numbers) != count) or min(numbers) <= 0:
         wanted = {None: "positive numbers", 1: "a positive number", 2: "a mean and a standard deviation"}[count]
-        raise BadInput(f"--stream needs {wanted}, got {text!r}.", hint=_EXAMPLE)
+        raise BadInput(f"`stream` needs {wanted}, got {text!r}.", hint=_EXAMPLE)
     return numbers

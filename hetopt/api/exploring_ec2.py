@@ -5,41 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hetopt.api.exploring import Place
     from hetopt.backends.probe_runs import ProbeRun
-    from hetopt.cli.explore import Place
-    from hetopt.cli.render import Live
     from hetopt.core.profile import Profile
+    from hetopt.core.reporter import Reporter
     from hetopt.core.step_samples import Configuration
     from hetopt.optimizer.exploring import Measured
     from hetopt.optimizer.market.catalog import Catalog
 
 
-def ask(budget_usd: float, *, yes: bool) -> None:
-    """Spending is confirmed before anything is measured: at a terminal by a person, elsewhere by --yes.
-
-    Raises:
-        BadInput: nobody is there to say yes.
-    """
-    import sys
-
-    from hetopt.core.errors import BadInput
-
-    if yes:
-        return
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise BadInput(
-            f"probes may cost up to ${budget_usd:.2f}, and nobody is there to say yes.", hint="say so with --yes"
-        )
-    if not typer.confirm(f"Rent machines for probes, for at most ${budget_usd:.2f}?", default=False, err=True):
-        raise typer.Exit(0)
-
-
-def check(task: str, data: Path | None, ec2_data: str | None) -> None:
+def check(task: str, data: Path | str | None, ec2_data: str | None) -> None:
     """Refuse what rented machines cannot have, before anything is measured.
 
     Raises:
@@ -55,16 +33,16 @@ def check(task: str, data: Path | None, ec2_data: str | None) -> None:
         raise BadInput("renting needs boto3, which is not installed.", hint=install_command("aws"))
     make_bundle(task)
     if ec2_data is not None and not ec2_data.startswith("s3://"):
-        raise BadInput(f"rented machines cannot read {ec2_data}.", hint="for example --ec2-data s3://BUCKET/data/NAME")
+        raise BadInput(f"rented machines cannot read {ec2_data}.", hint="for example `ec2_data=s3://BUCKET/data/NAME`")
     if data is not None and ec2_data is None:
         raise BadInput(
             f"rented machines cannot read {data}.",
-            hint=f"`aws s3 sync {data} s3://BUCKET/data/NAME`, then add --ec2-data s3://BUCKET/data/NAME",
+            hint=f"`aws s3 sync {data} s3://BUCKET/data/NAME`, then add `ec2_data=s3://BUCKET/data/NAME`",
         )
 
 
 def place_on_ec2(
-    measured: Profile, *, task: str, types: Sequence[str], region: str, data: str | None, tell: Live
+    measured: Profile, *, task: str, types: Sequence[str], region: str, data: str | None, tell: Reporter
 ) -> Place:
     """Rented machines of these types.
 
@@ -82,13 +60,13 @@ def place_on_ec2(
     import time
     from importlib.metadata import version
 
+    from hetopt.api.exploring import Place
     from hetopt.backends.ec2.renter import probing
     from hetopt.backends.ec2.renter.bundle import make_bundle
     from hetopt.backends.ec2.renter.edge import connect
     from hetopt.backends.ec2.renter.launcher import Ec2Launcher
     from hetopt.backends.ec2.renter.ordering import Wishes
     from hetopt.backends.runs import runs_home
-    from hetopt.cli.explore import Place
     from hetopt.core.errors import BudgetStop, CloudRefused, RunFailed
     from hetopt.optimizer.cost.billing import load_billing
     from hetopt.optimizer.exploring import Measured

@@ -1,4 +1,4 @@
-"""What a command needs to know of a run that was started earlier: its record, how far it got, and who can stop it."""
+"""What the folder of a run says: what was launched, how far it got, and what happened."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hetopt.backends.backend import Launcher
     from hetopt.core.events.reader import Unread
     from hetopt.core.events.records import LogEvent
-    from hetopt.optimizer.launch_record import Launch, Place
+    from hetopt.optimizer.launch_record import Launch
     from hetopt.reports.progress import Progress
     from hetopt.reports.timeline import Timeline
 
@@ -39,6 +38,7 @@ def read_run(folder: Path) -> RunRecord:
     Raises:
         BadInput: the launch record or the log cannot be read.
     """
+    from hetopt.api.backends import read_launch
     from hetopt.core.events.decisions import read_with_decisions
     from hetopt.reports.progress import follow
     from hetopt.reports.timeline import timeline
@@ -53,41 +53,3 @@ def read_run(folder: Path) -> RunRecord:
         events=log.events,
         unread=log.unread,
     )
-
-
-def read_launch(folder: Path) -> Launch | None:
-    """The launch record of a run, if it was written.
-
-    Raises:
-        BadInput: it cannot be read.
-    """
-    from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
-
-    return Launch.load(folder / LAUNCH_FILE) if (folder / LAUNCH_FILE).exists() else None
-
-
-def launcher_of(launch: Launch | None, folder: Path) -> Launcher:
-    """Who can look after a run: the launcher of the place where it was started. Rented probes have no record."""
-    from hetopt.backends.ec2.renter.order import ORDER_FILE
-
-    unrecorded: Place = "ec2" if (folder / ORDER_FILE).exists() else "local"
-    return launcher_for(unrecorded if launch is None else launch.on)
-
-
-def launcher_for(place: Place) -> Launcher:
-    """The launcher of a place."""
-    match place:
-        case "local":
-            from hetopt.backends.local import LocalLauncher
-
-            return LocalLauncher()
-        case "rehearsal":
-            from hetopt.backends.emulation.backend import RehearsalLauncher
-
-            return RehearsalLauncher()
-        case "ec2":
-            from hetopt.backends.ec2.renter.launcher import Ec2Launcher
-            from hetopt.backends.runs import runs_home
-            from hetopt.cli import render
-
-            return Ec2Launcher(home=runs_home().parent, tell=render.note)

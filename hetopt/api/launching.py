@@ -1,0 +1,218 @@
+"""`hetopt.launch`: a plan becomes a run, on this machine, on an emulation of its cluster, or on rented machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hetopt.api import compression_options, stream_options, sync_options
+from hetopt.api.backends import backend
+from hetopt.api.run import Run
+from hetopt.backends.backend import LaunchOptions, Prepared
+from hetopt.backends.on_this_machine import check_options
+from hetopt.backends.runs import RunFolders, runs_home
+from hetopt.core.errors import BadInput
+from hetopt.core.reporter import Reporter
+from hetopt.core.run_spec import BatchPolicy, RunSpec
+from hetopt.optimizer.launch_record import Place
+from hetopt.optimizer.plan import Plan
+
+if TYPE_CHECKING:
+    from hetopt.backends.backend import Backend
+
+
+def launch(
+    plan: Plan | Path | str,
+    *,
+    on: Place,
+    slowdowns: Sequence[float] | None = None,
+    hosts: str | None = None,
+    schedule: str | None = None,
+    batch_policy: BatchPolicy | None = None,
+    compression: str | None = None,
+    ratio_policy: str | None = None,
+    collective: str | None = None,
+    sync: str | None = None,
+    partition: str | None = None,
+    inject: str | None = None,
+    stream: str | None = None,
+    steps: int | None = None,
+    data: Path | str | None = None,
+    restarts: int | None = None,
+    budget_usd: float | None = None,
+    bucket: str | None = None,
+    zone: str | None = None,
+    substitutes: Mapping[str, Sequence[str]] | None = None,
+    instance_profile: str | None = None,
+    images: Mapping[str, str] | None = None,
+    unprobed: bool = False,
+    accept_risk: bool = False,
+    accept_fewer: Callable[[RunSpec], bool] | None = None,
+    reporter: Reporter | None = None,
+) -> Run:
+    """Start a plan and return at once; `Run.wait` follows it, `Run.stop` ends it.
+
+    What costs money is never a default: nothing is rented unless ``on`` is ``"ec2"``, and then no more is spent than
+    the budget of the plan, or ``budget_usd``.
+
+    Args:
+        plan: made by `recommend`, or its file.
+        on: ``"local"``: real processes on this machine; ``"rehearsal"``: a scaled emulation of the cluster on this
+            machine, with a network of its own (it needs root); ``"ec2"``: the plan's machines are rented.
+        slowdowns: local: a factor of 1 or more for each worker, whose computation takes so many times as long.
+            Absent: as many workers as the plan has, at full speed.
+        hosts: rehearsal: these hosts instead of the plan's machines: ``"speed=1,rate=100mbit x2; speed=0.25"``.
+        schedule: rehearsal: what happens on the way, a change a line: ``"30s h2 speed=0.25"``.
+        batch_policy: how the batch is shared: uniform, static, proportional, dynamic, omnilearn, allocation, model, or
+            rate with ``stream``. Absent: the plan's.
+        compression: of gradients: ``"topk(0.01)"``, ``"powersgd,rank=2"``, ``"dense"`` or ``"auto"``.
+        ratio_policy: who decides how much is sent.
+        collective: which collective operation aggregates compressed gradients.
+        sync: when workers are synchronized: ``"bsp"``, ``"local-sgd(8)"``, ``"selsync(auto)"``.
+        partition: which samples a worker sees.
+        inject: samples that workers hand on.
+        stream: train on samples as they arrive: ``"replay(40/80)"``, ``"redis(redis://HOST:6379/0)"``.
+        steps: stop after so many instead of at the plan's end.
+        data: folder of the task's data, where it is not where the profile found it; ec2: ``s3://BUCKET/PREFIX``.
+        restarts: how often a worker that is killed is replaced (local, rehearsal).
+        budget_usd: ec2: a hard cap on the whole bill, USD.
+        bucket: ec2: where code, checkpoints and state go. Absent: ``hetopt-ACCOUNT-REGION``.
+        zone: ec2: only this availability zone, by name or id.
+        substitutes: ec2: for an instance type those that may stand in for it.
+        instance_profile: ec2: the machines' role. Absent: ``hetopt-node``.
+        images: ec2: an AMI for a kind of machine: x86_64-cpu, arm64-cpu, x86_64-gpu or arm64-gpu.
+        unprobed: ec2: rent types although no step was ever measured on them or a relative.
+        accept_risk: ec2: rent a plan that is less sure to keep its limits than was asked for.
+        accept_fewer: ec2: asked whether the run may begin on fewer machines; absent: all or none.
+        reporter: told what goes on.
+
+    Raises:
+        BadInput: the plan cannot be run there, or an option cannot be.
+        NoFeasiblePlan: ec2: the plan is a risk that was not accepted.
+        CloudRefused, BudgetStop: ec2: it cannot be had. Nothing is left.
+    """
+    options = LaunchOptions(
+        data=None if data is None else str(data),
+        restarts=restarts,
+        slowdowns=None if slowdowns is None else tuple(slowdowns),
+        hosts=hosts,
+        schedule=schedule,
+        budget_usd=budget_usd,
+        bucket=bucket,
+        zone=zone,
+        substitutes={name: tuple(others) for name, others in (substitutes or {}).items()},
+        instance_profile=instance_profile,
+        images=dict(images or {}),
+        unprobed=unprobed,
+        accept_risk=accept_risk,
+        accept_fewer=accept_fewer,
+    )
+    where = backend(on, reporter)
+    made = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
+    prepared = prepare(
+        made,
+        where,
+        on,
+        options,
+        batch_policy=batch_policy,
+        compression=compression,
+        ratio_policy=ratio_policy,
+        collective=collective,
+        sync=sync,
+        partition=partition,
+        inject=inject,
+        stream=stream,
+        steps=steps,
+    )
+    return submit(prepared, where)
+
+
+def prepare(
+    plan: Plan,
+    where: Backend,
+    on: Place,
+    options: LaunchOptions,
+    *,
+    batch_policy: BatchPolicy | None = None,
+    compression: str | None = None,
+    ratio_policy: str | None = None,
+    collective: str | None = None,
+    sync: str | None = None,
+    partition: str | None = None,
+    inject: str | None = None,
+    stream: str | None = None,
+    steps: int | None = None,
+) -> Prepared:
+    """Map a plan onto a backend, with what is asked for this launch in it. Nothing is started or rented.
+
+    Args:
+        plan: as it was made.
+        where: the backend.
+        on: its name.
+        options: of the launch.
+        batch_policy: this and all that follow: see `launch`.
+        compression: see there.
+        ratio_policy: see there.
+        collective: see there.
+        sync: see there.
+        partition: see there.
+        inject: see there.
+        stream: see there.
+        steps: see there.
+
+    Raises:
+        BadInput: something does not go with the rest.
+    """
+    check_options(on, options)
+    wish = compression_options.parse_wish(compression, ratio_policy, collective)
+    sync_wish = sync_options.parse_wish(sync, partition, inject)
+    stream_wish = stream_options.parse_stream(stream)
+    if stream_wish is not None and on == "ec2":
+        raise BadInput("`stream` is for `on=local` and `on=rehearsal`.", hint="leave it out, or choose `on=local`")
+    if batch_policy == "rate":
+        if stream_wish is None:
+            raise BadInput("`batch_policy=rate` follows streams, and there is none.", hint="add `stream`")
+        batch_policy = None  # what a stream implies
+    if steps is not None and steps < 1:
+        raise BadInput(f"`steps` must be at least 1, got {steps}.", hint="for example `steps=500`")
+    wanted = plan.adjusted(steps=steps, policy=batch_policy)
+    if not wish.is_empty:
+        told = compression_options.decide(wish, plan.run)
+        wanted = wanted.adjusted(
+            compression=told.compression, ratio_policy=told.ratio_policy, collective_policy=told.collective_policy
+        )
+    if not sync_wish.is_empty or wanted.run.is_local:
+        run = sync_options.decide(sync_wish, wanted.run, exchange_was_asked=not wish.is_empty)
+        wanted = wanted.model_copy(update={"run": run})
+    prepared = where.prepare(plan, wanted, options)
+    if stream_wish is None:
+        return prepared
+    record = prepared.launch
+    spec = stream_options.on_stream(stream_wish, record.spec, batch_policy)
+    notes = (*record.notes, stream_options.remark(spec))
+    return Prepared(launch=record.model_copy(update={"spec": spec, "notes": notes}), folder=prepared.folder)
+
+
+def submit(prepared: Prepared, where: Backend) -> Run:
+    """Start what was prepared.
+
+    Raises:
+        HetoptError: it cannot be started; nothing of it is left.
+    """
+    handle, _ = where.submit(prepared, RunFolders(home=runs_home()))
+    return Run(folder=handle.run_dir, backend=where)
+
+
+def resume(run: Run | str, options: LaunchOptions | None = None) -> Run:
+    """Go on with a run that has ended, from its last checkpoint.
+
+    Args:
+        run: or its name.
+        options: of this launch: a new budget, other images.
+
+    Raises:
+        HetoptError: it is not over, or has no checkpoint.
+    """
+    ended = run if isinstance(run, Run) else Run.find(run)
+    return submit(ended.backend.prepare_resumed(ended.folder, options or LaunchOptions()), ended.backend)

@@ -1,0 +1,328 @@
+"""`hetopt.recommend`: the best cluster for a profiled job within a budget, a deadline, or both."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from hetopt.api.values import duration_s, names, positive
+from hetopt.core.artifact import kind_in
+from hetopt.core.errors import BadInput
+from hetopt.core.profile import Profile
+from hetopt.core.reporter import Reporter
+from hetopt.core.step_samples import StepSamples
+from hetopt.optimizer.plan import Goal, Objective, Plan, ScalingRule
+
+if TYPE_CHECKING:
+    from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions
+    from hetopt.optimizer.market.catalog_choice import CatalogInUse
+    from hetopt.optimizer.market.catalog_filter import AnyMarket
+    from hetopt.optimizer.market.instance_type import Architecture
+    from hetopt.optimizer.recommendation.options import Options
+    from hetopt.optimizer.recommendation.ranking import Ranking
+
+Names = Sequence[str] | str
+"""Names, or a text with commas between them."""
+
+
+def recommend(
+    profile: Profile | Path | str,
+    *,
+    budget_usd: float | None = None,
+    deadline: str | float | None = None,
+    target: str | float | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    objective: Objective = "auto",
+    time_weight: float | None = None,
+    confidence: float | None = None,
+    accept_risk: bool = False,
+    market: AnyMarket = "spot",
+    region: str = "us-east-1",
+    zone: str | None = None,
+    zones: int = 1,
+    types: Names = (),
+    exclude: Names = (),
+    gpus: Names = (),
+    architecture: Architecture | None = None,
+    max_hourly_usd: float | None = None,
+    max_workers: int = 64,
+    max_machines: int | None = None,
+    mixed_types: int = 3,
+    quotas: Sequence[str] = (),
+    batch_size: int | None = None,
+    learning_rate_rule: ScalingRule | None = None,
+    sync: str | None = None,
+    catalog: Path | str | None = None,
+    observed: Path | str | Literal["none"] | None = None,
+    trials: int = 400,
+    journal: Path | str | None = None,
+    seed: int = 0,
+    reporter: Reporter | None = None,
+) -> Plan:
+    """Find the best cluster for a profiled job: machines, local batch sizes, batch size and compression.
+
+    Without a deadline the fastest plan inside the budget wins; with one, the cheapest that is in time. A plan that
+    keeps its limits with less than the probability that is asked for has a `Plan.risk`. Works offline, from the bundled
+    catalogue, without credentials and without torch.
+
+    Args:
+        profile: made by `hetopt.profile`, or its file.
+        budget_usd: a hard cap on the whole bill, USD.
+        deadline: longest total time: ``"6h"``, ``"1h30m"``, or seconds.
+        target: the value that the task's own metric has to reach, alone or as ``"accuracy=0.97"``. Absent: the task's
+            own target, or its usual epochs where no pilot run says how many steps that takes.
+        epochs: train so many epochs instead of to a target.
+        steps: train so many steps instead.
+        objective: within the limits: ``"time"``, ``"cost"`` or ``"knee"`` of the front; ``"auto"``: time, or cost with
+            a deadline.
+        time_weight: the part of time (0 to 1) where time and cost are weighed instead.
+        confidence: keep the limits with this probability, by simulated runs. Absent: 0.9.
+        accept_risk: take a plan that keeps them with less.
+        market: ``"spot"``, ``"on-demand"`` or ``"any"``.
+        region: of AWS.
+        zone: availability zone of all machines.
+        zones: how many the machines are spread over; what they send each other between zones is paid for.
+        types: names or patterns of instance types to choose from. Absent: all.
+        exclude: names or patterns of those to leave out.
+        gpus: only machines with these: ``"A10G"``, ``"L4:4"`` (so many a machine), ``"any"``, ``"none"``.
+        architecture: ``"x86_64"`` or ``"arm64"``.
+        max_hourly_usd: of all machines together.
+        max_workers: of a cluster, up to 256.
+        max_machines: of a cluster. Absent: as many as workers.
+        mixed_types: instance types of a cluster, 1 to 3.
+        quotas: vCPUs that may run at once: ``"g=8"``, ``"spot:standard=32"``.
+        batch_size: fixes the global batch size, samples.
+        learning_rate_rule: how the learning rate follows the batch size: none, linear, sqrt or adascale.
+        sync: when workers are synchronized, as of `hetopt.launch`. Absent: the best of what was measured.
+        catalog: folder of another catalogue than the bundled one.
+        observed: file of what was seen of spot pools; absent: what your launches have seen; ``"none"``: nothing.
+        trials: of the Optuna study of mixes of three types.
+        journal: file that keeps the study's trials; it goes on from those in it.
+        seed: the same seed gives the same plan.
+        reporter: told what goes on.
+
+    Raises:
+        BadInput: a value cannot be, or the options exclude each other.
+        NoFeasiblePlan: nothing fits; the hint says what would.
+    """
+    from hetopt.api import sync_options
+    from hetopt.optimizer.recommendation.recommend import recommend as find_plan
+
+    told = reporter or Reporter()
+    budget_usd = positive(budget_usd, "budget_usd", "USD")
+    deadline_s = duration_s(deadline, "deadline")
+    if budget_usd is None and deadline_s is None:
+        raise BadInput("give `budget_usd`, `deadline` or both.", hint="for example `budget_usd=5`")
+    sync_wish = sync_options.parse_wish(sync, None, None)
+    measured = profile_of(profile)
+    options = search_options(
+        market=market,
+        max_machines=max_machines,
+        max_workers=max_workers,
+        mixed_types=mixed_types,
+        batch_size=batch_size,
+        types=types,
+        exclude=exclude,
+        gpus=gpus,
+        architecture=architecture,
+        zone=zone,
+        zones=zones,
+        max_hourly_usd=max_hourly_usd,
+        quotas=quotas,
+        objective=objective,
+        time_weight=time_weight,
+        confidence=confidence,
+        accept_risk=accept_risk,
+        trials=trials,
+        journal=journal,
+        observed=_observed(observed, told),
+        learning_rate_rule=learning_rate_rule,
+        sync=sync,
+    )
+    in_use = _catalog(region, catalog, told)
+    goal = _goal(measured, budget_usd, deadline_s, target, positive(epochs, "epochs", "epochs"), steps, told)
+    told("the catalogue")
+    plan = find_plan(
+        measured,
+        in_use.catalog,
+        goal,
+        options,
+        seed=seed,
+        now=datetime.datetime.now(datetime.UTC),
+        tell=lambda text: told(text, None),
+    )
+    return sync_options.into_plan(sync_wish, plan)
+
+
+def rank_clusters(
+    profile: Profile | Path | str,
+    options: Options,
+    *,
+    region: str = "us-east-1",
+    catalog: Path | str | None = None,
+    reporter: Reporter | None = None,
+) -> Ranking:
+    """Only compare clusters, where no pilot says how many steps the target takes. No budget is needed.
+
+    Args:
+        profile: made by `hetopt.profile`, or its file.
+        options: what narrows the search, see `search_options`.
+        region: as of `recommend`.
+        catalog: as of `recommend`.
+        reporter: told what goes on.
+    """
+    from hetopt.optimizer.recommendation.ranking import compare
+
+    return compare(profile_of(profile), _catalog(region, catalog, reporter or Reporter()).catalog, options)
+
+
+def search_options(
+    *,
+    market: AnyMarket = "spot",
+    max_machines: int | None = None,
+    max_workers: int = 64,
+    mixed_types: int = 3,
+    batch_size: int | None = None,
+    types: Names = (),
+    exclude: Names = (),
+    gpus: Names = (),
+    architecture: Architecture | None = None,
+    zone: str | None = None,
+    zones: int = 1,
+    max_hourly_usd: float | None = None,
+    quotas: Sequence[str] = (),
+    objective: Objective = "auto",
+    time_weight: float | None = None,
+    confidence: float | None = None,
+    accept_risk: bool = False,
+    trials: int = 400,
+    journal: Path | str | None = None,
+    observed: ObservedPreemptions | None = None,
+    learning_rate_rule: ScalingRule | None = None,
+    sync: str | None = None,
+) -> Options:
+    """What narrows a search, from the values that people give; see `recommend` for each of them."""
+    from hetopt.core.synchronization_text import parse_sync
+    from hetopt.optimizer.market.quota import read_quotas
+    from hetopt.optimizer.recommendation.options import Options
+
+    return Options(
+        market=market,
+        max_machines=max_machines,
+        max_workers=max_workers,
+        mixed_types=mixed_types,
+        batch_size=batch_size,
+        only_types=names(types),
+        exclude_types=names(exclude),
+        gpus=names(gpus),
+        architecture=architecture,
+        zone=zone,
+        zones=zones,
+        max_hourly_usd=positive(max_hourly_usd, "max_hourly_usd", "USD an hour"),
+        quotas=read_quotas(quotas),
+        objective=objective,
+        time_weight=time_weight,
+        confidence=confidence,
+        accept_risk=accept_risk,
+        trials=trials,
+        journal=None if journal is None else Path(journal),
+        observed=observed,
+        learning_rate_rule=learning_rate_rule,
+        sync=None if sync is None else parse_sync(sync),
+    )
+
+
+def profile_of(given: Profile | Path | str) -> Profile:
+    """The profile, or what is missing where the file holds step samples alone.
+
+    Raises:
+        BadInput: it is no profile.
+    """
+    if isinstance(given, Profile):
+        return given
+    path = Path(given)
+    if kind_in(path) == StepSamples.KIND:
+        raise BadInput(
+            f"{path} holds step times alone. A plan also needs what is trained: the task and its data set, the size of "
+            "the gradient, the memory that a sample takes, and how many steps the target needs.",
+            hint="measure the task here and keep the samples beside it: "
+            "`hetopt profile TASK --from-samples FILE -o profile.json`",
+        )
+    return Profile.load(path)
+
+
+def _catalog(region: str, folder: Path | str | None, told: Reporter) -> CatalogInUse:
+    from hetopt.optimizer.market.catalog_choice import catalog_in_use
+
+    today = datetime.datetime.now(datetime.UTC).date()
+    in_use = catalog_in_use(region, None if folder is None else Path(folder), today=today)
+    if in_use.note:
+        told.note(in_use.note)
+    return in_use
+
+
+def _observed(named: Path | str | None, told: Reporter) -> ObservedPreemptions | None:
+    """The file that was named, or else the one that launches keep, if there is one."""
+    from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions, observed_file
+
+    if named is not None:
+        return None if str(named) == "none" else ObservedPreemptions.load(Path(named))
+    path = observed_file()
+    if not path.exists():
+        return None
+    found = ObservedPreemptions.load(path)
+    hours = sum(pool.instance_hours for pool in found.pools)
+    told.note(
+        f"preemption rates of spot: the prior, updated by {hours:.0f} instance-hours in {path} (`observed=none`: not)"
+    )
+    return found
+
+
+def _goal(
+    profile: Profile,
+    budget_usd: float | None,
+    deadline_s: float | None,
+    target: str | float | None,
+    epochs: float | None,
+    steps: int | None,
+    told: Reporter,
+) -> Goal:
+    """What ends the training, and within which limits."""
+    if sum(option is not None for option in (target, epochs, steps)) > 1:
+        raise BadInput(
+            "`target`, `epochs` and `steps` exclude each other.", hint="keep the one that ends your training"
+        )
+    if steps is not None and steps < 1:
+        raise BadInput(f"`steps` must be at least 1, got {steps}.", hint="for example `steps=10000`")
+    job = profile.job
+    limits = {"budget_usd": budget_usd, "deadline_s": deadline_s}
+    if epochs is not None or steps is not None:
+        ends: Literal["epochs", "steps"] = "epochs" if epochs is not None else "steps"
+        return Goal(**limits, ends=ends, amount=epochs if epochs is not None else steps)
+    value = _target_value(target, job.target_metric, job.target_value, job.task)
+    if target is None and job.usual_epochs is not None and not any(one.steps_to_target for one in profile.pilots):
+        told.note(
+            f"No pilot run reached {job.target_metric} {job.target_value:g}, so nothing says how many steps it takes: "
+            f"this plan is for the {job.usual_epochs:g} epochs that {job.task} is usually trained. "
+            "Choose otherwise with `epochs` or `steps`."
+        )
+        return Goal(**limits, ends="epochs", amount=job.usual_epochs)
+    return Goal(**limits, ends="target", target_metric=job.target_metric, target_value=value)
+
+
+def _target_value(target: str | float | None, metric: str, usual: float, task: str) -> float:
+    from hetopt.api.values import metric_target
+
+    if target is None:
+        return usual
+    if not isinstance(target, str):
+        return float(target)
+    name, value = metric_target(target)
+    if name != metric:
+        raise BadInput(
+            f"{task} was profiled for {metric}, not {name}.", hint=f"for example `target={metric}={usual:g}`"
+        )
+    return value

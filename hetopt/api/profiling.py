@@ -1,0 +1,280 @@
+"""`hetopt.profile`: measure a training job on this machine, and write down what was measured."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hetopt.api.values import names, positive
+from hetopt.backends.backend import Launcher, RunHandle
+from hetopt.backends.local import LocalLauncher
+from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.events.log import EVENTS_FILE, read_events
+from hetopt.core.extras import install_command
+from hetopt.core.interruption import stopping
+from hetopt.core.probe_schedule import ProbeSchedule, make_schedule
+from hetopt.core.profile import LOCAL, Profile
+from hetopt.core.reporter import Reporter
+from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.core.run_status import RunState, RunStatus
+from hetopt.core.step_samples import StepSample
+from hetopt.core.synchronization_text import parse_sync, spell_sync
+from hetopt.profiler.collect import collect
+from hetopt.profiler.progress import progress
+
+if TYPE_CHECKING:
+    from hetopt.api.exploring import Place
+    from hetopt.trainer.check_findings import Finding
+
+POLL_S = 0.2
+STOP_GRACE_S = 3.0
+"""A probe has nothing to save, so it need not be waited for long."""
+
+SHORTEST_BUDGET_S = 5.0
+LONGEST_BUDGET_S = 86_400.0
+
+SPIN_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+SPIN = {"GOMP_SPINCOUNT": "20000"}
+"""OpenMP threads wait for each other by spinning, for milliseconds by default. Whenever something else wants a
+processor, they then spin where the awaited thread should run, and a step takes ten times as long. A short spin (some
+0.1 ms) still bridges the gaps between operators."""
+
+
+def profile(
+    task: str,
+    *,
+    data: Path | str | None = None,
+    workers: int | None = None,
+    time_budget_s: float = 40.0,
+    seed: int = 0,
+    machine_type: str = LOCAL,
+    sync: Sequence[str] = (),
+    samples: Iterable[StepSample] = (),
+    probe_budget_usd: float | None = None,
+    explore_on: str = "local",
+    hosts: str | None = None,
+    types: Sequence[str] | str = (),
+    region: str = "us-east-1",
+    ec2_data: str | None = None,
+    reporter: Reporter | None = None,
+) -> Profile:
+    """Measure step times, memory, network, gradient noise, compressibility and pilot runs of a training job.
+
+    The profile is what `hetopt.recommend` plans from. Measure while the machine has nothing else to do.
+
+    Args:
+        task: a bundled task, ``module:attribute`` or ``file.py:attribute``.
+        data: folder of the task's data, for tasks that read files.
+        workers: processes to measure together. Absent: the GPUs, else two or one a processor.
+        time_budget_s: seconds that measuring may take, about; starting up comes on top.
+        seed: of weights and sample order.
+        machine_type: what this machine is: an instance type of the catalogue, or ``"local"``.
+        sync: also measure how many steps the target takes when workers average parameters: ``"local-sgd(8)"``.
+        samples: step times that were measured elsewhere, to go with it.
+        probe_budget_usd: then measure whole steps of more workers, as long as that is worth its price, for so many USD.
+        explore_on: ``"local"``, ``"rehearsal"`` (with ``hosts``) or ``"ec2"``, which rents ``types`` in ``region``.
+        hosts: rehearsal: the cluster to explore, such as ``"speed=1,rate=100mbit x8"``.
+        types: ec2: machine types to explore.
+        region: ec2: where to rent them.
+        ec2_data: ec2: the data's place in S3.
+        reporter: told what goes on.
+
+    Raises:
+        BadInput: a value cannot be, the task or its data cannot be used, or torch is not installed.
+        RunFailed: the measurement failed.
+    """
+    told = reporter or Reporter()
+    if not SHORTEST_BUDGET_S <= time_budget_s <= LONGEST_BUDGET_S:
+        raise BadInput(
+            f"`time_budget_s` must be {SHORTEST_BUDGET_S:g} to {LONGEST_BUDGET_S:g} seconds, got {time_budget_s:g}.",
+            hint="leave it out for the usual 40 seconds",
+        )
+    if seed < 0:
+        raise BadInput(f"`seed` must be 0 or more, got {seed}.", hint="for example `seed=1`")
+    _check_type(machine_type)
+    syncs = tuple(_measurable(text) for text in sync)
+    budget_usd = positive(probe_budget_usd, "probe_budget_usd", "USD")
+    asked_types = names(types)
+    if budget_usd is not None:
+        from hetopt.api.exploring import check_place
+
+        check_place(explore_on, hosts, asked_types)
+        if explore_on == "ec2":
+            from hetopt.api import exploring_ec2
+
+            exploring_ec2.check(task, data, ec2_data)
+    told("loading the task")
+    folder = None if data is None else Path(data)
+    spec, schedule = _prepare(
+        task,
+        folder,
+        workers=workers,
+        time_budget_s=time_budget_s,
+        seed=seed,
+        machine_type=machine_type,
+        syncs=syncs,
+    )
+    measured = _measure(spec, schedule, machine_type=machine_type, told=told)
+    elsewhere = tuple(samples)
+    if elsewhere:
+        measured = measured.model_copy(update={"samples": elsewhere})
+    if budget_usd is None:
+        return measured
+    from hetopt.api import exploring, exploring_ec2
+
+    place: Place
+    if explore_on == "ec2":
+        place = exploring_ec2.place_on_ec2(
+            measured, task=task, types=asked_types, region=region, data=ec2_data, tell=told
+        )
+    else:
+        place = exploring.place_here(measured, hosts=hosts, workers=workers, tell=told)
+    return exploring.explore(measured, place, budget_usd=budget_usd, tell=told)
+
+
+def check(task: str, *, data: Path | str | None = None) -> list[Finding]:
+    """What would go wrong with a task on many workers, before anything is measured.
+
+    Args:
+        task: as of `profile`.
+        data: folder of its data.
+
+    Raises:
+        BadInput: torch is not installed.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise BadInput("checking a task needs torch, which is not installed.", hint=install_command("train"))
+    from hetopt.trainer.check import check as find
+
+    return find(task, None if data is None else Path(data))
+
+
+def _check_type(name: str) -> None:
+    """Refuse a type that no plan could ever match with the catalogue."""
+    if name != LOCAL:
+        from hetopt.optimizer.market.catalog import load_catalog
+
+        load_catalog().instance_type(name)
+
+
+def _measurable(text: str) -> str:
+    """A way to average parameters, as a pilot is told."""
+    wanted = parse_sync(text)
+    if wanted.name in ("bsp", "ssp") or wanted.delta == "never":
+        raise BadInput(
+            f"pilots measure averages of parameters, and {text} makes none.", hint="for example `sync=selsync(auto)`"
+        )
+    return spell_sync(wanted)
+
+
+def _prepare(
+    reference: str,
+    data: Path | None,
+    *,
+    workers: int | None,
+    time_budget_s: float,
+    seed: int,
+    machine_type: str,
+    syncs: tuple[str, ...],
+) -> tuple[RunSpec, ProbeSchedule]:
+    """Look at the task and its data before any process is started, and write the schedule for them."""
+    if importlib.util.find_spec("torch") is None:
+        raise BadInput("profiling needs torch, which is not installed.", hint=install_command("train"))
+    if data is not None and not data.is_dir():
+        raise BadInput(f"there is no data folder {data}.", hint="give the folder that holds the task's files")
+
+    import torch
+
+    from hetopt.trainer.tasks.load import load_task
+
+    task = load_task(reference)
+    dataset_size = len(task.data(data).train)
+    logical_cpus, accelerators = len(os.sched_getaffinity(0)), torch.cuda.device_count()
+    most = min(dataset_size, accelerators or 64)
+    if workers is not None and not 1 <= workers <= most:
+        raise BadInput(
+            f"`workers` must be 1 to {most} here, got {workers}.",
+            hint="leave it out" + (": each worker has a GPU to itself" if accelerators else ""),
+        )
+    count = workers if workers is not None else min(most, accelerators or min(2, logical_cpus))
+    if syncs and count == 1:
+        raise BadInput("`sync` compares workers that train for themselves, and there is one.", hint="add `workers=2`")
+    schedule = make_schedule(
+        seed=seed,
+        workers=count,
+        logical_cpus=logical_cpus,
+        batch_size=task.batch_size,
+        dataset_size=dataset_size,
+        time_budget_s=time_budget_s,
+        accelerators=accelerators,
+        syncs=syncs,
+    )
+    spec = RunSpec(
+        task=reference,
+        data_dir=str(data.resolve()) if data is not None else None,
+        seed=seed,
+        workers=tuple(
+            WorkerSpec(
+                host="localhost",
+                type=machine_type,
+                local_batch_size=max(1, task.batch_size // count),
+                threads=max(1, logical_cpus // count),
+            )
+            for _ in range(count)
+        ),
+        stop=StopRule(max_steps=1),
+        probe=schedule,
+    )
+    return spec, schedule
+
+
+def _measure(spec: RunSpec, schedule: ProbeSchedule, *, machine_type: str, told: Reporter) -> Profile:
+    """Run the probe in a folder of its own, which goes when it is no longer of use. Interrupting it ends the run."""
+    folder = Path(tempfile.mkdtemp(prefix="hetopt-profile-"))
+    keep = False
+    try:
+        started_at_s = time.time()
+        status = _follow(LocalLauncher(grace_s=STOP_GRACE_S), spec, schedule, folder, told)
+        if status.state is not RunState.FINISHED:
+            keep = True
+            raise RunFailed(
+                f"the measurement failed: {status.reason or 'it was stopped from outside'}",
+                hint=f"what the workers printed is in {folder / 'log'}",
+            )
+        return collect(
+            read_events(folder / EVENTS_FILE),
+            schedule,
+            device_type=machine_type,
+            started_at_s=started_at_s,
+            hetopt_version=version("hetopt"),
+            data_dir=spec.data_dir,
+        )
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _follow(launcher: Launcher, spec: RunSpec, schedule: ProbeSchedule, folder: Path, told: Reporter) -> RunStatus:
+    """Start the run and follow it to its end. Whatever interrupts the following also ends the run."""
+    handle = RunHandle(run_dir=folder)
+    environment: Mapping[str, str] = {} if any(name in os.environ for name in SPIN_VARIABLES) else SPIN
+    try:
+        launcher.start(spec, folder, environment)
+        while True:
+            status = launcher.poll(handle)
+            now = progress(read_events(folder / EVENTS_FILE), schedule)
+            told(now.text, now.done)
+            if status.state.is_over:
+                return status
+            time.sleep(POLL_S)
+    except BaseException:
+        with stopping("the measurement's workers", None, told):
+            launcher.stop(handle)
+        raise

@@ -1,0 +1,252 @@
+"""A run from Python: how it is, what it printed, its end, and its report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hetopt.api.backends import backend_of, read_launch
+from hetopt.core import formatting
+from hetopt.core.errors import BadInput
+from hetopt.core.reporter import Reporter
+
+if TYPE_CHECKING:
+    from hetopt.api.run_record import RunRecord
+    from hetopt.backends.backend import Backend, RunHandle
+    from hetopt.core.events.records import LogEvent
+    from hetopt.core.run_status import RunStatus
+    from hetopt.optimizer.launch_record import Launch
+    from hetopt.reports.report import Report
+
+POLL_S = 0.2
+LOOK_S = 10.0
+"""Between looks of the supervisor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogLine:
+    """A line that a process of a run printed, and which: ``worker 0``, ``host`` and so on."""
+
+    source: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of a plan, started here or found by its folder.
+
+    Attributes:
+        folder: with everything about it: plan, event log, output, checkpoints, model.
+        backend: where it runs.
+    """
+
+    folder: Path
+    backend: Backend
+
+    @classmethod
+    def find(cls, name: str | None = None, *, reporter: Reporter | None = None) -> Run:
+        """The run of that name, or of an unambiguous part of it; the newest where none is given.
+
+        Raises:
+            BadInput: there is none, or the name fits several.
+        """
+        from hetopt.backends.runs import RunFolders, runs_home
+
+        return cls.in_folder(RunFolders(home=runs_home()).find(name), reporter=reporter)
+
+    @classmethod
+    def in_folder(cls, folder: Path, *, reporter: Reporter | None = None) -> Run:
+        """The run of a folder. A damaged record of its launch keeps nobody from looking after it."""
+        try:
+            launch = read_launch(folder)
+        except BadInput:
+            launch = None
+        return cls(folder=folder, backend=backend_of(launch, folder, reporter))
+
+    @property
+    def name(self) -> str:
+        """What commands call it."""
+        return self.folder.name
+
+    @property
+    def handle(self) -> RunHandle:
+        """What the backend knows it by."""
+        from hetopt.backends.backend import RunHandle
+
+        return RunHandle(run_dir=self.folder)
+
+    @property
+    def launch(self) -> Launch | None:
+        """What was launched, with its plan and prediction; None: nobody wrote it down (rented probes).
+
+        Raises:
+            BadInput: the record cannot be read.
+        """
+        return read_launch(self.folder)
+
+    @property
+    def model(self) -> Path | None:
+        """The trained model, or that of a run that was stopped before its end; None: there is none yet."""
+        from hetopt.core.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE
+
+        return next(
+            (path for name in (MODEL_FILE, UNFINISHED_MODEL_FILE) if (path := self.folder / name).exists()), None
+        )
+
+    def status(self) -> RunStatus:
+        """How it is now. The machines need not be alive."""
+        return self.backend.poll(self.handle)
+
+    def record(self) -> RunRecord:
+        """Everything that its folder says: launch, progress, timeline and events."""
+        from hetopt.api.run_record import read_run
+
+        return read_run(self.folder)
+
+    def logs(self, *, worker: int | None = None, follow: bool = False) -> Iterator[LogLine]:
+        """What its processes printed.
+
+        Args:
+            worker: only this one's output.
+            follow: go on until the run is over.
+        """
+        from hetopt.core.worker_logs import log_files, read_from
+
+        offsets: dict[str, int] = {}
+        while True:
+            over = self.status().state.is_over
+            for source, path in log_files(self.folder, worker).items():
+                text, offsets[source] = read_from(path, offsets.get(source, 0))
+                yield from (LogLine(source=source, text=line) for line in text.splitlines())
+            if over or not follow:
+                return
+            time.sleep(POLL_S)
+
+    def wait(
+        self, *, on_event: Callable[[LogEvent], None] | None = None, reporter: Reporter | None = None
+    ) -> RunStatus:
+        """Follow it to its end, and let the supervisor act where the machines can be changed.
+
+        Interrupting this does not end the run; `stop` does.
+
+        Args:
+            on_event: told each event of the log.
+            reporter: told progress, and what is worth knowing.
+        """
+        launch = self.launch
+        if launch is None:
+            while not (status := self.status()).state.is_over:
+                time.sleep(POLL_S)
+            return status
+        return _followed(self, launch, reporter or Reporter(), on_event)
+
+    def stop(self, *, reporter: Reporter | None = None) -> RunStatus:
+        """End it. Workers save a checkpoint; machines are given back first and read afterwards.
+
+        Args:
+            reporter: told what goes on.
+        """
+        from hetopt.core.interruption import stopping
+
+        with stopping(f"run {self.name}", f"hetopt stop {self.name}", reporter) if reporter else nullcontext():
+            self.backend.stop(self.handle)
+        return self.status()
+
+    def to_html(self, path: Path | str) -> None:
+        """Write it as a page that needs nothing else: predicted and measured, and its curves.
+
+        Raises:
+            BadInput: nothing was predicted for it, or the file cannot be written.
+        """
+        from hetopt.core.artifact import write_atomically
+        from hetopt.reports.page.page import page
+        from hetopt.reports.page.series import series
+
+        made, record = self.report(), self.record()
+        assert record.launch is not None, "there would be no report"
+        write_atomically(Path(path), page(made, record.launch, series(record.events, record.starts)))
+
+    def report(self) -> Report:
+        """Hold it against its prediction: time, steps, cost, balance and communication.
+
+        Raises:
+            BadInput: nothing was predicted for it.
+        """
+        from hetopt.reports.report import make_report
+
+        record = self.record()
+        if record.launch is None:
+            raise BadInput(
+                f"{self.name} has no launch record, so nothing was predicted for it.",
+                hint="choose a run from `hetopt status --all`",
+            )
+        return make_report(
+            record.launch,
+            record.progress,
+            record.timeline,
+            state=self.status().state.value,
+            unread_lines=record.unread.lines,
+        )
+
+
+def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[LogEvent], None] | None) -> RunStatus:
+    """Read the log as it grows, say how far the run is, and let the supervisor look from time to time."""
+    from hetopt.backends.backend import Renting
+    from hetopt.backends.supervisor.acting import Supervision
+    from hetopt.core.events.log import EVENTS_FILE
+    from hetopt.core.events.reader import EventReader
+    from hetopt.reports.progress import advance, begin
+    from hetopt.reports.timeline import happening
+
+    handle, renting = run.handle, run.backend if isinstance(run.backend, Renting) else None
+    supervision = Supervision.of(launch, run.folder)
+    if renting is not None:
+        supervision = Supervision.of(
+            launch,
+            run.folder,
+            replace=partial(renting.replace, handle),
+            move=partial(renting.move, handle),
+            add=partial(renting.add, handle),
+            switch=partial(renting.switch, handle),
+            pools=partial(renting.pools, handle),
+        )
+    progress, reader = begin(launch.starts), EventReader(path=run.folder / EVENTS_FILE)
+    unread = reader.unread
+    expected = max(launch.prediction.steps.value, 1.0)
+    looked_s = time.monotonic()
+    while True:
+        status = run.status()
+        for event in reader.read():
+            progress = advance(progress, event)
+            supervision.take_in(event)
+            if on_event is not None:
+                on_event(event)
+            if event.time_s < launch.starts[-1]:
+                continue  # of an earlier session, in which it was told
+            passed = happening(event, progress.roster.host, time_factor=launch.time_factor)
+            # The report draws what is routine.
+            if passed is not None and not passed.is_routine:
+                reporter.note(f"step {formatting.count(progress.step)}: {passed.sentence}")
+        if reader.unread.lines != unread.lines:
+            unread = reader.unread
+            reporter.note(f"{unread.sentence}")
+        if progress.logged_steps:
+            metrics = " ".join(f"{name} {value:.4g}" for name, value in progress.metrics.items())
+            loss = f", loss {progress.loss:.4g}" if progress.loss is not None else ""
+            reporter(
+                f"epoch {progress.epoch:.1f}, step {formatting.count(progress.step)}{loss} {metrics}",
+                min(progress.step / expected, 1.0),
+            )
+        if status.state.is_over:
+            return status
+        if time.monotonic() - looked_s >= LOOK_S:
+            looked_s = time.monotonic()
+            told = supervision.look()
+            if told is not None:
+                reporter.note(f"step {formatting.count(progress.step)}: {told}")
+        time.sleep(POLL_S)

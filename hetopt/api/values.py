@@ -1,0 +1,58 @@
+"""Values as people give them, as numbers in seconds, dollars and samples; a bad one is one sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hetopt.core.errors import BadInput
+from hetopt.core.grammar import arguments
+from hetopt.core.quantities import DURATION, MONEY, NUMBER, quantity
+
+
+def positive(value: float | str | None, name: str, unit: str) -> float | None:
+    """A finite number above zero, which may be a text such as '$20'; None where nothing was given.
+
+    Raises:
+        BadInput: it is not.
+    """
+    if value is None:
+        return None
+    said = MONEY if unit.startswith("USD") else NUMBER
+    number = quantity(value, said, f"`{name}`") if isinstance(value, str) else float(value)
+    if not (math.isfinite(number) and number > 0):
+        raise BadInput(f"`{name}` must be a positive number of {unit}, got {value}.", hint=f"for example `{name}=5`")
+    return number
+
+
+def duration_s(given: str | float | None, name: str) -> float | None:
+    """'90s', '45m', '6h', '1h30m', '2d', or seconds; None where nothing was given.
+
+    Raises:
+        BadInput: it is no length of time above 0.
+    """
+    if given is None:
+        return None
+    seconds = quantity(str(given), DURATION, f"`{name}`")
+    if seconds <= 0:
+        raise BadInput(f"`{name}` must be a length of time above 0, got {given!r}.", hint=f"for example `{name}=6h`")
+    return seconds
+
+
+def metric_target(text: str) -> tuple[str, float]:
+    """'accuracy=0.97' as its name and value.
+
+    Raises:
+        BadInput: it is none.
+    """
+    pairs = list(arguments(text, "`target`").pairs.items())
+    if len(pairs) != 1:
+        raise BadInput(f"`target` must be METRIC=VALUE, got {text!r}.", hint="for example `target=accuracy=0.97`")
+    [(name, value)] = pairs
+    return name, quantity(value, NUMBER, f"`target` of {name}")
+
+
+def names(given: Sequence[str] | str) -> tuple[str, ...]:
+    """Names, also out of a text with commas between them."""
+    parts = given.split(",") if isinstance(given, str) else given
+    return tuple(part.strip() for part in parts if part.strip())

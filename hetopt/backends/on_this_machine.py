@@ -1,0 +1,173 @@
+"""Backends that run a plan on this machine: as local processes, or on an emulation of its cluster."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import os
+import shutil
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from hetopt.backends.backend import LaunchOptions, Prepared, RunHandle
+from hetopt.backends.emulation.backend import RehearsalLauncher
+from hetopt.backends.emulation.description import parse_changes, parse_hosts
+from hetopt.backends.emulation.namespaces import why_not
+from hetopt.backends.emulation.plan import rehearse
+from hetopt.backends.local import LocalLauncher
+from hetopt.backends.prediction.hosting import ThisMachine
+from hetopt.backends.prediction.local_plan import predict_on_local
+from hetopt.backends.prediction.machine_speed import at_present
+from hetopt.backends.processes import ProcessLauncher
+from hetopt.backends.runs import RunFolders
+from hetopt.core.calibration_benchmark import measure_yardstick_s
+from hetopt.core.errors import BadInput
+from hetopt.core.extras import install_command
+from hetopt.core.run_spec import RunSpec
+from hetopt.core.task_reference import check_found
+from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch, Place
+from hetopt.optimizer.plan import Plan, Prediction
+
+Mapped = tuple[RunSpec, Prediction, tuple[str, ...]]
+"""The run as its workers are here, what it should take here, and what to know to read these numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OnThisMachine(ProcessLauncher):
+    """What the two have in common: nothing is rented, and the run is a process of this machine."""
+
+    name: Place = "local"
+
+    def _map(self, plan: Plan, options: LaunchOptions) -> Mapped:
+        raise NotImplementedError("each of them maps its own way")
+
+    def prepare(self, made: Plan, wanted: Plan, options: LaunchOptions) -> Prepared:
+        """See `hetopt.backends.backend.Backend`."""
+        check_options(self.name, options)
+        wanted, remarks = at_present(wanted, measure_yardstick_s)
+        spec, prediction, notes = self._map(wanted, options)
+        if options.data is not None:
+            spec = spec.model_copy(update={"data_dir": str(Path(options.data).resolve())})
+        launch = Launch(
+            created="",
+            started_s=0.0,
+            run_id="",
+            on=self.name,
+            plan=made,
+            spec=_restarted(spec, options),
+            prediction=prediction,
+            notes=(*remarks, *notes),
+        )
+        return Prepared(launch=launch)
+
+    def prepare_resumed(self, folder: Path, options: LaunchOptions) -> Prepared:
+        """See `hetopt.backends.backend.Backend`."""
+        launch = Launch.load(folder / LAUNCH_FILE)
+        if launch.on != self.name:
+            raise BadInput(
+                f"{folder.name} was started on {launch.on}, and goes on there.",
+                hint=f"hetopt launch --on {launch.on} --resume {folder.name}",
+            )
+        state = self.poll(RunHandle(run_dir=folder)).state
+        if not state.is_over:
+            hint = f"end it first with `hetopt stop {folder.name}`"
+            raise BadInput(f"{folder.name} is still {state.value}.", hint=hint)
+        if not (folder / "checkpoint" / "LATEST").exists():
+            raise BadInput(f"{folder.name} has no checkpoint to go on from.", hint="start it anew from its plan")
+        launch = launch.model_copy(update={"spec": _restarted(launch.spec, options)})
+        return Prepared(launch=launch, folder=folder)
+
+    def submit(self, prepared: Prepared, folders: RunFolders) -> tuple[RunHandle, Launch]:
+        """See `hetopt.backends.backend.Backend`."""
+        self._check_here(prepared.launch.spec)
+        folder, launch = _begun(prepared, folders)
+        try:
+            launch.save(folder / LAUNCH_FILE)
+        except BadInput:
+            if prepared.folder is None:
+                shutil.rmtree(folder, ignore_errors=True)  # it would look like a run that has failed
+            raise
+        return self.start(launch.spec, folder, dict(os.environ)), launch
+
+    def _check_here(self, spec: RunSpec) -> None:
+        """Refuse a run that could not train here, before there is anything of it.
+
+        Raises:
+            BadInput: torch is not installed, the task is not there, or no cluster can be emulated.
+        """
+        if importlib.util.find_spec("torch") is None:
+            raise BadInput("training needs torch, which is not installed.", hint=install_command("train"))
+        check_found(spec.task)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalBackend(_OnThisMachine, LocalLauncher):
+    """Real processes on this machine, as many as the plan has workers, or one for each slowdown."""
+
+    name: Place = "local"
+
+    def _map(self, plan: Plan, options: LaunchOptions) -> Mapped:
+        here = predict_on_local(plan, options.slowdowns)
+        return here.run, here.prediction, here.notes
+
+
+@dataclass(frozen=True, kw_only=True)
+class RehearsalBackend(_OnThisMachine, RehearsalLauncher):
+    """A scaled emulation of the plan's cluster, or of described hosts, with a network of its own. It needs root."""
+
+    name: Place = "rehearsal"
+
+    def _map(self, plan: Plan, options: LaunchOptions) -> Mapped:
+        described = None if options.hosts is None else parse_hosts(options.hosts)
+        count = sum(group.machines for group in plan.chosen.groups) if described is None else len(described)
+        names = [f"h{number}" for number in range(count)]
+        changes = () if options.schedule is None else parse_changes(options.schedule, names)
+        rehearsal = rehearse(plan, ThisMachine.seen(), described, changes)
+        return rehearsal.run, rehearsal.prediction, rehearsal.notes
+
+    def _check_here(self, spec: RunSpec) -> None:
+        super()._check_here(spec)
+        reason = why_not()
+        if reason is not None:
+            raise BadInput(f"no cluster can be rehearsed here: {reason}.", hint="choose `on=local`")
+
+
+_OWNERS: dict[str, tuple[Place, ...]] = {
+    "data": ("local", "rehearsal", "ec2"),
+    "restarts": ("local", "rehearsal"),
+    "slowdowns": ("local",),
+    "hosts": ("rehearsal",),
+    "schedule": ("rehearsal",),
+}
+"""Whose options are whose; all others are those of EC2."""
+
+
+def check_options(place: Place, options: LaunchOptions) -> None:
+    """Refuse an option of another backend than the one that was chosen.
+
+    Raises:
+        BadInput: one was given.
+    """
+    unset = LaunchOptions()
+    for field in fields(options):
+        owners = _OWNERS.get(field.name, ("ec2",))
+        if getattr(options, field.name) != getattr(unset, field.name) and place not in owners:
+            instead = "describe slower hosts with `hosts`" if field.name == "slowdowns" else "leave it out"
+            on = " or ".join(f"`on={owner}`" for owner in owners)
+            raise BadInput(f"`{field.name}` is for {on}.", hint=f"{instead}, or choose `on={owners[0]}`")
+
+
+def _restarted(spec: RunSpec, options: LaunchOptions) -> RunSpec:
+    return spec if options.restarts is None else spec.model_copy(update={"max_restarts": options.restarts})
+
+
+def _begun(prepared: Prepared, folders: RunFolders) -> tuple[Path, Launch]:
+    """The folder of the run, and its record with the moment in which it begins, or goes on."""
+    launch, now = prepared.launch, datetime.datetime.now(datetime.UTC)
+    if prepared.folder is not None:
+        return prepared.folder, launch.model_copy(update={"resumed_s": (*launch.resumed_s, time.time())})
+    folder = folders.create(launch.spec.task, now)
+    created = now.isoformat(timespec="seconds")
+    update = {"run_id": folder.name, "created": created, "started_s": time.time()}
+    return folder, launch.model_copy(update=update)

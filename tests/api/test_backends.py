@@ -1,0 +1,123 @@
+"""The contract of a backend: the same stories on each that runs here. `tests/ec2` tells them of rented machines."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import hetopt
+from hetopt.api.backends import backend
+from hetopt.backends.backend import Backend, LaunchOptions
+from hetopt.backends.emulation.namespaces import find_leftovers, why_not
+from hetopt.core.errors import BadInput
+from hetopt.core.run_status import RunState
+from hetopt.optimizer.launch_record import PLACES, Place
+from hetopt.optimizer.plan import Plan
+from tests.disturbance import PATIENCE_S
+
+RECORDED = Path(__file__).resolve().parents[1] / "recorded" / "digits.json"
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    """Two workers on one type, for a few hundred steps."""
+    return hetopt.recommend(RECORDED, budget_usd=2, epochs=20, types="c7i.large", max_workers=2, trials=0)
+
+
+def test_each_place_has_a_backend_with_the_same_methods() -> None:
+    methods = [name for name in dir(Backend) if not name.startswith("_")]
+    assert set(methods) == {"prepare", "prepare_resumed", "submit", "start", "poll", "stop"}
+    for place in PLACES:
+        where = backend(place)
+        assert all(callable(getattr(where, name)) for name in methods), place
+
+
+class Stories:
+    """What every backend does. A subclass names it and describes two workers there."""
+
+    place: Place
+    here: dict[str, object]
+
+    @pytest.fixture(autouse=True)
+    def home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
+        return tmp_path
+
+    def launched(self, plan: Plan, **more: object) -> hetopt.Run:
+        return hetopt.launch(plan, on=self.place, **self.here, **more)  # type: ignore[arg-type]  # as each has them
+
+    def until(self, run: hetopt.Run, step: int) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while run.record().progress.step < step:
+            assert not run.status().state.is_over, run.status()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+    def test_preparing_starts_nothing(self, plan: Plan, home: Path) -> None:
+        prepared = backend(self.place).prepare(plan, plan, LaunchOptions(**self.here))  # type: ignore[arg-type]
+        assert prepared.launch.on == self.place
+        assert prepared.launch.prediction.total_s.value > 0
+        assert not list(home.iterdir())
+
+    def test_a_run_ends_and_is_held_against_its_prediction(self, plan: Plan) -> None:
+        run = self.launched(plan, steps=30)
+        assert run.wait().state is RunState.FINISHED
+        report = run.report()
+        assert report.on == self.place
+        assert len(report.workers) == 2
+        assert run.model is not None
+
+    def test_a_run_is_stopped_and_goes_on(self, plan: Plan) -> None:
+        run = self.launched(plan, steps=4_000)
+        with pytest.raises(BadInput, match=f"{run.name} is still"):
+            hetopt.resume(run)
+        self.until(run, 20)
+        assert run.stop().state is RunState.STOPPED
+        reached = run.record().progress.step
+        again = hetopt.resume(run.name)
+        self.until(again, reached + 10)
+        assert again.stop().state is RunState.STOPPED
+        interrupted = again.report().interrupted
+        assert interrupted is not None
+        assert interrupted.sessions == 2
+
+    def test_a_run_whose_worker_dies_has_failed_and_says_why(self, plan: Plan) -> None:
+        run = self.launched(plan, steps=4_000)
+        self.until(run, 10)
+        workers = [
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if "hetopt.trainer.worker" in (process.info["cmdline"] or []) and str(run.folder) in process.info["cmdline"]
+        ]
+        workers[-1].kill()
+        status = run.wait()
+        assert status.state is RunState.FAILED
+        assert "was killed" in (status.reason or "")
+
+    def test_a_damaged_log_hides_no_run(self, plan: Plan) -> None:
+        run = self.launched(plan, steps=30)
+        run.wait()
+        log = run.folder / "events.jsonl"
+        log.write_text('{"event": "step", "step": \n' + json.dumps({"event": 5}) + "\n" + log.read_text())
+        assert hetopt.Run.find(run.name).status().state is RunState.FINISHED
+        assert hetopt.report(run.name).unread_lines == 2
+
+
+class TestLocal(Stories):
+    place = "local"
+    here = {"slowdowns": (1.0, 2.0)}  # noqa: RUF012  # read only
+
+
+@pytest.mark.skipif(why_not() is not None, reason="needs root and iproute2")
+class TestRehearsal(Stories):
+    place = "rehearsal"
+    here = {"hosts": "speed=1,rate=200mbit; speed=0.5,rate=200mbit"}  # noqa: RUF012  # read only
+
+    @pytest.fixture(autouse=True)
+    def nothing_stays(self) -> object:
+        yield
+        assert find_leftovers() == []

@@ -1,0 +1,107 @@
+"""The library as a script or a notebook meets it: names, start-up, and the whole way from a profile to a report."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hetopt
+from hetopt.core.errors import BadInput
+from hetopt.core.reporter import Reporter
+
+RECORDED = Path(__file__).resolve().parents[1] / "recorded" / "digits.json"
+
+
+def test_every_name_is_there_documented_and_typed() -> None:
+    for name in hetopt.__all__:
+        value = getattr(hetopt, name)
+        if name == "__version__":
+            continue
+        assert inspect.getdoc(value), name
+        if inspect.isfunction(value):
+            parameters = inspect.signature(value).parameters.values()
+            assert all(one.annotation is not inspect.Parameter.empty for one in parameters), name
+    assert set(hetopt.__all__) <= set(dir(hetopt))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = hetopt.nonsense
+
+
+def test_names_stay_functions_whatever_is_imported() -> None:
+    """A room of the same name would hide a function as soon as one of its modules is imported."""
+    code = (
+        "import hetopt, pkgutil, importlib\n"
+        "for one in pkgutil.walk_packages(hetopt.__path__, 'hetopt.'): importlib.import_module(one.name)\n"
+        "print(all(callable(getattr(hetopt, n)) for n in hetopt.__all__ if n != '__version__'))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "True"
+
+
+def test_planning_needs_no_torch() -> None:
+    code = (
+        "import sys, hetopt\n"
+        "assert not [name for name in sys.modules if name.startswith('hetopt.')], 'nothing is imported yet'\n"
+        f"plan = hetopt.recommend({str(RECORDED)!r}, budget_usd=2, epochs=10, types='c7i.*', max_workers=4, trials=0)\n"
+        "print(plan.chosen.prediction.cost_usd.value > 0, 'torch' in sys.modules)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["True", "False"]
+
+
+def test_a_plan_runs_is_followed_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
+    plan = hetopt.recommend(RECORDED, budget_usd=2, epochs=4, types="c7i.*", max_workers=4, trials=0)
+    said: list[str] = []
+    kinds: list[str] = []
+    run = hetopt.launch(plan, on="local", slowdowns=(1, 2))
+    status = run.wait(
+        on_event=lambda event: kinds.append(type(event).__name__),
+        reporter=Reporter(progress=lambda text, done: said.append(text)),
+    )
+    assert status.state.value == "finished"
+    assert {"RunStarted", "StepsLogged", "TrainingFinished"} <= set(kinds)
+    assert any(text.startswith("epoch ") for text in said)
+    assert run.model is not None
+    assert run.model.name == "model.pt"
+    assert hetopt.Run.find(run.name).folder == run.folder
+    report = hetopt.report(run)
+    assert {one.name for one in report.compared} >= {"run time"}
+    assert report == hetopt.report(run.name)
+    assert "</html>" in report._repr_html_()
+    assert "<table" in plan._repr_html_()
+    assert {line.source for line in run.logs()} >= set()
+    with pytest.raises(BadInput, match="no run is called"):
+        hetopt.resume(run.name + "-not-there")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"on": "moon"}, "cannot launch on 'moon'"),
+        ({"on": "local", "hosts": "speed=1"}, r"`hosts` is for `on=rehearsal`"),
+        ({"on": "local", "budget_usd": 5}, r"`budget_usd` is for `on=ec2`"),
+        ({"on": "rehearsal", "slowdowns": (1, 2)}, r"`slowdowns` is for `on=local`"),
+        ({"on": "local", "steps": 0}, r"`steps` must be at least 1, got 0"),
+        ({"on": "local", "batch_policy": "rate"}, "follows streams"),
+        ({"on": "ec2", "stream": "replay(40)"}, r"`stream` is for `on=local`"),
+        ({"on": "ec2", "restarts": 1}, r"`restarts` is for `on=local`"),
+    ],
+)
+def test_what_cannot_be_is_said_in_the_library_s_words(arguments: dict[str, object], said: str) -> None:
+    plan = hetopt.recommend(RECORDED, budget_usd=2, epochs=4, types="c7i.large", max_workers=2, trials=0)
+    with pytest.raises(BadInput, match=said) as refused:
+        hetopt.launch(plan, **arguments)  # type: ignore[arg-type]  # what a script may write
+    assert "--" not in str(refused.value)
+
+
+def test_a_search_without_limits_and_a_target_of_another_metric_are_refused() -> None:
+    with pytest.raises(BadInput, match="give `budget_usd`, `deadline` or both"):
+        hetopt.recommend(RECORDED)
+    with pytest.raises(BadInput, match="was profiled for accuracy, not loss"):
+        hetopt.recommend(RECORDED, budget_usd=2, target="loss=1")
+    with pytest.raises(BadInput, match="`deadline` must be a length of time, got 'soon'"):
+        hetopt.recommend(RECORDED, deadline="soon")
