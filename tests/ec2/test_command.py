@@ -154,7 +154,7 @@ def test_what_cannot_be_rented(
     refused(hetopt("launch", plan_file, "--bucket", "not-there", "--yes"), 4, "bucket not-there does not exist")
     refused(hetopt("launch", plan_file, "--substitute", "c7i.large"), 2, "TYPE=OTHER")
     refused(hetopt("launch", plan_file, "--substitute", "c7i.large=g5.xlarge", "--yes"), 2, "different images")
-    refused(hetopt("launch", plan_file, "--image", "cpu=ami-1"), 2, "KIND=AMI")
+    refused(hetopt("launch", plan_file, "--image", "cpu=ami-1"), 2, "called 'cpu'.*x86_64-cpu")
     refused(hetopt("launch", plan_file, "--data", "/data/x", "--yes"), 2, "cannot read /data/x")
     refused(hetopt("launch", plan_file, "--slowdown", "1,2"), 2, "--slowdown is for --on local")
     refused(hetopt("launch", plan_file, "--on", "local", "--budget", "3"), 2, "--budget is for --on ec2")
