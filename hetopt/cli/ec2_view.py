@@ -55,7 +55,7 @@ def show(plan: Plan, order: Order) -> None:
     if plan.risk is not None:
         render.bullet(f"RISK: {plan.risk}; else it is stopped unfinished")
     for one in moved.values():
-        if one.is_dearer:
+        if one.is_price_increase:
             render.bullet(
                 f"{one.instance_type} has become more expensive since {one.price_date}: "
                 f"{formatting.usd(one.planned_usd_per_hour)} was planned, {formatting.usd(one.usd_per_hour)} an hour "

@@ -1,4 +1,4 @@
-"""A run leaves a dear pool: all of its machines or none, and whatever comes between disturbs nobody."""
+"""A run leaves an expensive pool: all of its machines or none, and whatever comes between disturbs nobody."""
 
 from __future__ import annotations
 

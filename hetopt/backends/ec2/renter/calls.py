@@ -49,8 +49,6 @@ def launch_calls(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> 
     zone = order.zones[0]
     return (
         *preparation(order, contents, bundle),
-        *group_calls(order, zone),
-        *template_calls(order),
         *(fleet_call(order, role, zone, attempt=0) for role in order.roles),
         addresses_call(order),
         placement_call(order, b""),
@@ -58,7 +56,11 @@ def launch_calls(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> 
 
 
 def preparation(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> tuple[Request, ...]:
-    """The objects that machines read when they boot. The lease is new: an earlier life's would end them at once."""
+    """All that must be there before machines are: the objects that they read when they boot, their group and templates.
+
+    The lease is new: an earlier life's would end them at once. Default subnets are in one network, so that the group
+    serves in every zone.
+    """
     code = put_object(order, CODE_STEP, order.bundle_key, bundle, "the code that machines run, by its content")
     end_s = order.created_s + order.lifetime_s
     return (
@@ -70,6 +72,8 @@ def preparation(order: Order, contents: Mapping[str, bytes], bundle: bytes) -> t
             )
             for name, body in contents.items()
         ),
+        *group_calls(order, order.zones[0]),
+        *template_calls(order),
     )
 
 

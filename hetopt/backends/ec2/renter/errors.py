@@ -8,13 +8,13 @@ name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Literal
 
-from hetopt.backends.ec2.renter.request import Request
+from hetopt.backends.ec2.renter.request import Answer, Edge, Request
 from hetopt.core.errors import CloudRefused
 from hetopt.optimizer.market.catalog import Market
 from hetopt.optimizer.market.quota import family_of
@@ -415,6 +415,20 @@ class ApiRefused(CloudRefused):
         self.text = text
         self.request = request
         self.reaction = row.reaction
+
+
+def if_there(edge: Edge, request: Request, absent: Collection[str] = ("NoSuchKey", "404")) -> Answer | None:
+    """What the cloud answers about a thing; None where it is not there, by these codes.
+
+    Raises:
+        CloudRefused: for any other reason.
+    """
+    try:
+        return edge(request)
+    except ApiRefused as refused:
+        if refused.code in absent:
+            return None
+        raise
 
 
 def _words(request: Request, code: str, text: str, endpoint: str) -> dict[str, str]:

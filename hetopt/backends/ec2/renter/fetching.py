@@ -14,7 +14,7 @@ from hetopt.backends.ec2.objects import S3Objects
 from hetopt.backends.ec2.protocol import MODELS_FOLDER, Placements
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.cluster_state import ClusterState
-from hetopt.backends.ec2.renter.errors import ApiRefused
+from hetopt.backends.ec2.renter.errors import if_there
 from hetopt.backends.ec2.renter.launcher import PLAN_OBJECT
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.placement import Assignment, Machine
@@ -33,23 +33,23 @@ def fetch(edge: Edge, *, bucket: str, account_id: str, run_id: str, name: str) -
     Raises:
         BadInput: there is no such run in the bucket.
     """
-    request = read(
-        "s3",
-        "get_object",
-        "what was ordered",
-        Bucket=bucket,
-        Key=f"runs/{run_id}/{name}",
-        ExpectedBucketOwner=account_id,
+    answer = if_there(
+        edge,
+        read(
+            "s3",
+            "get_object",
+            "what was ordered",
+            Bucket=bucket,
+            Key=f"runs/{run_id}/{name}",
+            ExpectedBucketOwner=account_id,
+        ),
     )
-    try:
-        body: bytes = edge(request)["Body"]
-    except ApiRefused as refused:
-        if refused.code in ("NoSuchKey", "404"):
-            raise BadInput(
-                f"the bucket {bucket} has no {name} of a run {run_id}.",
-                hint="give the run's full name, and the `region` and `bucket` that it was launched with",
-            ) from None
-        raise
+    if answer is None:
+        raise BadInput(
+            f"the bucket {bucket} has no {name} of a run {run_id}.",
+            hint="give the run's full name, and the `region` and `bucket` that it was launched with",
+        )
+    body: bytes = answer["Body"]
     return body
 
 

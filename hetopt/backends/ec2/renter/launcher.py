@@ -48,7 +48,7 @@ _STOP_PATIENCE_S = 120.0
 
 
 @dataclass(kw_only=True)
-class Pace:
+class Polling:
     """When to look again: often while there is news, ever less often while there is none."""
 
     wait_s: float = FIRST_LOOK_S
@@ -83,7 +83,7 @@ class Ec2Launcher:
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
     patience_s: float = _STOP_PATIENCE_S
-    _paces: dict[Path, Pace] = field(default_factory=dict, repr=False, compare=False)
+    _polling: dict[Path, Polling] = field(default_factory=dict, repr=False, compare=False)
 
     def start(self, spec: RunSpec, run_dir: Path, environment: Mapping[str, str]) -> RunHandle:
         """Rent what the folder's order says, and tell the machines to begin.
@@ -122,13 +122,13 @@ class Ec2Launcher:
         A network or a login that is gone for a while is no reason to end a run: its machines go on until their lease
         ends, and what was seen last is answered.
         """
-        pace = self._paces.setdefault(handle.run_dir, Pace())
+        polling = self._polling.setdefault(handle.run_dir, Polling())
         try:
             return self.look(handle)
         except CloudRefused as refused:
-            pace.after(self.clock(), news=False)
-            if refused.message != pace.said:
-                pace.said = refused.message
+            polling.after(self.clock(), news=False)
+            if refused.message != polling.said:
+                polling.said = refused.message
                 self.tell(
                     f"{refused.message} {refused.hint or ''} The run goes on; nobody grants it more time meanwhile."
                 )
@@ -145,11 +145,11 @@ class Ec2Launcher:
             return RunStatus(state=RunState.FAILED, reason="nothing was rented")
         loop = self._opened(handle)
         state = loop.watcher.last()
-        pace = self._paces.setdefault(run_dir, Pace())
-        if not state.cleared and state.machines and self.clock() >= pace.next_s:
+        polling = self._polling.setdefault(run_dir, Polling())
+        if not state.cleared and state.machines and self.clock() >= polling.next_s:
             before = (state.machines, _size(run_dir / EVENTS_FILE))
-            state = loop.settle(self._priced(loop.watcher, loop.watcher.look(), pace))
-            pace.after(self.clock(), news=before != (state.machines, _size(run_dir / EVENTS_FILE)))
+            state = loop.settle(self._priced(loop.watcher, loop.watcher.look(), polling))
+            polling.after(self.clock(), news=before != (state.machines, _size(run_dir / EVENTS_FILE)))
         return judged(run_dir, state)
 
     def stop(self, handle: RunHandle) -> None:
@@ -253,9 +253,9 @@ class Ec2Launcher:
         return self._loop(Order.load(handle.run_dir / ORDER_FILE), handle.run_dir)
 
     def _look_at_once(self, handle: RunHandle) -> None:
-        self._paces.setdefault(handle.run_dir, Pace()).next_s = self.clock()
+        self._polling.setdefault(handle.run_dir, Polling()).next_s = self.clock()
 
-    def _priced(self, watcher: Watcher, state: ClusterState, pace: Pace) -> ClusterState:
+    def _priced(self, watcher: Watcher, state: ClusterState, polling: Polling) -> ClusterState:
         """Machines on spot are billed at the prices of now. Where nobody tells these, at those that were told last."""
         order, now_s = watcher.order, self.clock()
         if not are_due(order, state, now_s):
@@ -265,8 +265,8 @@ class Ec2Launcher:
             state = repriced(order, state, newest, now_s)
         except CloudRefused as refused:
             state = state.model_copy(update={"prices_asked_s": now_s})
-            if refused.message != pace.said_of_prices:
-                pace.said_of_prices = refused.message
+            if refused.message != polling.said_of_prices:
+                polling.said_of_prices = refused.message
                 self.tell(f"{refused.message} {refused.hint or ''} The prices that were seen last are taken to hold.")
         watcher.save(state)
         return state
@@ -276,10 +276,10 @@ class Ec2Launcher:
         began = any(machine.heartbeat_s is not None for machine in state.alive) or _size(watcher.run_dir / EVENTS_FILE)
         if not began:
             return state
-        deadline_s, pace = self.clock() + watcher.order.checkpoint_s + self.patience_s, Pace()
+        deadline_s, polling = self.clock() + watcher.order.checkpoint_s + self.patience_s, Polling()
         while state.alive and self.clock() < deadline_s:
-            self.sleep(pace.wait_s)
-            pace.after(self.clock(), news=False)
+            self.sleep(polling.wait_s)
+            polling.after(self.clock(), news=False)
             state = watcher.machines_now(state)
         return state
 

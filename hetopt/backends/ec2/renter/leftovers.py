@@ -15,11 +15,11 @@ from pathlib import Path
 from hetopt.backends.ec2.protocol import Lease
 from hetopt.backends.ec2.renter.account import Identity, default_bucket
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
-from hetopt.backends.ec2.renter.errors import ApiRefused
+from hetopt.backends.ec2.renter.errors import if_there
 from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, SETTLES_S, Entry, known_regions, read_ledger, unresolved
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.removal import Found
-from hetopt.backends.ec2.renter.request import Answer, Edge, read
+from hetopt.backends.ec2.renter.request import Edge, read
 from hetopt.core.bucket_traffic import HEARTBEAT_S, LEASE_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
 
@@ -167,19 +167,13 @@ class Bucket:
 
     def _lease(self, bucket: str, run_id: str) -> Lease | None:
         parameters = {"Bucket": bucket, "Key": f"runs/{run_id}/{LEASE_OBJECT}", "ExpectedBucketOwner": self.account_id}
-        answer = self._ask("get_object", parameters, "until when the run's machines may live")
+        request = read("s3", "get_object", "until when the run's machines may live", **parameters)
+        answer = if_there(self.edge, request, _ABSENT)
         return None if answer is None else Lease.of_json(answer["Body"])
 
     def _beat_s(self, bucket: str, run_id: str) -> float | None:
         parameters = {"Bucket": bucket, "Prefix": f"runs/{run_id}/state/", "ExpectedBucketOwner": self.account_id}
-        answer = self._ask("list_objects_v2", parameters, "when the run's machines last said that they live")
+        request = read("s3", "list_objects_v2", "when the run's machines last said that they live", **parameters)
+        answer = if_there(self.edge, request, _ABSENT)
         beats = [one["LastModified"].timestamp() for one in (answer or {}).get("Contents", ())]
         return max(beats, default=None)
-
-    def _ask(self, operation: str, parameters: dict[str, str], purpose: str) -> Answer | None:
-        try:
-            return self.edge(read("s3", operation, purpose, **parameters))
-        except ApiRefused as refused:
-            if refused.code in _ABSENT:
-                return None
-            raise

@@ -12,7 +12,7 @@ from pathlib import Path
 from hetopt.backends.ec2.protocol import LATEST_OBJECT, Latest
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.cluster_state import ClusterState
-from hetopt.backends.ec2.renter.errors import ApiRefused
+from hetopt.backends.ec2.renter.errors import ApiRefused, if_there
 from hetopt.backends.ec2.renter.ledger import Made
 from hetopt.backends.ec2.renter.order import Order
 from hetopt.backends.ec2.renter.placement import Assignment, placement_json, ranked_spec
@@ -225,11 +225,6 @@ class Loop:
 
 def latest_checkpoint(edge: Edge, order: Order) -> str | None:
     """The newest checkpoint that is complete; None where there is none yet."""
-    try:
-        body: bytes = edge(calls.get_object(order, f"{order.prefix}/{LATEST_OBJECT}"))["Body"]
-    except ApiRefused as refused:
-        if refused.code in ("NoSuchKey", "404"):
-            return None
-        raise
-    latest = Latest.of(body)
+    answer = if_there(edge, calls.get_object(order, f"{order.prefix}/{LATEST_OBJECT}"))
+    latest = None if answer is None else Latest.of(answer["Body"])
     return None if latest is None else latest.checkpoint

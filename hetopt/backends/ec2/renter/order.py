@@ -203,7 +203,7 @@ def usd_per_hour(roles: Sequence[Role], zone: Zone) -> float:
 
 
 def worst_usd_per_hour(roles: tuple[Role, ...], zones: tuple[Zone, ...]) -> float:
-    """The most that roles can cost an hour: every machine the dearest of its substitutes, in the dearest zone."""
+    """The most that roles can cost an hour: every machine the most expensive of its substitutes, in such a zone."""
     return max(
         sum(role.machines * max(zone.rates[name].worst_usd_per_hour for name in role.instance_types) for role in roles)
         for zone in zones

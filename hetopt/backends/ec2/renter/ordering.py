@@ -23,7 +23,7 @@ from hetopt.optimizer.plan import Plan
 PROFILE_NAME = "hetopt-node"
 """The instance profile where none is named; see `hetopt setup`."""
 
-_DEARER = 1.02
+_PRICE_INCREASE = 1.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +55,9 @@ class Moved:
     price_date: str
 
     @property
-    def is_dearer(self) -> bool:
+    def is_price_increase(self) -> bool:
         """Whether it went up by more than prices always do."""
-        return self.usd_per_hour > _DEARER * self.planned_usd_per_hour
+        return self.usd_per_hour > _PRICE_INCREASE * self.planned_usd_per_hour
 
 
 def region_of(plan: Plan) -> str:
@@ -310,12 +310,12 @@ def check_prices(plan: Plan, order: Order) -> None:
         BudgetStop: at the prices of now it may cost more.
     """
     high = expected_usd(plan, order)[1]
-    dearer = [moved for moved in moved_prices(plan, order) if moved.is_dearer]
-    if dearer and high > order.budget_usd * 1.001:
+    increases = [moved for moved in moved_prices(plan, order) if moved.is_price_increase]
+    if increases and high > order.budget_usd * 1.001:
         why = "; ".join(
             f"{one.instance_type} was planned at ${one.planned_usd_per_hour:.4g} an hour, "
             f"and costs ${one.usd_per_hour:.4g}"
-            for one in dearer
+            for one in increases
         )
         raise BudgetStop(
             f"at the prices of now the plan may cost ${high:.2f}, and the budget is ${order.budget_usd:.2f} ({why}).",

@@ -108,9 +108,6 @@ class Renter:
         results: dict[str, Answer] = {}
         for request in calls.preparation(order, contents, bundle):
             self._do(request, results)
-        # Default subnets are in one network, so that the group serves in every zone.
-        for request in (*calls.group_calls(order, order.zones[0]), *calls.template_calls(order)):
-            self._do(request, results)
         return self._somewhere(order, spec, results)
 
     def _do(self, request: Request, results: dict[str, Answer]) -> None:

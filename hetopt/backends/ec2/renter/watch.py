@@ -18,7 +18,7 @@ from typing import Any
 from hetopt.backends.ec2.protocol import Lease
 from hetopt.backends.ec2.renter import calls
 from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState, Duty, MachineState, ending_of
-from hetopt.backends.ec2.renter.errors import ApiRefused
+from hetopt.backends.ec2.renter.errors import if_there
 from hetopt.backends.ec2.renter.order import Order, Zone
 from hetopt.backends.ec2.renter.placement import Assignment
 from hetopt.backends.ec2.renter.request import Answer, Edge, read
@@ -252,14 +252,9 @@ def read_lease(edge: Edge, order: Order) -> tuple[Lease, str] | None:
     Raises:
         CloudRefused: the cloud does not answer.
     """
-    try:
-        answer = edge(calls.get_object(order, f"{order.prefix}/{LEASE_OBJECT}"))
-    except ApiRefused as refused:
-        if refused.code in ("NoSuchKey", "404"):
-            return None
-        raise
-    lease = Lease.of_json(answer["Body"])
-    return None if lease is None else (lease, str(answer["ETag"]))
+    answer = if_there(edge, calls.get_object(order, f"{order.prefix}/{LEASE_OBJECT}"))
+    lease = None if answer is None else Lease.of_json(answer["Body"])
+    return None if answer is None or lease is None else (lease, str(answer["ETag"]))
 
 
 def _updated(machine: MachineState, now: Answer | None, beats: Mapping[str, float], now_s: float) -> MachineState:
