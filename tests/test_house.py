@@ -21,6 +21,7 @@ EMPTY_NAMES = {"utils", "util", "helpers", "manager", "misc", "common"}
 FORBIDDEN = {
     "a to-do belongs in the issue tracker": re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b"),
     "a path of one developer's machine": re.compile(r"(?<![\w./$}])/(?:home|root|Users|work)/\w"),
+    "a merge that was not finished": re.compile(r"^(?:<<<<<<<|>>>>>>>) "),
     "a suppression without its code": re.compile(r"#\s*(?:noqa(?!:)|type:\s*ignore(?!\[))"),
 }
 
