@@ -45,7 +45,7 @@ def write_log(path: Path, steps: int, together: int) -> None:
     """The log of a run of so many steps, with an event for so many of them together."""
     draw, now_s = random.Random(0), 1005.0
     hosts = [f"h{rank}" for rank in range(WORKERS)]
-    spec = [{"host": host, "type": "g5.xlarge", "pace": 1, "local_batch_size": 64} for host in hosts]
+    spec = [{"host": host, "type": "g5.xlarge", "slowdown": 1, "local_batch_size": 64} for host in hosts]
     with path.open("w", encoding="utf-8") as stream:
         started = {"event": "run_started", "time_s": 1000.0, "task": "digits", "workers": spec}
         stream.write(json.dumps({**started, "global_batch_size": 64 * WORKERS}) + "\n")

@@ -36,7 +36,7 @@ def announce(context: WorkerContext, model: nn.Module, *, shares: Sequence[int],
             {
                 "host": worker.host,
                 "type": worker.type,
-                "pace": worker.pace,
+                "slowdown": worker.slowdown,
                 "local_batch_size": share,
                 "device": device,
                 "threads": int(row[0]),

@@ -129,7 +129,7 @@ def _local_table(spec: RunSpec) -> None:
             render.Column(name="slowdown", justify="right"),
             render.Column(name="batch", justify="right"),
         ],
-        [[w.host, w.type, f"{w.pace:g}", formatting.count(w.local_batch_size)] for w in spec.workers],
+        [[w.host, w.type, f"{w.slowdown:g}", formatting.count(w.local_batch_size)] for w in spec.workers],
     )
 
 

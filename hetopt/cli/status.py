@@ -113,7 +113,7 @@ def _facts(folder: Path, *, ask: bool) -> dict[str, Any]:
             {
                 "host": worker.host,
                 "type": worker.type,
-                "pace": worker.pace,
+                "slowdown": worker.slowdown,
                 "speed": speeds.get(worker.host),
                 "local_batch_size": worker.local_batch_size,
                 "compute_s": worker.mean_compute_s if worker.steps else None,
@@ -257,7 +257,7 @@ def worker_table(workers: list[dict[str, Any]]) -> None:
     from hetopt.core import formatting
 
     speed, column = (
-        ("speed", "speed") if any(worker["speed"] is not None for worker in workers) else ("pace", "slowdown")
+        ("speed", "speed") if any(worker["speed"] is not None for worker in workers) else ("slowdown", "slowdown")
     )
     render.table(
         [

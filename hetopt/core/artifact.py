@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args, get_origin
 
@@ -74,6 +75,13 @@ class Record(PlainText):
 
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
+
+
+def renamed(value: object, names: Mapping[str, str]) -> object:
+    """A record as it was read, with the present names in place of those that its fields had before (old: new)."""
+    if not isinstance(value, dict):
+        return value
+    return {names.get(key, key) if names.get(key) not in value else key: one for key, one in value.items()}
 
 
 class Artifact(Record):

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from hetopt.core.artifact import HostName, Record
+from hetopt.core.artifact import HostName, Record, renamed
 from hetopt.core.compression_slowdown import CAUTIOUS_COEFFICIENT
 from hetopt.core.probe_schedule import ProbeSchedule
 from hetopt.core.scaled_emulation import DeclaredTime, ScaledEmulation
@@ -75,11 +75,17 @@ class WorkerSpec(Record):
     host: HostName = Field(description="name of the machine the worker runs on, unique in the run")
     type: str = Field(description="device type it was planned as: a catalogue name or 'local'")
     local_batch_size: PositiveInt
-    pace: PositiveFloat = Field(default=1.0, ge=1, description="compute is stretched by this factor")
+    slowdown: PositiveFloat = Field(default=1.0, ge=1, description="compute takes so many times as long")
     declared: DeclaredTime | None = Field(default=None, description="compute takes so long; absent: as long as it does")
     threads: PositiveInt | None = Field(default=None, description="CPU threads; absent: what torch chooses")
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_local_batch_size: PositiveInt | None = Field(default=None, description="memory limit, samples")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_named_before(cls, value: object) -> object:
+        """Files of 0.1 call the slowdown factor ``pace``."""
+        return renamed(value, {"pace": "slowdown"})
 
 
 class StopRule(Record):

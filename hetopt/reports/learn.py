@@ -88,7 +88,9 @@ def learn(profile: Profile, launch: Launch, events: Sequence[LogEvent]) -> Learn
 def _samples(launch: Launch, events: Iterable[LogEvent]) -> Iterator[StepSample]:
     """Steps as they were measured; none of a miniature, of paced workers, or of machines nobody rents."""
     spec = launch.spec
-    is_real = spec.miniature is None and all(worker.pace == 1 and worker.declared is None for worker in spec.workers)
+    is_real = spec.miniature is None and all(
+        worker.slowdown == 1 and worker.declared is None for worker in spec.workers
+    )
     if not is_real or not all(RENTED.fullmatch(worker.type) for worker in spec.workers):
         return
     sync = spell_sync(spec.sync) if spec.is_local else None

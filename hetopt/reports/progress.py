@@ -35,7 +35,7 @@ class WorkerProgress:
 
     host: str
     type: str
-    pace: float
+    slowdown: float
     local_batch_size: int
     compute_s: float = 0.0
     wait_s: float = 0.0
@@ -303,11 +303,13 @@ def _workers(
         row = before[place] if place < len(before) else None
         if row is None:
             row = WorkerProgress(
-                host=known.host, type=known.type, pace=known.pace, local_batch_size=known.local_batch_size
+                host=known.host, type=known.type, slowdown=known.slowdown, local_batch_size=known.local_batch_size
             )
         told = announced.get(place)
         if told is not None:
-            row = replace(row, host=told.host, type=told.type, pace=told.pace, local_batch_size=told.local_batch_size)
+            row = replace(
+                row, host=told.host, type=told.type, slowdown=told.slowdown, local_batch_size=told.local_batch_size
+            )
         found.append(replace(row, is_present=place in roster.present))
     return tuple(found)
 

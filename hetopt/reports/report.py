@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from hetopt.core import formatting
-from hetopt.core.artifact import Artifact, Record, Told
+from hetopt.core.artifact import Artifact, Record, Told, renamed
 from hetopt.core.errors import BadInput
 from hetopt.core.html_table import html_table
 from hetopt.optimizer.launch_record import Launch
@@ -51,13 +51,19 @@ class WorkerReport(Record):
 
     host: Told
     type: Told
-    pace: PositiveFloat
+    slowdown: PositiveFloat
     speed: PositiveFloat | None = Field(default=None, description="of its host in a rehearsal, relative")
     local_batch_size: int = Field(description="share at the end, samples; of a worker that is gone, in its last step")
     compute_s: NonNegativeFloat
     wait_s: NonNegativeFloat
     steps: int = Field(default=0, description="logged, that it took part in")
     is_present: bool = Field(default=True, description="whether it was there at the end")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_named_before(cls, value: object) -> object:
+        """Files of 0.1 call the slowdown factor ``pace``."""
+        return renamed(value, {"pace": "slowdown"})
 
 
 class Way(Record):
@@ -210,7 +216,7 @@ def make_report(launch: Launch, progress: Progress, told: Timeline, *, state: st
             WorkerReport(
                 host=worker.host,
                 type=worker.type,
-                pace=worker.pace,
+                slowdown=worker.slowdown,
                 speed=speeds.get(worker.host),
                 local_batch_size=worker.local_batch_size,
                 compute_s=worker.mean_compute_s,

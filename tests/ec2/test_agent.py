@@ -83,8 +83,8 @@ def placement(spec: RunSpec, resume_from: str | None = None, generation: int = 0
     ).encode()
 
 
-def spec_of(steps: int, pace: float = 1.0) -> RunSpec:
-    worker = WorkerSpec(host="h0", type="c7i.large", local_batch_size=16, pace=pace)
+def spec_of(steps: int, slowdown: float = 1.0) -> RunSpec:
+    worker = WorkerSpec(host="h0", type="c7i.large", local_batch_size=16, slowdown=slowdown)
     return RunSpec(
         task="digits", workers=(worker,), stop=StopRule(max_steps=steps), control_period_steps=5, checkpoint_every_s=1
     )
@@ -178,7 +178,7 @@ def test_a_new_placement_is_followed_at_once(
     objects: S3Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others were lost without a word: this machine would wait for them for minutes, but the new ones are there."""
-    objects.put("placement.json", placement(spec_of(300, pace=500.0)))
+    objects.put("placement.json", placement(spec_of(300, slowdown=500.0)))
     with metadata_service(META) as service:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
         one = agent(tmp_path, objects, Commands(), steps=300)

@@ -34,10 +34,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def spec_of(steps: int, pace: float = 1.0) -> RunSpec:
+def spec_of(steps: int, slowdown: float = 1.0) -> RunSpec:
     """What is ordered is one run, on workers that may change."""
     workers = tuple(
-        WorkerSpec(host=host, type="c7i.large", local_batch_size=16, threads=1, pace=pace) for host in ADDRESSES
+        WorkerSpec(host=host, type="c7i.large", local_batch_size=16, threads=1, slowdown=slowdown) for host in ADDRESSES
     )
     return RunSpec(
         task="digits",
@@ -104,7 +104,9 @@ def test_a_machine_that_vanishes_is_replaced_and_training_goes_on(cloud: BotoEdg
 
     with ExitStack() as stack:
         try:
-            objects.put("placement.json", placement({"i-0": "h0", "i-1": "h1"}, spec_of(STEPS, pace=100.0), 0, None))
+            objects.put(
+                "placement.json", placement({"i-0": "h0", "i-1": "h1"}, spec_of(STEPS, slowdown=100.0), 0, None)
+            )
             boot(stack, "i-0")
             boot(stack, "i-1")
             until(lambda: objects.get("ckpt/LATEST"))

@@ -55,7 +55,7 @@ def log_of(launch: Launch, step_time_s: float) -> list[Event]:
     said = launch.prediction
     part = said.compute_s / (said.compute_s + said.communication_s)
     workers = [
-        {"host": w.host, "type": w.type, "pace": 1, "local_batch_size": w.local_batch_size} for w in spec.workers
+        {"host": w.host, "type": w.type, "slowdown": 1, "local_batch_size": w.local_batch_size} for w in spec.workers
     ]
     started = {"task": spec.task, "workers": workers, "global_batch_size": spec.global_batch_size, "resumed_step": 0}
     events: list[Event] = [
@@ -124,7 +124,7 @@ def test_a_profile_of_another_job_is_refused(first: Plan) -> None:
 
 
 def test_paced_workers_teach_no_step_times(first: Plan) -> None:
-    workers = tuple(worker.model_copy(update={"pace": 2.0}) for worker in first.run.workers)
+    workers = tuple(worker.model_copy(update={"slowdown": 2.0}) for worker in first.run.workers)
     launch = launched(first).model_copy(update={"spec": first.run.model_copy(update={"workers": workers})})
     learned = learn(first.profile, launch, events_of(log_of(launch, 0.01)))
     assert learned.profile.samples == first.profile.samples

@@ -107,7 +107,7 @@ def test_report_and_status_from_another_process(hetopt: Hetopt, home: Path, fini
     assert data["state"] == "finished"
     status = json.loads(hetopt("status", "--json").out)
     assert status["state"] == "finished"
-    assert [worker["pace"] for worker in status["workers"]] == [1, 3]
+    assert [worker["slowdown"] for worker in status["workers"]] == [1, 3]
     shown = hetopt("report")
     assert "Predicted and measured" in shown.out
     assert "Verdict" in shown.out

@@ -61,7 +61,8 @@ def _events(launch: Launch, *, slowdown: float = 1.0, resumed_step: int = 0, rea
     steps = round(said.steps.value)
     step_time_s, training_s = slowdown * said.step_time_s.value, slowdown * said.training_s.value
     workers = [
-        {"host": w.host, "type": w.type, "pace": w.pace, "local_batch_size": w.local_batch_size} for w in spec.workers
+        {"host": w.host, "type": w.type, "slowdown": w.slowdown, "local_batch_size": w.local_batch_size}
+        for w in spec.workers
     ]
     return [
         {
@@ -124,7 +125,8 @@ def _disturbed(launch: Launch) -> list[Event]:
     speeds = {"h0": 1.0, "h1": 1.0, "h2": 0.25}
     events = _events(launch)[:2]
     events[0]["workers"] = [
-        {"host": w.host, "type": w.type, "pace": w.pace, "local_batch_size": w.local_batch_size} for w in spec.workers
+        {"host": w.host, "type": w.type, "slowdown": w.slowdown, "local_batch_size": w.local_batch_size}
+        for w in spec.workers
     ]
     events[1]["time_s"] = begun_s
 

@@ -169,7 +169,7 @@ def long_run(steps: int, workers: int) -> list[str]:
     """The lines of a log of so many steps, each with an event of its own."""
     draw = random.Random(0)
     hosts = [f"h{rank}" for rank in range(workers)]
-    spec = [{"host": host, "type": "g5.xlarge", "pace": 1, "local_batch_size": 64} for host in hosts]
+    spec = [{"host": host, "type": "g5.xlarge", "slowdown": 1, "local_batch_size": 64} for host in hosts]
     told: dict[str, Any] = {"event": "run_started", "time_s": 1000.0, "task": "digits", "workers": spec}
     lines = [
         json.dumps({**told, "global_batch_size": 64 * workers}),

@@ -36,7 +36,7 @@ def test_the_job_is_kept_and_the_machines_are_replaced(plan: Plan) -> None:
         plan.run.stop,
         plan.run.compression,
     )
-    assert [(w.type, w.pace, w.threads) for w in run.workers] == [(LOCAL, 1, 1), (LOCAL, 2, 1)]
+    assert [(w.type, w.slowdown, w.threads) for w in run.workers] == [(LOCAL, 1, 1), (LOCAL, 2, 1)]
     assert len({worker.host for worker in run.workers}) == 2
 
 

@@ -17,7 +17,7 @@ from tests.logs import an_event, events_of
 
 
 def started(*hosts: str) -> list[Event]:
-    workers = [{"host": host, "type": "local", "pace": 1, "local_batch_size": 8} for host in hosts]
+    workers = [{"host": host, "type": "local", "slowdown": 1, "local_batch_size": 8} for host in hosts]
     return [
         {"event": "run_started", "time_s": 990.0, "task": "digits", "workers": workers, "global_batch_size": 8},
         {"event": "training_started", "time_s": 1000.0, "step": 0},

@@ -26,8 +26,8 @@ SPLITS = [[9, 5, 2], [1, 1, 14], [30, 11, 3], [4, 4, 4]]
 
 
 def toy_spec(task: str = "plain", *, shares: tuple[int, ...] = SHARES, **changes: Any) -> dict[str, Any]:
-    """A run of a toy task as plain JSON; ``pace``, ``declared`` and ``max_local_batch_size`` are one a worker."""
-    paces = changes.pop("pace", (1.0,) * len(shares))
+    """A run of a toy task as plain JSON; ``slowdown``, ``declared`` and ``max_local_batch_size`` are one a worker."""
+    paces = changes.pop("slowdown", (1.0,) * len(shares))
     limits = changes.pop("max_local_batch_size", (None,) * len(shares))
     declared = changes.pop("declared", (None,) * len(shares))
     workers = [
@@ -35,7 +35,7 @@ def toy_spec(task: str = "plain", *, shares: tuple[int, ...] = SHARES, **changes
             "host": "here",
             "type": "local",
             "local_batch_size": share,
-            "pace": pace,
+            "slowdown": pace,
             "declared": time,
             "max_local_batch_size": limit,
         }
@@ -141,7 +141,7 @@ SCENARIOS: list[dict[str, Any]] = [
     {"name": "diverging", "spec": toy_spec(learning_rate_scale=1e30)},
     {"name": "target", "spec": toy_spec("easy", stop={"max_epochs": 50, "target": True})},
     {"name": "paced", "spec": toy_spec(stop={"max_steps": 64}, **UNEVEN)},
-    {"name": "stretched", "spec": toy_spec(pace=(1.0, 1.5, 2.0), **SHORT), "sample_s": 0.0002},
+    {"name": "stretched", "spec": toy_spec(slowdown=(1.0, 1.5, 2.0), **SHORT), "sample_s": 0.0002},
     # With more than one bucket, so that gradients are sent under backward.
     {"name": "wide", "spec": toy_spec("wide", stop={"max_steps": 80})},
     {"name": "wide-resumed", "spec": toy_spec("wide", **HALF)},

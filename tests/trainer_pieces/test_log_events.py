@@ -122,6 +122,10 @@ def test_every_part_of_an_event_has_its_field() -> None:
             assert keys <= known, f"{path.name}:{node.name} tells {keys - known}, which no record holds"
 
 
+BEFORE = {"run_started.workers.pace"}
+"""Names of 0.1 that are read under the present ones (tests/facts/test_artifact.py)."""
+
+
 @pytest.mark.parametrize("path", sorted(RUNS.glob("*.jsonl")), ids=lambda path: path.stem)
 def test_what_real_runs_wrote_is_read_whole(path: Path) -> None:
     log = read_log(path)
@@ -129,7 +133,7 @@ def test_what_real_runs_wrote_is_read_whole(path: Path) -> None:
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert len(log.events) == len(lines)
     for line in lines:
-        assert unknown(line, BY_KIND[line["event"]], line["event"]) == []
+        assert set(unknown(line, BY_KIND[line["event"]], line["event"])) <= BEFORE
 
 
 GOOD = b'{"event": "training_started", "time_s": 5.0, "step": 3}\n'

@@ -63,7 +63,7 @@ class SessionRecord:
                 {
                     "host": worker.host,
                     "type": worker.type,
-                    "pace": worker.pace,
+                    "slowdown": worker.slowdown,
                     "local_batch_size": worker.local_batch_size,
                     "device": self._device,
                 }

@@ -217,8 +217,8 @@ def make_pace(
     if worker.declared is not None:
         clock = time.perf_counter if is_cpu else elapsed_s
         return Declared(worker.declared, worker.host, conditions, seed=seed, clock=clock)
-    if worker.pace == 1:
+    if worker.slowdown == 1:
         return NoSlowdown()
     if is_cpu:
-        return Stretched(worker.pace, time.thread_time, busy if own_core else time.sleep)
-    return Stretched(worker.pace, elapsed_s)
+        return Stretched(worker.slowdown, time.thread_time, busy if own_core else time.sleep)
+    return Stretched(worker.slowdown, elapsed_s)

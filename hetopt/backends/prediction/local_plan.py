@@ -33,30 +33,30 @@ class LocalRun:
     notes: tuple[str, ...]
 
 
-def predict_on_local(plan: Plan, paces: Sequence[float] | None) -> LocalRun:
+def predict_on_local(plan: Plan, slowdowns: Sequence[float] | None) -> LocalRun:
     """The plan's run as workers of the machine that was profiled, and what it should take there.
 
     Global batch, compression, goal and seed are kept. Shares are solved anew for the workers that there are, each
-    stretched by its pace.
+    slowed down by its factor.
 
     Args:
         plan: what to run.
-        paces: one for each worker, 1 or more: its computation takes so many times as long. Absent: as many workers at
-            full pace as the plan has, but no more than the machine has logical CPUs.
+        slowdowns: one for each worker, 1 or more: its computation takes so many times as long. Absent: as many workers
+            at full speed as the plan has, but no more than the machine has logical CPUs.
 
     Raises:
-        BadInput: no worker, an impossible pace, more workers than samples in a batch, or a compression that cannot
+        BadInput: no worker, an impossible factor, more workers than samples in a batch, or a compression that cannot
             serve so many workers.
     """
     model = fit(plan.profile)
     cpus = plan.profile.host.logical_cpus
-    if paces is None:
-        paces = (1.0,) * min(len(plan.run.workers), cpus)
-    if not paces or not all(1 <= pace < math.inf for pace in paces):
+    if slowdowns is None:
+        slowdowns = (1.0,) * min(len(plan.run.workers), cpus)
+    if not slowdowns or not all(1 <= slowdown < math.inf for slowdown in slowdowns):
         raise BadInput("every slowdown factor must be at least 1.", hint="for example `slowdowns=[1, 2]`")
-    count = len(paces)
+    count = len(slowdowns)
     device, crowding = division(model, count)
-    workers = [_worker_time(device, crowding, pace) for pace in paces]
+    workers = [_worker_time(device, crowding, slowdown) for slowdown in slowdowns]
     best = solve_shares(workers, plan.chosen.global_batch_size).local_batch_sizes
     shares = begun_shares(plan.run, best, least=plan.profile.job.least_local_batch_size)
     run = plan.run.model_copy(
@@ -66,16 +66,17 @@ def predict_on_local(plan: Plan, paces: Sequence[float] | None) -> LocalRun:
                     host=f"{LOCAL}-{rank}",
                     type=LOCAL,
                     local_batch_size=samples,
-                    pace=pace,
+                    slowdown=slowdown,
                     threads=max(1, cpus // count) if device.device.kind == "cpu" else None,
                     max_local_batch_size=device.largest_batch or None,
                 )
-                for rank, (samples, pace) in enumerate(zip(shares, paces, strict=True))
+                for rank, (samples, slowdown) in enumerate(zip(shares, slowdowns, strict=True))
             )
         }
     )
     compute_s = [
-        _paced_s(device, device.time_s(samples), crowding, pace) for samples, pace in zip(shares, paces, strict=True)
+        _slowed_s(device, device.time_s(samples), crowding, slowdown)
+        for samples, slowdown in zip(shares, slowdowns, strict=True)
     ]
     meeting = Meeting(
         model=model,
@@ -97,19 +98,19 @@ def predict_on_local(plan: Plan, paces: Sequence[float] | None) -> LocalRun:
     return LocalRun(run=run, prediction=prediction, notes=exchange.notes)
 
 
-def _worker_time(fitted: FittedDevice, crowding: float, pace: float) -> WorkerTime:
+def _worker_time(fitted: FittedDevice, crowding: float, slowdown: float) -> WorkerTime:
     line = fitted.step_time
     return WorkerTime(
-        fixed_s=_paced_s(fitted, line.fixed_s, crowding, pace),
-        per_sample_s=line.per_sample_s * (crowding + pace - 1),
-        floor_s=_paced_s(fitted, line.floor_s, crowding, pace),
+        fixed_s=_slowed_s(fitted, line.fixed_s, crowding, slowdown),
+        per_sample_s=line.per_sample_s * (crowding + slowdown - 1),
+        floor_s=_slowed_s(fitted, line.floor_s, crowding, slowdown),
     )
 
 
-def _paced_s(fitted: FittedDevice, step_s: float, crowding: float, pace: float) -> float:
-    """``crowding * t + (pace - 1) (t - t_optimizer)``: the trainer stretches what a worker computed, not its wait for a
-    core, and not the optimizer's update."""
-    return max(0.0, step_s * (crowding + pace - 1) - (pace - 1) * fitted.optimizer_s)
+def _slowed_s(fitted: FittedDevice, step_s: float, crowding: float, slowdown: float) -> float:
+    """``crowding * t + (slowdown - 1) (t - t_optimizer)``: the trainer stretches what a worker computed, not its wait
+    for a core, and not the optimizer's update."""
+    return max(0.0, step_s * (crowding + slowdown - 1) - (slowdown - 1) * fitted.optimizer_s)
 
 
 def _prediction(
@@ -121,7 +122,7 @@ def _prediction(
     shares: Sequence[int],
     crowding: float,
 ) -> Prediction:
-    # Measured with the host to itself. Each worker evaluates in proportion to its share, without its pace.
+    # Measured with the host to itself. Each worker evaluates in proportion to its share, without its slowdown.
     samples = min(fitted.largest_measured, model.whole_host.largest_measured)
     divided = crowding * times_as_long(fitted.time_s, model.whole_host.time_s, samples)
     evaluation_s = (plan.profile.evaluation_s or 0.0) * divided * max(shares) / plan.chosen.global_batch_size

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, AliasChoices, ConfigDict, Field, StringConstraints
 from pydantic.dataclasses import dataclass
 
 _MOST_LETTERS = 2000
@@ -73,7 +73,7 @@ class StartedWorker:
 
     host: Name
     type: Name = ""
-    pace: Annotated[float, Field(gt=0, le=1e9)] = 1.0
+    slowdown: Annotated[float, Field(gt=0, le=1e9, validation_alias=AliasChoices("slowdown", "pace"))] = 1.0
     local_batch_size: Count = 0
     device: Name = ""
     threads: Count = 0
