@@ -112,7 +112,7 @@ def test_a_hint_is_the_least_that_is_kept(seed: int, questions: list[Question], 
         return
     for hint in _hints(one.answer):
         if "confidence" in hint:
-            told = float(hint.split()[-1])
+            told = float(hint.strip("`").rpartition("=")[2])
             assert kept(replace(one.options, confidence=told)), hint
             assert not kept(replace(one.options, confidence=min(0.999, told + 0.002))), f"more than {hint} will do"
         elif "budget" in hint and "allow" in hint:
@@ -131,7 +131,7 @@ def test_the_questions_are_of_every_kind(questions: list[Question]) -> None:
     assert any(isinstance(answer, NoFeasiblePlan) for answer in answers)
     assert any(isinstance(answer, Plan) and answer.risk is not None for answer in answers)
     hints = " ".join(hint for answer in answers for hint in _hints(answer))
-    for kind in ("raise the budget", "allow", "--confidence"):
+    for kind in ("raise the budget", "allow", "`confidence="):
         assert kind in hints
 
 
