@@ -95,7 +95,9 @@ def _flag(named: re.Match[str]) -> str:
 
 
 def _typed(value: str) -> str:
-    """A Python value as an argument of a shell: ``"local-sgd(8)"`` keeps quotes, ``"g"`` and ``[1, 2]`` need none."""
-    if value[:1] in "[(":
+    """A Python value as an argument of a shell: in quotes where it needs them, lists and mappings without brackets."""
+    if value[:1] in ("[", "("):
         value = value[1:-1].replace(", ", ",")
+    elif value[:1] == "{":
+        value = re.sub("[\"' ]", "", value[1:-1]).replace(":", "=")
     return shlex.quote(value[1:-1] if value[:1] in ("'", '"') else value)

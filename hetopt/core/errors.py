@@ -14,6 +14,7 @@ script's traceback says them too. Both name the library's parameters in backtick
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -69,7 +70,7 @@ class RunStopped(HetoptError):
     exit_code = 7
 
 
-def setting(name: str, value: float | str | None) -> str:
+def setting(name: str, value: float | str | Mapping[str, str] | None) -> str:
     """A parameter with its value as a message names it: `` `max_workers=8` ``, `` `sync="local-sgd(8)"` ``."""
     written = f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
     return f"`{name}={written}`"

@@ -92,7 +92,7 @@ def test_the_doctor_looks_each_image_of_a_plan_up(cloud: BotoEdge, profile: Prof
     region = Without(inner=cloud, parameters=frozenset(PARAMETERS), images=False)
     checks = {check.name: check for check in role_checks(region, catalog, roles)}
     assert checks["image for x86_64-gpu"].verdict == "bad"
-    assert "--image x86_64-gpu=AMI" in str(checks["image for x86_64-gpu"].hint)
+    assert "`images={'x86_64-gpu': 'AMI'}`" in str(checks["image for x86_64-gpu"].hint)
 
 
 def test_every_name_of_the_outside_world_says_where_it_was_seen_and_when() -> None:
@@ -107,6 +107,6 @@ def test_a_plan_for_gpus_is_rented(
     cloud: BotoEdge, hetopt: Callable[..., object], profile: Profile, catalog: Catalog, tmp_path: Path
 ) -> None:
     plan_of(profile, catalog, (("g5.xlarge", 2, "spot"), ("c7i.large", 1, "spot"))).save(tmp_path / "gpu.json")
-    answer = hetopt("launch", tmp_path / "gpu.json", "--dry-run", "--json")
+    answer = hetopt("launch", tmp_path / "gpu.json", "--on", "ec2", "--dry-run", "--json")
     assert answer.code == 0, answer.err  # type: ignore[attr-defined]
     assert PARAMETERS[IMAGES["x86_64-gpu"].parameter] in answer.out  # type: ignore[attr-defined]

@@ -35,6 +35,7 @@ def test_every_flag_is_an_option_of_some_command() -> None:
         ('profile with `sync="local-sgd(8)"`', "profile with --sync 'local-sgd(8)'"),
         ('use `on="local"` or `on="ec2"`', "use --on local or --on ec2"),
         ("for example `slowdowns=[1, 2]`", f"for example {FLAGS['slowdowns']} 1,2"),
+        ('name one: `images={"arm64-cpu": "AMI"}`', "name one: --image arm64-cpu=AMI"),
         ("launch with `unprobed=True`", "launch with --unprobed"),
         ("type `hetopt stop RUN`, or look at `epochs`", "type `hetopt stop RUN`, or look at --epochs"),
         ("`startup_s` has no option", "`startup_s` has no option"),

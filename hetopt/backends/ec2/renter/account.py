@@ -17,7 +17,7 @@ from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.order import BootImage, Rate, Role, Zone, usd_per_hour
 from hetopt.backends.ec2.renter.request import Answer, Edge, read
 from hetopt.backends.ec2.renter.spot_pools import newest_prices, price_request
-from hetopt.core.errors import BadInput, CloudRefused
+from hetopt.core.errors import BadInput, CloudRefused, setting
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.instance_type import InstanceType
 from hetopt.optimizer.market.software import pinned
@@ -194,14 +194,14 @@ def boot_image(edge: Edge, kind: str, chosen: str | None, volume_gb: int) -> Boo
     if architecture != architecture_of(kind):
         raise BadInput(
             f"the image {id_} is for {architecture}, and {kind} machines need one for {architecture_of(kind)}.",
-            hint=f"name another for {kind} in `images`, or leave it out to take Amazon's newest",
+            hint=f"name another: {setting('images', {kind: 'AMI'})}, or leave `images` out to take Amazon's newest",
         )
     root = str(image.get("RootDeviceName") or "/dev/xvda")
     sizes = [disk.get("Ebs", {}).get("VolumeSize", 0) for disk in image.get("BlockDeviceMappings", ())]
     if max(sizes, default=0) > volume_gb:
         raise BadInput(
             f"the image {id_} needs a disk of {max(sizes)} GB, and machines get one of {volume_gb} GB.",
-            hint=f"name a smaller one for {kind} in `images`",
+            hint=f"name a smaller one: {setting('images', {kind: 'AMI'})}",
         )
     return BootImage(ami=id_, root_device=root)
 
@@ -228,7 +228,7 @@ def _newest(edge: Edge, kind: str) -> Answer:
         raise CloudRefused(
             f"this region has no image for {kind} machines: neither the parameter {image.parameter} nor an image of "
             f"Amazon's called '{image.name}'.",
-            hint=f"name one for {kind} in `images`, or plan for another region",
+            hint=f"name one: {setting('images', {kind: 'AMI'})}, or plan for another region",
         )
     newest: Answer = found[-1]
     return newest
@@ -244,7 +244,8 @@ def _described(edge: Edge, kind: str, ami: str) -> Answer:
     found: Sequence[Answer] = edge(request)["Images"]
     if not found:
         raise CloudRefused(
-            f"there is no image {ami} in this region.", hint=f"leave {kind} out of `images` to take Amazon's newest"
+            f"there is no image {ami} in this region.",
+            hint=f"leave {setting('images', {kind: ami})} out to take Amazon's newest",
         )
     return found[0]
 
