@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from hetopt.core.errors import BadInput
-from hetopt.core.grammar import arguments
+from hetopt.core.grammar import arguments, split
 from hetopt.core.quantities import DURATION, MONEY, NUMBER, quantity
 
 
@@ -54,5 +54,5 @@ def metric_target(text: str) -> tuple[str, float]:
 
 def names(given: Sequence[str] | str) -> tuple[str, ...]:
     """Names, also out of a text with commas between them."""
-    parts = given.split(",") if isinstance(given, str) else given
+    parts = split(given, ",;", "a list of names") if isinstance(given, str) else given
     return tuple(part.strip() for part in parts if part.strip())

@@ -12,7 +12,7 @@ import typer
 
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import arguments, fields, numbers, split
-from hetopt.core.quantities import DURATION, MONEY, NUMBER, quantity
+from hetopt.core.quantities import MONEY, NUMBER, quantity
 from hetopt.core.reading import read_text
 from hetopt.core.run_spec import BatchPolicy
 from hetopt.optimizer.market.catalog_filter import AnyMarket
@@ -32,27 +32,6 @@ def positive(text: float | str | None, option: str, unit: str) -> float | None:
     if not math.isfinite(number) or number <= 0:
         raise BadInput(f"{option} must be a positive number of {unit}, not {text}.", hint=f"for example {option} 5")
     return number
-
-
-def duration_s(text: str | None, option: str) -> float | None:
-    """'90s', '45m', '6h', '1h30m', '2d', or plain seconds."""
-    if text is None:
-        return None
-    seconds = quantity(text, DURATION, option)
-    if seconds <= 0:
-        raise BadInput(f"{option} must be a length of time above 0, got {text!r}.", hint=f"for example {option} 6h")
-    return seconds
-
-
-def metric_target(text: str | None) -> tuple[str, float] | None:
-    """'accuracy=0.97' as its name and value."""
-    if text is None:
-        return None
-    pairs = list(arguments(text, "--target").pairs.items())
-    if len(pairs) != 1:
-        raise BadInput(f"--target must be METRIC=VALUE, got {text!r}.", hint="for example --target accuracy=0.97")
-    [(name, value)] = pairs
-    return name, quantity(value, NUMBER, f"--target: {name}")
 
 
 def slowdowns(text: str | None) -> tuple[float, ...] | None:

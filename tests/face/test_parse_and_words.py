@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.api import values
 from hetopt.cli import parse
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput
@@ -27,13 +28,13 @@ from hetopt.core.errors import BadInput
     ],
 )
 def test_durations(text: str, seconds: float) -> None:
-    assert parse.duration_s(text, "--deadline") == seconds
+    assert values.duration_s(text, "deadline") == seconds
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-1h", "0", "nan", "inf", "1h30", "h", "5x"])
 def test_bad_durations(text: str) -> None:
-    with pytest.raises(BadInput, match="--deadline must be a length of time"):
-        parse.duration_s(text, "--deadline")
+    with pytest.raises(BadInput, match="`deadline` must be a length of time"):
+        values.duration_s(text, "deadline")
 
 
 @pytest.mark.parametrize("text", ["", "0.5", "1,,2", "1,x", "nan", "inf", "-1"])
@@ -44,8 +45,8 @@ def test_bad_slowdowns(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["accuracy", "=1", "accuracy=", "accuracy=high", "accuracy=nan"])
 def test_bad_targets(text: str) -> None:
-    with pytest.raises(BadInput, match="--target"):
-        parse.metric_target(text)
+    with pytest.raises(BadInput, match="`target`"):
+        values.metric_target(text)
 
 
 @given(st.floats(min_value=1e-6, max_value=1e7))

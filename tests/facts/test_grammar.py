@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from hetopt.api import values
+from hetopt.api.stream_options import StreamOptions, parse_stream, write_stream
 from hetopt.backends.emulation.description import parse_change, parse_changes, parse_hosts
 from hetopt.cli import parse
-from hetopt.cli.stream_options import StreamOptions, parse_stream, write_stream
 from hetopt.core.comm.compression_text import parse_compression
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import arguments, call, numbers, repeated, split, written
@@ -113,7 +114,7 @@ def test_a_stream_is_read_as_it_is_written(said: object, factor: float) -> None:
         (parse.names, "g5.*,c7a.*", " g5.* ; c7a.*, "),
         (parse.slowdowns, "1,1,2", "1 x2, 2"),
         (parse.time_weight, "time=2,cost=1", "cost = 1, time = 2"),
-        (parse.metric_target, "accuracy=0.97", " accuracy = .97"),
+        (values.metric_target, "accuracy=0.97", " accuracy = .97"),
     ],
 )
 def test_what_was_written_before_is_still_understood(read: Callable[[str], object], before: str, now: str) -> None:
@@ -169,9 +170,11 @@ READERS: tuple[Callable[[str], object], ...] = (
     parse.slowdowns,
     parse.names,
     parse.time_weight,
-    parse.metric_target,
-    lambda text: parse.duration_s(text, "--deadline"),
+    values.metric_target,
+    lambda text: values.duration_s(text, "deadline"),
     lambda text: parse.positive(text, "--budget", "USD"),
+    lambda text: values.positive(text, "budget_usd", "USD"),
+    values.names,
 )
 WORDS = (
     "topk selsync local-sgd replay redis labels h1 step dies auto share speed rate momentum uniform spot g time cost"

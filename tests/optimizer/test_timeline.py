@@ -207,7 +207,7 @@ def test_a_changed_exchange_names_its_way_once(reason: str, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("says", "told"),
-    [("harmless", "learns as fast"), ("harmful", "falls behind"), ("undecided", "cannot be judged yet")],
+    [("harmless", "learns as fast"), ("harmful", "falls behind"), ("undecided", "cannot be compared yet")],
 )
 def test_what_twins_have_shown_is_told(says, told):
     event = {"event": "twins_tried", "time_s": 3.0, "step": 5, "ratio": 0.001, "says": says, "took_s": 2.5}
