@@ -1,4 +1,4 @@
-"""What every compressor, memory, collective and batch policy must obey: a new one subclasses the contract."""
+"""What every compressor, residual, collective and batch policy must obey: a new one subclasses the contract."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ class CompressorContract:
             assert kept == pytest.approx(whole - left, rel=1e-5, abs=2e-6 * whole)
 
 
-class MemoryContract:
-    """Laws of a memory for gradients of `NUMEL` elements."""
+class ResidualContract:
+    """Laws of a residual for gradients of `NUMEL` elements."""
 
     NUMEL = 500
 
@@ -129,11 +129,11 @@ class MemoryContract:
         return SparsePayload(indices=indices, values=flat[indices], numel=len(flat))
 
     def after(self, steps):
-        memory = self.make()
+        residual = self.make()
         for gradient in self.gradients(steps):
-            prepared = memory.prepare(gradient)
-            memory.commit(prepared, self.first_half(prepared))
-        return memory
+            prepared = residual.prepare(gradient)
+            residual.commit(prepared, self.first_half(prepared))
+        return residual
 
     def test_starts_from_nothing(self):
         gradient = self.gradients(1)[0]
@@ -141,29 +141,29 @@ class MemoryContract:
         assert not any(value.any() for value in self.make().state().values())
 
     def test_preparing_has_no_side_effects(self):
-        memory = self.after(3)
-        state, (gradient, other) = memory.state(), self.gradients(2)
+        residual = self.after(3)
+        state, (gradient, other) = residual.state(), self.gradients(2)
         kept = gradient.clone()
-        first = memory.prepare(gradient).clone()
-        memory.prepare(other)
-        assert torch.equal(memory.prepare(gradient), first)
+        first = residual.prepare(gradient).clone()
+        residual.prepare(other)
+        assert torch.equal(residual.prepare(gradient), first)
         assert torch.equal(gradient, kept)
-        assert all(torch.equal(state[key], value) for key, value in memory.state().items())
+        assert all(torch.equal(state[key], value) for key, value in residual.state().items())
 
     def test_state_is_a_copy_and_brings_everything_back(self):
-        memory, fresh = self.after(3), self.make()
-        state = memory.state()
+        residual, fresh = self.after(3), self.make()
+        state = residual.state()
         frozen = {key: value.clone() for key, value in state.items()}
         fresh.load_state(state)
         for gradient in self.gradients(4):
-            one, two = memory.prepare(gradient), fresh.prepare(gradient)
+            one, two = residual.prepare(gradient), fresh.prepare(gradient)
             assert torch.equal(one, two)
-            memory.commit(one, self.first_half(one))
+            residual.commit(one, self.first_half(one))
             fresh.commit(two, self.first_half(two))
         assert all(torch.equal(state[key], value) for key, value in frozen.items())
 
     def test_foreign_state_is_refused(self):
-        with pytest.raises(BadInput, match="saved gradient memory"):
+        with pytest.raises(BadInput, match="saved residual"):
             self.make().load_state({**self.make().state(), "foreign": torch.zeros(3)})
 
 

@@ -116,7 +116,7 @@ def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> 
     wanted = {key: tuple(value.shape) for key, value in expected.items()}
     if found != wanted:
         raise BadInput(
-            f"The saved gradient memory holds {found or 'nothing'}, but this run needs {wanted or 'none'}.",
+            f"The saved residual holds {found or 'nothing'}, but this run needs {wanted or 'none'}.",
             hint="resume with the model and the compression that the checkpoint was written with",
         )
 
@@ -222,7 +222,7 @@ def hand_over_momentum(optimizer: Optimizer) -> float:
         reason = why_not_optimised(CORRECTION, optimizer_momentum=math.nan)
         raise BadInput(
             f"{reason} It can be taken out of plain SGD with one momentum, but not out of this optimizer.",
-            hint="use error_feedback as the gradient memory",
+            hint="write memory=error_feedback, which leaves the momentum in the optimizer",
         )
     for group in optimizer.param_groups:
         group["momentum"] = 0.0

@@ -92,7 +92,7 @@ def hand_over(held: Held | None, generation: Generation, rank: int) -> Held | No
 
 
 def alike_part(memory: State) -> State:
-    """What a gradient memory has in common with those of all other workers."""
+    """The part of a residual state that a worker has in common with those of all other workers."""
     return {key: value for key, value in memory.items() if key.startswith(ALIKE)}
 
 

@@ -1,4 +1,4 @@
-"""Memories obey their contract; error feedback loses nothing, over steps and over a change of workers."""
+"""Residuals obey their contract; error feedback loses nothing, over steps and over a change of workers."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from hetopt.trainer.comm.error_feedback import (
 )
 from hetopt.trainer.comm.topk import TopK
 
-from .contracts import MemoryContract
+from .contracts import ResidualContract
 
 ALONE = Turn(Channel())
 
 
-class TestNoMemory(MemoryContract):
+class TestNoResidual(ResidualContract):
     def make(self):
         return NoResidual()
 
 
-class TestErrorFeedback(MemoryContract):
+class TestErrorFeedback(ResidualContract):
     def make(self):
         return ErrorFeedback(self.NUMEL)
 
@@ -41,52 +41,52 @@ class TestErrorFeedback(MemoryContract):
             self.make().load_state(ErrorFeedback(self.NUMEL + 1).state())
 
     def test_what_was_prepared_elsewhere_may_be_committed(self):
-        memory = self.make()
+        residual = self.make()
         prepared = self.gradients(1)[0]
-        memory.commit(prepared, self.first_half(prepared))
+        residual.commit(prepared, self.first_half(prepared))
         half = self.NUMEL // 2
-        assert torch.equal(memory.state()["residual"], torch.cat((torch.zeros(half), prepared[half:])))
+        assert torch.equal(residual.state()["residual"], torch.cat((torch.zeros(half), prepared[half:])))
 
 
-class TestMomentumCorrection(MemoryContract):
+class TestMomentumCorrection(ResidualContract):
     def make(self):
         return MomentumCorrection(self.NUMEL, momentum=0.9)
 
     def test_only_what_it_prepared_can_be_committed(self):
-        memory, other = self.make(), self.gradients(1)[0]
-        memory.prepare(other)
+        residual, other = self.make(), self.gradients(1)[0]
+        residual.prepare(other)
         with pytest.raises(ValueError, match="belongs"):
-            memory.commit(other, self.first_half(other))
+            residual.commit(other, self.first_half(other))
 
     def test_velocity_and_what_is_unsent_follow_the_equations(self):
         """u <- m u + g; v <- v + u; both 0 where sent (arXiv 1712.01887), element by element in plain numbers."""
-        memory, velocity, unsent = self.make(), [0.0] * self.NUMEL, [0.0] * self.NUMEL
+        residual, velocity, unsent = self.make(), [0.0] * self.NUMEL, [0.0] * self.NUMEL
         for gradient in self.gradients(20):
             velocity = [0.9 * u + g for u, g in zip(velocity, gradient.tolist(), strict=True)]
             unsent = [v + u for v, u in zip(unsent, velocity, strict=True)]
-            prepared = memory.prepare(gradient)
+            prepared = residual.prepare(gradient)
             torch.testing.assert_close(prepared, torch.tensor(unsent), rtol=1e-5, atol=1e-5)
             payload = TopK(0.1).encode(prepared, ALONE)
             for index in payload.indices.tolist():
                 velocity[index] = unsent[index] = 0.0
-            memory.commit(prepared, payload)
+            residual.commit(prepared, payload)
 
     def test_without_momentum_it_is_error_feedback(self):
         one, two = MomentumCorrection(self.NUMEL, momentum=0.0), ErrorFeedback(self.NUMEL)
         for gradient in self.gradients(10):
-            for memory in (one, two):
-                prepared = memory.prepare(gradient)
-                memory.commit(prepared, TopK(0.1).encode(prepared, ALONE))
+            for residual in (one, two):
+                prepared = residual.prepare(gradient)
+                residual.commit(prepared, TopK(0.1).encode(prepared, ALONE))
             assert torch.equal(one.state()["unsent"], two.state()["residual"])
 
     @pytest.mark.parametrize("compressor", [TopK(1.0), Identity()], ids=lambda c: c.name)
     def test_where_everything_is_sent_it_is_momentum_sgd(self, compressor):
-        memory, velocity = self.make(), torch.zeros(self.NUMEL)
+        residual, velocity = self.make(), torch.zeros(self.NUMEL)
         for gradient in self.gradients(10):
             velocity = 0.9 * velocity + gradient
-            prepared = memory.prepare(gradient)
+            prepared = residual.prepare(gradient)
             torch.testing.assert_close(prepared, velocity)
-            memory.commit(prepared, compressor.encode(prepared, ALONE))
+            residual.commit(prepared, compressor.encode(prepared, ALONE))
 
     def test_gradients_are_clipped_before_they_are_accumulated(self):
         gradient = self.gradients(1)[0]
@@ -109,24 +109,24 @@ class TestMomentumCorrection(MemoryContract):
 def test_all_that_was_sent_plus_the_residual_is_all_there_was(compressor):
     """Gradients in eighths add up without rounding in fp32, so the law holds to the last bit."""
     generator = torch.Generator().manual_seed(0)
-    memory, received, total = ErrorFeedback(300), torch.zeros(300), torch.zeros(300)
+    residual, received, total = ErrorFeedback(300), torch.zeros(300), torch.zeros(300)
     for _ in range(50):
         gradient = torch.randint(-40, 41, (300,), generator=generator) / 8
-        prepared = memory.prepare(gradient)
+        prepared = residual.prepare(gradient)
         payload = compressor.encode(prepared, ALONE)
         payload.add_to(received)
-        memory.commit(prepared, payload)
+        residual.commit(prepared, payload)
         total += gradient
-        assert torch.equal(received + memory.state()["residual"], total)
+        assert torch.equal(received + residual.state()["residual"], total)
 
 
 def test_a_dense_step_leaves_nothing_behind():
-    memory = ErrorFeedback(40)
+    residual = ErrorFeedback(40)
     gradient = torch.randn(40, generator=torch.Generator().manual_seed(1))
     for compressor in (TopK(0.1), Identity()):
-        prepared = memory.prepare(gradient)
-        memory.commit(prepared, compressor.encode(prepared, ALONE))
-    assert not memory.state()["residual"].any()
+        prepared = residual.prepare(gradient)
+        residual.commit(prepared, compressor.encode(prepared, ALONE))
+    assert not residual.state()["residual"].any()
 
 
 @given(st.integers(1, 9), st.integers(1, 9))
@@ -154,7 +154,7 @@ def test_both_parts_of_a_momentum_correction_are_handed_on_and_what_is_alike_is_
     assert [int(state[f"{ALIKE}step"]) for state in moved] == [7] * after
 
 
-def test_no_memory_has_nothing_to_redistribute():
+def test_no_residual_has_nothing_to_redistribute():
     assert redistribute([NoResidual().state()] * 3, 2) == [{}, {}]
     with pytest.raises(ValueError, match="at least one"):
         redistribute([], 2)
