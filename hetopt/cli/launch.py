@@ -24,7 +24,7 @@ def launch(
         "--on",
         autocompletion=one_of("hetopt.optimizer.launch_record:PLACES"),
         help="Where to run: 'ec2' rents the plan's machines; 'local' is this machine, with real processes; 'rehearsal' "
-        "is a miniature of the cluster on this machine, with a network of its own. Asked for where it is left out.",
+        "emulates the cluster on this machine, network included. Asked for where it is left out.",
     ),
     slowdown: str | None = typer.Option(
         None, "--slowdown", help="local: one factor a worker, such as 1,1,2,4: its compute takes so many times as long."
@@ -74,7 +74,7 @@ def launch(
         None,
         "--sync",
         autocompletion=one_of("hetopt.core.synchronization:SyncName"),
-        help="When workers put together what they learned: bsp (in every step), 'selsync(0.3)', "
+        help="When workers synchronize: bsp (in every step), 'selsync(0.3)', "
         "'selsync(auto, share=0.2)', 'local-sgd(8)', 'fedavg(1, 0.25)', 'ssp(4)', or 'auto': bsp until averages of "
         "parameters promise to take clearly less time. Default: the plan's.",
     ),
@@ -88,7 +88,7 @@ def launch(
     inject: str | None = typer.Option(
         None,
         "--data-injection",
-        help="Samples that workers hand on: which part of them gives which part of its samples, such as 0.25,0.25.",
+        help="Data injection: which share of the workers sends which share of its samples, such as 0.25,0.25.",
     ),
     stream: str | None = typer.Option(
         None,
@@ -144,7 +144,7 @@ def launch(
     """Run a plan.
 
     On 'local' the plan's machines become processes on this machine: as many as --slowdown has factors, or as the plan
-    has workers. The global batch stays; the shares are solved again for these workers.
+    has workers. The global batch stays; local batch sizes are solved again for these workers.
 
     On 'rehearsal' each machine becomes a host with a network link of its own, as fast as the planner took the machine
     to be. Computation and links are slowed down by one printed factor, so that what would wait for what stays true.
@@ -249,7 +249,7 @@ def _place(name: str | None) -> Place:
             return place
     raise BadInput(
         f"this version of hetopt cannot launch on {name!r}.",
-        hint="try the plan on this machine with --on local, or --on rehearsal for a miniature of its cluster",
+        hint="try the plan on this machine with --on local, or --on rehearsal to emulate its cluster",
     )
 
 

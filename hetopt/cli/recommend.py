@@ -87,7 +87,7 @@ def recommend(
         None,
         "--sync",
         autocompletion=one_of("hetopt.core.synchronization:SyncName"),
-        help="When the workers of the plan put together what they learned, as of `hetopt launch`: 'selsync(auto)', "
+        help="When the workers of the plan synchronize, as of `hetopt launch`: 'selsync(auto)', "
         "'local-sgd(8)', bsp, ... Default: the best of bsp and what the profile measured (`hetopt profile --sync`).",
     ),
     catalog_dir: Path | None = typer.Option(None, "--catalog", help="Another catalogue folder than the bundled one."),
@@ -113,13 +113,13 @@ def recommend(
         None,
         "--report",
         metavar="FILE",
-        help="Also write the plan as an HTML page: front, costs, shares, what would change it.",
+        help="Also write the plan as an HTML page: Pareto front, costs, local batch sizes, sensitivity.",
     ),
     output: Path | None = typer.Option(None, "--output", "-o", help="Write the plan to this JSON file."),
     force: bool = typer.Option(False, "--force", help="Replace the output file if it exists."),
     json_: bool = typer.Option(False, "--json", help="Print the plan as JSON."),
 ) -> None:
-    """Find the best cluster for a profiled job: machines, shares, batch size and compression.
+    """Find the best cluster for a profiled job: machines, batch sizes and compression.
 
     Without --deadline the fastest plan inside the budget wins; with it, the cheapest that is in time.
     A plan that keeps them with less than the probability that is asked for (0.9) is shown and written, and is no
