@@ -109,9 +109,8 @@ def launch(
         accept_fewer=accept_fewer,
     )
     where = backend(on, reporter)
-    made = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
     prepared = prepare(
-        made,
+        plan,
         where,
         on,
         options,
@@ -129,7 +128,7 @@ def launch(
 
 
 def prepare(
-    plan: Plan,
+    plan: Plan | Path | str,
     where: Backend,
     on: Place,
     options: LaunchOptions,
@@ -147,7 +146,7 @@ def prepare(
     """Map a plan onto a backend, with what is asked for this launch in it. Nothing is started or rented.
 
     Args:
-        plan: as it was made.
+        plan: as it was made, or its file, which is read once all that was asked for can be.
         where: the backend.
         on: its name.
         options: of the launch.
@@ -176,16 +175,17 @@ def prepare(
         batch_policy = None  # what a stream implies
     if steps is not None and steps < 1:
         raise BadInput(f"`steps` must be at least 1, got {steps}.", hint="for example `steps=500`")
-    wanted = plan.adjusted(steps=steps, policy=batch_policy)
+    made = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
+    wanted = made.adjusted(steps=steps, policy=batch_policy)
     if not wish.is_empty:
-        told = compression_options.decide(wish, plan.run)
+        told = compression_options.decide(wish, made.run)
         wanted = wanted.adjusted(
             compression=told.compression, ratio_policy=told.ratio_policy, collective_policy=told.collective_policy
         )
     if not sync_wish.is_empty or wanted.run.is_local:
         run = sync_options.decide(sync_wish, wanted.run, exchange_was_asked=not wish.is_empty)
         wanted = wanted.model_copy(update={"run": run})
-    prepared = where.prepare(plan, wanted, options)
+    prepared = where.prepare(made, wanted, options)
     if stream_wish is None:
         return prepared
     record = prepared.launch

@@ -165,8 +165,9 @@ def launch(
     from hetopt.cli import confirm, follow, launch_view, parse, render
     from hetopt.core.errors import BadInput
     from hetopt.core.reporter import Reporter
-    from hetopt.optimizer.plan import Plan
 
+    if plan is None and resume is None:
+        raise BadInput("no plan was named.", hint="make one with `hetopt recommend PROFILE --budget USD -o plan.json`")
     place = _place(on)
     where = backend(place, Reporter(note=render.note))
 
@@ -178,7 +179,7 @@ def launch(
         restarts=restarts,
         slowdowns=parse.slowdowns(slowdown),
         hosts=hosts,
-        schedule=None if schedule is None else parse.text_of(schedule, "--schedule"),
+        schedule=_schedule(schedule, place),
         budget_usd=parse.positive(budget, "--budget", "USD"),
         bucket=bucket,
         zone=zone,
@@ -200,11 +201,10 @@ def launch(
                 hint=f"hetopt launch --on {place} --resume RUN",
             )
         prepared = where.prepare_resumed(Run.find(resume).folder, options)
-    elif plan is None:
-        raise BadInput("no plan was named.", hint="make one with `hetopt recommend PROFILE --budget USD -o plan.json`")
     else:
+        assert plan is not None
         prepared = prepare(
-            Plan.load(plan),
+            plan,
             where,
             place,
             options,
@@ -269,6 +269,13 @@ def _substitutes(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
         [(planned, first)] = written.pairs.items()
         found[planned] = (first, *written.values)
     return found
+
+
+def _schedule(path: Path | None, place: Place) -> str | None:
+    """The text of the schedule; unread where no schedule is taken, which is said then."""
+    from hetopt.cli import parse
+
+    return None if path is None else parse.text_of(path, "--schedule") if place == "rehearsal" else str(path)
 
 
 def _images(texts: Sequence[str]) -> dict[str, str]:

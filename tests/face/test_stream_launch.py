@@ -37,7 +37,7 @@ def test_a_plan_runs_on_streams(hetopt: Hetopt, plan: Path) -> None:
     [
         (("--on", "local", "--batch-policy", "rate"), "follows streams, and there is none"),
         (("--on", "local", "--slowdown", "1,1", "--stream", "replay(4/8/16)"), "3 rates of streams for 2 workers"),
-        (("--on", "local", "--stream", "kafka"), "names no source of samples"),
+        (("--on", "local", "--stream", "kafka"), "must name a source of samples"),
         (("--on", "ec2", "--stream", "replay(4)"), "--stream is for --on local"),
     ],
 )
