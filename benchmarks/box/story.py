@@ -103,7 +103,7 @@ class Stage:
         out, err = self.home / "launch.out", self.home / "launch.err"
         with out.open("w") as to_out, err.open("w") as to_err:
             launch = subprocess.Popen(
-                [*HETOPT, "launch", *map(str, arguments)],
+                [*HETOPT, "launch", "--on", "ec2", *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=to_out,
                 stderr=to_err,

@@ -65,9 +65,9 @@ def test_a_risk_is_rented_by_nobody_who_has_not_accepted_it(
         plan.model_copy(update={"insight": SEEN.model_copy(update=seen)}).save(path)
         return path
 
-    refused(hetopt("launch", saved(), "--yes"), 3, "with a probability of 51 % only.*--accept-risk")
+    refused(hetopt("launch", "--on", "ec2", saved(), "--yes"), 3, "with a probability of 51 % only.*--accept-risk")
     refused(hetopt("launch", saved(), "--on", "local", "--accept-risk"), 2, "--accept-risk is for --on ec2")
-    shown = hetopt("launch", saved(), "--dry-run")
+    shown = hetopt("launch", "--on", "ec2", saved(), "--dry-run")
     assert shown.code == 0
     assert "RISK: it keeps its budget of" in " ".join(shown.out.split())
     assert "51 %" in " ".join(shown.out.split())

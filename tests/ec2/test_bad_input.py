@@ -89,14 +89,14 @@ def test_what_an_account_can_refuse(
     refusal, said = REFUSALS[name]
     with refusing_cloud(moto_url, refusal) as url, monkeypatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", url)
-        refused(hetopt("launch", plan_file, "--yes"), 4, said)
+        refused(hetopt("launch", "--on", "ec2", plan_file, "--yes"), 4, said)
     assert [one for one in leftovers(cloud) if one.kind != "fleet"] == []
 
 
 def test_without_credentials(hetopt: Hetopt, plan_file: Path, cloud: BotoEdge, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name)
-    refused(hetopt("launch", plan_file, "--yes"), 4, "no AWS credentials here")
+    refused(hetopt("launch", "--on", "ec2", plan_file, "--yes"), 4, "no AWS credentials here")
 
 
 def test_a_single_sign_on_that_has_expired(
@@ -112,14 +112,14 @@ def test_a_single_sign_on_that_has_expired(
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_PROFILE", "work")
     monkeypatch.setenv("HOME", str(tmp_path))
-    refused(hetopt("launch", plan_file, "--yes"), 4, r"session has expired.*aws sso login")
+    refused(hetopt("launch", "--on", "ec2", plan_file, "--yes"), 4, r"session has expired.*aws sso login")
 
 
 def test_a_profile_that_there_is_not(
     hetopt: Hetopt, plan_file: Path, cloud: BotoEdge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nobody")
-    answer = hetopt("launch", plan_file, "--yes")
+    answer = hetopt("launch", "--on", "ec2", plan_file, "--yes")
     assert answer.code in (2, 4)
     assert "nobody" in answer.err
     assert "Traceback" not in answer.err
@@ -130,7 +130,7 @@ def test_a_plan_for_a_region_that_there_is_not(hetopt: Hetopt, plan_file: Path, 
     for group in data["chosen"]["groups"]:
         group["region"] = "eu-moon-1"
     plan_file.write_text(json.dumps(data))
-    answer = hetopt("launch", plan_file, "--yes")
+    answer = hetopt("launch", "--on", "ec2", plan_file, "--yes")
     assert answer.code in (2, 4)
     assert re.search("eu-moon-1", answer.err)
     assert "Traceback" not in answer.err

@@ -58,7 +58,7 @@ def stop_from_elsewhere(stage: Stage) -> None:
     elsewhere.home.mkdir()
     folder = stage.folder()
     assert folder is not None
-    elsewhere.hetopt("adopt", folder.name)
+    elsewhere.hetopt("attach", folder.name)
     elsewhere.hetopt("stop")
 
 
@@ -99,7 +99,9 @@ def test_a_budget_ends_a_run_with_a_checkpoint(stage: Stage, profile: Profile, c
     """The clock of whoever follows is moved, so that the budget is used up at once."""
     plan, box = stage.home / "plan.json", stage.box
     plan_of(profile, catalog, (("c7i.large", 1, "spot"),)).save(plan)
-    stage.hetopt("launch", plan, "--yes", "--unprobed", "--detach", "--steps", "100000", "--budget", "0.5")
+    stage.hetopt(
+        "launch", "--on", "ec2", plan, "--yes", "--unprobed", "--detach", "--steps", "100000", "--budget", "0.5"
+    )
     until(stage, trained(10))
     folder = stage.folder()
     assert folder is not None
@@ -133,7 +135,7 @@ def test_a_run_with_a_deadline_moves_to_machines_on_demand_and_gets_another(
     made, box, plan = plan_of(profile, catalog, (("c7i.large", 2, "spot"),)), stage.box, stage.home / "plan.json"
     goal = made.goal.model_copy(update={"deadline_s": 36_000.0})
     made.model_copy(update={"goal": goal}).save(plan)
-    stage.hetopt("launch", plan, "--yes", "--unprobed", "--detach", "--steps", "100000")
+    stage.hetopt("launch", "--on", "ec2", plan, "--yes", "--unprobed", "--detach", "--steps", "100000")
     until(stage, trained(10))
     folder = stage.folder()
     assert folder is not None

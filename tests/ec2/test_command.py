@@ -60,10 +60,10 @@ def refused(answer: Answer, code: int, said: str) -> None:
 def test_a_dry_run_prints_every_call_and_makes_none(
     cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, home: Path, golden: Callable[[str, str], None]
 ) -> None:
-    answer = hetopt("launch", plan_file, "--dry-run")
+    answer = hetopt("launch", "--on", "ec2", plan_file, "--dry-run")
     assert answer.code == 0, answer.err
     golden("dry-run.txt", answer.out)
-    printed = json.loads(hetopt("launch", plan_file, "--dry-run", "--json").out)
+    printed = json.loads(hetopt("launch", "--on", "ec2", plan_file, "--dry-run", "--json").out)
     assert [call["call"] for call in printed["calls"]].count("ec2:CreateFleet") == 2
     assert sum(call["worst_usd_per_hour"] for call in printed["calls"]) == pytest.approx(printed["worst_usd_per_hour"])
     assert sum(call["usd_per_hour"] for call in printed["calls"]) == pytest.approx(printed["usd_per_hour"])
@@ -74,7 +74,7 @@ def test_a_dry_run_prints_every_call_and_makes_none(
 def test_a_run_is_rented_looked_at_and_stopped_from_other_terminals(
     cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = hetopt("launch", plan_file, "--yes", "--detach", "--substitute", "c7i.large=c6i.large")
+    answer = hetopt("launch", "--on", "ec2", plan_file, "--yes", "--detach", "--substitute", "c7i.large=c6i.large")
     assert answer.code == 0, answer.err
     (folder,) = home.iterdir()
     assert Launch.load(folder / LAUNCH_FILE).on == "ec2"
@@ -109,7 +109,7 @@ def test_a_run_is_rented_looked_at_and_stopped_from_other_terminals(
 def test_a_launch_that_is_interrupted_gives_everything_back(
     cloud: BotoEdge, plan_file: Path, home: Path, number: signal.Signals
 ) -> None:
-    process = start("launch", plan_file, "--yes")
+    process = start("launch", "--on", "ec2", plan_file, "--yes")
     deadline = time.monotonic() + 250
     while not list(home.glob(f"*/{SEEN_FILE}")) and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -133,7 +133,7 @@ def test_a_launch_that_is_interrupted_gives_everything_back(
 def test_leftovers_of_a_run_that_nobody_knows_are_found_and_removed(
     cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, home: Path
 ) -> None:
-    assert hetopt("launch", plan_file, "--yes", "--detach").code == 0
+    assert hetopt("launch", "--on", "ec2", plan_file, "--yes", "--detach").code == 0
     (folder,) = home.iterdir()
     for path in sorted(folder.rglob("*"), reverse=True):
         path.unlink() if path.is_file() else path.rmdir()
@@ -148,26 +148,38 @@ def test_leftovers_of_a_run_that_nobody_knows_are_found_and_removed(
 def test_what_cannot_be_rented(
     cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, home: Path, profile: Profile, catalog: Catalog, tmp_path: Path
 ) -> None:
-    refused(hetopt("launch", plan_file), 2, "nobody is there to say yes")
-    refused(hetopt("launch", plan_file, "--yes", "--budget", "0.01"), 5, "the budget is \\$0.01")
-    refused(hetopt("launch", plan_file, "--yes", "--zone", "us-east-1z"), 2, "does not have all types")
-    refused(hetopt("launch", plan_file, "--bucket", "not-there", "--yes"), 4, "bucket not-there does not exist")
-    refused(hetopt("launch", plan_file, "--substitute", "c7i.large"), 2, "TYPE=OTHER")
-    refused(hetopt("launch", plan_file, "--substitute", "c7i.large=g5.xlarge", "--yes"), 2, "different images")
-    refused(hetopt("launch", plan_file, "--image", "cpu=ami-1"), 2, "called 'cpu'.*x86_64-cpu")
-    refused(hetopt("launch", plan_file, "--data", "/data/x", "--yes"), 2, "cannot read /data/x")
+    refused(hetopt("launch", "--on", "ec2", plan_file), 2, "nobody is there to say yes")
+    refused(hetopt("launch", "--on", "ec2", plan_file, "--yes", "--budget", "0.01"), 5, "the budget is \\$0.01")
+    refused(hetopt("launch", "--on", "ec2", plan_file, "--yes", "--zone", "us-east-1z"), 2, "does not have all types")
+    refused(
+        hetopt("launch", "--on", "ec2", plan_file, "--bucket", "not-there", "--yes"),
+        4,
+        "bucket not-there does not exist",
+    )
+    refused(hetopt("launch", "--on", "ec2", plan_file, "--substitute", "c7i.large"), 2, "TYPE=OTHER")
+    refused(
+        hetopt("launch", "--on", "ec2", plan_file, "--substitute", "c7i.large=g5.xlarge", "--yes"),
+        2,
+        "different images",
+    )
+    refused(hetopt("launch", "--on", "ec2", plan_file, "--image", "cpu=ami-1"), 2, "a kind of x86_64-cpu.*got cpu=ami-1")
+    refused(hetopt("launch", "--on", "ec2", plan_file, "--data", "/data/x", "--yes"), 2, "cannot read /data/x")
     refused(hetopt("launch", plan_file, "--slowdown", "1,2"), 2, "--slowdown is for --on local")
     refused(hetopt("launch", plan_file, "--on", "local", "--budget", "3"), 2, "--budget is for --on ec2")
-    refused(hetopt("launch", plan_file, "--resume", "x"), 2, "leave PLAN")
-    refused(hetopt("launch", "--resume", "x"), 2, "no runs in")
+    refused(hetopt("launch", "--on", "ec2", plan_file, "--resume", "x"), 2, "leave PLAN")
+    refused(hetopt("launch", "--on", "ec2", "--resume", "x"), 2, "no runs in")
     refused(hetopt("gc", "--remove"), 2, "--on ec2")
     refused(hetopt("gc", "--on", "moon"), 2, "nothing to find on 'moon'")
 
     plan_of(profile, catalog, (("c7i.large", 2, "spot"),), budget_usd=None).save(tmp_path / "free.json")
-    refused(hetopt("launch", tmp_path / "free.json", "--yes"), 2, "no budget")
+    refused(hetopt("launch", "--on", "ec2", tmp_path / "free.json", "--yes"), 2, "no budget")
     plan_of(profile, catalog, (("g5.xlarge", 2, "spot"),)).save(tmp_path / "gpu.json")
-    assert hetopt("launch", tmp_path / "gpu.json", "--dry-run").code == 0, "its image is found"
-    refused(hetopt("launch", tmp_path / "gpu.json", "--yes", "--image", "x86_64-gpu=ami-1"), 4, "no such machine image")
+    assert hetopt("launch", "--on", "ec2", tmp_path / "gpu.json", "--dry-run").code == 0, "its image is found"
+    refused(
+        hetopt("launch", "--on", "ec2", tmp_path / "gpu.json", "--yes", "--image", "x86_64-gpu=ami-1"),
+        4,
+        "no such machine image",
+    )
     assert leftovers(cloud) == []
     assert not home.exists() or not list(home.iterdir())
 
@@ -192,7 +204,7 @@ def test_a_plan_that_was_edited(
             place = place[key]  # type: ignore[index]
         place[path[-1]] = value  # type: ignore[index]
 
-    refused(hetopt("launch", edited(plan_file, change), "--yes"), code, said)
+    refused(hetopt("launch", "--on", "ec2", edited(plan_file, change), "--yes"), code, said)
     assert leftovers(cloud) == []
 
 
@@ -206,15 +218,19 @@ def test_a_plan_whose_prices_have_moved(cloud: BotoEdge, hetopt: Hetopt, plan_fi
         data["chosen"]["prediction"]["cost_usd"] = {"value": 0.02, "low": 0.01, "high": 0.03}  # type: ignore[index]
 
     path = edited(plan_file, change)
-    assert "has become more expensive" in " ".join(hetopt("launch", path, "--dry-run").out.split())
-    refused(hetopt("launch", path, "--yes"), 5, r"at the prices of now the plan may cost .*c7g\.xlarge was planned at")
+    assert "has become more expensive" in " ".join(hetopt("launch", "--on", "ec2", path, "--dry-run").out.split())
+    refused(
+        hetopt("launch", "--on", "ec2", path, "--yes"),
+        5,
+        r"at the prices of now the plan may cost .*c7g\.xlarge was planned at",
+    )
 
 
 def test_no_boto3(monkeypatch: pytest.MonkeyPatch, hetopt: Hetopt, plan_file: Path) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "boto3", None)
-    refused(hetopt("launch", plan_file, "--dry-run"), 2, "needs boto3.*pip install 'boto3")
+    refused(hetopt("launch", "--on", "ec2", plan_file, "--dry-run"), 2, "needs boto3.*pip install 'boto3")
 
 
 def test_sixty_four_machines_take_little_more_of_our_time_than_four(
@@ -233,9 +249,9 @@ def test_sixty_four_machines_take_little_more_of_our_time_than_four(
         finally:
             gc.enable()
 
-    few = [ours_s("launch", plan_file, "--yes", "--detach"), ours_s("status")]
+    few = [ours_s("launch", "--on", "ec2", plan_file, "--yes", "--detach"), ours_s("status")]
     assert hetopt("stop").code == 0
-    many = [ours_s("launch", tmp_path / "many.json", "--yes", "--detach"), ours_s("status")]
+    many = [ours_s("launch", "--on", "ec2", tmp_path / "many.json", "--yes", "--detach"), ours_s("status")]
     assert len([one for one in leftovers(cloud) if one.kind == "instance"]) == 64
     assert all(of_many < 3 * of_few for of_few, of_many in zip(few, many, strict=True)), (few, many)
     cloud(Request(step="x", service="sts", operation="get_caller_identity", parameters={}, purpose=REGION))
@@ -244,7 +260,7 @@ def test_sixty_four_machines_take_little_more_of_our_time_than_four(
 def test_a_run_is_looked_after_from_another_machine(
     cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert hetopt("launch", plan_file, "--yes", "--detach").code == 0
+    assert hetopt("launch", "--on", "ec2", plan_file, "--yes", "--detach").code == 0
     (folder,) = home.iterdir()
     refused(hetopt("adopt", folder.name), 2, "is known here")
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "elsewhere"))
@@ -264,7 +280,7 @@ def test_a_launch_is_followed_to_its_end(
 ) -> None:
     """What machines of a real run wrote, put there as they put it; then they end, as shutting down ends them."""
     plan_of(profile, catalog, (("c7i.large", 1, "spot"),)).save(tmp_path / "one.json")
-    process = start("launch", tmp_path / "one.json", "--yes")
+    process = start("launch", "--on", "ec2", tmp_path / "one.json", "--yes")
     deadline = time.monotonic() + 250
     while not list(home.glob(f"*/{SEEN_FILE}")) and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -295,14 +311,14 @@ def test_a_launch_is_followed_to_its_end(
 def test_a_run_that_ended_is_resumed_from_its_checkpoint(
     cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, home: Path
 ) -> None:
-    assert hetopt("launch", plan_file, "--yes", "--detach").code == 0
+    assert hetopt("launch", "--on", "ec2", plan_file, "--yes", "--detach").code == 0
     (folder,) = home.iterdir()
-    refused(hetopt("launch", "--resume", folder.name), 2, "is not over yet")
+    refused(hetopt("launch", "--on", "ec2", "--resume", folder.name), 2, "is not over yet")
     order = Order.load(folder / ORDER_FILE)
     cloud(calls.put_object(order, "node", f"{order.prefix}/ckpt/LATEST", b"step-30\n", "by a machine"))
     assert hetopt("stop").code == 0
     first = ClusterState.load(folder / SEEN_FILE)
-    answer = hetopt("launch", "--resume", folder.name, "--yes", "--detach")
+    answer = hetopt("launch", "--on", "ec2", "--resume", folder.name, "--yes", "--detach")
     assert answer.code == 0, answer.err
     again = ClusterState.load(folder / SEEN_FILE)
     assert len(again.alive) == 4

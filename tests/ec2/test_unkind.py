@@ -251,7 +251,7 @@ def test_a_list_that_cannot_be_had_hides_no_other_and_is_no_all_clear(
 def test_a_run_is_stopped_and_resumed_after_its_fleets_are_forgotten(
     cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, home: Path
 ) -> None:
-    assert hetopt("launch", plan_file, "--yes", "--detach").code == 0
+    assert hetopt("launch", "--on", "ec2", plan_file, "--yes", "--detach").code == 0
     (folder,) = home.iterdir()
     be_unkind(forget_fleets=True)
     listed = hetopt("gc", "--on", "ec2")
@@ -262,7 +262,7 @@ def test_a_run_is_stopped_and_resumed_after_its_fleets_are_forgotten(
     assert json.loads(answer.out)["is"] == "stopped"
     assert ClusterState.load(folder / SEEN_FILE).cleared
     assert leftovers(cloud) == []
-    answer = hetopt("launch", "--resume", folder.name, "--yes", "--detach")
+    answer = hetopt("launch", "--on", "ec2", "--resume", folder.name, "--yes", "--detach")
     assert answer.code == 0, answer.err
     be_unkind(forget_fleets=True)
     assert hetopt("stop").code == 0
@@ -272,7 +272,7 @@ def test_a_run_is_stopped_and_resumed_after_its_fleets_are_forgotten(
 def test_what_was_not_looked_at_is_said_and_is_no_success(
     cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert hetopt("launch", plan_file, "--yes", "--detach").code == 0
+    assert hetopt("launch", "--on", "ec2", plan_file, "--yes", "--detach").code == 0
     without = refusing("describe_tags", "describe_security_groups")
     with monkeypatch.context() as patch:
         patch.setattr(BotoEdge, "__call__", without)
@@ -293,7 +293,7 @@ def test_what_was_not_looked_at_is_said_and_is_no_success(
 def test_a_fresh_home_asks_every_region_of_the_account(
     cloud: BotoEdge, hetopt: Hetopt, plan_file: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert hetopt("launch", plan_file, "--yes", "--detach").code == 0
+    assert hetopt("launch", "--on", "ec2", plan_file, "--yes", "--detach").code == 0
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "fresh"))
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
     plain = BotoEdge.__call__
@@ -346,7 +346,7 @@ def test_nobody_removes_the_living_run_of_another(
 ) -> None:
     monkeypatch.setattr("tests.ec2.reviewed_members.unread", lambda *_: [])  # tags are changed here, by nobody else
     be_unkind(user_id="AROATEAM:botocore-session-1", arn=f"{ROLE}/Team/botocore-session-1")
-    assert hetopt("launch", plan_file, "--yes", "--detach").code == 0
+    assert hetopt("launch", "--on", "ec2", plan_file, "--yes", "--detach").code == 0
     (folder,) = home.iterdir()
     order = Order.load(folder / ORDER_FILE)
     assert order.owner == "AROATEAM", "the same in every session of the role"
