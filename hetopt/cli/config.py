@@ -21,7 +21,8 @@ def config(
     from hetopt.cli import render
     from hetopt.cli.configuration import settings
 
-    found = settings(context.find_root().command, os.environ, Path.cwd())
+    given = settings(context.find_root().command, os.environ, Path.cwd())
+    found = [one for one in given if not one.is_default]
     if json_:
         render.print_json(
             [{"command": one.command, "option": one.option, "value": one.value, "from": one.source} for one in found]

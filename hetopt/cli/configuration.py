@@ -57,6 +57,7 @@ class Setting:
         parameter: the command's own name for it.
         value: as it would be typed.
         source: the file or the variable.
+        is_default: whether the command has the same value without it.
     """
 
     command: str
@@ -64,6 +65,7 @@ class Setting:
     parameter: str
     value: str | bool | tuple[str, ...]
     source: str
+    is_default: bool = False
 
     @property
     def shown(self) -> str:
@@ -239,7 +241,14 @@ def _setting(command: str, parameter: Parameter, value: Any, source: Path | str)
         if isinstance(source, Path) and _is_path(parameter):
             own = source.name != PROJECT_FILE
             said = str(Path(said).expanduser() if own else inside(source.parent, said, what=name, any_text=True))
-    return Setting(command=command, option=option, parameter=parameter.name or "", value=said, source=str(source))
+    return Setting(
+        command=command,
+        option=option,
+        parameter=parameter.name or "",
+        value=said,
+        source=str(source),
+        is_default=said == parameter.default or said == str(parameter.default),
+    )
 
 
 def _is_path(parameter: Parameter) -> bool:

@@ -66,7 +66,7 @@ def test_a_rehearsal_slows_streams_down_as_it_slows_computation_down() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("kafka", "names no source"),
+        ("kafka", "must name a source of samples"),
         ("replay(", "a name with its values in parentheses"),
         ("replay", "needs rates, said in one way"),
         ("replay(40,uniform=3/1)", "needs rates, said in one way"),
