@@ -222,8 +222,8 @@ def test_predictions_of_steps_know_what_is_sent_now_and_then() -> None:
     assert exchange_of(1, None, "local-sgd(8)").messages == 0
     for compression, sync, said in (
         (Compression(name="topk", ratio=0.1), "local-sgd(8)", "leave most"),
-        (Compression(name="int8"), "local-sgd(8)", "where a run is launched"),
-        (None, "fedavg(1,0.1)", "does not follow"),
+        (Compression(name="int8"), "local-sgd(8)", "when a run is launched"),
+        (None, "fedavg(1,0.1)", "depends on more than the configuration"),
         (None, "locale-sgd(8)", "no synchronisation called"),
     ):
         with pytest.raises(BadInput, match=said):
