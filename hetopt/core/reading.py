@@ -144,7 +144,7 @@ def parse_json(text: str | bytes, *, origin: str, hint: str = _NAME_ANOTHER) -> 
     except json.JSONDecodeError as error:
         raise BadInput(f"{shown} is not complete JSON (line {error.lineno}: {error.msg.lower()}).", hint=hint) from None
     except UnicodeEncodeError:
-        raise BadInput(f"{shown} must be Unicode text, and holds half of a surrogate pair.", hint=hint) from None
+        raise BadInput(f"{shown} holds half of a surrogate pair, so it is not Unicode text.", hint=hint) from None
     except RecursionError:
         raise BadInput(f"{shown} is nested too deeply.", hint=hint) from None
     except ValueError:

@@ -1,10 +1,10 @@
-"""The alarm rings on all workers at once, and only if the network is slow for all of them."""
+"""The slow-communication detector rings on all workers at once, and only if the network is slow for all of them."""
 
 from __future__ import annotations
 
 import pytest
 
-from hetopt.trainer import alarm
+from hetopt.trainer import slow_comm_detector
 from hetopt.trainer.slow_comm_detector import SlowCommDetector
 
 
@@ -25,7 +25,7 @@ class Bits:
 
 @pytest.fixture
 def bits(monkeypatch: pytest.MonkeyPatch) -> type[Bits]:
-    monkeypatch.setattr(alarm, "Gathering", Bits)
+    monkeypatch.setattr(slow_comm_detector, "Gathering", Bits)
     Bits.others, Bits.pending = (1.0, 1.0), 0
     return Bits
 
