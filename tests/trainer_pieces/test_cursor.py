@@ -82,7 +82,7 @@ def test_a_batch_may_be_larger_than_the_data():
 def test_nonsense_is_refused():
     with pytest.raises(BadInput, match="empty"):
         SampleCursor(0, 0)
-    with pytest.raises(BadInput, match="seed must not be negative"):
+    with pytest.raises(BadInput, match="`seed` must be at least 0"):
         SampleCursor(3, -1)
     with pytest.raises(ValueError, match="position"):
         SampleCursor(3, 0, position=-1)
