@@ -126,20 +126,20 @@ class Artifact(Record):
         return validated(cls, data, origin=origin, hint=f"correct that field or {again}")
 
     @classmethod
-    def load(cls, path: Path) -> Self:
+    def load(cls, path: Path | str) -> Self:
         """Read the artifact from a file (see `from_json`).
 
         Raises:
             BadInput: the file cannot be read (see `hetopt.core.reading`), or is no such artifact.
         """
-        text = read_text(path, missing_hint=f"make it with `{cls.MADE_BY}`")
+        text = read_text(Path(path), missing_hint=f"make it with `{cls.MADE_BY}`")
         return cls.from_json(text, origin=str(path))
 
     def to_json(self) -> str:
         """The artifact as indented JSON, ending in a newline."""
         return self.model_dump_json(indent=2) + "\n"
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | str) -> None:
         """Write the artifact to ``path``, whole or not at all.
 
         Raises:
@@ -151,7 +151,7 @@ class Artifact(Record):
                 f"{shortened(str(path))} would be larger than the {MOST_BYTES / 1e6:g} MB that hetopt reads.",
                 hint="leave some of the samples out",
             )
-        write_atomically(path, text)
+        write_atomically(Path(path), text)
 
 
 def kind_in(path: Path) -> str | None:
