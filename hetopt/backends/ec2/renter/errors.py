@@ -366,7 +366,8 @@ TABLE = (
         ),
         reaction="stop",
         cause="EC2 does not accept a parameter: {text}",
-        hint="check that the instance profile exists (`hetopt doctor`); `hetopt launch PLAN --on ec2 --dry-run` shows each call",
+        hint="check that the instance profile exists (`hetopt doctor`); "
+        "`hetopt launch PLAN --on ec2 --dry-run` shows each call",
     ),
     Meaning(
         codes=("Invalid*.NotFound*", "NoSuch*", "InvalidFleetId*"),
