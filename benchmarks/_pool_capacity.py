@@ -2,7 +2,7 @@
 
 A pool with capacity runs dry at a rate of ``loss`` an hour and has machines again at ``back`` an hour. Both are unknown
 and believed on a grid: weight of a pair ~ prior * loss^losses e^(-loss up_h) * back^returns e^(-back down_h), a
-Gamma-Poisson belief whose prior is a mixture of Gamma distributions (as `hazard.PoolBelief` has it).
+Gamma-Poisson belief whose prior is a mixture of Gamma distributions (as `PreemptionRatePosterior` has it).
 """
 
 from __future__ import annotations

@@ -182,15 +182,15 @@ def test_without_rights_one_sentence_says_so(plan: Path, tmp_path: Path) -> None
     assert refused.returncode == 2, refused.stderr
     said = " ".join(refused.stderr.split())
     assert "error: no cluster can be rehearsed here" in said
-    assert "use --on local" in said
+    assert "choose --on local" in said
     assert not home.exists(), "no run is begun"
 
 
 LEAVES_A_NETWORK = """
 import os, signal, sys
-from hetopt.backends.emulation.namespaces import MiniatureNetwork
-from hetopt.core.scaled_emulation import MiniatureHost
-network = MiniatureNetwork.create([MiniatureHost(name="h0"), MiniatureHost(name="h1")], owner=sys.argv[1])
+from hetopt.backends.emulation.namespaces import EmulatedNetwork
+from hetopt.core.scaled_emulation import EmulatedHost
+network = EmulatedNetwork.create([EmulatedHost(name="h0"), EmulatedHost(name="h1")], owner=sys.argv[1])
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

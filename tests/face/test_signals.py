@@ -234,11 +234,11 @@ def test_a_signal_ends_a_rehearsal_and_its_network_goes(launched: Callable[..., 
 HARNESS = """
 import sys, time
 from benchmarks._outcome import run_benchmark
-from hetopt.backends.emulation.namespaces import MiniatureNetwork
-from hetopt.core.scaled_emulation import MiniatureHost
+from hetopt.backends.emulation.namespaces import EmulatedNetwork
+from hetopt.core.scaled_emulation import EmulatedHost
 
 def main():
-    with MiniatureNetwork.create([MiniatureHost(name="h0"), MiniatureHost(name="h1")], owner=sys.argv[1]) as network:
+    with EmulatedNetwork.create([EmulatedHost(name="h0"), EmulatedHost(name="h1")], owner=sys.argv[1]) as network:
         print(network.id, flush=True)
         time.sleep(600)
 

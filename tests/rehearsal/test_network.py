@@ -34,9 +34,9 @@ from .programs import SEND, receive, send
 HEADERS = 1514 / 1448  # bytes on the wire for each byte of payload
 OWN = """
 import sys, time
-from hetopt.backends.emulation.namespaces import MiniatureNetwork
-from hetopt.core.scaled_emulation import MiniatureHost
-network = MiniatureNetwork.create([MiniatureHost(name="h0"), MiniatureHost(name="h1")], owner=sys.argv[1])
+from hetopt.backends.emulation.namespaces import EmulatedNetwork
+from hetopt.core.scaled_emulation import EmulatedHost
+network = EmulatedNetwork.create([EmulatedHost(name="h0"), EmulatedHost(name="h1")], owner=sys.argv[1])
 network.popen(0, ["sleep", "600"])
 while not network.pids(0):
     time.sleep(0.01)

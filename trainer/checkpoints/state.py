@@ -59,7 +59,7 @@ class SharedState:
 
 @dataclass(frozen=True, kw_only=True)
 class RankState:
-    """The part that is each worker's own; ``local`` where it trains for itself (`Synchroniser`)."""
+    """The part that is each worker's own; ``local`` where it trains for itself (`Synchronizer`)."""
 
     memory: State
     cpu_generator: Tensor

@@ -90,7 +90,7 @@ def where_to_meet(meetings: Sequence[str], attempt: str) -> str | None:
 
 
 class TcpRendezvousStore:
-    """A connection as a `MeetingStore`.
+    """A connection as a `RendezvousStore`.
 
     Args:
         store: the connection.
@@ -102,16 +102,16 @@ class TcpRendezvousStore:
         self._attempt = attempt
 
     def get(self, key: str) -> str:
-        """The value (see `MeetingStore`)."""
+        """The value (see `RendezvousStore`)."""
         name = self._attempt + key
         return self._store.get(name).decode() if self._store.check([name]) else ""
 
     def set(self, key: str, value: str) -> None:
-        """Write a value (see `MeetingStore`)."""
+        """Write a value (see `RendezvousStore`)."""
         self._store.set(self._attempt + key, value)
 
     def compare_set(self, key: str, expected: str, value: str) -> str:
-        """Write a value where nobody else has (see `MeetingStore`)."""
+        """Write a value where nobody else has (see `RendezvousStore`)."""
         written: bytes = self._store.compare_set(self._attempt + key, expected, value)
         return written.decode()
 

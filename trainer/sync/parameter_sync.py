@@ -46,7 +46,7 @@ class Told:
 
 
 class ParameterSync:
-    """One worker's end of local training (see `Synchroniser`).
+    """One worker's end of local training (see `Synchronizer`).
 
     Args:
         sync: what happens at a synchronisation.
@@ -90,7 +90,7 @@ class ParameterSync:
         self._told: deque[Told] = deque()
 
     def after(self, step: int, trace: StepTrace, samples: Sequence[int]) -> StepTrace:
-        """Vote, and average if it is time to (see `Synchroniser`)."""
+        """Vote, and average if it is time to (see `Synchronizer`)."""
         self._samples = tuple(before + now for before, now in zip(self._samples, samples, strict=True))
         self._local_steps += 1
         changes = self._voted(trace)
@@ -165,7 +165,7 @@ class ParameterSync:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The average of all workers' models, running statistics included (see `Synchroniser`)."""
+        """The average of all workers' models, running statistics included (see `Synchronizer`)."""
         is_settled = self._local_steps == 0 and self._sync.buffers == "average" and self._rounded is None
         if self._vector.is_replaced or is_settled:
             yield
@@ -178,7 +178,7 @@ class ParameterSync:
             yield
 
     def event(self, step: int) -> Event:
-        """How many steps synchronised, what was sent, and how far workers had come apart (see `Synchroniser`)."""
+        """How many steps synchronised, what was sent, and how far workers had come apart (see `Synchronizer`)."""
         told: list[Told] = []
         while self._told and self._told[0].step <= step:
             told.append(self._told.popleft())
@@ -199,7 +199,7 @@ class ParameterSync:
         return {"sync": found}
 
     def state(self) -> dict[str, Any]:
-        """This worker's model and optimizer, and what everyone knows (see `Synchroniser`)."""
+        """This worker's model and optimizer, and what everyone knows (see `Synchronizer`)."""
         rows = None if self._votes is None else self._votes.wait()
         return {
             "policy": self._sync.name,
@@ -216,7 +216,7 @@ class ParameterSync:
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on as this worker; with another policy, from the average (see `Synchroniser`)."""
+        """Go on as this worker; with another policy, from the average (see `Synchronizer`)."""
         self._base = self._vector.read()
         if state.get("policy") != self._sync.name:
             return

@@ -37,7 +37,7 @@ class _Flight:
 
 
 class StaleSync:
-    """One worker's end (see `Synchroniser`).
+    """One worker's end (see `Synchronizer`).
 
     The model is what all have learned, as far as it has arrived, and what this worker has learned since: its updates
     count with its weight from the beginning, as they will when they have come back.
@@ -69,7 +69,7 @@ class StaleSync:
         self._settled = True
 
     def after(self, step: int, trace: StepTrace, samples: Sequence[int]) -> StepTrace:
-        """Send this worker's update on its way, and take in those that have arrived (see `Synchroniser`)."""
+        """Send this worker's update on its way, and take in those that have arrived (see `Synchronizer`)."""
         self._settled = False
         update = self._vector.read().sub_(self._view).mul_(samples[self._rank] / sum(samples))
         self._gathered += update
@@ -102,7 +102,7 @@ class StaleSync:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Everything arrives first: the model is the same on all workers, and stays so (see `Synchroniser`)."""
+        """Everything arrives first: the model is the same on all workers, and stays so (see `Synchronizer`)."""
         if not self._settled:
             self._send()
             while self._flights:
@@ -113,7 +113,7 @@ class StaleSync:
         yield
 
     def event(self, step: int) -> Event:
-        """What was sent (see `Synchroniser`); of all steps done, for none of them is different."""
+        """What was sent (see `Synchronizer`); of all steps done, for none of them is different."""
         steps, sent, self._steps, self._bytes = self._steps, self._bytes, 0, 0
         every = self._rhythm.every
         return (
@@ -130,11 +130,11 @@ class StaleSync:
         )
 
     def state(self) -> dict[str, Any]:
-        """This worker's momentum: inside `averaged` there is nothing else of its own (see `Synchroniser`)."""
+        """This worker's momentum: inside `averaged` there is nothing else of its own (see `Synchronizer`)."""
         return {"policy": "ssp", "optimizer": self._optimizer.state_dict()}
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on from the model that all have (see `Synchroniser`)."""
+        """Go on from the model that all have (see `Synchronizer`)."""
         self._begin(self._vector.read())
         if state.get("policy") != "ssp":
             return

@@ -82,7 +82,7 @@ class Flight:
 
 
 class StreamingSync:
-    """One worker's end (see `Synchroniser`).
+    """One worker's end (see `Synchronizer`).
 
     Args:
         sync: local SGD in fragments.
@@ -127,7 +127,7 @@ class StreamingSync:
         self._told: deque[tuple[int, Arrival | None]] = deque()
 
     def after(self, step: int, trace: StepTrace, samples: Sequence[int]) -> StepTrace:
-        """Take in the fragment that left a step ago, and send the next if it is time to (see `Synchroniser`)."""
+        """Take in the fragment that left a step ago, and send the next if it is time to (see `Synchronizer`)."""
         self._samples = tuple(before + now for before, now in zip(self._samples, samples, strict=True))
         waited_s, arrival = self._land()
         self._told.append((step, arrival))
@@ -178,7 +178,7 @@ class StreamingSync:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The average of all workers' models, running statistics included (see `Synchroniser`).
+        """The average of all workers' models, running statistics included (see `Synchronizer`).
 
         What is on its way counts as if it had arrived; it is taken in when it is due, whoever looks before.
         """
@@ -199,7 +199,7 @@ class StreamingSync:
 
     def event(self, step: int) -> Event:
         """How many steps took an average in, what that sent, and how far workers had come apart in its part of the
-        model (see `Synchroniser`).
+        model (see `Synchronizer`).
 
         All fragments together are one average: of so many steps that take in a fragment one counts as synchronised.
         """
@@ -222,7 +222,7 @@ class StreamingSync:
         return {"sync": found}
 
     def state(self) -> dict[str, Any]:
-        """This worker's model and optimizer, what is on its way, and what everyone knows (see `Synchroniser`)."""
+        """This worker's model and optimizer, what is on its way, and what everyone knows (see `Synchronizer`)."""
         flight = None
         if self._flight is not None:
             arrival = self._flight.arrival.result()  # from here on, nobody changes what fragments remember
@@ -250,7 +250,7 @@ class StreamingSync:
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on as this worker; with another policy, from the average (see `Synchroniser`)."""
+        """Go on as this worker; with another policy, from the average (see `Synchronizer`)."""
         self._base = self._vector.read()
         if state.get("policy") != self._name:
             return

@@ -22,7 +22,7 @@ class SyncObservation:
         step: steps done since the run began, this one included.
         local_steps: of them, those since the last synchronisation, this one included.
         changes: relative change of the norm of each worker's gradient, in rank order, of this step or of the one
-            before (`Synchronisation.vote_lag`); None: nobody asked, or there is none yet. Not a number: taken as
+            before (`Synchronization.vote_lag`); None: nobody asked, or there is none yet. Not a number: taken as
             infinite, for whoever meets that had better say so.
         learning_rate: of this step, of the first parameter group; the same on all workers.
     """
