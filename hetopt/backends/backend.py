@@ -113,6 +113,14 @@ class Backend(Launcher, Protocol):
         """
         ...
 
+    def check_ready(self, prepared: Prepared) -> None:
+        """Refuse what could not be started now, before anybody is asked and anything is made. `submit` does it too.
+
+        Raises:
+            HetoptError: it could not.
+        """
+        ...
+
     def submit(self, prepared: Prepared, folders: RunFolders) -> tuple[RunHandle, Launch]:
         """Start what was prepared, and return at once: the run, and its record as it was written.
 

@@ -80,7 +80,7 @@ class _OnThisMachine(ProcessLauncher):
 
     def submit(self, prepared: Prepared, folders: RunFolders) -> tuple[RunHandle, Launch]:
         """See `hetopt.backends.backend.Backend`."""
-        self._check_here(prepared.launch.spec)
+        self.check_ready(prepared)
         folder, launch = _begun(prepared, folders)
         try:
             launch.save(folder / LAUNCH_FILE)
@@ -90,15 +90,15 @@ class _OnThisMachine(ProcessLauncher):
             raise
         return self.start(launch.spec, folder, dict(os.environ)), launch
 
-    def _check_here(self, spec: RunSpec) -> None:
-        """Refuse a run that could not train here, before there is anything of it.
+    def check_ready(self, prepared: Prepared) -> None:
+        """See `hetopt.backends.backend.Backend`.
 
         Raises:
             BadInput: torch is not installed, the task is not there, or no cluster can be emulated.
         """
         if importlib.util.find_spec("torch") is None:
             raise BadInput("training needs torch, which is not installed.", hint=install_command("train"))
-        check_found(spec.task)
+        check_found(prepared.launch.spec.task)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +126,9 @@ class RehearsalBackend(_OnThisMachine, RehearsalLauncher):
         rehearsal = rehearse(plan, ThisMachine.seen(), described, changes)
         return rehearsal.run, rehearsal.prediction, rehearsal.notes
 
-    def _check_here(self, spec: RunSpec) -> None:
-        super()._check_here(spec)
+    def check_ready(self, prepared: Prepared) -> None:
+        """See `hetopt.backends.backend.Backend`; also whether a network can be built here."""
+        super().check_ready(prepared)
         reason = why_not()
         if reason is not None:
             raise BadInput(f"no cluster can be rehearsed here: {reason}.", hint="choose `on=local`")

@@ -223,6 +223,7 @@ def launch(
         return
     if not json_:
         launch_view.show(prepared)
+    where.check_ready(prepared)
     agreed = confirm.confirmed(prepared, yes=yes)
     follow.started(lambda: submit(agreed, where), rents=place == "ec2", detach=detach, as_json=json_)
 

@@ -30,7 +30,7 @@ def plan() -> Plan:
 
 def test_each_place_has_a_backend_with_the_same_methods() -> None:
     methods = [name for name in dir(Backend) if not name.startswith("_")]
-    assert set(methods) == {"prepare", "prepare_resumed", "submit", "start", "poll", "stop"}
+    assert set(methods) == {"prepare", "prepare_resumed", "check_ready", "submit", "start", "poll", "stop"}
     for place in PLACES:
         where = backend(place)
         assert all(callable(getattr(where, name)) for name in methods), place

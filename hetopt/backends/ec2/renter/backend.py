@@ -131,6 +131,16 @@ class Ec2Backend(Ec2Launcher):
             spent_usd=seen.spent_usd(now_s),
         )
 
+    def check_ready(self, prepared: Prepared) -> None:
+        """See `hetopt.backends.backend.Backend`.
+
+        Raises:
+            BudgetStop: prices have risen beyond what was planned.
+        """
+        assert isinstance(prepared, Rental)
+        if prepared.folder is None:
+            ordering.check_prices(prepared.wanted, prepared.order)
+
     def submit(self, prepared: Prepared, folders: RunFolders) -> tuple[RunHandle, Launch]:
         """See `hetopt.backends.backend.Backend`. From here on money is spent.
 
@@ -144,6 +154,7 @@ class Ec2Backend(Ec2Launcher):
                 f"The plan is a risk: {prepared.risk}.",
                 hint="plan again with other limits, raise `budget_usd`, or take the risk with `accept_risk=True`",
             )
+        self.check_ready(prepared)
         folder, launch = self._begun(prepared, folders)
         launch.save(folder / LAUNCH_FILE)
         handle = replace(self, accept=prepared.accept_fewer).start(launch.spec, folder, {})
@@ -159,7 +170,6 @@ class Ec2Backend(Ec2Launcher):
             order.save(folder / ORDER_FILE)
             return folder, launch.model_copy(update={"resumed_s": (*launch.resumed_s, time.time())})
         assert prepared.bundle is not None
-        ordering.check_prices(prepared.wanted, order)
         now = datetime.datetime.now(datetime.UTC)
         folder = folders.create(launch.spec.task.rpartition("/")[2], now, secret=True)
         order.model_copy(update={"run_id": folder.name}).save(folder / ORDER_FILE)
