@@ -241,7 +241,7 @@ def test_an_owner_survives_being_written_into_an_interface() -> None:
 
 
 def test_more_hosts_than_addresses_are_refused_before_anything_is_made() -> None:
-    with pytest.raises(BadInput, match="154 hosts, not for 155"):
+    with pytest.raises(BadInput, match="154 hosts, got 155"):
         EmulatedNetwork.create(hosts(MOST_HOSTS + 1), owner="a test")
 
 
