@@ -345,8 +345,10 @@ def _one_of(node: Node, otherwise: str) -> tuple[Node, float | None]:
     return (left if right is None else right), _scalar(known)
 
 
-def _scalar(saved: Tensor) -> float:
+def _scalar(saved: Tensor | float) -> float:
     """The value of a saved factor. Only a plain number leaves the type of another scalar as it is."""
+    if not isinstance(saved, Tensor):
+        return float(saved)
     other = torch.tensor(1, dtype=torch.float16 if saved.dtype.is_floating_point else torch.int8)
     is_number = saved.dim() == 0 and torch.result_type(other, saved) == other.dtype
     return float(saved) if is_number else _Tensor(saved)

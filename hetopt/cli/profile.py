@@ -93,8 +93,13 @@ def profile(
             hint="hetopt profile TASK --explore --probe-budget 0.10",
         )
     budget_usd = parse.positive(probe_budget, "--probe-budget", "USD")
-    if budget_usd is not None and on == "ec2":
-        _ask(budget_usd, yes=yes)
+    if budget_usd is not None:
+        from hetopt.api import exploring, exploring_ec2
+
+        exploring.check_place(on, hosts, parse.names(types))
+        if on == "ec2":
+            exploring_ec2.check(task, data, ec2_data)
+            _ask(budget_usd, yes=yes)
     elsewhere = read_file(from_samples) if from_samples is not None else ()
     with render.progress(f"profiling {task}") as reporter:
         measured = hetopt.profile(

@@ -71,7 +71,7 @@ def test_a_plan_runs_is_followed_and_reported(tmp_path: Path, monkeypatch: pytes
     report = hetopt.report(run)
     assert {one.name for one in report.compared} >= {"run time"}
     assert report == hetopt.report(run.name)
-    assert "</html>" in report._repr_html_()
+    assert "</table>" in report._repr_html_()
     assert "<table" in plan._repr_html_()
     assert {line.source for line in run.logs()} >= set()
     with pytest.raises(BadInput, match="no run is called"):

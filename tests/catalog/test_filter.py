@@ -89,7 +89,7 @@ def test_an_empty_answer_is_explained_by_true_numbers(wishes: dict[str, Any]) ->
     if select(LISTINGS, filters):
         return
     reason = why_none(LISTINGS, filters)
-    left = {one.option: len(select(LISTINGS, [other for other in filters if other is not one])) for one in filters}
+    left = {one.setting: len(select(LISTINGS, [other for other in filters if other is not one])) for one in filters}
     most = max(left.values())
     if most:
         assert reason.startswith(f"{most:,} would without ")

@@ -42,7 +42,7 @@ DONE_ELSEWHERE = {
     r"profile \S+ --explore .*--on ec2": "tests/ec2/test_probing.py::test_a_probe_is_rented",
     r"profile \S+ --explore": "tests/profiler/test_command.py::test_exploring",
     r"metrics --listen": "tests/face/test_metrics.py::test_the_endpoint_answers",
-    r"launch \S+ --dry-run": "tests/ec2/test_command.py::test_a_dry_run_prints_every_call",
+    r"launch \S+ --on ec2 --dry-run": "tests/ec2/test_command.py::test_a_dry_run_prints_every_call",
     r"doctor": "tests/ec2/test_setup.py::test_the_commands",
     r"setup": "tests/ec2/test_setup.py::test_the_commands",
     r"inject": "tests/face/test_rehearsal.py::test_a_rehearsal_is_disturbed",

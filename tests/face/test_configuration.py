@@ -61,9 +61,10 @@ def test_the_later_goes_before_the_earlier(hetopt, home: Path, monkeypatch: pyte
     assert (plan["goal"]["budget_usd"], plan["goal"]["amount"]) == (5.0, 6.0)
     assert "--market any" in typed.err
     assert "--budget" not in typed.err
+    monkeypatch.setenv("COLUMNS", "400")
     table = hetopt("config").out
     assert "HETOPT_EPOCHS" in table
-    assert PROJECT_FILE in table.replace("\n", "")
+    assert PROJECT_FILE in table
 
 
 def test_without_files_every_option_has_its_default(hetopt, home: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hetopt.api.compression_options import decide, parse_wish
+from hetopt.backends.backend import Prepared
 from hetopt.backends.emulation.description import parse_hosts
 from hetopt.backends.emulation.plan import rehearse
 from hetopt.backends.prediction.hosting import ThisMachine
@@ -363,18 +364,17 @@ def test_text_of_a_launch_with_compression(
         compression=told.compression, ratio_policy=told.ratio_policy, collective_policy=told.collective_policy
     )
     here = predict_on_local(wanted, (1.0, 2.0))
-    launch_view.show(
-        Launch(
-            created="",
-            started_s=0.0,
-            run_id="",
-            on="local",
-            plan=plan,
-            spec=here.run,
-            prediction=here.prediction,
-            notes=here.notes,
-        )
+    launch = Launch(
+        created="",
+        started_s=0.0,
+        run_id="",
+        on="local",
+        plan=plan,
+        spec=here.run,
+        prediction=here.prediction,
+        notes=here.notes,
     )
+    launch_view.show(Prepared(launch=launch))
     golden(f"launch-{name}.txt", capsys.readouterr().out)
 
 
@@ -382,5 +382,5 @@ def test_text_of_a_launch_on_rehearsal(
     rehearsed: Launch, golden: Golden, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    launch_view.show(rehearsed)
+    launch_view.show(Prepared(launch=rehearsed))
     golden("launch-rehearsal.txt", capsys.readouterr().out)

@@ -299,7 +299,7 @@ def test_a_host_gets_the_cores_that_it_was_given(box: None) -> None:
 def test_impossible_quotas_are_refused() -> None:
     with pytest.raises(BadInput, match=r"ask for 2\.5 cores of CPU, and this machine has 2"):
         check_quotas([1.5, 1], 2)
-    with pytest.raises(BadInput, match="too small"):
+    with pytest.raises(BadInput, match="a CPU quota must be at least"):
         check_quotas([1e-6], 2)
     check_quotas([], 1)
     assert bandwidth_us(0.5) == (10_000, 20_000)

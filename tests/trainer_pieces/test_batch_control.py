@@ -429,7 +429,7 @@ def test_shares_below_the_minimum_are_raised_whatever_the_gain():
 
 def test_a_minimum_that_does_not_fit_is_bad_input():
     policy = ModelShares(minimum=3)
-    with pytest.raises(BadInput, match="too small"):
+    with pytest.raises(BadInput, match="must be at least 6 for 2 workers"):
         policy.decide(policy.initial(), observe((2, 2), (1.0, 1.0)))
 
 
