@@ -33,7 +33,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 # A busy machine is slow, not wrong: examples have no deadline of their own (tests have one, see pyproject.toml).
 # New examples are tried in every run, so that few of them a run are many in a week; `--slow` tries many at once.
-settings.register_profile("hetopt", deadline=None, max_examples=30)
+settings.register_profile("hetopt", deadline=None, max_examples=20)
 settings.register_profile("slow", deadline=None, max_examples=200)
 settings.load_profile("hetopt")
 

@@ -112,6 +112,7 @@ class TestLocal(Stories):
     here = {"slowdowns": (1.0, 2.0)}  # noqa: RUF012  # read only
 
 
+@pytest.mark.slow  # tests/rehearsal tells each of these stories of it as well
 @pytest.mark.skipif(why_not() is not None, reason="needs root and iproute2")
 class TestRehearsal(Stories):
     place = "rehearsal"
