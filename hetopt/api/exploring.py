@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from hetopt.core.step_samples import Configuration, StepSample
     from hetopt.optimizer.exploring import Measured
 
-POLL_S = 0.2
-
 STAND_IN_USD_PER_HOUR = 0.10
 """Of a machine that is not in the catalogue: about what two cloud processors with 4 GB cost. Nothing is paid here, but
 a price says how much of it a probe is worth."""
@@ -182,7 +180,7 @@ def _run(launcher: Launcher, probe: ProbeRun, tell: Reporter) -> StepSample:
     import tempfile
     import time
 
-    from hetopt.backends.backend import RunHandle
+    from hetopt.backends.backend import POLL_S, RunHandle
     from hetopt.backends.probe_runs import read_sample
     from hetopt.core.errors import RunFailed
     from hetopt.core.events.log import EVENTS_FILE

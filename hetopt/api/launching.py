@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from hetopt.api import compression_options, stream_options, sync_options
 from hetopt.api.backends import backend
 from hetopt.api.run import Run
+from hetopt.api.values import chosen, positive
 from hetopt.backends.backend import LaunchOptions, Prepared
 from hetopt.backends.on_this_machine import check_options
 from hetopt.backends.runs import RunFolders, runs_home
@@ -98,7 +100,7 @@ def launch(
         slowdowns=None if slowdowns is None else tuple(slowdowns),
         hosts=hosts,
         schedule=schedule,
-        budget_usd=budget_usd,
+        budget_usd=positive(budget_usd, "budget_usd", "USD"),
         bucket=bucket,
         zone=zone,
         substitutes={name: tuple(others) for name, others in (substitutes or {}).items()},
@@ -133,7 +135,7 @@ def prepare(
     on: Place,
     options: LaunchOptions,
     *,
-    batch_policy: BatchPolicy | None = None,
+    batch_policy: str | None = None,
     compression: str | None = None,
     ratio_policy: str | None = None,
     collective: str | None = None,
@@ -164,19 +166,20 @@ def prepare(
         BadInput: something does not go with the rest.
     """
     check_options(on, options)
+    policy: BatchPolicy | None = chosen(batch_policy, get_args(BatchPolicy), "batch policy")
     wish = compression_options.parse_wish(compression, ratio_policy, collective)
     sync_wish = sync_options.parse_wish(sync, partition, inject)
     stream_wish = stream_options.parse_stream(stream)
     if stream_wish is not None and on == "ec2":
         raise BadInput("`stream` is for `on=local` and `on=rehearsal`.", hint="leave it out, or choose `on=local`")
-    if batch_policy == "rate":
+    if policy == "rate":
         if stream_wish is None:
             raise BadInput("`batch_policy=rate` follows streams, and there is none.", hint="add `stream`")
-        batch_policy = None  # what a stream implies
+        policy = None  # what a stream implies
     if steps is not None and steps < 1:
         raise BadInput(f"`steps` must be at least 1, got {steps}.", hint="for example `steps=500`")
     made = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
-    wanted = made.adjusted(steps=steps, policy=batch_policy)
+    wanted = made.adjusted(steps=steps, policy=policy)
     if not wish.is_empty:
         told = compression_options.decide(wish, made.run)
         wanted = wanted.adjusted(
@@ -189,9 +192,9 @@ def prepare(
     if stream_wish is None:
         return prepared
     record = prepared.launch
-    spec = stream_options.on_stream(stream_wish, record.spec, batch_policy)
+    spec = stream_options.on_stream(stream_wish, record.spec, policy)
     notes = (*record.notes, stream_options.remark(spec))
-    return Prepared(launch=record.model_copy(update={"spec": spec, "notes": notes}), folder=prepared.folder)
+    return replace(prepared, launch=record.model_copy(update={"spec": spec, "notes": notes}))
 
 
 def submit(prepared: Prepared, where: Backend) -> Run:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
-from hetopt.api.values import duration_s, names, positive
+from hetopt.api.values import chosen, duration_s, metric_target, names, positive
 from hetopt.core.artifact import kind_in
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
@@ -117,7 +117,6 @@ def recommend(
     if budget_usd is None and deadline_s is None:
         raise BadInput("give `budget_usd`, `deadline` or both.", hint="for example `budget_usd=5`")
     sync_wish = sync_options.parse_wish(sync, None, None)
-    measured = profile_of(profile)
     options = search_options(
         market=market,
         max_machines=max_machines,
@@ -142,6 +141,7 @@ def recommend(
         learning_rate_rule=learning_rate_rule,
         sync=sync,
     )
+    measured = profile_of(profile)
     in_use = _catalog(region, catalog, told)
     goal = _goal(measured, budget_usd, deadline_s, target, positive(epochs, "epochs", "epochs"), steps, told)
     told("the catalogue")
@@ -204,11 +204,19 @@ def search_options(
     learning_rate_rule: ScalingRule | None = None,
     sync: str | None = None,
 ) -> Options:
-    """What narrows a search, from the values that people give; see `recommend` for each of them."""
+    """What narrows a search, from the values that people give; see `recommend` for each of them.
+
+    Raises:
+        BadInput: a value cannot be.
+    """
     from hetopt.core.synchronization_text import parse_sync
+    from hetopt.optimizer.market.catalog_filter import AnyMarket
+    from hetopt.optimizer.market.instance_type import Architecture
     from hetopt.optimizer.market.quota import read_quotas
     from hetopt.optimizer.recommendation.options import Options
 
+    if market not in get_args(AnyMarket):
+        raise BadInput(f"`market` must be spot, on-demand or any, not {market!r}.", hint="for example `market=any`")
     return Options(
         market=market,
         max_machines=max_machines,
@@ -218,19 +226,19 @@ def search_options(
         only_types=names(types),
         exclude_types=names(exclude),
         gpus=names(gpus),
-        architecture=architecture,
+        architecture=chosen(architecture, get_args(Architecture), "architecture"),
         zone=zone,
         zones=zones,
         max_hourly_usd=positive(max_hourly_usd, "max_hourly_usd", "USD an hour"),
         quotas=read_quotas(quotas),
-        objective=objective,
+        objective=chosen(objective, get_args(Objective), "objective") or "auto",
         time_weight=time_weight,
         confidence=confidence,
         accept_risk=accept_risk,
         trials=trials,
         journal=None if journal is None else Path(journal),
         observed=observed,
-        learning_rate_rule=learning_rate_rule,
+        learning_rate_rule=chosen(learning_rate_rule, get_args(ScalingRule), "learning rate rule"),
         sync=None if sync is None else parse_sync(sync),
     )
 
@@ -314,8 +322,6 @@ def _goal(
 
 
 def _target_value(target: str | float | None, metric: str, usual: float, task: str) -> float:
-    from hetopt.api.values import metric_target
-
     if target is None:
         return usual
     if not isinstance(target, str):

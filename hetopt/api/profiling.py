@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetopt.api.values import names, positive
-from hetopt.backends.backend import Launcher, RunHandle
+from hetopt.backends.backend import POLL_S, Launcher, RunHandle
 from hetopt.backends.local import LocalLauncher
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, read_events
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from hetopt.api.exploring import Place
     from hetopt.trainer.check_findings import Finding
 
-POLL_S = 0.2
 STOP_GRACE_S = 3.0
 """A probe has nothing to save, so it need not be waited for long."""
 

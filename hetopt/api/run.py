@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetopt.api.backends import backend_of, read_launch
+from hetopt.backends.backend import POLL_S
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput
 from hetopt.core.reporter import Reporter
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from hetopt.optimizer.launch_record import Launch
     from hetopt.reports.report import Report
 
-POLL_S = 0.2
 LOOK_S = 10.0
 """Between looks of the supervisor."""
 

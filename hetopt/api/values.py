@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeVar, cast
 
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import arguments, split
 from hetopt.core.quantities import DURATION, MONEY, NUMBER, quantity
+
+T = TypeVar("T")
 
 
 def positive(value: float | str | None, name: str, unit: str) -> float | None:
@@ -23,6 +26,17 @@ def positive(value: float | str | None, name: str, unit: str) -> float | None:
     if not (math.isfinite(number) and number > 0):
         raise BadInput(f"`{name}` must be a positive number of {unit}, got {value}.", hint=f"for example `{name}=5`")
     return number
+
+
+def chosen(name: str | None, choices: Sequence[T], what: str) -> T | None:
+    """The choice of that name; None where none was given.
+
+    Raises:
+        BadInput: there is none.
+    """
+    if name is None or name in choices:
+        return cast(T | None, name)
+    raise BadInput(f"there is no {what} {name!r}.", hint=f"choose {', '.join(map(str, choices))}")
 
 
 def duration_s(given: str | float | None, name: str) -> float | None:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:  # a rented machine starts runs without the optimizer
     from hetopt.optimizer.plan import Plan
 
 
+POLL_S = 0.2
+"""Between two looks of whoever waits for a run: what a person does not notice, and `Launcher.poll` is cheap."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunHandle:
     """Names one run. Everything about it is in its folder, so that another terminal can look and stop it."""

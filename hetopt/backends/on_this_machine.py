@@ -63,6 +63,7 @@ class _OnThisMachine(ProcessLauncher):
 
     def prepare_resumed(self, folder: Path, options: LaunchOptions) -> Prepared:
         """See `hetopt.backends.backend.Backend`."""
+        check_resumed(self.name, options)
         launch = Launch.load(folder / LAUNCH_FILE)
         if launch.on != self.name:
             raise BadInput(
@@ -157,6 +158,20 @@ def check_options(place: Place, options: LaunchOptions) -> None:
             instead = "describe slower hosts with `hosts`" if field.name == "slowdowns" else "leave it out"
             on = " or ".join(f"`on={owner}`" for owner in owners)
             raise BadInput(f"`{field.name}` is for {on}.", hint=f"{instead}, or choose `on={owners[0]}`")
+
+
+def check_resumed(place: Place, options: LaunchOptions) -> None:
+    """Refuse an option of another backend, and one that would make another run of that which goes on.
+
+    Raises:
+        BadInput: one was given.
+    """
+    check_options(place, options)
+    for name in ("data", "slowdowns", "hosts", "schedule"):
+        if getattr(options, name) is not None:
+            raise BadInput(
+                f"`{name}` cannot change in a run that goes on.", hint="leave it out, or start the plan anew"
+            )
 
 
 def _restarted(spec: RunSpec, options: LaunchOptions) -> RunSpec:

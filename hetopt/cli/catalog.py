@@ -96,7 +96,8 @@ def list_(
     """
     import datetime
 
-    from hetopt.cli import catalog_view, parse, render
+    from hetopt.api.values import names, positive
+    from hetopt.cli import catalog_view, render
     from hetopt.optimizer.market import catalog_filter
     from hetopt.optimizer.market.catalog import no_prices
     from hetopt.optimizer.market.catalog_choice import catalog_in_use
@@ -110,12 +111,12 @@ def list_(
         accelerators_min=gpus_min,
         vcpus_min=vcpus_min,
         vcpus_max=vcpus_max,
-        memory_min_gib=parse.positive(memory_min, "--memory-min", "GiB"),
-        network_min_gbps=parse.positive(network_min, "--network-min", "Gbit/s"),
+        memory_min_gib=positive(memory_min, "memory_min_gib", "GiB"),
+        network_min_gbps=positive(network_min, "network_min_gbps", "Gbit/s"),
         architecture=arch.value if arch else None,
-        families=tuple(name for group in family or () for name in parse.names(group)),
+        families=tuple(name for group in family or () for name in names(group)),
         market=market.value,
-        price_max_usd_per_hour=parse.positive(price_max, "--price-max", "dollars an hour"),
+        price_max_usd_per_hour=positive(price_max, "price_max_usd_per_hour", "USD an hour"),
         interruption_max=_share(max_interruption, "--max-interruption"),
     )
     filters = criteria.filters(loaded)

@@ -161,6 +161,7 @@ def launch(
     from hetopt.api.backends import backend
     from hetopt.api.launching import prepare, submit
     from hetopt.api.run import Run
+    from hetopt.api.values import positive
     from hetopt.backends.backend import LaunchOptions
     from hetopt.cli import confirm, follow, launch_view, parse, render
     from hetopt.core.errors import BadInput
@@ -180,7 +181,7 @@ def launch(
         slowdowns=parse.slowdowns(slowdown),
         hosts=hosts,
         schedule=_schedule(schedule, place),
-        budget_usd=parse.positive(budget, "--budget", "USD"),
+        budget_usd=positive(budget, "budget_usd", "USD"),
         bucket=bucket,
         zone=zone,
         substitutes=_substitutes(substitutes),
@@ -208,7 +209,7 @@ def launch(
             where,
             place,
             options,
-            batch_policy=parse.policy(policy),
+            batch_policy=policy,
             compression=compression,
             ratio_policy=ratio_policy,
             collective=collective,

@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from pathlib import Path
-from typing import cast, get_args
 
 import typer
 
 from hetopt.core.errors import BadInput
-from hetopt.core.grammar import arguments, fields, numbers, split
-from hetopt.core.quantities import MONEY, NUMBER, quantity
+from hetopt.core.grammar import arguments, fields, numbers
+from hetopt.core.quantities import NUMBER, quantity
 from hetopt.core.reading import read_text
-from hetopt.core.run_spec import BatchPolicy
-from hetopt.optimizer.market.catalog_filter import AnyMarket
-from hetopt.optimizer.market.instance_type import Architecture
-from hetopt.optimizer.plan import Objective, ScalingRule
-
-
-def positive(text: float | str | None, option: str, unit: str) -> float | None:
-    """A finite number above zero, which may be an amount such as '$20', or None when the option was not given."""
-    if text is None:
-        return None
-    number = (
-        quantity(text, MONEY if unit.startswith(("USD", "dollars")) else NUMBER, option)
-        if isinstance(text, str)
-        else text
-    )
-    if not math.isfinite(number) or number <= 0:
-        raise BadInput(f"{option} must be a positive number of {unit}, not {text}.", hint=f"for example {option} 5")
-    return number
 
 
 def slowdowns(text: str | None) -> tuple[float, ...] | None:
@@ -47,33 +27,11 @@ def slowdowns(text: str | None) -> tuple[float, ...] | None:
     return factors
 
 
-def policy(text: str | None) -> BatchPolicy | None:
-    """The name of a batch policy."""
-    if text is None:
-        return None
-    for name in get_args(BatchPolicy):
-        if name == text:
-            return cast(BatchPolicy, name)
-    raise BadInput(
-        f"there is no batch policy {text!r}.", hint=f"choose {', '.join(get_args(BatchPolicy))}; 'model' is the default"
-    )
-
-
-def scaling_rule(text: str | None) -> ScalingRule | None:
-    """The name of a rule by which the learning rate follows the batch size."""
-    if text is None:
-        return None
-    for name in get_args(ScalingRule):
-        if name == text:
-            return cast(ScalingRule, name)
-    raise BadInput(f"there is no learning rate rule {text!r}.", hint=f"choose {', '.join(get_args(ScalingRule))}")
-
-
-def market(text: str | None, *, spot: bool, on_demand: bool) -> AnyMarket:
-    """The market, from one of three options.
+def market(text: str | None, *, spot: bool, on_demand: bool) -> str:
+    """What was said of the market, in one of three options.
 
     Raises:
-        BadInput: no such market, or options that exclude each other.
+        BadInput: options exclude each other.
     """
     asked: dict[str, str] = {"--spot": "spot"} if spot else {}
     if on_demand:
@@ -84,29 +42,7 @@ def market(text: str | None, *, spot: bool, on_demand: bool) -> AnyMarket:
         raise BadInput(
             f"{' and '.join(asked)} exclude each other.", hint="keep one of them; --market any takes both markets"
         )
-    wanted = next(iter(asked.values()), "spot")
-    for name in get_args(AnyMarket):
-        if name == wanted:
-            return cast(AnyMarket, name)
-    raise BadInput(f"--market must be spot, on-demand or any, not {wanted!r}.", hint="for example --market any")
-
-
-def architecture(text: str | None) -> Architecture | None:
-    """The name of a processor architecture."""
-    if text is None:
-        return None
-    for name in get_args(Architecture):
-        if name == text:
-            return cast(Architecture, name)
-    raise BadInput(f"there is no architecture {text!r}.", hint=f"choose {' or '.join(get_args(Architecture))}")
-
-
-def objective(text: str) -> Objective:
-    """The name of an objective."""
-    for name in get_args(Objective):
-        if name == text:
-            return cast(Objective, name)
-    raise BadInput(f"there is no objective {text!r}.", hint=f"choose {', '.join(get_args(Objective))}")
+    return next(iter(asked.values()), "spot")
 
 
 def time_weight(text: str | None) -> float | None:
@@ -130,11 +66,6 @@ def text_of(path: Path, option: str) -> str:
         BadInput: it cannot be read.
     """
     return read_text(path, hint=f"name a text file with {option}")
-
-
-def names(text: str | None) -> tuple[str, ...]:
-    """The names in a comma-separated text, without blanks around them; none for None or empty text."""
-    return tuple(filter(None, split(text, ",;", "a list of names"))) if text else ()
 
 
 def ready_to_write(path: Path | None, *, force: bool) -> None:

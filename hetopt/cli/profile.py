@@ -67,6 +67,7 @@ def profile(
     The profile is what `hetopt recommend` plans from. Measure while the machine has nothing else to do.
     """
     import hetopt
+    from hetopt.api.values import names, positive
     from hetopt.cli import parse, profile_view, render, terminal
     from hetopt.cli.import_samples import import_samples, read_file
     from hetopt.core.errors import BadInput
@@ -92,11 +93,11 @@ def profile(
             "--explore, --probe-budget, --on, --hosts and --types belong together.",
             hint="hetopt profile TASK --explore --probe-budget 0.10",
         )
-    budget_usd = parse.positive(probe_budget, "--probe-budget", "USD")
+    budget_usd = positive(probe_budget, "probe_budget_usd", "USD")
     if budget_usd is not None:
         from hetopt.api import exploring, exploring_ec2
 
-        exploring.check_place(on, hosts, parse.names(types))
+        exploring.check_place(on, hosts, names(types or ()))
         if on == "ec2":
             exploring_ec2.check(task, data, ec2_data)
             _ask(budget_usd, yes=yes)

@@ -128,6 +128,7 @@ def recommend(
     """
     import hetopt
     from hetopt.api.planning import rank_clusters, search_options
+    from hetopt.api.values import positive
     from hetopt.cli import parse, plan_view, render, terminal
     from hetopt.core.artifact import write_atomically
     from hetopt.core.reporter import Reporter
@@ -143,18 +144,18 @@ def recommend(
         "types": types or (),
         "exclude": exclude or (),
         "gpus": gpus or (),
-        "architecture": parse.architecture(arch),
+        "architecture": arch,
         "zone": zone,
         "zones": zones,
-        "max_hourly_usd": parse.positive(max_hourly, "--max-hourly", "USD an hour"),
+        "max_hourly_usd": max_hourly,
         "quotas": quota or (),
-        "objective": parse.objective(objective),
+        "objective": objective,
         "time_weight": parse.time_weight(weights),
         "confidence": confidence,
         "accept_risk": accept_risk,
         "trials": trials,
         "journal": resume,
-        "learning_rate_rule": parse.scaling_rule(lr_rule),
+        "learning_rate_rule": lr_rule,
         "sync": sync,
     }
     if rank:
@@ -167,7 +168,7 @@ def recommend(
     with render.progress("searching") as reporter:
         plan = hetopt.recommend(
             profile,
-            budget_usd=parse.positive(budget, "--budget", "USD"),
+            budget_usd=positive(budget, "budget_usd", "USD"),
             deadline=deadline,
             target=target,
             epochs=epochs,

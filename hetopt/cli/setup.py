@@ -22,11 +22,12 @@ def setup(
     --print-policy prints the least that hetopt needs: a policy for whoever launches, and role, trust and policy for the
     machines, with the commands that apply them. hetopt makes no role by itself.
     """
+    from hetopt.api.values import names
     from hetopt.backends.ec2.renter import account as account_
     from hetopt.backends.ec2.renter import permissions
     from hetopt.backends.ec2.renter.edge import connect
     from hetopt.backends.ec2.renter.ordering import PROFILE_NAME
-    from hetopt.cli import parse, render
+    from hetopt.cli import render
     from hetopt.core.errors import BadInput
 
     if not print_policy and not create_bucket:
@@ -40,7 +41,7 @@ def setup(
     if create_bucket:
         _make(name, region, account, yes=yes)
     if print_policy:
-        allowed = sorted(parse.names(types) or ())
+        allowed = sorted(names(types or ()))
         render.print_json(
             {
                 "operator_policy": permissions.operator_policy(

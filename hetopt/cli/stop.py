@@ -17,21 +17,14 @@ def stop(
 
     Go on later with `hetopt launch --on local --resume RUN` (or `--on rehearsal`, where it was one).
     """
-    from hetopt.api.backends import backend_of, read_launch
-    from hetopt.backends.backend import RunHandle
+    from hetopt.api.run import Run
     from hetopt.backends.ec2.renter.launcher import Ec2Launcher
     from hetopt.backends.ec2.renter.run_status import is_cleared, known
-    from hetopt.backends.runs import RunFolders, runs_home
     from hetopt.cli import render
-    from hetopt.core.errors import BadInput
     from hetopt.core.run_status import RunState
 
-    folder = RunFolders(home=runs_home()).find(run)
-    try:
-        launcher = backend_of(read_launch(folder), folder)
-    except BadInput:  # a damaged record of the launch keeps nothing running
-        launcher = backend_of(None, folder)
-    handle = RunHandle(run_dir=folder)
+    found = Run.find(run)
+    folder, launcher, handle = found.folder, found.backend, found.handle
     if isinstance(launcher, Ec2Launcher):
         # Machines are given back first; how far they came is read after.
         over = is_cleared(folder)

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 import hetopt
+from hetopt.api.backends import backend
+from hetopt.backends.backend import LaunchOptions
 from hetopt.core.errors import BadInput
 from hetopt.core.reporter import Reporter
+from hetopt.optimizer.launch_record import PLACES, Place
 
 RECORDED = Path(__file__).resolve().parents[1] / "recorded" / "digits.json"
 
@@ -73,7 +76,8 @@ def test_a_plan_runs_is_followed_and_reported(tmp_path: Path, monkeypatch: pytes
     assert report == hetopt.report(run.name)
     assert "</table>" in report._repr_html_()
     assert "<table" in plan._repr_html_()
-    assert {line.source for line in run.logs()} >= set()
+    (run.folder / "log" / "witness.log").write_text("one\ntwo\n")
+    assert [line.text for line in run.logs() if line.source == "witness"] == ["one", "two"]
     with pytest.raises(BadInput, match="no run is called"):
         hetopt.resume(run.name + "-not-there")
 
@@ -105,3 +109,37 @@ def test_a_search_without_limits_and_a_target_of_another_metric_are_refused() ->
         hetopt.recommend(RECORDED, budget_usd=2, target="loss=1")
     with pytest.raises(BadInput, match="`deadline` must be a length of time, got 'soon'"):
         hetopt.recommend(RECORDED, deadline="soon")
+
+
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [
+        ({"objective": "best"}, "there is no objective 'best'"),
+        ({"architecture": "sparc"}, "there is no architecture 'sparc'"),
+        ({"learning_rate_rule": "cubic"}, "there is no learning rate rule 'cubic'"),
+        ({"market": "black"}, "`market` must be spot, on-demand or any, not 'black'"),
+    ],
+)
+def test_a_name_that_is_none_is_refused_before_the_profile_is_read(named: dict[str, str], told: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        hetopt.recommend("not-there.json", budget_usd=2, **named)  # type: ignore[arg-type]  # on purpose
+    assert told in str(refused.value)
+
+
+def test_a_batch_policy_that_is_none_is_refused_before_the_plan_is_read() -> None:
+    with pytest.raises(BadInput, match="there is no batch policy 'best'"):
+        hetopt.launch("not-there.json", on="local", batch_policy="best")  # type: ignore[arg-type]  # on purpose
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", ["data", "hosts", "schedule", "slowdowns"])
+def test_a_run_that_goes_on_is_the_run_that_it_was(place: Place, name: str, tmp_path: Path) -> None:
+    value = (1.0, 2.0) if name == "slowdowns" else "other"
+    with pytest.raises(BadInput, match=f"`{name}` (cannot change|is for)"):
+        backend(place).prepare_resumed(tmp_path, LaunchOptions(**{name: value}))  # type: ignore[arg-type]  # by name
+
+
+@pytest.mark.parametrize("place", ["local", "rehearsal"])
+def test_a_budget_means_nothing_to_a_run_on_this_machine(place: Place, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="`budget_usd` is for `on=ec2`"):
+        backend(place).prepare_resumed(tmp_path, LaunchOptions(budget_usd=3.0))

@@ -129,7 +129,6 @@ class ThresholdTopK(Selection):
 
     name = "topk_threshold"
     combines = (GATHER,)
-    bounds = (0.0, MOST)
 
     def __init__(self, ratio: float) -> None:
         super().__init__(ratio)
@@ -185,7 +184,6 @@ class Dgc(Selection):
 
     name = "dgc"
     combines = (GATHER,)
-    bounds = (LOWER, RAISE)
     counts_steps = True
 
     def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
@@ -223,7 +221,6 @@ class RedSync(Selection):
 
     name = "redsync"
     combines = (GATHER,)
-    bounds = (1.0, 2.0)
 
     def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
         """Keep what passes; the same gradient always gives the same payload."""
@@ -262,7 +259,6 @@ class Sidco(Selection):
 
     name = "sidco"
     combines = (GATHER,)
-    bounds = (0.5, 2.0)
 
     def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
         """Keep what passes; the same gradient always gives the same payload."""

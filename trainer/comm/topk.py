@@ -28,8 +28,6 @@ class Selection(Compressor[SparsePayload]):
     """
 
     combines: ClassVar[tuple[str, ...]] = (GATHER, AR_TOPK, STAR, VAR)
-    bounds: tuple[float, float] = (1.0, 1.0)
-    """Elements that it sends at least and at most, as factors of what the ratio allows."""
 
     def __init__(self, ratio: float) -> None:
         self.ratio = ratio
@@ -166,7 +164,6 @@ class MultiLevel(Selection):
         self._is_direct = ratio >= floor_ratio
         self.name = self._first.name
         self.counts_steps = self._first.counts_steps
-        self.bounds = self._first.bounds
 
     def encode(self, flat: Tensor, turn: Turn) -> SparsePayload:
         """Select twice; as deterministic as the inner selection."""

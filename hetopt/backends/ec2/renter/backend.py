@@ -19,7 +19,7 @@ from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Lau
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Wishes
 from hetopt.backends.ec2.renter.request import Request
-from hetopt.backends.on_this_machine import check_options
+from hetopt.backends.on_this_machine import check_options, check_resumed
 from hetopt.backends.runs import RunFolders
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.run_folder import read_spec
@@ -102,6 +102,7 @@ class Ec2Backend(Ec2Launcher):
 
     def prepare_resumed(self, folder: Path, options: LaunchOptions) -> Rental:
         """See `hetopt.backends.backend.Backend`. What the run has cost so far counts towards its budget."""
+        check_resumed("ec2", options)
         launch = Launch.load(folder / LAUNCH_FILE)
         seen = _ended(folder, launch)
         before = Order.load(folder / ORDER_FILE)
