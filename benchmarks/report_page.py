@@ -22,6 +22,7 @@ from rich.console import Console
 from benchmarks._outcome import Results, options, publish, quartiles, run_benchmark
 from hetopt.cli import render
 from hetopt.cli.watch import EVERY_S, Watched, picture
+from hetopt.core.events.fold import RunHistory
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.events.reader import read_log
 from hetopt.core.profile import Profile
@@ -31,7 +32,6 @@ from hetopt.optimizer.plan import Goal
 from hetopt.optimizer.recommendation.recommend import Options, recommend
 from hetopt.reports.page.page import page
 from hetopt.reports.page.series import series
-from hetopt.reports.progress import follow
 from hetopt.reports.report import make_report
 from hetopt.reports.timeline import timeline
 
@@ -84,11 +84,9 @@ def make_launch() -> Launch:
 def page_s(path: Path, launch: Launch) -> tuple[float, int]:
     """Seconds to make the page of a log, and its bytes."""
     begun_s = time.perf_counter()
-    events = read_log(path).events
-    report = make_report(
-        launch, follow(events, launch.starts), timeline(events, starts=launch.starts), state="finished"
-    )
-    text = page(report, launch, series(events, launch.starts))
+    history = RunHistory.of(read_log(path).events, launch.starts)
+    report = make_report(launch, history.run, timeline(history), state="finished")
+    text = page(report, launch, series(history))
     return time.perf_counter() - begun_s, len(text.encode())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hetopt.core.events.fold import RunHistory
 from hetopt.core.events.reader import event_of
 from hetopt.core.events.records import RECORDS, LogEvent, kinds
 
@@ -36,6 +37,11 @@ def fields(name: str, **given: Any) -> dict[str, Any]:
 def an_event(name: str, **given: Any) -> LogEvent:
     """One event as it is read."""
     return event_of(fields(name, **given))
+
+
+def history_of(log: Iterable[Mapping[str, Any]], starts: Iterable[float] = ()) -> RunHistory:
+    """The history of such a log."""
+    return RunHistory.of(events_of(log), starts)
 
 
 def events_of(log: Iterable[Mapping[str, Any]]) -> list[LogEvent]:

@@ -169,7 +169,7 @@ class Run:
 
         made, record = self.report(), self.record()
         assert record.launch is not None, "there would be no report"
-        write_atomically(Path(path), page(made, record.launch, series(record.events, record.starts)))
+        write_atomically(Path(path), page(made, record.launch, series(record.history)))
 
     def report(self) -> Report:
         """Hold it against its prediction: time, steps, cost, balance and communication.
@@ -200,7 +200,6 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
     from hetopt.backends.supervisor.acting import Supervision
     from hetopt.core.events.log import EVENTS_FILE
     from hetopt.core.events.reader import EventReader
-    from hetopt.reports.progress import advance, begin
     from hetopt.reports.timeline import happening
 
     handle, renting = run.handle, run.backend if isinstance(run.backend, Renting) else None
@@ -215,14 +214,13 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
             switch=partial(renting.switch, handle),
             pools=partial(renting.pools, handle),
         )
-    progress, reader = begin(launch.starts), EventReader(path=run.folder / EVENTS_FILE)
+    progress, reader = supervision.run, EventReader(path=run.folder / EVENTS_FILE)
     unread = reader.unread
     expected = max(launch.prediction.steps.value, 1.0)
     looked_s = time.monotonic()
     while True:
         status = run.status()
         for event in reader.read():
-            progress = advance(progress, event)
             supervision.take_in(event)
             if on_event is not None:
                 on_event(event)

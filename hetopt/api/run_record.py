@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from hetopt.core.events.fold import RunFold, RunHistory
     from hetopt.core.events.reader import Unread
-    from hetopt.core.events.records import LogEvent
     from hetopt.optimizer.launch_record import Launch
-    from hetopt.reports.progress import Progress
     from hetopt.reports.timeline import Timeline
 
 
@@ -21,15 +19,20 @@ class RunRecord:
     """A run as its folder tells it. Without a launch record nothing was predicted for it."""
 
     launch: Launch | None
-    progress: Progress
-    timeline: Timeline
-    events: Sequence[LogEvent]
+    history: RunHistory
     unread: Unread
 
     @property
-    def starts(self) -> tuple[float, ...]:
-        """When the run was launched and went on, where that was written down."""
-        return self.launch.starts if self.launch is not None else ()
+    def progress(self) -> RunFold:
+        """What the run has come to."""
+        return self.history.run
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The run over time, and what happened on the way."""
+        from hetopt.reports.timeline import timeline
+
+        return timeline(self.history, time_factor=self.launch.time_factor if self.launch is not None else 1.0)
 
 
 def read_run(folder: Path) -> RunRecord:
@@ -40,16 +43,9 @@ def read_run(folder: Path) -> RunRecord:
     """
     from hetopt.api.backends import read_launch
     from hetopt.core.events.decisions import read_with_decisions
-    from hetopt.reports.progress import follow
-    from hetopt.reports.timeline import timeline
+    from hetopt.core.events.fold import RunHistory
 
     launch = read_launch(folder)
     log = read_with_decisions(folder)
-    starts = launch.starts if launch is not None else ()
-    return RunRecord(
-        launch=launch,
-        progress=follow(log.events, starts),
-        timeline=timeline(log.events, starts=starts, time_factor=launch.time_factor if launch else 1.0),
-        events=log.events,
-        unread=log.unread,
-    )
+    history = RunHistory.of(log.events, launch.starts if launch is not None else ())
+    return RunRecord(launch=launch, history=history, unread=log.unread)

@@ -64,13 +64,13 @@ class Figures:
     def __init__(self, folder: Path) -> None:
         from threading import Lock
 
+        from hetopt.core.events.fold import RunFold
         from hetopt.core.events.log import EVENTS_FILE
         from hetopt.core.events.reader import EventReader
-        from hetopt.reports.prometheus import Newest
 
         self._reader = EventReader(path=folder / EVENTS_FILE)
-        self._newest = Newest()
-        self._run = folder.name
+        self._run = RunFold()
+        self._name = folder.name
         self._reading = Lock()
 
     def text(self) -> str:
@@ -79,12 +79,13 @@ class Figures:
         Raises:
             BadInput: the log cannot be read.
         """
-        from hetopt.reports.prometheus import exposition
+        from hetopt.reports.scalars import exposition
 
         with self._reading:
             for events in self._reader.parts():
-                self._newest.take(events)
-            return exposition(self._newest, run=self._run, unread=self._reader.unread.lines)
+                for event in events:
+                    self._run.take(event)
+            return exposition(self._run, name=self._name, unread=self._reader.unread.lines)
 
     @property
     def unread(self) -> str | None:
@@ -126,7 +127,7 @@ def serve(folder: Path, listen: str) -> ThreadingHTTPServer:
     from threading import BoundedSemaphore
 
     from hetopt.core.errors import BadInput
-    from hetopt.reports.prometheus import CONTENT_TYPE
+    from hetopt.reports.scalars import CONTENT_TYPE
 
     figures, places = Figures(folder), BoundedSemaphore(MOST_CLIENTS)
 

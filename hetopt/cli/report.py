@@ -10,9 +10,7 @@ import typer
 from hetopt.cli.completion import runs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hetopt.core.events.records import LogEvent
+    from hetopt.core.events.fold import RunHistory
     from hetopt.optimizer.launch_record import Launch
     from hetopt.reports.report import BroughtTogether, Report, Sent
 
@@ -49,7 +47,7 @@ def report(
         made.save(output)
         render.note(f"wrote {output}")
     if learn is not None:
-        _learn(learn, record.launch, record.events)
+        _learn(learn, record.launch, record.history)
     if html is not None:
         followed.to_html(html)
         render.note(f"wrote {html}")
@@ -59,14 +57,14 @@ def report(
         show(made)
 
 
-def _learn(path: Path, launch: Launch, events: Sequence[LogEvent]) -> None:
+def _learn(path: Path, launch: Launch, history: RunHistory) -> None:
     """Bring a profile up to date with what a run measured."""
     from hetopt.cli import render
     from hetopt.core.profile import Profile
     from hetopt.reports.learn import learn
 
     known = Profile.load(path) if path.exists() else launch.plan.profile
-    learned = learn(known, launch, events)
+    learned = learn(known, launch, history)
     learned.profile.save(path)
     render.note(f"{path} has learned {' and '.join(learned.news)}")
 

@@ -10,8 +10,8 @@ import typer
 from hetopt.cli.completion import runs
 
 if TYPE_CHECKING:
+    from hetopt.core.events.fold import RunFold
     from hetopt.core.scaled_emulation import Conditions
-    from hetopt.reports.progress import Progress
 
 LATEST_HAPPENINGS = 5
 
@@ -127,7 +127,7 @@ def _facts(folder: Path, *, ask: bool) -> dict[str, Any]:
     }
 
 
-def _exchange(progress: Progress) -> dict[str, Any] | None:
+def _exchange(progress: RunFold) -> dict[str, Any] | None:
     """How gradients travel now, and how much of them did so far; nothing for a single worker."""
     traffic = progress.traffic
     if traffic is None:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from hetopt.core import formatting
-from hetopt.reports.moments import Exchanged, Moment
-from hetopt.reports.timeline import Happening, Kind, Timeline
+from hetopt.reports.timeline import Exchanged, Happening, Kind, Moment, Timeline
 
 COLUMNS = 60
 FEWEST_COLUMNS = 16

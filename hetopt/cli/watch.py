@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hetopt.cli.render import Picture
+    from hetopt.core.events.fold import RunFold
     from hetopt.core.events.reader import EventReader
-    from hetopt.core.events.records import StepsLogged
     from hetopt.optimizer.launch_record import Launch
-    from hetopt.reports.progress import Progress
     from hetopt.reports.timeline import Happening
 
 EVERY_S = 2.0
@@ -34,14 +33,12 @@ class Watched:
     Attributes:
         progress: folded from all events.
         recent: of the last minute: (when, steps, seconds a step).
-        latest: worker's figures of the newest steps.
         happenings: the newest.
         log, decisions: where reading goes on, in the log and in what the supervisor did.
     """
 
-    progress: Progress
+    progress: RunFold
     recent: deque[tuple[float, int, float]] = field(default_factory=deque)
-    latest: StepsLogged | None = None
     happenings: deque[Happening] = field(default_factory=lambda: deque(maxlen=LATEST_HAPPENINGS))
     log: EventReader
     decisions: EventReader
@@ -50,12 +47,12 @@ class Watched:
     def of(cls, folder: Path, launch: Launch | None) -> Watched:
         """Nothing was read of a run yet."""
         from hetopt.core.events.decisions import DECISIONS_FILE
+        from hetopt.core.events.fold import RunFold
         from hetopt.core.events.log import EVENTS_FILE
         from hetopt.core.events.reader import EventReader
-        from hetopt.reports.progress import begin
 
         return cls(
-            progress=begin(launch.starts if launch is not None else ()),
+            progress=RunFold.launched(launch.starts if launch is not None else ()),
             log=EventReader(path=folder / EVENTS_FILE),
             decisions=EventReader(path=folder / DECISIONS_FILE),
         )
@@ -63,15 +60,13 @@ class Watched:
     def read(self, *, time_factor: float) -> None:
         """Go on with what the log has gained."""
         from hetopt.core.events.records import StepsLogged
-        from hetopt.reports.progress import advance
         from hetopt.reports.timeline import happening
 
         for event in [*self.log.read(), *self.decisions.read()]:
-            self.progress = advance(self.progress, event)
+            self.progress.take(event)
             if isinstance(event, StepsLogged):
-                self.latest = event
                 self.recent.append((event.time_s, event.steps, event.step_time_s))
-            at_s = self.progress.trained_for_s
+            at_s = self.progress.trained_for_s or 0.0
             found = happening(event, self.progress.roster.host, at_s=at_s, time_factor=time_factor)
             if found is not None:
                 self.happenings.append(found)
@@ -188,7 +183,7 @@ def _pace(watched: Watched, launch: Launch | None, expected: float | None) -> li
     return [f"  {formatting.duration(now)} a step{said}{left}"]
 
 
-def _money(progress: Progress, launch: Launch | None, state: str, now_s: float) -> list[str]:
+def _money(progress: RunFold, launch: Launch | None, state: str, now_s: float) -> list[str]:
     from hetopt.core import formatting
 
     if launch is None or progress.elapsed_s is None or progress.last_event_s is None:
@@ -207,7 +202,8 @@ def _money(progress: Progress, launch: Launch | None, state: str, now_s: float) 
 def _exchange(watched: Watched) -> list[str]:
     from hetopt.core import formatting
 
-    traffic, told = watched.progress.traffic, watched.latest.exchange if watched.latest is not None else None
+    traffic, latest = watched.progress.traffic, watched.progress.latest
+    told = latest.exchange if latest is not None else None
     if traffic is None or told is None:
         return []
     share = formatting.share(traffic.sent_bytes / traffic.dense_bytes)
@@ -217,19 +213,19 @@ def _exchange(watched: Watched) -> list[str]:
 def _workers(watched: Watched) -> list[list[str]]:
     from hetopt.core import formatting
 
-    latest = watched.latest
+    latest, roster = watched.progress.latest, watched.progress.roster
     if latest is None:
         return []
     rows = []
     longest = max(latest.step_time_s, 1e-9)
-    for rank, share in enumerate(latest.local_batch_sizes):
+    for rank, place in enumerate(watched.progress.latest_places):
         compute_s, wait_s = latest.compute_s[rank], latest.wait_s[rank]
         computing = round(BAR * min(compute_s / longest, 1.0))
         waiting = round(min(BAR * wait_s / longest, BAR - computing))
         rows.append(
             [
-                watched.progress.roster.host(rank),
-                formatting.count(share),
+                roster.workers[place].host,
+                formatting.count(latest.local_batch_sizes[rank]),
                 formatting.duration(compute_s),
                 formatting.duration(wait_s),
                 "█" * computing + "░" * waiting,

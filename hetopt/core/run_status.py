@@ -10,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from hetopt.core.errors import RunFailed
+from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.events.reader import ITS_OWNER, LineParser
 from hetopt.core.events.records import (
@@ -17,7 +18,6 @@ from hetopt.core.events.records import (
     EmulationSlowed,
     LogEvent,
     ProbeEvent,
-    RunFailure,
     RunStarted,
     TrainingFinished,
 )
@@ -55,14 +55,7 @@ class RunStatus:
 
 def failure_reason(events: Sequence[LogEvent]) -> str | None:
     """Why the latest attempt failed, if it did: the first reason given since workers last started is the cause."""
-    reason: str | None = None
-    for event in reversed(events):
-        match event:
-            case RunFailure():
-                reason = event.reason
-            case RunStarted() | TrainingFinished() | ProbeEvent(event="probe_finished"):
-                break
-    return reason
+    return RunFold.of(events).failure
 
 
 def judge(events: Sequence[LogEvent], *, alive: bool, stop_wished: bool, last_line: str | None) -> RunStatus:

@@ -7,7 +7,7 @@ step samples, which the step model is then fitted to, and the way to the target 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -16,7 +16,8 @@ from pydantic import ValidationError
 
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput
-from hetopt.core.events.records import Evaluated, LogEvent, RunStarted, StepsLogged, TrainingStarted
+from hetopt.core.events.fold import RunHistory
+from hetopt.core.events.records import Evaluated, RunStarted, StepsLogged, TrainingStarted
 from hetopt.core.profile import Evaluation, Pilot, PilotCompression, PilotSync, Profile
 from hetopt.core.step_samples import Compression, Node, StepSample
 from hetopt.core.synchronization_text import spell_sync
@@ -37,13 +38,13 @@ class Learned:
     news: tuple[str, ...]
 
 
-def learn(profile: Profile, launch: Launch, events: Sequence[LogEvent]) -> Learned:
+def learn(profile: Profile, launch: Launch, history: RunHistory) -> Learned:
     """Fold what a run measured into the profile of its job. The same run twice adds nothing.
 
     Args:
         profile: of the same job; usually the one it was planned from, or what an earlier run made of that.
         launch: what was started.
-        events: the run's log.
+        history: of the run.
 
     Raises:
         BadInput: the profile is of another job, or the run has nothing to teach.
@@ -56,8 +57,8 @@ def learn(profile: Profile, launch: Launch, events: Sequence[LogEvent]) -> Learn
             hint="name another file, or a new one",
         )
     try:
-        samples = [sample for sample in _samples(launch, events) if sample not in profile.samples]
-        pilot = _pilot(profile, launch, events)
+        samples = [sample for sample in _samples(launch, history.steps.events) if sample not in profile.samples]
+        pilot = _pilot(profile, launch, history)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise BadInput(
@@ -85,7 +86,7 @@ def learn(profile: Profile, launch: Launch, events: Sequence[LogEvent]) -> Learn
     return Learned(profile=Profile.model_validate(changed.model_dump()), news=tuple(news))
 
 
-def _samples(launch: Launch, events: Iterable[LogEvent]) -> Iterator[StepSample]:
+def _samples(launch: Launch, events: Sequence[StepsLogged]) -> Iterator[StepSample]:
     """Steps as they were measured; none of a miniature, of paced workers, or of machines nobody rents."""
     spec = launch.spec
     is_real = spec.miniature is None and all(
@@ -96,7 +97,7 @@ def _samples(launch: Launch, events: Iterable[LogEvent]) -> Iterator[StepSample]
     sync = spell_sync(spec.sync) if spec.is_local else None
     hosts = {host: list(workers) for host, workers in groupby(spec.workers, key=lambda worker: worker.host)}
     nodes = tuple(Node(type=workers[0].type, workers=len(workers)) for workers in hosts.values())
-    steps = [event for event in events if isinstance(event, StepsLogged) and len(event.compute_s) == len(spec.workers)]
+    steps = [event for event in events if len(event.compute_s) == len(spec.workers)]
     if not spec.is_local:  # what a run that settled for averages did from then on was something else
         steps = [event for event in steps if event.sync is None]
     for _, stretch in groupby(steps, key=lambda event: (event.local_batch_sizes, _way(event))):
@@ -133,17 +134,17 @@ def _way(event: StepsLogged) -> str:
     return "" if event.exchange is None else event.exchange.way
 
 
-def _pilot(profile: Profile, launch: Launch, events: Sequence[LogEvent]) -> Pilot | None:
+def _pilot(profile: Profile, launch: Launch, history: RunHistory) -> Pilot | None:
     """The run as a pilot, all of its sessions together: what was done again from a checkpoint counts once.
 
     None where the log does not begin with the first step, where it was never evaluated, or changed what it sent.
     """
     job, spec = profile.job, launch.spec
-    begun = next((event for event in events if isinstance(event, RunStarted)), None)
-    evaluated = _evaluations(events, job.target_metric)
-    exchanges = [event.exchange for event in events if isinstance(event, StepsLogged) and event.exchange is not None]
+    begun = next((one.event for one in history.others if isinstance(one.event, RunStarted)), None)
+    evaluated = _evaluations(history, job.target_metric)
+    exchanges = [event.exchange for event in history.steps.events if event.exchange is not None]
     ways = {(exchange.compressor, exchange.ratio) for exchange in exchanges}
-    synced = [event.sync for event in events if isinstance(event, StepsLogged) and event.sync is not None]
+    synced = [event.sync for event in history.steps.events if event.sync is not None]
     averages = sum(told.synchronised for told in synced)
     if spec.is_local and (spec.sync.name == "ssp" or not averages or spec.partition.name != "global"):
         return None
@@ -176,10 +177,10 @@ def _pilot(profile: Profile, launch: Launch, events: Sequence[LogEvent]) -> Pilo
     )
 
 
-def _evaluations(events: Iterable[LogEvent], metric: str) -> dict[int, float]:
+def _evaluations(history: RunHistory, metric: str) -> dict[int, float]:
     """The metric by step, ascending; what came after a checkpoint that the run went back to is as it was done again."""
     found: dict[int, float] = {}
-    for event in events:
+    for event in (one.event for one in history.others):
         if isinstance(event, TrainingStarted):
             found = {step: value for step, value in found.items() if step <= event.step}
         elif isinstance(event, Evaluated) and metric in event.metrics:

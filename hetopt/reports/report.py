@@ -10,12 +10,11 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 from hetopt.core import formatting
 from hetopt.core.artifact import Artifact, Record, Told, renamed
 from hetopt.core.errors import BadInput
+from hetopt.core.events.fold import RunFold
 from hetopt.core.html_table import html_table
 from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.plan import Range
-from hetopt.reports.moments import Moment
-from hetopt.reports.progress import Progress
-from hetopt.reports.timeline import Happening, Timeline
+from hetopt.reports.timeline import Happening, Moment, Timeline
 
 TOLERANCE = 0.10
 """A prediction is called good when the measured run time is within this fraction of it."""
@@ -177,7 +176,7 @@ class Report(Artifact):
         ]
 
 
-def make_report(launch: Launch, progress: Progress, told: Timeline, *, state: str, unread_lines: int = 0) -> Report:
+def make_report(launch: Launch, progress: RunFold, told: Timeline, *, state: str, unread_lines: int = 0) -> Report:
     """Hold the events of a run against its prediction.
 
     Args:
@@ -247,7 +246,7 @@ def make_report(launch: Launch, progress: Progress, told: Timeline, *, state: st
     )
 
 
-def _compare(launch: Launch, progress: Progress, step_time_s: float, hourly_usd: float) -> tuple[Compared, ...]:
+def _compare(launch: Launch, progress: RunFold, step_time_s: float, hourly_usd: float) -> tuple[Compared, ...]:
     """What was predicted beside what was measured, all sessions together; time in which nothing ran is left out."""
     said = launch.prediction
     step_time = _held("step time", "s", said.step_time_s, step_time_s)
@@ -279,7 +278,7 @@ def _held(name: str, unit: Unit, said: Range, measured: float, *, factor: float 
     )
 
 
-def _sent(progress: Progress) -> Sent | None:
+def _sent(progress: RunFold) -> Sent | None:
     traffic = progress.traffic
     if traffic is None:
         return None
@@ -291,7 +290,7 @@ def _sent(progress: Progress) -> Sent | None:
     )
 
 
-def _together(progress: Progress) -> BroughtTogether | None:
+def _together(progress: RunFold) -> BroughtTogether | None:
     told = progress.together
     if told is None:
         return None
@@ -304,7 +303,7 @@ def _together(progress: Progress) -> BroughtTogether | None:
     )
 
 
-def _interrupted(progress: Progress, step_time_s: float) -> Interrupted | None:
+def _interrupted(progress: RunFold, step_time_s: float) -> Interrupted | None:
     if progress.sessions <= 1 and not progress.restarts:
         return None
     return Interrupted(

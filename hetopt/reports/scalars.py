@@ -1,12 +1,16 @@
-"""The figures of a run that other tools draw: one list of names for TensorBoard and Prometheus."""
+"""The figures of a run that other tools draw: one list of names for TensorBoard, which has them all, and Prometheus,
+which asks for the newest in its text format, version 0.0.4."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from hetopt.core.events.records import Evaluated, LogEvent, RunStarted, StepsLogged, TrainingStarted, WorkersChanged
-from hetopt.reports.sessions import Roster
+from hetopt.core.events.fold import RunFold
+from hetopt.core.events.records import Evaluated, LogEvent, StepsLogged, TrainingStarted
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PREFIX = "hetopt_"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,64 +50,78 @@ HELP: Mapping[str, str] = {
 """What each name means."""
 
 
-OF_A_WORKER = ("local_batch_size", "compute_seconds", "wait_seconds")
-"""Figures that a worker has only while it trains."""
-
-
 def scalars(events: Iterable[LogEvent]) -> Iterator[Scalar]:
     """The figures of a run's events, in order."""
-    making = ScalarMaker()
+    run = RunFold()
     for event in events:
-        yield from making.take(event)
-
-
-@dataclass(kw_only=True)
-class ScalarMaker:
-    """Turns events into figures, one after the other.
-
-    Attributes:
-        roster: of the workers so far; a worker keeps its number, whoever else comes and goes.
-        step: the last one done.
-        lost_steps: that were done again.
-    """
-
-    roster: Roster = field(default_factory=Roster)
-    step: int = 0
-    lost_steps: int = 0
-
-    def take(self, event: LogEvent) -> Iterator[Scalar]:
-        """The figures of one more event."""
+        lost_steps = run.lost_steps
+        run.take(event)
         match event:
-            case RunStarted():
-                self.roster.take(event)
-            case TrainingStarted() | WorkersChanged():
-                lost, self.step = max(0, self.step - event.step), event.step
-                if lost:
-                    self.lost_steps += lost
-                    yield Scalar(name="lost_steps_total", value=self.lost_steps, step=event.step, time_s=event.time_s)
             case StepsLogged():
-                self.step = event.step
-                yield from self._of_steps(event)
+                yield from _of_steps(run, event)
             case Evaluated():
-                for name, value in event.metrics.items():
-                    yield Scalar(
-                        name="metric", value=value, step=event.step, time_s=event.time_s, labels=(("name", name),)
-                    )
+                yield from _metrics(run, event.step, event.time_s)
+            case TrainingStarted() if run.lost_steps > lost_steps:
+                yield Scalar(name="lost_steps_total", value=run.lost_steps, step=event.step, time_s=event.time_s)
 
-    def _of_steps(self, event: StepsLogged) -> Iterator[Scalar]:
-        def scalar(name: str, value: float, *labels: tuple[str, str]) -> Scalar:
-            return Scalar(name=name, value=float(value), step=event.step, time_s=event.time_s, labels=labels)
 
-        yield scalar("loss", event.loss)
-        yield scalar("steps_total", event.step)
-        yield scalar("epochs", event.epoch)
-        yield scalar("step_time_seconds", event.step_time_s)
-        places = self.roster.places(len(event.compute_s))
-        for name, values in zip(OF_A_WORKER, (event.local_batch_sizes, event.compute_s, event.wait_s), strict=True):
-            for place, value in zip(places, values, strict=True):
-                host = self.roster.workers[place].host
-                yield scalar(name, value, ("worker", str(place)), ("host", host))
-        if event.exchange is not None:
-            yield scalar("exchange_ratio", event.exchange.ratio)
-            yield scalar("exchange_gain", event.exchange.gain)
-            yield scalar("sent_bytes", event.exchange.sent_bytes)
+def exposition(run: RunFold, *, name: str, unread: int = 0) -> str:
+    """Prometheus' text of the newest value of every figure, with the run as a label of all.
+
+    Workers that train no more have no figures of a step.
+
+    Args:
+        run: so far.
+        name: of the run.
+        unread: lines of the log that could not be read.
+    """
+    now_s = run.last_event_s or 0.0
+    figures = [
+        *(_of_steps(run, run.latest) if run.latest is not None else ()),
+        *_metrics(run, run.step, now_s),
+        Scalar(name="lost_steps_total", value=float(run.lost_steps), step=run.step, time_s=now_s),
+        Scalar(name="unread_lines_total", value=float(unread), step=run.step, time_s=now_s),
+    ]
+    lines = []
+    for of, said in HELP.items():
+        own = [one for one in figures if one.name == of]
+        if own:
+            lines.append(f"# HELP {PREFIX}{of} {said}")
+            lines.append(f"# TYPE {PREFIX}{of} {'counter' if of.endswith('_total') else 'gauge'}")
+        for one in own:
+            labels = ",".join(f'{label}="{_escaped(text)}"' for label, text in (("run", name), *one.labels))
+            lines.append(f"{PREFIX}{of}{{{labels}}} {one.value!r}")
+    return "\n".join(lines) + "\n"
+
+
+def _of_steps(run: RunFold, event: StepsLogged) -> Iterator[Scalar]:
+    """The figures of the newest logged steps; a worker keeps its number, whoever else comes and goes."""
+
+    def scalar(name: str, value: float, *labels: tuple[str, str]) -> Scalar:
+        return Scalar(name=name, value=float(value), step=event.step, time_s=event.time_s, labels=labels)
+
+    yield scalar("loss", event.loss)
+    yield scalar("steps_total", event.step)
+    yield scalar("epochs", event.epoch)
+    yield scalar("step_time_seconds", event.step_time_s)
+    workers = [(("worker", str(place)), ("host", run.roster.workers[place].host)) for place in run.latest_places]
+    for name, values in (
+        ("local_batch_size", event.local_batch_sizes),
+        ("compute_seconds", event.compute_s),
+        ("wait_seconds", event.wait_s),
+    ):
+        for labels, value in zip(workers, values, strict=False):  # no workers: others have come since
+            yield scalar(name, value, *labels)
+    if event.exchange is not None:
+        yield scalar("exchange_ratio", event.exchange.ratio)
+        yield scalar("exchange_gain", event.exchange.gain)
+        yield scalar("sent_bytes", event.exchange.sent_bytes)
+
+
+def _metrics(run: RunFold, step: int, time_s: float) -> Iterator[Scalar]:
+    for name, value in run.metrics.items():
+        yield Scalar(name="metric", value=value, step=step, time_s=time_s, labels=(("name", name),))
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

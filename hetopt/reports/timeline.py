@@ -1,17 +1,22 @@
-"""A run over time, read from its events: each worker's share, computing and waiting, what all of them exchanged, and
-what happened on the way."""
+"""A run over time, as charts draw it: stretches with each worker's share, computing and waiting, and what all of them
+exchanged; and what happened on the way, in words."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt
+import numpy as np
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from hetopt.core import formatting
 from hetopt.core.artifact import Record, Told
 from hetopt.core.events.decisions import gain_in_words
+from hetopt.core.events.fold import PlacedSteps, RunHistory, matrix
 from hetopt.core.events.records import (
     CheckpointFailed,
     CheckpointSkipped,
@@ -22,7 +27,6 @@ from hetopt.core.events.records import (
     LogEvent,
     MemoryBoundLearned,
     PairedTrialEnded,
-    RunStarted,
     SharesChanged,
     StepsLogged,
     SupervisorActed,
@@ -32,8 +36,55 @@ from hetopt.core.events.records import (
     WorkerLost,
     WorkersChanged,
 )
-from hetopt.reports.moments import MOST_MOMENTS, Moment, PlacedSteps, coarser
-from hetopt.reports.sessions import Roster, RunClock
+
+MOST_MOMENTS = 400
+"""More than a chart of any width shows; longer runs are kept in coarser steps of time."""
+
+
+class Exchanged(Record):
+    """The exchanges of gradients in a stretch of the run: means of one exchange, where not said otherwise."""
+
+    way: Told = Field(description="compressor, ratio and collective; the last, where they changed")
+    ratio: float = Field(gt=0, le=1, description="fraction of the elements that was sent")
+    gain: NonNegativeFloat = Field(description="gradient energy that this retained")
+    sent_bytes: NonNegativeFloat = Field(description="contributed by one worker")
+    dense_bytes: PositiveFloat = Field(description="what it contributes where everything is sent in fp32")
+    compress_s: NonNegativeFloat = Field(description="of the slowest worker")
+    sync_s: NonNegativeFloat = Field(description="of the worker that waited least")
+
+    @property
+    def time_s(self) -> float:
+        """Seconds of communication in a step: compression and the collective."""
+        return self.compress_s + self.sync_s
+
+    @property
+    def sent_share(self) -> float:
+        """Bytes sent, as a share of those of the dense fp32 gradient."""
+        return self.sent_bytes / self.dense_bytes
+
+
+_FIGURE_NAMES = tuple(name for name in Exchanged.model_fields if name != "way")
+_FIGURES = attrgetter(*_FIGURE_NAMES)
+
+
+class Moment(Record):
+    """A stretch of the run over one set of shares (in long runs: over a few).
+
+    Lists have one figure for each worker that ever trained, in the order of the report's workers; none for those that
+    took no part in it.
+    """
+
+    step: NonNegativeInt = Field(description="the last step of it")
+    steps: PositiveInt
+    begin_s: float = Field(description="seconds since training began, without those in which nothing of the run ran")
+    end_s: float
+    local_batch_sizes: tuple[NonNegativeInt | None, ...] = Field(
+        description="samples of a step; the last, where they changed"
+    )
+    compute_s: tuple[NonNegativeFloat | None, ...] = Field(description="mean of a step")
+    wait_s: tuple[NonNegativeFloat | None, ...] = Field(description="for the slowest worker, mean of a step")
+    exchange: Exchanged | None = Field(default=None, description="absent for a single worker, and in old logs")
+
 
 AT_ONCE_S = 0.5
 """Changes of conditions that follow each other so closely were asked for together."""
@@ -95,55 +146,36 @@ class Timeline(Record):
     happenings: tuple[Happening, ...] = ()
 
 
-def timeline(
-    events: Iterable[LogEvent], *, starts: Sequence[float] = (), time_factor: float = 1.0, most: int = MOST_MOMENTS
-) -> Timeline:
+def timeline(history: RunHistory, *, time_factor: float = 1.0, most: int = MOST_MOMENTS) -> Timeline:
     """The timeline of one run. Time in which nothing of it ran, between its sessions, is left out.
 
     Args:
-        events: its log.
-        starts: when it was launched and went on, seconds since the epoch, where that is known.
+        history: of the run.
         time_factor: of its miniature, so that link rates are told as those of the rehearsed cluster.
         most: moments to keep.
     """
-    clock, roster = RunClock(starts=tuple(sorted(starts))), Roster()
-    began_s: float | None = None
-    session, idle_s, step = 0, 0.0, 0
-    steps = PlacedSteps()
+    roster, steps = history.run.roster, history.steps
     happenings: list[Happening] = []
-    for event in events:
-        clock.take(event)
-        match event:
-            case StepsLogged():
-                if began_s is None:  # the log lost the line that says so
-                    began_s = max(0.0, clock.now_s - event.steps * event.step_time_s)
-                steps.events.append(event)
-                steps.end_s.append(clock.now_s - began_s)
-                steps.places.append(roster.places(len(event.compute_s)))
-                step = event.step
-            case RunStarted():
-                roster.take(event)
-            case TrainingStarted():
-                if began_s is None:
-                    began_s = clock.now_s
-                elif clock.sessions > session:
-                    at_s = round(clock.now_s - began_s, 3)
-                    happenings.append(_went_on(event, at_s, idle_s=clock.idle_s - idle_s, step=step))
-                session, idle_s = clock.sessions, clock.idle_s
-            case _:
-                at_s = 0.0 if began_s is None else clock.now_s - began_s
-                found = happening(event, roster.host, at_s=at_s, time_factor=time_factor)
-                if found is not None:
-                    happenings.append(found if found.step is not None else found.model_copy(update={"step": step}))
-    moments = coarser(steps, most, len(roster.workers))
+    for one in history.others:
+        step, at_s = steps.events[one.row - 1].step if one.row else 0, one.at_s or 0.0
+        if one.paused_s is not None and isinstance(one.event, TrainingStarted):
+            happenings.append(_went_on(one.event, at_s, paused_s=one.paused_s, step=step))
+            continue
+        host = partial(roster.host, present=one.present)
+        found = happening(one.event, host, at_s=at_s, time_factor=time_factor)
+        if found is not None:
+            happenings.append(found if found.step is not None else found.model_copy(update={"step": step}))
+    moments = _coarser(steps, most, len(roster.workers))
     return Timeline(moments=tuple(moments), happenings=tuple(_joined(happenings)))
 
 
-def _went_on(event: TrainingStarted, at_s: float, *, idle_s: float, step: int) -> Happening:
+def _went_on(event: TrainingStarted, at_s: float, *, paused_s: float, step: int) -> Happening:
     """Another session began to train."""
     again = f"; {formatting.count(step - event.step)} steps are done again" if step > event.step else ""
-    text = f"went on from step {formatting.count(event.step)}, {formatting.duration(idle_s)} after it had ended{again}"
-    return Happening(kind="resumed", time_s=at_s, step=event.step, text=text)
+    text = (
+        f"went on from step {formatting.count(event.step)}, {formatting.duration(paused_s)} after it had ended{again}"
+    )
+    return Happening(kind="resumed", time_s=round(at_s, 3), step=event.step, text=text)
 
 
 def happening(
@@ -266,3 +298,74 @@ def _joined(happenings: Iterable[Happening]) -> list[Happening]:
         else:
             joined.append(one)
     return joined
+
+
+def _coarser(steps: PlacedSteps, most: int, workers: int) -> list[Moment]:
+    """No more than ``most`` moments: as many ``step`` events as that takes become one."""
+    count = len(steps.events)
+    together = -(-count // most)
+    return [_moment(_part(steps, start, start + together), workers) for start in range(0, count, max(1, together))]
+
+
+def _part(steps: PlacedSteps, start: int, end: int) -> PlacedSteps:
+    """The steps from index ``start`` to before ``end``."""
+    return PlacedSteps(events=steps.events[start:end], end_s=steps.end_s[start:end], places=steps.places[start:end])
+
+
+def _alike(steps: PlacedSteps) -> Iterator[tuple[tuple[int, ...], list[StepsLogged]]]:
+    """Successive steps of the same workers together."""
+    if steps.places.count(steps.places[0]) == len(steps.places):
+        yield steps.places[0], steps.events
+        return
+    for places, group in groupby(zip(steps.places, steps.events, strict=True), key=lambda pair: pair[0]):
+        yield places, [event for _, event in group]
+
+
+def _moment(steps: PlacedSteps, workers: int) -> Moment:
+    """Several steps together: of each worker, means over those in which it took part."""
+    first, last = steps.events[0], steps.events[-1]
+    shares: list[int | None] = [None] * workers
+    compute_s: list[float | None] = [None] * workers
+    wait_s: list[float | None] = [None] * workers
+    totals = [0.0] * workers
+    for places, events in _alike(steps):
+        counts = np.array([event.steps for event in events], dtype=np.float64)
+        total = float(counts.sum())
+        for told, rows in (
+            (compute_s, [event.compute_s for event in events]),
+            (wait_s, [event.wait_s for event in events]),
+        ):
+            means = rows[0] if len(rows) == 1 else (counts @ matrix(rows) / total).tolist()
+            for place, mean in zip(places, means, strict=True):
+                before = told[place]
+                weighted = mean if before is None else (before * totals[place] + mean * total) / (totals[place] + total)
+                told[place] = round(weighted, 7)
+        for place, share in zip(places, events[-1].local_batch_sizes, strict=True):
+            shares[place] = share
+            totals[place] += total
+    end_s = round(steps.end_s[-1], 3)
+    begin_s = steps.end_s[0] - first.steps * first.step_time_s
+    return Moment(
+        step=last.step,
+        steps=sum(event.steps for event in steps.events),
+        begin_s=min(round(max(0.0, begin_s), 3), end_s),
+        end_s=end_s,
+        local_batch_sizes=tuple(shares),
+        compute_s=tuple(compute_s),
+        wait_s=tuple(wait_s),
+        exchange=_one_exchange(steps.events),
+    )
+
+
+def _one_exchange(events: Sequence[StepsLogged]) -> Exchanged | None:
+    """The exchanges of several ``step`` events: means over their steps, the last way."""
+    known = [(event.steps, event.exchange) for event in events if event.exchange is not None]
+    if not known:
+        return None
+    last = known[-1][1]
+    if len(known) == 1:
+        return Exchanged(**{name: getattr(last, name) for name in Exchanged.model_fields})
+    counts = np.array([count for count, _ in known], dtype=np.float64)
+    rows = matrix([_FIGURES(one) for _, one in known])
+    means = dict(zip(_FIGURE_NAMES, (counts @ rows / counts.sum()).tolist(), strict=True))
+    return Exchanged(way=last.way, **{**means, "ratio": min(1.0, means["ratio"])})

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from hetopt.api.run_record import RunRecord, read_run
-from hetopt.backends.emulation.progress import Progress as ConductorProgress
 from hetopt.backends.emulation.slowdown import FitWatch
 from hetopt.backends.probe_runs import local_probes, read_sample
 from hetopt.backends.processes import PROCESS_FILE, run_status
@@ -23,14 +22,16 @@ from hetopt.backends.supervisor.progress import RunProgress
 from hetopt.cli import report as report_command
 from hetopt.cli.watch import Watched, picture
 from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.events.decisions import read_with_decisions
+from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE
+from hetopt.core.events.records import LogEvent
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.reports.learn import learn
 from hetopt.reports.page.page import page
 from hetopt.reports.page.series import series
-from hetopt.reports.prometheus import Newest, exposition
 from hetopt.reports.report import Report, make_report
-from hetopt.reports.scalars import scalars
+from hetopt.reports.scalars import exposition, scalars
 from hetopt.reports.tensorboard import event_file
 
 from .test_report import launch, plan
@@ -108,27 +109,25 @@ def damaged_log(lines: list[str], seed: int) -> bytes:
     return ("\n".join(lines) + "\n").encode("utf-8", "surrogatepass")
 
 
-def everything(folder: Path, started: Launch, record: RunRecord) -> None:
+def everything(folder: Path, started: Launch, record: RunRecord, events: list[LogEvent]) -> None:
     """All that is ever made of a run's log."""
     watched = Watched.of(folder, started)
     watched.read(time_factor=1.0)
     assert watched.progress.step == record.progress.step
-    shown = picture(folder.name, "running", watched, started, now_s=record.events[-1].time_s if record.events else 0.0)
+    shown = picture(folder.name, "running", watched, started, now_s=events[-1].time_s if events else 0.0)
     assert shown.title
-    newest = Newest()
-    newest.take(record.events)
-    exposition(newest, run=folder.name, unread=record.unread.lines)
-    event_file(scalars(record.events))
-    standing = RunProgress.of(record.events)
+    exposition(record.progress, name=folder.name, unread=record.unread.lines)
+    event_file(scalars(events))
+    standing = RunProgress.of(events)
     assert all(speed > 0 for speed in standing.speeds)
-    conductor, fit = ConductorProgress(), FitWatch()
-    for event in record.events:
-        conductor.add(event)
+    fit = FitWatch()
+    for event in events:
         fit.look(event, 0.0)
+    assert RunFold.of(events, started.starts) == record.progress
     assert run_status(folder).state.is_over
     for ask in (
-        lambda: learn(started.plan.profile, started, record.events),
-        lambda: read_sample(local_probes(started.plan.profile, 2)[-1], record.events),
+        lambda: learn(started.plan.profile, started, record.history),
+        lambda: read_sample(local_probes(started.plan.profile, 2)[-1], events),
     ):
         with contextlib.suppress(BadInput, RunFailed):  # a sentence
             ask()
@@ -144,7 +143,7 @@ def everything(folder: Path, started: Launch, record: RunRecord) -> None:
     made = report()
     assert made.from_json(made.to_json(), origin="the report") == made
     report_command.show(made)
-    text = page(made, started, series(record.events, record.starts))
+    text = page(made, started, series(record.history))
     assert not re.search(r"[ >:,](nan|inf)\b|NaN|Infinity", text)
 
 
@@ -168,13 +167,14 @@ def test_no_damage_ends_a_command(
         begun_s = time.process_time()
         try:
             record = read_run(folder)
-            everything(folder, started, record)
+            events = read_with_decisions(folder).events
+            everything(folder, started, record, events)
         except Exception as error:
             (tmp_path / "case.jsonl").write_bytes(log)
             raise AssertionError(f"case {seed}, kept as {tmp_path / 'case.jsonl'}") from error
         slowest_s = max(slowest_s, time.process_time() - begun_s)
         whole = [line for line in log.split(b"\n")[:-1] if line.strip()]
-        assert len(record.events) + record.unread.lines == len(whole), "what is not read is counted"
+        assert len(events) + record.unread.lines == len(whole), "what is not read is counted"
         counted += bool(record.unread.lines)
         (tmp_path / "case.jsonl").unlink(missing_ok=True)
         assert {path.name for path in tmp_path.iterdir()} == {"run", "beside"}, "nothing is written elsewhere"

@@ -22,7 +22,7 @@ from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
 from hetopt.reports.learn import learn
-from tests.logs import events_of
+from tests.logs import history_of
 
 RECORDED = Path(__file__).resolve().parents[1] / "recorded"
 STEPS = 2000
@@ -87,7 +87,7 @@ def first() -> Plan:
 def test_the_next_recommendation_is_nearer_to_the_truth(first: Plan) -> None:
     launch = launched(first)
     truth_s = SLOWER * first.chosen.prediction.step_time_s.value
-    learned = learn(first.profile, launch, events_of(log_of(launch, truth_s))).profile
+    learned = learn(first.profile, launch, history_of(log_of(launch, truth_s))).profile
     kind = first.chosen.groups[0].instance_type
     again = plan_from(learned, (kind,))
     before = plan_from(first.profile, (kind,))
@@ -102,7 +102,7 @@ def test_the_next_recommendation_is_nearer_to_the_truth(first: Plan) -> None:
 
 def test_the_way_to_the_target_is_one_more_pilot(first: Plan) -> None:
     launch = launched(first)
-    learned = learn(first.profile, launch, events_of(log_of(launch, 0.01)))
+    learned = learn(first.profile, launch, history_of(log_of(launch, 0.01)))
     pilot = learned.profile.pilots[-1]
     assert len(learned.profile.pilots) == len(first.profile.pilots) + 1
     assert (pilot.global_batch_size, pilot.steps_to_target) == (256, 800)
@@ -112,21 +112,21 @@ def test_the_way_to_the_target_is_one_more_pilot(first: Plan) -> None:
 def test_the_same_run_teaches_once(first: Plan) -> None:
     launch = launched(first)
     events = log_of(launch, 0.01)
-    once = learn(first.profile, launch, events_of(events)).profile
+    once = learn(first.profile, launch, history_of(events)).profile
     with pytest.raises(BadInput, match="measured nothing that the profile lacks"):
-        learn(once, launch, events_of(events))
+        learn(once, launch, history_of(events))
 
 
 def test_a_profile_of_another_job_is_refused(first: Plan) -> None:
     launch = launched(first)
     with pytest.raises(BadInput, match="trained digits"):
-        learn(Profile.load(RECORDED / "lstm-small.json"), launch, events_of(log_of(launch, 0.01)))
+        learn(Profile.load(RECORDED / "lstm-small.json"), launch, history_of(log_of(launch, 0.01)))
 
 
 def test_paced_workers_teach_no_step_times(first: Plan) -> None:
     workers = tuple(worker.model_copy(update={"slowdown": 2.0}) for worker in first.run.workers)
     launch = launched(first).model_copy(update={"spec": first.run.model_copy(update={"workers": workers})})
-    learned = learn(first.profile, launch, events_of(log_of(launch, 0.01)))
+    learned = learn(first.profile, launch, history_of(log_of(launch, 0.01)))
     assert learned.profile.samples == first.profile.samples
 
 
@@ -140,7 +140,7 @@ def test_a_run_whose_workers_averaged_is_a_pilot_of_that_and_none_of_dense_train
         )
         told = {"sync": {"policy": sync.name, "synchronised": synchronised, "local": 20 - synchronised}}
         events = [event | (told if event["event"] == "step" else {}) for event in log_of(launch, 0.01)]
-        learned = learn(plan.profile, launch, events_of(events)).profile
+        learned = learn(plan.profile, launch, history_of(events)).profile
         if not synchronised:
             assert learned.pilots == plan.profile.pilots
             continue

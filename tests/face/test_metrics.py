@@ -19,10 +19,10 @@ import pytest
 
 from hetopt.cli.metrics import MOST_CLIENTS, Figures, serve
 from hetopt.core.errors import BadInput
+from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
-from hetopt.reports.prometheus import Newest, exposition
-from hetopt.reports.scalars import HELP, scalars
+from hetopt.reports.scalars import HELP, exposition, scalars
 from hetopt.reports.tensorboard import _crc32c, _masked, event_file, tag
 from tests.logs import events_of
 
@@ -43,9 +43,7 @@ def recorded(rehearsed: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_prometheus_gets_the_newest_of_each(rehearsed: Launch) -> None:
-    newest = Newest()
-    newest.take(events_of(_compressed(rehearsed)))
-    text = exposition(newest, run='odd "name"')
+    text = exposition(RunFold.of(events_of(_compressed(rehearsed))), name='odd "name"')
     lines = text.splitlines()
     assert 'hetopt_steps_total{run="odd \\"name\\""} 200.0' in lines
     assert any(line.startswith("hetopt_local_batch_size{") and 'worker="1"' in line for line in lines)

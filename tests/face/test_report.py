@@ -23,10 +23,9 @@ from hetopt.optimizer.launch_record import Launch
 from hetopt.optimizer.market.catalog import load_catalog
 from hetopt.optimizer.plan import Goal, Plan
 from hetopt.optimizer.recommendation.recommend import Options, recommend
-from hetopt.reports.progress import follow
 from hetopt.reports.report import Report, make_report
 from hetopt.reports.timeline import timeline
-from tests.logs import events_of
+from tests.logs import history_of
 
 Golden = Callable[[str, str], None]
 
@@ -205,9 +204,9 @@ def _compressed(launch: Launch) -> list[Event]:
 
 
 def _report(launch: Launch, events: list[Event]) -> Report:
-    log = events_of(events)
-    told = timeline(log, starts=launch.starts, time_factor=launch.time_factor)
-    return make_report(launch, follow(log, launch.starts), told, state="finished")
+    history = history_of(events, launch.starts)
+    told = timeline(history, time_factor=launch.time_factor)
+    return make_report(launch, history.run, told, state="finished")
 
 
 def test_a_run_as_predicted_is_within_the_promise(launch: Launch) -> None:
@@ -248,7 +247,7 @@ def test_a_run_without_a_step_has_no_report(launch: Launch) -> None:
 
 def test_restarts_are_counted_and_progress_goes_on(launch: Launch) -> None:
     events = _events(launch)
-    progress = follow(events_of([*events[:3], {**events[0], "resumed_step": 400}, *events[1:]]), launch.starts)
+    progress = history_of([*events[:3], {**events[0], "resumed_step": 400}, *events[1:]], launch.starts).run
     assert progress.restarts == 1
     assert progress.first_step == 0
     assert progress.step == events[-1]["step"]

@@ -20,19 +20,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput
+from hetopt.core.events.fold import RunHistory
 from hetopt.core.events.log import EVENTS_FILE, Event
 from hetopt.core.events.reader import read_log
-from hetopt.core.events.records import LogEvent
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.plan import Plan
 from hetopt.reports.page.envelope import envelope, stretches
 from hetopt.reports.page.page import page
 from hetopt.reports.page.series import series
-from hetopt.reports.progress import follow
 from hetopt.reports.report import make_report
 from hetopt.reports.timeline import timeline
 from tests.disturbance import PATIENCE_S
-from tests.logs import events_of
+from tests.logs import history_of
 
 from .test_report import _compressed, _events, launch, plan, rehearsed
 
@@ -42,13 +41,13 @@ FIGURE = re.compile(r'data-figure="(\w+)" data-value="([^"]+)"')
 
 
 def made(launch: Launch, events: list[Event]) -> str:
-    return page_of(launch, events_of(events))
+    return page_of(launch, history_of(events, launch.starts))
 
 
-def page_of(launch: Launch, log: list[LogEvent]) -> str:
-    told = timeline(log, starts=launch.starts, time_factor=launch.time_factor)
-    report = make_report(launch, follow(log, launch.starts), told, state="finished")
-    return page(report, launch, series(log, launch.starts))
+def page_of(launch: Launch, history: RunHistory) -> str:
+    told = timeline(history, time_factor=launch.time_factor)
+    report = make_report(launch, history.run, told, state="finished")
+    return page(report, launch, series(history))
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +85,10 @@ def test_workers_that_come_late_are_not_known_before(rehearsed: Launch) -> None:
     first = next(event for event in events if event["event"] == "step")
     for name in ("local_batch_sizes", "compute_s", "wait_s", "sync_s"):
         first[name] = first[name][:2]
-    run = series(events_of(events))
+    run = series(history_of(events))
     assert np.isnan(run.compute_s[0]).tolist() == [False, False, True, True]
-    whole = events_of(_compressed(rehearsed))
-    report = make_report(rehearsed, follow(whole, rehearsed.starts), timeline(whole), state="finished")
+    whole = history_of(_compressed(rehearsed), rehearsed.starts)
+    report = make_report(rehearsed, whole.run, timeline(whole), state="finished")
     assert not re.search(r"[ >:,]nan\b|NaN", page(report, rehearsed, run))
 
 
@@ -141,8 +140,8 @@ def test_what_a_person_wrote_is_no_markup(rehearsed: Launch) -> None:
 
 
 def test_the_page_says_what_the_report_says(rehearsed: Launch, text: str) -> None:
-    events = events_of(_compressed(rehearsed))
-    report = make_report(rehearsed, follow(events, rehearsed.starts), timeline(events), state="finished")
+    history = history_of(_compressed(rehearsed), rehearsed.starts)
+    report = make_report(rehearsed, history.run, timeline(history), state="finished")
     found: dict[str, set[float]] = {}
     for name, value in FIGURE.findall(text):
         found.setdefault(name, set()).add(float(value))
@@ -153,12 +152,12 @@ def test_the_page_says_what_the_report_says(rehearsed: Launch, text: str) -> Non
     assert all(sentence in text for sentence in report.verdict)
     terms = rehearsed.plan.chosen.prediction.cost_terms
     assert found["term_usd"] == {term.usd for term in terms}
-    assert all(f'id="event{number}"' in text for number in range(1, 1 + len(timeline(events).happenings)))
+    assert all(f'id="event{number}"' in text for number in range(1, 1 + len(timeline(history).happenings)))
 
 
 def test_the_cursor_reads_what_was_logged(rehearsed: Launch, text: str) -> None:
     data = json.loads(re.findall(r'id="data">(.*?)</script>', text, re.S)[0])
-    run = series(events_of(_compressed(rehearsed)))
+    run = series(history_of(_compressed(rehearsed)))
     assert data["step"] == run.step.tolist()
     assert data["series"]["loss"][1] == pytest.approx(run.loss.tolist(), rel=1e-4)
     assert data["series"]["compute2"][1] == pytest.approx(run.compute_s[:, 2].tolist(), rel=1e-4)
@@ -200,7 +199,7 @@ def test_a_hundred_thousand_steps_of_sixteen_workers_fit_into_a_page(launch: Lau
     begun_s = time.process_time()
     assert [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     read_s = time.process_time() - begun_s
-    text = page_of(launch, read_log(path).events)
+    text = page_of(launch, RunHistory.of(read_log(path).events, launch.starts))
     assert time.process_time() - begun_s - read_s < 5 * read_s
     assert len(text.encode()) < 3_000_000
     data = json.loads(re.findall(r'id="data">(.*?)</script>', text, re.S)[0])
@@ -232,7 +231,7 @@ def test_the_command_writes_the_page(recorded: Path, tmp_path: Path, hetopt: Cal
 
 def test_a_log_without_a_step_has_no_page() -> None:
     with pytest.raises(BadInput, match="not logged a step"):
-        series([])
+        series(RunHistory())
 
 
 def browse(chromium: str, path: Path, folder: Path, *arguments: str) -> str:

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from hetopt.cli import timeline_view
 from hetopt.cli.timeline_view import BLOCKS
-from hetopt.reports.moments import Exchanged, Moment
-from hetopt.reports.timeline import Happening, Timeline
+from hetopt.reports.timeline import Exchanged, Happening, Moment, Timeline
 
 
 def moment(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.core.events.reader import read_log
+from hetopt.core.events.fold import RunClock, RunFold, RunHistory
+from hetopt.core.events.reader import EventReader, read_log
 from hetopt.core.events.records import LogEvent, RunStarted, StepsLogged, TrainingFinished
 from hetopt.reports.page.series import series
-from hetopt.reports.progress import Progress, advance, begin, follow
-from hetopt.reports.prometheus import Newest
-from hetopt.reports.sessions import RunClock
+from hetopt.reports.scalars import exposition, scalars
 from hetopt.reports.timeline import timeline
 from tests.logs import an_event
 
@@ -60,7 +60,8 @@ def test_sessions_add_up_and_pauses_count_for_nothing(told: list[tuple[int, floa
         events += session(now_s, steps, first=step - again)
         now_s += STARTUP_S + steps * STEP_S
         step, lost, done = step - again + steps, lost + again, done + steps
-    progress = follow(events, starts)
+    history = RunHistory.of(events, starts)
+    progress = history.run
     assert (progress.sessions, progress.step, progress.lost_steps) == (len(told), step, lost)
     assert progress.logged_steps == done
     assert progress.startup_s == pytest.approx(len(told) * STARTUP_S, abs=1e-3)
@@ -68,14 +69,7 @@ def test_sessions_add_up_and_pauses_count_for_nothing(told: list[tuple[int, floa
     assert progress.elapsed_s == pytest.approx(len(told) * STARTUP_S + done * STEP_S, abs=1e-3)
     assert progress.restarts == 0
     assert progress.recovery_s == 0
-    one_by_one = begin(starts)
-    for event in events:
-        one_by_one = advance(one_by_one, event)
-    assert one_by_one.elapsed_s == progress.elapsed_s
-    for one, other in zip(one_by_one.workers, progress.workers, strict=True):
-        assert one.steps == other.steps
-        assert one.compute_s == pytest.approx(other.compute_s)
-    drawn, columns = timeline(events, starts=starts), series(events, starts)
+    drawn, columns = timeline(history), series(history)
     assert drawn.moments[-1].end_s == pytest.approx(columns.duration_s, abs=2e-3)
     assert columns.duration_s == pytest.approx((len(told) - 1) * STARTUP_S + done * STEP_S, abs=1e-3)
     assert (columns.end_s[1:] >= columns.end_s[:-1]).all()
@@ -87,7 +81,8 @@ def test_each_worker_keeps_its_place_whoever_else_is_there(crews: list[set[str]]
     events: list[LogEvent] = []
     for number, crew in enumerate(crews):
         events += session(1000.0 + 100 * number, 2, first=2 * number, hosts=sorted(crew), ends=False)
-    progress, drawn, columns = follow(events), timeline(events), series(events)
+    history = RunHistory.of(events)
+    progress, drawn, columns = history.run, timeline(history), series(history)
     hosts = [worker.host for worker in progress.workers]
     assert sorted(hosts) == sorted(set().union(*crews))
     assert list(columns.hosts) == hosts
@@ -98,18 +93,17 @@ def test_each_worker_keeps_its_place_whoever_else_is_there(crews: list[set[str]]
         assert worker.is_present == (worker.host in crews[-1])
         assert sum(moment.compute_s[place] is not None for moment in drawn.moments) == 2 * there
         assert sum(columns.compute_s[:, place] > 0) == 2 * there
-    newest = Newest()
-    newest.take(events)
-    told = {dict(labels)["host"] for name, labels in newest.figures if name == "compute_seconds"}
-    assert told == crews[-1], "who is gone computes nothing"
+    told = re.findall(r'hetopt_compute_seconds{.*host="(\w+)"', exposition(progress, name="run"))
+    assert set(told) == crews[-1], "who is gone computes nothing"
     assert progress.restarts == len(crews) - 1
 
 
 def test_steps_of_workers_that_were_never_announced_are_theirs() -> None:
     events = [one for one in session(1000.0, 3) if isinstance(one, StepsLogged)]
-    progress = follow(events)
+    history = RunHistory.of(events)
+    progress = history.run
     assert [worker.host for worker in progress.workers] == ["worker 0", "worker 1"]
-    assert (progress.logged_steps, len(timeline(events).moments), len(series(events).end_s)) == (3, 3, 3)
+    assert (progress.logged_steps, len(timeline(history).moments), len(series(history).end_s)) == (3, 3, 3)
     assert progress.startup_s == 0.0
 
 
@@ -117,7 +111,7 @@ def test_a_clock_that_was_set_moves_no_time() -> None:
     events = session(1000.0, 4)
     jump = an_event("clock_jumped", time_s=events[3].time_s + 3600.0, by_s=3600.0)
     later = [one.__class__(**{**vars(one), "time_s": one.time_s + 3600.0}) for one in events[4:]]
-    assert follow([*events[:4], jump, *later], [1000.0]).elapsed_s == pytest.approx(STARTUP_S + 4 * STEP_S)
+    assert RunFold.of([*events[:4], jump, *later], [1000.0]).elapsed_s == pytest.approx(STARTUP_S + 4 * STEP_S)
 
 
 def test_time_never_goes_back() -> None:
@@ -129,18 +123,19 @@ def test_time_never_goes_back() -> None:
     assert times == [0, 4, 4, 4, 15]
 
 
-def read(name: str) -> tuple[list[LogEvent], Progress, tuple[float, ...]]:
+def read(name: str) -> tuple[list[LogEvent], RunHistory, tuple[float, ...]]:
     events = read_log(RUNS / f"{name}.jsonl").events
     starts = [events[0].time_s - 12.0]
     stops = [place for place, event in enumerate(events) if isinstance(event, TrainingFinished)]
     for place in stops[:-1]:
         again = next(event for event in events[place:] if isinstance(event, RunStarted))
         starts.append(again.time_s - 8.0)
-    return events, follow(events, starts), tuple(starts)
+    return events, RunHistory.of(events, starts), tuple(starts)
 
 
 def test_a_real_run_that_was_stopped_and_went_on() -> None:
-    events, progress, starts = read("resumed")
+    events, history, starts = read("resumed")
+    progress = history.run
     first, last = (event for event in events if isinstance(event, TrainingFinished))
     assert (progress.sessions, progress.lost_steps, progress.finish_reason) == (2, 0, "epochs")
     assert progress.startup_s == pytest.approx(20.0, abs=0.1)
@@ -152,25 +147,79 @@ def test_a_real_run_that_was_stopped_and_went_on() -> None:
 
 def test_of_an_old_run_only_the_last_start_is_known() -> None:
     """Earlier versions overwrote when a run was launched first."""
-    events, progress, starts = read("resumed")
-    old = follow(events, starts[1:])
+    events, history, starts = read("resumed")
+    progress, old = history.run, RunFold.of(events, starts[1:])
     assert old.sessions == 2
     assert old.startup_s == pytest.approx(8.0, abs=0.1)
     assert old.training_s == progress.training_s
 
 
 def test_a_real_run_that_lost_a_worker() -> None:
-    events, progress, starts = read("lost-worker")
+    _, history, _ = read("lost-worker")
+    progress = history.run
     assert (progress.sessions, progress.restarts, progress.lost_steps) == (1, 2, 0)
     assert [worker.host for worker in progress.workers] == ["local-0", "local-1"]
     assert 3.3 < progress.recovery_s < 6.0, "as the log tells of it, and the step that was not told of"
     assert progress.workers[1].steps < progress.workers[0].steps
-    (alone,) = {
-        moment.local_batch_sizes for moment in timeline(events, starts=starts).moments if None in moment.compute_s
-    }
+    (alone,) = {moment.local_batch_sizes for moment in timeline(history).moments if None in moment.compute_s}
     assert alone == (32, None)
 
 
 def test_what_a_step_tells_is_finite_in_all_that_is_made_of_it() -> None:
-    events, *_ = read("lost-worker")
-    assert json.loads(timeline(events).model_dump_json())["moments"]
+    _, history, _ = read("lost-worker")
+    assert json.loads(timeline(history).model_dump_json())["moments"]
+
+
+LOGS = {name: (RUNS / f"{name}.jsonl").read_bytes() for name in ("resumed", "lost-worker")}
+STRANGE = (b"[]", b"{", b'{"event": "of_a_later_version", "time_s": 1e9}', b'{"event": "step", "time_s": 1e9}', b"\xff")
+
+
+@given(
+    st.sampled_from(sorted(LOGS)),
+    st.lists(st.floats(0, 1), max_size=5),
+    st.lists(st.tuples(st.floats(0, 1), st.sampled_from(STRANGE)), max_size=4),
+)
+def test_however_a_log_grows_and_whatever_else_is_in_it_the_fold_is_the_same(
+    tmp_path_factory: pytest.TempPathFactory, name: str, cuts: list[float], strange: list[tuple[float, bytes]]
+) -> None:
+    """Read in parts that end anywhere, looked at in between, with lines that are no events among the others."""
+    whole = RunHistory.of(read_log(RUNS / f"{name}.jsonl").events)
+    lines = LOGS[name].splitlines()
+    for part, line in strange:
+        lines.insert(round(part * len(lines)), line)
+    data = b"".join(line + b"\n" for line in lines)
+    ends = [*sorted(round(part * len(data)) for part in cuts), len(data)]
+    path = tmp_path_factory.mktemp("log") / "events.jsonl"
+    reader, history = EventReader(path=path), RunHistory()
+    for end in ends:
+        path.write_bytes(data[:end])
+        for event in reader.read():
+            history.take(event)
+        assert len(history.run.workers) == len(history.run.roster.workers)
+        assert exposition(history.run, name=name)
+    assert history == whole
+    assert history.run.workers == whole.run.workers
+    assert reader.unread.lines == len(strange)
+    assert timeline(history) == timeline(whole)
+
+
+def test_the_sums_of_many_steps_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = session(1000.0, 50)
+    whole = RunFold.of(events)
+    monkeypatch.setattr("hetopt.core.events.fold._SUMMED_AT_ONCE", 7)
+    few = RunFold.of(events)
+    assert len(few._unsummed) <= 7
+    for one, other in zip(few.workers, whole.workers, strict=True):
+        assert one.steps == other.steps == 50
+        assert one.compute_s == pytest.approx(other.compute_s) == pytest.approx(50 * 0.4)
+
+
+@pytest.mark.parametrize("name", sorted(LOGS))
+def test_the_newest_of_all_figures_is_what_is_asked_for(name: str) -> None:
+    """TensorBoard gets each figure as it came, Prometheus the last of each."""
+    events = read_log(RUNS / f"{name}.jsonl").events
+    last = {(one.name, one.labels): one.value for one in scalars(events)}
+    told = exposition(RunFold.of(events), name="run")
+    for (figure, labels), value in last.items():
+        named = "".join(f',{label}="{text}"' for label, text in labels)
+        assert f'hetopt_{figure}{{run="run"{named}}} {value!r}' in told

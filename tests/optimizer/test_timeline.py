@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetopt.core.events.fold import RunFold, RunHistory
 from hetopt.core.events.log import Event
 from hetopt.core.events.reader import event_of
-from hetopt.reports.progress import follow
-from hetopt.reports.timeline import happening, timeline
+from hetopt.core.events.records import LogEvent
+from hetopt.reports import timeline as reports
+from hetopt.reports.timeline import Timeline, happening
 from tests.logs import an_event, events_of
+
+
+def timeline(events: Iterable[LogEvent], **options: Any) -> Timeline:
+    return reports.timeline(RunHistory.of(events), **options)
 
 
 def started(*hosts: str) -> list[Event]:
@@ -155,7 +162,7 @@ def test_logs_without_exchanges_are_read_as_before() -> None:
         None,
         None,
     ]
-    assert follow(events_of(exchanging(None, None))).traffic is None
+    assert RunFold.of(events_of(exchanging(None, None))).traffic is None
 
 
 @given(st.lists(st.sampled_from([DENSE, THIN, None]), min_size=1, max_size=40), st.integers(1, 50))
@@ -172,7 +179,7 @@ def test_coarser_moments_keep_what_was_sent(exchanges: list[Event | None], most:
         assert moment.exchange.way == own[-1]["way"]
         for name in ("sent_bytes", "gain", "ratio", "sync_s"):
             assert getattr(moment.exchange, name) == pytest.approx(sum(one[name] for one in own) / len(own))
-    told = follow(events_of(events)).traffic
+    told = RunFold.of(events_of(events)).traffic
     known = [exchange for exchange in exchanges if exchange is not None]
     assert (told is None) == (not known)
     if told is not None:
@@ -202,7 +209,7 @@ def test_a_changed_exchange_names_its_way_once(reason: str, text: str) -> None:
     assert told.text == text
     assert told.step == 7
     assert told.is_routine
-    assert follow(events_of([*started("h0"), {**event, "reason": reason}])).exchange_changes == 1
+    assert RunFold.of(events_of([*started("h0"), {**event, "reason": reason}])).exchange_changes == 1
 
 
 @pytest.mark.parametrize(

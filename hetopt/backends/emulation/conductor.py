@@ -20,20 +20,19 @@ from pathlib import Path
 
 from hetopt.backends.emulation.injection import CHANGES_FILE, comes_and_goes, parse_requests
 from hetopt.backends.emulation.namespaces import LINK, EmulatedNetwork
-from hetopt.backends.emulation.progress import Progress
-from hetopt.backends.emulation.schedule import CONDITION_CHANGED, HostNow, split, still_to_come
+from hetopt.backends.emulation.schedule import CONDITION_CHANGED, HostNow, Moment, split, still_to_come
 from hetopt.backends.emulation.slowdown import FitWatch
 from hetopt.core.conditions import ConditionsReader, write_conditions
 from hetopt.core.errors import BadInput, HetoptError
+from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE, EventLog, tell_failure
 from hetopt.core.events.reader import EventReader
-from hetopt.core.events.records import RunStarted
 from hetopt.core.nodes import MEETING_PORT, Node
 from hetopt.core.presence import INCARNATION_VARIABLE, PRESENCE_FILE, HostThere, write_presence
 from hetopt.core.process_guard import StopSignal, die_with_parent
 from hetopt.core.run_folder import read_spec
 from hetopt.core.run_spec import RunSpec
-from hetopt.core.run_status import exit_code, failure_reason, last_log_line
+from hetopt.core.run_status import exit_code, last_log_line
 from hetopt.core.scaled_emulation import Change, Conditions, ScaledEmulation
 from hetopt.core.secret import SECRET_VARIABLE, new_secret
 from hetopt.core.worker_logs import host_log_folder, read_from
@@ -84,7 +83,7 @@ class Conductor:
         # A resumed run keeps what was learned about this machine.
         kept = ConditionsReader(run_dir).now().slowdown if earlier else 1.0
         self._fit = FitWatch(slowdown=kept)
-        self._progress = Progress()
+        self._run = RunFold()  # of this session
         self._log = EventLog(run_dir / EVENTS_FILE)
         self._requests_read = 0
         self._agents: dict[int, subprocess.Popen[bytes]] = {}
@@ -94,7 +93,6 @@ class Conductor:
         self._secret = new_secret()
         self._incarnations = [0] * len(self._hosts)
         self._farewells: list[tuple[float, int]] = []
-        self._training_on = [worker.host for worker in spec.workers]
 
     def conduct(self) -> int:
         """Start the hosts and stay until the last has ended; the exit code is hetopt's."""
@@ -146,8 +144,8 @@ class Conductor:
         self._collect()
         now_s = self._clock()
         self._read(now_s)
-        if not self._progress.is_done:
-            due, self._pending = split(self._pending, self._progress.moment(now_s))
+        if not self._run.has_ended:
+            due, self._pending = split(self._pending, self._moment(now_s))
             for change in due:
                 self._apply(change)
         while self._farewells and self._farewells[0][0] <= now_s:
@@ -157,13 +155,18 @@ class Conductor:
         if self._failed_s is not None and now_s - self._failed_s > _SURVIVORS_S:
             self._end_agents()
 
+    def _moment(self, now_s: float) -> Moment:
+        """Seconds of training (or measuring) and steps done so far."""
+        since_s = self._run.training_started_s
+        return Moment(training_s=None if since_s is None else now_s - since_s, step=self._run.furthest_step)
+
     def _collect(self) -> None:
         for place, agent in list(self._agents.items()):
             code = agent.poll()
             if code is not None:
                 del self._agents[place]
                 self._codes[place] = code
-                if self._comes_and_goes and not self._progress.is_done:
+                if self._comes_and_goes and not self._run.has_ended:
                     self._announce_presence()
                 elif (code != 0 or self._comes_and_goes) and self._failed_s is None:
                     # In a run that goes on without some, those that have only just come need not begin.
@@ -171,9 +174,7 @@ class Conductor:
 
     def _read(self, now_s: float) -> None:
         for event in self._reader.read():
-            self._progress.add(event)
-            if isinstance(event, RunStarted):
-                self._training_on = [worker.host for worker in event.workers]
+            self._run.take(event)
             rank = self._fit.look(event, now_s)
             if rank is not None:
                 self._slow_down(rank)
@@ -194,7 +195,7 @@ class Conductor:
                 rate_bits_per_s=host.rate_bits_per_s,
                 dies=not host.alive,
                 **{fate: True for fate in ("returns", "notice", "cut", "heals") if getattr(change, fate)},
-                step=self._progress.step,
+                step=self._run.furthest_step,
             )
         dying = [place for place in changed if not self._hosts[place].alive]
         if dying:
@@ -226,7 +227,7 @@ class Conductor:
         names = ", ".join(self._hosts[place].name for place in places)
         hosts = f"host{'s' if len(places) > 1 else ''} {names}"
         if not self._comes_and_goes:
-            self._log.write("run_failed", reason=f"{hosts} died at step {self._progress.step}, as {_wish(change)}")
+            self._log.write("run_failed", reason=f"{hosts} died at step {self._run.furthest_step}, as {_wish(change)}")
         for place in places:
             self._network.kill(place)
         if self._comes_and_goes:
@@ -253,7 +254,7 @@ class Conductor:
     def _awaits_return(self) -> bool:
         """Whether nobody is left, but somebody will be."""
         anybody = any(host.alive for host in self._hosts)
-        return not anybody and not self._progress.is_done and any(change.returns for change in self._pending)
+        return not anybody and not self._run.has_ended and any(change.returns for change in self._pending)
 
     def _announce_presence(self) -> None:
         if not self._comes_and_goes:
@@ -267,11 +268,11 @@ class Conductor:
 
     def _slow_down(self, rank: int) -> None:
         factor = self._fit.slowdown
-        host = self._training_on[rank] if rank < len(self._training_on) else "a host"
+        host = self._run.roster.host(rank)
         self._log.write(
             "miniature_slowed",
             factor=factor,
-            step=self._progress.step,
+            step=self._run.furthest_step,
             reason=f"the computation of worker {rank} on {host} does not fit into its declared time on this machine, "
             f"so everything takes {factor:g} times as long as planned",
         )
@@ -300,10 +301,10 @@ class Conductor:
         self._read(self._clock())
         codes = list(self._codes.values())
         if self._comes_and_goes:
-            code = 0 if self._progress.is_done and 0 in codes else exit_code(codes, host_died=0 not in codes)
+            code = 0 if self._run.has_ended and 0 in codes else exit_code(codes, host_died=0 not in codes)
         else:
             code = exit_code(codes, host_died=not all(host.alive for host in self._hosts))
-        if code != 0 and failure_reason(self._progress.turns) is None and not self._progress.is_done:
+        if code != 0 and self._run.failure is None and not self._run.has_ended:
             reason = last_log_line(self._run_dir) or "the hosts ended without saying why"
             self._log.write("run_failed", reason=reason)
         return code

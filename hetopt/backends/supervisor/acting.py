@@ -24,6 +24,7 @@ from hetopt.backends.supervisor.replacing import with_another_for_each_host
 from hetopt.backends.supervisor.switching import in_other_zones
 from hetopt.core.errors import BadInput, BudgetStop, CloudRefused
 from hetopt.core.events.decisions import gain_in_words, write_decision
+from hetopt.core.events.fold import RunFold
 from hetopt.core.events.records import LogEvent
 from hetopt.core.scaled_emulation import Change
 from hetopt.optimizer.launch_record import Launch
@@ -68,7 +69,8 @@ class Supervision:
         boot_s: from asking for a machine to its first step.
         until_there_s: from an order to end a machine to the first step of the one that is asked for instead.
         supervisor: who decides.
-        standing: of the run, as its log has told so far.
+        run: all that its log has told so far.
+        standing: of the run against its plan, by that.
         replaced: hosts that were; a second machine would have no better luck.
         unpaid: zones that the budget did not pay for, and when that was found, seconds since the epoch.
         said: why nothing could be done, for which nobody needs to be told again.
@@ -85,6 +87,7 @@ class Supervision:
     boot_s: float = 0.0
     until_there_s: float = 0.0
     supervisor: Supervisor
+    run: RunFold = field(default_factory=RunFold)
     standing: RunProgress = field(default_factory=RunProgress)
     replaced: set[str] = field(default_factory=set)
     unpaid: dict[str, float] = field(default_factory=dict)
@@ -129,11 +132,13 @@ class Supervision:
             boot_s=record.prediction.startup_s,
             until_there_s=record.prediction.startup_s + lost_s,
             supervisor=Supervisor(promise=promise_of(record), hysteresis=hysteresis or Hysteresis()),
+            run=RunFold.launched(record.starts),
         )
 
     def take_in(self, event: LogEvent) -> None:
-        """Update the progress of the run with one event of its log."""
-        self.standing = self.standing.after(event)
+        """Go on with the next event of the run's log."""
+        self.run.take(event)
+        self.standing = self.standing.after(event, self.run)
 
     def look(self) -> str | None:
         """Look once, and do what is to be done; what a person is told of it, if anything."""

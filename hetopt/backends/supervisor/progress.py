@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from hetopt.core.events.records import LogEvent, RunStarted, StepsLogged, TrainingStarted, WorkerLost, WorkersChanged
+from hetopt.core.events.fold import RunFold
+from hetopt.core.events.records import LogEvent, RunStarted, StepsLogged, WorkerLost, WorkersChanged
 
 _WEIGHT = 0.3
 """Of the newest control period in the running mean; four of them make up most of it."""
@@ -92,18 +93,23 @@ class RunProgress:
         """Time to the end at the present pace."""
         return None if self.step_time_s is None else max(0.0, promise.steps - self.step) * self.step_time_s
 
-    def after(self, event: LogEvent) -> Self:
-        """Once an event has happened; events of other kinds change the time alone."""
-        one = replace(self, now_s=event.time_s)
+    def after(self, event: LogEvent, run: RunFold) -> Self:
+        """Once an event has happened, which the fold of the log has taken; most kinds change no running mean."""
+        there = [run.roster.workers[place] for place in run.roster.present]
+        one = replace(
+            self,
+            step=run.step,
+            steps_seen=run.logged_steps,
+            began_s=run.training_started_s,
+            now_s=event.time_s,
+            workers=len(there),
+            hosts=tuple(worker.host for worker in there),
+            types=tuple(worker.type for worker in there),
+        )
         match event:
             case RunStarted():
                 # Other workers, other times: what was measured before says nothing of them.
-                hosts = tuple(worker.host for worker in event.workers)
-                types = tuple(worker.type for worker in event.workers)
-                now = replace(one._changed(), workers=len(hosts), hosts=hosts, types=types, shares=())
-                return replace(now, step_time_s=None, compute_s=(), sync_s=0.0)
-            case TrainingStarted():
-                return replace(one, began_s=one.now_s if one.began_s is None else one.began_s, step=event.step)
+                return replace(one._changed(), shares=(), step_time_s=None, compute_s=(), sync_s=0.0)
             case WorkerLost():
                 return replace(one, losses=one.losses + 1)
             case WorkersChanged():
@@ -112,9 +118,7 @@ class RunProgress:
                 stepped = replace(
                     one,
                     periods=one.periods + 1,
-                    step=event.step,
                     shares=event.local_batch_sizes,
-                    steps_seen=one.steps_seen + event.steps,
                     step_time_s=_mean(one.step_time_s, event.step_time_s),
                     compute_s=_means(one.compute_s, event.compute_s),
                     # Of the worker that waited least: the others' contains their waiting for it.
@@ -137,9 +141,10 @@ class RunProgress:
     @classmethod
     def of(cls, events: Iterable[LogEvent]) -> Self:
         """The progress of a run after all of these events."""
-        standing = cls()
+        standing, run = cls(), RunFold()
         for event in events:
-            standing = standing.after(event)
+            run.take(event)
+            standing = standing.after(event, run)
         return standing
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TypeAlias
@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hetopt.core.errors import BadInput
+from hetopt.core.events.fold import RunHistory, matrix
 from hetopt.core.events.parts import SyncTold
-from hetopt.core.events.records import Evaluated, LogEvent, RunStarted, StepsLogged, TrainingStarted
-from hetopt.reports.columns import matrix
-from hetopt.reports.sessions import Roster, RunClock
+from hetopt.core.events.records import Evaluated
 
 Column: TypeAlias = npt.NDArray[np.float64]
 """[rows], or [rows, workers]."""
@@ -80,37 +79,13 @@ class RunSeries:
         return float(self.end_s[-1])
 
 
-def series(events: Iterable[LogEvent], starts: Sequence[float] = ()) -> RunSeries:
+def series(history: RunHistory) -> RunSeries:
     """The columns of one run; time in which nothing of it ran is left out.
-
-    Args:
-        events: its log.
-        starts: when it was launched and went on, where that is known.
 
     Raises:
         BadInput: the log has no step.
     """
-    clock, roster = RunClock(starts=tuple(sorted(starts))), Roster()
-    began_s: float | None = None
-    rows: list[StepsLogged] = []
-    end_s: list[float] = []
-    places: list[tuple[int, ...]] = []
-    evaluations = []
-    for event in events:
-        clock.take(event)
-        match event:
-            case StepsLogged():
-                if began_s is None:  # the log lost the line that says so
-                    began_s = max(0.0, clock.now_s - event.steps * event.step_time_s)
-                rows.append(event)
-                end_s.append(clock.now_s - began_s)
-                places.append(roster.places(len(event.compute_s)))
-            case RunStarted():
-                roster.take(event)
-            case TrainingStarted() if began_s is None:
-                began_s = clock.now_s
-            case Evaluated() if began_s is not None:
-                evaluations.append(Evaluation(time_s=clock.now_s - began_s, metrics=event.metrics))
+    roster, rows, places = history.run.roster, history.steps.events, history.steps.places
     if not rows:
         raise BadInput("The run has not logged a step yet.", hint="look at it with `hetopt status`")
 
@@ -148,7 +123,7 @@ def series(events: Iterable[LogEvent], starts: Sequence[float] = ()) -> RunSerie
 
     return RunSeries(
         hosts=roster.hosts,
-        end_s=np.array(end_s, dtype=np.float64),
+        end_s=np.array(history.steps.end_s, dtype=np.float64),
         step=column("step"),
         steps=column("steps"),
         loss=column("loss"),
@@ -165,5 +140,9 @@ def series(events: Iterable[LogEvent], starts: Sequence[float] = ()) -> RunSerie
         divergence=together(lambda told: told.divergence),
         averages_bytes=together(lambda told: told.sent_bytes / a_step(told)),
         ways=tuple("" if told is None else told.way for told in exchanges),
-        evaluations=tuple(evaluations),
+        evaluations=tuple(
+            Evaluation(time_s=one.at_s, metrics=one.event.metrics)
+            for one in history.others
+            if isinstance(one.event, Evaluated) and one.at_s is not None
+        ),
     )

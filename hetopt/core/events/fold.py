@@ -1,0 +1,570 @@
+"""A run's event log, folded once: all that `status`, `launch`, `report`, the metrics and the supervisor read of it.
+
+`RunFold` takes one event after the other, as they are read, and is what the run has come to: sessions, workers, totals
+and the newest figures, in memory that does not grow with the log. `RunHistory` also keeps every event with its place in
+the run, for what draws the whole of it or learns from it. Views of either are pure functions elsewhere.
+
+A run is stopped and goes on, loses workers and gets others. Its own time leaves out what passed while nothing of it
+ran; each worker that ever trained keeps one place in every table, whoever else is there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from hetopt.core.events.parts import ExchangeTold, StartedWorker, SyncTold
+from hetopt.core.events.records import (
+    CheckpointSaved,
+    ClockJumped,
+    Evaluated,
+    ExchangeChanged,
+    LogEvent,
+    ProbeEvent,
+    RunFailure,
+    RunStarted,
+    SharesChanged,
+    StepsLogged,
+    TrainingFinished,
+    TrainingStarted,
+)
+
+_SUMMED_AT_ONCE = 1000
+"""Lines of steps whose workers' times are added up together: long logs hold little else."""
+
+
+@dataclass(kw_only=True)
+class RunClock:
+    """The time of a run, from when it was launched: a session goes on where the one before ended.
+
+    Attributes:
+        starts: when it was launched and went on, as far as that is known, in order; seconds since the epoch.
+        now_s: of the newest event, in the run's own time.
+        sessions: begun so far.
+        idle_s: time between sessions, which is no part of ``now_s``.
+    """
+
+    starts: tuple[float, ...] = ()
+    now_s: float = 0.0
+    sessions: int = 0
+    idle_s: float = 0.0
+    _left_out_s: float = 0.0
+    _newest_s: float = 0.0
+    _next: int = 0
+    _is_over: bool = False
+    _is_plain: bool = False
+
+    def take(self, event: LogEvent) -> bool:
+        """Go on to an event; True: a session begins with it. The clock never goes back, whatever the log says."""
+        time_s = event.time_s
+        if self._is_plain and isinstance(event, StepsLogged):  # nearly all of a long log
+            if time_s > self._newest_s:
+                self._newest_s = time_s
+                self.now_s = max(self.now_s, time_s - self._left_out_s)
+            return False
+        begins = False
+        if self._is_over or not self.sessions or self._next < len(self.starts):
+            began_s = self._begun(event)
+            if began_s is not None:
+                begins = True
+                if self.sessions:
+                    gap_s = max(0.0, began_s - self._newest_s)
+                    self.idle_s += gap_s
+                    self._left_out_s += gap_s
+                else:
+                    self._left_out_s = began_s
+                self.sessions += 1
+                self._is_over = False
+        if isinstance(event, ClockJumped):
+            self._left_out_s += event.by_s
+            self._newest_s += event.by_s
+        elif isinstance(event, TrainingFinished):
+            self._is_over = True
+        self._is_plain = bool(self.sessions) and not self._is_over and self._next >= len(self.starts)
+        self._newest_s = max(self._newest_s, time_s)
+        self.now_s = max(self.now_s, time_s - self._left_out_s)
+        return begins
+
+    def _begun(self, event: LogEvent) -> float | None:
+        """When the session began that this event is the first of, if it is."""
+        began_s: float | None = None
+        # A session's last event may be as late as the next one's start; its first event is later.
+        latest_s = event.time_s if self.sessions else math.nextafter(event.time_s, math.inf)
+        while self._next < len(self.starts) and self.starts[self._next] < latest_s:
+            start_s, self._next = self.starts[self._next], self._next + 1
+            # A start that left no event is followed by the one that did.
+            if not self.sessions or start_s >= self._newest_s:
+                began_s = start_s
+        if began_s is not None:
+            return began_s
+        # Of runs of older versions, only the last start is known.
+        return event.time_s if not self.sessions or (self._is_over and isinstance(event, RunStarted)) else None
+
+
+@dataclass(kw_only=True)
+class Roster:
+    """All workers that ever trained, in the order in which they came; the rows of every table.
+
+    Attributes:
+        workers: all of them, as they were last announced.
+        present: of the workers that train now, in rank order: their places in ``workers``.
+    """
+
+    workers: list[StartedWorker] = field(default_factory=list)
+    present: tuple[int, ...] = ()
+
+    def take(self, event: RunStarted) -> None:
+        """Others train from here on; a worker that is announced anew is the one of the same host."""
+        found: list[int] = []
+        for worker in event.workers:
+            place = self._place(worker, found)
+            if place is None:
+                place = len(self.workers)
+                self.workers.append(worker)
+            else:
+                self.workers[place] = worker
+            found.append(place)
+        self.present = tuple(found)
+
+    def places(self, count: int) -> tuple[int, ...]:
+        """Of the workers of a step; workers that were never announced get a place as well."""
+        if count == len(self.present):
+            return self.present
+        while len(self.workers) < count:
+            self.workers.append(StartedWorker(host=f"worker {len(self.workers)}"))
+        return tuple(range(count))
+
+    def host(self, rank: int, present: Sequence[int] | None = None) -> str:
+        """Where a worker is that trains now, or where it was when those of ``present`` did."""
+        places = self.present if present is None else present
+        return self.workers[places[rank]].host if rank < len(places) else f"worker {rank}"
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The host of every worker that ever took part, in the order in which they first came."""
+        return tuple(worker.host for worker in self.workers)
+
+    def _place(self, worker: StartedWorker, taken: Sequence[int]) -> int | None:
+        for place, known in enumerate(self.workers):
+            if place not in taken and known.host == worker.host:
+                return place
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerTotals:
+    """One worker's totals over the steps that it took part in and that were logged.
+
+    ``local_batch_size`` is that of its last step; ``is_present`` says whether it was there at the end.
+    """
+
+    host: str
+    type: str
+    slowdown: float
+    local_batch_size: int
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+    sync_s: float = 0.0
+    steps: int = 0
+    is_present: bool = True
+
+    @property
+    def mean_compute_s(self) -> float:
+        """Mean compute time of a step, in seconds; 0 before the first."""
+        return self.compute_s / max(1, self.steps)
+
+    @property
+    def mean_wait_s(self) -> float:
+        """Mean straggler wait of a step, in seconds; 0 before the first."""
+        return self.wait_s / max(1, self.steps)
+
+
+@dataclass(kw_only=True)
+class Traffic:
+    """What one worker (the mean of all) contributed to the exchanges of gradients so far.
+
+    Attributes:
+        way: of the newest steps: compressor, ratio and collective.
+        steps: in each way, in the order of first use.
+        sent_bytes: altogether.
+        dense_bytes: what everything in fp32 would have come to.
+    """
+
+    way: str = ""
+    steps: dict[str, int] = field(default_factory=dict)
+    sent_bytes: float = 0.0
+    dense_bytes: float = 0.0
+
+    def take(self, told: ExchangeTold, steps: int) -> None:
+        """The exchanges of so many more steps."""
+        self.way = told.way
+        self.steps[told.way] = self.steps.get(told.way, 0) + steps
+        self.sent_bytes += steps * told.sent_bytes
+        self.dense_bytes += steps * told.dense_bytes
+
+
+@dataclass(kw_only=True)
+class Together:
+    """How often workers that train for themselves were brought together so far.
+
+    Attributes:
+        policy: by which.
+        synchronised, local: steps that averaged parameters, and that did not.
+        sent_bytes: by one worker.
+        divergence: sum over the averages of how far apart workers were, relative to the norm of the parameters.
+        told: averages that told how far.
+    """
+
+    policy: str
+    synchronised: int = 0
+    local: int = 0
+    sent_bytes: float = 0.0
+    divergence: float = 0.0
+    told: int = 0
+
+    def take(self, told: SyncTold) -> None:
+        """What more steps told."""
+        self.synchronised += told.synchronised
+        self.local += told.local
+        self.sent_bytes += told.sent_bytes
+        if told.divergence is not None:
+            self.divergence += told.divergence * told.synchronised
+            self.told += told.synchronised
+
+
+@dataclass(kw_only=True)
+class RunFold:
+    """A run so far, all of its sessions together. Times in seconds.
+
+    Attributes:
+        clock: of the run.
+        roster: who its workers are, and which of them train now.
+        training_started_s: when training, or a probe's measuring, first began, seconds since the epoch.
+        last_event_s: likewise.
+        first_step: steps of the checkpoint that its first session resumed from.
+        furthest_step: the highest so far; ``step`` goes back to a checkpoint.
+        latest: the newest logged steps.
+        latest_places: of their workers, in the roster; none since others train.
+        stepping_s: time of the logged steps; evaluations and checkpoints are no part of it.
+        traffic: None: a single worker, or a log of an older version.
+        together: None: gradients are exchanged in every step.
+        startup_s: from each launch to its first step, all sessions together; None: no step began yet.
+        recovery_s: from the last step before workers were lost to the first one after it, altogether.
+        lost_steps: that were done again, from a checkpoint.
+        restarts: of the workers within a session.
+        training_s: from each session's first step to its end, recoveries left out; None: training goes on.
+        has_ended: by itself: its workers have said so.
+        failure: why the latest attempt failed, if it did: the first reason since workers last started is the cause.
+    """
+
+    clock: RunClock = field(default_factory=RunClock)
+    roster: Roster = field(default_factory=Roster)
+    task: str = ""
+    global_batch_size: int = 0
+    training_started_s: float | None = None
+    last_event_s: float | None = None
+    first_step: int = 0
+    step: int = 0
+    furthest_step: int = 0
+    epoch: float = 0.0
+    latest: StepsLogged | None = None
+    latest_places: tuple[int, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    logged_steps: int = 0
+    stepping_s: float = 0.0
+    share_changes: int = 0
+    exchange_changes: int = 0
+    traffic: Traffic | None = None
+    together: Together | None = None
+    startup_s: float | None = None
+    recovery_s: float = 0.0
+    lost_steps: int = 0
+    restarts: int = 0
+    finish_reason: str | None = None
+    training_s: float | None = None
+    has_ended: bool = False
+    failure: str | None = None
+    _session_began_s: float = 0.0
+    _training_since_s: float | None = None
+    _worked_s: float = 0.0
+    _first_trained_s: float | None = None
+    _trained_before_s: float = 0.0
+    _rows: list[WorkerTotals] = field(default_factory=list)
+    _unsummed: list[StepsLogged] = field(default_factory=list)
+
+    @classmethod
+    def launched(cls, starts: Iterable[float]) -> Self:
+        """Before the first event of a run that was launched, and went on, at these seconds since the epoch."""
+        return cls(clock=RunClock(starts=tuple(sorted(starts))))
+
+    @classmethod
+    def of(cls, events: Iterable[LogEvent], starts: Iterable[float] = ()) -> Self:
+        """The fold of these events; ``starts`` are when the run was launched and went on, where that is known."""
+        run = cls.launched(starts)
+        for event in events:
+            run.take(event)
+        return run
+
+    def take(self, event: LogEvent) -> None:
+        """Go on with the next event; those of most kinds change nothing but the time."""
+        before_s = self.clock.now_s
+        if self.clock.take(event):  # a session begins with it, so the one before is over
+            if self._training_since_s is not None:
+                self._trained_before_s += before_s - self._training_since_s
+            self._session_began_s, self._training_since_s = before_s, None
+        self.last_event_s = event.time_s
+        match event:
+            case StepsLogged():
+                self._step(event)
+            case RunStarted():
+                self._workers_start(event)
+            case TrainingStarted():
+                self._training_starts(event)
+            case SharesChanged():
+                self._change_shares(event)
+            case ExchangeChanged():
+                self.exchange_changes += 1
+            case Evaluated():
+                self.metrics, self.epoch, self.step = event.metrics, event.epoch, event.step
+                self._worked_s = self.clock.now_s
+            case CheckpointSaved():
+                self._worked_s = self.clock.now_s
+            case TrainingFinished():
+                self._finish(event)
+            case RunFailure():
+                self.failure = event.reason if self.failure is None else self.failure
+            case ProbeEvent(event="probe_started") if self.training_started_s is None:
+                self.training_started_s = event.time_s
+            case ProbeEvent(event="probe_finished"):
+                self.has_ended, self.failure = True, None
+
+    @property
+    def loss(self) -> float | None:
+        """Mean training loss of the newest logged steps; None: there are none."""
+        return None if self.latest is None else self.latest.loss
+
+    @property
+    def workers(self) -> tuple[WorkerTotals, ...]:
+        """All that ever trained, in the order of the roster."""
+        present = set(self.roster.present)
+        return tuple(replace(row, is_present=place in present) for place, row in enumerate(self._summed()))
+
+    @property
+    def step_time_s(self) -> float | None:
+        """Mean time of a step over everything logged."""
+        return self.stepping_s / self.logged_steps if self.logged_steps else None
+
+    @property
+    def elapsed_s(self) -> float | None:
+        """Time in which something of the run ran, from its launch to its newest event; None: there is none."""
+        return self.clock.now_s if self.last_event_s is not None else None
+
+    @property
+    def trained_for_s(self) -> float | None:
+        """The time of the newest event, counted from when training first began, without the time between sessions;
+        None: it has not begun."""
+        return None if self._first_trained_s is None else self.clock.now_s - self._first_trained_s
+
+    @property
+    def sessions(self) -> int:
+        """How often it was launched, the times that it went on included."""
+        return self.clock.sessions
+
+    @property
+    def steps_done(self) -> int:
+        """Steps that count of those in this log, without those of a checkpoint that its first session resumed from."""
+        return max(0, self.step - self.first_step)
+
+    def _step(self, event: StepsLogged) -> None:
+        if self._training_since_s is None:  # the log lost the line that says so
+            self._begin_training(event.time_s, before_s=event.steps * event.step_time_s)
+        places = self.roster.places(len(event.compute_s))
+        if places != self.latest_places or len(self._unsummed) >= _SUMMED_AT_ONCE:
+            self._sum()
+        self._unsummed.append(event)
+        self.latest, self.latest_places = event, places
+        self.step, self.epoch, self._worked_s = event.step, event.epoch, self.clock.now_s
+        if event.step > self.furthest_step:
+            self.furthest_step = event.step
+        self.logged_steps += event.steps
+        self.stepping_s += event.steps * event.step_time_s
+        if event.exchange is not None:
+            self.traffic = self.traffic or Traffic()
+            self.traffic.take(event.exchange, event.steps)
+        if event.sync is not None:
+            self.together = self.together or Together(policy=event.sync.policy)
+            self.together.take(event.sync)
+
+    def _workers_start(self, event: RunStarted) -> None:
+        self._sum()
+        was_there = bool(self._rows)
+        self.roster.take(event)
+        self._rows = self._summed()
+        for place, told in zip(self.roster.present, event.workers, strict=True):
+            self._rows[place] = replace(
+                self._rows[place],
+                host=told.host,
+                type=told.type,
+                slowdown=told.slowdown,
+                local_batch_size=told.local_batch_size,
+            )
+        self.task, self.global_batch_size, self.latest_places = event.task, event.global_batch_size, ()
+        self.restarts += was_there and self._training_since_s is not None
+        if not was_there:
+            self.first_step = event.resumed_step or 0
+        self.finish_reason = self.training_s = self.failure = None
+        self.has_ended = False
+
+    def _training_starts(self, event: TrainingStarted) -> None:
+        self.lost_steps += max(0, self.step - event.step)
+        if self._training_since_s is not None:
+            self.recovery_s += self.clock.now_s - self._worked_s
+        self._begin_training(event.time_s)
+        self.step, self.furthest_step = event.step, max(event.step, self.furthest_step)
+
+    def _begin_training(self, time_s: float, *, before_s: float = 0.0) -> None:
+        """Training began with an event of this time, or some seconds before; in a session that had begun it goes on."""
+        self._worked_s = now_s = self.clock.now_s
+        if self._training_since_s is not None:
+            return
+        began_s = max(self._session_began_s, now_s - before_s)
+        if self.training_started_s is None:
+            self.training_started_s = time_s - before_s
+        if self._first_trained_s is None:
+            self._first_trained_s = began_s
+        self.startup_s = (self.startup_s or 0.0) + began_s - self._session_began_s
+        self._training_since_s = began_s
+
+    def _change_shares(self, event: SharesChanged) -> None:
+        if len(event.after) != len(self.roster.present):
+            return
+        self._sum()
+        for place, share in zip(self.roster.present, event.after, strict=True):
+            self._rows[place] = replace(self._rows[place], local_batch_size=share)
+        self.share_changes += 1
+
+    def _finish(self, event: TrainingFinished) -> None:
+        alone = self.sessions <= 1 and not self.restarts
+        since_s = self._training_since_s
+        now_s = 0.0 if since_s is None else self.clock.now_s - since_s
+        added_up_s = max(0.0, self._trained_before_s + now_s - self.recovery_s)
+        self.training_s = event.training_s if alone and event.training_s is not None else added_up_s
+        self.step, self.epoch, self.finish_reason = event.step, event.epoch, event.reason
+        self.metrics = event.metrics or self.metrics
+        self.has_ended, self.failure, self._worked_s = True, None, self.clock.now_s
+
+    def _sum(self) -> None:
+        self._rows, self._unsummed = self._summed(), []
+
+    def _summed(self) -> list[WorkerTotals]:
+        """A row for each of the roster, with the steps that are not added up yet."""
+        rows = list(self._rows)
+        for known in self.roster.workers[len(rows) :]:
+            told = {name: getattr(known, name) for name in ("host", "type", "slowdown", "local_batch_size")}
+            rows.append(WorkerTotals(**told))
+        if not self._unsummed:
+            return rows
+        counts, last = [event.steps for event in self._unsummed], self._unsummed[-1]
+        weights, steps = np.array(counts, dtype=np.float64), sum(counts)
+        compute_s = (weights @ matrix([event.compute_s for event in self._unsummed])).tolist()
+        wait_s = (weights @ matrix([event.wait_s for event in self._unsummed])).tolist()
+        sync_s = (weights @ matrix([event.sync_s for event in self._unsummed])).tolist()
+        for rank, place in enumerate(self.latest_places):
+            row = rows[place]
+            rows[place] = replace(
+                row,
+                local_batch_size=last.local_batch_sizes[rank],
+                compute_s=row.compute_s + compute_s[rank],
+                wait_s=row.wait_s + wait_s[rank],
+                sync_s=row.sync_s + sync_s[rank],
+                steps=row.steps + steps,
+            )
+        return rows
+
+
+@dataclass(kw_only=True)
+class PlacedSteps:
+    """Steps in order, at their times (seconds since training began), and the places of their workers in the roster."""
+
+    events: list[StepsLogged] = field(default_factory=list)
+    end_s: list[float] = field(default_factory=list)
+    places: list[tuple[int, ...]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedEvent:
+    """An event that is no step, and where in the run it belongs.
+
+    Attributes:
+        at_s: seconds since training began; None: it had not.
+        row: lines of steps before it.
+        present: places in the roster of the workers that trained then, in rank order.
+        paused_s: of the ``training_started`` of a later session: for how long nothing had run.
+    """
+
+    event: LogEvent
+    at_s: float | None
+    row: int
+    present: tuple[int, ...]
+    paused_s: float | None = None
+
+
+@dataclass(kw_only=True)
+class RunHistory:
+    """All that a log holds, each event in its place.
+
+    Attributes:
+        run: what it has come to.
+        steps: its lines of steps.
+        others: its other events, in order.
+    """
+
+    run: RunFold = field(default_factory=RunFold)
+    steps: PlacedSteps = field(default_factory=PlacedSteps)
+    others: list[PlacedEvent] = field(default_factory=list)
+    _session: int = 0
+    _idle_s: float = 0.0
+
+    @classmethod
+    def of(cls, events: Iterable[LogEvent], starts: Iterable[float] = ()) -> Self:
+        """The history of these events; ``starts`` are when the run was launched and went on, where that is known."""
+        history = cls(run=RunFold.launched(starts))
+        for event in events:
+            history.take(event)
+        return history
+
+    def take(self, event: LogEvent) -> None:
+        """Go on with the next event."""
+        run, had_begun = self.run, self.run.trained_for_s is not None
+        run.take(event)
+        at_s = run.trained_for_s
+        if isinstance(event, StepsLogged) and at_s is not None:
+            self.steps.events.append(event)
+            self.steps.end_s.append(at_s)
+            self.steps.places.append(run.latest_places)
+            return
+        paused_s = None
+        if isinstance(event, TrainingStarted):
+            if had_begun and run.sessions > self._session:
+                paused_s = run.clock.idle_s - self._idle_s
+            self._session, self._idle_s = run.sessions, run.clock.idle_s
+        row, present = len(self.steps.events), run.roster.present
+        self.others.append(PlacedEvent(event=event, at_s=at_s, row=row, present=present, paused_s=paused_s))
+
+
+def matrix(rows: Sequence[Sequence[float]]) -> npt.NDArray[np.float64]:
+    """Rows of equal length as [rows, columns].
+
+    In two thirds of the time that ``np.array`` takes: the report of a long run would wait for that nine times.
+
+    Raises:
+        ValueError: there are none, or their lengths differ.
+    """
+    (width,) = set(map(len, rows))
+    return np.fromiter(chain.from_iterable(rows), dtype=np.float64, count=len(rows) * width).reshape(len(rows), width)
