@@ -13,15 +13,18 @@ from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import gather_numbers, gather_texts
 from hetopt.trainer.comm.network_tracker import Timed
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.steps.step import trainable_parameters
+from hetopt.trainer.steps.step_config import ExchangeConfig
 
 
-def announce(context: WorkerContext, model: nn.Module, *, shares: Sequence[int], step: int) -> None:
-    """Write ``run_started``; called by every rank.
+def announce(
+    context: WorkerContext, model: nn.Module, exchange: ExchangeConfig, *, shares: Sequence[int], step: int
+) -> None:
+    """Write ``run_started``, and what the network is like where it was measured; called by every rank.
 
     Args:
         context: this worker.
         model: what is trained.
+        exchange: how its gradients travel.
         shares: of the first step, in rank order.
         step: steps done by earlier attempts.
     """
@@ -45,13 +48,22 @@ def announce(context: WorkerContext, model: nn.Module, *, shares: Sequence[int],
         ],
         global_batch_size=spec.global_batch_size,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        gradient_bytes=sum(parameter.nbytes for parameter in trainable_parameters(model)),
+        gradient_bytes=exchange.dense_bytes,
         compression=spec.compression.model_dump(),
         ratio_policy=spec.ratio_policy,
         collective_policy=spec.collective_policy,
         **_apart(spec),
         resumed_step=step,
     )
+    if exchange.calibration is not None:
+        tell_network(
+            context.events,
+            exchange.calibration.network,
+            exchange.calibration.timings,
+            step=step,
+            measured_s=round(exchange.measured_s, 3),
+            by_hosts=exchange.by_hosts,
+        )
 
 
 def _apart(spec: RunSpec) -> Event:

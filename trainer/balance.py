@@ -12,7 +12,7 @@ from hetopt.core.errors import BadInput
 from hetopt.core.events.log import Event
 from hetopt.core.local_batch_sizes import first_shares, micro_batch_size
 from hetopt.core.run_spec import RunSpec
-from hetopt.trainer.milestones import Milestones
+from hetopt.trainer.milestones import may_judge_shares
 from hetopt.trainer.policies.policy import BatchPolicy
 from hetopt.trainer.statistics import Period
 
@@ -23,14 +23,12 @@ class Balance:
     Args:
         spec: of the run.
         policy: decides.
-        milestones: says when enough was seen to decide by.
         minimum: least share of a worker, in samples.
     """
 
-    def __init__(self, spec: RunSpec, policy: BatchPolicy[Any], milestones: Milestones, *, minimum: int = 1) -> None:
+    def __init__(self, spec: RunSpec, policy: BatchPolicy[Any], *, minimum: int = 1) -> None:
         self._spec = spec
         self._policy = policy
-        self._milestones = milestones
         self._state: Record = policy.initial()
         self._unjudged_steps = 0
         self._unjudged_s = 0.0
@@ -40,7 +38,7 @@ class Balance:
         """Whether shares are to be judged now, after one more period."""
         self._unjudged_steps += period.steps
         self._unjudged_s += period.steps * period.step_time_s
-        if not self._milestones.may_judge_shares(self._unjudged_steps, self._unjudged_s):
+        if not may_judge_shares(self._unjudged_steps, self._unjudged_s, self._spec.control_period_steps):
             return False
         self._unjudged_steps, self._unjudged_s = 0, 0.0
         return True

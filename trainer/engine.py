@@ -1,30 +1,253 @@
-"""The training step, and the control period: some steps, and the row of numbers that tells all workers about them."""
+"""The engine: the training step, and the control period of some steps after which all workers decide alike.
+
+Two fronts drive it. A task's loop has `TaskEngine.train_step` do whole steps: the feed gives samples, and
+`hetopt.trainer.steps` computes their gradient and sums it. A script drives it by what it does anyway: a session
+(`hetopt.trainer.session`) is the script-driven front of the same engine. Its backward passes sum gradients by the same
+exchange, and each step that the script has done goes through the same `Engine.after`, `gather`, `tell`, `steer` and
+`share` as a task's.
+
+Inside a period the only communication is the gradient's. At its end one row of numbers of each worker is gathered;
+every rank reads the same rows, and so concludes the same.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from hetopt.trainer.agreement import Gathering
+from hetopt.trainer.announcement import tell_network
+from hetopt.trainer.balance import Balance
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.stream.source import Flow
 from hetopt.trainer.divergence import LossRecord
 from hetopt.trainer.likeness import marks_of
 from hetopt.trainer.slow_comm_detector import IN_A_ROW, SlowCommDetector
-from hetopt.trainer.statistics import PeriodLog
+from hetopt.trainer.statistics import Period, PeriodLog
 from hetopt.trainer.steps.learning_rate import LearningRate
 from hetopt.trainer.steps.local_batch import SampleFeed
 from hetopt.trainer.steps.local_gradient import DoesNotFit, half_of
 from hetopt.trainer.steps.precision import LossScale, initial_loss_scale
 from hetopt.trainer.steps.slowdown import Slowdown
 from hetopt.trainer.steps.step import StepTrace
-from hetopt.trainer.steps.step_config import StepConfig
+from hetopt.trainer.steps.step_config import ExchangeConfig, StepConfig
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.synchroniser import Synchronizer
+
+
+class Engine:
+    """Steps that somebody computes, in control periods: what all workers learn of them, and conclude alike.
+
+    A period goes `begin`, a step and `after` until it `is_over`, `gather`; then, of the rows of all workers, `tell`,
+    `steer` and `share`. What a front cannot do it does not call, or is not given: no synchroniser, nothing to steer.
+
+    Args:
+        context: this worker.
+        exchange: how gradients travel.
+        balance: the shares.
+        stopwatch: of the device.
+        synchroniser: brings models together that workers train for themselves; None: gradients are exchanged.
+        step: done before.
+
+    Attributes:
+        step: steps done.
+        is_over: whether the period's last step is done.
+        control_s: spent on control since the last ``step`` event.
+        log: of the steps that no row tells about yet.
+    """
+
+    def __init__(
+        self,
+        *,
+        context: WorkerContext,
+        exchange: ExchangeConfig,
+        balance: Balance,
+        stopwatch: Stopwatch,
+        synchroniser: Synchronizer | None = None,
+        step: int = 0,
+    ) -> None:
+        self.context = context
+        self.exchange = exchange
+        self.balance = balance
+        self.synchroniser = synchroniser
+        self.step = step
+        self.is_over = False
+        self.control_s = 0.0
+        self.log = PeriodLog(stopwatch)
+        self._stopwatch = stopwatch
+        self._alarm = SlowCommDetector(context.world_size)
+        self._rang = False
+        self._steps = self._told = self._done = 0
+        self._probe_s = 0.0
+
+    def period_steps(self, steps: int) -> int:
+        """Steps of the next period, where it would have so many."""
+        return steps if self.exchange.steering is None else self.exchange.steering.period_steps(steps)
+
+    def begin(self, steps: int, *, all_meet: bool = True) -> None:
+        """A period begins; it has fewer steps where exchanges become slow.
+
+        A message of a few numbers takes as long as a small gradient does: where it can, it travels under the last step,
+        and tells about the steps before that one.
+
+        Args:
+            steps: at least one.
+            all_meet: whether the workers wait for each other after the last of them anyway.
+        """
+        self._steps, self._done = steps, 0
+        self._told = steps if all_meet else max(1, steps - 1)
+        self._rang = self.is_over = False
+        steering, probe = self.exchange.steering, self.exchange.probe
+        self._alarm.set(None if steering is None else steering.alarm_s)
+        self.log.resume()
+        if probe is not None and steering is not None and steering.probe_bytes:
+            self._probe_s = probe.sum_s(steering.probe_bytes)
+
+    @property
+    def gathers_now(self) -> bool:
+        """Whether the row is to be sent before the next step, and travels under it."""
+        return self._done == self._told < self._steps
+
+    @property
+    def look_at(self) -> Sequence[float]:
+        """Ratios to tell the kept energy at in the next step; few steps look."""
+        steering = self.exchange.steering
+        return steering.look_at if steering is not None and self._done + 1 == self._told else ()
+
+    def after(self, trace: StepTrace, samples: Sequence[int], *, counts: bool = True) -> None:
+        """The optimizer has done a step, on every worker.
+
+        Args:
+            trace: of the step.
+            samples: of the step, of every worker.
+            counts: whether it is like others: else nobody is told of it.
+        """
+        self.step += 1
+        if self.synchroniser is not None:
+            trace = self.synchroniser.after(self.step, trace, samples)
+        if counts:
+            self.log.add(trace)
+        else:
+            self.log.resume()
+        self._done += 1
+        is_last = self._done == self._steps
+        self._rang = not is_last and self._alarm.rings(self._exchange_s(trace))
+        self.is_over = is_last or self._rang
+
+    def gather(self, **told: Any) -> Gathering:
+        """Send this worker's row on its way.
+
+        Args:
+            told: of this worker besides its steps (see `PeriodLog.close`).
+        """
+        begun_s = self.context.clock()
+        steering = self.exchange.steering
+        traffic = self.log.traffic(
+            way=self.exchange.way,
+            dense_bytes=self.exchange.dense_bytes,
+            looks=0 if steering is None else len(steering.looks),
+            newest=IN_A_ROW if self._rang else None,
+            probe_s=self._probe_s,
+        )
+        self._probe_s = 0.0
+        row = self.log.close(**told)
+        gathering = Gathering([*row.to_list(), *traffic.to_list()], self.context.world_size)
+        self.control_s += self.context.clock() - begun_s
+        self.log.resume()
+        return gathering
+
+    def read(self, gathering: Gathering) -> Period:
+        """What the workers' rows tell of the period; waits for them."""
+        rows = gathering.wait()
+        self._alarm.rest()
+        return Period.of(rows, local_batch_sizes=self.balance.shares)
+
+    def tell(self, period: Period, *, epoch: float, samples_seen: int, **more: Any) -> None:
+        """Write the ``step`` event.
+
+        Args:
+            period: that was gathered last.
+            epoch: passes over the data by its end.
+            samples_seen: likewise.
+            more: fields of the event.
+        """
+        step = self.step - self.log.unread
+        self.context.events.write(
+            "step",
+            **period.event(step=step, epoch=epoch, samples_seen=samples_seen),
+            control_s=round(self.control_s / period.steps, 7),
+            **self.exchange.event(period.traffic),
+            **({} if self.synchroniser is None else self.synchroniser.event(step)),
+            **more,
+        )
+        self.control_s = 0.0
+
+    def steer(self, period: Period, *, epoch: float, learning_rate: float, steps_left: int | None) -> None:
+        """Decide how gradients travel from now on.
+
+        Args:
+            period: that was gathered last.
+            epoch: passes over the data completed, with fractions.
+            learning_rate: of the first parameter group.
+            steps_left: until training ends by its own rules; None: that is not known.
+        """
+        steering = self.exchange.steering
+        if steering is None:
+            return
+        if steering.watch(period.traffic):
+            self._measure_network()
+        change = steering.judge(
+            period.traffic,
+            step=self.step,
+            epoch=epoch,
+            learning_rate=learning_rate,
+            steps_left=steps_left,
+            loss=period.loss,
+        )
+        if change is not None:
+            self.exchange.follow()
+            self.context.events.write("exchange_changed", step=self.step, **change)
+
+    def share(self, period: Period, epoch: int) -> bool:
+        """Judge the shares if it is time to; whether they change from the next step on.
+
+        Args:
+            period: that was gathered last.
+            epoch: completed.
+        """
+        if not self.balance.is_due(period):
+            return False
+        change = self.balance.judge(period, epoch)
+        self.log.judged(changed=change is not None)
+        if change is None:
+            return False
+        self.context.events.write("shares_changed", step=self.step, **change)
+        return True
+
+    def _measure_network(self) -> None:
+        """Again, as it has jumped."""
+        steering, probe = self.exchange.steering, self.exchange.probe
+        assert steering is not None
+        assert probe is not None
+        timings = probe.measure()
+        steering.measured(timings)
+        assert steering.network is not None
+        tell_network(
+            self.context.events, steering.network, timings, step=self.step, beside_s=round(steering.beside_s, 7)
+        )
+
+    def _exchange_s(self, trace: StepTrace) -> float | None:
+        """What an exchange took here, where anybody listens; None: another way than usual, or none at all."""
+        if self.exchange.steering is None or not trace.way:
+            return None
+        if trace.exchange is not None and not trace.under_backward:
+            return trace.exchange.sync_s
+        return self._stopwatch.seconds(trace.backward_end, trace.reduce_end)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,27 +259,26 @@ class Unfinished:
     cuda_generator: Tensor | None
 
 
-class Engine:
-    """Steps, and what changes with every one of them.
+class TaskEngine(Engine):
+    """The engine as a task's loop drives it: it computes the steps, too.
 
     Args:
         context: this worker.
         form: the step.
+        balance: the shares.
         feed: of the training data.
         optimizer: applies the summed gradients.
         learning_rate: of every step.
         pace: of this worker.
         stopwatch: of the device.
-        synchroniser: brings models together that workers train for themselves; None: gradients are exchanged.
+        synchroniser: see `Engine`.
         checkpoint_part: how far this worker's part of the checkpoint under way is.
         flow: what the worker's stream was like since this was last asked; None: there is none.
 
     Attributes:
-        step: steps done.
         unfinished: where the step under way began; None: none is, or nobody would go on from there.
         loss_scale: of fp16.
-        control_s: spent on control since the loop last took note of it.
-        log: of the steps that no row tells about yet.
+        losses: of the newest steps.
     """
 
     def __init__(
@@ -64,6 +286,7 @@ class Engine:
         *,
         context: WorkerContext,
         form: StepConfig,
+        balance: Balance,
         feed: SampleFeed,
         optimizer: Optimizer,
         learning_rate: LearningRate,
@@ -73,24 +296,19 @@ class Engine:
         checkpoint_part: Callable[[], float] = lambda: 0.0,
         flow: Callable[[], Flow] | None = None,
     ) -> None:
-        self._context = context
+        super().__init__(
+            context=context, exchange=form, balance=balance, stopwatch=stopwatch, synchroniser=synchroniser
+        )
         self._form = form
         self._feed = feed
         self._optimizer = optimizer
         self._learning_rate = learning_rate
         self._pace = pace
-        self._stopwatch = stopwatch
-        self._synchroniser = synchroniser
         self._checkpoint_part = checkpoint_part
         self._flow = flow
-        self._alarm = SlowCommDetector(context.world_size)
-        self._probe_s = 0.0
-        self.step = 0
         self.unfinished: Unfinished | None = None
         self.loss_scale: LossScale | None = initial_loss_scale(context.spec.precision)
         self.losses = LossRecord()
-        self.control_s = 0.0
-        self.log = PeriodLog(stopwatch)
 
     def follow(self, form: StepConfig, synchroniser: Synchronizer | None, task_epoch: Callable[[float], float]) -> None:
         """From the next step on workers train for themselves.
@@ -100,141 +318,88 @@ class Engine:
             synchroniser: brings them together; None: there is only one.
             task_epoch: where the task's schedule stands after so many epochs.
         """
-        self._form, self._synchroniser = form, synchroniser
+        self._form = self.exchange = form
+        self.synchroniser = synchroniser
         self._learning_rate = replace(self._learning_rate, task_epoch=task_epoch)
-        self._alarm = SlowCommDetector(self._context.world_size)
 
     @property
     def epoch(self) -> float:
         """Passes over the data completed, with fractions."""
         return self._feed.position / self._feed.dataset_size
 
-    def run_period(
-        self,
-        steps: int,
-        *,
-        shares: Sequence[int],
-        learning_rate_scale: float,
-        all_meet: bool,
-        checkpoint_s: float,
-    ) -> Gathering:
-        """Do a period's steps, fewer where exchanges have become slow; the rows of all workers, on their way.
-
-        A message of a few numbers takes as long as a small gradient does: it travels under the last step, and tells
-        about the steps before that one.
+    def run_period(self, steps: int, *, learning_rate_scale: float, all_meet: bool, checkpoint_s: float) -> Gathering:
+        """Do a period's steps; the rows of all workers, on their way.
 
         Args:
-            steps: at least one.
-            shares: of all workers.
+            steps: see `begin`.
             learning_rate_scale: of these steps.
-            all_meet: whether the workers wait for each other after the last of them anyway.
+            all_meet: see `begin`.
             checkpoint_s: when the last checkpoint was saved, on this worker's clock.
         """
-        hidden = steps > 1 and not all_meet
-        told = steps - hidden
-        steering = self._form.steering
-        self._alarm.set(None if steering is None else steering.alarm_s)
-        self.log.resume()
-        if self._form.probe is not None and steering is not None and steering.probe_bytes:
-            self._probe_s = self._form.probe.sum_s(steering.probe_bytes)
-
+        self.begin(steps, all_meet=all_meet)
         gathering: Gathering | None = None
-        for number in range(1, steps + 1):
-            if number > told:
-                gathering = self.gather(checkpoint_s)
-                self.log.resume()
-            look_at = steering.look_at if steering is not None and number == told else ()
-            trace = self.train_step(shares, learning_rate_scale, look_at)
-            if number < steps and self._alarm.rings(self._exchange_s(trace)):
-                gathering = self.gather(checkpoint_s, newest=IN_A_ROW)
-                break
-        if gathering is None:
-            gathering = self.gather(checkpoint_s)
-        self._alarm.rest()
-        return gathering
+        while not self.is_over:
+            if self.gathers_now:
+                gathering = self.gather_all(checkpoint_s)
+            self.train_step(learning_rate_scale)
+        return gathering or self.gather_all(checkpoint_s)
 
-    def gather(self, checkpoint_s: float, *, newest: int | None = None) -> Gathering:
-        """Send this worker's row on its way.
+    def gather_all(self, checkpoint_s: float) -> Gathering:
+        """Send this worker's row on its way, with all that a task's loop decides by.
 
         Args:
             checkpoint_s: as of `run_period`.
-            newest: of the exchanges, only so many count; None: all.
         """
-        context, begun_s = self._context, self._context.clock()
-        steering = self._form.steering
-        traffic = self.log.traffic(
-            way=self._form.way,
-            dense_bytes=self._form.dense_bytes,
-            looks=0 if steering is None else len(steering.looks),
-            newest=newest,
-            probe_s=self._probe_s,
-        )
-        self._probe_s = 0.0
-        row = self.log.close(
+        begun_s = self.context.clock()
+        marks = marks_of(self._optimizer, models_are_alike=self.synchroniser is None)
+        self.control_s += self.context.clock() - begun_s
+        return self.gather(
             pace_use=self._pace.use(),
             memory_bound=self._feed.learned_bound or 0,
-            stop_wished=context.stop_requested(),
+            stop_wished=self.context.stop_requested(),
             since_checkpoint_s=begun_s - checkpoint_s,
             checkpoint_part=self._checkpoint_part(),
             flow=None if self._flow is None else self._flow(),
-            marks=marks_of(self._optimizer, models_are_alike=self._synchroniser is None),
+            marks=marks,
         )
-        gathering = Gathering([*row.to_list(), *traffic.to_list()], context.world_size)
-        self.control_s += context.clock() - begun_s
-        return gathering
 
-    def train_step(
-        self, local_batch_sizes: Sequence[int], learning_rate_scale: float, look_at: Sequence[float] = ()
-    ) -> StepTrace:
+    def train_step(self, learning_rate_scale: float) -> None:
         """One optimizer step over this rank's part of the global batch.
 
         The gradient that the optimizer sees is ``sum_i g_i``: g_i the gradient of rank i's mean loss times its part
         ``b_i / B`` of the batch. Sent as a whole it is that of one machine with all B samples.
 
         Args:
-            local_batch_sizes: samples of every rank, ``sum b_i = B``.
             learning_rate_scale: over the task's own rate.
-            look_at: ratios to tell the kept energy at, where the whole gradient is exchanged at once.
         """
+        shares = self.balance.shares  # samples of every rank, ``sum b_i = B``
         self._learning_rate.apply(self._optimizer, self.epoch, learning_rate_scale)
-        self.unfinished = self._as_it_is() if self._context.spec.is_elastic else None
+        self.unfinished = self._as_it_is() if self.context.spec.is_elastic else None
         scale = self.loss_scale
-        parts = self._feed.take(local_batch_sizes)  # micro-batches
+        parts = self._feed.take(shares)  # micro-batches
         held = self._feed.sizes  # of every rank, with copies that were handed on
         trace: StepTrace | None = None
         while trace is None:
             try:  # forward, backward, weight, compress, reduce, decompress
-                trace = self._form.step.run(parts, sum(held), None if scale is None else scale.value, look_at)
+                trace = self._form.step.run(parts, sum(held), None if scale is None else scale.value, self.look_at)
             except DoesNotFit as error:
                 too_many = error.samples
             if trace is None:  # out here, where the error no longer holds on to what filled the memory
-                parts = self._feed.learn_bound(half_of(too_many, self._context.rank))
+                parts = self._feed.learn_bound(half_of(too_many, self.context.rank))
         if trace.finite:
             self._optimizer.step()
         if scale is not None:
             self.loss_scale = scale.after(finite=trace.finite)
-        self.step += 1
-        self.losses.add(self.step, trace.loss_sum, parts)
+        self.losses.add(self.step + 1, trace.loss_sum, parts)
         self.unfinished = None
-        if self._synchroniser is not None:
-            trace = self._synchroniser.after(self.step, trace, held)
-        if sum(held) != sum(local_batch_sizes):  # with copies from others; losses are told as of the local batches
-            trace = replace(trace, loss_sum=trace.loss_sum * (sum(local_batch_sizes) / sum(held)))
-        self.log.add(trace)
-        return trace
+        if sum(held) != sum(shares):  # with copies from others; losses are told as of the local batches
+            trace = replace(trace, loss_sum=trace.loss_sum * (sum(shares) / sum(held)))
+        self.after(trace, held)
 
     def _as_it_is(self) -> Unfinished:
-        device = self._context.device
+        device = self.context.device
         return Unfinished(
             cursor=dict(self._feed.cursor.state()),
             cpu_generator=torch.get_rng_state(),
             cuda_generator=torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
         )
-
-    def _exchange_s(self, trace: StepTrace) -> float | None:
-        """What an exchange took here, where anybody listens; None: another way than usual, or none at all."""
-        if self._form.steering is None or not trace.way:
-            return None
-        if trace.exchange is not None and not trace.under_backward:
-            return trace.exchange.sync_s
-        return self._stopwatch.seconds(trace.backward_end, trace.reduce_end)

@@ -18,8 +18,8 @@ from torch import nn
 from hetopt.core.errors import RunFailed
 from hetopt.core.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE
 from hetopt.core.run_spec import RunSpec
-from hetopt.trainer.agreement import gather_numbers, gather_texts
-from hetopt.trainer.announcement import announce, tell_network
+from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts
+from hetopt.trainer.announcement import announce
 from hetopt.trainer.assembly import build_model
 from hetopt.trainer.checkpoints.fingerprint import parameters_sha256
 from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, save_model
@@ -133,7 +133,7 @@ class _Run:
         self._balance = training.balance
         self._streaming = training.streaming
         self._feed = training.feed
-        self._runner = training.runner
+        self._engine = training.engine
         self._checkpoint_s = context.clock()
         self._checkpoint_step: int | None = None
         self._evaluated_step: int | None = None
@@ -160,7 +160,7 @@ class _Run:
             )
             self._decisions, self._evaluation_owed = found.version.decisions, found.evaluation_owed
         self._agreed = crew.generation.number
-        crew.agreed(found, step=self._runner.step)
+        crew.agreed(found, step=self._engine.step)
 
     def held(self) -> Held | None:
         """What this worker has of the training, as it was before the step under way; None: not all had one state yet.
@@ -170,12 +170,12 @@ class _Run:
         if self._agreed is None:
             return None
         shared, own_after = self._training.shared_state(), self._training.own_state()
-        own, unfinished = own_after, self._runner.unfinished
+        own, unfinished = own_after, self._engine.unfinished
         if unfinished is not None:
             shared = replace(shared, cursor=unfinished.cursor)
             own = replace(own, cpu_generator=unfinished.cpu_generator, cuda_generator=unfinished.cuda_generator)
         return Held(
-            version=Version(agreed=self._agreed, step=self._runner.step, decisions=self._decisions),
+            version=Version(agreed=self._agreed, step=self._engine.step, decisions=self._decisions),
             shared=shared.snapshot(),
             own=own.snapshot(),
             own_after=own_after.snapshot(),
@@ -200,20 +200,11 @@ class _Run:
     def go(self) -> None:
         """Train to the end and leave the model, a checkpoint and the last event behind."""
         context, clock = self._context, self._context.clock
-        announce(context, self._model, shares=self._balance.shares, step=self._runner.step)
-        if self._training.form.calibration is not None:
-            tell_network(
-                context.events,
-                self._training.form.calibration.network,
-                self._training.form.calibration.timings,
-                step=self._runner.step,
-                measured_s=round(self._training.form.measured_s, 3),
-                by_hosts=self._training.form.by_hosts,
-            )
+        announce(context, self._model, self._training.form, shares=self._balance.shares, step=self._engine.step)
         self._feed.begin(self._balance.shares)
         if self._streaming is not None:
             self._streaming.begin()
-        context.events.write("training_started", step=self._runner.step)
+        context.events.write("training_started", step=self._engine.step)
         self._training.begun_s = self._checkpoint_s = clock()
         step_time_s: float | None = None
         if self._evaluation_owed:
@@ -223,7 +214,7 @@ class _Run:
             if self._crew is not None:
                 self._crew.check()
             before = self._feed.position
-            period = self._period(self._training.milestones.period_steps(self._runner.step, before, step_time_s))
+            period = self._period(self._training.milestones.period_steps(self._engine.step, before, step_time_s))
             step_time_s = period.step_time_s
             self._decisions += 1
             self._evaluation_owed = self._training.milestones.evaluation_due(before, self._feed.position)
@@ -236,8 +227,8 @@ class _Run:
             is_due = period.rows[0].since_checkpoint_s >= context.spec.checkpoint_every_s
             if reason is None and is_due and not self._saver.is_busy:
                 self._begin_checkpoint()
-        if self._runner.log.unread:
-            self._tell(self._runner.gather(self._checkpoint_s).wait())
+        if self._engine.log.unread:
+            self._tell(self._engine.gather_all(self._checkpoint_s))
         self._finish(reason)
 
     def close(self) -> None:
@@ -247,59 +238,52 @@ class _Run:
 
     def _period(self, steps: int) -> Period:
         """Do some steps over the present shares, read what they were like, and decide."""
-        context, clock = self._context, self._context.clock
-        if self._training.steering is not None:
-            steps = self._training.steering.period_steps(steps)
-        gathering = self._runner.run_period(
+        context, clock, engine = self._context, self._context.clock, self._engine
+        steps = engine.period_steps(steps)
+        gathering = engine.run_period(
             steps,
-            shares=self._balance.shares,
             learning_rate_scale=self._training.learning_rate_scale,
             # Steps on a stream differ in size: none of them is told about in another period than its own.
             all_meet=context.world_size == 1 or self._streaming is not None or self._all_meet_after(steps),
             checkpoint_s=-math.inf if self._crew is not None and self._crew.all_leave else self._checkpoint_s,
         )
         begun_s = clock()
-        period = self._tell(gathering.wait())
+        period = self._tell(gathering)
         conclude(self._training, period)
-        self._runner.control_s += clock() - begun_s
+        engine.control_s += clock() - begun_s
         return period
 
     def _all_meet_after(self, steps: int) -> bool:
-        return self._training.milestones.all_meet(self._runner.step, self._feed.position, steps)
+        return self._training.milestones.all_meet(self._engine.step, self._feed.position, steps)
 
-    def _tell(self, rows: list[list[float]]) -> Period:
-        """Make the rows a period and write what it was like.
+    def _tell(self, gathering: Gathering) -> Period:
+        """Read what the workers' rows tell of a period, and write it.
 
         Raises:
             RunFailed: the loss is no longer finite.
         """
-        events, unread = self._context.events, self._runner.log.unread
-        period = Period.of(rows, local_batch_sizes=self._balance.shares)
-        step = self._runner.step - unread
+        engine, unread = self._engine, self._engine.log.unread
+        period = engine.read(gathering)
+        step = engine.step - unread
         if period.diverged:
             indexed = self._data.train if self._streaming is None else None
-            where = where_it_broke(
-                self._runner.losses, indexed, rank=self._context.rank, world_size=self._context.world_size
-            )
+            where = where_it_broke(engine.losses, indexed, rank=self._context.rank, world_size=self._context.world_size)
             raise RunFailed(
                 f"the loss is {period.loss}{where or f' at step {step}'}.",
                 hint="lower the learning rate, or check the data for values that are not finite",
             )
         seen = self._feed.position - unread * sum(self._feed.drawn(self._balance.shares))
-        events.write(
-            "step",
-            **period.event(step=step, epoch=seen / self._feed.dataset_size, samples_seen=seen),
-            control_s=round(self._runner.control_s / period.steps, 7),
+        engine.tell(
+            period,
+            epoch=seen / self._feed.dataset_size,
+            samples_seen=seen,
             learning_rate_scale=self._training.learning_rate_scale,
-            **self._training.form.event(period.traffic),
-            **({} if self._training.sync is None else self._training.sync.event(step)),
             **self._feed.event(),
             **({} if self._streaming is None else period.stream_event()),
         )
-        self._runner.control_s = 0.0
         for rank, (bound, known) in enumerate(zip(period.memory_bounds, self._training.memory_bounds, strict=True)):
             if bound not in (0, known):
-                events.write("memory_bound_learned", step=step, rank=rank, samples=bound)
+                self._context.events.write("memory_bound_learned", step=step, rank=rank, samples=bound)
         self._training.memory_bounds = period.memory_bounds
         return period
 
@@ -315,13 +299,13 @@ class _Run:
                 rank=context.rank,
                 device=context.device,
             )
-        self._evaluated_step = self._runner.step
+        self._evaluated_step = self._engine.step
         self._evaluation_owed = False
         self._decisions += 1
         self._training.target_reached = self._task.target.reached(self._metrics)
         context.events.write(
             "evaluated",
-            step=self._runner.step,
+            step=self._engine.step,
             epoch=round(self._training.epoch, 4),
             metrics=self._metrics,
             evaluation_s=round(context.clock() - begun_s, 6),
@@ -329,14 +313,14 @@ class _Run:
 
     def _begin_checkpoint(self) -> None:
         context = self._context
-        if self._checkpoint_step == self._runner.step:
+        if self._checkpoint_step == self._engine.step:
             return
         begun_s = context.clock()
         with self._training.one_model():
             if not all(bool(torch.isfinite(parameter).all()) for parameter in self._model.parameters()):
                 # The last step's gradient did this; its own loss was still finite. Alike on all ranks.
                 raise RunFailed(
-                    f"the model is no longer finite at step {self._runner.step}.", hint="lower the learning rate"
+                    f"the model is no longer finite at step {self._engine.step}.", hint="lower the learning rate"
                 )
             self._saver.begin(
                 self._training.shared_state(),
@@ -345,14 +329,14 @@ class _Run:
                 begun_s=begun_s,
             )
         if self._streaming is not None:
-            self._streaming.saves(self._runner.step)
-        self._checkpoint_step = self._runner.step
+            self._streaming.saves(self._engine.step)
+        self._checkpoint_step = self._engine.step
         self._checkpoint_s = context.clock()
 
     def _finish_checkpoint(self) -> None:
         """The last one: nothing is left to do meanwhile."""
         self._saver.finish()
-        if self._saver.saved_step != self._runner.step:
+        if self._saver.saved_step != self._engine.step:
             self._checkpoint_step = None  # one that was begun here may have been given up
             self._begin_checkpoint()
             self._saver.finish()
@@ -360,7 +344,7 @@ class _Run:
     def _finish(self, reason: str) -> None:
         context = self._context
         # Whoever asked the run to stop is waiting for it.
-        if reason != "stopped" and self._evaluated_step != self._runner.step:
+        if reason != "stopped" and self._evaluated_step != self._engine.step:
             self._evaluate()
         training_s = self._training.training_s
         self._finish_checkpoint()
@@ -382,7 +366,7 @@ class _Run:
             self._crew.finished()
         context.events.write(
             "training_finished",
-            step=self._runner.step,
+            step=self._engine.step,
             epoch=round(self._training.epoch, 4),
             reason=reason,
             training_s=round(training_s, 6),

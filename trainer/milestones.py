@@ -20,6 +20,11 @@ _STEPS_TO_JUDGE = 10
 _ROUNDING = 1e-9
 
 
+def may_judge_shares(steps: int, period_s: float, control_period_steps: int) -> bool:
+    """Whether so many steps, which took so long, are enough to judge shares by (a period may be very short)."""
+    return steps >= min(_STEPS_TO_JUDGE, control_period_steps) or period_s >= LONGEST_PERIOD_S / 2
+
+
 @dataclass(frozen=True, kw_only=True)
 class Milestones:
     """The fixed points of one run.
@@ -65,10 +70,6 @@ class Milestones:
         """Whether the run ends or is evaluated after so many more steps: then all workers meet there anyway."""
         seen = samples_seen + steps * self.global_batch_size
         return self.ended_by(step + steps, seen) is not None or self.evaluation_due(samples_seen, seen)
-
-    def may_judge_shares(self, steps: int, period_s: float) -> bool:
-        """Whether so many steps, which took so long, are enough to judge shares by (a period may be very short)."""
-        return steps >= min(_STEPS_TO_JUDGE, self.control_period_steps) or period_s >= LONGEST_PERIOD_S / 2
 
     def period_steps(self, step: int, samples_seen: int, step_time_s: float | None) -> int:
         """Steps until the next look at the statistics: never beyond the end of the run or an evaluation point.

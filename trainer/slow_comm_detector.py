@@ -30,6 +30,7 @@ class SlowCommDetector:
 
     def set(self, limit_s: float | None) -> None:
         """Begin anew: exchanges that take longer count; None: nobody listens. The same on all workers."""
+        self.rest()
         self._limit_s = limit_s
         self._in_a_row = self._steps = 0
 

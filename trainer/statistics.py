@@ -52,6 +52,8 @@ class ControlRow:
         options_mark: of the optimizer's learning rates and other numbers (see `hetopt.trainer.likeness`); 0: unknown.
         structure_mark: of which parameters are trained; likewise.
         model_mark: of the parameters' bits; 0 also where workers' models differ between averages.
+        drawn_epoch: of the next batch that this worker has not drawn, where a script asks for batches.
+        drawn_batch: number of that batch in its epoch.
     """
 
     steps: float
@@ -80,6 +82,8 @@ class ControlRow:
     options_mark: float = 0.0
     structure_mark: float = 0.0
     model_mark: float = 0.0
+    drawn_epoch: float = 0.0
+    drawn_batch: float = 0.0
 
     def to_list(self) -> list[float]:
         """The numbers, in the order of the fields."""
@@ -275,13 +279,14 @@ class PeriodLog:
     def close(
         self,
         *,
-        pace_use: float,
-        memory_bound: int,
-        stop_wished: bool,
-        since_checkpoint_s: float,
+        pace_use: float = 0.0,
+        memory_bound: int = 0,
+        stop_wished: bool = False,
+        since_checkpoint_s: float = 0.0,
         checkpoint_part: float = 0.0,
         flow: Flow | None = None,
         marks: Marks | None = None,
+        drawn: tuple[int, int] = (0, 0),
     ) -> ControlRow:
         """The row for the steps since the last call, at least one; waits until the device has done them."""
         seconds = self._stopwatch.seconds
@@ -314,6 +319,8 @@ class PeriodLog:
             weighted_square_norm=sum(float(noise.weighted_square_norm) for noise in measured),
             mean_square_norm=sum(float(noise.mean_square_norm) for noise in measured),
             checkpoint_part=checkpoint_part,
+            drawn_epoch=drawn[0],
+            drawn_batch=drawn[1],
             **({} if flow is None else {f"stream_{name}": float(value) for name, value in vars(flow).items()}),
             **({} if marks is None else {f"{name}_mark": float(value) for name, value in marks._asdict().items()}),
         )

@@ -25,7 +25,7 @@ from hetopt.trainer.checkpoints.saver import CheckpointSaver
 from hetopt.trainer.checkpoints.state import RankState, SharedState, run_digest
 from hetopt.trainer.comm.error_feedback import own_momentum
 from hetopt.trainer.context import WorkerContext
-from hetopt.trainer.engine import Engine
+from hetopt.trainer.engine import TaskEngine
 from hetopt.trainer.evaluation import average_buffers
 from hetopt.trainer.making import make_optimizer
 from hetopt.trainer.milestones import Milestones
@@ -63,7 +63,7 @@ class Training:
         form: how a step is done.
         sync: where workers train for themselves; None: gradients are summed in every step.
         settled: what a run under sync ``auto`` settled for; None: it has not.
-        runner: does the steps of a control period.
+        engine: does the steps of a control period, and what all workers conclude of them.
         adaptive_scale: of the learning rate; None: it does not follow the noise.
         memory_bounds: samples that fit, by rank; 0: all.
         earlier_s: trained by earlier attempts, seconds.
@@ -87,7 +87,7 @@ class Training:
             control_period_steps=spec.control_period_steps,
         )
         least = least_share(model, spec.global_batch_size, len(spec.workers))
-        self.balance = Balance(spec, make_controller(spec, model), self.milestones, minimum=least)
+        self.balance = Balance(spec, make_controller(spec, model), minimum=least)
         self.streaming = make_streaming(context, data.train)
         self.feed = make_feed(context, data.train, self.streaming)
         self.pace = make_worker_pace(context)
@@ -105,9 +105,10 @@ class Training:
         self.form = self._maker.make(self.balance.shares[context.rank])
         self.sync = self._synchroniser(spec)
         self.settled: Settled | None = None
-        self.runner = Engine(
+        self.engine = TaskEngine(
             context=context,
             form=self.form,
+            balance=self.balance,
             feed=self.feed,
             optimizer=self.optimizer,
             learning_rate=LearningRate.of(task, self.optimizer, spec.sync.stretch),
@@ -153,7 +154,7 @@ class Training:
         self.feed.continue_from(self.feed.cursor.at(shared.cursor))
         if self.sync is not None:
             self.sync.resume(own.local or {})
-        self.runner.loss_scale = LossScale.from_dict(shared.loss_scale) if shared.loss_scale is not None else None
+        self.engine.loss_scale = LossScale.from_dict(shared.loss_scale) if shared.loss_scale is not None else None
         if self.adaptive_scale is not None and shared.learning_rate is not None:
             self.adaptive_scale = self.adaptive_scale.resumed(shared.learning_rate)
         self.form.resume(shared.steering)
@@ -161,7 +162,7 @@ class Training:
         if len(shared.memory_bounds) == context.world_size:
             self.memory_bounds = shared.memory_bounds
             self.feed.recall_bound(shared.memory_bounds[context.rank])
-        self.runner.step = shared.step
+        self.engine.step = shared.step
         self.earlier_s = shared.training_s
         self.target_reached = shared.target_reached
 
@@ -177,7 +178,7 @@ class Training:
             fragments=promise.every_steps,
             compressor=promise.rounding.compressor,
             stretch=promise.stretch,
-            step=self.runner.step,
+            step=self.engine.step,
             epoch=self.epoch,
         )
         self._settle(settled)
@@ -189,7 +190,7 @@ class Training:
             maker = replace(self._maker, context=replace(self.context, spec=spec), compression=spec.compression)
             self.form = maker.make(self.balance.shares[self.context.rank])
             self.sync = self._synchroniser(spec)
-        self.runner.follow(self.form, self.sync, settled.task_epoch)
+        self.engine.follow(self.form, self.sync, settled.task_epoch)
         self.milestones = replace(self.milestones, stop=spec.stop)
         self.settled = settled
 
@@ -216,7 +217,7 @@ class Training:
         """What all workers share now; its tensors are those that training changes."""
         return SharedState(
             digest=run_digest(self.context.spec),
-            step=self.runner.step,
+            step=self.engine.step,
             training_s=self.training_s,
             shares=self.balance.shares,
             model=self.model.state_dict(),
@@ -225,7 +226,7 @@ class Training:
             policy=self.context.spec.batch_policy,
             controller=self.balance.state(),
             steering=None if self.steering is None else self.steering.state(),
-            loss_scale=None if self.runner.loss_scale is None else self.runner.loss_scale.to_dict(),
+            loss_scale=None if self.engine.loss_scale is None else self.engine.loss_scale.to_dict(),
             learning_rate=None if self.adaptive_scale is None else self.adaptive_scale.state(),
             memory_bounds=self.memory_bounds,
             target_reached=self.target_reached,
@@ -254,12 +255,12 @@ class Training:
         """Why the run is over; None: it is not."""
         if self.context.spec.stop.target and self.target_reached:
             return "target"
-        return self.milestones.ended_by(self.runner.step, self.feed.position)
+        return self.milestones.ended_by(self.engine.step, self.feed.position)
 
     @property
     def epoch(self) -> float:
         """Passes over the data completed, with fractions."""
-        return self.runner.epoch
+        return self.engine.epoch
 
     @property
     def learning_rate_scale(self) -> float:

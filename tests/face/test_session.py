@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader
 
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import read_events
+from hetopt.core.run_spec import RunSpec
 from hetopt.core.step_samples import parse_configuration
 from hetopt.trainer.session import session
 from hetopt.trainer.session.batches import ShareTable, own_slice
-from hetopt.trainer.session.sharing import PERIOD_STEPS
 from tests.disturbance import PATIENCE_S
 
 from .session_program import ALONE, EXCHANGES, REFUSED, SCRIPTS, Points, Script, network, train
@@ -99,7 +99,7 @@ def test_what_is_sent_is_decided_alike_on_the_way(name: str, crew: Crew) -> None
     events = read_events(crew[0] / name / "events.jsonl")
     steps = [event for event in events if event["event"] == "step"]
     if name == "auto":
-        assert steps[0]["steps"] < PERIOD_STEPS, "the first look is early"
+        assert steps[0]["steps"] < RunSpec.model_fields["control_period_steps"].default, "the first look is early"
         return
     ratios = [event["exchange"]["ratio"] for event in steps]
     changes = [event for event in events if event["event"] == "exchange_changed"]

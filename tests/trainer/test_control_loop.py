@@ -245,14 +245,7 @@ def test_the_noise_of_a_compressed_gradient_cannot_be_followed() -> None:
 
 def balance_of(**changes: object) -> Balance:
     spec = run_spec(**changes)
-    milestones = Milestones(
-        stop=spec.stop,
-        dataset_size=100,
-        global_batch_size=spec.global_batch_size,
-        evaluate_every_epochs=1,
-        control_period_steps=spec.control_period_steps,
-    )
-    return Balance(spec, choose_policy(spec, minimum=1), milestones)
+    return Balance(spec, choose_policy(spec, minimum=1))
 
 
 def learned() -> Balance:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetopt.core.run_spec import StopRule
-from hetopt.trainer.milestones import LONGEST_PERIOD_S, Milestones
+from hetopt.trainer.milestones import LONGEST_PERIOD_S, Milestones, may_judge_shares
 
 
 def milestones(stop: StopRule, *, size: int = 100, batch: int = 8, every: float = 1.0, period: int = 20) -> Milestones:
@@ -77,11 +77,11 @@ def test_a_run_to_a_target_has_no_limit_of_its_own() -> None:
 
 @pytest.mark.parametrize(("steps", "period_s", "enough"), [(3, 0.1, False), (3, 1.5, True), (10, 0.1, True)])
 def test_shares_are_judged_by_many_steps_or_by_long_ones(steps: int, period_s: float, enough: bool) -> None:
-    assert milestones(StopRule(target=True)).may_judge_shares(steps, period_s) == enough
+    assert may_judge_shares(steps, period_s, 20) == enough
 
 
 def test_a_control_period_of_few_steps_is_always_enough() -> None:
-    assert milestones(StopRule(target=True), period=2).may_judge_shares(2, 0.0)
+    assert may_judge_shares(2, 0.0, 2)
 
 
 def test_a_run_of_fixed_length_knows_its_steps() -> None:

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.likeness import LARGEST, tensors_mark
 from hetopt.trainer.session.batches import Part, ShareTable, own_slice
-from hetopt.trainer.session.exchange import SessionExchange
 from hetopt.trainer.session.gradient import GradientSum
 from hetopt.trainer.session.handed import Handed, HandedOut, storages
 from hetopt.trainer.session.turns import Deed, Turn, disagreement
+from hetopt.trainer.steps.exchange_assembly import ExchangeMaker
+from hetopt.trainer.steps.step_config import ExchangeConfig
 
 ALONE = RunSpec(
     task="session",
@@ -25,8 +26,10 @@ ALONE = RunSpec(
 )
 
 
-def exchange(shapes: Sequence[tuple[int, ...]], doubles: int) -> SessionExchange:
-    return SessionExchange(ALONE, shapes, doubles=doubles, device=torch.device("cpu"), store=None, steps=None)
+def exchange(shapes: Sequence[tuple[int, ...]]) -> ExchangeConfig:
+    return ExchangeMaker(
+        spec=ALONE, compression=ALONE.compression, shapes=list(shapes), device=torch.device("cpu"), store=None
+    ).make()
 
 
 class Parts(nn.Module):

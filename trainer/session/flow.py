@@ -1,4 +1,7 @@
-"""The batches of a session: handed to the script, counted, and told of when a period is over."""
+"""The script-driven front of the engine: batches are handed to the script, its steps counted, its periods concluded.
+
+What a task's loop does (`hetopt.trainer.loop`), a session does where the script calls it: between two steps.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +18,33 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.agreement import Store, gather_numbers
+from hetopt.trainer.announcement import announce
+from hetopt.trainer.balance import Balance
 from hetopt.trainer.comm.exchange import ExchangeStats
+from hetopt.trainer.context import WorkerContext
+from hetopt.trainer.engine import Engine
 from hetopt.trainer.evaluation import average_buffers
 from hetopt.trainer.normalisation import least_share
+from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.session.alike import take_optimizer, take_parameters
 from hetopt.trainer.session.batches import Part, ShareTable, full_batch
-from hetopt.trainer.session.exchange import SessionExchange
 from hetopt.trainer.session.gate import Gate
 from hetopt.trainer.session.gradient import GradientSum, Scaler, check_parameters, named_parameters
 from hetopt.trainer.session.handed import Handed, HandedOut, storages
 from hetopt.trainer.session.inspection import inspect_loader
 from hetopt.trainer.session.loaders import OwnLoader, SlicedLoader
-from hetopt.trainer.session.local import LocalTraining, make_local
+from hetopt.trainer.session.local import Between, synchroniser_of
 from hetopt.trainer.session.loss import LossWatch
 from hetopt.trainer.session.plan import SessionPlan
 from hetopt.trainer.session.random_state import RandomState
-from hetopt.trainer.session.record import SessionRecord
+from hetopt.trainer.session.record import add_sample, open_log
 from hetopt.trainer.session.registry import REGISTRY, Member
-from hetopt.trainer.session.sharing import Sharing
 from hetopt.trainer.session.turns import Deed
+from hetopt.trainer.steps.exchange_assembly import ExchangeMaker
 from hetopt.trainer.steps.step import StepTrace
+from hetopt.trainer.steps.step_config import ExchangeConfig
 from hetopt.trainer.steps.stopwatch import Mark, make_stopwatch
+from hetopt.trainer.sync.synchroniser import Synchronizer
 
 LoaderT = TypeVar("LoaderT", bound=Iterable[Any])
 
@@ -77,21 +86,27 @@ class BatchFlow:
         named = named_parameters(optimizer, self._names)
         self.device = check_parameters(named)
         self._trains_alone = plan.spec.is_local
-        self._local: LocalTraining | None = None  # from the loader on
+        self._between: Between | None = None  # of workers that train for themselves, from the loader on
         self._sum: GradientSum | None = None
         # One worker that sends everything has nothing to do, and the script's own numbers stay what they were.
         self._store, self._steps = store, steps
+        self._exchange = ExchangeConfig(
+            compression=plan.spec.compression, dense_bytes=sum(parameter.nbytes for _, parameter in named)
+        )
         if not self._trains_alone and (world_size > 1 or plan.spec.compression.name != "identity"):
             self._sum = GradientSum(named, self._make_exchange, world_size=world_size)
+            self._exchange = self._sum.exchange
         self._loss = LossWatch(
             model, rank, world_size, accumulate=accumulate, accepted=accepted, is_local=self._trains_alone
         )
         self._own_weight: float | None = None  # of the last loss that was looked at
         self._stopwatch = make_stopwatch(self.device)
-        self._record = SessionRecord(
-            folder if rank == 0 else None, plan=plan, model=model, device=self.device, world_size=world_size
-        )
-        self._sharing: Sharing | None = None
+        self._folder = folder if rank == 0 else None
+        self._events = open_log(self._folder)
+        self._engine: Engine | None = None  # from the loader on
+        self._table = ShareTable((1,) * world_size)
+        self._sliced: SlicedLoader | None = None
+        self._seen = 0  # samples of all workers, in all steps
         self._handed = HandedOut(weigh=world_size > 1)
         self._loaders = 0
         self._part: Part | None = None  # of the batch that was computed last
@@ -116,7 +131,7 @@ class BatchFlow:
     @property
     def shares(self) -> tuple[int, ...]:
         """Samples of a full batch that each worker takes now, in rank order."""
-        return () if self._sharing is None else self._sharing.shares
+        return () if self._engine is None else self._engine.balance.shares
 
     def loader(self, loader: LoaderT) -> LoaderT:
         """The script's training loader, as this worker sees it: its slice of every batch.
@@ -136,15 +151,17 @@ class BatchFlow:
         if self.world_size == 1:
             self._share_alone(loader)
             return OwnLoader(loader, self._ask, self._begin_batch, run=self)  # type: ignore[return-value]  # as a loader
+        self._gate.take(Deed.DRAW, self._handed.newest)
         self._check_lengths(loader)
         size = full_batch(loader)
         minimum = least_share(self._model, size, self.world_size)
-        table = ShareTable(self._plan.shares(size, minimum=minimum), minimum=minimum)
+        balance = self._balance(self._plan.shares(size, minimum=minimum), minimum)
+        self._table = ShareTable(balance.shares, minimum=minimum)
         assert self._chance is not None
-        sliced = SlicedLoader(
+        self._sliced = SlicedLoader(
             loader,
             self.rank,
-            table,
+            self._table,
             chance=self._chance,
             asked=self._ask,
             begun=begun,
@@ -153,9 +170,10 @@ class BatchFlow:
             looks_ahead=self._accumulate > 1,
             run=self,
         )
-        if self._trains_alone and self._local is None:
-            self._local = make_local(
-                self._plan.run_spec(table.newest),
+        synchroniser = None if self._engine is None else self._engine.synchroniser
+        if self._trains_alone and synchroniser is None:
+            synchroniser = synchroniser_of(
+                self._plan.run_spec(balance.shares),
                 loader,
                 self._model,
                 self._optimizer,
@@ -163,27 +181,23 @@ class BatchFlow:
                 device=self.device,
                 stopwatch=self._stopwatch,
             )
-        self._sharing = self._share(table, sliced, minimum)
-        self._record.begin(self._sharing.shares)
-        return sliced  # type: ignore[return-value]  # as a loader
+            self._between = Between(synchroniser, self._model)
+        self._begin(balance, synchroniser)
+        return self._sliced  # type: ignore[return-value]  # as a loader
 
     @property
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         return named_parameters(self._optimizer, self._names)
 
-    @property
-    def _exchange(self) -> SessionExchange | None:
-        return None if self._sum is None else self._sum.exchange
-
-    def _make_exchange(self, shapes: Sequence[tuple[int, ...]], doubles: int) -> SessionExchange:
-        return SessionExchange(
-            self._plan.spec, shapes, doubles=doubles, device=self.device, store=self._store, steps=self._steps
-        )
+    def _make_exchange(self, shapes: Sequence[tuple[int, ...]]) -> ExchangeConfig:
+        spec = self._plan.spec
+        return ExchangeMaker(
+            spec=spec, compression=spec.compression, shapes=list(shapes), device=self.device, store=self._store
+        ).make()
 
     def _check_lengths(self, loader: DataLoader[Any]) -> None:
         if isinstance(loader.dataset, IterableDataset):
             return
-        self._gate.take(Deed.DRAW, self._handed.newest)
         lengths = [int(row[0]) for row in gather_numbers([len(loader.dataset)], self.world_size)]  # type: ignore[arg-type]  # no stream
         if len(set(lengths)) > 1:
             raise BadInput(
@@ -193,32 +207,50 @@ class BatchFlow:
 
     def _share_alone(self, loader: DataLoader[Any]) -> None:
         """A worker that is alone takes all of every batch."""
-        if self._sharing is None and loader.batch_size is not None:
-            self._sharing = self._share(ShareTable((loader.batch_size,)), None, 1)
-            self._record.begin(self._sharing.shares)
+        if self._engine is None and loader.batch_size is not None:
+            self._begin(self._balance((loader.batch_size,), 1), None)
 
-    def _share(self, table: ShareTable, loader: SlicedLoader | None, minimum: int) -> Sharing:
-        return Sharing(
-            self._plan,
-            table,
-            loader=loader,
-            exchange=self._exchange,
-            learning_rate=lambda: float(self._optimizer.param_groups[0]["lr"]),
-            minimum=minimum,
-            stopwatch=self._stopwatch,
+    def _balance(self, shares: tuple[int, ...], minimum: int) -> Balance:
+        spec = self._plan.run_spec(shares)
+        return Balance(spec, choose_policy(spec, minimum=minimum), minimum=minimum)
+
+    def _begin(self, balance: Balance, synchroniser: Synchronizer | None) -> None:
+        """Periods begin, over the batches of one loader; those of another may have come before."""
+        context = WorkerContext(
+            spec=self._plan.run_spec(balance.shares),
+            rank=self.rank,
+            world_size=self.world_size,
+            device=self.device,
+            run_dir=self._folder or Path(),
+            events=self._events,
+            stop_requested=lambda: False,
+            store=self._store,
         )
+        before = self._engine
+        if before is None:
+            announce(context, self._model, self._exchange, shares=balance.shares, step=0)
+            self._events.write("training_started", step=0)
+        self._engine = Engine(
+            context=context,
+            exchange=self._exchange,
+            balance=balance,
+            stopwatch=self._stopwatch,
+            synchroniser=synchroniser,
+            step=0 if before is None else before.step,
+        )
+        self._engine.begin(self._engine.period_steps(context.spec.control_period_steps))
 
     def _ask(self, is_first: bool) -> None:
         """The script waits for a batch: the step before is over, and computing one begins with reading it."""
         if is_first:
             self._end_epoch()
-        if self._local is not None:
+        if self._between is not None:
             if is_first or self._batches >= self._accumulate:
                 self._end_local_step()
             if is_first:
-                self._local.resume()
-        if is_first and self._sharing is not None:
-            self._sharing.resume()
+                self._between.resume()
+        if is_first and self._engine is not None:
+            self._engine.log.resume()  # what the script did since the last batch is no part of a step
         if not any(self._taken):
             self._begun = self._stopwatch.mark()
 
@@ -264,9 +296,9 @@ class BatchFlow:
             return
         shares, self._epoch_over = self._epoch_over, None
         self._gate.take(Deed.END_EPOCH, self._handed.newest)
-        if self._local is not None:
+        if self._between is not None:
             self._end_local_step()
-            self._local.pause()
+            self._between.pause()
             return
         average_buffers(self._model, shares[self.rank] / sum(shares), self.world_size)
 
@@ -276,10 +308,10 @@ class BatchFlow:
 
     def _end_local_step(self) -> None:
         """A step of workers that train for themselves is over; counted alike on all of them."""
-        if self._local is None or not any(self._taken):
+        if self._between is None or not any(self._taken):
             return
         self._backwards = 0
-        self._tell(self._local.after(self._trace(None), self._taken))
+        self._tell(self._trace(None))
 
     def _trace(self, stats: ExchangeStats | None) -> StepTrace:
         """Of the step that was computed."""
@@ -291,21 +323,53 @@ class BatchFlow:
             reduce_end=now,
             micro_batches=self._accumulate,
             waited_s=self._waited_s,
-            way="" if stats is None or self._exchange is None else self._exchange.way,
+            way="" if stats is None else self._exchange.way,
             exchange=stats,
             # A gradient that a GradScaler did not apply was not finite.
-            gradient_energy=math.inf if self._energy is None and self._local is not None else self._energy,
+            gradient_energy=math.inf if self._energy is None and self._between is not None else self._energy,
         )
 
     def _tell(self, trace: StepTrace) -> None:
-        """One more step: every so many the workers tell each other what they were like, and share anew."""
-        sharing, part, samples = self._sharing, self._part or self._handed.newest, sum(self._taken)
+        """One more step: every so many the workers tell each other what they were like, and decide alike."""
+        engine, part, taken = self._engine, self._part or self._handed.newest, self._taken
         self._computed = self._computed_s = self._energy = None
         self._waited_s = 0.0
         self._taken, self._batches = (0,) * self.world_size, 0
-        if sharing is None or part is None:
+        if engine is None or part is None:
             return
         self._loss_sum = torch.zeros_like(self._loss_sum)
-        told = sharing.after(trace, part, samples=samples)
-        if told is not None:
-            self._record.tell(told, {} if self._local is None else self._local.event())
+        self._seen += sum(taken)
+        with self._gate.watched():
+            # Steps over incomplete batches, and over shares of before, are not judged.
+            engine.after(trace, taken, counts=part.shares == engine.balance.shares)
+            if engine.is_over:
+                self._conclude(engine)
+
+    def _conclude(self, engine: Engine) -> None:
+        """A period is over: what it was like, shares and exchange from now on, and the next period."""
+        if engine.log.unread:
+            period = engine.read(engine.gather(drawn=(0, 0) if self._sliced is None else self._sliced.drawn))
+            place = max((int(row.drawn_epoch), int(row.drawn_batch)) for row in period.rows)
+            epoch = max(0, place[0])
+            if not period.diverged:
+                engine.tell(period, epoch=epoch, samples_seen=self._seen)
+                if self._folder is not None and engine.synchroniser is None:
+                    add_sample(self._folder, period, types=self._plan.types, compression=self._exchange.in_use)
+            engine.steer(
+                period,
+                epoch=epoch + place[1] / self._epoch_batches,
+                learning_rate=float(self._optimizer.param_groups[0]["lr"]),
+                steps_left=None if self._steps is None else max(1, self._steps - engine.step),
+            )
+            if engine.share(period, epoch):
+                # No worker may have drawn a batch that it is to share in another way than the others.
+                self._table.change(engine.balance.shares, since=place)
+        engine.begin(engine.period_steps(engine.context.spec.control_period_steps))
+
+    @property
+    def _epoch_batches(self) -> float:
+        """Batches of an epoch; a stream's are not known."""
+        try:
+            return len(self._sliced) or math.inf if self._sliced is not None else math.inf
+        except TypeError:
+            return math.inf

@@ -78,6 +78,19 @@ class Gate:
         with self._turns.watch(self._step + 1):
             yield
 
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """All workers do the same inside, as they know already: one that is lost meanwhile is named.
+
+        Raises:
+            RunFailed: one is.
+        """
+        if self._turns is None:
+            yield
+            return
+        with self._turns.watch(self._step):
+            yield
+
     def fail(self, part: Part | None) -> None:
         """This worker ends with an error: the others learn of it at their next turn."""
         if self._turns is not None:

@@ -7,6 +7,7 @@ shares, the dense result is the mean gradient of one machine with the whole batc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
@@ -15,14 +16,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hetopt.core.comm.options import way_name
 from hetopt.core.errors import BadInput, RunFailed
-from hetopt.trainer.comm.exchange import ExchangeStats
-from hetopt.trainer.session.exchange import SessionExchange
+from hetopt.trainer.comm.channel import Channel
+from hetopt.trainer.comm.exchange import ExchangeStats, summed
 from hetopt.trainer.session.flat import FlatGradients
+from hetopt.trainer.steps.fused_step import all_finite
+from hetopt.trainer.steps.step_config import ExchangeConfig
 
 Named: TypeAlias = Sequence[tuple[str, nn.Parameter]]
-MakeExchange: TypeAlias = Callable[[Sequence[tuple[int, ...]], int], SessionExchange]
-"""Of the shapes of float32 parameters, and of so many elements of float64 ones."""
+MakeExchange: TypeAlias = Callable[[Sequence[tuple[int, ...]]], ExchangeConfig]
+"""Of the shapes of float32 parameters."""
 
 MOST_NAMED = 3
 
@@ -62,7 +66,13 @@ class GradientSum:
         self._flat = FlatGradients(self._parameters)
         narrow = [one for one in self._parameters if one.dtype in (torch.float32, torch.complex64)]
         shapes = [(*one.shape, 2) if one.is_complex() else tuple(one.shape) for one in narrow]
-        self.exchange = self._make_exchange(shapes, self._flat.double.numel())
+        exchange = self._make_exchange(shapes)
+        if self._flat.double.numel() and not exchange.is_dense:
+            raise BadInput(
+                f"The model has float64 parameters, and {way_name(exchange.compression)} compresses float32 gradients.",
+                hint="leave out compression, or make the model float32",
+            )
+        self.exchange = replace(exchange, dense_bytes=exchange.dense_bytes + self._flat.double.nbytes)
 
     @property
     def is_waiting(self) -> bool:
@@ -171,14 +181,14 @@ class GradientSum:
         """Whether ``.grad`` is there for the script to look at, and in a buffer already."""
         return any(one is not None and one.holds(index, parameter) for one in (self._aside, self._kept))
 
-    def sum(self, weight: float, scaler: Scaler | None, *, look: bool = False) -> ExchangeStats | None:
+    def sum(self, weight: float, scaler: Scaler | None, *, look_at: Sequence[float] = ()) -> ExchangeStats | None:
         """Sum what was put aside, and what is in ``.grad`` times ``weight``, over all workers.
 
         Args:
             weight: of what backward left in ``.grad``; 0 where all of it was put aside.
             scaler: whose factor the gradients have. What compression holds back is kept without it, and a gradient
                 that is not finite on some worker becomes infinite on all, so that all of them skip the step.
-            look: whether what compression would keep is read.
+            look_at: ratios to tell the kept energy at.
 
         Returns:
             What the exchange took; None: there was none, as the gradient is not finite.
@@ -188,11 +198,8 @@ class GradientSum:
             self._flat.add(self._aside)
             self._aside = None
         flags, work = self._begin_flags()
-        stats: ExchangeStats | None
-        if scaler is None or self.exchange.is_dense:
-            stats = self.exchange.run(self._flat.single, self._flat.double, look=look)
-        else:
-            stats = self._sum_unscaled(scaler.get_scale(), look=look)
+        scale = None if scaler is None or self.exchange.is_dense else scaler.get_scale()
+        stats = self._exchange(scale, look_at)
         if work is not None:
             work.wait()
         self._set_used(flags)
@@ -203,18 +210,30 @@ class GradientSum:
             self._flat.give(index, parameter)
         return stats
 
-    def _sum_unscaled(self, scale: float, *, look: bool) -> ExchangeStats | None:
-        flat, double = self._flat.single, self._flat.double
-        flat.mul_(1 / scale)
-        finite = torch.isfinite(flat).all().to("cpu", torch.float32)
-        if self._world_size > 1:
-            dist.all_reduce(finite, op=dist.ReduceOp.MIN)
-        if not bool(finite):
-            flat.fill_(torch.inf)
-            return None
-        stats = self.exchange.run(flat, double, look=look)
-        flat.mul_(scale)
-        return stats
+    def _exchange(self, scale: float | None, look_at: Sequence[float]) -> ExchangeStats | None:
+        """Sum the buffers over all workers, as the steps of tasks do; None: a gradient is not finite.
+
+        Args:
+            scale: that is taken off before anything is held back; None: nothing is.
+            look_at: ratios to tell the kept energy at.
+        """
+        flat, double, exchange = self._flat.single, self._flat.double, self.exchange.exchange
+        assert exchange is not None
+        if scale is not None:
+            flat.mul_(1 / scale)
+            if not all_finite(flat):
+                flat.fill_(torch.inf)
+                return None
+        stats = exchange.run(flat, look_at)
+        if scale is not None:
+            flat.mul_(scale)
+        if not double.numel():
+            return stats
+        channel = Channel(on=double.device)
+        channel.all_reduce(double)
+        [message] = channel.messages
+        sent = ExchangeStats(sent_bytes=double.nbytes, compress_s=0.0, sync_s=message.time_s, messages=(message,))
+        return summed([stats, sent])
 
     def _gather(self, weight: float) -> None:
         """Put ``.grad`` times ``weight`` into the buffers; what was put aside and is shown there is no part of it."""

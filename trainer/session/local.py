@@ -7,8 +7,8 @@ on one worker alone, and the others must not wait for it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -17,18 +17,16 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
 from hetopt.core.errors import BadInput
-from hetopt.core.events.log import Event
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.comm.vectors import energy
-from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.sync.model_vector import ModelVector
 from hetopt.trainer.sync.sync_assembly import make_synchroniser
 from hetopt.trainer.sync.synchroniser import Synchronizer
 
 
-class LocalTraining:
-    """One worker's end. Between epochs, and after the session, the model is the average of all workers'.
+class Between:
+    """Between epochs, and after the session, the model is the average of all workers'.
 
     Args:
         synchroniser: averages.
@@ -38,27 +36,15 @@ class LocalTraining:
     def __init__(self, synchroniser: Synchronizer, model: nn.Module) -> None:
         self._synchroniser = synchroniser
         self._vector = ModelVector(model)
-        self._between = ExitStack()
-        self._step = 0
-
-    def after(self, trace: StepTrace, samples: Sequence[int]) -> StepTrace:
-        """One more step is over, on all workers (see `Synchronizer.after`)."""
-        self._step += 1
-        return self._synchroniser.after(self._step, trace, samples)
+        self._paused = ExitStack()
 
     def pause(self) -> None:
         """An epoch is over: until `resume` the model is the average."""
-        self._between.enter_context(self._synchroniser.averaged())
+        self._paused.enter_context(self._synchroniser.averaged())
 
     def resume(self) -> None:
         """Training goes on from this worker's own model."""
-        self._between.close()
-
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """The model is the average inside."""
-        with self._synchroniser.averaged():
-            yield
+        self._paused.close()
 
     def end(self) -> None:
         """The model is the average from here on."""
@@ -66,10 +52,6 @@ class LocalTraining:
             average = self._vector.read()
         self.resume()
         self._vector.write(average)
-
-    def event(self) -> Event:
-        """What to write of the steps that were not told of yet."""
-        return self._synchroniser.event(self._step)
 
 
 def gradient_energy(parameters: Sequence[nn.Parameter], scale: float) -> float:
@@ -79,7 +61,7 @@ def gradient_energy(parameters: Sequence[nn.Parameter], scale: float) -> float:
     return sum(found) / scale**2
 
 
-def make_local(
+def synchroniser_of(
     spec: RunSpec,
     loader: DataLoader[Any],
     model: nn.Module,
@@ -88,7 +70,7 @@ def make_local(
     rank: int,
     device: torch.device,
     stopwatch: Stopwatch,
-) -> LocalTraining:
+) -> Synchronizer:
     """Who brings the workers' models together.
 
     Args:
@@ -120,4 +102,4 @@ def make_local(
         dataset_size=1 if is_stream else len(loader.dataset),  # type: ignore[arg-type]  # no stream
     )
     assert synchroniser is not None
-    return LocalTraining(synchroniser, model)
+    return synchroniser

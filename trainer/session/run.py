@@ -52,11 +52,12 @@ class Session(GradientFlow):
 
         All workers must enter together. Between epochs it is so anyway, and without ``sync`` always.
         """
-        if self._local is None:
+        synchroniser = None if self._engine is None else self._engine.synchroniser
+        if synchroniser is None:
             yield
             return
         self._gate.take(Deed.AVERAGE, self._handed.newest)
-        with self._local.averaged():
+        with synchroniser.averaged():
             yield
 
     def mean(self, value: Tensor | float, samples: int | None = None) -> float:
@@ -84,11 +85,13 @@ class Session(GradientFlow):
         try:
             self._gate.take(Deed.CLOSE, self._handed.newest)
             self._end_epoch()
-            if self._local is not None:
+            if self._between is not None:
                 self._end_local_step()
-                self._local.end()
+                self._between.end()
             check_parameters_alike(list(self._model.named_parameters()), None, self._gate.step, self.world_size)
-            self._record.end(parameters_sha256(self._model))
+            step = 0 if self._engine is None else self._engine.step
+            self._events.write("session_finished", step=step, parameters_sha256=parameters_sha256(self._model))
+            self._events.close()
         finally:
             self._leave()
 

@@ -14,6 +14,7 @@ from hetopt.trainer.agreement import sum_numbers
 from hetopt.trainer.session.batches import Part
 from hetopt.trainer.session.denominators import Weight
 from hetopt.trainer.session.flow import BatchFlow
+from hetopt.trainer.session.gradient import GradientSum
 from hetopt.trainer.session.inspection import inspect_wrappers
 from hetopt.trainer.session.local import gradient_energy
 from hetopt.trainer.session.registry import REGISTRY, Member
@@ -77,7 +78,7 @@ class GradientFlow(BatchFlow):
         part = self._present_part()
         turn = None
         if self._sum is not None:
-            self._sum.follow(self._trained)
+            self._follow(self._sum)
             self._sum.begin()
             turn = self._gate.begin(Deed.SUM, self._handed.newest)
         self._own_weight = self._loss.backward(
@@ -98,6 +99,13 @@ class GradientFlow(BatchFlow):
         if self._sum is not None:
             self._sum.put_aside(self._own_weight)
 
+    def _follow(self, gradients: GradientSum) -> None:
+        """The optimizer's parameters may be others than in the step before."""
+        gradients.follow(self._trained)
+        self._exchange = gradients.exchange
+        if self._engine is not None:
+            self._engine.exchange = self._exchange
+
     def _meet(self, turn: Pending | None) -> None:
         """This worker has computed: what comes until the sum is the wait for the others."""
         self._computed, self._computed_s = self._stopwatch.mark(), time.perf_counter()
@@ -115,7 +123,7 @@ class GradientFlow(BatchFlow):
             RunFailed: the workers are at different points of the script.
         """
         if self._sum is not None:
-            self._sum.follow(self._trained)
+            self._follow(self._sum)
             self._sum.drop()
             self._gate.take(Deed.SUM, self._handed.newest)
         if self._sum is not None and self._sum.is_waiting:
@@ -140,8 +148,8 @@ class GradientFlow(BatchFlow):
             self._tell(self._trace(None))
         else:
             self._gate.compare(self._trained)
-            look = self._sharing is not None and self._sharing.ends_period
-            stats = self._sum.sum(weight, self._scaler, look=look)
+            look_at = () if self._engine is None else self._engine.look_at
+            stats = self._sum.sum(weight, self._scaler, look_at=look_at)
             self._gate.summed()
             self._tell(self._trace(stats))
 

@@ -62,6 +62,7 @@ class AdaptiveController:
         tries_twins: whether somebody acts on `try_ratio`.
 
     Attributes:
+        candidates: what there is to choose from.
         candidate: in use in the next steps.
         promise: of averages that the run should settle for now, with nothing held back; None: it should not.
 
@@ -73,7 +74,7 @@ class AdaptiveController:
         self, spec: RunSpec, candidates: Candidates, network: NetworkState | None, *, tries_twins: bool = False
     ) -> None:
         self._name = spec.ratio_policy
-        self._candidates = candidates
+        self.candidates = candidates
         self._watch = (
             None
             if network is None
@@ -110,7 +111,7 @@ class AdaptiveController:
         """The policy's first wish; what leaves the choice to hetopt begins where the plan was made for."""
         wish = self._policy.first(self.network)
         if self._name == "auto" and spec.compression.ratio < 1:
-            start = self._candidates.nearest(spec.compression.ratio).option
+            start = self.candidates.nearest(spec.compression.ratio).option
             return RatioDecision(
                 ratio=start.ratio, option=start.key, measure_gain=True, look_after_steps=wish.look_after_steps
             )
@@ -124,7 +125,7 @@ class AdaptiveController:
     @property
     def looks(self) -> tuple[float, ...]:
         """Ratios at which this run looks at gains, whenever it does."""
-        asked = self._candidates.asked.ratio
+        asked = self.candidates.asked.ratio
         return tuple(sorted({*LOOK_AT, *((asked,) if asked < 1 else ())}))
 
     @property
@@ -294,10 +295,10 @@ class AdaptiveController:
         """The candidate that a decision means; where it leaves a choice, the planner's."""
         self._reason: str | None = None
         if decision.option is not None:
-            named = self._candidates.find(decision.option)
+            named = self.candidates.find(decision.option)
             assert named is not None, f"{decision.option} is not on the candidates"
             return named
-        found = self._candidates.at(decision.ratio)
+        found = self.candidates.at(decision.ratio)
         if len(found) == 1 or self._planner is None or self.network is None:
             return found[0]
         self._plan, plan = self._planner.decide(
@@ -340,7 +341,7 @@ class AdaptiveController:
             ) from None
         self._plan = state.planner
         found = [
-            each for each in (*self._candidates.at(state.ratio), *self._candidates.all) if each.option.key == state.key
+            each for each in (*self.candidates.at(state.ratio), *self.candidates.all) if each.option.key == state.key
         ]
         if found:
             self.candidate = found[0]

@@ -123,7 +123,7 @@ class FusedStep:
             # Residuals are kept in true units, and an overflow on one worker must not enter any residual: the workers
             # agree before they exchange.
             self._flat.mul_(1 / loss_scale)
-            finite = _all_finite(self._flat)
+            finite = all_finite(self._flat)
         square = energy(self._flat) if self._norms and finite else None
         stats = self._exchange.run(self._flat, look_at) if finite else None
         summed = self._stopwatch.mark()
@@ -171,7 +171,8 @@ class FusedStep:
         return 1, weighted_square_norm([self._flat], factor, samples if counted is None else counted)
 
 
-def _all_finite(flat: Tensor) -> bool:
+def all_finite(flat: Tensor) -> bool:
+    """Whether no worker's part of a gradient is NaN or infinite; the same on all of them."""
     finite = torch.isfinite(flat).all().to("cpu", torch.float32)
     if dist.is_initialized():
         dist.all_reduce(finite, op=dist.ReduceOp.MIN)

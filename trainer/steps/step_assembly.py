@@ -3,53 +3,39 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hetopt.core.comm.composition import AUTO, METHODS, combine
-from hetopt.core.comm.options import BF16, IDENTITY, SELECTOR, Candidates, way_name
+from hetopt.core.comm.composition import combine
+from hetopt.core.comm.options import BF16, IDENTITY, way_name
 from hetopt.core.comm.overlap import BUCKETWISE, FIRST_BUCKET_BYTES
 from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import Compression
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.comm.buckets import BucketExchange
-from hetopt.trainer.comm.calibration import (
-    Calibration,
-    Hosts,
-    NetworkProbe,
-    exchange_as_one,
-    measure_inside,
-    measure_network,
-    timed_candidates,
-)
+from hetopt.trainer.comm.calibration import Hosts
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.exchange import Exchange
-from hetopt.trainer.comm.hierarchical import HierarchicalExchange, HostGroups
 from hetopt.trainer.comm.peers import Guard, meet
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.loss_test import STATISTICS_HINT, LossTest
-from hetopt.trainer.steps.adaptive_controller import AdaptiveController
 from hetopt.trainer.steps.bucketed_step import BucketedStep
+from hetopt.trainer.steps.exchange_assembly import ExchangeMaker, is_steered
 from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.local_batch import SampleFeed
 from hetopt.trainer.steps.local_gradient import DoesNotFit, LocalGradient, half_of
 from hetopt.trainer.steps.local_step import LocalStep, NoExchange
 from hetopt.trainer.steps.loss_trial import FEWEST_TRIED, try_loss
 from hetopt.trainer.steps.slowdown import Slowdown
-from hetopt.trainer.steps.step import LossModule, trainable_parameters
+from hetopt.trainer.steps.step import LossModule, Step, trainable_parameters
 from hetopt.trainer.steps.step_config import StepConfig
 from hetopt.trainer.steps.stopwatch import Stopwatch
 from hetopt.trainer.steps.switching_step import SwitchingStep
 from hetopt.trainer.task import Task
-
-USUAL_RATIO = 0.01
-"""That hosts are imagined to exchange at by a run which has not decided yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +81,8 @@ class StepMaker:
         else:
             # What a loss counts is known when backward begins: too late for buckets that are on their way by then.
             buckets = self._may_bucket(uses_all) and not self.module.is_counted
-            form = self._steered(samples, buckets) if self._is_steered else self._settled(buckets)
+            make = self._steered if is_steered(self.context.spec, self.compression) else self._settled
+            form = make(samples, buckets)
         self._fit(form.step.warm_up, samples)
         return form
 
@@ -110,133 +97,78 @@ class StepMaker:
             norms=self.context.spec.sync.name == "selsync",
             counts="alone",
         )
-        return StepConfig(step=LocalStep(inner), compression=self.compression, dense_bytes=self._gradient_bytes)
+        return self._summed_by(LocalStep(inner))
 
-    def _settled(self, buckets: bool) -> StepConfig:
+    def _summed_by(self, step: Step) -> StepConfig:
+        """A step that needs no exchange of whole gradients."""
+        return StepConfig(step=step, compression=self.compression, dense_bytes=self._exchanges.dense_bytes)
+
+    def _settled(self, samples: int, buckets: bool) -> StepConfig:
         """A step whose exchange stays as it is."""
         asked, context = self.compression, self.context
         chosen = combine(asked.name, memory=asked.memory, collective=asked.collective)
         everything = asked.name == IDENTITY and asked.ratio == 1.0 and chosen.memory == "none"
         if buckets and everything:
-            return StepConfig(step=self._bucketed(way_name(asked)), compression=asked, dense_bytes=self._gradient_bytes)
+            return self._summed_by(self._bucketed(way_name(asked)))
         if buckets and asked.name in BUCKETWISE and self._in_thread:
-            bucketed = self._bucketed(way_name(asked), self._in_buckets(asked))
-            return StepConfig(step=bucketed, compression=asked, dense_bytes=self._gradient_bytes)
-        begun_s = time.perf_counter()
-        calibration = self._calibration(measured=False)
-        groups = self._as_one(asked, calibration)
-        measured_s = time.perf_counter() - begun_s
+            return self._summed_by(self._bucketed(way_name(asked), self._in_buckets(asked)))
+        config = self._exchanges.settled()
+        assert config.exchange is not None
         by_noise = context.spec.learning_rate_rule == "adascale"
         step = FusedStep(
             module=self.module,
             reader=self.feed,
-            exchange=self._whole(asked, groups),
+            exchange=config.exchange,
             stopwatch=self.stopwatch,
             pace=self.pace,
             noise=("workers" if context.world_size > 1 else "micro-batches") if by_noise else None,
             way=way_name(asked),
         )
-        return StepConfig(
-            step=step,
-            compression=asked,
-            dense_bytes=self._gradient_bytes,
-            calibration=calibration,
-            measured_s=measured_s,
-            by_hosts=groups is not None,
-        )
+        return StepConfig(**{**vars(config), "step": step})
 
     def _steered(self, samples: int, buckets: bool) -> StepConfig:
         """A step whose exchange is decided between control periods."""
-        context, spec, asked = self.context, self.context.spec, self.compression
-        begun_s = time.perf_counter()
-        policies_ask = spec.weighs_ways or spec.collective_policy == "cheapest"
-        calibration = self._calibration(measured=policies_ask)
-        network = None if calibration is None or not policies_ask else calibration.network
-        typical = asked if METHODS[asked.name].by_ratio else Compression(name=SELECTOR, ratio=USUAL_RATIO)
-        groups = self._as_one(typical, calibration)
-        measured_s = time.perf_counter() - begun_s
-        bucketed = self._bucketed(way_name(Compression())) if buckets and groups is None else None
-        if bucketed is not None:
-            self._fit(bucketed.warm_up, samples)  # lays the buckets out
-        candidates = Candidates(
-            asked=asked,
-            chooses_collective=spec.collective_policy == "cheapest",
-            numel=self._numel,
-            workers=context.world_size if groups is None else self._hosts.count,
-            shapes=self._shapes,
-            buckets=1 if bucketed is None else max(1, bucketed.buckets),
-        )
-        begun_s = time.perf_counter()
-        if network is not None and spec.weighs_ways:
-            candidates = timed_candidates(candidates, network, device=context.device, seed=spec.seed)
-            candidates = replace(candidates, bf16_in_buckets=self._in_thread)
-        measured_s += time.perf_counter() - begun_s
-        steering = AdaptiveController(spec, candidates, network, tries_twins=True)
-        exchange = self._whole(steering.candidate.compression, groups)
+        bucketed: BucketedStep | None = None
+
+        def lay_out() -> int:
+            nonlocal bucketed
+            if not buckets:
+                return 1
+            bucketed = self._bucketed(way_name(Compression()))
+            self._fit(bucketed.warm_up, samples)
+            return bucketed.buckets
+
+        config = self._exchanges.steered(lay_out=lay_out, bf16_in_buckets=self._in_thread, tries_twins=True)
+        exchange, steering = config.exchange, config.steering
+        assert exchange is not None
+        assert steering is not None
         fused = FusedStep(
             module=self.module,
             reader=self.feed,
             exchange=exchange,
             stopwatch=self.stopwatch,
             pace=self.pace,
-            norms=spec.ratio_policy == "accordion",
+            norms=self.context.spec.ratio_policy == "accordion",
         )
         bf16 = None
+        candidates = steering.candidates
         if bucketed is not None and any(each.in_buckets and each.compression.name == BF16 for each in candidates.all):
             bf16 = self._in_buckets(Compression(name=BF16, memory=candidates.memory))
         step = SwitchingStep(fused=fused, exchange=exchange, bucketed=bucketed, first=steering.candidate, bf16=bf16)
-        return StepConfig(
-            step=step,
-            compression=asked,
-            dense_bytes=self._gradient_bytes,
-            steering=steering,
-            switching=step,
-            probe=None if network is None else NetworkProbe(self._gradient_bytes, device=context.device, groups=groups),
-            calibration=calibration,
-            measured_s=measured_s,
-            by_hosts=groups is not None,
-        )
+        return StepConfig(**{**vars(config), "use": step.use, "step": step})
 
-    def _calibration(self, *, measured: bool) -> Calibration | None:
-        """The network as it is now, where somebody asks: the policies, or who has several workers on a host."""
-        if not measured and not self._hosts.are_levels:
-            return None
-        return measure_network(self._gradient_bytes, device=self.context.device)
-
-    def _as_one(self, typical: Compression, calibration: Calibration | None) -> HostGroups | None:
-        """The groups of hosts that exchange as one, where there are such hosts and that is the quicker way."""
-        if calibration is None or not self._hosts.are_levels:
-            return None
-        groups = HostGroups(self._hosts.names, timeout_s=self.context.spec.exchange_timeout_s)
-        inside = measure_inside(self._hosts, groups, self._gradient_bytes, device=self.context.device)
-        both = Calibration(timings=(*calibration.timings, *inside.timings))
-        shorter = exchange_as_one(typical, self._numel, self._hosts, both.network, shapes=self._shapes)
-        return groups if shorter else None
-
-    def _whole(self, first: Compression, groups: HostGroups | None) -> Exchange | HierarchicalExchange:
-        """The exchange of whole gradients, of workers or of hosts."""
+    @property
+    def _exchanges(self) -> ExchangeMaker:
+        """Of whole gradients."""
         context = self.context
-        if groups is None:
-            return Exchange(
-                first,
-                self._numel,
-                device=context.device,
-                clock=context.clock,
-                shapes=self._shapes,
-                seed=context.spec.seed,
-                store=context.store,
-                forgets=self.compression.memory == AUTO,
-            )
-        return HierarchicalExchange(
-            first,
-            self._numel,
-            groups=groups,
+        return ExchangeMaker(
+            spec=context.spec,
+            compression=self.compression,
+            shapes=[tuple(parameter.shape) for parameter in self._parameters],
             device=context.device,
-            clock=context.clock,
-            shapes=self._shapes,
-            seed=context.spec.seed,
             store=context.store,
-            forgets=self.compression.memory == AUTO,
+            hosts=Hosts(names=tuple(worker.host for worker in context.spec.workers)),
+            clock=context.clock,
         )
 
     @property
@@ -274,30 +206,12 @@ class StepMaker:
         return f"{way_name(self.compression)}, {policies} ({self._numel} elements, {spec.precision}) {asked}"
 
     @property
-    def _is_steered(self) -> bool:
-        """Whether anything about the exchange is left to decide."""
-        spec = self.context.spec
-        return spec.steers_exchange and (spec.ratio_policy != "fixed" or METHODS[self.compression.name].by_ratio)
-
-    @property
-    def _hosts(self) -> Hosts:
-        return Hosts(names=tuple(worker.host for worker in self.context.spec.workers))
-
-    @property
     def _parameters(self) -> list[nn.Parameter]:
         return trainable_parameters(self.module.model)
 
     @property
     def _numel(self) -> int:
         return sum(parameter.numel() for parameter in self._parameters)
-
-    @property
-    def _gradient_bytes(self) -> int:
-        return sum(parameter.nbytes for parameter in self._parameters)
-
-    @property
-    def _shapes(self) -> list[tuple[int, ...]]:
-        return [tuple(parameter.shape) for parameter in self._parameters]
 
     def _may_bucket(self, uses_all: bool) -> bool:
         """Whether the whole cluster can sum buckets under backward, and gains by it; all ranks answer alike."""
@@ -308,7 +222,7 @@ class StepMaker:
         # A GPU's gradients go over gloo only through the host, which the fused step does in one piece.
         own_terms = uses_all and (not is_cuda or "nccl" in dist.get_backend())
         rows = gather_numbers([float(own_terms), float(is_cuda)], context.world_size)
-        return self._gradient_bytes > FIRST_BUCKET_BYTES and all(row == [1.0, rows[0][1]] for row in rows)
+        return self._exchanges.dense_bytes > FIRST_BUCKET_BYTES and all(row == [1.0, rows[0][1]] for row in rows)
 
     def _uses_all(self) -> bool:
         """Whether the model uses all of its parameters; tried with a sample or two.

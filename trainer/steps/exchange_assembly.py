@@ -1,0 +1,187 @@
+"""Puts an exchange of gradients together: what sums them over all workers, and who steers that.
+
+One way from weighted gradients to their sum, for the steps of tasks and for the backward passes of scripts.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from hetopt.core.comm.composition import AUTO, METHODS
+from hetopt.core.comm.options import SELECTOR, Candidates
+from hetopt.core.comm.payload_bytes import VALUE_BYTES
+from hetopt.core.run_spec import Compression, RunSpec
+from hetopt.trainer.agreement import Store
+from hetopt.trainer.comm.calibration import (
+    Calibration,
+    Hosts,
+    NetworkProbe,
+    exchange_as_one,
+    measure_inside,
+    measure_network,
+    timed_candidates,
+)
+from hetopt.trainer.comm.exchange import Exchange
+from hetopt.trainer.comm.hierarchical import HierarchicalExchange, HostGroups
+from hetopt.trainer.steps.adaptive_controller import AdaptiveController
+from hetopt.trainer.steps.step_config import ExchangeConfig
+
+USUAL_RATIO = 0.01
+"""That hosts are imagined to exchange at by a run which has not decided yet."""
+
+
+def is_steered(spec: RunSpec, compression: Compression) -> bool:
+    """Whether anything about the exchange is left to decide while training goes on."""
+    return spec.steers_exchange and (spec.ratio_policy != "fixed" or METHODS[compression.name].by_ratio)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeMaker:
+    """Everything that exchanges of whole gradients are made of.
+
+    Attributes:
+        spec: of the run: who decides how much is sent, and how it travels.
+        compression: of the run, with what it leaves open filled in.
+        shapes: of the parameters, in the order in which they lie in the gradient.
+        device: where they are.
+        store: that the workers met through.
+        hosts: of the workers, where those of one might exchange as one.
+        clock: seconds.
+    """
+
+    spec: RunSpec
+    compression: Compression
+    shapes: list[tuple[int, ...]]
+    device: torch.device
+    store: Store | None
+    hosts: Hosts = field(default_factory=lambda: Hosts(names=()))
+    clock: Callable[[], float] = time.perf_counter
+
+    @property
+    def numel(self) -> int:
+        """Elements of the gradient."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def dense_bytes(self) -> int:
+        """Of the gradient."""
+        return VALUE_BYTES * self.numel
+
+    def make(self) -> ExchangeConfig:
+        """The exchange of this run; where anything is left to decide, the network is measured first.
+
+        Raises:
+            BadInput: things do not go together.
+        """
+        return self.steered() if is_steered(self.spec, self.compression) else self.settled()
+
+    def settled(self) -> ExchangeConfig:
+        """An exchange that stays as it is."""
+        begun_s = time.perf_counter()
+        calibration = self._calibration(measured=False)
+        groups = self._as_one(self.compression, calibration)
+        measured_s = time.perf_counter() - begun_s
+        return ExchangeConfig(
+            compression=self.compression,
+            dense_bytes=self.dense_bytes,
+            exchange=self._whole(self.compression, groups),
+            calibration=calibration,
+            measured_s=measured_s,
+            by_hosts=groups is not None,
+        )
+
+    def steered(
+        self,
+        *,
+        lay_out: Callable[[], int] = lambda: 1,
+        bf16_in_buckets: bool = False,
+        tries_twins: bool = False,
+    ) -> ExchangeConfig:
+        """An exchange that is decided between control periods.
+
+        Args:
+            lay_out: prepares for sums bucket by bucket under backward, where workers exchange one by one; how many
+                buckets there are.
+            bf16_in_buckets: whether those can be rounded to bf16 as well.
+            tries_twins: whether somebody acts on `AdaptiveController.try_ratio`.
+        """
+        spec, asked = self.spec, self.compression
+        begun_s = time.perf_counter()
+        policies_ask = spec.weighs_ways or spec.collective_policy == "cheapest"
+        calibration = self._calibration(measured=policies_ask)
+        network = None if calibration is None or not policies_ask else calibration.network
+        typical = asked if METHODS[asked.name].by_ratio else Compression(name=SELECTOR, ratio=USUAL_RATIO)
+        groups = self._as_one(typical, calibration)
+        measured_s = time.perf_counter() - begun_s
+        candidates = Candidates(
+            asked=asked,
+            chooses_collective=spec.collective_policy == "cheapest",
+            numel=self.numel,
+            workers=len(spec.workers) if groups is None else self.hosts.count,
+            shapes=self.shapes,
+            buckets=max(1, lay_out()) if groups is None else 1,
+        )
+        begun_s = time.perf_counter()
+        if network is not None and spec.weighs_ways:
+            candidates = timed_candidates(candidates, network, device=self.device, seed=spec.seed)
+            candidates = replace(candidates, bf16_in_buckets=bf16_in_buckets)
+        measured_s += time.perf_counter() - begun_s
+        steering = AdaptiveController(spec, candidates, network, tries_twins=tries_twins)
+        exchange = self._whole(steering.candidate.compression, groups)
+        return ExchangeConfig(
+            compression=asked,
+            dense_bytes=self.dense_bytes,
+            exchange=exchange,
+            steering=steering,
+            use=lambda candidate: exchange.use(candidate.compression),
+            probe=None if network is None else NetworkProbe(self.dense_bytes, device=self.device, groups=groups),
+            calibration=calibration,
+            measured_s=measured_s,
+            by_hosts=groups is not None,
+        )
+
+    def _calibration(self, *, measured: bool) -> Calibration | None:
+        """The network as it is now, where somebody asks: the policies, or who has several workers on a host."""
+        if not measured and not self.hosts.are_levels:
+            return None
+        return measure_network(self.dense_bytes, device=self.device)
+
+    def _as_one(self, typical: Compression, calibration: Calibration | None) -> HostGroups | None:
+        """The groups of hosts that exchange as one, where there are such hosts and that is the quicker way."""
+        if calibration is None or not self.hosts.are_levels:
+            return None
+        groups = HostGroups(self.hosts.names, timeout_s=self.spec.exchange_timeout_s)
+        inside = measure_inside(self.hosts, groups, self.dense_bytes, device=self.device)
+        both = Calibration(timings=(*calibration.timings, *inside.timings))
+        shorter = exchange_as_one(typical, self.numel, self.hosts, both.network, shapes=self.shapes)
+        return groups if shorter else None
+
+    def _whole(self, first: Compression, groups: HostGroups | None) -> Exchange | HierarchicalExchange:
+        """The exchange of whole gradients, of workers or of hosts."""
+        if groups is None:
+            return Exchange(
+                first,
+                self.numel,
+                device=self.device,
+                clock=self.clock,
+                shapes=self.shapes,
+                seed=self.spec.seed,
+                store=self.store,
+                forgets=self.compression.memory == AUTO,
+            )
+        return HierarchicalExchange(
+            first,
+            self.numel,
+            groups=groups,
+            device=self.device,
+            clock=self.clock,
+            shapes=self.shapes,
+            seed=self.spec.seed,
+            store=self.store,
+            forgets=self.compression.memory == AUTO,
+        )
