@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from hetopt.cli.options import FIRST_REGION, CatalogFolder, Region, given, options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hetopt.optimizer.market.catalog import Catalog
+    from hetopt.optimizer.market.catalog_filter import Criteria
 
 TABLE_ROWS = 20
 
@@ -46,47 +55,62 @@ class SortOption(StrEnum):
     NAME = "name"
 
 
-REGION = typer.Option("us-east-1", "--region", "-r", help="AWS region.")
-CATALOG = typer.Option(
-    None, "--catalog", metavar="DIR", help="Folder of another catalogue, in the format of the bundled one."
-)
-JSON = typer.Option(False, "--json", help="Print JSON.")
-ARCHITECTURE = typer.Option(None, "--arch", help="Processor architecture.")
-FAMILY = typer.Option(None, "--family", metavar="NAME", help="Family, such as c7i; repeat for any of several.")
-MARKET = typer.Option(MarketOption.ANY, "--market", help="How to rent.")
-SORT = typer.Option(
-    SortOption.PRICE, "--sort", metavar="KEY", help=f"Smallest first, the unknown last: {', '.join(SortOption)}."
-)
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Which instance types are listed, and how; fields as of `Criteria`, as they are typed."""
+
+    accelerator: Annotated[
+        str | None, typer.Option("--gpu", metavar="NAME", help="Accelerator, such as A10G, L4 or A100-80GB.")
+    ] = None
+    accelerators_min: Annotated[
+        int | None, typer.Option("--gpus-min", min=1, metavar="N", help="Whole accelerators, at least.")
+    ] = None
+    vcpus_min: Annotated[int | None, typer.Option("--vcpus-min", min=1, metavar="N", help="vCPUs, at least.")] = None
+    vcpus_max: Annotated[int | None, typer.Option("--vcpus-max", min=1, metavar="N", help="vCPUs, at most.")] = None
+    memory_min_gib: Annotated[
+        float | None, typer.Option("--memory-min", metavar="GIB", help="Main memory, at least.")
+    ] = None
+    network_min_gbps: Annotated[
+        float | None, typer.Option("--network-min", metavar="GBPS", help="Sustained network rate in Gbit/s, at least.")
+    ] = None
+    architecture: Annotated[ArchitectureOption | None, typer.Option("--arch", help="Processor architecture.")] = None
+    families: Annotated[
+        list[str] | None,
+        typer.Option("--family", metavar="NAME", help="Family, such as c7i; repeat for any of several."),
+    ] = None
+    price_max_usd_per_hour: Annotated[
+        str | None,
+        typer.Option(
+            "--price-max", metavar="USD", help="Price of an hour in the chosen market (any: the lower), at most."
+        ),
+    ] = None
+    market: Annotated[MarketOption, typer.Option("--market", help="How to rent.")] = MarketOption.ANY
+    interruption_max: Annotated[
+        str | None,
+        typer.Option(
+            "--max-interruption", metavar="PERCENT", help="Share of spot machines preempted in a month, such as 10%."
+        ),
+    ] = None
+    region: Region = FIRST_REGION
+    sort: Annotated[
+        SortOption,
+        typer.Option("--sort", metavar="KEY", help=f"Smallest first, the unknown last: {', '.join(SortOption)}."),
+    ] = SortOption.PRICE
+    reverse: Annotated[bool, typer.Option("--reverse", help="Largest first.")] = False
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", "-n", min=0, help=f"Types to show; 0 for all. Default: {TABLE_ROWS}, with --json all."),
+    ] = None
+    catalog: CatalogFolder = None
+    as_json: Json = False
 
 
 @app.command("list")
-def list_(
-    gpu: str | None = typer.Option(None, "--gpu", metavar="NAME", help="Accelerator, such as A10G, L4 or A100-80GB."),
-    gpus_min: int | None = typer.Option(None, "--gpus-min", min=1, metavar="N", help="Whole accelerators, at least."),
-    vcpus_min: int | None = typer.Option(None, "--vcpus-min", min=1, metavar="N", help="vCPUs, at least."),
-    vcpus_max: int | None = typer.Option(None, "--vcpus-max", min=1, metavar="N", help="vCPUs, at most."),
-    memory_min: float | None = typer.Option(None, "--memory-min", metavar="GIB", help="Main memory, at least."),
-    network_min: float | None = typer.Option(
-        None, "--network-min", metavar="GBPS", help="Sustained network rate in Gbit/s, at least."
-    ),
-    arch: ArchitectureOption | None = ARCHITECTURE,
-    family: list[str] | None = FAMILY,
-    price_max: str | None = typer.Option(
-        None, "--price-max", metavar="USD", help="Price of an hour in the chosen market (any: the lower), at most."
-    ),
-    market: MarketOption = MARKET,
-    max_interruption: str | None = typer.Option(
-        None, "--max-interruption", metavar="PERCENT", help="Share of spot machines preempted in a month, such as 10%."
-    ),
-    region: str = REGION,
-    sort: SortOption = SORT,
-    reverse: bool = typer.Option(False, "--reverse", help="Largest first."),
-    limit: int | None = typer.Option(
-        None, "--limit", "-n", min=0, help=f"Types to show; 0 for all. Default: {TABLE_ROWS}, with --json all."
-    ),
-    catalog: Path | None = CATALOG,
-    json_: bool = JSON,
-) -> None:
+@options(Wanted)
+def list_(asked: Wanted) -> None:
     """List instance types; filters combine.
 
     \b
@@ -94,62 +118,69 @@ def list_(
       hetopt catalog list --vcpus-min 16 --max-interruption 10% --sort price-per-coremark
       hetopt catalog list --gpus-min 8 --network-min 400 --sort network --reverse
     """
-    import datetime
-
-    from hetopt.api.values import names, positive
     from hetopt.cli import catalog_view, render
     from hetopt.optimizer.market import catalog_filter
     from hetopt.optimizer.market.catalog import no_prices
-    from hetopt.optimizer.market.catalog_choice import catalog_in_use
 
-    loaded = catalog_in_use(region, catalog, today=datetime.datetime.now(datetime.UTC).date()).catalog
-    listings = list(loaded.listings.values())
-    if not loaded.has_prices and (price_max is not None or market is MarketOption.ON_DEMAND):
+    loaded = _in_use(asked.region, asked.catalog)
+    if not loaded.has_prices and (asked.price_max_usd_per_hour is not None or asked.market is MarketOption.ON_DEMAND):
         raise no_prices(loaded)
-    criteria = catalog_filter.Criteria(
-        accelerator=gpu,
-        accelerators_min=gpus_min,
-        vcpus_min=vcpus_min,
-        vcpus_max=vcpus_max,
-        memory_min_gib=positive(memory_min, "memory_min_gib", "GiB"),
-        network_min_gbps=positive(network_min, "network_min_gbps", "Gbit/s"),
-        architecture=arch.value if arch else None,
-        families=tuple(name for group in family or () for name in names(group)),
-        market=market.value,
-        price_max_usd_per_hour=positive(price_max, "price_max_usd_per_hour", "USD an hour"),
-        interruption_max=_share(max_interruption, "--max-interruption"),
-    )
-    filters = criteria.filters(loaded)
-    quantity = catalog_filter.quantities(market.value)[sort.value]
-    found = catalog_filter.sort(catalog_filter.select(listings, filters), quantity, reverse=reverse)
-    wanted = limit if limit is not None else (0 if json_ else TABLE_ROWS)
+    listings = list(loaded.listings.values())
+    filters = _criteria(asked).filters(loaded)
+    quantity = catalog_filter.quantities(asked.market.value)[asked.sort.value]
+    found = catalog_filter.sort(catalog_filter.select(listings, filters), quantity, reverse=asked.reverse)
+    wanted = asked.limit if asked.limit is not None else (0 if asked.as_json else TABLE_ROWS)
     shown = found[:wanted] if wanted else found
-    if json_:
+    if asked.as_json:
         render.print_json([catalog_view.facts(listing) for listing in shown])
     elif shown:
-        catalog_view.print_table(loaded, shown, matching=len(found), coremark="coremark" in sort)
+        catalog_view.print_table(loaded, shown, matching=len(found), coremark="coremark" in asked.sort)
     if not found:
-        render.note(f"No instance type in {region} matches: {catalog_filter.why_none(listings, filters)}.")
+        render.note(f"No instance type in {asked.region} matches: {catalog_filter.why_none(listings, filters)}.")
+
+
+def _in_use(region: str, folder: Path | None) -> Catalog:
+    import datetime
+
+    from hetopt.optimizer.market.catalog_choice import catalog_in_use
+
+    return catalog_in_use(region, folder, today=datetime.datetime.now(datetime.UTC).date()).catalog
+
+
+def _criteria(asked: Wanted) -> Criteria:
+    """What an instance type must have, from texts that were typed."""
+    from hetopt.api.values import names, positive
+    from hetopt.optimizer.market.catalog_filter import Criteria
+
+    typed = given(
+        asked,
+        Criteria,
+        memory_min_gib=positive(asked.memory_min_gib, "memory_min_gib", "GiB"),
+        network_min_gbps=positive(asked.network_min_gbps, "network_min_gbps", "Gbit/s"),
+        architecture=asked.architecture.value if asked.architecture else None,
+        families=tuple(name for group in asked.families or () for name in names(group)),
+        market=asked.market.value,
+        price_max_usd_per_hour=positive(asked.price_max_usd_per_hour, "price_max_usd_per_hour", "USD an hour"),
+        interruption_max=_share(asked.interruption_max, "--max-interruption"),
+    )
+    return Criteria(**typed)
 
 
 @app.command()
 def show(
-    instance_type: str = typer.Argument(metavar="TYPE", help="Instance type, such as g5.xlarge."),
-    region: str = REGION,
-    catalog: Path | None = CATALOG,
-    json_: bool = JSON,
+    instance_type: Annotated[str, typer.Argument(metavar="TYPE", help="Instance type, such as g5.xlarge.")],
+    region: Region = FIRST_REGION,
+    catalog: CatalogFolder = None,
+    as_json: Json = False,
 ) -> None:
     """Show all that is known of an instance type: facts, prices with date and source, every region, caveats."""
-    import datetime
-
     from hetopt.cli import catalog_view, render
-    from hetopt.optimizer.market.catalog_choice import catalog_in_use
 
-    loaded = catalog_in_use(region, catalog, today=datetime.datetime.now(datetime.UTC).date()).catalog
+    loaded = _in_use(region, catalog)
     listing = loaded.listing(instance_type)
     elsewhere = [loaded.in_region(name).listings.get(instance_type) for name in loaded.regions]
     everywhere = {name: found for name, found in zip(loaded.regions, elsewhere, strict=True) if found}
-    if json_:
+    if as_json:
         render.print_json(catalog_view.all_facts(loaded, listing, everywhere))
     else:
         catalog_view.print_page(loaded, listing, everywhere)

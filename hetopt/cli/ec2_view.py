@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hetopt.cli import render
@@ -10,6 +10,7 @@ from hetopt.core import formatting
 
 if TYPE_CHECKING:
     from hetopt.backends.ec2.renter.order import Order
+    from hetopt.backends.ec2.renter.ordering import Moved
     from hetopt.backends.ec2.renter.request import Request
     from hetopt.optimizer.plan import Plan
 
@@ -25,6 +26,35 @@ def show(plan: Plan, order: Order) -> None:
         style="bold",
     )
     moved = {one.instance_type: one for one in moved_prices(plan, order)}
+    _show_machines(order, moved)
+    if plan.risk is not None:
+        render.bullet(f"RISK: {plan.risk}; else it is stopped unfinished")
+    for one in moved.values():
+        if one.is_price_increase:
+            render.bullet(
+                f"{one.instance_type} has become more expensive since {one.price_date}: "
+                f"{formatting.usd(one.planned_usd_per_hour)} was planned, {formatting.usd(one.usd_per_hour)} an hour "
+                "it is"
+            )
+    value, high = expected_usd(plan, order)
+    hourly, worst = order.usd_per_hour(zone), order.worst_usd_per_hour()
+    render.facts(
+        {
+            "cluster": f"{formatting.usd(hourly)} an hour now, {formatting.usd(worst)} at most",
+            "expected": f"{formatting.usd(value)} for {formatting.duration(plan.chosen.prediction.total_s.value)}, "
+            f"up to {formatting.usd(high)}",
+            "budget": f"{formatting.usd(order.budget_usd)}, a hard stop: the machines end by themselves after "
+            f"{formatting.duration(order.lifetime_s)}, unless somebody who follows the run finds that less was spent",
+            **({"deadline": _DEADLINE.format(formatting.usd(order.move_usd))} if order.move_usd else {}),
+            "bucket": order.bucket,
+            "zones": f"{', '.join(one.name for one in order.zones)}, in this order",
+        }
+    )
+
+
+def _show_machines(order: Order, moved: Mapping[str, Moved]) -> None:
+    """A row for each role of the cluster, with what was planned and what it costs now."""
+    zone = order.zones[0]
     rows = []
     for role in order.roles:
         name = role.instance_types[0]
@@ -51,29 +81,6 @@ def show(plan: Plan, order: Order) -> None:
         rows,
         caption="prices of one machine; disk, address and requests add "
         f"{formatting.usd(order.extras_usd_per_hour)} an hour each",
-    )
-    if plan.risk is not None:
-        render.bullet(f"RISK: {plan.risk}; else it is stopped unfinished")
-    for one in moved.values():
-        if one.is_price_increase:
-            render.bullet(
-                f"{one.instance_type} has become more expensive since {one.price_date}: "
-                f"{formatting.usd(one.planned_usd_per_hour)} was planned, {formatting.usd(one.usd_per_hour)} an hour "
-                "it is"
-            )
-    value, high = expected_usd(plan, order)
-    hourly, worst = order.usd_per_hour(zone), order.worst_usd_per_hour()
-    render.facts(
-        {
-            "cluster": f"{formatting.usd(hourly)} an hour now, {formatting.usd(worst)} at most",
-            "expected": f"{formatting.usd(value)} for {formatting.duration(plan.chosen.prediction.total_s.value)}, "
-            f"up to {formatting.usd(high)}",
-            "budget": f"{formatting.usd(order.budget_usd)}, a hard stop: the machines end by themselves after "
-            f"{formatting.duration(order.lifetime_s)}, unless somebody who follows the run finds that less was spent",
-            **({"deadline": _DEADLINE.format(formatting.usd(order.move_usd))} if order.move_usd else {}),
-            "bucket": order.bucket,
-            "zones": f"{', '.join(one.name for one in order.zones)}, in this order",
-        }
     )
 
 

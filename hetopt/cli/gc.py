@@ -36,21 +36,38 @@ def gc(
     --remove is given. What belongs to a run that goes on, by its lease and its machines' heartbeats, or to somebody
     else is left alone. What could not be looked at is named, and the exit code is not 0.
     """
-    from hetopt.cli import render
-    from hetopt.core.errors import BadInput, RunFailed
+    from hetopt.core.errors import BadInput
 
     if on == "ec2":
+        from hetopt.api.rented_leftovers import search
         from hetopt.cli import ec2_gc
 
-        wanted = remove_ and not dry_run
-        ec2_gc.run(regions=region, run_id=run, everything=everything, everybody=everybody, remove=wanted, as_json=json_)
+        found = search(
+            more_regions=region,
+            run_id=run,
+            everything=everything,
+            everybody=everybody,
+            remove=remove_ and not dry_run,
+        )
+        ec2_gc.show(found, as_json=json_)
         return
     if on != "rehearsal" or remove_ or region or run is not None or everything or everybody:
         raise BadInput(
             f"there is nothing to find on {on!r}." if on != "rehearsal" else "--remove and the like are for --on ec2.",
             hint="use --on ec2 or --on rehearsal",
         )
+    _rehearsals(dry_run=dry_run, as_json=json_)
+
+
+def _rehearsals(*, dry_run: bool, as_json: bool) -> None:
+    """Remove the networks of rehearsals whose launcher is dead, and print them.
+
+    Raises:
+        RunFailed: one of them could not be removed.
+    """
     from hetopt.backends.emulation.namespaces import find_leftovers, remove
+    from hetopt.cli import render
+    from hetopt.core.errors import RunFailed
 
     found = find_leftovers()
     stayed: dict[str, RunFailed] = {}
@@ -59,7 +76,7 @@ def gc(
             remove(network.id)
         except RunFailed as error:  # the others can still go
             stayed[network.id] = error
-    if json_:
+    if as_json:
         render.print_json(
             [
                 {

@@ -2,145 +2,198 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hetopt.cli.completion import one_of
+from hetopt.cli.options import given, options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from hetopt.backends.backend import Prepared
+    from hetopt.backends.backend import Backend, LaunchOptions, Prepared
     from hetopt.core.run_spec import RunSpec
     from hetopt.optimizer.launch_record import Place
 
 
-def launch(
-    plan: Path | None = typer.Argument(None, help="Plan made by `hetopt recommend`. Left out with --resume."),
-    on: str | None = typer.Option(
-        None,
-        "--on",
-        autocompletion=one_of("hetopt.optimizer.launch_record:PLACES"),
-        help="Where to run: 'ec2' rents the plan's machines; 'local' is this machine, with real processes; 'rehearsal' "
-        "emulates the cluster on this machine, network included. Asked for where it is left out.",
-    ),
-    slowdown: str | None = typer.Option(
-        None, "--slowdown", help="local: one factor a worker, such as 1,1,2,4: its compute takes so many times as long."
-    ),
-    hosts: str | None = typer.Option(
-        None,
-        "--hosts",
-        help="rehearsal: these hosts instead of the plan's machines, such as "
-        "'speed=1, rate=100mbit x2; speed=0.25, rate=25mbit'. Also workers=, noise= and cpu=.",
-    ),
-    schedule: Path | None = typer.Option(
-        None,
-        "--schedule",
-        help="rehearsal: what happens on the way, a change a line: '30s h2 speed=0.25 rate=10mbit', 'step 40 h3 dies'; "
-        "with --max-restarts also '26s h3 notice', '90s h3 returns', '20s h1 cut' and '25s h1 heals'.",
-    ),
-    policy: str | None = typer.Option(
-        None,
-        "--batch-policy",
-        autocompletion=one_of("hetopt.core.run_spec:BatchPolicy"),
-        help="How the batch is shared: uniform, static, proportional, dynamic, omnilearn, allocation, "
-        "model, or rate with --stream. Default: the plan's.",
-    ),
-    compression: str | None = typer.Option(
-        None,
-        "--compression",
-        autocompletion=one_of("auto", "dense", "hetopt.core.comm.composition:METHODS"),
-        help="What is sent of gradients: 'auto', which decides while training goes on, bf16, dense, or "
-        "'NAME(RATIO, key=value)' such as 'topk(0.01)', 'dgc(1000x, momentum=0.9)' or 'powersgd(rank=2)'; topk:0.01 "
-        "needs no quotes. Default: the plan's.",
-    ),
-    ratio_policy: str | None = typer.Option(
-        None,
-        "--ratio-policy",
-        autocompletion=one_of("hetopt.core.comm.ratio_controllers:CONTROLLERS"),
-        help="Who decides how much is sent: fixed, warm_up, accordion, gravac, threshold, scan or auto. Default: the "
-        "plan's, or fixed with a named compression.",
-    ),
-    collective: str | None = typer.Option(
-        None,
-        "--collective",
-        autocompletion=one_of("auto", "hetopt.core.comm.composition:COLLECTIVES"),
-        help="How payloads meet: 'auto', the cheapest on the network as it is, or all_reduce, all_gather, ar_topk, "
-        "ar_topk_star, ar_topk_var, majority. Default: the plan's.",
-    ),
-    sync: str | None = typer.Option(
-        None,
-        "--sync",
-        autocompletion=one_of("hetopt.core.synchronization:SyncName"),
-        help="When workers synchronize: bsp (in every step), 'selsync(0.3)', "
-        "'selsync(auto, share=0.2)', 'local-sgd(8)', 'fedavg(1, 0.25)', 'ssp(4)', or 'auto': bsp until averages of "
-        "parameters promise to take clearly less time. Default: the plan's.",
-    ),
-    partition: str | None = typer.Option(
-        None,
-        "--partition",
-        autocompletion=one_of("hetopt.core.synchronization:PartitionName"),
-        help="Which samples a worker sees: global, shards, seldp, 'labels(1)' or 'dirichlet(0.5)'. "
-        "Default: the plan's.",
-    ),
-    inject: str | None = typer.Option(
-        None,
-        "--data-injection",
-        help="Data injection: which share of the workers sends which share of its samples, such as 0.25,0.25.",
-    ),
-    stream: str | None = typer.Option(
-        None,
-        "--stream",
-        help="local, rehearsal: train on samples as they arrive, with batches that follow the rates: "
-        "'replay(uniform=38/24)', 'replay(40/80, buffer=truncation)' or 'redis(redis://HOST:6379/0, key=cam)'.",
-    ),
-    steps: int | None = typer.Option(None, "--steps", help="Stop after so many steps instead of at the plan's end."),
-    data: str | None = typer.Option(
-        None, "--data", help="Data folder, when it is not where the profile found it. ec2: s3://BUCKET/PREFIX."
-    ),
-    budget: str | None = typer.Option(
-        None, "--budget", help="ec2: total USD, a hard cap on the whole bill. Default: the plan's."
-    ),
-    bucket: str | None = typer.Option(
-        None, "--bucket", help="ec2: where code, checkpoints and state go. Default: hetopt-ACCOUNT-REGION."
-    ),
-    zone: str | None = typer.Option(None, "--zone", help="ec2: only this availability zone, by name or id."),
-    substitutes: list[str] = typer.Option(
-        [], "--substitute", help="ec2: TYPE=OTHER[,OTHER]: what may stand in for a type that is not to be had."
-    ),
-    instance_profile: str | None = typer.Option(
-        None, "--instance-profile", help="ec2: the machines' role. Default: hetopt-node, see `hetopt setup`."
-    ),
-    images: list[str] = typer.Option(
-        [], "--image", help="ec2: KIND=AMI: the image of x86_64-cpu, arm64-cpu, x86_64-gpu or arm64-gpu machines."
-    ),
-    unprobed: bool = typer.Option(
-        False, "--unprobed", help="ec2: rent types although no step was ever measured on them or a relative."
-    ),
-    allow_partial: bool = typer.Option(
-        False,
-        "--allow-partial",
-        help="ec2: begin with some of the groups where no zone has all; asks if it gets worse.",
-    ),
-    accept_risk: bool = typer.Option(
-        False, "--accept-risk", help="ec2: rent a plan that is less sure to keep its limits than was asked for."
-    ),
-    detach: bool = typer.Option(False, "--detach", help="ec2: return when the machines have been told to begin."),
-    resume: str | None = typer.Option(None, "--resume", help="Go on with this run from its last checkpoint."),
-    restarts: int | None = typer.Option(
-        None,
-        "--max-restarts",
-        min=0,
-        help="local, rehearsal: how often a worker that is killed is replaced, while the others go on from memory; "
-        "after that, how often all start again from a checkpoint. In a rehearsal hosts may die then, and return. "
-        "Default: the plan's.",
-    ),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Show what would run and stop there."),
-    yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),
-    json_: bool = typer.Option(False, "--json", help="Print the launch (with --dry-run) or the report as JSON."),
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What `hetopt launch` is asked for; fields as of `hetopt.launch`, as they are typed."""
+
+    plan: Annotated[Path | None, typer.Argument(help="Plan made by `hetopt recommend`. Left out with --resume.")] = None
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--on",
+            autocompletion=one_of("hetopt.optimizer.launch_record:PLACES"),
+            help="Where to run: 'ec2' rents the plan's machines; 'local' is this machine, with real processes; "
+            "'rehearsal' emulates the cluster on this machine, network included. Asked for where it is left out.",
+        ),
+    ] = None
+    slowdowns: Annotated[
+        str | None,
+        typer.Option(
+            "--slowdown", help="local: one factor a worker, such as 1,1,2,4: its compute takes so many times as long."
+        ),
+    ] = None
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            "--hosts",
+            help="rehearsal: these hosts instead of the plan's machines, such as "
+            "'speed=1, rate=100mbit x2; speed=0.25, rate=25mbit'. Also workers=, noise= and cpu=.",
+        ),
+    ] = None
+    schedule: Annotated[
+        Path | None,
+        typer.Option(
+            "--schedule",
+            help="rehearsal: what happens on the way, a change a line: '30s h2 speed=0.25 rate=10mbit', 'step 40 h3 "
+            "dies'; with --max-restarts also '26s h3 notice', '90s h3 returns', '20s h1 cut' and '25s h1 heals'.",
+        ),
+    ] = None
+    batch_policy: Annotated[
+        str | None,
+        typer.Option(
+            "--batch-policy",
+            autocompletion=one_of("hetopt.core.run_spec:BatchPolicy"),
+            help="How the batch is shared: uniform, static, proportional, dynamic, omnilearn, allocation, "
+            "model, or rate with --stream. Default: the plan's.",
+        ),
+    ] = None
+    compression: Annotated[
+        str | None,
+        typer.Option(
+            "--compression",
+            autocompletion=one_of("auto", "dense", "hetopt.core.comm.composition:METHODS"),
+            help="What is sent of gradients: 'auto', which decides while training goes on, bf16, dense, or "
+            "'NAME(RATIO, key=value)' such as 'topk(0.01)', 'dgc(1000x, momentum=0.9)' or 'powersgd(rank=2)'; "
+            "topk:0.01 needs no quotes. Default: the plan's.",
+        ),
+    ] = None
+    ratio_policy: Annotated[
+        str | None,
+        typer.Option(
+            "--ratio-policy",
+            autocompletion=one_of("hetopt.core.comm.ratio_controllers:CONTROLLERS"),
+            help="Who decides how much is sent: fixed, warm_up, accordion, gravac, threshold, scan or auto. Default: "
+            "the plan's, or fixed with a named compression.",
+        ),
+    ] = None
+    collective: Annotated[
+        str | None,
+        typer.Option(
+            "--collective",
+            autocompletion=one_of("auto", "hetopt.core.comm.composition:COLLECTIVES"),
+            help="How payloads meet: 'auto', the cheapest on the network as it is, or all_reduce, all_gather, ar_topk, "
+            "ar_topk_star, ar_topk_var, majority. Default: the plan's.",
+        ),
+    ] = None
+    sync: Annotated[
+        str | None,
+        typer.Option(
+            "--sync",
+            autocompletion=one_of("hetopt.core.synchronization:SyncName"),
+            help="When workers synchronize: bsp (in every step), 'selsync(0.3)', "
+            "'selsync(auto, share=0.2)', 'local-sgd(8)', 'fedavg(1, 0.25)', 'ssp(4)', or 'auto': bsp until averages of "
+            "parameters promise to take clearly less time. Default: the plan's.",
+        ),
+    ] = None
+    partition: Annotated[
+        str | None,
+        typer.Option(
+            "--partition",
+            autocompletion=one_of("hetopt.core.synchronization:PartitionName"),
+            help="Which samples a worker sees: global, shards, seldp, 'labels(1)' or 'dirichlet(0.5)'. "
+            "Default: the plan's.",
+        ),
+    ] = None
+    inject: Annotated[
+        str | None,
+        typer.Option(
+            "--data-injection",
+            help="Data injection: which share of the workers sends which share of its samples, such as 0.25,0.25.",
+        ),
+    ] = None
+    stream: Annotated[
+        str | None,
+        typer.Option(
+            "--stream",
+            help="local, rehearsal: train on samples as they arrive, with batches that follow the rates: "
+            "'replay(uniform=38/24)', 'replay(40/80, buffer=truncation)' or 'redis(redis://HOST:6379/0, key=cam)'.",
+        ),
+    ] = None
+    steps: Annotated[
+        int | None, typer.Option("--steps", help="Stop after so many steps instead of at the plan's end.")
+    ] = None
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="Data folder, when it is not where the profile found it. ec2: s3://BUCKET/PREFIX."),
+    ] = None
+    budget_usd: Annotated[
+        str | None, typer.Option("--budget", help="ec2: total USD, a hard cap on the whole bill. Default: the plan's.")
+    ] = None
+    bucket: Annotated[
+        str | None,
+        typer.Option("--bucket", help="ec2: where code, checkpoints and state go. Default: hetopt-ACCOUNT-REGION."),
+    ] = None
+    zone: Annotated[str | None, typer.Option("--zone", help="ec2: only this availability zone, by name or id.")] = None
+    substitutes: Annotated[
+        list[str],
+        typer.Option(
+            "--substitute", help="ec2: TYPE=OTHER[,OTHER]: what may stand in for a type that is not to be had."
+        ),
+    ] = field(default_factory=list)
+    instance_profile: Annotated[
+        str | None,
+        typer.Option("--instance-profile", help="ec2: the machines' role. Default: hetopt-node, see `hetopt setup`."),
+    ] = None
+    images: Annotated[
+        list[str],
+        typer.Option(
+            "--image", help="ec2: KIND=AMI: the image of x86_64-cpu, arm64-cpu, x86_64-gpu or arm64-gpu machines."
+        ),
+    ] = field(default_factory=list)
+    unprobed: Annotated[
+        bool,
+        typer.Option("--unprobed", help="ec2: rent types although no step was ever measured on them or a relative."),
+    ] = False
+    allow_partial: Annotated[
+        bool,
+        typer.Option(
+            "--allow-partial", help="ec2: begin with some of the groups where no zone has all; asks if it gets worse."
+        ),
+    ] = False
+    accept_risk: Annotated[
+        bool,
+        typer.Option("--accept-risk", help="ec2: rent a plan that is less sure to keep its limits than was asked for."),
+    ] = False
+    detach: Annotated[bool, typer.Option("--detach", help="ec2: return when the machines have been told to begin.")] = (
+        False
+    )
+    resume: Annotated[str | None, typer.Option("--resume", help="Go on with this run from its last checkpoint.")] = None
+    restarts: Annotated[
+        int | None,
+        typer.Option(
+            "--max-restarts",
+            min=0,
+            help="local, rehearsal: how often a worker that is killed is replaced, while the others go on from memory; "
+            "after that, how often all start again from a checkpoint. In a rehearsal hosts may die then, and return. "
+            "Default: the plan's.",
+        ),
+    ] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would run and stop there.")] = False
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the launch (with --dry-run) or the report as JSON.")
+    ] = False
+
+
+@options(Launch)
+def launch(asked: Launch) -> None:
     """Run a plan.
 
     On 'local' the plan's machines become processes on this machine: as many as --slowdown has factors, or as the plan
@@ -159,74 +212,77 @@ def launch(
     the run; --detach leaves it going.
     """
     from hetopt.api.backends import backend
-    from hetopt.api.launching import prepare, submit
-    from hetopt.api.run import Run
-    from hetopt.api.values import positive
-    from hetopt.backends.backend import LaunchOptions
-    from hetopt.cli import confirm, follow, launch_view, parse, render
+    from hetopt.api.launching import submit
+    from hetopt.cli import confirm, follow, launch_view, render
     from hetopt.core.errors import BadInput
     from hetopt.core.reporter import Reporter
 
-    if plan is None and resume is None:
+    if asked.plan is None and asked.resume is None:
         raise BadInput("no plan was named.", hint="make one with `hetopt recommend PROFILE --budget USD -o plan.json`")
-    place = _place(on)
+    place = _place(asked.on)
     where = backend(place, Reporter(note=render.note))
-
-    def accept_fewer(spec: RunSpec) -> bool:
-        return confirm.accept_fewer(launch_view.wanted(prepared), spec, yes=yes)
-
-    options = LaunchOptions(
-        data=data,
-        restarts=restarts,
-        slowdowns=parse.slowdowns(slowdown),
-        hosts=hosts,
-        schedule=_schedule(schedule, place),
-        budget_usd=positive(budget, "budget_usd", "USD"),
-        bucket=bucket,
-        zone=zone,
-        substitutes=_substitutes(substitutes),
-        instance_profile=instance_profile,
-        images=_images(images),
-        unprobed=unprobed or (dry_run and place == "ec2"),
-        accept_risk=accept_risk,
-        accept_fewer=accept_fewer if allow_partial else None,
-    )
-    if detach and place != "ec2":
-        raise BadInput("--detach is for --on ec2.", hint="leave it out, or use --on ec2")
-    changed = (policy, compression, ratio_policy, collective, sync, partition, inject, stream, steps)
-    prepared: Prepared
-    if resume is not None:
-        if any(option is not None for option in (plan, data, slowdown, hosts, schedule, *changed)):
-            raise BadInput(
-                "--resume goes on with a run as it was: leave PLAN and all that would change it out.",
-                hint=f"hetopt launch --on {place} --resume RUN",
-            )
-        prepared = where.prepare_resumed(Run.find(resume).folder, options)
-    else:
-        assert plan is not None
-        prepared = prepare(
-            plan,
-            where,
-            place,
-            options,
-            batch_policy=policy,
-            compression=compression,
-            ratio_policy=ratio_policy,
-            collective=collective,
-            sync=sync,
-            partition=partition,
-            inject=inject,
-            stream=stream,
-            steps=steps,
-        )
-    if dry_run:
-        launch_view.show_dry(prepared, as_json=json_)
+    prepared = _prepared(asked, where, place)
+    if asked.dry_run:
+        launch_view.show_dry(prepared, as_json=asked.as_json)
         return
-    if not json_:
+    if not asked.as_json:
         launch_view.show(prepared)
     where.check_ready(prepared)
-    agreed = confirm.confirmed(prepared, yes=yes)
-    follow.started(lambda: submit(agreed, where), rents=place == "ec2", detach=detach, as_json=json_)
+    agreed = confirm.confirmed(prepared, yes=asked.yes)
+    follow.started(lambda: submit(agreed, where), rents=place == "ec2", detach=asked.detach, as_json=asked.as_json)
+
+
+KEPT = (
+    *("plan", "data", "slowdowns", "hosts", "schedule", "batch_policy", "compression", "ratio_policy", "collective"),
+    *("sync", "partition", "inject", "stream", "steps"),
+)
+"""What a run that goes on keeps as it was."""
+
+
+def _prepared(asked: Launch, where: Backend, place: Place) -> Prepared:
+    """The plan, or the run that goes on, on this backend."""
+    from hetopt.api.launching import prepare
+    from hetopt.api.run import Run
+    from hetopt.cli import confirm, launch_view
+    from hetopt.core.errors import BadInput
+
+    def accept_fewer(spec: RunSpec) -> bool:
+        return confirm.accept_fewer(launch_view.wanted(prepared), spec, yes=asked.yes)
+
+    told = _launch_options(asked, place, accept_fewer if asked.allow_partial else None)
+    if asked.detach and place != "ec2":
+        raise BadInput("--detach is for --on ec2.", hint="leave it out, or use --on ec2")
+    prepared: Prepared
+    if asked.resume is None:
+        prepared = prepare(**given(asked, prepare, where=where, on=place, options=told))
+        return prepared
+    if any(getattr(asked, name) is not None for name in KEPT):
+        raise BadInput(
+            "--resume goes on with a run as it was: leave PLAN and all that would change it out.",
+            hint=f"hetopt launch --on {place} --resume RUN",
+        )
+    prepared = where.prepare_resumed(Run.find(asked.resume).folder, told)
+    return prepared
+
+
+def _launch_options(asked: Launch, place: Place, accept_fewer: Callable[[RunSpec], bool] | None) -> LaunchOptions:
+    """What the backend is told, from texts that were typed."""
+    from hetopt.api.values import positive
+    from hetopt.backends.backend import LaunchOptions
+    from hetopt.cli import parse
+
+    typed = given(
+        asked,
+        LaunchOptions,
+        slowdowns=parse.slowdowns(asked.slowdowns),
+        schedule=_schedule(asked.schedule, place),
+        budget_usd=positive(asked.budget_usd, "budget_usd", "USD"),
+        substitutes=_substitutes(asked.substitutes),
+        images=_images(asked.images),
+        unprobed=asked.unprobed or (asked.dry_run and place == "ec2"),
+        accept_fewer=accept_fewer,
+    )
+    return LaunchOptions(**typed)
 
 
 def _place(name: str | None) -> Place:

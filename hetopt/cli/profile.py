@@ -2,131 +2,171 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hetopt.cli.completion import SYNCHRONIZATIONS, one_of
+from hetopt.cli.options import given, options
+
+if TYPE_CHECKING:
+    from hetopt.core.profile import Profile
 
 
-def profile(
-    task: str | None = typer.Argument(None, help="Bundled task, module:attribute or file.py:attribute."),
-    from_samples: Path | None = typer.Option(
-        None,
-        "--from-samples",
-        help="Import step times measured elsewhere (JSON Lines, - for standard input): alone, or beside TASK.",
-    ),
-    data: Path | None = typer.Option(None, "--data", help="Folder of the task's data, for tasks that read files."),
-    output: Path | None = typer.Option(
-        None, "--output", "-o", help="Write the profile to this JSON file. Default: profile.json, or none with --json."
-    ),
-    force: bool = typer.Option(False, "--force", help="Replace the output file if it exists."),
-    workers: int | None = typer.Option(
-        None, "--workers", help="Worker processes to measure together. Default: the GPUs, else two or one a processor."
-    ),
-    time_budget: float = typer.Option(
-        40.0, "--time-budget", help="Seconds that measuring may take, about; starting up comes on top."
-    ),
-    seed: int = typer.Option(0, "--seed", help="Seed of weights and sample order."),
-    type_: str = typer.Option("local", "--type", help="What this machine is: an instance type of the catalogue."),
-    explore: bool = typer.Option(
-        False, "--explore", help="Then measure whole steps of more workers, as long as that is worth its price."
-    ),
-    probe_budget: str | None = typer.Option(
-        None, "--probe-budget", help="USD that exploring may cost, at the prices of the machines it stands for."
-    ),
-    on: str = typer.Option(
-        "local",
-        "--on",
-        autocompletion=one_of("hetopt.optimizer.launch_record:PLACES"),
-        help="Where to explore: local, rehearsal or ec2, which rents.",
-    ),
-    hosts: str | None = typer.Option(
-        None, "--hosts", help="rehearsal: the cluster to explore, such as 'speed=1,rate=100mbit x8'."
-    ),
-    types: str | None = typer.Option(None, "--types", help="ec2: the machine types to explore, with commas between."),
-    region: str = typer.Option("us-east-1", "--region", help="ec2: where to rent."),
-    ec2_data: str | None = typer.Option(
-        None, "--ec2-data", help="ec2: where the task's data is for rented machines: s3://BUCKET/PREFIX."
-    ),
-    yes: bool = typer.Option(False, "--yes", "-y", help="ec2: rent without asking."),
-    sync: list[str] = typer.Option(
-        [],
-        "--sync",
-        autocompletion=SYNCHRONIZATIONS,
-        help="Also measure how many steps the target takes when workers average parameters now and then: "
-        "'selsync(auto)', 'local-sgd(8)'. May be repeated.",
-    ),
-    check: bool = typer.Option(
-        False, "--check", help="Only look whether the task can be trained on many workers, with a few samples."
-    ),
-    json_: bool = typer.Option(False, "--json", help="Print the profile as JSON."),
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """What `hetopt profile` is asked for; fields as of `hetopt.profile`, as they are typed."""
+
+    task: Annotated[str | None, typer.Argument(help="Bundled task, module:attribute or file.py:attribute.")] = None
+    from_samples: Annotated[
+        Path | None,
+        typer.Option(
+            "--from-samples",
+            help="Import step times measured elsewhere (JSON Lines, - for standard input): alone, or beside TASK.",
+        ),
+    ] = None
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Folder of the task's data, for tasks that read files.")
+    ] = None
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Write the profile to this JSON file. Default: profile.json, or none with --json."
+        ),
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")] = False
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers", help="Worker processes to measure together. Default: the GPUs, else two or one a processor."
+        ),
+    ] = None
+    time_budget_s: Annotated[
+        float, typer.Option("--time-budget", help="Seconds that measuring may take, about; starting up comes on top.")
+    ] = 40.0
+    seed: Annotated[int, typer.Option("--seed", help="Seed of weights and sample order.")] = 0
+    machine_type: Annotated[
+        str, typer.Option("--type", help="What this machine is: an instance type of the catalogue.")
+    ] = "local"
+    explore: Annotated[
+        bool,
+        typer.Option("--explore", help="Then measure whole steps of more workers, as long as that is worth its price."),
+    ] = False
+    probe_budget_usd: Annotated[
+        str | None,
+        typer.Option(
+            "--probe-budget", help="USD that exploring may cost, at the prices of the machines it stands for."
+        ),
+    ] = None
+    explore_on: Annotated[
+        str,
+        typer.Option(
+            "--on",
+            autocompletion=one_of("hetopt.optimizer.launch_record:PLACES"),
+            help="Where to explore: local, rehearsal or ec2, which rents.",
+        ),
+    ] = "local"
+    hosts: Annotated[
+        str | None,
+        typer.Option("--hosts", help="rehearsal: the cluster to explore, such as 'speed=1,rate=100mbit x8'."),
+    ] = None
+    types: Annotated[
+        str | None, typer.Option("--types", help="ec2: the machine types to explore, with commas between.")
+    ] = None
+    region: Annotated[str, typer.Option("--region", help="ec2: where to rent.")] = "us-east-1"
+    ec2_data: Annotated[
+        str | None,
+        typer.Option("--ec2-data", help="ec2: where the task's data is for rented machines: s3://BUCKET/PREFIX."),
+    ] = None
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="ec2: rent without asking.")] = False
+    sync: Annotated[
+        list[str],
+        typer.Option(
+            "--sync",
+            autocompletion=SYNCHRONIZATIONS,
+            help="Also measure how many steps the target takes when workers average parameters now and then: "
+            "'selsync(auto)', 'local-sgd(8)'. May be repeated.",
+        ),
+    ] = field(default_factory=list)
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Only look whether the task can be trained on many workers, with a few samples."),
+    ] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False
+
+
+@options(Measure)
+def profile(asked: Measure) -> None:
     """Measure a training job on this machine: step times, memory, network, gradient noise, compressibility, pilot runs.
 
     The profile is what `hetopt recommend` plans from. Measure while the machine has nothing else to do.
     """
     import hetopt
-    from hetopt.api.values import names, positive
-    from hetopt.cli import parse, profile_view, render, terminal
+    from hetopt.cli import parse, render
     from hetopt.cli.import_samples import import_samples, read_file
     from hetopt.core.errors import BadInput
 
-    if check:
+    if asked.check:
         from hetopt.cli.task_check import check_task
 
-        check_task(task, data, json_=json_)
+        check_task(asked.task, asked.data, json_=asked.as_json)
         return
-    if output is None and not json_:
-        output = Path("profile.json")
-    if from_samples is not None and task is None:
-        import_samples(from_samples, output, force=force, json_=json_)
+    output = Path("profile.json") if asked.output is None and not asked.as_json else asked.output
+    if asked.from_samples is not None and asked.task is None:
+        import_samples(asked.from_samples, output, force=asked.force, json_=asked.as_json)
         return
-    if task is None:
+    if asked.task is None:
         raise BadInput(
             "name the task to measure, or a file of step times with --from-samples.", hint="hetopt profile digits"
         )
-    parse.ready_to_write(output, force=force)
-    elsewhere_asked = on != "local" or hosts is not None or types is not None or ec2_data is not None
-    if explore != (probe_budget is not None) or (not explore and elsewhere_asked):
+    parse.ready_to_write(output, force=asked.force)
+    _agree_to_explore(asked)
+    elsewhere = read_file(asked.from_samples) if asked.from_samples is not None else ()
+    with render.progress(f"profiling {asked.task}") as reporter:
+        measured = hetopt.profile(**given(asked, hetopt.profile, samples=elsewhere, reporter=reporter))
+    _write(measured, output, as_json=asked.as_json)
+
+
+def _write(measured: Profile, output: Path | None, *, as_json: bool) -> None:
+    from hetopt.cli import profile_view, render, terminal
+
+    if output is not None:
+        measured.save(output)
+        render.note(f"wrote {output}")
+    if as_json:
+        terminal.write(measured.to_json())
+    else:
+        profile_view.show(measured)
+
+
+def _agree_to_explore(asked: Measure) -> None:
+    """Refuse options of exploring without exploring, and have it confirmed where it rents.
+
+    Raises:
+        BadInput: the options do not go together, or nobody is there to say yes.
+    """
+    from hetopt.api import exploring, exploring_ec2
+    from hetopt.api.values import names, positive
+    from hetopt.core.errors import BadInput
+
+    elsewhere = asked.explore_on != "local" or any(
+        one is not None for one in (asked.hosts, asked.types, asked.ec2_data)
+    )
+    if asked.explore != (asked.probe_budget_usd is not None) or (not asked.explore and elsewhere):
         raise BadInput(
             "--explore, --probe-budget, --on, --hosts and --types belong together.",
             hint="hetopt profile TASK --explore --probe-budget 0.10",
         )
-    budget_usd = positive(probe_budget, "probe_budget_usd", "USD")
-    if budget_usd is not None:
-        from hetopt.api import exploring, exploring_ec2
-
-        exploring.check_place(on, hosts, names(types or ()))
-        if on == "ec2":
-            exploring_ec2.check(task, data, ec2_data)
-            _ask(budget_usd, yes=yes)
-    elsewhere = read_file(from_samples) if from_samples is not None else ()
-    with render.progress(f"profiling {task}") as reporter:
-        measured = hetopt.profile(
-            task,
-            data=data,
-            workers=workers,
-            time_budget_s=time_budget,
-            seed=seed,
-            machine_type=type_,
-            sync=sync,
-            samples=elsewhere,
-            probe_budget_usd=budget_usd,
-            explore_on=on,
-            hosts=hosts,
-            types=types or (),
-            region=region,
-            ec2_data=ec2_data,
-            reporter=reporter,
-        )
-    if output is not None:
-        measured.save(output)
-        render.note(f"wrote {output}")
-    if json_:
-        terminal.write(measured.to_json())
-    else:
-        profile_view.show(measured)
+    budget_usd = positive(asked.probe_budget_usd, "probe_budget_usd", "USD")
+    if budget_usd is None:
+        return
+    exploring.check_place(asked.explore_on, asked.hosts, names(asked.types or ()))
+    if asked.explore_on == "ec2":
+        assert asked.task is not None
+        exploring_ec2.check(asked.task, asked.data, asked.ec2_data)
+        _ask(budget_usd, yes=asked.yes)
 
 
 def _ask(budget_usd: float, *, yes: bool) -> None:

@@ -2,123 +2,172 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hetopt.cli.completion import one_of
+from hetopt.cli.options import FIRST_REGION, CatalogFolder, Region, given, options
 
 if TYPE_CHECKING:
     from hetopt.optimizer.plan import Plan
 
 
-def recommend(
-    profile: Path = typer.Argument(..., help="Profile made by `hetopt profile`."),
-    budget: str | None = typer.Option(None, "--budget", help="Total USD, a hard cap on the whole bill."),
-    deadline: str | None = typer.Option(
-        None, "--deadline", help="Longest total time, such as 6h: the cheapest plan in time wins."
-    ),
-    target: str | None = typer.Option(
-        None, "--target", help="METRIC=VALUE. Default: the task's own target (or its usual epochs)."
-    ),
-    epochs: float | None = typer.Option(None, "--epochs", help="Train this many epochs instead of to a target."),
-    steps: int | None = typer.Option(None, "--steps", help="Train this many steps instead of to a target."),
-    objective: str = typer.Option(
-        "auto",
-        "--objective",
-        autocompletion=one_of("hetopt.optimizer.plan:Objective"),
-        help="Within the limits: time, cost or knee (of the front). Default: time, or cost with a deadline.",
-    ),
-    weights: str | None = typer.Option(
-        None, "--weights", metavar="time=W,cost=W", help="Weigh time and cost instead: time=2,cost=1."
-    ),
-    confidence: float | None = typer.Option(
-        None, "--confidence", help="Keep the limits with this probability, by simulated runs: 0.9."
-    ),
-    accept_risk: bool = typer.Option(
-        False, "--accept-risk", help="Take a plan that keeps the limits with less than that probability (0.9)."
-    ),
-    market: str | None = typer.Option(
-        None,
-        "--market",
-        autocompletion=one_of("hetopt.optimizer.market.catalog_filter:AnyMarket"),
-        help="spot (default), on-demand or any.",
-    ),
-    spot: bool = typer.Option(False, "--spot", help="The same as --market spot."),
-    on_demand: bool = typer.Option(False, "--on-demand", help="The same as --market on-demand."),
-    region: str = typer.Option("us-east-1", "--region", help="AWS region."),
-    zone: str | None = typer.Option(None, "--zone", help="Availability zone of all machines, such as us-east-1a."),
-    zones: int = typer.Option(
-        1, "--zones", help="Spread the machines over so many zones, and pay for what they send each other between them."
-    ),
-    types: str | None = typer.Option(
-        None, "--types", help="Only these instance types, with commas between; patterns in quotes: 'g5.*,c7a.*'."
-    ),
-    exclude: str | None = typer.Option(None, "--exclude", help="Leave these instance types or patterns out."),
-    gpus: str | None = typer.Option(
-        None, "--gpus", help="Only machines with these GPUs: A10G, or L4:4 (so many a machine), any, none."
-    ),
-    arch: str | None = typer.Option(
-        None,
-        "--arch",
-        autocompletion=one_of("hetopt.optimizer.market.instance_type:Architecture"),
-        help="x86_64 or arm64.",
-    ),
-    max_hourly: str | None = typer.Option(None, "--max-hourly", help="Most USD an hour for all machines together."),
-    max_workers: int = typer.Option(64, "--max-workers", help="Most workers in a cluster, up to 256."),
-    max_machines: int | None = typer.Option(None, "--max-machines", help="Most machines in a cluster."),
-    mixed_types: int = typer.Option(3, "--mixed-types", help="Most instance types in a cluster: 1, 2 or 3."),
-    quota: list[str] | None = typer.Option(
-        None,
-        "--quota",
-        metavar="FAMILY=VCPUS",
-        help="vCPUs that may run at once: g=8, spot:standard=32. May be repeated.",
-    ),
-    batch_size: int | None = typer.Option(None, "--batch-size", help="Fix the global batch size, samples."),
-    lr_rule: str | None = typer.Option(
-        None,
-        "--lr-rule",
-        autocompletion=one_of("hetopt.optimizer.plan:ScalingRule"),
-        help="How the learning rate follows the batch size: none, linear, sqrt or adascale (by the measured gradient "
-        "noise). Default: the task's.",
-    ),
-    sync: str | None = typer.Option(
-        None,
-        "--sync",
-        autocompletion=one_of("hetopt.core.synchronization:SyncName"),
-        help="When the workers of the plan synchronize, as of `hetopt launch`: 'selsync(auto)', "
-        "'local-sgd(8)', bsp, ... Default: the best of bsp and what the profile measured (`hetopt profile --sync`).",
-    ),
-    catalog_dir: Path | None = typer.Option(None, "--catalog", help="Another catalogue folder than the bundled one."),
-    rank: bool = typer.Option(
-        False, "--rank", help="Only compare clusters, where no pilot says how many steps the target takes. No budget."
-    ),
-    trials: int = typer.Option(
-        400,
-        "--trials",
-        help="Trials of the study of mixes of three types, where they are too many to rule out; 0: none.",
-    ),
-    observed: str | None = typer.Option(
-        None,
-        "--observed",
-        metavar="FILE",
-        help="What was seen of spot pools: hours and losses. Default: what your launches have seen; none: nothing.",
-    ),
-    seed: int = typer.Option(0, "--seed", help="Seed of the search: the same seed gives the same plan."),
-    resume: Path | None = typer.Option(
-        None, "--resume", metavar="FILE", help="Keep the study's trials in this file, and go on from those in it."
-    ),
-    report: Path | None = typer.Option(
-        None,
-        "--report",
-        metavar="FILE",
-        help="Also write the plan as an HTML page: Pareto front, costs, local batch sizes, sensitivity.",
-    ),
-    output: Path | None = typer.Option(None, "--output", "-o", help="Write the plan to this JSON file."),
-    force: bool = typer.Option(False, "--force", help="Replace the output file if it exists."),
-    json_: bool = typer.Option(False, "--json", help="Print the plan as JSON."),
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Recommend:
+    """What `hetopt recommend` is asked for; fields as of `hetopt.recommend`, as they are typed."""
+
+    profile: Annotated[Path, typer.Argument(help="Profile made by `hetopt profile`.")]
+    budget_usd: Annotated[str | None, typer.Option("--budget", help="Total USD, a hard cap on the whole bill.")] = None
+    deadline: Annotated[
+        str | None, typer.Option("--deadline", help="Longest total time, such as 6h: the cheapest plan in time wins.")
+    ] = None
+    target: Annotated[
+        str | None, typer.Option("--target", help="METRIC=VALUE. Default: the task's own target (or its usual epochs).")
+    ] = None
+    epochs: Annotated[float | None, typer.Option("--epochs", help="Train this many epochs instead of to a target.")] = (
+        None
+    )
+    steps: Annotated[int | None, typer.Option("--steps", help="Train this many steps instead of to a target.")] = None
+    objective: Annotated[
+        str,
+        typer.Option(
+            "--objective",
+            autocompletion=one_of("hetopt.optimizer.plan:Objective"),
+            help="Within the limits: time, cost or knee (of the front). Default: time, or cost with a deadline.",
+        ),
+    ] = "auto"
+    time_weight: Annotated[
+        str | None,
+        typer.Option("--weights", metavar="time=W,cost=W", help="Weigh time and cost instead: time=2,cost=1."),
+    ] = None
+    confidence: Annotated[
+        float | None,
+        typer.Option("--confidence", help="Keep the limits with this probability, by simulated runs: 0.9."),
+    ] = None
+    accept_risk: Annotated[
+        bool,
+        typer.Option("--accept-risk", help="Take a plan that keeps the limits with less than that probability (0.9)."),
+    ] = False
+    market: Annotated[
+        str | None,
+        typer.Option(
+            "--market",
+            autocompletion=one_of("hetopt.optimizer.market.catalog_filter:AnyMarket"),
+            help="spot (default), on-demand or any.",
+        ),
+    ] = None
+    spot: Annotated[bool, typer.Option("--spot", help="The same as --market spot.")] = False
+    on_demand: Annotated[bool, typer.Option("--on-demand", help="The same as --market on-demand.")] = False
+    region: Region = FIRST_REGION
+    zone: Annotated[
+        str | None, typer.Option("--zone", help="Availability zone of all machines, such as us-east-1a.")
+    ] = None
+    zones: Annotated[
+        int,
+        typer.Option(
+            "--zones",
+            help="Spread the machines over so many zones, and pay for what they send each other between them.",
+        ),
+    ] = 1
+    types: Annotated[
+        str | None,
+        typer.Option(
+            "--types", help="Only these instance types, with commas between; patterns in quotes: 'g5.*,c7a.*'."
+        ),
+    ] = None
+    exclude: Annotated[str | None, typer.Option("--exclude", help="Leave these instance types or patterns out.")] = None
+    gpus: Annotated[
+        str | None,
+        typer.Option("--gpus", help="Only machines with these GPUs: A10G, or L4:4 (so many a machine), any, none."),
+    ] = None
+    architecture: Annotated[
+        str | None,
+        typer.Option(
+            "--arch",
+            autocompletion=one_of("hetopt.optimizer.market.instance_type:Architecture"),
+            help="x86_64 or arm64.",
+        ),
+    ] = None
+    max_hourly_usd: Annotated[
+        str | None, typer.Option("--max-hourly", help="Most USD an hour for all machines together.")
+    ] = None
+    max_workers: Annotated[int, typer.Option("--max-workers", help="Most workers in a cluster, up to 256.")] = 64
+    max_machines: Annotated[int | None, typer.Option("--max-machines", help="Most machines in a cluster.")] = None
+    mixed_types: Annotated[int, typer.Option("--mixed-types", help="Most instance types in a cluster: 1, 2 or 3.")] = 3
+    quotas: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--quota",
+            metavar="FAMILY=VCPUS",
+            help="vCPUs that may run at once: g=8, spot:standard=32. May be repeated.",
+        ),
+    ] = None
+    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Fix the global batch size, samples.")] = None
+    learning_rate_rule: Annotated[
+        str | None,
+        typer.Option(
+            "--lr-rule",
+            autocompletion=one_of("hetopt.optimizer.plan:ScalingRule"),
+            help="How the learning rate follows the batch size: none, linear, sqrt or adascale (by the measured "
+            "gradient noise). Default: the task's.",
+        ),
+    ] = None
+    sync: Annotated[
+        str | None,
+        typer.Option(
+            "--sync",
+            autocompletion=one_of("hetopt.core.synchronization:SyncName"),
+            help="When the workers of the plan synchronize, as of `hetopt launch`: 'selsync(auto)', 'local-sgd(8)', "
+            "bsp, ... Default: the best of bsp and what the profile measured (`hetopt profile --sync`).",
+        ),
+    ] = None
+    catalog: CatalogFolder = None
+    rank: Annotated[
+        bool,
+        typer.Option(
+            "--rank", help="Only compare clusters, where no pilot says how many steps the target takes. No budget."
+        ),
+    ] = False
+    trials: Annotated[
+        int,
+        typer.Option(
+            "--trials",
+            help="Trials of the study of mixes of three types, where they are too many to rule out; 0: none.",
+        ),
+    ] = 400
+    observed: Annotated[
+        str | None,
+        typer.Option(
+            "--observed",
+            metavar="FILE",
+            help="What was seen of spot pools: hours and losses. Default: what your launches have seen; none: nothing.",
+        ),
+    ] = None
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the search: the same seed gives the same plan.")] = 0
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume", metavar="FILE", help="Keep the study's trials in this file, and go on from those in it."
+        ),
+    ] = None
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            metavar="FILE",
+            help="Also write the plan as an HTML page: Pareto front, costs, local batch sizes, sensitivity.",
+        ),
+    ] = None
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan to this JSON file.")] = None
+    force: Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False
+
+
+@options(Recommend)
+def recommend(asked: Recommend) -> None:
     """Find the best cluster for a profiled job: machines, batch sizes and compression.
 
     Without --deadline the fastest plan inside the budget wins; with it, the cheapest that is in time.
@@ -127,72 +176,50 @@ def recommend(
     Works offline, from the bundled catalogue, without credentials.
     """
     import hetopt
-    from hetopt.api.planning import rank_clusters, search_options
-    from hetopt.api.values import positive
-    from hetopt.cli import parse, plan_view, render, terminal
-    from hetopt.core.artifact import write_atomically
-    from hetopt.core.reporter import Reporter
+    from hetopt.cli import parse, render
 
-    parse.ready_to_write(output, force=force)
-    parse.ready_to_write(report, force=force)
-    narrowed: dict[str, Any] = {
-        "market": parse.market(market, spot=spot, on_demand=on_demand),
-        "max_machines": max_machines,
-        "max_workers": max_workers,
-        "mixed_types": mixed_types,
-        "batch_size": batch_size,
-        "types": types or (),
-        "exclude": exclude or (),
-        "gpus": gpus or (),
-        "architecture": arch,
-        "zone": zone,
-        "zones": zones,
-        "max_hourly_usd": max_hourly,
-        "quotas": quota or (),
-        "objective": objective,
-        "time_weight": parse.time_weight(weights),
-        "confidence": confidence,
-        "accept_risk": accept_risk,
-        "trials": trials,
-        "journal": resume,
-        "learning_rate_rule": lr_rule,
-        "sync": sync,
-    }
-    if rank:
-        from hetopt.cli.ranking_view import show
-
-        notes = Reporter(note=render.note)
-        options = search_options(**narrowed)
-        show(rank_clusters(profile, options, region=region, catalog=catalog_dir, reporter=notes), as_json=json_)
+    parse.ready_to_write(asked.output, force=asked.force)
+    parse.ready_to_write(asked.report, force=asked.force)
+    market = parse.market(asked.market, spot=asked.spot, on_demand=asked.on_demand)
+    weight = parse.time_weight(asked.time_weight)
+    if asked.rank:
+        _rank(asked, market, weight)
         return
     with render.progress("searching") as reporter:
-        plan = hetopt.recommend(
-            profile,
-            budget_usd=positive(budget, "budget_usd", "USD"),
-            deadline=deadline,
-            target=target,
-            epochs=epochs,
-            steps=steps,
-            region=region,
-            catalog=catalog_dir,
-            observed=observed,
-            seed=seed,
-            reporter=reporter,
-            **narrowed,
-        )
-    if report is not None:
+        plan = hetopt.recommend(**given(asked, hetopt.recommend, market=market, time_weight=weight, reporter=reporter))
+    _write(plan, asked)
+    _refuse_a_risk(plan)
+
+
+def _rank(asked: Recommend, market: str, weight: float | None) -> None:
+    """Only compare clusters."""
+    from hetopt.api.planning import rank_clusters, search_options
+    from hetopt.cli import render
+    from hetopt.cli.ranking_view import show
+    from hetopt.core.reporter import Reporter
+
+    search = search_options(**given(asked, search_options, market=market, time_weight=weight, observed=None))
+    notes = Reporter(note=render.note)
+    show(rank_clusters(**given(asked, rank_clusters, options=search, reporter=notes)), as_json=asked.as_json)
+
+
+def _write(plan: Plan, asked: Recommend) -> None:
+    """The plan in each form that was asked for."""
+    from hetopt.cli import plan_view, render, terminal
+    from hetopt.core.artifact import write_atomically
+
+    if asked.report is not None:
         from hetopt.reports.plan_page import page
 
-        write_atomically(report, page(plan))
-        render.note(f"wrote {report}")
-    if output is not None:
-        plan.save(output)
-        render.note(f"wrote {output}")
-    if json_:
+        write_atomically(asked.report, page(plan))
+        render.note(f"wrote {asked.report}")
+    if asked.output is not None:
+        plan.save(asked.output)
+        render.note(f"wrote {asked.output}")
+    if asked.as_json:
         terminal.write(plan.to_json())
     else:
         plan_view.show(plan)
-    _refuse_a_risk(plan)
 
 
 def _refuse_a_risk(plan: Plan) -> None:

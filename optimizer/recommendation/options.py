@@ -113,13 +113,12 @@ class Options:
         if self.time_weight is not None:
             if not 0 <= self.time_weight <= 1:
                 raise BadInput(
-                    f"the weight of time must be 0 to 1, got {self.time_weight}.",
-                    hint='for example `weights="time=2,cost=1"`',
+                    f"`time_weight` must be 0 to 1, got {self.time_weight}.",
+                    hint="it is the part of time where time and cost are weighed: 0.67 for twice the weight of cost",
                 )
             if self.objective != "auto":
-                raise BadInput(
-                    f"{setting('objective', self.objective)} and `weights` exclude each other.", hint="keep one of them"
-                )
+                asked = setting("objective", self.objective)
+                raise BadInput(f"{asked} and `time_weight` exclude each other.", hint="keep one of them")
         if self.confidence is not None and not 0 < self.confidence < 1:
             raise BadInput(
                 f"`confidence` must be above 0 and below 1, got {self.confidence}.", hint="for example `confidence=0.9`"

@@ -1,0 +1,86 @@
+"""A command's options as a record: each field is an option, and the command takes one of its records.
+
+    @dataclass(frozen=True, kw_only=True)
+    class Plant:
+        trees: Annotated[int, typer.Option("--trees", help="How many.")] = 1
+
+    @options(Plant)
+    def plant(asked: Plant) -> None:
+        hetopt.plant(**given(asked, hetopt.plant))
+
+Fields are called as the library calls its parameters, so that `given` hands them on. Options that several commands have
+are written here once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+from hetopt.cli.completion import runs
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Record = TypeVar("Record", bound=DataclassInstance)
+
+NewestRun = Annotated[
+    str | None,
+    typer.Argument(autocompletion=runs, help="Run, or any unambiguous part of its name. Default: the newest."),
+]
+Region = Annotated[str, typer.Option("--region", "-r", help="AWS region.")]
+CatalogFolder = Annotated[
+    Path | None,
+    typer.Option("--catalog", metavar="DIR", help="Folder of another catalogue, in the format of the bundled one."),
+]
+FIRST_REGION = "us-east-1"
+
+
+def options(record: type[Record]) -> Callable[[Callable[[Record], None]], Callable[..., None]]:
+    """Make a command of a function that takes one record.
+
+    Args:
+        record: a dataclass whose fields are annotated with `typer.Option` or `typer.Argument`.
+    """
+    annotations = get_type_hints(record, include_extras=True)
+
+    def with_options(run: Callable[[Record], None]) -> Callable[..., None]:
+        def command(**typed: Any) -> None:
+            run(record(**typed))
+
+        command.__name__, command.__doc__, command.__module__ = run.__name__, run.__doc__, run.__module__
+        command.__annotations__ = annotations
+        command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what typer reads
+            [
+                inspect.Parameter(
+                    one.name, inspect.Parameter.KEYWORD_ONLY, default=_default(one), annotation=annotations[one.name]
+                )
+                for one in fields(record)
+            ]
+        )
+        return command
+
+    return with_options
+
+
+def _default(one: Field[Any]) -> Any:
+    if one.default_factory is not MISSING:
+        return one.default_factory()
+    return inspect.Parameter.empty if one.default is MISSING else one.default
+
+
+def given(asked: DataclassInstance, function: Callable[..., object], **instead: Any) -> dict[str, Any]:
+    """The arguments of a function of the library that a record has a value for.
+
+    Args:
+        asked: the record. What it has nothing for is left to the function's own default.
+        function: the library's.
+        instead: values that take the place of the record's.
+    """
+    values: Mapping[str, Any] = {one.name: getattr(asked, one.name) for one in fields(asked)} | instead
+    return {name: values[name] for name in inspect.signature(function).parameters if values.get(name) is not None}
