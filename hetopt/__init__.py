@@ -56,7 +56,25 @@ _HOMES = {
 }
 """Where each name of the library is defined."""
 
-__all__ = sorted([*_HOMES, "__version__"])
+__all__ = [
+    "HetoptError",
+    "Plan",
+    "Profile",
+    "Report",
+    "Reporter",
+    "Run",
+    "Target",
+    "Task",
+    "TaskData",
+    "__version__",
+    "check",
+    "launch",
+    "profile",
+    "recommend",
+    "report",
+    "resume",
+    "session",
+]
 
 
 def __getattr__(name: str) -> Any:

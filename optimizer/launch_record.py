@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, TypeAlias
 
 from pydantic import Field
 
 from hetopt.core.artifact import Artifact
-from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_spec import OWN_NAME, RunSpec
 from hetopt.optimizer.plan import Plan, Prediction
 
 LAUNCH_FILE = "launch.json"
 
-Place = Literal["local", "rehearsal", "ec2"]
-"""Where a plan can run."""
-
-PLACES: tuple[Place, ...] = get_args(Place)
+Place: TypeAlias = str
+"""Where a plan can run: the name of a backend."""
 
 
 class Launch(Artifact):
@@ -29,7 +27,9 @@ class Launch(Artifact):
     started_s: float = Field(description="seconds since the epoch when the processes were asked for")
     resumed_s: tuple[float, ...] = Field(default=(), description="the same for each time that the run went on")
     run_id: str
-    on: Place
+    on: Place = Field(
+        description="the backend, such as local", pattern=OWN_NAME, examples=["local", "rehearsal", "ec2"]
+    )
     plan: Plan
     spec: RunSpec = Field(description="the plan's run as it was mapped onto this place's workers")
     prediction: Prediction = Field(description="for this place, not for the rented cluster")

@@ -2,46 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hetopt.backends.backend import TAKES, LaunchOptions
 from hetopt.core.errors import BadInput
 from hetopt.core.reporter import Reporter
-from hetopt.optimizer.launch_record import LAUNCH_FILE, PLACES, Launch, Place
+from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 
 if TYPE_CHECKING:
     from hetopt.backends.backend import Backend
+
+
+def _local(reporter: Reporter) -> Backend:
+    from hetopt.backends.on_this_machine import LocalBackend
+
+    return LocalBackend()
+
+
+def _rehearsal(reporter: Reporter) -> Backend:
+    from hetopt.backends.on_this_machine import RehearsalBackend
+
+    return RehearsalBackend()
+
+
+def _ec2(reporter: Reporter) -> Backend:
+    from hetopt.backends.ec2.renter.backend import Ec2Backend
+    from hetopt.backends.runs import runs_home
+
+    return Ec2Backend(home=runs_home().parent, tell=reporter.note)
+
+
+BACKENDS: dict[str, Callable[[Reporter], Backend]] = {"local": _local, "rehearsal": _rehearsal, "ec2": _ec2}
+"""What makes each of them; the reporter is told what goes on in the cloud."""
+
+ENTRY_POINTS = "hetopt.backends"
+"""The group in which an installed package names the module that registers its backend."""
+
+
+def register(name: str, make: Callable[[Reporter], Backend], *, takes: Iterable[str] = ("data", "restarts")) -> None:
+    """Add a backend: from here on ``on`` may name it.
+
+    Args:
+        name: as people write it, in small letters.
+        make: makes it.
+        takes: the fields of `LaunchOptions` that it takes; it is never given another.
+
+    Raises:
+        ValueError: there is one of this name, or there is no such option.
+    """
+    if name in BACKENDS:
+        raise ValueError(f"there is a backend {name!r} already")
+    unknown = set(takes) - {field.name for field in fields(LaunchOptions)}
+    if unknown:
+        raise ValueError(f"a launch has no options {', '.join(sorted(unknown))}")
+    BACKENDS[name] = make
+    TAKES[name] = frozenset(takes)
 
 
 def backend(name: str, reporter: Reporter | None = None) -> Backend:
     """The backend of that name.
 
     Args:
-        name: ``local``, ``rehearsal`` or ``ec2``.
+        name: ``local``, ``rehearsal``, ``ec2``, or one that was registered or that an installed package brings.
         reporter: told what goes on in the cloud.
 
     Raises:
         BadInput: there is none.
     """
-    match name:
-        case "local":
-            from hetopt.backends.on_this_machine import LocalBackend
-
-            return LocalBackend()
-        case "rehearsal":
-            from hetopt.backends.on_this_machine import RehearsalBackend
-
-            return RehearsalBackend()
-        case "ec2":
-            from hetopt.backends.ec2.renter.backend import Ec2Backend
-            from hetopt.backends.runs import runs_home
-
-            return Ec2Backend(home=runs_home().parent, tell=(reporter or Reporter()).note)
-        case _:
-            raise BadInput(
-                f"this version of hetopt cannot launch on {name!r}.",
-                hint=f"choose one of {', '.join(PLACES)}; `on=local` and `on=rehearsal` cost nothing",
-            )
+    if name not in BACKENDS:
+        for entry in entry_points(group=ENTRY_POINTS, name=name):
+            entry.load()
+    if name not in BACKENDS:
+        raise BadInput(
+            f"this version of hetopt cannot launch on {name!r}.",
+            hint=f"choose one of {', '.join(BACKENDS)}; `on=local` and `on=rehearsal` cost nothing",
+        )
+    return BACKENDS[name](reporter or Reporter())
 
 
 def read_launch(folder: Path) -> Launch | None:
@@ -57,5 +97,5 @@ def backend_of(launch: Launch | None, folder: Path, reporter: Reporter | None = 
     """Who can look after a run: the backend that it was started on. Rented probes have no record."""
     from hetopt.backends.ec2.renter.order import ORDER_FILE
 
-    unrecorded: Place = "ec2" if (folder / ORDER_FILE).exists() else "local"
+    unrecorded = "ec2" if (folder / ORDER_FILE).exists() else "local"
     return backend(unrecorded if launch is None else launch.on, reporter)

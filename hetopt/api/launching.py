@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from hetopt.api import compression_options, stream_options, sync_options
 from hetopt.api.backends import backend
 from hetopt.api.run import Run
 from hetopt.api.values import chosen, positive
-from hetopt.backends.backend import LaunchOptions, Prepared
-from hetopt.backends.on_this_machine import check_options
+from hetopt.backends.backend import LaunchOptions, Prepared, check_options
 from hetopt.backends.runs import RunFolders, runs_home
 from hetopt.core.errors import BadInput
 from hetopt.core.reporter import Reporter
-from hetopt.core.run_spec import BatchPolicy, RunSpec
+from hetopt.core.run_spec import BATCH_POLICIES, BatchPolicy, RunSpec
 from hetopt.optimizer.launch_record import Place
 from hetopt.optimizer.plan import Plan
 
@@ -166,7 +165,7 @@ def prepare(
         BadInput: something does not go with the rest.
     """
     check_options(on, options)
-    policy: BatchPolicy | None = chosen(batch_policy, get_args(BatchPolicy), "batch policy")
+    policy = chosen(batch_policy, list(BATCH_POLICIES), "batch policy")
     wish = compression_options.parse_wish(compression, ratio_policy, collective)
     sync_wish = sync_options.parse_wish(sync, partition, inject)
     stream_wish = stream_options.parse_stream(stream)
@@ -179,6 +178,7 @@ def prepare(
     if steps is not None and steps < 1:
         raise BadInput(f"`steps` must be at least 1, got {steps}.", hint="for example `steps=500`")
     made = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
+    chosen(made.run.batch_policy, list(BATCH_POLICIES), "batch policy")
     wanted = made.adjusted(steps=steps, policy=policy)
     if not wish.is_empty:
         told = compression_options.decide(wish, made.run)

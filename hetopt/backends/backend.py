@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from hetopt.core.errors import BadInput
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunStatus
 
@@ -78,6 +79,35 @@ class LaunchOptions:
     unprobed: bool = False
     accept_risk: bool = False
     accept_fewer: Callable[[RunSpec], bool] | None = None
+
+
+TAKES: dict[str, frozenset[str]] = {
+    "local": frozenset({"data", "restarts", "slowdowns"}),
+    "rehearsal": frozenset({"data", "restarts", "hosts", "schedule"}),
+    "ec2": frozenset(
+        {
+            *("data", "budget_usd", "bucket", "zone", "substitutes", "instance_profile", "images"),
+            *("unprobed", "accept_risk", "accept_fewer"),
+        }
+    ),
+}
+"""Which of these options each backend takes."""
+
+
+def check_options(place: str, options: LaunchOptions) -> None:
+    """Refuse an option that is another backend's.
+
+    Raises:
+        BadInput: one was given.
+    """
+    unset = LaunchOptions()
+    for option in fields(options):
+        name = option.name
+        if getattr(options, name) != getattr(unset, name) and name not in TAKES[place]:
+            owners = [owner for owner, its in TAKES.items() if name in its]
+            instead = "describe slower hosts with `hosts`" if name == "slowdowns" else "leave it out"
+            on = " or ".join(f"`on={owner}`" for owner in owners)
+            raise BadInput(f"`{name}` is for {on}.", hint=f"{instead}, or choose `on={owners[0]}`")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,8 @@ def run_environment(workers: int, cpus: int) -> dict[str, str]:
 class LocalLauncher(ProcessLauncher):
     """Starts, watches and stops runs on this machine."""
 
-    def _program(self, spec: RunSpec, run_dir: Path) -> Program:
+    def program(self, spec: RunSpec, run_dir: Path) -> Program:
+        """See `ProcessLauncher.program`."""
         return Program(
             module="hetopt.trainer.host.agent",
             log_name="host.log",

@@ -7,10 +7,10 @@ import importlib.util
 import os
 import shutil
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
-from hetopt.backends.backend import LaunchOptions, Prepared, RunHandle
+from hetopt.backends.backend import LaunchOptions, Prepared, RunHandle, check_options
 from hetopt.backends.emulation.backend import RehearsalLauncher
 from hetopt.backends.emulation.description import parse_changes, parse_hosts
 from hetopt.backends.emulation.namespaces import why_not
@@ -133,31 +133,6 @@ class RehearsalBackend(_OnThisMachine, RehearsalLauncher):
         reason = why_not()
         if reason is not None:
             raise BadInput(f"no cluster can be rehearsed here: {reason}.", hint="choose `on=local`")
-
-
-_OWNERS: dict[str, tuple[Place, ...]] = {
-    "data": ("local", "rehearsal", "ec2"),
-    "restarts": ("local", "rehearsal"),
-    "slowdowns": ("local",),
-    "hosts": ("rehearsal",),
-    "schedule": ("rehearsal",),
-}
-"""Whose options are whose; all others are those of EC2."""
-
-
-def check_options(place: Place, options: LaunchOptions) -> None:
-    """Refuse an option of another backend than the one that was chosen.
-
-    Raises:
-        BadInput: one was given.
-    """
-    unset = LaunchOptions()
-    for field in fields(options):
-        owners = _OWNERS.get(field.name, ("ec2",))
-        if getattr(options, field.name) != getattr(unset, field.name) and place not in owners:
-            instead = "describe slower hosts with `hosts`" if field.name == "slowdowns" else "leave it out"
-            on = " or ".join(f"`on={owner}`" for owner in owners)
-            raise BadInput(f"`{field.name}` is for {on}.", hint=f"{instead}, or choose `on={owners[0]}`")
 
 
 def check_resumed(place: Place, options: LaunchOptions) -> None:

@@ -41,12 +41,15 @@ class Program:
         log_name: where its own output goes, in the run's log folder.
         defaults: its environment, unless the launcher's own or the caller's says otherwise.
         fixed: its environment, whatever they say.
+        prefix: the words of another command that starts it, such as ``("nice", "-n", "19")``. It must become the
+            process that it starts, so that ending one ends the other.
     """
 
     module: str
     log_name: str
     defaults: Mapping[str, str]
     fixed: Mapping[str, str] = field(default_factory=dict)
+    prefix: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +70,7 @@ class ProcessLauncher(ABC):
     _started: dict[Path, subprocess.Popen[bytes]] = field(default_factory=dict, repr=False, compare=False)
 
     @abstractmethod
-    def _program(self, spec: RunSpec, run_dir: Path) -> Program:
+    def program(self, spec: RunSpec, run_dir: Path) -> Program:
         """The process for this run, after whatever it needs is made ready in the folder."""
 
     def _check(self, spec: RunSpec) -> None:  # noqa: B027  # most runs can be done
@@ -97,12 +100,12 @@ class ProcessLauncher(ABC):
 
     def _start(self, spec: RunSpec, run_dir: Path, environment: Mapping[str, str], held: int) -> RunHandle:
         """Start the process, which keeps the lease."""
-        program = self._program(spec, run_dir)
+        program = self.program(spec, run_dir)
         write_spec(run_dir, spec)
         (run_dir / STOP_FILE).unlink(missing_ok=True)
         log = run_dir / LOG_FOLDER
         log.mkdir(mode=0o700, exist_ok=True)
-        command = [sys.executable, "-m", program.module, str(run_dir)]
+        command = [*program.prefix, sys.executable, "-m", program.module, str(run_dir)]
         if self.attached:
             command.append(str(os.getpid()))
         with (log / program.log_name).open("ab") as output:

@@ -28,7 +28,7 @@ class Launch:
         str | None,
         typer.Option(
             "--on",
-            autocompletion=one_of("hetopt.optimizer.launch_record:PLACES"),
+            autocompletion=one_of("hetopt.api.backends:BACKENDS"),
             help="Where to run: 'ec2' rents the plan's machines; 'local' is this machine, with real processes; "
             "'rehearsal' emulates the cluster on this machine, network included. Asked for where it is left out.",
         ),
@@ -59,7 +59,7 @@ class Launch:
         str | None,
         typer.Option(
             "--batch-policy",
-            autocompletion=one_of("hetopt.core.run_spec:BatchPolicy"),
+            autocompletion=one_of("hetopt.core.run_spec:BATCH_POLICIES"),
             help="How the batch is shared: uniform, static, proportional, dynamic, omnilearn, allocation, "
             "model, or rate with --stream. Default: the plan's.",
         ),
@@ -289,26 +289,20 @@ def _place(name: str | None) -> Place:
     """Where to launch: as it was said, or asked for. Nothing that costs money is a default.
 
     Raises:
-        BadInput: there is no such place, or nobody is there to say where.
+        BadInput: nobody is there to say where.
     """
     from hetopt.cli import confirm
     from hetopt.core.errors import BadInput
-    from hetopt.optimizer.launch_record import PLACES
 
-    if name is None and not confirm.is_attended():
+    if name is not None:
+        return name
+    if not confirm.is_attended():
         raise BadInput(
             "say where to launch: nothing is rented unless it is ordered.",
             hint="--on local and --on rehearsal stay on this machine and cost nothing, --on ec2 rents",
         )
-    if name is None:
-        name = typer.prompt("Where? local and rehearsal cost nothing, ec2 rents", default="local", err=True)
-    for place in PLACES:
-        if place == name:
-            return place
-    raise BadInput(
-        f"this version of hetopt cannot launch on {name!r}.",
-        hint="try the plan on this machine with --on local, or --on rehearsal to emulate its cluster",
-    )
+    asked: str = typer.prompt("Where? local and rehearsal cost nothing, ec2 rents", default="local", err=True)
+    return asked
 
 
 def _substitutes(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -331,9 +325,10 @@ def _substitutes(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 def _schedule(path: Path | None, place: Place) -> str | None:
     """The text of the schedule; unread where no schedule is taken, which is said then."""
+    from hetopt.backends.backend import TAKES
     from hetopt.cli import parse
 
-    return None if path is None else parse.text_of(path, "--schedule") if place == "rehearsal" else str(path)
+    return None if path is None else parse.text_of(path, "--schedule") if "schedule" in TAKES[place] else str(path)
 
 
 def _images(texts: Sequence[str]) -> dict[str, str]:

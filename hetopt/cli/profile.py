@@ -64,7 +64,7 @@ class Measure:
         str,
         typer.Option(
             "--on",
-            autocompletion=one_of("hetopt.optimizer.launch_record:PLACES"),
+            autocompletion=one_of("hetopt.api.backends:BACKENDS"),
             help="Where to explore: local, rehearsal or ec2, which rents.",
         ),
     ] = "local"

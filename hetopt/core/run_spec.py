@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal, Self, TypeAlias
 
 from pydantic import (
     Field,
@@ -22,7 +22,23 @@ from hetopt.core.scaled_emulation import DeclaredTime, ScaledEmulation
 from hetopt.core.stream import Stream
 from hetopt.core.synchronization import Injection, Partition, Synchronization
 
-BatchPolicy = Literal["uniform", "static", "proportional", "dynamic", "omnilearn", "allocation", "model", "rate"]
+OWN_NAME = r"^[a-z][a-z0-9_-]{0,63}$"
+"""What a person who adds a batch policy or a backend may call it."""
+
+BATCH_POLICIES: dict[str, str] = {
+    "uniform": "equal shares",
+    "static": "the plan's shares",
+    "proportional": "in proportion to the throughput of the last epoch",
+    "dynamic": "the same each period, smoothed, with a dead-band and a growth cap",
+    "omnilearn": "the same each epoch, with a wide dead-band and bounds",
+    "allocation": "whole micro-batches in proportion to throughput, until the times agree",
+    "model": "the exact solution for the lines that the workers' times follow",
+    "rate": "what each worker's stream brings in a set time; their sum changes",
+}
+"""Who shares the global batch, and how. `hetopt.trainer.policies.choose` makes them, and registers others."""
+
+BatchPolicy: TypeAlias = str
+"""One of `BATCH_POLICIES`; one that a task or a script registers is known where that is imported."""
 """How the global batch is shared while the run goes on; each is explained in `hetopt.trainer.policies`."""
 
 LearningRateRule = Literal["fixed", "adascale"]
@@ -125,7 +141,7 @@ class RunSpec(Record):
     injection: Injection | None = Field(default=None, description="samples that workers hand on to each other")
     stream: Stream | None = Field(default=None, description="samples are trained on as they arrive; absent: in epochs")
     exchange_timeout_s: PositiveFloat = Field(default=300.0, description="a worker that is later than this is lost")
-    batch_policy: BatchPolicy = "model"
+    batch_policy: BatchPolicy = Field(default="model", pattern=OWN_NAME, examples=list(BATCH_POLICIES))
     micro_batch_size: PositiveInt | None = Field(
         default=None, description="samples that are computed together; shares are whole multiples under 'allocation'"
     )

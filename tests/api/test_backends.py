@@ -10,12 +10,12 @@ import psutil
 import pytest
 
 import hetopt
-from hetopt.api.backends import backend
+from hetopt.api.backends import BACKENDS, backend
 from hetopt.backends.backend import Backend, LaunchOptions
 from hetopt.backends.emulation.namespaces import find_leftovers, why_not
 from hetopt.core.errors import BadInput
 from hetopt.core.run_status import RunState
-from hetopt.optimizer.launch_record import PLACES, Place
+from hetopt.optimizer.launch_record import Place
 from hetopt.optimizer.plan import Plan
 from tests.disturbance import PATIENCE_S
 
@@ -31,7 +31,7 @@ def plan() -> Plan:
 def test_each_place_has_a_backend_with_the_same_methods() -> None:
     methods = [name for name in dir(Backend) if not name.startswith("_")]
     assert set(methods) == {"prepare", "prepare_resumed", "check_ready", "submit", "start", "poll", "stop"}
-    for place in PLACES:
+    for place in BACKENDS:
         where = backend(place)
         assert all(callable(getattr(where, name)) for name in methods), place
 

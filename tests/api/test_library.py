@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import hetopt
-from hetopt.api.backends import backend
+from hetopt.api.backends import BACKENDS, backend
 from hetopt.backends.backend import LaunchOptions
 from hetopt.core.errors import BadInput
 from hetopt.core.reporter import Reporter
-from hetopt.optimizer.launch_record import PLACES, Place
+from hetopt.optimizer.launch_record import Place
 
 RECORDED = Path(__file__).resolve().parents[1] / "recorded" / "digits.json"
 
@@ -29,6 +29,7 @@ def test_every_name_is_there_documented_and_typed() -> None:
             parameters = inspect.signature(value).parameters.values()
             assert all(one.annotation is not inspect.Parameter.empty for one in parameters), name
     assert set(hetopt.__all__) <= set(dir(hetopt))
+    assert sorted(hetopt.__all__) == sorted([*hetopt._HOMES, "__version__"])
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = hetopt.nonsense
 
@@ -131,7 +132,7 @@ def test_a_batch_policy_that_is_none_is_refused_before_the_plan_is_read() -> Non
         hetopt.launch("not-there.json", on="local", batch_policy="best")  # type: ignore[arg-type]  # on purpose
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", BACKENDS)
 @pytest.mark.parametrize("name", ["data", "hosts", "schedule", "slowdowns"])
 def test_a_run_that_goes_on_is_the_run_that_it_was(place: Place, name: str, tmp_path: Path) -> None:
     value = (1.0, 2.0) if name == "slowdowns" else "other"

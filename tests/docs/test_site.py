@@ -15,7 +15,7 @@ import pytest
 from hetopt.core.comm.composition import COLLECTIVES, METHODS
 from hetopt.core.comm.ratio_controllers import CONTROLLERS
 from hetopt.core.errors import HetoptError
-from hetopt.core.run_spec import BatchPolicy
+from hetopt.core.run_spec import BATCH_POLICIES
 from hetopt.core.synchronization import PartitionName, SyncName
 from tests.face.conftest import hetopt
 from tests.face.test_report import launch, plan, rehearsed
@@ -69,7 +69,7 @@ def test_every_error_is_in_the_table() -> None:
 def test_every_method_is_in_the_tables() -> None:
     text = (DOCS / "methods.md").read_text(encoding="utf-8")
     rows = "\n".join(line.partition("|")[2].partition("|")[0] for line in text.splitlines() if line.startswith("|"))
-    groups = (METHODS, CONTROLLERS, COLLECTIVES, *map(get_args, (BatchPolicy, SyncName, PartitionName)))
+    groups = (METHODS, CONTROLLERS, COLLECTIVES, BATCH_POLICIES, *map(get_args, (SyncName, PartitionName)))
     missing = {name for names in groups for name in names if not re.search(rf"`{name}[`(]", rows)}
     assert missing == set()
 
@@ -86,6 +86,17 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert [address for address in fetched if "canonical" not in address] == []
     assert not (tmp_path / "site" / "generated.py").exists()
     assert (tmp_path / "site" / "schemas" / "plan.schema.json").exists()
+
+
+def test_the_front_page_links_to_every_other() -> None:
+    """And so does the site's menu. Decisions are listed on a page of their own."""
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    front = {"index.md", *re.findall(r"\]\(([\w/.-]+\.md)\)", (DOCS / "index.md").read_text(encoding="utf-8"))}
+    menu = set(re.findall(r": ([\w/.-]+\.md)$", (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    expected = {page for page in pages if not page.startswith("decisions/") or page == "decisions/README.md"}
+    assert front == menu == expected
+    listed = re.findall(r"^\| \[\d{4}\]\((\d{4}[\w-]+\.md)\)", (DOCS / "decisions/README.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in (DOCS / "decisions").glob("0*.md"))
 
 
 def test_every_file_on_the_two_paths_is_there() -> None:

@@ -1,12 +1,14 @@
-"""Which batch policy a run has, and the shares and micro-batches that it begins with."""
+"""The batch policies by name, and which of them a run has."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from hetopt.core.errors import BadInput
+from hetopt.core.grammar import known
 from hetopt.core.local_batch_sizes import allocated_micro_batch_size, check_batch
-from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_spec import BATCH_POLICIES, RunSpec
 from hetopt.trainer.policies.allocation import AllocateMicroBatches
 from hetopt.trainer.policies.dynamic import DynamicShares, omnilearn
 from hetopt.trainer.policies.keep import KeepShares
@@ -14,6 +16,53 @@ from hetopt.trainer.policies.model import ModelShares
 from hetopt.trainer.policies.policy import BatchPolicy
 from hetopt.trainer.policies.proportional import ProportionalShares
 from hetopt.trainer.policies.stream_rate import RateShares
+
+Maker: TypeAlias = Callable[[RunSpec, int], BatchPolicy[Any]]
+"""Makes the policy of a run; the number is the least share of a worker, in samples."""
+
+
+def _allocation(spec: RunSpec, minimum: int) -> BatchPolicy[Any]:
+    size = allocated_micro_batch_size(spec)
+    if size < minimum:
+        raise BadInput(
+            f"Micro-batches of {size} samples are too small: this model needs at least {minimum} at a time.",
+            hint=f"choose a micro-batch size of at least {minimum} that divides the global batch",
+        )
+    return AllocateMicroBatches(micro_batch_size=size)
+
+
+def _rate(spec: RunSpec, minimum: int) -> BatchPolicy[Any]:
+    assert spec.stream is not None, "the spec checks it"
+    return RateShares(stream=spec.stream, minimum=minimum)
+
+
+POLICIES: dict[str, Maker] = {
+    "uniform": lambda spec, minimum: KeepShares(),
+    "static": lambda spec, minimum: KeepShares(),
+    "proportional": lambda spec, minimum: ProportionalShares(minimum=minimum),
+    "dynamic": lambda spec, minimum: DynamicShares(minimum=minimum),
+    "omnilearn": lambda spec, minimum: omnilearn(minimum=minimum),
+    "allocation": _allocation,
+    "model": lambda spec, minimum: ModelShares(minimum=minimum),
+    "rate": _rate,
+}
+
+
+def register(name: str, about: str, make: Maker) -> None:
+    """Add a batch policy: from here on a run may ask for it by this name.
+
+    Args:
+        name: as people write it.
+        about: half a sentence: how it shares the batch.
+        make: makes it for a run, with the least share of a worker in samples.
+
+    Raises:
+        ValueError: there is one of this name.
+    """
+    if name in POLICIES:
+        raise ValueError(f"there is a batch policy {name!r} already")
+    BATCH_POLICIES[name] = about
+    POLICIES[name] = make
 
 
 def choose_policy(spec: RunSpec, *, minimum: int) -> BatchPolicy[Any]:
@@ -24,28 +73,8 @@ def choose_policy(spec: RunSpec, *, minimum: int) -> BatchPolicy[Any]:
         minimum: least share of a worker, in samples.
 
     Raises:
-        BadInput: the global batch does not give every worker its least share, or its micro-batches are no good.
+        BadInput: there is no policy of that name, the global batch does not give every worker its least share, or its
+            micro-batches are no good.
     """
     check_batch(spec, minimum)
-    match spec.batch_policy:
-        case "uniform" | "static":
-            return KeepShares()
-        case "proportional":
-            return ProportionalShares(minimum=minimum)
-        case "dynamic":
-            return DynamicShares(minimum=minimum)
-        case "omnilearn":
-            return omnilearn(minimum=minimum)
-        case "allocation":
-            size = allocated_micro_batch_size(spec)
-            if size < minimum:
-                raise BadInput(
-                    f"Micro-batches of {size} samples are too small: this model needs at least {minimum} at a time.",
-                    hint=f"choose a micro-batch size of at least {minimum} that divides the global batch",
-                )
-            return AllocateMicroBatches(micro_batch_size=size)
-        case "model":
-            return ModelShares(minimum=minimum)
-        case "rate":
-            assert spec.stream is not None, "the spec checks it"
-            return RateShares(stream=spec.stream, minimum=minimum)
+    return POLICIES[known(spec.batch_policy, list(POLICIES), "batch policy")](spec, minimum)

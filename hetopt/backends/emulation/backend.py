@@ -34,7 +34,8 @@ class RehearsalLauncher(ProcessLauncher):
         quotas = [host.cpu_cores for host in spec.miniature.hosts if host.cpu_cores is not None]
         check_quotas(quotas, len(os.sched_getaffinity(0)))
 
-    def _program(self, spec: RunSpec, run_dir: Path) -> Program:
+    def program(self, spec: RunSpec, run_dir: Path) -> Program:
+        """See `ProcessLauncher.program`."""
         (run_dir / CHANGES_FILE).unlink(missing_ok=True)  # wishes of an earlier attempt
         if not (run_dir / EVENTS_FILE).exists():
             (run_dir / CONDITIONS_FILE).unlink(missing_ok=True)

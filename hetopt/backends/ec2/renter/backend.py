@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
-from hetopt.backends.backend import LaunchOptions, Prepared, RunHandle
+from hetopt.backends.backend import LaunchOptions, Prepared, RunHandle, check_options
 from hetopt.backends.ec2.renter import calls, ordering
 from hetopt.backends.ec2.renter.account import IMAGES
 from hetopt.backends.ec2.renter.bundle import Bundle, make_bundle
@@ -19,7 +19,7 @@ from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Lau
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Wishes
 from hetopt.backends.ec2.renter.request import Request
-from hetopt.backends.on_this_machine import check_options, check_resumed
+from hetopt.backends.on_this_machine import check_resumed
 from hetopt.backends.runs import RunFolders
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.run_folder import read_spec
