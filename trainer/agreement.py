@@ -6,10 +6,13 @@ A run of one worker has no process group and agrees with itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
+
+from hetopt.core.errors import BadInput
 
 _TEXT_BYTES = 256
 
@@ -24,6 +27,41 @@ class Store(Protocol):
     def check(self, keys: list[str], /) -> bool:
         """Whether all keys were written."""
         ...
+
+
+class ReadableStore(Protocol):
+    """The key-value store in which the workers of a group meet."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Write ``value`` under ``key``, where every worker of the group can read it."""
+        ...
+
+    def get(self, key: str, /) -> bytes:
+        """What is under a key, once somebody has written it."""
+        ...
+
+
+def meet_one_version(store: ReadableStore, rank: int, world_size: int, own: str | None = None) -> None:
+    """Refuse a group whose workers run different versions of hetopt: they would not mean the same by a message.
+
+    Called at the door, before the process group is made, by every worker of it.
+
+    Args:
+        store: that they meet in.
+        rank: of this worker.
+        world_size: workers of the group.
+        own: this worker's version. Absent: that which is installed.
+
+    Raises:
+        BadInput: versions differ. All workers raise it.
+    """
+    store.set(f"hetopt/version/{rank}", own or version("hetopt"))
+    told = [store.get(f"hetopt/version/{other}").decode() for other in range(world_size)]
+    if len(set(told)) > 1:
+        each = ", ".join(f"worker {other} has {one}" for other, one in enumerate(told))
+        raise BadInput(
+            f"the workers run different versions of hetopt: {each}.", hint="install one version on all machines"
+        )
 
 
 def gather_numbers(row: Sequence[float], world_size: int) -> list[list[float]]:

@@ -308,9 +308,11 @@ def _process_group(place: Place, device: object, timeout_s: float) -> Iterator[S
         return
     import torch.distributed as dist
 
+    from hetopt.trainer.agreement import meet_one_version
     from hetopt.trainer.host.stores import group_store
 
     store = group_store(os.environ, place.rank)
+    meet_one_version(store, place.rank, place.world_size)
     store.set(f"hetopt/device/{place.rank}", f"{os.uname().nodename}/{device}")
     devices = [store.get(f"hetopt/device/{rank}").decode() for rank in range(place.world_size)]
     dist.init_process_group(

@@ -63,6 +63,46 @@ def test_a_recorded_profile_becomes_a_plan(planning_bin: Path, tmp_path: Path, p
     assert plan["chosen"]["prediction"]["cost_usd"]["value"] <= 5
 
 
+def test_an_install_that_cannot_be_written_to_is_left_as_it_is(planning_bin: Path, tmp_path: Path) -> None:
+    """Catalogues, studies and whatever else is kept goes to the person's own folders."""
+    (installed,) = planning_bin.parent.glob("lib/python*/site-packages/hetopt")
+
+    def files() -> dict[str, int]:
+        found = (path for path in installed.rglob("*") if "__pycache__" not in path.parts)
+        return {str(path.relative_to(installed)): path.stat().st_mtime_ns for path in found}
+
+    before = files()
+    folders = [installed, *(path for path in installed.rglob("*") if path.is_dir())]
+    try:
+        for folder in folders:
+            folder.chmod(0o555)
+        for arguments in (
+            (
+                "recommend",
+                str(RECORDED[0]),
+                "--budget",
+                "5",
+                "--epochs",
+                "9",
+                "-o",
+                "plan.json",
+                "--resume",
+                "study.jsonl",
+            ),
+            ("catalog", "list", "--json"),
+            ("status",),
+            ("config",),
+        ):
+            result = hetopt(planning_bin, tmp_path, *arguments)
+            assert result.returncode == (2 if arguments == ("status",) else 0), result.stderr
+            assert "Traceback" not in result.stderr
+    finally:
+        for folder in folders:
+            folder.chmod(0o755)
+    assert files() == before
+    assert (tmp_path / "plan.json").exists()
+
+
 def test_measuring_without_torch_says_what_to_install(planning_bin: Path, tmp_path: Path) -> None:
     result = hetopt(planning_bin, tmp_path, "profile", "digits", "-o", "profile.json")
     assert result.returncode == 2

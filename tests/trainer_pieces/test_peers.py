@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch.distributed as dist
 
+from hetopt.core.errors import BadInput
+from hetopt.trainer.agreement import meet_one_version
 from hetopt.trainer.comm.peers import Peers, explain_loss, workers
 from tests.disturbance import PATIENCE_S
+from tests.sources import modules
 
 from . import peers_program as program
 
@@ -73,3 +79,36 @@ def test_what_a_backend_says_is_read(error, start):
 def test_an_error_that_is_about_nobody_stays_as_it_is():
     assert explain_loss(RuntimeError("index out of range"), PEERS, None, 3) is None
     assert workers([1, 2, 5]) == "workers 1, 2 and 5"
+
+
+def met(*versions: str) -> list[str]:
+    """What each of some workers is told when they meet in one store."""
+    store = dist.HashStore()
+
+    def worker(rank: int) -> str:
+        try:
+            meet_one_version(store, rank, len(versions), versions[rank])
+        except BadInput as refused:
+            return refused.message
+        return ""
+
+    with ThreadPoolExecutor(len(versions)) as pool:
+        return list(pool.map(worker, range(len(versions))))
+
+
+def test_workers_of_one_version_meet_and_of_two_are_all_refused():
+    assert met("1.0", "1.0", "1.0") == ["", "", ""]
+    (said,) = set(met("1.0", "1.1", "1.0"))
+    assert said.endswith("worker 0 has 1.0, worker 1 has 1.1, worker 2 has 1.0.")
+
+
+def test_nobody_makes_a_group_before_versions_were_compared():
+    for name, path in modules().items():
+        if not name.startswith("hetopt.trainer"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            calls = [each.func for each in ast.walk(node) if isinstance(each, ast.Call)]
+            called = {each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in calls}
+            assert "init_process_group" not in called or "meet_one_version" in called, f"{name}.{node.name}"

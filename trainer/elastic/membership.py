@@ -57,10 +57,12 @@ class Member:
         lives: of the same; empty: not known.
         version: of the state that it holds.
         share: its last local batch size, samples; 0: it has just started.
+        hetopt: the version of hetopt that it runs.
     """
 
     place: int
     life: str
+    hetopt: str = ""
     share: int = 0
     joined: int = NO_GENERATION
     beside: tuple[int, ...] = ()

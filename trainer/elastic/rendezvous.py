@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Protocol
 
-from hetopt.core.errors import RunFailed
+from hetopt.core.errors import BadInput, RunFailed
 from hetopt.trainer.elastic.membership import (
+    NO_GENERATION,
     Generation,
     Member,
     NothingKnown,
@@ -90,9 +91,12 @@ def meet_again(
         presence: what is known of the others.
 
     Raises:
+        BadInput: the others train already, with another version of hetopt.
         RunFailed: too many of the others do not come.
         Abandoned: somebody has asked the run to stop, or another process is this worker.
     """
+    if me.joined == NO_GENERATION:
+        _check_version(store, me)
     begun_s, number, taken = clock(), me.joined, 0
     while True:
         number = max(wanted(store), number + 1)
@@ -127,6 +131,17 @@ def meet_again(
                     hint="launch the run again: it resumes from its last checkpoint",
                 )
             yield LOOK_S
+
+
+def _check_version(store: RendezvousStore, me: Member) -> None:
+    """Keep a worker out that the others would not understand, before they stop for it."""
+    closed = store.get(f"{begun(store)}/closed")
+    there = Generation.of_json(closed).members[0].hetopt if closed else me.hetopt
+    if there != me.hetopt:
+        raise BadInput(
+            f"worker {me.place} has hetopt {me.hetopt}, and the workers that train have {there}.",
+            hint=f"install hetopt {there} on its machine; the others go on without it",
+        )
 
 
 def _all_here(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from hetopt.core.errors import HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.run_spec import RunSpec
+from hetopt.trainer.agreement import meet_one_version
 from hetopt.trainer.comm.peers import HungPeer, has_timed_out
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.elastic.connections import break_all_but, open_sockets
@@ -80,7 +82,7 @@ class WorkerGroup:
         self._stop_requested = stop_requested
         self._patience = patience
         self._presence = presence
-        self._me = Member(place=place, life=life)
+        self._me = Member(place=place, life=life, hetopt=version("hetopt"))
         self._attempt = attempt
         self._meeting = ""
         self._store: TcpRendezvousStore | None = None
@@ -263,6 +265,7 @@ class WorkerGroup:
         prefix = f"{self._attempt}group/{generation.number}"
         store = dist.PrefixStore(prefix, connect(self._meeting))  # type: ignore[attr-defined]  # torch's gap
         if workers > 1:
+            meet_one_version(store, rank, workers)
             store.set(f"device/{rank}", f"{self._machine}/{self._device}")
             dist.init_process_group(
                 self._backend([store.get(f"device/{other}").decode() for other in range(workers)]),

@@ -12,7 +12,7 @@ from torch import nn
 
 from hetopt.core.errors import BadInput
 from hetopt.core.listening import LOOPBACK, collectives_on
-from hetopt.trainer.agreement import Store
+from hetopt.trainer.agreement import Store, meet_one_version
 from hetopt.trainer.host.stores import group_store
 
 
@@ -46,6 +46,7 @@ def join(model: nn.Module, rank: int, world_size: int, timeout_s: float) -> tupl
         for name, interface in collectives_on(LOOPBACK).items():
             os.environ.setdefault(name, interface)
     store = group_store(os.environ, rank)
+    meet_one_version(store, rank, world_size)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if own_devices else "gloo",
         store=store,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.core.errors import RunFailed
+from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.elastic.living import spec_of_living
 from hetopt.trainer.elastic.membership import (
@@ -230,6 +230,18 @@ def test_workers_meet_lose_one_and_take_it_back() -> None:
     third = together(store, again, 3, clock)
     assert all(generation.places == (0, 1, 2) and generation.number == 2 for generation in third.values())
     assert clock.now_s - begun_s < 1, "nobody waits when everybody is there"
+
+
+def test_a_worker_of_another_version_is_kept_out_and_disturbs_nobody() -> None:
+    store, clock = MemoryStore(), Clock()
+    together(store, [Member(place=place, life="a", hetopt="1.0") for place in range(3)], 3, clock)
+    other = meet_again(store, Member(place=2, life="b", hetopt="1.1"), range(3), patience=PATIENCE, clock=clock)
+    with pytest.raises(BadInput, match=r"worker 2 has hetopt 1\.1, and the workers that train have 1\.0"):
+        next(other)
+    assert wanted(store) == 0, "nobody is asked to meet again"
+    alike = meet_again(store, Member(place=2, life="c", hetopt="1.0"), range(3), patience=PATIENCE, clock=clock)
+    next(alike)
+    assert wanted(store) == 1
 
 
 def test_a_member_that_dies_before_it_is_there_is_not_waited_for() -> None:
