@@ -261,7 +261,7 @@ def tear(folder: Path, byte: float) -> None:
     if len(steps) < 2:
         return  # without another one the run would be refused, as it should be
     newest = max(steps, key=lambda path: int(path.name.removeprefix("step-")))
-    largest = max(newest.glob("*.pt"), key=lambda path: path.stat().st_size)
+    largest = max(newest.glob("*.safetensors"), key=lambda path: path.stat().st_size)
     os.truncate(largest, int(byte * largest.stat().st_size))
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch._C._distributed_c10d import FileStore
 
 from benchmarks._counting_task import EXTRA, SAMPLES, samples
@@ -139,7 +140,7 @@ def _work(spec: RunSpec, run_dir: Path, rank: int, attempt: int) -> None:
 
 def _counted(run_dir: Path) -> dict[str, float]:
     """How often samples are in the model of the run, which was stopped before its end."""
-    weight = torch.load(run_dir / UNFINISHED_MODEL_FILE, weights_only=True)["weight"]
+    weight = load_file(run_dir / UNFINISHED_MODEL_FILE)["weight"]
     weight = weight.double() * BATCH * WORKERS
     times = weight.round()
     trained = int((times > 0).sum())

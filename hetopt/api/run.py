@@ -91,12 +91,13 @@ class Run:
 
     @property
     def model(self) -> Path | None:
-        """The trained model, or that of a run that was stopped before its end; None: there is none yet."""
-        from hetopt.core.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE
+        """The trained model, or that of a run that was stopped before its end; None: there is none yet.
 
-        return next(
-            (path for name in (MODEL_FILE, UNFINISHED_MODEL_FILE) if (path := self.folder / name).exists()), None
-        )
+        ``model.load_state_dict(safetensors.torch.load_file(run.model))`` puts it into a model of the same task.
+        """
+        from hetopt.core.run_folder import model_in
+
+        return model_in(self.folder)
 
     def status(self) -> RunStatus:
         """How it is now. The machines need not be alive."""

@@ -18,27 +18,26 @@ def fetch(
 ) -> None:
     """Bring the trained model of a run here, and say where it is.
 
+    The file is of the safetensors format, and holds the state dictionary: `safetensors.torch.load_file` reads it.
     A rented run keeps its model in its bucket, where no rule deletes it; `hetopt launch` fetches it when it ends.
     """
     from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
     from hetopt.backends.runs import RunFolders, runs_home
     from hetopt.cli import render
     from hetopt.core.errors import BadInput
-    from hetopt.core.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE
+    from hetopt.core.run_folder import is_unfinished, model_in
 
     folder = RunFolders(home=runs_home()).find(run)
-    here = [path for path in (folder / MODEL_FILE, folder / UNFINISHED_MODEL_FILE) if path.is_file()]
+    path = model_in(folder)
     if (folder / ORDER_FILE).exists():
         from hetopt.backends.ec2.renter.fetching import fetch_model
 
         path = fetch_model(Order.load(folder / ORDER_FILE), folder).path
-    elif here:
-        path = here[0]
-    else:
+    if path is None:
         raise BadInput(
             f"{folder.name} has no model yet.", hint=f"it is written at the end: `hetopt status {folder.name}`"
         )
-    what = "model" if path.name == MODEL_FILE else "unfinished model"
+    what = "unfinished model" if is_unfinished(path) else "model"
     if out is not None:
         _copy(path, out)
         path = out

@@ -85,10 +85,14 @@ def renamed(value: object, names: Mapping[str, str]) -> object:
 
 
 class Artifact(Record):
-    """A record that is a file of its own. ``schema_version`` grows whenever an older reader would misread the file."""
+    """A record that is a file of its own. ``schema_version`` grows whenever an older reader would misread the file.
+
+    ``READ_AS_WELL`` are earlier versions whose fields are those of today.
+    """
 
     KIND: ClassVar[str]
     VERSION: ClassVar[int]
+    READ_AS_WELL: ClassVar[tuple[int, ...]] = ()
     MADE_BY: ClassVar[str]
 
     kind: str = ""
@@ -120,7 +124,7 @@ class Artifact(Record):
                 f"{origin} was written with {cls.KIND} schema {version}; this hetopt reads up to {cls.VERSION}.",
                 hint="install the newer hetopt that wrote it",
             )
-        if version != cls.VERSION:
+        if version not in (cls.VERSION, *cls.READ_AS_WELL):
             shown = shortened(repr(version), 40)
             raise BadInput(f"{origin} has {cls.KIND} schema {shown}, which this hetopt cannot read.", hint=again)
         return validated(cls, data, origin=origin, hint=f"correct that field or {again}")

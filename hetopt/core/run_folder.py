@@ -10,13 +10,25 @@ from hetopt.core.run_spec import RunSpec
 SPEC_FILE = "spec.json"
 STOP_FILE = "stop"
 """Its presence is the wish that the run ends at its next control period."""
-MODEL_FILE = "model.pt"
+MODEL_FILE = "model.safetensors"
 """The model of a run that came to its planned end."""
-UNFINISHED_MODEL_FILE = "model-unfinished.pt"
+UNFINISHED_MODEL_FILE = "model-unfinished.safetensors"
 """The model of a run that was stopped before it; the last event says after how many steps. Finishing removes it."""
+MODEL_FILES = (MODEL_FILE, UNFINISHED_MODEL_FILE, "model.pt", "model-unfinished.pt")
+"""All names that a run's model may have, the better first: the last two are those of hetopt 0.1, in torch's format."""
 CHECKPOINT_FOLDER = "checkpoint"
 MANIFEST_FILE = "manifest.json"
 """Of each checkpoint, in its folder."""
+
+
+def is_unfinished(model: Path) -> bool:
+    """Whether a file of this name is the model of a run that was stopped before its planned end."""
+    return model.stem == Path(UNFINISHED_MODEL_FILE).stem
+
+
+def model_in(run_dir: Path) -> Path | None:
+    """The model in a run's folder: the trained one, or that of so far; None: there is none yet."""
+    return next((path for name in MODEL_FILES if (path := run_dir / name).is_file()), None)
 
 
 def write_spec(run_dir: Path, spec: RunSpec) -> None:

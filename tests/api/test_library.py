@@ -70,7 +70,7 @@ def test_a_plan_runs_is_followed_and_reported(tmp_path: Path, monkeypatch: pytes
     assert {"RunStarted", "StepsLogged", "TrainingFinished"} <= set(kinds)
     assert any(text.startswith("epoch ") for text in said)
     assert run.model is not None
-    assert run.model.name == "model.pt"
+    assert run.model.name == "model.safetensors"
     assert hetopt.Run.find(run.name).folder == run.folder
     report = hetopt.report(run)
     assert {one.name for one in report.compared} >= {"run time"}

@@ -112,10 +112,10 @@ def test_a_machine_trains_and_what_it_made_is_in_the_bucket(
         assert agent(tmp_path / "one", objects, commands, steps=40).live() == 0
         names = events_of(objects)
         assert names[-1] == "training_finished"
-        assert replace(objects, prefix="models/r").get("model.pt")
-        assert objects.get("model.pt") is None, "what is there goes after a while"
+        assert replace(objects, prefix="models/r").get("model.safetensors")
+        assert objects.get("model.safetensors") is None, "what is there goes after a while"
         latest = named(objects)
-        parts = ("manifest.json", "rank-0.pt", "state.pt")
+        parts = ("manifest.json", "rank-0.safetensors", "state.safetensors")
         assert objects.names(f"ckpt/{latest}/") == [f"ckpt/{latest}/{name}" for name in parts]
         state = json.loads(objects.get(f"state/{ID}.json") or b"")
         assert state["does"] == "ended with 0"
@@ -337,17 +337,15 @@ def test_what_machines_come_and_go_changes_in_a_run_is_what_was_ordered(change: 
 
 def test_latest_names_only_what_is_complete(objects: S3Objects, tmp_path: Path) -> None:
     """Two machines: the first has the shared state, the second its own worker's part, each on its own disk."""
-    import torch
-
     first, second = tmp_path / "a", tmp_path / "b"
 
     def save(step: int) -> None:
         """As the trainer does: final where rank 0 is, partial elsewhere, the newest two kept on the first."""
         (first / "checkpoint" / f"step-{step}").mkdir(parents=True)
         (second / "checkpoint" / f"step-{step}.partial").mkdir(parents=True)
-        for name in ("state.pt", "rank-0.pt"):
-            torch.save({"x": torch.ones(3)}, first / "checkpoint" / f"step-{step}" / name)
-        torch.save({"x": torch.zeros(3)}, second / "checkpoint" / f"step-{step}.partial" / "rank-1.pt")
+        for name in ("state.safetensors", "rank-0.safetensors"):
+            (first / "checkpoint" / f"step-{step}" / name).write_bytes(b"ones")
+        (second / "checkpoint" / f"step-{step}.partial" / "rank-1.safetensors").write_bytes(b"zeros")
         (first / "checkpoint" / f"step-{step}" / "manifest.json").write_text("{}")
         (first / "checkpoint" / "LATEST").write_text(f"step-{step}\n")
 
@@ -362,10 +360,10 @@ def test_latest_names_only_what_is_complete(objects: S3Objects, tmp_path: Path) 
     for step in (6, 7, 8):
         save(step)
     assert not one.send(ended=False)
-    half = second / "checkpoint/step-5.partial/rank-9.pt"
-    half.write_bytes((second / "checkpoint/step-5.partial/rank-1.pt").read_bytes()[:100])
+    half = second / "checkpoint/step-5.partial/.rank-9.safetensors.partial"
+    half.write_bytes(b"half")
     assert two.send(ended=False)
-    assert objects.get("ckpt/step-5/rank-9.pt") is None, "a part without its end is not sent"
+    assert not [name for name in objects.names("ckpt/step-5/") if "rank-9" in name], "what is being written is not sent"
     assert not one.send(ended=False), "there is a newer one"
     assert named(objects) == "step-5"
     # The last of all is not missed.
@@ -381,21 +379,19 @@ def test_latest_names_only_what_is_complete(objects: S3Objects, tmp_path: Path) 
     Checkpoints(objects=objects, run_dir=third, leads=False, workers=2).restore("step-9")
     assert sorted(path.name for path in (third / "checkpoint" / "step-9").iterdir()) == [
         "manifest.json",
-        "rank-0.pt",
-        "rank-1.pt",
-        "state.pt",
+        "rank-0.safetensors",
+        "rank-1.safetensors",
+        "state.safetensors",
     ]
     assert (third / "checkpoint" / "LATEST").read_text() == "step-9\n"
 
 
 def checkpoint_of(run_dir: Path, step: int) -> None:
     """One worker's, whole."""
-    import torch
-
     folder = run_dir / "checkpoint" / f"step-{step}"
     folder.mkdir(parents=True)
-    for name in ("state.pt", "rank-0.pt"):
-        torch.save({"x": torch.ones(3)}, folder / name)
+    for name in ("state.safetensors", "rank-0.safetensors"):
+        (folder / name).write_bytes(b"ones")
     (folder / "manifest.json").write_text("{}")
     (run_dir / "checkpoint" / "LATEST").write_text(f"step-{step}\n")
 
@@ -444,17 +440,17 @@ def test_a_large_file_travels_in_parts_and_is_whole_or_not_there(
 ) -> None:
     large, back = tmp_path / "large", tmp_path / "back"
     large.write_bytes(os.urandom(PART_BYTES + 1))
-    assert objects.send("ckpt/step-1/rank-0.pt", large)
-    tag = objects.client.head_object(Bucket=BUCKET, Key="runs/r/ckpt/step-1/rank-0.pt")["ETag"].strip('"')
+    assert objects.send("ckpt/step-1/rank-0.safetensors", large)
+    tag = objects.client.head_object(Bucket=BUCKET, Key="runs/r/ckpt/step-1/rank-0.safetensors")["ETag"].strip('"')
     assert tag.endswith("-2"), "its tag says how many parts it had"
-    assert objects.fetch("ckpt/step-1/rank-0.pt", back)
+    assert objects.fetch("ckpt/step-1/rank-0.safetensors", back)
     assert back.read_bytes() == large.read_bytes()
-    assert not objects.fetch("ckpt/step-2/rank-0.pt", tmp_path / "none")
+    assert not objects.fetch("ckpt/step-2/rank-0.safetensors", tmp_path / "none")
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["back", "large"]
     with pytest.raises(FileNotFoundError):
-        objects.send("ckpt/step-1/rank-1.pt", tmp_path / "none")
+        objects.send("ckpt/step-1/rank-1.safetensors", tmp_path / "none")
     nowhere = replace(objects, bucket="hetopt-no-such-bucket")
-    assert not nowhere.send("ckpt/step-1/rank-0.pt", back)
+    assert not nowhere.send("ckpt/step-1/rank-0.safetensors", back)
 
 
 def test_data_comes_from_the_bucket(objects: S3Objects, cloud: BotoEdge, tmp_path: Path) -> None:

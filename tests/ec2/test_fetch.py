@@ -43,7 +43,7 @@ def run_dir(tmp_path: Path, order_for: Make, monkeypatch: pytest.MonkeyPatch) ->
 def send(run_dir: Path, tmp_path: Path, content: bytes) -> None:
     there = tmp_path / "machine"
     there.mkdir(exist_ok=True)
-    (there / "model.pt").write_bytes(content)
+    (there / "model.safetensors").write_bytes(content)
     replace(machine(Order.load(run_dir / ORDER_FILE)), run_dir=there).model()
 
 
@@ -57,8 +57,8 @@ def test_a_model_that_a_machine_sent_is_fetched(
     send(run_dir, tmp_path, b"weights" * 1000)
     answer = hetopt("fetch", RUN)
     assert answer.code == 0, answer.err
-    assert str(run_dir / "model.pt") in "".join(answer.out.split())
-    assert (run_dir / "model.pt").read_bytes() == b"weights" * 1000
+    assert str(run_dir / "model.safetensors") in "".join(answer.out.split())
+    assert (run_dir / "model.safetensors").read_bytes() == b"weights" * 1000
     out = tmp_path / "mine.pt"
     told = json.loads(hetopt("fetch", RUN, "-o", out, "--json").out)
     assert told == {"run": RUN, "model": str(out), "bytes": 7000}
@@ -67,7 +67,7 @@ def test_a_model_that_a_machine_sent_is_fetched(
     # One that was trained longer takes its place.
     send(run_dir, tmp_path, b"better" * 2000)
     assert hetopt("fetch", RUN).code == 0
-    assert (run_dir / "model.pt").read_bytes() == b"better" * 2000
+    assert (run_dir / "model.safetensors").read_bytes() == b"better" * 2000
 
 
 def test_a_model_of_a_run_on_this_machine_is_told_and_copied(
@@ -77,8 +77,8 @@ def test_a_model_of_a_run_on_this_machine_is_told_and_copied(
     folder = tmp_path / "runs" / "20261120-000000-digits-aaaa"
     folder.mkdir(parents=True)
     assert "has no model yet" in hetopt("fetch").err
-    (folder / "model.pt").write_bytes(b"x")
-    assert str(folder / "model.pt") in "".join(hetopt("fetch").out.split())
+    (folder / "model.safetensors").write_bytes(b"x")
+    assert str(folder / "model.safetensors") in "".join(hetopt("fetch").out.split())
     assert hetopt("fetch", "-o", tmp_path / "m.pt").code == 0
     assert (tmp_path / "m.pt").read_bytes() == b"x"
     refused = hetopt("fetch", "-o", tmp_path / "none" / "m.pt")
@@ -94,7 +94,7 @@ def test_what_does_not_arrive_whole_is_not_there(
     monkeypatch.setattr(S3Objects, "size_bytes", lambda self, name: 8)
     with pytest.raises(CloudRefused, match="could not be read to its end"):
         fetch_model(order, run_dir)
-    assert not (run_dir / "model.pt").exists()
+    assert not (run_dir / "model.safetensors").exists()
     monkeypatch.setattr(S3Objects, "size_bytes", lambda self, name: 10**18)
     with pytest.raises(BadInput, match="has room for"):
         fetch_model(order, run_dir)

@@ -166,25 +166,26 @@ def test_data_is_called_as_people_call_it(objects: S3Objects, tmp_path: Path) ->
 
 def test_a_checkpoint_has_its_own_files_alone(objects: S3Objects, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    for name in ("state.pt", "rank-0.pt", "manifest.json", "/x.pt", "x/rank-1.pt", "evil.py"):
+    there = ("state.safetensors", "rank-0.safetensors", "manifest.json", "/x.pt", "x/rank-1.safetensors", "evil.py")
+    for name in there:
         objects.put(f"ckpt/step-4/{name}", b"x")
     Checkpoints(objects=objects, run_dir=run_dir, leads=True, workers=1).restore("step-4")
     found = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file())
     folder = "run/checkpoint"
     assert found == [
         f"{folder}/LATEST",
-        *(f"{folder}/step-4/{name}" for name in ("manifest.json", "rank-0.pt", "state.pt")),
+        *(f"{folder}/step-4/{name}" for name in ("manifest.json", "rank-0.safetensors", "state.safetensors")),
     ]
 
 
 def test_what_is_in_the_way_of_a_checkpoint_does_not_end_the_next(objects: S3Objects, tmp_path: Path) -> None:
     """Keys that only look like checkpoints are not numbers."""
     one = Checkpoints(objects=objects, run_dir=tmp_path, leads=True, workers=1)
-    for name in ("step-x/state.pt", "step-/y", f"step-{'9' * 500}/z", "step-²/z"):
+    for name in ("step-x/state.safetensors", "step-/y", f"step-{'9' * 500}/z", "step-²/z"):
         objects.put(f"ckpt/{name}", b"x")
     folder = tmp_path / "checkpoint" / "step-7"
     folder.mkdir(parents=True)
-    for name in ("state.pt", "rank-0.pt", "manifest.json"):
+    for name in ("state.safetensors", "rank-0.safetensors", "manifest.json"):
         objects.put(f"ckpt/step-7/{name}", b"x")
         (folder / name).write_bytes(b"x")
     (tmp_path / "checkpoint" / "LATEST").write_text("step-7\n")

@@ -230,17 +230,17 @@ def machine_may(action: str, key: str) -> bool:
 def test_machines_write_what_they_tell_and_steer_nobody(run: str) -> None:
     """As moto evaluates the policy, whatever the run is called."""
     told = ("state/i-0.json", "events/000000000000000.jsonl", "log/h0/x/attempt_0/0/stderr.log", "outcome.json")
-    for name in (*told, "ckpt/LATEST", "ckpt/WANTED", "ckpt/step-1/rank-0.pt", "boot/ip-10-0-0-1.log"):
+    for name in (*told, "ckpt/LATEST", "ckpt/WANTED", "ckpt/step-1/rank-0.safetensors", "boot/ip-10-0-0-1.log"):
         assert machine_may("s3:PutObject", f"runs/{run}/{name}"), name
         assert machine_may("s3:GetObject", f"runs/{run}/{name}"), name
-    for name in (*permissions.RENTERS_WRITE, "model.pt", "x.json", "", "state", "task.py"):
+    for name in (*permissions.RENTERS_WRITE, "model.safetensors", "x.json", "", "state", "task.py"):
         assert not machine_may("s3:PutObject", f"runs/{run}/{name}"), name
         assert not machine_may("s3:DeleteObject", f"runs/{run}/{name}"), name
     for key in ("code/0.tar.gz", "data/x/y.bin", "lease.json", "x"):
         assert not machine_may("s3:PutObject", key)
         assert not machine_may("s3:DeleteObject", key)
-    assert machine_may("s3:DeleteObject", f"runs/{run}/ckpt/step-1/rank-0.pt")
-    assert machine_may("s3:PutObject", f"models/{run}/model.pt")
+    assert machine_may("s3:DeleteObject", f"runs/{run}/ckpt/step-1/rank-0.safetensors")
+    assert machine_may("s3:PutObject", f"models/{run}/model.safetensors")
     assert not machine_may("s3:PutObject", f"models/{run}/x.pt")
     assert not machine_may("s3:PutObject", f"runs/{run}/log/../lease.json")
 

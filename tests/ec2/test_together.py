@@ -126,4 +126,4 @@ def test_a_machine_that_vanishes_is_replaced_and_training_goes_on(cloud: BotoEdg
     begun = [event for event in events if event["event"] == "training_started"]
     assert [event["step"] for event in begun] == [0, step], "all went on from the one checkpoint"
     assert events[-1]["event"] == "training_finished"
-    assert replace(objects, prefix="models/r").get("model.pt")
+    assert replace(objects, prefix="models/r").get("model.safetensors")

@@ -106,7 +106,7 @@ def test_an_install_that_cannot_be_written_to_is_left_as_it_is(planning_bin: Pat
 def test_measuring_without_torch_says_what_to_install(planning_bin: Path, tmp_path: Path) -> None:
     result = hetopt(planning_bin, tmp_path, "profile", "digits", "-o", "profile.json")
     assert result.returncode == 2
-    assert "pip install torch==2.13.0 'scikit-learn>=1.5'" in " ".join(result.stderr.split())
+    assert "pip install torch==2.13.0 'safetensors>=0.5' 'scikit-learn>=1.5'" in " ".join(result.stderr.split())
     assert "Traceback" not in result.stderr
     assert list(tmp_path.iterdir()) == []
 

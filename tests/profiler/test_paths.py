@@ -160,9 +160,12 @@ def test_hosts_meet_at_addresses(address: str, meeting: str) -> None:
         Node(host="h0", address=address, meeting=meeting)
 
 
-@pytest.mark.parametrize("name", ["/etc/passwd", "../state.pt", "rank-0.pt/../../x", "model.pt", "rank-9999999.pt", ""])
+@pytest.mark.parametrize(
+    "name",
+    ["/etc/passwd", "../state.safetensors", "rank-0.pt/../../x", "model.safetensors", "rank-9999999.safetensors", ""],
+)
 def test_a_manifest_names_files_of_its_checkpoint_alone(name: str) -> None:
     record = FileRecord.of(b"")
-    Manifest(step=1, digest="d", workers=1, files={"state.pt": record, "rank-0.pt": record})
+    Manifest(step=1, digest="d", workers=1, files={"state.safetensors": record, "rank-0.pt": record})
     with pytest.raises(ValidationError):
         Manifest(step=1, digest="d", workers=1, files={name: record})

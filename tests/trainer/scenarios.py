@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hetopt.core.events.log import Event, read_events
 from hetopt.core.run_spec import RunSpec
+from hetopt.trainer.checkpoints.manifest import STATE_FILE
 from hetopt.trainer.loss_test import MOST_SAMPLES
+from hetopt.trainer.packing import unpack
 from tests.disturbance import PATIENCE_S, CoreTime, note
 
 TOY = Path(__file__).with_name("toy_task.py")
@@ -217,7 +217,7 @@ class Crew:
 
     def state(self, name: str) -> dict[str, Any]:
         folder = self.folder / name / "checkpoint"
-        state = torch.load(folder / (folder / "LATEST").read_text().strip() / "state.pt", weights_only=True)
+        state = unpack((folder / (folder / "LATEST").read_text().strip() / STATE_FILE).read_bytes())
         assert isinstance(state, dict)
         return state
 

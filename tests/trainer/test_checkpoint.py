@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import threading
@@ -15,13 +16,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import EventLog, read_events
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.checkpoints.fingerprint import parameters_sha256
 from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, Torn, save_model
-from hetopt.trainer.checkpoints.manifest import STATE_FILE, Manifest, rank_file
+from hetopt.trainer.checkpoints.manifest import STATE_FILE, FileRecord, Manifest, rank_file
 from hetopt.trainer.checkpoints.saver import REFUSED, WRITTEN, CheckpointSaver
 from hetopt.trainer.checkpoints.state import RankState, SharedState, run_digest
 
@@ -160,7 +162,7 @@ def test_when_none_is_whole_the_run_does_not_start_over_in_silence(tmp_path: Pat
     folder = CheckpointFolder(tmp_path)
     save(folder, 1)
     (folder.path(1) / STATE_FILE).write_bytes(b"hello")
-    with pytest.raises(BadInput, match=r"No checkpoint in .* is whole: in that of step 1, state.pt has 5 bytes"):
+    with pytest.raises(BadInput, match=rf"No checkpoint in .* is whole: in that of step 1, {STATE_FILE} has 5 bytes"):
         folder.newest(DIGEST)
 
 
@@ -193,14 +195,54 @@ def test_one_of_another_run_or_version_is_refused(tmp_path: Path) -> None:
 
 
 def test_nothing_in_a_checkpoint_is_run(tmp_path: Path) -> None:
-    """Even where the hashes were made to fit."""
+    """Even where the hashes were made to fit, and in the format of 0.1 too; and none with code in it is written."""
     folder = CheckpointFolder(tmp_path)
-    evil: Any = print
-    files = {STATE_FILE: folder._write(1, STATE_FILE, {**vars(shared(1)), "model": evil})}
-    folder.publish(Manifest(step=1, digest=DIGEST, workers=1, files=files))
-    assert folder.newest(DIGEST).step == 1
-    with pytest.raises(BadInput, match=r"state.pt is damaged"):
-        folder.load_shared(1)
+    evil: Any = {**vars(shared(1)), "model": print}
+    buffer = io.BytesIO()
+    torch.save(evil, buffer)
+    for name, version in ((STATE_FILE, 5), ("state.pt", 4)):
+        folder.partial(1).mkdir(parents=True)
+        (folder.partial(1) / name).write_bytes(buffer.getvalue())
+        files = {name: FileRecord.of(buffer.getvalue())}
+        manifest = Manifest(step=1, digest=DIGEST, workers=1, files=files)
+        folder.publish(manifest.model_copy(update={"schema_version": version}))
+        assert folder.newest(DIGEST).step == 1
+        with pytest.raises(BadInput, match=rf"{name} is damaged"):
+            folder.load_shared(1)
+    with pytest.raises(TypeError, match="cannot be packed"):
+        folder._write(2, STATE_FILE, evil)
+
+
+def test_checkpoints_of_the_first_version_are_still_read(tmp_path: Path) -> None:
+    """In torch's format, with schema 4; the next one that is saved is of today's."""
+    folder = CheckpointFolder(tmp_path)
+    folder.partial(7).mkdir(parents=True)
+    files = {}
+    for name, state in (("state.pt", shared(7)), ("rank-0.pt", own(0)), ("rank-1.pt", own(1))):
+        torch.save(dict(vars(state)), folder.partial(7) / name)
+        files[name] = FileRecord.of((folder.partial(7) / name).read_bytes())
+    manifest = Manifest(step=7, digest=DIGEST, workers=2, files=files)
+    folder.publish(manifest.model_copy(update={"schema_version": 4}))
+    assert folder.newest(DIGEST) == Found(step=7)
+    assert torch.equal(folder.load_shared(7).model["weight"], torch.arange(4.0))
+    mine = folder.load_own(7, 1, workers_then=2, workers_now=2)
+    assert torch.equal(mine.memory["residual"], own(1).memory["residual"])
+    save(folder, 8)
+    assert folder.newest(DIGEST) == Found(step=8)
+    folder.path(8).joinpath(STATE_FILE).unlink()
+    assert folder.newest(DIGEST).step == 7
+
+
+def test_a_model_keeps_every_name_of_its_state(tmp_path: Path) -> None:
+    """Tied weights, views and buffers; what is loaded is what was saved."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 3))
+    model[2].weight = model[0].weight
+    model[0].weight.data = torch.arange(9.0).view(3, 3).t()
+    save_model(tmp_path / "model.safetensors", model)
+    loaded = load_file(tmp_path / "model.safetensors")
+    assert loaded.keys() == model.state_dict().keys()
+    assert all(torch.equal(loaded[name], value) for name, value in model.state_dict().items())
+    model.load_state_dict(loaded)
 
 
 def test_what_is_written_is_what_was_when_it_began(tmp_path: Path, one: CheckpointSaver) -> None:
@@ -277,10 +319,10 @@ def test_workers_and_the_stop_rule_may_change_between_attempts_the_task_may_not(
 def test_a_fingerprint_tells_the_smallest_difference(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 3)
     before = parameters_sha256(model)
-    save_model(tmp_path / "model.pt", model)
-    assert (tmp_path / "model.pt").stat().st_mode & 0o077 == 0, "what was learned is its owner's alone"
+    save_model(tmp_path / "model.safetensors", model)
+    assert (tmp_path / "model.safetensors").stat().st_mode & 0o077 == 0, "what was learned is its owner's alone"
     model.weight.data[0, 0] = torch.nextafter(model.weight.data[0, 0], torch.tensor(9.0))
     assert parameters_sha256(model) != before
-    model.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
+    model.load_state_dict(load_file(tmp_path / "model.safetensors"))
     assert parameters_sha256(model) == before
-    assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hetopt.core.errors import RunFailed
 from hetopt.core.events.log import Event, read_events
-from hetopt.core.run_folder import write_spec
+from hetopt.core.run_folder import MODEL_FILE, write_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer import worker
 from hetopt.trainer.data.fetch import Batch, TensorPairs
@@ -159,6 +160,6 @@ def test_a_run_whose_allocations_fail_finds_its_bound_and_ends_where_others_do(t
         assert 1 <= learned[-1]["samples"] <= 30
         losses = [[event["loss"] for event in log if event["event"] == "step"] for log in (rich, poor)]
         assert losses[0][0] == pytest.approx(losses[1][0], rel=1e-5)
-        models = [torch.load(tmp_path / f"{form}-{kind}" / "model.pt", weights_only=True) for kind in ("rich", "poor")]
+        models = [load_file(tmp_path / f"{form}-{kind}" / MODEL_FILE) for kind in ("rich", "poor")]
         for name, value in models[0].items():
             torch.testing.assert_close(models[1][name], value, rtol=1e-4, atol=1e-6)

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from hetopt.core.synchronization import Injection, Partition
+from hetopt.trainer.checkpoints.manifest import rank_file
 from hetopt.trainer.data.injection import handover
 from hetopt.trainer.data.partitions import make_parts
+from hetopt.trainer.packing import unpack
 
 from .scenarios import SCENARIOS, SHARES, SYNC_SCENARIOS, WORLD_SIZE, Crew, run_crew
 from .toy_task import TRAINING_SAMPLES
@@ -183,7 +185,7 @@ def test_workers_train_on_what_others_hand_them_and_the_bytes_are_counted(crew: 
 def test_a_checkpoint_holds_the_average_and_each_workers_own(crew: Crew) -> None:
     folder = crew.folder / "local-buffers" / "checkpoint"
     latest = folder / (folder / "LATEST").read_text().strip()
-    owns = [torch.load(latest / f"rank-{rank}.pt", weights_only=True)["local"] for rank in range(WORLD_SIZE)]
+    owns = [unpack((latest / rank_file(rank)).read_bytes())["local"] for rank in range(WORLD_SIZE)]
     assert owns[0]["local_steps"] == 100 % 7
     assert not torch.equal(owns[0]["own"], owns[1]["own"])
     assert torch.equal(owns[0]["base"], owns[1]["base"])

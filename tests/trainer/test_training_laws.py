@@ -12,12 +12,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from hetopt.core.events.log import read_events
-from hetopt.core.run_folder import write_spec
+from hetopt.core.run_folder import MODEL_FILE, write_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer import worker
+from hetopt.trainer.checkpoints.manifest import rank_file
 from hetopt.trainer.data.cursor import SampleCursor
+from hetopt.trainer.packing import unpack
 from tests.disturbance import was_ours
 
 from . import toy_task
@@ -284,16 +287,16 @@ def test_checkpoints_keep_two_and_name_the_newest(crew: Crew) -> None:
     assert (folder / "LATEST").read_text() == "step-100\n"
     assert sorted(path.name for path in (folder / "step-100").iterdir()) == [
         "manifest.json",
-        "rank-0.pt",
-        "rank-1.pt",
-        "rank-2.pt",
-        "state.pt",
+        "rank-0.safetensors",
+        "rank-1.safetensors",
+        "rank-2.safetensors",
+        "state.safetensors",
     ]
 
 
 def test_the_model_is_left_in_the_run_folder(crew: Crew) -> None:
     model = toy_task.plain().model()
-    model.load_state_dict(torch.load(crew.folder / "dense" / "model.pt", weights_only=True))
+    model.load_state_dict(load_file(crew.folder / "dense" / MODEL_FILE))
     evaluation = toy_task.plain().data(None).evaluation
     with torch.no_grad():
         square = float((model(evaluation.inputs) - evaluation.targets).square().mean())
@@ -302,9 +305,7 @@ def test_the_model_is_left_in_the_run_folder(crew: Crew) -> None:
 
 def test_residuals_are_per_worker_and_differ(crew: Crew) -> None:
     folder = crew.folder / "topk" / "checkpoint" / "step-100"
-    residuals = [
-        torch.load(folder / f"rank-{r}.pt", weights_only=True)["memory"]["residual"] for r in range(WORLD_SIZE)
-    ]
+    residuals = [unpack((folder / rank_file(r)).read_bytes())["memory"]["residual"] for r in range(WORLD_SIZE)]
     assert all(residual.abs().sum() > 0 for residual in residuals)
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(residuals, 2))
 

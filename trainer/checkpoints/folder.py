@@ -1,13 +1,14 @@
 """How checkpoints lie on disk, and which of them a run goes on from.
 
-    checkpoint/LATEST                  name of the newest, for whoever copies checkpoints elsewhere; written last
-    checkpoint/step-120/manifest.json  the files below with their hashes; written when all of them are on disk
-    checkpoint/step-120/state.pt       what all workers share: model, optimizer, cursor, controller, shares
-    checkpoint/step-120/rank-0.pt      what each worker has of its own: gradient residual, random generators
-    checkpoint/step-140.partial/       one that is being written
+    checkpoint/LATEST                      name of the newest, for whoever copies checkpoints elsewhere; written last
+    checkpoint/step-120/manifest.json      the files below with their hashes; written when all of them are on disk
+    checkpoint/step-120/state.safetensors  what all workers share: model, optimizer, cursor, controller, shares
+    checkpoint/step-120/rank-0.safetensors what each worker has of its own: gradient residual, random generators
+    checkpoint/step-140.partial/           one that is being written
 
-Every file is tensors and plain values, and is read with ``weights_only=True``: loading a checkpoint runs no code. The
-newest one that is whole counts, whatever LATEST says; one that is torn or altered is passed over and named.
+Every file is tensors and plain values (`hetopt.trainer.packing`): loading a checkpoint runs no code. The newest one
+that is whole counts, whatever LATEST says; one that is torn or altered is passed over and named. Checkpoints of hetopt
+0.1, in torch's own format, are still read, with ``weights_only=True``.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hetopt.core.artifact import write_atomically
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.reading import MissingFile, parse_json, read_text
 from hetopt.core.run_folder import CHECKPOINT_FOLDER, MANIFEST_FILE
-from hetopt.trainer.checkpoints.manifest import STATE_FILE, FileRecord, Manifest, rank_file
+from hetopt.trainer.checkpoints.manifest import STATE_FILE, SUFFIX, SUFFIX_BEFORE, FileRecord, Manifest, rank_file
 from hetopt.trainer.checkpoints.state import RankState, SharedState
 from hetopt.trainer.comm.error_feedback import redistribute
+from hetopt.trainer.packing import pack, pack_tensors, unpack
 
 _KEPT = 2
 _PARTIAL = ".partial"
@@ -189,7 +191,7 @@ class CheckpointFolder:
             return f"{MANIFEST_FILE} is missing"
         except (BadInput, KeyError, TypeError):
             return f"{MANIFEST_FILE} is damaged"
-        if version != Manifest.VERSION:
+        if version not in (Manifest.VERSION, *Manifest.READ_AS_WELL):
             raise BadInput(f"{path} was written by another version of hetopt.", hint=_start_over(self._folder))
         try:
             return Manifest.from_json(text, origin=str(path))
@@ -199,15 +201,15 @@ class CheckpointFolder:
     def _write(self, step: int, name: str, data: Mapping[str, Any]) -> FileRecord:
         folder = self.partial(step)
         folder.mkdir(parents=True, exist_ok=True)
-        # Through memory: torch reports a full disk as an internal error, the operating system as what it is.
-        buffer = io.BytesIO()
-        torch.save(dict(data), buffer)
-        record = FileRecord.of(buffer.getbuffer())
-        _write_through(folder / name, buffer)
-        return record
+        content = pack(data)
+        _write_whole(folder / name, content)
+        return FileRecord.of(content)
 
     def _read(self, step: int, name: str) -> dict[str, Any]:
-        manifest, path = self._manifest(step), self.path(step) / name
+        manifest = self._manifest(step)
+        if isinstance(manifest, Manifest) and manifest.schema_version < Manifest.VERSION:
+            name = name.removesuffix(SUFFIX) + SUFFIX_BEFORE
+        path = self.path(step) / name
         try:
             content = path.read_bytes()
         except OSError as error:
@@ -218,7 +220,10 @@ class CheckpointFolder:
         if fault is not None:
             raise self._damaged(step, name, fault)
         try:
-            data = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            if path.suffix == SUFFIX:
+                data = unpack(content)
+            else:
+                data = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         except (RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError):
             raise self._damaged(step, name, "is damaged") from None
         if not isinstance(data, dict):
@@ -248,19 +253,18 @@ def _steps_of(folders: Iterable[Path]) -> list[int]:
 
 
 def save_model(path: Path, model: nn.Module) -> None:
-    """Write the model's state dictionary, whole or not at all.
+    """Write the tensors of the model's state dictionary by their names, whole or not at all.
+
+    `safetensors.torch.load_file` reads what ``model.load_state_dict`` takes. What a module keeps beside its tensors
+    (``get_extra_state``) is in checkpoints alone: a file of safetensors has no room for it.
 
     Raises:
         RunFailed: the disk is full or cannot be written.
     """
-    partial = path.with_name(f".{path.name}.partial")
-    buffer = io.BytesIO()
-    torch.save(dict(model.state_dict()), buffer)
+    tensors = ((name, value) for name, value in model.state_dict().items() if isinstance(value, Tensor))
     try:
-        _write_through(partial, buffer)
-        os.replace(partial, path)
+        _write_whole(path, pack_tensors(tensors))
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise RunFailed(
             f"the model cannot be written to {path}: {error.strerror}.",
             hint="make room on the disk, then launch the run again: it resumes from its last checkpoint",
@@ -272,11 +276,18 @@ def _for_its_owner(path: str, flags: int) -> int:
     return os.open(path, flags, mode=0o600)
 
 
-def _write_through(path: Path, buffer: io.BytesIO) -> None:
-    with open(path, "wb", opener=_for_its_owner) as stream:
-        stream.write(buffer.getbuffer())
-        stream.flush()
-        os.fsync(stream.fileno())
+def _write_whole(path: Path, content: bytes) -> None:
+    """Write a file under another name and rename it, so that it has its own only when all of it is on disk."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with open(partial, "wb", opener=_for_its_owner) as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def _sync_folder(folder: Path) -> None:

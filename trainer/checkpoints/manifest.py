@@ -11,9 +11,12 @@ from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints
 
 from hetopt.core.artifact import Artifact, Record
 
-STATE_FILE = "state.pt"
+SUFFIX, SUFFIX_BEFORE = ".safetensors", ".pt"
+"""Of a checkpoint's files, now and up to schema 4."""
 
-CheckpointFile = Annotated[str, StringConstraints(pattern=r"^(state|rank-[0-9]{1,6})\.pt$")]
+STATE_FILE = f"state{SUFFIX}"
+
+CheckpointFile = Annotated[str, StringConstraints(pattern=r"^(state|rank-[0-9]{1,6})\.(safetensors|pt)$")]
 """The files that a checkpoint has; a manifest may come from a bucket, and names no others."""
 
 
@@ -49,7 +52,8 @@ class Manifest(Artifact):
     """Written last, so that a checkpoint that has one was once whole."""
 
     KIND: ClassVar[str] = "checkpoint"
-    VERSION: ClassVar[int] = 4
+    VERSION: ClassVar[int] = 5
+    READ_AS_WELL: ClassVar[tuple[int, ...]] = (4,)
     MADE_BY: ClassVar[str] = "hetopt launch"
 
     step: NonNegativeInt
@@ -74,4 +78,4 @@ class Manifest(Artifact):
 
 def rank_file(rank: int) -> str:
     """The file of what one worker has of its own."""
-    return f"rank-{rank}.pt"
+    return f"rank-{rank}{SUFFIX}"

@@ -7,7 +7,6 @@ it: the host's leader, the one of lowest rank.
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +25,7 @@ from hetopt.trainer.comm.compressor import State
 from hetopt.trainer.comm.error_feedback import ALIKE
 from hetopt.trainer.comm.exchange import Exchange, ExchangeStats, compression_in, with_memory
 from hetopt.trainer.comm.peers import Guard, LostPeer
+from hetopt.trainer.packing import pack, unpack
 
 
 class HostGroups:
@@ -172,18 +172,16 @@ class HierarchicalExchange:
             channel.broadcast(size, 0)
             message = torch.empty(int(size), dtype=torch.uint8)
             channel.broadcast(message, 0)
-            handed: State = torch.load(io.BytesIO(message.numpy().tobytes()), weights_only=True)
+            handed: State = unpack(message.numpy().tobytes())
             return handed
         state = self._between.state()
         if channel.workers > 1:
-            # A zero of any size takes as little room in the message, and in the checkpoint, as a single one.
+            # A zero of any size takes as little room in the message as a single one.
             emptied = {
                 key: value.cpu() if key.startswith(ALIKE) else value.new_zeros((), device="cpu").expand(value.shape)
                 for key, value in state.items()
             }
-            buffer = io.BytesIO()
-            torch.save(emptied, buffer)
-            message = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+            message = torch.frombuffer(bytearray(pack(emptied)), dtype=torch.uint8)
             channel.broadcast(torch.tensor([message.numel()]), 0)
             channel.broadcast(message, 0)
         return state

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hetopt.core.errors import RunFailed
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.checkpoints.state import RankState, SharedState
 from hetopt.trainer.comm.compressor import State
 from hetopt.trainer.comm.error_feedback import ALIKE
 from hetopt.trainer.elastic.membership import NO_GENERATION, Generation, Version
-from hetopt.trainer.elastic.packing import pack, unpack
+from hetopt.trainer.packing import pack, unpack
 
 _HEAVY = ("model", "optimizer")
 
@@ -107,13 +108,18 @@ def _heavy(held: Held) -> dict[str, Any]:
 
 def _spread(value: dict[str, Any] | None, source: int, workers: int) -> dict[str, Any]:
     """The value that the source has, everywhere."""
-    packed = torch.empty(0, dtype=torch.uint8) if value is None else pack(value)
+    packed = torch.empty(0, dtype=torch.uint8)
+    if value is not None:
+        packed = torch.frombuffer(bytearray(pack(value)), dtype=torch.uint8)
     size = int(gather_numbers([float(packed.numel())], workers)[source][0])
     if workers > 1:
         if value is None:
             packed = torch.empty(size, dtype=torch.uint8)
         dist.broadcast(packed, src=source)
-    restored: dict[str, Any] = unpack(packed)
+    try:
+        restored: dict[str, Any] = unpack(packed.numpy().tobytes())
+    except ValueError:
+        raise RunFailed("the state that another worker sent cannot be read.") from None
     return restored
 
 

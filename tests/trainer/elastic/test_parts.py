@@ -15,8 +15,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load, save
 
-from hetopt.core.errors import RunFailed
 from hetopt.core.presence import (
     INCARNATION_VARIABLE,
     PRESENCE_FILE,
@@ -26,10 +26,10 @@ from hetopt.core.presence import (
     write_presence,
 )
 from hetopt.trainer.elastic.connections import DEAF_S, break_all_but, open_sockets
-from hetopt.trainer.elastic.packing import pack, unpack
 from hetopt.trainer.elastic.stores import TcpRendezvousStore, connect, reachable, where_to_meet
 from hetopt.trainer.elastic.watch import EVERY_S, Watch
 from hetopt.trainer.host import stores
+from hetopt.trainer.packing import pack, unpack
 from tests.disturbance import PATIENCE_S
 
 PLAIN = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=8)
@@ -83,15 +83,38 @@ def test_bytes_that_are_torn_or_made_up_are_refused(data: st.DataObject) -> None
     if how == "cut":
         spoilt = packed[: data.draw(st.integers(0, len(packed) - 1))]
     elif how == "more":
-        spoilt = torch.cat([packed, torch.zeros(3, dtype=torch.uint8)])
+        spoilt = packed + bytes(3)
     else:
-        spoilt = torch.tensor(list(data.draw(st.binary(max_size=60))), dtype=torch.uint8)
-    with pytest.raises(RunFailed):
+        spoilt = data.draw(st.binary(max_size=60))
+    with pytest.raises(ValueError, match="not what was packed"):
         unpack(spoilt)
 
 
+def test_other_peoples_safetensors_are_refused() -> None:
+    for tree in (b'{"t": ["1", [2]]}', b'{"t": ["0", [3]]}', b'{"x": []}', b"[" * 100_000, b"{}"):
+        tensors = {"0": torch.zeros(2), "tree": torch.frombuffer(bytearray(tree), dtype=torch.uint8)}
+        with pytest.raises(ValueError, match="not what was packed"):
+            unpack(save(tensors))
+    with pytest.raises(ValueError, match="not what was packed"):
+        unpack(save({"0": torch.zeros(2)}))
+
+
+def test_what_others_pack_is_an_ordinary_file_of_tensors() -> None:
+    """Whoever reads safetensors, in whatever language, finds the tensors in the order of the value."""
+    assert torch.equal(load(pack({"weight": torch.arange(3.0), "step": 1}))["0"], torch.arange(3.0))
+
+
+def test_a_number_expanded_to_a_shape_stays_small() -> None:
+    value = {"residual": torch.zeros(()).expand(1000, 1000), "views": list(torch.arange(6.0).view(2, 3).t())}
+    packed = pack(value)
+    assert len(packed) < 1000
+    arrived = unpack(packed)
+    assert torch.equal(arrived["residual"], torch.zeros(1000, 1000))
+    assert all(torch.equal(one, other) for one, other in zip(arrived["views"], value["views"], strict=True))
+
+
 def test_what_cannot_be_handed_over_is_not() -> None:
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="builtin_function_or_method cannot be packed"):
         pack({"code": print})
 
 

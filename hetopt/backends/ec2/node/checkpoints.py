@@ -12,20 +12,20 @@ from __future__ import annotations
 
 import re
 import shutil
-import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from hetopt.backends.ec2.objects import Objects
 from hetopt.backends.ec2.protocol import CHECKPOINT_PATTERN, LATEST_OBJECT, WANTED_OBJECT, Latest, checkpoint_name
 from hetopt.core.artifact import write_atomically
 from hetopt.core.errors import RunFailed
 from hetopt.core.paths import inside
-from hetopt.core.run_folder import CHECKPOINT_FOLDER, MANIFEST_FILE
+from hetopt.core.run_folder import CHECKPOINT_FOLDER
 
 _FOLDER = re.compile(rf"({CHECKPOINT_PATTERN})(\.partial)?")
-_PARTS = re.compile(r"(state\.pt|rank-[0-9]{1,6}\.pt|manifest\.json)")
+_PARTS = re.compile(r"(state|rank-[0-9]{1,6})\.(safetensors|pt)|manifest\.json")
+"""The files of a checkpoint; those of hetopt 0.1 are torch's (`.pt`). While one is written it has another name."""
 
 
 @dataclass(kw_only=True)
@@ -90,7 +90,7 @@ class Checkpoints:
             newest is not None
             and newest != self._named
             and free
-            and self._send_parts(newest, [*(path.parent / newest).glob("*.pt"), path.parent / newest / MANIFEST_FILE])
+            and self._send_parts(newest, (path.parent / newest).glob("*"))
             and self.objects.put(WANTED_OBJECT, newest.encode())
         ):
             self._pending = newest
@@ -123,7 +123,7 @@ class Checkpoints:
         chosen = max(folders, key=_step) if ended else wanted
         if chosen is None or chosen not in folders:
             return not ended
-        done = self._send_parts(chosen, folders[chosen].glob("rank-*.pt"))
+        done = self._send_parts(chosen, folders[chosen].glob("rank-*"))
         for name, folder in folders.items():
             if _step(name) < _step(chosen):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -140,12 +140,11 @@ class Checkpoints:
         return found
 
     def _send_parts(self, checkpoint: str, parts: Iterable[Path]) -> bool:
-        """Send files of one checkpoint; says whether all that are whole went well."""
+        """Send the files of one checkpoint; says whether all went well."""
         well = True
-        for path in sorted(parts):
+        for path in sorted(path for path in parts if _PARTS.fullmatch(path.name)):
             name = f"ckpt/{checkpoint}/{path.name}"
-            # A part without its end belongs to a checkpoint that was never finished.
-            if name in self._sent or (path.suffix == ".pt" and not zipfile.is_zipfile(path)):
+            if name in self._sent:
                 continue
             try:
                 arrived = self.objects.send(name, path)
@@ -157,9 +156,8 @@ class Checkpoints:
         return well
 
     def _is_complete(self, checkpoint: str) -> bool:
-        ranks = {f"ckpt/{checkpoint}/rank-{rank}.pt" for rank in range(self.workers)}
-        shared = {f"ckpt/{checkpoint}/{name}" for name in ("state.pt", MANIFEST_FILE)}
-        return shared | ranks <= set(self.objects.names(f"ckpt/{checkpoint}/"))
+        parts = {PurePosixPath(name).stem for name in self.objects.names(f"ckpt/{checkpoint}/")}
+        return {"state", "manifest", *(f"rank-{rank}" for rank in range(self.workers))} <= parts
 
     def _forget_older(self, named: str, before: str | None) -> None:
         """Keep two in the bucket: whoever is just reading the one before must still find it."""

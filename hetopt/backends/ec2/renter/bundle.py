@@ -16,7 +16,7 @@ from pathlib import Path
 import hetopt.core
 from hetopt.core.errors import BadInput
 
-NEEDED = ("numpy", "psutil", "pydantic", "torch", "scikit-learn", "boto3")
+NEEDED = ("numpy", "psutil", "pydantic", "torch", "safetensors", "scikit-learn", "boto3")
 """What a machine installs: what training needs, and the way to S3. Their versions and hashes: `make locks`."""
 
 PARTS = ("__init__.py", "core", "backends", "profiler", "trainer")

@@ -22,7 +22,7 @@ from hetopt.backends.ec2.renter.request import Edge, read
 from hetopt.backends.ec2.renter.watch import Watcher, read_lease
 from hetopt.core.bucket_traffic import PLACEMENT_OBJECT
 from hetopt.core.errors import BadInput, CloudRefused
-from hetopt.core.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE, write_spec
+from hetopt.core.run_folder import MODEL_FILES, write_spec
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.plan import Plan
 
@@ -152,7 +152,7 @@ def fetch_model(order: Order, run_dir: Path) -> Fetched:
     prefix = f"{MODELS_FOLDER}/{order.run_id}"
     objects = S3Objects.connect(region=order.region, bucket=order.bucket, prefix=prefix, account_id=order.account_id)
     folder, again = f"s3://{order.bucket}/{prefix}", f"`hetopt fetch {order.run_id}`"
-    for name in (MODEL_FILE, UNFINISHED_MODEL_FILE):
+    for name in MODEL_FILES:
         size = objects.size_bytes(name)
         if size is not None:
             break

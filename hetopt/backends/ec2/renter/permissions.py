@@ -128,7 +128,6 @@ def operator_policy(*, account_id: str, region: str, bucket: str, role: str, typ
 
 MACHINES_WRITE = ("boot/*", "ckpt/*", "events/*", "log/*", "outcome.json", "state/*")
 """Of a run's objects, the ones that its machines write."""
-MODEL_FILES = (MODEL_FILE, UNFINISHED_MODEL_FILE)
 RENTERS_WRITE = ("lease.json", "order.json", "placement.json", "plan.json", "spec.json")
 """Those that steer machines, or whoever looks after them."""
 
@@ -147,7 +146,7 @@ def node_policy(*, bucket: str) -> Policy:
             ["s3:AbortMultipartUpload", "s3:PutObject"],
             [
                 *(f"{here}/runs/*/{part}" for part in MACHINES_WRITE),
-                *(f"{here}/{MODELS_FOLDER}/*/{name}" for name in MODEL_FILES),
+                *(f"{here}/{MODELS_FOLDER}/*/{name}" for name in (MODEL_FILE, UNFINISHED_MODEL_FILE)),
             ],
         ),
         _statement("ForgetOldCheckpoints", ["s3:DeleteObject"], [f"{here}/runs/*/ckpt/*"]),
