@@ -1,4 +1,4 @@
-"""Nested plain values and tensors as the bytes of one safetensors file, and back.
+"""Nested plain values and tensors as one safetensors file, in memory or on disk, and back.
 
 What comes from a disk or over a network is never unpickled: reading this runs no code, whatever the bytes are.
 Tensors are numbered in the order in which they are met; one more, `_TREE`, holds the JSON of everything around them.
@@ -6,13 +6,17 @@ Tensors are numbered in the order in which they are met; one more, `_TREE`, hold
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load, save, save_file
 from torch import Tensor
 
 _TREE = "tree"
@@ -26,10 +30,35 @@ def pack(value: Any) -> bytes:
     Raises:
         TypeError: something else is in it.
     """
-    tensors: dict[str, Tensor] = {}
-    tree = json.dumps(_described(value, tensors)).encode()
-    tensors[_TREE] = torch.frombuffer(bytearray(tree), dtype=torch.uint8)
-    return pack_tensors(tensors.items())
+    return save(_separate(_flattened(value).items()))
+
+
+def save_packed(path: Path, value: Any) -> None:
+    """The same into a file.
+
+    Raises:
+        TypeError: something else is in it.
+        OSError: the disk refuses.
+    """
+    save_tensors(path, _flattened(value).items())
+
+
+def save_tensors(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Named tensors as a file, which is its owner's alone.
+
+    Tied parameters are written under each of their names, so that the names are those of the state dictionary.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    try:
+        # Not `save` and a write: that holds up all other threads (of training) for as long as it copies.
+        save_file(_separate(tensors), path)
+        path.chmod(0o600)
+    except SafetensorError as error:
+        told = re.search(r"os error (\d+)", str(error))
+        number = int(told[1]) if told else errno.EIO
+        raise OSError(number, os.strerror(number), str(path)) from None
 
 
 def unpack(data: bytes) -> Any:
@@ -45,12 +74,8 @@ def unpack(data: bytes) -> Any:
         raise ValueError("these bytes are not what was packed") from None
 
 
-def pack_tensors(tensors: Iterable[tuple[str, Tensor]]) -> bytes:
-    """Named tensors as the bytes of a safetensors file.
-
-    Tied parameters are written under each of their names, so that the names are those of the state dictionary.
-    """
-    # safetensors takes tensors that are on the CPU, contiguous, and share no memory.
+def _separate(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """As safetensors takes them: on the CPU, contiguous, and no two in the same memory."""
     found: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, tensor in tensors:
@@ -59,7 +84,14 @@ def pack_tensors(tensors: Iterable[tuple[str, Tensor]]) -> bytes:
             kept = kept.clone()
         storages.add(kept.untyped_storage().data_ptr())
         found[name] = kept
-    return save(found)
+    return found
+
+
+def _flattened(value: Any) -> dict[str, Tensor]:
+    """All tensors of a value, and the JSON of everything around them."""
+    tensors: dict[str, Tensor] = {}
+    tree = json.dumps(_described(value, tensors)).encode()
+    return {**tensors, _TREE: torch.frombuffer(bytearray(tree), dtype=torch.uint8)}
 
 
 def _described(value: Any, tensors: dict[str, Tensor]) -> Any:

@@ -17,7 +17,8 @@ import io
 import os
 import pickle
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from hetopt.core.run_folder import CHECKPOINT_FOLDER, MANIFEST_FILE
 from hetopt.trainer.checkpoints.manifest import STATE_FILE, SUFFIX, SUFFIX_BEFORE, FileRecord, Manifest, rank_file
 from hetopt.trainer.checkpoints.state import RankState, SharedState
 from hetopt.trainer.comm.error_feedback import redistribute
-from hetopt.trainer.packing import pack, pack_tensors, unpack
+from hetopt.trainer.packing import save_packed, save_tensors, unpack
 
 _KEPT = 2
 _PARTIAL = ".partial"
@@ -131,7 +132,7 @@ class CheckpointFolder:
         write_atomically(partial / MANIFEST_FILE, manifest.to_json())
         shutil.rmtree(final, ignore_errors=True)  # torn, or an attempt that resumed from before it came here again
         partial.rename(final)
-        _sync_folder(self._folder)
+        _synced(self._folder)
         write_atomically(self._latest, final.name + "\n")
         self._forget_old(manifest.step)
 
@@ -201,9 +202,9 @@ class CheckpointFolder:
     def _write(self, step: int, name: str, data: Mapping[str, Any]) -> FileRecord:
         folder = self.partial(step)
         folder.mkdir(parents=True, exist_ok=True)
-        content = pack(data)
-        _write_whole(folder / name, content)
-        return FileRecord.of(content)
+        with _written_whole(folder / name) as partial:
+            save_packed(partial, data)
+            return FileRecord.of(partial.read_bytes())
 
     def _read(self, step: int, name: str) -> dict[str, Any]:
         manifest = self._manifest(step)
@@ -263,7 +264,8 @@ def save_model(path: Path, model: nn.Module) -> None:
     """
     tensors = ((name, value) for name, value in model.state_dict().items() if isinstance(value, Tensor))
     try:
-        _write_whole(path, pack_tensors(tensors))
+        with _written_whole(path) as partial:
+            save_tensors(partial, tensors)
     except OSError as error:
         raise RunFailed(
             f"the model cannot be written to {path}: {error.strerror}.",
@@ -271,28 +273,22 @@ def save_model(path: Path, model: nn.Module) -> None:
         ) from None
 
 
-def _for_its_owner(path: str, flags: int) -> int:
-    """What was learned is nobody else's, wherever the file is moved."""
-    return os.open(path, flags, mode=0o600)
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Write a file under another name and rename it, so that it has its own only when all of it is on disk."""
+@contextmanager
+def _written_whole(path: Path) -> Iterator[Path]:
+    """Where to write a file, which is renamed afterwards: it has its name only when all of it is on disk."""
     partial = path.with_name(f".{path.name}.partial")
     try:
-        with open(partial, "wb", opener=_for_its_owner) as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
+        yield partial
+        _synced(partial)
         os.replace(partial, path)
     except OSError:
         partial.unlink(missing_ok=True)
         raise
 
 
-def _sync_folder(folder: Path) -> None:
-    """A rename is on disk only when its folder is."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def _synced(path: Path) -> None:
+    """Wait until a file is on disk; or a folder, without which a rename in it is not."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -29,7 +31,7 @@ from hetopt.trainer.elastic.connections import DEAF_S, break_all_but, open_socke
 from hetopt.trainer.elastic.stores import TcpRendezvousStore, connect, reachable, where_to_meet
 from hetopt.trainer.elastic.watch import EVERY_S, Watch
 from hetopt.trainer.host import stores
-from hetopt.trainer.packing import pack, unpack
+from hetopt.trainer.packing import pack, save_packed, unpack
 from tests.disturbance import PATIENCE_S
 
 PLAIN = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=8)
@@ -102,6 +104,19 @@ def test_other_peoples_safetensors_are_refused() -> None:
 def test_what_others_pack_is_an_ordinary_file_of_tensors() -> None:
     """Whoever reads safetensors, in whatever language, finds the tensors in the order of the value."""
     assert torch.equal(load(pack({"weight": torch.arange(3.0), "step": 1}))["0"], torch.arange(3.0))
+
+
+def test_a_disk_that_refuses_is_what_the_system_says(tmp_path: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limit[1]))
+    try:
+        with pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
+            save_packed(tmp_path / "state", {"weight": torch.zeros(1 << 16)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    with pytest.raises(FileNotFoundError):
+        save_packed(tmp_path / "none" / "state", 1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_number_expanded_to_a_shape_stays_small() -> None:
