@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hetopt.core.comm.cost import Operation, Primitive
 from hetopt.core.errors import BadInput
+from hetopt.core.least_squares import robust_non_negative
 from hetopt.core.memory import MemoryLine, fit_memory
 from hetopt.core.profile import CompressorCost, Device, GainPoint, Link, Profile
 from hetopt.optimizer.convergence.convergence import Convergence, fit_convergence
@@ -282,31 +283,11 @@ def fit_step_time(local_batch_sizes: Sequence[int], time_s: Sequence[float]) -> 
 
 
 def _huber_line(sizes: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[float, float]:
-    weights = np.ones_like(times)
-    ones, slopes = 1 / times, sizes / times
-    fixed = per_sample = 0.0
-    for _ in range(30):
-        fixed, per_sample = _non_negative_line(ones, slopes, weights)
-        residuals = np.abs(fixed * ones + per_sample * slopes - 1)
-        weights = np.minimum(1.0, HUBER_RELATIVE / np.maximum(residuals, 1e-12))
-    return fixed, per_sample
-
-
-def _non_negative_line(
-    ones: NDArray[np.float64], slopes: NDArray[np.float64], weights: NDArray[np.float64]
-) -> tuple[float, float]:
-    """Minimise ``sum w (a ones + c slopes - 1)^2`` over ``a >= 0``, ``c > 0``."""
-    aa, ac, cc = float(weights @ ones**2), float(weights @ (ones * slopes)), float(weights @ slopes**2)
-    a, c = float(weights @ ones), float(weights @ slopes)
-    determinant = aa * cc - ac * ac
-    if determinant > 1e-12 * aa * cc:
-        fixed, per_sample = (cc * a - ac * c) / determinant, (aa * c - ac * a) / determinant
-        if fixed >= 0 and per_sample > 0:
-            return fixed, per_sample
-        if per_sample <= 0:
-            # Time does not grow over the measured range; a slope of a millionth keeps shares finite.
-            return a / aa, 1e-6 * a / aa
-    return 0.0, c / cc
+    per_sample, fixed = robust_non_negative(
+        np.stack([sizes / times, 1 / times], axis=1), lambda _: HUBER_RELATIVE
+    ).tolist()
+    # Where time does not grow over the measured range, a slope of a millionth keeps shares finite.
+    return fixed, per_sample or 1e-6 * fixed
 
 
 def _loss(sizes: NDArray[np.float64], times: NDArray[np.float64], fixed: float, slope: float, floor: float) -> float:

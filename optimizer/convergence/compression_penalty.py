@@ -131,18 +131,33 @@ OPEN_GATE = QualityGate()
 
 def fit_penalty(pilots: Sequence[CompressedPilot]) -> CompressionPenalty:
     """Posterior mean and spread of ``a`` over the pilots that reached the target; the prior where there is none."""
-    coefficients = np.linspace(0.0, COEFFICIENT + 8 * COEFFICIENT_SD, 401)
-    log_weight = -0.5 * ((coefficients - COEFFICIENT) / COEFFICIENT_SD) ** 2
-    reached = [(pilot, pilot.steps_to_target) for pilot in pilots if pilot.steps_to_target is not None]
+    reached = [
+        (pilot.steps_to_target / pilot.dense_steps, float(_distance(pilot.gain)))
+        for pilot in pilots
+        if pilot.steps_to_target is not None
+    ]
     if not reached:
         return UNFITTED
-    for pilot, steps in reached:
-        expected = pilot.dense_steps * (1 + coefficients * _distance(pilot.gain))
-        log_weight -= 0.5 * (np.log(steps / expected) / PILOT_LOG_SD) ** 2
+    mean, sd = fit_coefficient(reached, COEFFICIENT, COEFFICIENT_SD)
+    return CompressionPenalty(coefficient=mean, coefficient_sd=sd)
+
+
+def fit_coefficient(runs: Sequence[tuple[float, float]], mean: float, sd: float) -> tuple[float, float]:
+    """Posterior mean and deviation of ``c`` in ``inflation = 1 + c distance``, summed up over a grid of ``c >= 0``.
+
+    Args:
+        runs: measured inflation and distance of each, the inflation with a log deviation of `PILOT_LOG_SD`.
+        mean: of the normal prior, which is cut off at 0.
+        sd: likewise.
+    """
+    inflation, distance = np.array(runs).T
+    coefficients = np.linspace(0.0, mean + 8 * sd, 401)
+    errors = np.log(inflation / (1 + coefficients[:, None] * distance)) / PILOT_LOG_SD
+    log_weight = -0.5 * (((coefficients - mean) / sd) ** 2 + (errors**2).sum(axis=1))
     weight = np.exp(log_weight - log_weight.max())
     weight /= weight.sum()
-    mean = float(weight @ coefficients)
-    return CompressionPenalty(coefficient=mean, coefficient_sd=math.sqrt(float(weight @ (coefficients - mean) ** 2)))
+    found = float(weight @ coefficients)
+    return found, math.sqrt(float(weight @ (coefficients - found) ** 2))
 
 
 def _distance(gain: ArrayLike) -> Array:

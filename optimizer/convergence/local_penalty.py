@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from hetopt.core.errors import setting
 from hetopt.core.synchronization import Synchronization
 from hetopt.core.synchronization_text import spell_sync
-from hetopt.optimizer.convergence.compression_penalty import FAIR_TRIAL, PILOT_LOG_SD
+from hetopt.optimizer.convergence.compression_penalty import FAIR_TRIAL, fit_coefficient
 from hetopt.optimizer.convergence.steps_law import Z90
 
 Array = NDArray[np.float64]
@@ -157,22 +157,15 @@ CLOSED_GATE = LocalGate()
 
 def fit_local_penalty(pilots: Sequence[LocalPilot]) -> LocalPenalty:
     """Posterior mean and spread of ``c`` over the pilots that reached the target; the prior where there is none."""
-    reached = [(pilot, pilot.steps_to_target) for pilot in pilots if pilot.steps_to_target is not None]
+    reached = [
+        (pilot.steps_to_target / pilot.dense_steps, float(distance(pilot.share, pilot.workers)))
+        for pilot in pilots
+        if pilot.steps_to_target is not None
+    ]
     if not reached:
         return LocalPenalty()
-    coefficients = np.linspace(0.0, COEFFICIENT + 8 * COEFFICIENT_SD, 401)
-    log_weight = -0.5 * ((coefficients - COEFFICIENT) / COEFFICIENT_SD) ** 2
-    for pilot, steps in reached:
-        expected = pilot.dense_steps * (1 + coefficients * distance(pilot.share, pilot.workers))
-        log_weight -= 0.5 * (np.log(steps / expected) / PILOT_LOG_SD) ** 2
-    weight = np.exp(log_weight - log_weight.max())
-    weight /= weight.sum()
-    mean = float(weight @ coefficients)
-    return LocalPenalty(
-        coefficient=mean,
-        coefficient_sd=math.sqrt(float(weight @ (coefficients - mean) ** 2)),
-        pilots=len(reached),
-    )
+    mean, sd = fit_coefficient(reached, COEFFICIENT, COEFFICIENT_SD)
+    return LocalPenalty(coefficient=mean, coefficient_sd=sd, pilots=len(reached))
 
 
 def steps_in_words(penalty: LocalPenalty, share: float, workers: int, *, counts: bool) -> str:

@@ -1,13 +1,13 @@
 """The published models of step time, as published, behind one interface: for comparison, and for choice by error.
 
 None of them knows device types, compression or layouts: a row is its workers, its nodes and its largest local batch.
+They are fitted by scipy, which is imported when one is asked for: that takes as long as a bare python 14 times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Protocol
 
 import numpy as np
@@ -76,21 +76,16 @@ class Ernest:
 
 
 def _non_negative(features: Array, samples: Sequence[StepSample]) -> Array:
-    """``min |diag(1/t) X c - 1|`` over ``c >= 0``, by trying every set of columns (there are four)."""
-    scaled = features / np.array([sample.step_time_s for sample in samples])[:, None]
-    ones = np.ones(len(scaled))
-    best, best_loss = np.zeros(features.shape[1]), np.inf
-    for count in range(1, features.shape[1] + 1):
-        for chosen in combinations(range(features.shape[1]), count):
-            part, *_ = np.linalg.lstsq(scaled[:, chosen], ones, rcond=None)
-            loss = float(((scaled[:, chosen] @ part - ones) ** 2).sum())
-            if (part >= 0).all() and loss < best_loss:
-                best, best_loss = np.zeros(features.shape[1]), loss
-                best[list(chosen)] = part
-    return best
+    """``min |diag(1/t) X c - 1|`` over ``c >= 0``."""
+    from scipy.optimize import nnls
+
+    coefficients, _ = nnls(
+        features / np.array([sample.step_time_s for sample in samples])[:, None], np.ones(len(samples))
+    )
+    return np.asarray(coefficients)
 
 
-LOWEST_S = 1e-8
+LOWEST_S, MOST_S = 1e-8, 1e6
 MOST_POWER = 10.0
 
 
@@ -114,7 +109,9 @@ class Goodput:
 
     @classmethod
     def fit(cls, samples: Sequence[StepSample]) -> Goodput:
-        """Damped Gauss-Newton in logs of the parameters, from the authors' starting point."""
+        """Least squares in logs of the parameters, from the authors' starting point."""
+        from scipy.optimize import least_squares
+
         workers, nodes, batch = columns(samples)
         step = np.log([sample.step_time_s for sample in samples])
         alone = np.array(
@@ -135,11 +132,16 @@ class Goodput:
                 True,
             ]
         )
-        x = np.log(np.array([0.1, 0.01, 0.1, 0.01, 0.1, 0.01, 0.05]))
-        x[~seen] = np.log(LOWEST_S)
+        start: Array = np.log(np.array([0.1, 0.01, 0.1, 0.01, 0.1, 0.01, 0.05]))
+        start[~seen] = np.log(LOWEST_S)
 
-        def residuals(vector: Array) -> Array:
-            model = cls._of(vector)
+        def among_all(free: Array) -> Array:
+            vector = start.copy()
+            vector[seen] = free
+            return vector
+
+        def residuals(free: Array) -> Array:
+            model = cls._of(among_all(free))
             computing = np.log(model.compute[0] + model.compute[1] * batch)
             slopes = [0.1 * (b / a) for a, b in (model.host, model.network)]
             return np.concatenate(
@@ -150,26 +152,8 @@ class Goodput:
                 ]
             )
 
-        damping, now = 1e-2, residuals(x)
-        for _ in range(200):
-            derivatives = np.stack([(residuals(x + 1e-6 * unit) - now) / 1e-6 for unit in np.eye(len(x))], axis=1)
-            derivatives[:, ~seen] = 0.0
-            matrix = derivatives.T @ derivatives
-            stride = -np.linalg.solve(
-                matrix + (damping * np.diag(matrix).max() + 1e-12) * np.eye(len(x)), derivatives.T @ now
-            )
-            moved = np.clip(x + np.clip(stride, -1, 1), np.log(LOWEST_S), np.log(1e6))
-            there = residuals(moved)
-            if float(there @ there) < float(now @ now):
-                done = float(now @ now) - float(there @ there) < 1e-9
-                x, now, damping = moved, there, max(damping / 5, 1e-9)
-                if done:
-                    break
-            else:
-                damping *= 5
-                if damping > 1e6:
-                    break
-        fitted = cls._of(x)
+        found = least_squares(residuals, start[seen], bounds=(np.log(LOWEST_S), np.log(MOST_S)))
+        fitted = cls._of(among_all(found.x))
         if seen[4]:
             return fitted
         # Several nodes are never quicker than one.

@@ -3,6 +3,10 @@
 Maximum a posteriori by Levenberg and Marquardt, with Laplace's approximation around it (MacKay 1992). Noise is
 Student's t, so that a disturbed run is discounted instead of followed; its scale is the cluster's, learned with the
 rest. Parameters that the samples do not identify stay at their prior, and keep its width.
+
+Own code because its steps use what the problem is: rows touch one point and one layout each, and noise depends on what
+is learned. `scipy.optimize.minimize` comes to the same peaks (a test looks whether it finds higher ones) in 50 to 200
+times the time, 3 to 13 seconds a fit, and `least_squares` takes neither such noise nor a Gaussian process as prior.
 """
 
 from __future__ import annotations

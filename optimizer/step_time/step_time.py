@@ -199,7 +199,10 @@ def _normal_cdf(x: Array) -> Array:
 
 @cache
 def _normal() -> tuple[Array, Array, Array]:
-    """A grid with the normal density and distribution on it; fine enough for six digits of every E_n."""
+    """A grid with the normal density and distribution on it; fine enough for six digits of every E_n.
+
+    Every plan needs it; `scipy.special.ndtr` is the same, and to import it takes a bare python's start seven times.
+    """
     x = np.linspace(-9.0, 9.0, _GRID)
     density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
     return x, density, np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in x.tolist()])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hetopt.core.least_squares import robust_non_negative
 from hetopt.core.profile import Collective, Link
 
 HUBER = 1.345
@@ -49,30 +50,12 @@ def fit_alpha_beta(payload_bytes: Sequence[int], time_s: Sequence[float]) -> Alp
     if not (np.isfinite(times).all() and (times > 0).all() and (payloads >= 0).all()):
         raise ValueError("payloads must not be negative, and times must be positive and finite")
     rows = np.stack([1 / times, payloads / times], axis=1)
-    weights = np.ones_like(times)
-    latency, slope = 0.0, 0.0
-    for _ in range(20):
-        latency, slope = _non_negative_pair(rows, weights)
-        residuals = np.abs(rows @ np.array([latency, slope]) - 1)
-        scale = max(1.4826 * float(np.median(residuals)), 1e-12)
-        weights = np.minimum(1.0, HUBER * scale / np.maximum(residuals, 1e-300))
+
+    def limit(residuals: NDArray[np.float64]) -> float:
+        return HUBER * max(1.4826 * float(np.median(residuals)), 1e-12)
+
+    latency, slope = robust_non_negative(rows, limit).tolist()
     return AlphaBeta(latency_s=latency, bytes_per_s=1 / max(slope, 1 / FASTEST_BYTES_PER_S))
-
-
-def _non_negative_pair(rows: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple[float, float]:
-    """Minimise ``sum w (rows x - 1)^2`` over ``x >= 0`` in two dimensions: the inner solution or the better edge."""
-    first, second = rows.T
-    aa, ab, bb = (
-        float(np.sum(weights * left * right)) for left, right in ((first, first), (first, second), (second, second))
-    )
-    a, b = float(np.sum(weights * first)), float(np.sum(weights * second))
-    determinant = aa * bb - ab * ab
-    if determinant > 1e-12 * aa * bb:
-        inner = ((bb * a - ab * b) / determinant, (aa * b - ab * a) / determinant)
-        if inner[0] >= 0 and inner[1] >= 0:
-            return inner
-    edges = [(a / aa, 0.0)] + ([(0.0, b / bb)] if bb > 0 else [])
-    return min(edges, key=lambda x: float(np.sum(weights * (first * x[0] + second * x[1] - 1) ** 2)))
 
 
 def make_link(

@@ -11,6 +11,9 @@ are not: a payload that is exchanged again and again tells nothing new about any
 The grace is what bytes take that nobody has to wait for: a link that was idle lets some pass before it holds back to
 its rate (clouds and rehearsals limit rates by a bucket of tokens), and latency hides others. It belongs to an exchange,
 whose operations follow each other, and is measured once.
+
+The filter is of our own: a handful of unknowns, which grow with the primitives in use and stay above zero, as a plain
+record that goes into checkpoints. No dependency has one, and for so few numbers plain Python is quicker than arrays.
 """
 
 from __future__ import annotations
