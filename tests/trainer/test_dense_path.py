@@ -1,4 +1,4 @@
-"""How far a dense gradient travels through our own code: from the training step to torch's collective."""
+"""How far a dense gradient travels through our own code: from the step, or a script's backward, to the collective."""
 
 from __future__ import annotations
 
@@ -7,22 +7,28 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from hetopt.core.run_folder import write_spec
 from hetopt.core.run_spec import RunSpec
 from tests.disturbance import PATIENCE_S
 
-PROGRAM = Path(__file__).with_name("dense_path_program.py")
-STEPS, MOST_FRAMES = 4, 6
+from .dense_path_program import STEPS, WIDE
+
+MOST_FRAMES = 6
+
+Calls = list[dict[str, Any]]
 
 
-def test_a_dense_gradient_crosses_at_most_six_of_our_frames(tmp_path: Path) -> None:
-    workers = [{"host": "here", "type": "local", "local_batch_size": 16}] * 2
-    spec = {"task": "digits", "workers": workers, "batch_policy": "static", "stop": {"max_steps": STEPS}}
-    write_spec(tmp_path, RunSpec.model_validate_json(json.dumps(spec)))
+def calls_of(way: str, folder: Path) -> list[Calls]:
+    """Every collective that each of two workers began."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     processes = [
-        subprocess.Popen([sys.executable, str(PROGRAM), str(rank), "2", str(tmp_path)], env=environment)
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.trainer.dense_path_program", way, str(rank), "2", str(folder)],
+            env=environment,
+            cwd=Path(__file__).resolve().parents[2],
+        )
         for rank in range(2)
     ]
     try:
@@ -31,13 +37,37 @@ def test_a_dense_gradient_crosses_at_most_six_of_our_frames(tmp_path: Path) -> N
         for process in processes:
             process.kill()
             process.wait()
-    for rank in range(2):
-        calls = json.loads((tmp_path / f"stacks-{rank}.json").read_text())
+    return [json.loads((folder / f"stacks-{rank}.json").read_text()) for rank in range(2)]
+
+
+def frames(call: dict[str, Any], first: str) -> list[str]:
+    """Of ours, from one to the collective."""
+    path: list[str] = call["stack"][call["stack"].index(first) :]
+    assert len(path) <= MOST_FRAMES, " > ".join([*path, call["collective"]])
+    return path
+
+
+def test_a_dense_gradient_crosses_at_most_six_of_our_frames(tmp_path: Path) -> None:
+    workers = [{"host": "here", "type": "local", "local_batch_size": 16}] * 2
+    spec = {"task": "digits", "workers": workers, "batch_policy": "static", "stop": {"max_steps": STEPS}}
+    write_spec(tmp_path, RunSpec.model_validate_json(json.dumps(spec)))
+    for calls in calls_of("task", tmp_path):
         inside = [call for call in calls if "engine.py:train_step" in call["stack"]]
         largest = max(call["elements"] for call in inside)
         gradients = [call for call in inside if call["elements"] == largest]
         assert len(gradients) == STEPS, "one collective a step carries the gradient"
         for call in gradients:
-            path = call["stack"][call["stack"].index("engine.py:train_step") :]
+            path = frames(call, "engine.py:train_step")
             assert path[-1].startswith("channel.py:"), "the last frame of ours calls torch's collective"
-            assert len(path) <= MOST_FRAMES, " > ".join([*path, call["collective"]])
+
+
+def test_so_does_that_of_a_script_and_a_large_one_leaves_while_backward_still_makes_the_rest(tmp_path: Path) -> None:
+    for calls in calls_of("session", tmp_path):
+        inside = [call for call in calls if "summing.py:backward" in call["stack"]]
+        small = [call for call in inside if call["elements"] == 16 * (8 + 16 + 3) + 1]
+        assert len(small) == STEPS, "one collective a step carries the gradient"
+        assert {frames(call, "summing.py:backward")[-1] for call in small} == {"channel.py:all_reduce"}
+        parts = [call for call in inside if call["elements"] in (WIDE * (WIDE + 2) + 1, 9 * WIDE)]
+        assert len(parts) == 2 * STEPS, "a bucket of the last layers, and the rest"
+        for call in parts:
+            assert frames(call, "summing.py:backward")[-2:] == ["buckets.py:_ready", "buckets.py:_send"]

@@ -20,7 +20,6 @@ from hetopt.core.errors import BadInput
 from hetopt.trainer.agreement import Store, gather_numbers
 from hetopt.trainer.announcement import announce
 from hetopt.trainer.balance import Balance
-from hetopt.trainer.comm.exchange import ExchangeStats
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.engine import Engine
 from hetopt.trainer.evaluation import average_buffers
@@ -40,7 +39,7 @@ from hetopt.trainer.session.random_state import RandomState
 from hetopt.trainer.session.record import add_sample, open_log
 from hetopt.trainer.session.registry import REGISTRY, Member
 from hetopt.trainer.session.turns import Deed
-from hetopt.trainer.steps.exchange_assembly import ExchangeMaker
+from hetopt.trainer.steps.exchange_assembly import ExchangeMaker, can_overlap
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.step_config import ExchangeConfig
 from hetopt.trainer.steps.stopwatch import Mark, make_stopwatch
@@ -94,7 +93,8 @@ class BatchFlow:
             compression=plan.spec.compression, dense_bytes=sum(parameter.nbytes for _, parameter in named)
         )
         if not self._trains_alone and (world_size > 1 or plan.spec.compression.name != "identity"):
-            self._sum = GradientSum(named, self._make_exchange, world_size=world_size)
+            overlaps = can_overlap(self.device, world_size)
+            self._sum = GradientSum(named, self._make_exchange, world_size=world_size, overlaps=overlaps)
             self._exchange = self._sum.exchange
         self._loss = LossWatch(
             model, rank, world_size, accumulate=accumulate, accepted=accepted, is_local=self._trains_alone
@@ -311,11 +311,12 @@ class BatchFlow:
         if self._between is None or not any(self._taken):
             return
         self._backwards = 0
-        self._tell(self._trace(None))
+        self._tell(self._trace())
 
-    def _trace(self, stats: ExchangeStats | None) -> StepTrace:
+    def _trace(self) -> StepTrace:
         """Of the step that was computed."""
         now = self._stopwatch.mark()
+        stats = None if self._sum is None else self._sum.stats
         return StepTrace(
             loss_sum=self._loss_sum,
             start=self._begun,
@@ -325,6 +326,7 @@ class BatchFlow:
             waited_s=self._waited_s,
             way="" if stats is None else self._exchange.way,
             exchange=stats,
+            under_backward=stats is not None and self._sum is not None and self._sum.was_hidden,
             # A gradient that a GradScaler did not apply was not finite.
             gradient_energy=math.inf if self._energy is None and self._between is not None else self._energy,
         )

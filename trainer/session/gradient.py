@@ -16,10 +16,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hetopt.core.comm import overlap
 from hetopt.core.comm.options import way_name
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.trainer.comm.channel import Channel
 from hetopt.trainer.comm.exchange import ExchangeStats, summed
+from hetopt.trainer.session.buckets import Buckets
 from hetopt.trainer.session.flat import FlatGradients
 from hetopt.trainer.steps.fused_step import all_finite
 from hetopt.trainer.steps.step_config import ExchangeConfig
@@ -51,11 +53,21 @@ class GradientSum:
         named: the optimizer's parameters, as `check_parameters` wants them.
         make_exchange: makes what sums them.
         world_size: workers.
+        overlaps: whether all workers can sum a dense gradient while backward makes it.
+
+    Attributes:
+        exchange: how gradients travel.
+        stats: what the last exchange took; None: there was none, as the gradient was not finite.
+        was_hidden: whether it was under backward.
     """
 
-    def __init__(self, named: Named, make_exchange: MakeExchange, *, world_size: int) -> None:
+    def __init__(self, named: Named, make_exchange: MakeExchange, *, world_size: int, overlaps: bool = False) -> None:
         self._make_exchange = make_exchange
         self._world_size = world_size
+        self._overlaps = overlaps
+        self._buckets: Buckets | None = None
+        self._is_hidden = self.was_hidden = False
+        self.stats: ExchangeStats | None = None
         self._take(named)
         self._aside: FlatGradients | None = None  # of this worker, weighted, and not summed yet
         self._kept: FlatGradients | None = None  # of all workers, which more is to be added to
@@ -72,12 +84,23 @@ class GradientSum:
                 f"The model has float64 parameters, and {way_name(exchange.compression)} compresses float32 gradients.",
                 hint="leave out compression, or make the model float32",
             )
+        self.close()
+        # A gradient of one bucket has nothing to send while backward still runs.
+        narrow_alone = self._overlaps and exchange.is_dense and not self._flat.double.numel()
+        if narrow_alone and exchange.dense_bytes > overlap.FIRST_BUCKET_BYTES:
+            self._buckets = Buckets(self._parameters)
         self.exchange = replace(exchange, dense_bytes=exchange.dense_bytes + self._flat.double.nbytes)
 
     @property
     def is_waiting(self) -> bool:
         """Whether gradients were put aside that are in no sum yet."""
         return self._aside is not None
+
+    def close(self) -> None:
+        """Look at no backward pass any more."""
+        if self._buckets is not None:
+            self._buckets.close()
+        self._buckets = None
 
     def follow(self, named: Named) -> None:
         """The optimizer trains these parameters from here on; what there is of their gradients is kept.
@@ -119,12 +142,25 @@ class GradientSum:
         not stepped with is added to the next one, as in the script.
         """
         self.drop()
+        self._is_hidden = False
+        if self._buckets is not None:
+            self._buckets.end()
         for index, parameter in enumerate(self._parameters):
             if self._shows(index, parameter):
                 parameter.grad = None
             if self._flat.holds(index, parameter):
                 self._keep(index, parameter)
             self._flat.places[index].given = None
+
+    def expect(self, weigh: Callable[[], float]) -> None:
+        """The backward pass that comes completes the step: what it makes is sent as it is made, where that can be.
+
+        Args:
+            weigh: tells the weight of this worker's gradient, once all workers are known to be at the same point.
+        """
+        if self._buckets is not None and not self.is_waiting:
+            self._buckets.begin(self._flat, weigh)
+            self._is_hidden = True
 
     def drop(self) -> None:
         """What the script took out of ``.grad`` counts no more.
@@ -181,7 +217,7 @@ class GradientSum:
         """Whether ``.grad`` is there for the script to look at, and in a buffer already."""
         return any(one is not None and one.holds(index, parameter) for one in (self._aside, self._kept))
 
-    def sum(self, weight: float, scaler: Scaler | None, *, look_at: Sequence[float] = ()) -> ExchangeStats | None:
+    def sum(self, weight: float, scaler: Scaler | None, *, look_at: Sequence[float] = ()) -> None:
         """Sum what was put aside, and what is in ``.grad`` times ``weight``, over all workers.
 
         Args:
@@ -189,72 +225,92 @@ class GradientSum:
             scaler: whose factor the gradients have. What compression holds back is kept without it, and a gradient
                 that is not finite on some worker becomes infinite on all, so that all of them skip the step.
             look_at: ratios to tell the kept energy at.
-
-        Returns:
-            What the exchange took; None: there was none, as the gradient is not finite.
         """
-        self._gather(weight)
+        hidden = self._buckets if self._is_hidden else None
+        self._is_hidden, self.was_hidden = False, hidden is not None
+        self._gather(weight, hidden)
         if self._aside is not None:
             self._flat.add(self._aside)
             self._aside = None
-        flags, work = self._begin_flags()
-        scale = None if scaler is None or self.exchange.is_dense else scaler.get_scale()
-        stats = self._exchange(scale, look_at)
+        if hidden is not None:
+            hidden.send_rest()
+        flags, work = self._begin_flags(is_spoilt=hidden is not None and hidden.is_spoilt)
+        exchange = self.exchange.exchange
+        assert exchange is not None
+        if hidden is not None:
+            hidden.wait()
+            hidden.end()
+            self.stats = ExchangeStats(sent_bytes=self._flat.single.nbytes, compress_s=0.0, sync_s=0.0)
+        elif scaler is None or self.exchange.is_dense:
+            self.stats = exchange.run(self._flat.single, look_at)
+            self._sum_doubles()
+        elif self._take_off(scaler):
+            self.stats = exchange.run(self._flat.single, look_at)
+            self._flat.single.mul_(scaler.get_scale())
         if work is not None:
             work.wait()
-        self._set_used(flags)
+        used, dense, spoilt = flags.tolist()
+        if any(spoilt):  # on some worker: all of them sum anew, and from now on after backward
+            self._overlaps = False
+            self.close()
+            self._gather(weight)
+            self.stats = exchange.run(self._flat.single)
+        self._set_used(used, dense)
         if self._kept is not None:
             self._flat.add(self._kept)
             self._kept = None
         for index, parameter in enumerate(self._parameters):
             self._flat.give(index, parameter)
-        return stats
 
-    def _exchange(self, scale: float | None, look_at: Sequence[float]) -> ExchangeStats | None:
-        """Sum the buffers over all workers, as the steps of tasks do; None: a gradient is not finite.
+    def _take_off(self, scaler: Scaler) -> bool:
+        """Take a loss scale off the gradient, of which something will be held back; whether it is finite everywhere."""
+        flat = self._flat.single
+        flat.mul_(1 / scaler.get_scale())
+        if all_finite(flat):
+            return True
+        flat.fill_(torch.inf)
+        self.stats = None
+        return False
+
+    def _sum_doubles(self) -> None:
+        """Float64 gradients are sent as they are, beside the others."""
+        double = self._flat.double
+        if double.numel() and self.stats is not None:
+            channel = Channel(on=double.device)
+            channel.all_reduce(double)
+            sync_s = sum(message.time_s for message in channel.messages)
+            sent = ExchangeStats(
+                sent_bytes=double.nbytes, compress_s=0.0, sync_s=sync_s, messages=tuple(channel.messages)
+            )
+            self.stats = summed([self.stats, sent])
+
+    def _gather(self, weight: float, hidden: Buckets | None = None) -> None:
+        """Put ``.grad`` times ``weight`` into the buffers; what was put aside and is shown there is no part of it.
 
         Args:
-            scale: that is taken off before anything is held back; None: nothing is.
-            look_at: ratios to tell the kept energy at.
+            weight: of this worker.
+            hidden: has put some there already, under backward.
         """
-        flat, double, exchange = self._flat.single, self._flat.double, self.exchange.exchange
-        assert exchange is not None
-        if scale is not None:
-            flat.mul_(1 / scale)
-            if not all_finite(flat):
-                flat.fill_(torch.inf)
-                return None
-        stats = exchange.run(flat, look_at)
-        if scale is not None:
-            flat.mul_(scale)
-        if not double.numel():
-            return stats
-        channel = Channel(on=double.device)
-        channel.all_reduce(double)
-        [message] = channel.messages
-        sent = ExchangeStats(sent_bytes=double.nbytes, compress_s=0.0, sync_s=message.time_s, messages=(message,))
-        return summed([stats, sent])
-
-    def _gather(self, weight: float) -> None:
-        """Put ``.grad`` times ``weight`` into the buffers; what was put aside and is shown there is no part of it."""
         for index, parameter in enumerate(self._parameters):
+            if hidden is not None and hidden.has(index, parameter):
+                continue
             if parameter.grad is None or self._shows(index, parameter):
                 self._flat.clear(index)
             else:
                 self._flat.put(index, parameter.grad, weight)
 
-    def _begin_flags(self) -> tuple[Tensor, dist.Work | None]:
-        """Which parameters have a gradient, and which a dense one, on any worker: on its way."""
+    def _begin_flags(self, *, is_spoilt: bool) -> tuple[Tensor, dist.Work | None]:
+        """Which parameters have a gradient, and which a dense one, on any worker, and whether what was sent under
+        backward was not all of it: on its way."""
         places = self._flat.places
-        flags = torch.tensor(
-            [[one.used for one in places], [one.used and one.rows is None for one in places]], dtype=torch.uint8
-        )
+        used, dense = [one.used for one in places], [one.used and one.rows is None for one in places]
+        flags = torch.tensor([used, dense, [is_spoilt] * len(places)], dtype=torch.uint8)
         if self._world_size == 1:
             return flags, None
         return flags, dist.all_reduce(flags, op=dist.ReduceOp.MAX, async_op=True)
 
-    def _set_used(self, flags: Tensor) -> None:
-        for place, used, dense in zip(self._flat.places, *flags.tolist(), strict=True):
+    def _set_used(self, used_by_any: Sequence[int], dense_on_any: Sequence[int]) -> None:
+        for place, used, dense in zip(self._flat.places, used_by_any, dense_on_any, strict=True):
             if not used or dense:
                 place.rows = None
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -72,6 +73,8 @@ class LossWatch:
         *,
         options: Mapping[str, Any] = MappingProxyType({}),
         met: Callable[[], None] = lambda: None,
+        expect: Callable[[Callable[[], float]], None] = lambda weigh: None,
+        computed: Callable[[], None] = lambda: None,
     ) -> float:
         """Backward, while the workers tell each other what their losses are; how much this worker's gradient counts.
 
@@ -80,7 +83,9 @@ class LossWatch:
             weight: what the script says of it; None: nothing.
             part: of the batch.
             options: of ``Tensor.backward``.
-            met: called after backward, before the others' word is waited for: they are at the same point.
+            met: called before the others' word is waited for: they are at the same point.
+            expect: called before backward with what tells, to who asks already while it runs.
+            computed: called after backward.
 
         Raises:
             BadInput: nobody can tell; on all workers.
@@ -96,11 +101,18 @@ class LossWatch:
         note, self._batch_norm, self._asks_statistics = self._batch_norm, None, False
         if note is not None:
             note.look(loss)
+
+        @cache
+        def weigh() -> float:
+            met()
+            return self.weights(pending)[self._rank]
+
+        expect(weigh)
         _backward(loss, options)
-        met()
+        computed()
         if note is not None and (text := note.text(part)):
             print(f"hetopt: {text}", file=sys.stderr, flush=True)
-        return self.weights(pending)[self._rank]
+        return weigh()
 
     def weight_of(self, own: float | None, weight: Weight | Tensor | None, part: Part | None) -> float:
         """How much a gradient counts that is in ``.grad`` already.

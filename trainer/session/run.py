@@ -99,6 +99,8 @@ class Session(GradientFlow):
         self._is_open = False
         REGISTRY.leave(self)
         self._loss.close()
+        if self._sum is not None:
+            self._sum.close()
         for hook in self._hooks:
             hook.remove()
 

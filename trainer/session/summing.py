@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from hetopt.trainer.session.gradient import GradientSum
 from hetopt.trainer.session.inspection import inspect_wrappers
 from hetopt.trainer.session.local import gradient_energy
 from hetopt.trainer.session.registry import REGISTRY, Member
-from hetopt.trainer.session.turns import Deed, Pending
+from hetopt.trainer.session.turns import Deed
 
 
 class GradientFlow(BatchFlow):
@@ -81,23 +82,28 @@ class GradientFlow(BatchFlow):
             self._follow(self._sum)
             self._sum.begin()
             turn = self._gate.begin(Deed.SUM, self._handed.newest)
-        self._own_weight = self._loss.backward(
+        completes = self._backwards + 1 >= self._accumulate or (part is not None and part.is_last)
+        own = self._own_weight = self._loss.backward(
             loss,
             weight,
             part,
             options={"retain_graph": retain_graph, "create_graph": create_graph, "inputs": inputs},
-            met=lambda: self._meet(turn),
+            met=lambda: self._gate.finish(turn),
+            expect=self._expect if completes else lambda weigh: None,
+            computed=self._note_computed,
         )
         self._backwards += 1
-        self._note_loss(loss, self._own_weight)
-        if self._backwards >= self._accumulate or (part is not None and part.is_last):
-            self._sum_up(self._own_weight)
+        self._note_loss(loss, own)
+        if completes:
+            with self._summing(own) as look_at:
+                if self._sum is not None:
+                    self._sum.sum(own, self._scaler, look_at=look_at)
             return
         if self._computed_s is not None:
             self._waited_s += time.perf_counter() - self._computed_s
         self._computed = self._computed_s = None
         if self._sum is not None:
-            self._sum.put_aside(self._own_weight)
+            self._sum.put_aside(own)
 
     def _follow(self, gradients: GradientSum) -> None:
         """The optimizer's parameters may be others than in the step before."""
@@ -106,10 +112,21 @@ class GradientFlow(BatchFlow):
         if self._engine is not None:
             self._engine.exchange = self._exchange
 
-    def _meet(self, turn: Pending | None) -> None:
+    def _expect(self, weigh: Callable[[], float]) -> None:
+        """The backward pass that comes completes the step; what it waits for others is no part of computing."""
+
+        def timed() -> float:
+            begun_s = time.perf_counter()
+            weight = weigh()
+            self._waited_s += time.perf_counter() - begun_s
+            return weight
+
+        if self._sum is not None:
+            self._sum.expect(timed)
+
+    def _note_computed(self) -> None:
         """This worker has computed: what comes until the sum is the wait for the others."""
         self._computed, self._computed_s = self._stopwatch.mark(), time.perf_counter()
-        self._gate.finish(turn)
 
     def sync(self, *, weight: Weight | Tensor | None = None) -> None:
         """Sum the gradients of all workers now; for loops that call ``loss.backward()`` themselves, before clipping.
@@ -126,32 +143,36 @@ class GradientFlow(BatchFlow):
             self._follow(self._sum)
             self._sum.drop()
             self._gate.take(Deed.SUM, self._handed.newest)
-        if self._sum is not None and self._sum.is_waiting:
-            self._sum_up(0.0)  # all of it was weighed as it was put aside
-            return
-        self._part = self._handed.of_all()
-        self._sum_up(self._loss.weight_of(self._own_weight, weight, self._present_part()))
+        own = 0.0  # where all of it was weighed as it was put aside
+        if self._sum is None or not self._sum.is_waiting:
+            self._part = self._handed.of_all()
+            own = self._loss.weight_of(self._own_weight, weight, self._present_part())
+        with self._summing(own) as look_at:
+            if self._sum is not None:
+                self._sum.sum(own, self._scaler, look_at=look_at)
 
-    def _sum_up(self, weight: float) -> None:
-        self._own_weight = None
-        self._weight = weight
-        self._is_summed = True
+    @contextmanager
+    def _summing(self, weight: float) -> Iterator[Sequence[float]]:
+        """Gradients are summed inside, and looked at for these ratios; then a step is done.
+
+        Args:
+            weight: of this worker's gradient.
+        """
+        self._own_weight, self._weight, self._is_summed = None, weight, True
         if self._computed is None:
             self._computed = self._stopwatch.mark()
+        with self._gate.watched():
+            yield () if self._engine is None else self._engine.look_at
         if self._trains_alone:
             self._backwards = 0
             if self._plan.spec.sync.name == "selsync":
                 scale = 1.0 if self._scaler is None else self._scaler.get_scale()
                 self._energy = gradient_energy([parameter for _, parameter in self._trained], scale)
-        elif self._sum is None:
-            self._gate.summed()
-            self._tell(self._trace(None))
-        else:
-            self._gate.compare(self._trained)
-            look_at = () if self._engine is None else self._engine.look_at
-            stats = self._sum.sum(weight, self._scaler, look_at=look_at)
-            self._gate.summed()
-            self._tell(self._trace(stats))
+            return
+        if self._sum is not None:
+            self._gate.compare(self._trained)  # once nothing is on its way any more
+        self._gate.summed()
+        self._tell(self._trace())
 
     def trains(self, optimizer: Optimizer) -> bool:
         """Whether these are its parameters: the optimizer's own, or those of one that steps in its place."""

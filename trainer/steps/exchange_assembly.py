@@ -11,12 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
+import torch.distributed as dist
 
 from hetopt.core.comm.composition import AUTO, METHODS
 from hetopt.core.comm.options import SELECTOR, Candidates
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
 from hetopt.core.run_spec import Compression, RunSpec
-from hetopt.trainer.agreement import Store
+from hetopt.trainer.agreement import Store, gather_numbers
 from hetopt.trainer.comm.calibration import (
     Calibration,
     Hosts,
@@ -38,6 +39,23 @@ USUAL_RATIO = 0.01
 def is_steered(spec: RunSpec, compression: Compression) -> bool:
     """Whether anything about the exchange is left to decide while training goes on."""
     return spec.steers_exchange and (spec.ratio_policy != "fixed" or METHODS[compression.name].by_ratio)
+
+
+def can_overlap(device: torch.device, world_size: int, *, wishes: bool = True) -> bool:
+    """Whether the whole cluster can sum buckets under backward; called by all workers, which answer alike.
+
+    Args:
+        device: of this worker.
+        world_size: workers.
+        wishes: whether this worker's model allows it.
+    """
+    if world_size == 1:
+        return False
+    is_cuda = device.type == "cuda"
+    # A GPU's gradients go over gloo only through the host, in one piece.
+    own_terms = wishes and (not is_cuda or "nccl" in dist.get_backend())
+    rows = gather_numbers([float(own_terms), float(is_cuda)], world_size)
+    return all(row == [1.0, rows[0][1]] for row in rows)
 
 
 @dataclass(frozen=True, kw_only=True)

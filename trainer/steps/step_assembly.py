@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from hetopt.core.comm.composition import combine
@@ -24,7 +23,7 @@ from hetopt.trainer.data.fetch import Batch
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.loss_test import STATISTICS_HINT, LossTest
 from hetopt.trainer.steps.bucketed_step import BucketedStep
-from hetopt.trainer.steps.exchange_assembly import ExchangeMaker, is_steered
+from hetopt.trainer.steps.exchange_assembly import ExchangeMaker, can_overlap, is_steered
 from hetopt.trainer.steps.fused_step import FusedStep
 from hetopt.trainer.steps.local_batch import SampleFeed
 from hetopt.trainer.steps.local_gradient import DoesNotFit, LocalGradient, half_of
@@ -216,13 +215,8 @@ class StepMaker:
     def _may_bucket(self, uses_all: bool) -> bool:
         """Whether the whole cluster can sum buckets under backward, and gains by it; all ranks answer alike."""
         context = self.context
-        if context.world_size == 1:
-            return False
-        is_cuda = context.device.type == "cuda"
-        # A GPU's gradients go over gloo only through the host, which the fused step does in one piece.
-        own_terms = uses_all and (not is_cuda or "nccl" in dist.get_backend())
-        rows = gather_numbers([float(own_terms), float(is_cuda)], context.world_size)
-        return self._exchanges.dense_bytes > FIRST_BUCKET_BYTES and all(row == [1.0, rows[0][1]] for row in rows)
+        overlaps = can_overlap(context.device, context.world_size, wishes=uses_all)
+        return overlaps and self._exchanges.dense_bytes > FIRST_BUCKET_BYTES
 
     def _uses_all(self) -> bool:
         """Whether the model uses all of its parameters; tried with a sample or two.

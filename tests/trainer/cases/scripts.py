@@ -325,6 +325,42 @@ def tied_and_checkpointed(open_: Open) -> None:
             opt.step()
 
 
+def recomputed(open_: Open) -> None:
+    """Parameters of which backward makes the gradient in two parts, one after the other."""
+    torch.manual_seed(0)
+    twice, last = nn.Linear(8, 8), nn.Linear(8, 4)
+    model = nn.Sequential(last, twice)
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        for x, y in run.loader(shuffled()):
+            opt.zero_grad()
+            once = checkpoint(twice, x.requires_grad_(), use_reentrant=True)
+            run.backward(cross_entropy(last(checkpoint(twice, once.tanh(), use_reentrant=True)), y))
+            opt.step()
+
+
+def changed_by_a_hook(open_: Open) -> None:
+    """Gradients that the script changes as soon as they are made, or puts others in their place."""
+    model = net()
+    opt = sgd(model)
+
+    def thrice(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.mul_(3)
+
+    def other(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad = 2 * parameter.grad
+
+    with open_(model, opt) as run:
+        model[0].weight.register_post_accumulate_grad_hook(thrice)
+        model[2].bias.register_post_accumulate_grad_hook(other)
+        for x, y in run.loader(shuffled()):
+            opt.zero_grad()
+            run.backward(cross_entropy(model(x), y))
+            opt.step()
+
+
 def closure(open_: Open, optimizer: type[torch.optim.Optimizer] = torch.optim.SGD, **options: Any) -> None:
     data = points()
     model = net().double()
@@ -493,6 +529,8 @@ EXACT = (
     fused,
     capturable_rate,
     tied_and_checkpointed,
+    recomputed,
+    changed_by_a_hook,
     closure,
     lbfgs_double,
     sharpness_aware,

@@ -1,0 +1,110 @@
+"""Sums a flat gradient part by part while the backward pass that makes it still runs, without wrapping the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from hetopt.core.comm import overlap
+from hetopt.core.comm.payload_bytes import VALUE_BYTES
+from hetopt.trainer.session.flat import FlatGradients
+
+
+class Buckets:
+    """Parts of a gradient, from its end, as backward makes it; sent in one order on all workers.
+
+    A part is sent as soon as the gradients in it are made, weighted; nothing is taken back then. Where a gradient turns
+    out to have been changed since (part of the model is computed again in backward, or a hook of the script comes
+    later), ``.grad`` has it whole: all workers sum anew.
+
+    Args:
+        parameters: float32 or complex64, in the order in which their gradients lie.
+
+    Attributes:
+        is_spoilt: whether what was sent is not what is in ``.grad``.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        elements = [parameter.numel() * (1 + parameter.is_complex()) for parameter in parameters]
+        self._bucket_of = [0] * len(elements)
+        self._spans: list[tuple[int, int]] = []
+        stop = start = sum(elements)
+        for index in reversed(range(len(elements))):
+            self._bucket_of[index] = len(self._spans)
+            start -= elements[index]
+            full = overlap.BUCKET_BYTES if self._spans else overlap.FIRST_BUCKET_BYTES
+            if VALUE_BYTES * (stop - start) >= full or index == 0:
+                self._spans.append((start, stop))
+                stop = start
+        self._hooks: list[RemovableHandle] = [
+            one.register_post_accumulate_grad_hook(partial(self._ready, index))  # type: ignore[no-untyped-call]  # torch's gap
+            for index, one in enumerate(parameters)
+        ]
+        self._flat: FlatGradients | None = None
+        self._weigh: Callable[[], float] = float
+        self._made: dict[int, tuple[Tensor, int]] = {}
+        self._missing: list[int] = []
+        self._sent: list[dist.Work] = []
+        self.is_spoilt = False
+
+    def begin(self, flat: FlatGradients, weigh: Callable[[], float]) -> None:
+        """A backward pass comes, which makes all of a gradient.
+
+        Args:
+            flat: where it is put.
+            weigh: tells the weight of this worker's gradient; called once the first is made.
+        """
+        self._flat, self._weigh = flat, weigh
+        self._made, self._sent, self.is_spoilt = {}, [], False
+        self._missing = [self._bucket_of.count(bucket) for bucket in range(len(self._spans))]
+
+    def end(self) -> None:
+        """Backward passes that come are not looked at."""
+        self._flat = None
+
+    def has(self, index: int, parameter: nn.Parameter) -> bool:
+        """Whether the gradient of a parameter was put to its place, or is on its way from there."""
+        made, gradient = self._made.get(index), parameter.grad
+        if made is not None and made[0] is gradient and made[1] == gradient._version:
+            return True
+        self.is_spoilt |= self._is_sent(index)
+        return self._is_sent(index)
+
+    def send_rest(self) -> None:
+        """Backward is over: what it made no gradient for is zero."""
+        while len(self._sent) < len(self._spans):
+            self._send()
+
+    def wait(self) -> None:
+        """All is summed."""
+        for work in self._sent:
+            work.wait()
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _ready(self, index: int, parameter: Tensor) -> None:
+        """Backward has made the gradient of a parameter, or more of it."""
+        if self._flat is None or parameter.grad is None or self._is_sent(index):
+            return
+        self._flat.put(index, parameter.grad, self._weigh())
+        self._missing[self._bucket_of[index]] -= index not in self._made
+        self._made[index] = parameter.grad, parameter.grad._version
+        while len(self._sent) < len(self._spans) and not self._missing[len(self._sent)]:
+            self._send()
+
+    def _is_sent(self, index: int) -> bool:
+        return self._bucket_of[index] < len(self._sent)
+
+    def _send(self) -> None:
+        assert self._flat is not None
+        start, stop = self._spans[len(self._sent)]
+        work = dist.all_reduce(self._flat.single[start:stop], async_op=True)
+        assert work is not None  # as for every asynchronous collective of a member of the group
+        self._sent.append(work)
