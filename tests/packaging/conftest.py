@@ -39,12 +39,18 @@ def tracked() -> list[Path]:
 
 
 @pytest.fixture(scope="session")
-def distributions(tmp_path_factory: pytest.TempPathFactory, tracked: list[Path]) -> Path:
-    """A folder with the source distribution and the wheel that was built from it."""
-    sources = tmp_path_factory.mktemp("sources")
+def sources(tmp_path_factory: pytest.TempPathFactory, tracked: list[Path]) -> Path:
+    """A clean copy of the repository."""
+    folder = tmp_path_factory.mktemp("sources")
     for path in tracked:
-        (sources / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(REPOSITORY / path, sources / path, follow_symlinks=False)
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / path, folder / path, follow_symlinks=False)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def distributions(tmp_path_factory: pytest.TempPathFactory, sources: Path) -> Path:
+    """A folder with the source distribution and the wheel that was built from it."""
     built = tmp_path_factory.mktemp("dist")
     result = subprocess.run(
         [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(built), str(sources)],
