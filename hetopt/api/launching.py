@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,11 +110,7 @@ def launch(
         accept_fewer=accept_fewer,
     )
     where = backend(on, reporter)
-    prepared = prepare(
-        plan,
-        where,
-        on,
-        options,
+    changes = Changes(
         batch_policy=batch_policy,
         compression=compression,
         ratio_policy=ratio_policy,
@@ -125,24 +121,26 @@ def launch(
         stream=stream,
         steps=steps,
     )
-    return submit(prepared, where)
+    return submit(prepare(plan, where, on, options, changes), where)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """What a launch changes in its plan, as people write it; see `launch` for each. Absent: as it was planned."""
+
+    batch_policy: str | None = None
+    compression: str | None = None
+    ratio_policy: str | None = None
+    collective: str | None = None
+    sync: str | None = None
+    partition: str | None = None
+    inject: str | None = None
+    stream: str | None = None
+    steps: int | None = None
 
 
 def prepare(
-    plan: Plan | Path | str,
-    where: Backend,
-    on: Place,
-    options: LaunchOptions,
-    *,
-    batch_policy: str | None = None,
-    compression: str | None = None,
-    ratio_policy: str | None = None,
-    collective: str | None = None,
-    sync: str | None = None,
-    partition: str | None = None,
-    inject: str | None = None,
-    stream: str | None = None,
-    steps: int | None = None,
+    plan: Plan | Path | str, where: Backend, on: Place, options: LaunchOptions, changes: Changes = Changes()
 ) -> Prepared:
     """Map a plan onto a backend, with what is asked for this launch in it. Nothing is started or rented.
 
@@ -151,30 +149,23 @@ def prepare(
         where: the backend.
         on: its name.
         options: of the launch.
-        batch_policy: this and all that follow: see `launch`.
-        compression: see there.
-        ratio_policy: see there.
-        collective: see there.
-        sync: see there.
-        partition: see there.
-        inject: see there.
-        stream: see there.
-        steps: see there.
+        changes: of the plan.
 
     Raises:
         BadInput: something does not go with the rest.
     """
     check_options(on, options)
-    policy = chosen(batch_policy, list(BATCH_POLICIES), "batch policy")
-    wish = compression_options.parse_wish(compression, ratio_policy, collective)
-    sync_wish = sync_options.parse_wish(sync, partition, inject)
-    stream_wish = stream_options.parse_stream(stream)
+    policy = chosen(changes.batch_policy, list(BATCH_POLICIES), "batch policy")
+    wish = compression_options.parse_wish(changes.compression, changes.ratio_policy, changes.collective)
+    sync_wish = sync_options.parse_wish(changes.sync, changes.partition, changes.inject)
+    stream_wish = stream_options.parse_stream(changes.stream)
     if stream_wish is not None and on == "ec2":
         raise BadInput("`stream` is for `on=local` and `on=rehearsal`.", hint="leave it out, or choose `on=local`")
     if policy == "rate":
         if stream_wish is None:
             raise BadInput("`batch_policy=rate` follows streams, and there is none.", hint="add `stream`")
         policy = None  # what a stream implies
+    steps = changes.steps
     if steps is not None and steps < 1:
         raise BadInput(f"`steps` must be at least 1, got {steps}.", hint="for example `steps=500`")
     made = plan if isinstance(plan, Plan) else Plan.load(Path(plan))

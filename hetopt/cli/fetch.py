@@ -6,13 +6,11 @@ from pathlib import Path
 
 import typer
 
-from hetopt.cli.completion import runs
+from hetopt.cli.options import NewestRun
 
 
 def fetch(
-    run: str | None = typer.Argument(
-        None, autocompletion=runs, help="Run, or any unambiguous part of its name. Default: the newest."
-    ),
+    run: NewestRun = None,
     out: Path | None = typer.Option(None, "--out", "-o", help="Copy the model to this file."),
     json_: bool = typer.Option(False, "--json", help="Print where it is as JSON."),
 ) -> None:

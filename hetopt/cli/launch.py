@@ -232,16 +232,9 @@ def launch(asked: Launch) -> None:
     follow.started(lambda: submit(agreed, where), rents=place == "ec2", detach=asked.detach, as_json=asked.as_json)
 
 
-KEPT = (
-    *("plan", "data", "slowdowns", "hosts", "schedule", "batch_policy", "compression", "ratio_policy", "collective"),
-    *("sync", "partition", "inject", "stream", "steps"),
-)
-"""What a run that goes on keeps as it was."""
-
-
 def _prepared(asked: Launch, where: Backend, place: Place) -> Prepared:
     """The plan, or the run that goes on, on this backend."""
-    from hetopt.api.launching import prepare
+    from hetopt.api.launching import Changes, prepare
     from hetopt.api.run import Run
     from hetopt.cli import confirm, launch_view
     from hetopt.core.errors import BadInput
@@ -254,9 +247,11 @@ def _prepared(asked: Launch, where: Backend, place: Place) -> Prepared:
         raise BadInput("--detach is for --on ec2.", hint="leave it out, or use --on ec2")
     prepared: Prepared
     if asked.resume is None:
-        prepared = prepare(**given(asked, prepare, where=where, on=place, options=told))
+        assert asked.plan is not None
+        prepared = prepare(asked.plan, where, place, told, Changes(**given(asked, Changes)))
         return prepared
-    if any(getattr(asked, name) is not None for name in KEPT):
+    kept = (asked.plan, asked.data, asked.slowdowns, asked.hosts, asked.schedule)
+    if given(asked, Changes) or any(one is not None for one in kept):
         raise BadInput(
             "--resume goes on with a run as it was: leave PLAN and all that would change it out.",
             hint=f"hetopt launch --on {place} --resume RUN",

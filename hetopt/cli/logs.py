@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from hetopt.cli.completion import runs
+from hetopt.cli.options import NewestRun
 
 
 def logs(
-    run: str | None = typer.Argument(
-        None, autocompletion=runs, help="Run, or any unambiguous part of its name. Default: the newest."
-    ),
+    run: NewestRun = None,
     follow: bool = typer.Option(False, "--follow", "-f", help="Keep printing until the run is over."),
     events: bool = typer.Option(False, "--events", "--json", help="The event log (JSON Lines) instead of the output."),
     worker: int | None = typer.Option(None, "--worker", "-w", min=0, help="Only this worker's output."),

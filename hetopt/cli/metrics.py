@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hetopt.cli.completion import runs
+from hetopt.cli.options import NewestRun
 
 if TYPE_CHECKING:
     from http.server import ThreadingHTTPServer
@@ -24,9 +24,7 @@ CLIENT_S = 10.0
 
 
 def metrics(
-    run: str | None = typer.Argument(
-        None, autocompletion=runs, help="Run, or any unambiguous part of its name. Default: the newest."
-    ),
+    run: NewestRun = None,
     tensorboard: Path | None = typer.Option(
         None, "--tensorboard", help="Write what is logged so far into this folder, which `tensorboard --logdir` reads."
     ),

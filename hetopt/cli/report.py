@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from hetopt.cli.completion import runs
+from hetopt.cli.options import NewestRun
 
 if TYPE_CHECKING:
     from hetopt.core.events.fold import RunHistory
@@ -18,9 +18,7 @@ SHOWN_WAYS = 3
 
 
 def report(
-    run: str | None = typer.Argument(
-        None, autocompletion=runs, help="Run, or any unambiguous part of its name. Default: the newest."
-    ),
+    run: NewestRun = None,
     output: Path | None = typer.Option(None, "--output", "-o", help="Also write the report to this JSON file."),
     html: Path | None = typer.Option(None, "--html", help="Also write the run as a page that needs nothing else."),
     learn: Path | None = typer.Option(

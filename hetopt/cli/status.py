@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hetopt.cli.completion import runs
+from hetopt.cli.options import NewestRun
 
 if TYPE_CHECKING:
     from hetopt.core.events.fold import RunFold
@@ -20,9 +20,7 @@ UNREADABLE = "unreadable"
 
 
 def status(
-    run: str | None = typer.Argument(
-        None, autocompletion=runs, help="Run, or any unambiguous part of its name. Default: the newest."
-    ),
+    run: NewestRun = None,
     all_: bool = typer.Option(False, "--all", "-a", help="A line for every run."),
     watch: bool = typer.Option(False, "--watch", "-w", help="Go on showing it, until it is over or Ctrl-C."),
     json_: bool = typer.Option(False, "--json", help="Print JSON."),

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from hetopt.cli.completion import runs
+from hetopt.cli.options import NewestRun
 
 
 def stop(
-    run: str | None = typer.Argument(
-        None, autocompletion=runs, help="Run, or any unambiguous part of its name. Default: the newest."
-    ),
+    run: NewestRun = None,
     json_: bool = typer.Option(False, "--json", help="Print the outcome as JSON."),
 ) -> None:
     """Stop a run. Its workers finish the step, save a checkpoint and leave; nothing is left running.

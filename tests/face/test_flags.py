@@ -34,6 +34,7 @@ def options(command: click.Command) -> set[str]:
 
 def test_every_flag_is_an_option_of_some_command() -> None:
     assert set(FLAGS.values()) - options(typer.main.get_command(app)) == set()
+    assert len(set(FLAGS.values())) == len(FLAGS), "an option has one name in the library"
 
 
 @pytest.mark.parametrize(
