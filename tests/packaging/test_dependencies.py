@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
 import sys
+import tarfile
 import tomllib
 from collections import defaultdict
+from functools import cache
 
 from packaging.requirements import Requirement
 
+from hetopt.backends.ec2.renter.bundle import NEEDED, make_bundle
 from tests.sources import REPOSITORY, modules
 
 PACKAGES = {"sklearn": "scikit-learn", "botocore": "boto3", "pydantic_core": "pydantic"}
 """Packages by what is imported of them, where that is called otherwise."""
 
+NO_PACKAGES = {"hetopt", "_typeshed"}
+"""What is imported and not installed: ourselves, and what only type checkers know."""
+
 ROW = re.compile(r"^\| ([\w-]+)(?:[, ][^|]*)? \|[^|]*\| ([^|]*) \|[^|]*\|$", re.MULTILINE)
 PATH = re.compile(r"`((?:hetopt|optimizer|profiler|trainer|catalogs)/[\w/]*(?:\.py)?)`")
 
 
+@cache
 def imported() -> dict[str, set[str]]:
     """The files that import each package, anywhere in them."""
     found: dict[str, set[str]] = defaultdict(set)
@@ -31,7 +39,7 @@ def imported() -> dict[str, set[str]]:
                 names = [node.module]
             else:
                 continue
-            for top in {name.partition(".")[0] for name in names} - {"hetopt"} - sys.stdlib_module_names:
+            for top in {name.partition(".")[0] for name in names} - NO_PACKAGES - sys.stdlib_module_names:
                 found[PACKAGES.get(top, top)].add(where)
     return found
 
@@ -77,3 +85,18 @@ def test_what_is_imported_is_declared_and_has_a_row() -> None:
     declared = {Requirement(one).name for one in needed}
     assert set(imported()) == declared
     assert declared <= set(told())
+
+
+def test_rented_machines_install_what_their_code_imports() -> None:
+    """Streams are not for rented machines; they are opened by a URL, and redis is imported where one is."""
+    with tarfile.open(fileobj=io.BytesIO(make_bundle("digits").data)) as archive:
+        inside = {name for name in archive.getnames() if name.endswith(".py")}
+    needed = {
+        package
+        for package, files in imported().items()
+        if any(file in inside or f"hetopt/{file}" in inside for file in files)
+    }
+    assert needed - {"redis"} == set(NEEDED)
+    for lock in sorted((REPOSITORY / "hetopt" / "backends" / "ec2" / "node" / "locks").glob("*-[cg]pu.txt")):
+        pinned = set(re.findall(r"^([\w-]+)==", lock.read_text(encoding="utf-8"), re.MULTILINE))
+        assert set(NEEDED) - {"torch"} <= pinned, lock.name
