@@ -20,6 +20,8 @@ machine is slower at everything, so the ratio a : c, which took two shares to le
 (another process, a busy host), `unrest` learns by how much and widens r. It is read off the differences between one
 period and the next of the same share (von Neumann 1941), so that a speed that has changed counts once, and not for as
 long as the line has not followed it: otherwise the evidence of a change would excuse itself.
+
+The filter is of our own: two numbers in closed form, in a record that goes into checkpoints; no dependency has one.
 """
 
 from __future__ import annotations

@@ -3,7 +3,9 @@
     header  {"tuple": [{"dtype": "float32", "shape": [3, 32, 32]}, {"dtype": "int64", "shape": []}]}
     data    the tensors of one sample one after another, little-endian, row by row
 
-Samples of one header are packed and unpacked together, as columns of one table of bytes.
+Samples of one header are packed and unpacked together, as columns of one table of bytes. So this is not safetensors,
+which the rest of hetopt uses (`hetopt.trainer.packing`): a file for each sample takes 70 times as long to write and 13
+times as long to read (CIFAR-10's images: 330 and 34 µs a sample).
 """
 
 from __future__ import annotations
