@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -174,37 +173,11 @@ def _usd_per_hour(measured: Profile) -> float:
 
 
 def _run(launcher: Launcher, probe: ProbeRun, tell: Reporter) -> StepSample:
-    """Make one probe in a folder of its own, which goes when it is no longer of use. Interrupting it ends the run."""
-    import os
-    import shutil
-    import tempfile
-    import time
-
-    from hetopt.backends.backend import POLL_S, RunHandle
+    """Make one probe."""
+    from hetopt.api.measuring import measured
     from hetopt.backends.probe_runs import read_sample
-    from hetopt.core.errors import RunFailed
     from hetopt.core.events.log import EVENTS_FILE
     from hetopt.core.events.reader import read_log
-    from hetopt.core.interruption import stopping
-    from hetopt.core.run_status import RunState
 
-    folder = Path(tempfile.mkdtemp(prefix="hetopt-probe-"))
-    handle, keep = RunHandle(run_dir=folder), False
-    try:
-        launcher.start(probe.spec, folder, dict(os.environ))
-        while not (status := launcher.poll(handle)).state.is_over:
-            time.sleep(POLL_S)
-        if status.state is not RunState.FINISHED:
-            keep = True
-            raise RunFailed(
-                f"a probe failed: {status.reason or 'it was stopped from outside'}",
-                hint=f"what the workers printed is in {folder}",
-            )
+    with measured(launcher, probe.spec, {}, what="a probe", told=tell) as folder:
         return read_sample(probe, read_log(folder / EVENTS_FILE).events)
-    except BaseException:
-        with stopping("the probe's workers", None, lambda told: tell(told, None)):
-            launcher.stop(handle)
-        raise
-    finally:
-        if not keep:
-            shutil.rmtree(folder, ignore_errors=True)

@@ -109,7 +109,8 @@ def launch(
         accept_risk=accept_risk,
         accept_fewer=accept_fewer,
     )
-    where = backend(on, reporter)
+    told = reporter or Reporter()
+    where = backend(on, told)
     changes = Changes(
         batch_policy=batch_policy,
         compression=compression,
@@ -121,7 +122,8 @@ def launch(
         stream=stream,
         steps=steps,
     )
-    return submit(prepare(plan, where, on, options, changes), where)
+    prepared = prepare(plan, where, on, options, changes)
+    return submit(prepared, where, begun=lambda name: told.note(f"run {name}"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,13 +190,41 @@ def prepare(
     return replace(prepared, launch=record.model_copy(update={"spec": spec, "notes": notes}))
 
 
-def submit(prepared: Prepared, where: Backend) -> Run:
+def prepare_resumed(run: Run, where: Backend, on: Place, options: LaunchOptions) -> Prepared:
+    """A run that has ended, to go on from its last checkpoint. Nothing is started or rented.
+
+    Args:
+        run: that one.
+        where: the backend.
+        on: its name.
+        options: of this launch: a new budget, other images.
+
+    Raises:
+        HetoptError: it is not over, ran elsewhere, has no checkpoint, or an option would make another run of it.
+    """
+    check_options(on, options)
+    for name in ("data", "slowdowns", "hosts", "schedule"):
+        if getattr(options, name) is not None:
+            raise BadInput(
+                f"`{name}` cannot change in a run that goes on.", hint="leave it out, or start the plan anew"
+            )
+    return where.prepare_resumed(run.folder, options)
+
+
+def submit(prepared: Prepared, where: Backend, *, begun: Callable[[str], None] = lambda name: None) -> Run:
     """Start what was prepared.
+
+    Args:
+        prepared: on a backend.
+        where: that one.
+        begun: told the run's name once it has a folder, before anything is started or rented.
 
     Raises:
         HetoptError: it cannot be started; nothing of it is left.
     """
-    handle, _ = where.submit(prepared, RunFolders(home=runs_home()))
+    if prepared.folder is not None:
+        begun(prepared.folder.name)
+    handle, _ = where.submit(prepared, RunFolders(home=runs_home(), made=begun))
     return Run(folder=handle.run_dir, backend=where)
 
 
@@ -209,4 +239,5 @@ def resume(run: Run | str, options: LaunchOptions | None = None) -> Run:
         HetoptError: it is not over, or has no checkpoint.
     """
     ended = run if isinstance(run, Run) else Run.find(run)
-    return submit(ended.backend.prepare_resumed(ended.folder, options or LaunchOptions()), ended.backend)
+    on = ended.launch.on if ended.launch is not None else "local"
+    return submit(prepare_resumed(ended, ended.backend, on, options or LaunchOptions()), ended.backend)

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
-import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hetopt.api.measuring import measured
 from hetopt.api.values import names, positive
-from hetopt.backends.backend import POLL_S, Launcher, RunHandle
 from hetopt.backends.local import LocalLauncher
-from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EVENTS_FILE, read_events
 from hetopt.core.extras import install_command
-from hetopt.core.interruption import stopping
 from hetopt.core.probe_schedule import ProbeSchedule, make_schedule
 from hetopt.core.profile import LOCAL, Profile
 from hetopt.core.reporter import Reporter
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
-from hetopt.core.run_status import RunState, RunStatus
 from hetopt.core.step_samples import StepSample
 from hetopt.core.synchronization_text import parse_sync, spell_sync
 from hetopt.profiler.collect import collect
@@ -120,22 +116,20 @@ def profile(
         machine_type=machine_type,
         syncs=syncs,
     )
-    measured = _measure(spec, schedule, machine_type=machine_type, told=told)
+    found = _measure(spec, schedule, machine_type=machine_type, told=told)
     elsewhere = tuple(samples)
     if elsewhere:
-        measured = measured.model_copy(update={"samples": elsewhere})
+        found = found.model_copy(update={"samples": elsewhere})
     if budget_usd is None:
-        return measured
+        return found
     from hetopt.api import exploring, exploring_ec2
 
     place: Place
     if explore_on == "ec2":
-        place = exploring_ec2.place_on_ec2(
-            measured, task=task, types=asked_types, region=region, data=ec2_data, tell=told
-        )
+        place = exploring_ec2.place_on_ec2(found, task=task, types=asked_types, region=region, data=ec2_data, tell=told)
     else:
-        place = exploring.place_here(measured, hosts=hosts, workers=workers, tell=told)
-    return exploring.explore(measured, place, budget_usd=budget_usd, tell=told)
+        place = exploring.place_here(found, hosts=hosts, workers=workers, tell=told)
+    return exploring.explore(found, place, budget_usd=budget_usd, tell=told)
 
 
 def check(task: str, *, data: Path | str | None = None) -> list[Finding]:
@@ -235,18 +229,16 @@ def _prepare(
 
 
 def _measure(spec: RunSpec, schedule: ProbeSchedule, *, machine_type: str, told: Reporter) -> Profile:
-    """Run the probe in a folder of its own, which goes when it is no longer of use. Interrupting it ends the run."""
-    folder = Path(tempfile.mkdtemp(prefix="hetopt-profile-"))
-    keep = False
-    try:
-        started_at_s = time.time()
-        status = _follow(LocalLauncher(grace_s=STOP_GRACE_S), spec, schedule, folder, told)
-        if status.state is not RunState.FINISHED:
-            keep = True
-            raise RunFailed(
-                f"the measurement failed: {status.reason or 'it was stopped from outside'}",
-                hint=f"what the workers printed is in {folder / 'log'}",
-            )
+    """Run the probe, and collect what it wrote."""
+    started_at_s = time.time()
+    environment = {} if any(name in os.environ for name in SPIN_VARIABLES) else SPIN
+
+    def look(folder: Path) -> None:
+        now = progress(read_events(folder / EVENTS_FILE), schedule)
+        told(now.text, now.done)
+
+    launcher = LocalLauncher(grace_s=STOP_GRACE_S)
+    with measured(launcher, spec, environment, what="the measurement", told=told, look=look) as folder:
         return collect(
             read_events(folder / EVENTS_FILE),
             schedule,
@@ -255,25 +247,3 @@ def _measure(spec: RunSpec, schedule: ProbeSchedule, *, machine_type: str, told:
             hetopt_version=version("hetopt"),
             data_dir=spec.data_dir,
         )
-    finally:
-        if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _follow(launcher: Launcher, spec: RunSpec, schedule: ProbeSchedule, folder: Path, told: Reporter) -> RunStatus:
-    """Start the run and follow it to its end. Whatever interrupts the following also ends the run."""
-    handle = RunHandle(run_dir=folder)
-    environment: Mapping[str, str] = {} if any(name in os.environ for name in SPIN_VARIABLES) else SPIN
-    try:
-        launcher.start(spec, folder, environment)
-        while True:
-            status = launcher.poll(handle)
-            now = progress(read_events(folder / EVENTS_FILE), schedule)
-            told(now.text, now.done)
-            if status.state.is_over:
-                return status
-            time.sleep(POLL_S)
-    except BaseException:
-        with stopping("the measurement's workers", None, told):
-            launcher.stop(handle)
-        raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -46,7 +48,7 @@ class Launcher(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
-    """What a launch is told beside its plan. Each backend takes its own and refuses those of others.
+    """What a launch is told beside its plan; `hetopt.api.launching` refuses those of other backends.
 
     Attributes:
         data: folder of the task's data; on EC2 ``s3://BUCKET/PREFIX``. Absent: where the profile found it.
@@ -122,6 +124,21 @@ class Prepared:
     launch: Launch
     folder: Path | None = None
 
+    def begun(self, folders: RunFolders, *, secret: bool = False) -> tuple[Path, Launch]:
+        """The folder of the run, and its record with the moment in which it begins, or goes on.
+
+        Args:
+            folders: where a new one is made.
+            secret: its name cannot be guessed.
+        """
+        if self.folder is not None:
+            return self.folder, self.launch.model_copy(update={"resumed_s": (*self.launch.resumed_s, time.time())})
+        now = datetime.datetime.now(datetime.UTC)
+        folder = folders.create(self.launch.spec.task.rpartition("/")[2], now, secret=secret)
+        created = now.isoformat(timespec="seconds")
+        update = {"run_id": folder.name, "created": created, "started_s": time.time()}
+        return folder, self.launch.model_copy(update=update)
+
 
 class Backend(Launcher, Protocol):
     """Where plans run. Whoever adds another writes one file with these methods."""
@@ -135,7 +152,7 @@ class Backend(Launcher, Protocol):
             options: of the launch.
 
         Raises:
-            HetoptError: it cannot be run here, or an option is none of this backend's.
+            HetoptError: it cannot be run here.
         """
         ...
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
 import importlib.util
-import os
 import shutil
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetopt.backends.backend import LaunchOptions, Prepared, RunHandle, check_options
+from hetopt.backends.backend import LaunchOptions, Prepared, RunHandle
 from hetopt.backends.emulation.backend import RehearsalLauncher
 from hetopt.backends.emulation.description import parse_changes, parse_hosts
 from hetopt.backends.emulation.namespaces import why_not
@@ -44,7 +41,6 @@ class _OnThisMachine(ProcessLauncher):
 
     def prepare(self, made: Plan, wanted: Plan, options: LaunchOptions) -> Prepared:
         """See `hetopt.backends.backend.Backend`."""
-        check_options(self.name, options)
         wanted, remarks = at_present(wanted, measure_yardstick_s)
         spec, prediction, notes = self._map(wanted, options)
         if options.data is not None:
@@ -63,7 +59,6 @@ class _OnThisMachine(ProcessLauncher):
 
     def prepare_resumed(self, folder: Path, options: LaunchOptions) -> Prepared:
         """See `hetopt.backends.backend.Backend`."""
-        check_resumed(self.name, options)
         launch = Launch.load(folder / LAUNCH_FILE)
         if launch.on != self.name:
             raise BadInput(
@@ -82,14 +77,14 @@ class _OnThisMachine(ProcessLauncher):
     def submit(self, prepared: Prepared, folders: RunFolders) -> tuple[RunHandle, Launch]:
         """See `hetopt.backends.backend.Backend`."""
         self.check_ready(prepared)
-        folder, launch = _begun(prepared, folders)
+        folder, launch = prepared.begun(folders)
         try:
             launch.save(folder / LAUNCH_FILE)
         except BadInput:
             if prepared.folder is None:
                 shutil.rmtree(folder, ignore_errors=True)  # it would look like a run that has failed
             raise
-        return self.start(launch.spec, folder, dict(os.environ)), launch
+        return self.start(launch.spec, folder, {}), launch
 
     def check_ready(self, prepared: Prepared) -> None:
         """See `hetopt.backends.backend.Backend`.
@@ -135,30 +130,5 @@ class RehearsalBackend(_OnThisMachine, RehearsalLauncher):
             raise BadInput(f"no cluster can be rehearsed here: {reason}.", hint="choose `on=local`")
 
 
-def check_resumed(place: Place, options: LaunchOptions) -> None:
-    """Refuse an option of another backend, and one that would make another run of that which goes on.
-
-    Raises:
-        BadInput: one was given.
-    """
-    check_options(place, options)
-    for name in ("data", "slowdowns", "hosts", "schedule"):
-        if getattr(options, name) is not None:
-            raise BadInput(
-                f"`{name}` cannot change in a run that goes on.", hint="leave it out, or start the plan anew"
-            )
-
-
 def _restarted(spec: RunSpec, options: LaunchOptions) -> RunSpec:
     return spec if options.restarts is None else spec.model_copy(update={"max_restarts": options.restarts})
-
-
-def _begun(prepared: Prepared, folders: RunFolders) -> tuple[Path, Launch]:
-    """The folder of the run, and its record with the moment in which it begins, or goes on."""
-    launch, now = prepared.launch, datetime.datetime.now(datetime.UTC)
-    if prepared.folder is not None:
-        return prepared.folder, launch.model_copy(update={"resumed_s": (*launch.resumed_s, time.time())})
-    folder = folders.create(launch.spec.task, now)
-    created = now.isoformat(timespec="seconds")
-    update = {"run_id": folder.name, "created": created, "started_s": time.time()}
-    return folder, launch.model_copy(update=update)

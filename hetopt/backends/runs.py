@@ -6,7 +6,8 @@ import datetime
 import os
 import re
 import secrets
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetopt.core.errors import BadInput
@@ -23,9 +24,15 @@ def runs_home() -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFolders:
-    """The runs under one home."""
+    """The runs under one home.
+
+    Attributes:
+        home: the folder of their folders.
+        made: told the name of each that is made here.
+    """
 
     home: Path
+    made: Callable[[str], None] = field(default=lambda name: None)
 
     def create(self, label: str, now: datetime.datetime, *, secret: bool = False) -> Path:
         """Make a new, empty run folder. Two runs that begin in the same second get different names.
@@ -49,6 +56,7 @@ class RunFolders:
                 f"the run folder {shortened(str(path))} cannot be made: {error.strerror}.",
                 hint="set HETOPT_HOME to a folder that you can write to",
             ) from None
+        self.made(name)
         return path
 
     def all(self) -> list[Path]:

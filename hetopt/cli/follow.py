@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from hetopt.optimizer.launch_record import Launch
 
 
-def started(submit: Callable[[], Run], *, rents: bool, detach: bool, as_json: bool) -> None:
+def started(submit: Callable[[Callable[[str], None]], Run], *, rents: bool, detach: bool, as_json: bool) -> None:
     """Start a run and follow it to its end. Whatever interrupts the following also ends the run.
 
     Args:
-        submit: starts it.
+        submit: starts it, and tells its name as soon as it has one.
         rents: whether machines are rented for it.
         detach: return when the machines have been told to begin; the run goes on.
         as_json: for programs.
@@ -27,13 +27,11 @@ def started(submit: Callable[[], Run], *, rents: bool, detach: bool, as_json: bo
     with render.progress("training") as live:
         live("renting the machines" if rents else "starting the workers", 0.0)
         try:
-            run = submit()
+            run = submit(lambda name: live.note(f"run {name}; {LOOK}"))
             if detach:
                 render.note("the machines have been told to begin")
                 terminal.flush()
                 return
-            if not rents:
-                live.note(f"run {run.name}; {LOOK}")
             run.wait(reporter=live)
         except BaseException:
             if run is not None and not detach:

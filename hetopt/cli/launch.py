@@ -229,12 +229,15 @@ def launch(asked: Launch) -> None:
         launch_view.show(prepared)
     where.check_ready(prepared)
     agreed = confirm.confirmed(prepared, yes=asked.yes)
-    follow.started(lambda: submit(agreed, where), rents=place == "ec2", detach=asked.detach, as_json=asked.as_json)
+    rents = place == "ec2"
+    follow.started(
+        lambda begun: submit(agreed, where, begun=begun), rents=rents, detach=asked.detach, as_json=asked.as_json
+    )
 
 
 def _prepared(asked: Launch, where: Backend, place: Place) -> Prepared:
     """The plan, or the run that goes on, on this backend."""
-    from hetopt.api.launching import Changes, prepare
+    from hetopt.api.launching import Changes, prepare, prepare_resumed
     from hetopt.api.run import Run
     from hetopt.cli import confirm, launch_view
     from hetopt.core.errors import BadInput
@@ -256,7 +259,7 @@ def _prepared(asked: Launch, where: Backend, place: Place) -> Prepared:
             "--resume goes on with a run as it was: leave PLAN and all that would change it out.",
             hint=f"hetopt launch --on {place} --resume RUN",
         )
-    prepared = where.prepare_resumed(Run.find(asked.resume).folder, told)
+    prepared = prepare_resumed(Run.find(asked.resume), where, place, told)
     return prepared
 
 

@@ -11,6 +11,8 @@ import pytest
 
 import hetopt
 from hetopt.api.backends import BACKENDS, backend
+from hetopt.api.launching import prepare_resumed
+from hetopt.api.run import Run
 from hetopt.backends.backend import LaunchOptions
 from hetopt.core.errors import BadInput
 from hetopt.core.reporter import Reporter
@@ -137,10 +139,10 @@ def test_a_batch_policy_that_is_none_is_refused_before_the_plan_is_read() -> Non
 def test_a_run_that_goes_on_is_the_run_that_it_was(place: Place, name: str, tmp_path: Path) -> None:
     value = (1.0, 2.0) if name == "slowdowns" else "other"
     with pytest.raises(BadInput, match=f"`{name}` (cannot change|is for)"):
-        backend(place).prepare_resumed(tmp_path, LaunchOptions(**{name: value}))  # type: ignore[arg-type]  # by name
+        prepare_resumed(Run.in_folder(tmp_path), backend(place), place, LaunchOptions(**{name: value}))  # type: ignore[arg-type]  # by name
 
 
 @pytest.mark.parametrize("place", ["local", "rehearsal"])
 def test_a_budget_means_nothing_to_a_run_on_this_machine(place: Place, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="`budget_usd` is for `on=ec2`"):
-        backend(place).prepare_resumed(tmp_path, LaunchOptions(budget_usd=3.0))
+        prepare_resumed(Run.in_folder(tmp_path), backend(place), place, LaunchOptions(budget_usd=3.0))

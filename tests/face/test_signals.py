@@ -201,7 +201,7 @@ def test_a_signal_ends_a_profile_and_its_folder_goes(tmp_path: Path, number: sig
         text=True,
     )
     deadline_s = time.monotonic() + PATIENCE_S
-    while not list(temporary.glob(f"hetopt-profile-*/{EVENTS_FILE}")):
+    while not list(temporary.glob(f"hetopt-measure-*/{EVENTS_FILE}")):
         assert process.poll() is None
         assert time.monotonic() < deadline_s
         time.sleep(0.05)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import datetime
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
-from hetopt.backends.backend import LaunchOptions, Prepared, RunHandle, check_options
+from hetopt.backends.backend import LaunchOptions, Prepared, RunHandle
 from hetopt.backends.ec2.renter import calls, ordering
 from hetopt.backends.ec2.renter.account import IMAGES
 from hetopt.backends.ec2.renter.bundle import Bundle, make_bundle
@@ -19,7 +18,6 @@ from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Lau
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
 from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Wishes
 from hetopt.backends.ec2.renter.request import Request
-from hetopt.backends.on_this_machine import check_resumed
 from hetopt.backends.runs import RunFolders
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.run_folder import read_spec
@@ -51,6 +49,13 @@ class Rental(Prepared):
     accept_fewer: Callable[[RunSpec], bool] | None = None
     spent_usd: float = 0.0
 
+    def save_order(self, folder: Path) -> None:
+        """Write what must be in the run's folder before anything is rented."""
+        self.order.model_copy(update={"run_id": folder.name}).save(folder / ORDER_FILE)
+        if self.bundle is not None:
+            self.launch.plan.save(folder / PLAN_OBJECT)
+            (folder / BUNDLE_FILE).write_bytes(self.bundle.data)
+
     def requests(self) -> Sequence[Request]:
         """Every call that submitting makes, as long as none is refused."""
         assert self.bundle is not None, "a run that goes on has its calls in its ledger"
@@ -63,7 +68,6 @@ class Ec2Backend(Ec2Launcher):
 
     def prepare(self, made: Plan, wanted: Plan, options: LaunchOptions) -> Rental:
         """See `hetopt.backends.backend.Backend`. It asks AWS what must be known, and changes nothing there."""
-        check_options("ec2", options)
         if not options.unprobed:
             check_probed(wanted, unprobed=False)
         region = ordering.region_of(wanted)
@@ -102,7 +106,6 @@ class Ec2Backend(Ec2Launcher):
 
     def prepare_resumed(self, folder: Path, options: LaunchOptions) -> Rental:
         """See `hetopt.backends.backend.Backend`. What the run has cost so far counts towards its budget."""
-        check_resumed("ec2", options)
         launch = Launch.load(folder / LAUNCH_FILE)
         seen = _ended(folder, launch)
         before = Order.load(folder / ORDER_FILE)
@@ -156,32 +159,14 @@ class Ec2Backend(Ec2Launcher):
                 hint="plan again with other limits, raise `budget_usd`, or take the risk with `accept_risk=True`",
             )
         self.check_ready(prepared)
-        folder, launch = self._begun(prepared, folders)
+        folder, launch = prepared.begun(folders, secret=True)
+        prepared.save_order(folder)
         launch.save(folder / LAUNCH_FILE)
         handle = replace(self, accept=prepared.accept_fewer).start(launch.spec, folder, {})
         # The machines' addresses have decided the order of the workers.
         launch = launch.model_copy(update={"spec": read_spec(folder)})
         launch.save(folder / LAUNCH_FILE)
         return handle, launch
-
-    def _begun(self, prepared: Rental, folders: RunFolders) -> tuple[Path, Launch]:
-        """The folder of the run with what must be in it before anything is rented."""
-        launch, order, folder = prepared.launch, prepared.order, prepared.folder
-        if folder is not None:
-            order.save(folder / ORDER_FILE)
-            return folder, launch.model_copy(update={"resumed_s": (*launch.resumed_s, time.time())})
-        assert prepared.bundle is not None
-        now = datetime.datetime.now(datetime.UTC)
-        folder = folders.create(launch.spec.task.rpartition("/")[2], now, secret=True)
-        order.model_copy(update={"run_id": folder.name}).save(folder / ORDER_FILE)
-        launch.plan.save(folder / PLAN_OBJECT)
-        (folder / BUNDLE_FILE).write_bytes(prepared.bundle.data)
-        self.tell(
-            f"run {folder.name}; look at it from another terminal with `hetopt status`, end it with `hetopt stop`"
-        )
-        created = now.isoformat(timespec="seconds")
-        update = {"run_id": folder.name, "created": created, "started_s": time.time()}
-        return folder, launch.model_copy(update=update)
 
 
 def _wishes(options: LaunchOptions) -> Wishes:

@@ -1,0 +1,68 @@
+"""A short run that measures something: made in a folder of its own, followed, and ended by whatever interrupts it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from hetopt.backends.backend import POLL_S, Launcher, RunHandle
+from hetopt.core.errors import RunFailed
+from hetopt.core.interruption import stopping
+from hetopt.core.reporter import Reporter
+from hetopt.core.run_spec import RunSpec
+from hetopt.core.run_status import RunState
+from hetopt.core.worker_logs import LOG_FOLDER
+
+
+@contextmanager
+def measured(
+    launcher: Launcher,
+    spec: RunSpec,
+    environment: Mapping[str, str],
+    *,
+    what: str,
+    told: Reporter,
+    look: Callable[[Path], None] = lambda folder: None,
+) -> Iterator[Path]:
+    """The folder of a measurement that has been made; it goes afterwards, unless the measurement failed.
+
+    Args:
+        launcher: where it is made.
+        spec: of the run.
+        environment: of its processes, on top of this one's.
+        what: it is, in a sentence.
+        told: of what is stopped.
+        look: called with the folder while it is made.
+
+    Raises:
+        RunFailed: it ended otherwise.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="hetopt-measure-"))
+    handle, keep = RunHandle(run_dir=folder), False
+    try:
+        try:
+            launcher.start(spec, folder, environment)
+            while True:
+                status = launcher.poll(handle)
+                look(folder)
+                if status.state.is_over:
+                    break
+                time.sleep(POLL_S)
+        except BaseException:
+            with stopping(f"the workers of {what}", None, told):
+                launcher.stop(handle)
+            raise
+        if status.state is not RunState.FINISHED:
+            keep = True
+            raise RunFailed(
+                f"{what} failed: {status.reason or 'it was stopped from outside'}",
+                hint=f"what the workers printed is in {folder / LOG_FOLDER}",
+            )
+        yield folder
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
