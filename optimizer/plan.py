@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from hetopt.core.artifact import Artifact, Record
-from hetopt.core.formatting import chance, cluster, duration, usd
+from hetopt.core.formatting import chance, cluster, count, duration, usd
 from hetopt.core.html_table import html_table
 from hetopt.core.profile import Profile
 from hetopt.core.run_spec import BatchPolicy, Compression, RatioPolicyName, RunSpec, StopRule
@@ -51,6 +51,12 @@ class Watched(Record):
     losses: NonNegativeInt
     lost_together: float = Field(default=1.0, ge=1, description="machines lost at a time")
     until: str = Field(description="when the last of it was seen, ISO 8601")
+
+    @property
+    def in_words(self) -> str:
+        """'3 losses in 41 instance-hours'."""
+        losses, hours = f"{self.losses} loss{'es' * (self.losses != 1)}", count(self.instance_hours)
+        return f"{losses} in {hours} instance-hour{'s' * (self.instance_hours != 1)}"
 
 
 class Group(Record):

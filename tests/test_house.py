@@ -186,7 +186,7 @@ OURS = {
     "hetopt/backends/emulation/cgroups.py: hierarchy.root / name": "made of a process id",
     "hetopt/backends/ec2/node/checkpoints.py: path.parent / newest": "what checkpoint_name let through",
     "hetopt/backends/emulation/netns.py: _FOLDER / name": "made of a process id",
-    "hetopt/backends/runs.py: self.home / name": "made of a time and what is left of a label",
+    "hetopt/core/runs.py: self.home / name": "made of a time and what is left of a label",
     "hetopt/trainer/standalone_host.py: host_log_folder(run_dir, node.host) / 'run' / attempt": "a number",
     "hetopt/trainer/standalone_host.py: host_log_folder(run_dir, node.host) / 'run' / attempt / str(local_rank)": "two",
     "hetopt/trainer/tasks/cifar.py: folder / layout.folder": "a constant",

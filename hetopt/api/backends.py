@@ -13,6 +13,8 @@ from hetopt.core.errors import BadInput
 from hetopt.core.reporter import Reporter
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 
+__all__ = ["BACKENDS", "TAKES", "backend", "backend_of", "read_launch", "register"]
+
 if TYPE_CHECKING:
     from hetopt.backends.backend import Backend
 
@@ -31,7 +33,7 @@ def _rehearsal(reporter: Reporter) -> Backend:
 
 def _ec2(reporter: Reporter) -> Backend:
     from hetopt.backends.ec2.renter.backend import Ec2Backend
-    from hetopt.backends.runs import runs_home
+    from hetopt.core.runs import runs_home
 
     return Ec2Backend(home=runs_home().parent, tell=reporter.note)
 

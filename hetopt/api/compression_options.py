@@ -15,7 +15,7 @@ from hetopt.core.comm.composition import AUTO, COLLECTIVES, why_not_controlled
 from hetopt.core.comm.compression_text import IDENTITY, parse_compression
 from hetopt.core.comm.ratio_controllers import CONTROLLERS, check_ratio_controller
 from hetopt.core.errors import BadInput
-from hetopt.core.grammar import known
+from hetopt.core.names import known
 from hetopt.core.run_spec import WEIGHS_WAYS, Compression, RatioPolicyName, RunSpec
 
 

@@ -66,8 +66,8 @@ def place_on_ec2(
     from hetopt.backends.ec2.renter.edge import connect
     from hetopt.backends.ec2.renter.launcher import Ec2Launcher
     from hetopt.backends.ec2.renter.ordering import Wishes
-    from hetopt.backends.runs import runs_home
     from hetopt.core.errors import BudgetStop, CloudRefused, RunFailed
+    from hetopt.core.runs import runs_home
     from hetopt.optimizer.cost.billing import load_billing
     from hetopt.optimizer.exploring import Measured
     from hetopt.optimizer.market.catalog import load_catalog
@@ -129,6 +129,6 @@ def _folder() -> Path:
     """A run's folder: whatever happens, `hetopt gc` knows of it."""
     import datetime
 
-    from hetopt.backends.runs import RunFolders, runs_home
+    from hetopt.core.runs import RunFolders, runs_home
 
     return RunFolders(home=runs_home()).create("probe", datetime.datetime.now(datetime.UTC), secret=True)

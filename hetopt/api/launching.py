@@ -12,12 +12,14 @@ from hetopt.api.backends import backend
 from hetopt.api.run import Run
 from hetopt.api.values import chosen, positive
 from hetopt.backends.backend import LaunchOptions, Prepared, check_options
-from hetopt.backends.runs import RunFolders, runs_home
 from hetopt.core.errors import BadInput
 from hetopt.core.reporter import Reporter
 from hetopt.core.run_spec import BATCH_POLICIES, BatchPolicy, RunSpec
+from hetopt.core.runs import RunFolders, runs_home
 from hetopt.optimizer.launch_record import Place
 from hetopt.optimizer.plan import Plan
+
+__all__ = ["LaunchOptions", "launch", "prepare", "prepare_resumed", "resume", "submit"]
 
 if TYPE_CHECKING:
     from hetopt.backends.backend import Backend

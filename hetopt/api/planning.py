@@ -215,10 +215,8 @@ def search_options(
     from hetopt.optimizer.market.quota import read_quotas
     from hetopt.optimizer.recommendation.options import Options
 
-    if market not in get_args(AnyMarket):
-        raise BadInput(f"`market` must be spot, on-demand or any, not {market!r}.", hint="for example `market=any`")
     return Options(
-        market=market,
+        market=chosen(market, get_args(AnyMarket), "market") or "spot",
         max_machines=max_machines,
         max_workers=max_workers,
         mixed_types=mixed_types,

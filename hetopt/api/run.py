@@ -15,12 +15,13 @@ from hetopt.backends.backend import POLL_S
 from hetopt.core import formatting
 from hetopt.core.errors import BadInput
 from hetopt.core.reporter import Reporter
+from hetopt.core.run_status import RunState, RunStatus
 
 if TYPE_CHECKING:
     from hetopt.api.run_record import RunRecord
     from hetopt.backends.backend import Backend, RunHandle
     from hetopt.core.events.records import LogEvent
-    from hetopt.core.run_status import RunStatus
+    from hetopt.core.scaled_emulation import Change
     from hetopt.optimizer.launch_record import Launch
     from hetopt.reports.report import Report
 
@@ -55,9 +56,20 @@ class Run:
         Raises:
             BadInput: there is none, or the name fits several.
         """
-        from hetopt.backends.runs import RunFolders, runs_home
+        from hetopt.core.runs import RunFolders, runs_home
 
         return cls.in_folder(RunFolders(home=runs_home()).find(name), reporter=reporter)
+
+    @classmethod
+    def all(cls) -> list[Run]:
+        """Every run of this user, oldest first.
+
+        Raises:
+            BadInput: their folder cannot be read.
+        """
+        from hetopt.core.runs import RunFolders, runs_home
+
+        return [cls.in_folder(folder) for folder in RunFolders(home=runs_home()).all()]
 
     @classmethod
     def in_folder(cls, folder: Path, *, reporter: Reporter | None = None) -> Run:
@@ -103,25 +115,49 @@ class Run:
         """How it is now. The machines need not be alive."""
         return self.backend.poll(self.handle)
 
+    def last_known(self) -> tuple[RunStatus, bool]:
+        """How it is as far as that is known without asking a cloud, and whether nothing of it is left."""
+        from hetopt.backends.ec2.renter.launcher import Ec2Launcher
+        from hetopt.backends.ec2.renter.run_status import is_cleared, known
+
+        if not isinstance(self.backend, Ec2Launcher):
+            status = self.status()
+            return status, status.state.is_over
+        if is_cleared(self.folder):
+            return known(self.folder), True
+        return RunStatus(state=RunState.RUNNING), False
+
     def record(self) -> RunRecord:
         """Everything that its folder says: launch, progress, timeline and events."""
         from hetopt.api.run_record import read_run
 
         return read_run(self.folder)
 
-    def logs(self, *, worker: int | None = None, follow: bool = False) -> Iterator[LogLine]:
+    def logs(self, *, worker: int | None = None, events: bool = False, follow: bool = False) -> Iterator[LogLine]:
         """What its processes printed.
 
         Args:
             worker: only this one's output.
+            events: the event log and the supervisor's instead, as they are written.
             follow: go on until the run is over.
+
+        Raises:
+            BadInput: the run is over, and the worker has no output.
         """
+        from hetopt.core.events.decisions import DECISIONS_FILE
+        from hetopt.core.events.log import EVENTS_FILE
         from hetopt.core.worker_logs import log_files, read_from
 
+        told = {"events": self.folder / EVENTS_FILE, "decisions": self.folder / DECISIONS_FILE}
         offsets: dict[str, int] = {}
         while True:
             over = self.status().state.is_over
-            for source, path in log_files(self.folder, worker).items():
+            files = told if events else log_files(self.folder, worker)
+            if worker is not None and not files and over:
+                raise BadInput(
+                    f"{self.name} has no output of worker {worker}.", hint="`hetopt status` shows the workers"
+                )
+            for source, path in files.items():
                 text, offsets[source] = read_from(path, offsets.get(source, 0))
                 yield from (LogLine(source=source, text=line) for line in text.splitlines())
             if over or not follow:
@@ -157,6 +193,57 @@ class Run:
         with stopping(f"run {self.name}", f"hetopt stop {self.name}", reporter) if reporter else nullcontext():
             self.backend.stop(self.handle)
         return self.status()
+
+    def fetch_model(self) -> tuple[Path, str | None]:
+        """Its trained model, else that of a run that was stopped before its end; that of rented machines comes here.
+
+        Returns:
+            Its file, and where the bucket of a rented run keeps it.
+
+        Raises:
+            BadInput: there is none yet.
+            CloudRefused: it cannot be read from the bucket.
+        """
+        from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
+
+        if (self.folder / ORDER_FILE).exists():
+            from hetopt.backends.ec2.renter.fetching import fetch_model
+
+            fetched = fetch_model(Order.load(self.folder / ORDER_FILE), self.folder)
+            return fetched.path, fetched.url
+        if self.model is None:
+            raise BadInput(
+                f"{self.name} has no model yet.", hint=f"it is written at the end: `hetopt status {self.name}`"
+            )
+        return self.model, None
+
+    def change(self, text: str) -> tuple[Change, float | None]:
+        """Change a host of a rehearsal while it runs.
+
+        Args:
+            text: which, and how: ``"h2 speed=0.25,rate=10mbit"``, ``"h3 dies"``, ``"30s * rate=50mbit"``.
+
+        Returns:
+            What was asked for, and its link rate here, in bits per second.
+
+        Raises:
+            BadInput: the run is no rehearsal, or the text is no change of one of its hosts.
+        """
+        from hetopt.backends.emulation.description import parse_change
+        from hetopt.backends.emulation.injection import ask_for_change
+        from hetopt.core.run_folder import read_spec
+
+        miniature = read_spec(self.folder).miniature
+        if miniature is None:
+            raise BadInput(
+                f"{self.name} is no rehearsal, so nothing can be done to its hosts.",
+                hint="start one with `hetopt launch PLAN --on rehearsal`",
+            )
+        asked = here = parse_change(text, [host.name for host in miniature.hosts])
+        if asked.rate_bits_per_s is not None:
+            here = asked.model_copy(update={"rate_bits_per_s": asked.rate_bits_per_s / miniature.time_factor})
+        ask_for_change(self.folder, here)
+        return asked, here.rate_bits_per_s
 
     def to_html(self, path: Path | str) -> None:
         """Write it as a page that needs nothing else: predicted and measured, and its curves.

@@ -8,6 +8,7 @@ from typing import TypeVar, cast
 
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import arguments, split
+from hetopt.core.names import known
 from hetopt.core.quantities import DURATION, MONEY, NUMBER, quantity
 
 T = TypeVar("T")
@@ -34,9 +35,7 @@ def chosen(name: str | None, choices: Sequence[T], what: str) -> T | None:
     Raises:
         BadInput: there is none.
     """
-    if name is None or name in choices:
-        return cast(T | None, name)
-    raise BadInput(f"there is no {what} {name!r}.", hint=f"choose {', '.join(map(str, choices))}")
+    return None if name is None else cast(T, known(name, map(str, choices), what))
 
 
 def duration_s(given: str | float | None, name: str) -> float | None:

@@ -17,11 +17,11 @@ from hetopt.backends.prediction.hosting import ThisMachine
 from hetopt.backends.prediction.local_plan import predict_on_local
 from hetopt.backends.prediction.machine_speed import at_present
 from hetopt.backends.processes import ProcessLauncher
-from hetopt.backends.runs import RunFolders
 from hetopt.core.calibration_benchmark import measure_yardstick_s
 from hetopt.core.errors import BadInput
 from hetopt.core.extras import install_command
 from hetopt.core.run_spec import RunSpec
+from hetopt.core.runs import RunFolders
 from hetopt.core.task_reference import check_found
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch, Place
 from hetopt.optimizer.plan import Plan, Prediction

@@ -11,10 +11,7 @@ import typer
 from hetopt.cli.options import FIRST_REGION, CatalogFolder, Region, given, options
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hetopt.optimizer.market.catalog import Catalog
-    from hetopt.optimizer.market.catalog_filter import Criteria
+    from hetopt.api.catalogs import Criteria
 
 TABLE_ROWS = 20
 
@@ -118,39 +115,27 @@ def list_(asked: Wanted) -> None:
       hetopt catalog list --vcpus-min 16 --max-interruption 10% --sort price-per-coremark
       hetopt catalog list --gpus-min 8 --network-min 400 --sort network --reverse
     """
+    from hetopt.api.catalogs import find
     from hetopt.cli import catalog_view, render
-    from hetopt.optimizer.market import catalog_filter
-    from hetopt.optimizer.market.catalog import no_prices
 
-    loaded = _in_use(asked.region, asked.catalog)
-    if not loaded.has_prices and (asked.price_max_usd_per_hour is not None or asked.market is MarketOption.ON_DEMAND):
-        raise no_prices(loaded)
-    listings = list(loaded.listings.values())
-    filters = _criteria(asked).filters(loaded)
-    quantity = catalog_filter.quantities(asked.market.value)[asked.sort.value]
-    found = catalog_filter.sort(catalog_filter.select(listings, filters), quantity, reverse=asked.reverse)
+    told = find(
+        _criteria(asked), region=asked.region, directory=asked.catalog, sort=asked.sort.value, reverse=asked.reverse
+    )
+    found = told.listings
     wanted = asked.limit if asked.limit is not None else (0 if asked.as_json else TABLE_ROWS)
     shown = found[:wanted] if wanted else found
     if asked.as_json:
         render.print_json([catalog_view.facts(listing) for listing in shown])
     elif shown:
-        catalog_view.print_table(loaded, shown, matching=len(found), coremark="coremark" in asked.sort)
+        catalog_view.print_table(told.catalog, shown, matching=len(found), coremark="coremark" in asked.sort)
     if not found:
-        render.note(f"No instance type in {asked.region} matches: {catalog_filter.why_none(listings, filters)}.")
-
-
-def _in_use(region: str, folder: Path | None) -> Catalog:
-    import datetime
-
-    from hetopt.optimizer.market.catalog_choice import catalog_in_use
-
-    return catalog_in_use(region, folder, today=datetime.datetime.now(datetime.UTC).date()).catalog
+        render.note(f"No instance type in {asked.region} matches: {told.why_none}.")
 
 
 def _criteria(asked: Wanted) -> Criteria:
     """What an instance type must have, from texts that were typed."""
+    from hetopt.api.catalogs import Criteria
     from hetopt.api.values import names, positive
-    from hetopt.optimizer.market.catalog_filter import Criteria
 
     typed = given(
         asked,
@@ -174,9 +159,10 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show all that is known of an instance type: facts, prices with date and source, every region, caveats."""
+    from hetopt.api.catalogs import in_use
     from hetopt.cli import catalog_view, render
 
-    loaded = _in_use(region, catalog)
+    loaded = in_use(region, catalog).catalog
     listing = loaded.listing(instance_type)
     elsewhere = [loaded.in_region(name).listings.get(instance_type) for name in loaded.regions]
     everywhere = {name: found for name, found in zip(loaded.regions, elsewhere, strict=True) if found}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetopt.cli import render
-from hetopt.optimizer.market.catalog import Catalog, InterruptionBand, Listing, Price
-from hetopt.optimizer.market.instance_type import Accelerator, InstanceType
+
+if TYPE_CHECKING:
+    from hetopt.optimizer.market.catalog import Catalog, InterruptionBand, Listing, Price
+    from hetopt.optimizer.market.instance_type import Accelerator, InstanceType
 
 UNKNOWN = "unknown"
 

@@ -35,8 +35,8 @@ def expanded(names: tuple[str, ...]) -> list[str]:
 
 def runs(incomplete: str) -> list[str]:
     """Completes the names of runs, the newest first."""
-    from hetopt.backends.runs import RunFolders, runs_home
     from hetopt.core.errors import BadInput
+    from hetopt.core.runs import RunFolders, runs_home
 
     try:
         return [run.name for run in reversed(RunFolders(home=runs_home()).all()) if incomplete in run.name]

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetopt.core.errors import BadInput
-from hetopt.core.grammar import known, written
+from hetopt.core.grammar import written
+from hetopt.core.names import known
 from hetopt.core.paths import inside
 
 if TYPE_CHECKING:

@@ -32,10 +32,9 @@ def confirmed(prepared: Prepared, *, yes: bool) -> Prepared:
         NoFeasiblePlan: it is a risk that nobody has accepted.
     """
     if prepared.launch.on == "ec2":
-        from hetopt.backends.ec2.renter.backend import Rental
+        from hetopt.api.rental import rental_of
 
-        assert isinstance(prepared, Rental)
-        return _rented(prepared, yes=yes)
+        return _rented(rental_of(prepared), yes=yes)
     if not yes and is_attended() and not typer.confirm("Start?", default=True, err=True):
         raise typer.Exit(0)
     return prepared

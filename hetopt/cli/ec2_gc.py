@@ -10,7 +10,7 @@ from hetopt.cli.flags import in_flags
 from hetopt.core.errors import CloudRefused
 
 if TYPE_CHECKING:
-    from hetopt.api.rented_leftovers import Leftover, Search
+    from hetopt.api.leftovers import Leftover, Search
 
 
 def show(searched: Search, *, as_json: bool) -> None:

@@ -9,23 +9,22 @@ from hetopt.cli import render
 from hetopt.core import formatting
 
 if TYPE_CHECKING:
+    from hetopt.backends.ec2.renter.backend import Rental
     from hetopt.backends.ec2.renter.order import Order
     from hetopt.backends.ec2.renter.ordering import Moved
     from hetopt.backends.ec2.renter.request import Request
-    from hetopt.optimizer.plan import Plan
 
 
-def show(plan: Plan, order: Order) -> None:
+def show(rental: Rental) -> None:
     """Print the order: cluster, prices, budget and zones."""
-    from hetopt.backends.ec2.renter.ordering import expected_usd, moved_prices
-
+    plan, order = rental.wanted, rental.order
     zone = order.zones[0]
     render.line(
         f"{plan.run.task} on {formatting.cluster((role.machines, role.instance_types[0]) for role in order.roles)} "
         f"in {zone.name} ({zone.zone_id})",
         style="bold",
     )
-    moved = {one.instance_type: one for one in moved_prices(plan, order)}
+    moved = {one.instance_type: one for one in rental.moved_prices()}
     _show_machines(order, moved)
     if plan.risk is not None:
         render.bullet(f"RISK: {plan.risk}; else it is stopped unfinished")
@@ -36,7 +35,7 @@ def show(plan: Plan, order: Order) -> None:
                 f"{formatting.usd(one.planned_usd_per_hour)} was planned, {formatting.usd(one.usd_per_hour)} an hour "
                 "it is"
             )
-    value, high = expected_usd(plan, order)
+    value, high = rental.expected_usd()
     hourly, worst = order.usd_per_hour(zone), order.worst_usd_per_hour()
     render.facts(
         {

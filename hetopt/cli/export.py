@@ -34,15 +34,15 @@ def _texts(
     plan: Path | None, torchrun: Path | None, skypilot: Path | None, schemas: Path | None
 ) -> dict[Path, str | bytes]:
     """What to write where; everything is made before anything is written."""
+    import hetopt
     from hetopt.core.secret import new_secret
-    from hetopt.optimizer.plan import Plan
     from hetopt.reports.exports import SCRIPT_FILE, SPEC_FILE, skypilot_task, torchrun_script
     from hetopt.reports.own_wheel import own_wheel
     from hetopt.reports.schemas import schemas as all_schemas
 
     texts: dict[Path, str | bytes] = {}
     if plan is not None:
-        made = Plan.load(plan)
+        made = hetopt.Plan.load(plan)
         name, wheel = own_wheel()
         if torchrun is not None:
             texts[torchrun / name] = wheel

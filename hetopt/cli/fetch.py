@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from hetopt.cli.options import NewestRun
+
+if TYPE_CHECKING:
+    from hetopt.api.run import Run
 
 
 def fetch(
@@ -19,47 +23,34 @@ def fetch(
     The file is of the safetensors format, and holds the state dictionary: `safetensors.torch.load_file` reads it.
     A rented run keeps its model in its bucket, where no rule deletes it; `hetopt launch` fetches it when it ends.
     """
-    from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
-    from hetopt.backends.runs import RunFolders, runs_home
+    from hetopt.api.run import Run
     from hetopt.cli import render
-    from hetopt.core.errors import BadInput
-    from hetopt.core.run_folder import is_unfinished, model_in
+    from hetopt.core.run_folder import is_unfinished
 
-    folder = RunFolders(home=runs_home()).find(run)
-    path = model_in(folder)
-    if (folder / ORDER_FILE).exists():
-        from hetopt.backends.ec2.renter.fetching import fetch_model
-
-        path = fetch_model(Order.load(folder / ORDER_FILE), folder).path
-    if path is None:
-        raise BadInput(
-            f"{folder.name} has no model yet.", hint=f"it is written at the end: `hetopt status {folder.name}`"
-        )
+    found = Run.find(run)
+    path, _ = found.fetch_model()
     what = "unfinished model" if is_unfinished(path) else "model"
     if out is not None:
         _copy(path, out)
         path = out
     if json_:
-        render.print_json({"run": folder.name, "model": str(path), "bytes": path.stat().st_size})
+        render.print_json({"run": found.name, "model": str(path), "bytes": path.stat().st_size})
     else:
-        render.line(f"the {what} of {folder.name} is {path}")
+        render.line(f"the {what} of {found.name} is {path}")
 
 
-def bring_model(folder: Path) -> None:
+def bring_model(run: Run) -> None:
     """What was paid for comes here; where that fails, how to get it is said, and the run has ended all the same."""
-    from hetopt.backends.ec2.renter.fetching import fetch_model
-    from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
     from hetopt.cli import render
     from hetopt.core.errors import BadInput, CloudRefused
 
-    order = Order.load(folder / ORDER_FILE)
     try:
-        fetched = fetch_model(order, folder)
+        path, url = run.fetch_model()
     except (BadInput, CloudRefused, OSError) as error:
-        hint = getattr(error, "hint", None) or f"try again: `hetopt fetch {folder.name}`"
+        hint = getattr(error, "hint", None) or f"try again: `hetopt fetch {run.name}`"
         render.note(f"no model was fetched: {error} {hint}")
         return
-    render.note(f"the model is {fetched.path}; the bucket keeps it in {fetched.url} until you remove it")
+    render.note(f"the model is {path}; the bucket keeps it in {url} until you remove it")
 
 
 def _copy(path: Path, out: Path) -> None:

@@ -46,6 +46,7 @@ FLAGS: Mapping[str, str] = {
     "max_workers": "--max-workers",
     "memory_min_gib": "--memory-min",
     "mixed_types": "--mixed-types",
+    "model": "--model",
     "network_min_gbps": "--network-min",
     "objective": "--objective",
     "observed": "--observed",

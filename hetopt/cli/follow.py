@@ -90,19 +90,17 @@ def finish(run: Run, *, rented: bool, as_json: bool) -> None:
 
 def _given_back(run: Run) -> HetoptError | None:
     """Say what the machines cost, and fetch the model; why the run was ended, where it was its budget."""
-    from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
+    from hetopt.api.rental import spent
     from hetopt.cli import fetch, render
     from hetopt.core.errors import BudgetStop
 
-    seen = ClusterState.load(run.folder / SEEN_FILE)
-    render.note(
-        f"the machines are gone; they cost ${seen.spent_usd(seen.time_s):.4f} at the prices that were seen meanwhile"
-    )
-    fetch.bring_model(run.folder)
-    if seen.stop_reason is None or "budget" not in seen.stop_reason:
+    usd, reason = spent(run)
+    render.note(f"the machines are gone; they cost ${usd:.4f} at the prices that were seen meanwhile")
+    fetch.bring_model(run)
+    if reason is None or "budget" not in reason:
         return None
     return BudgetStop(
-        f"the run was ended with a checkpoint, because {seen.stop_reason}.",
+        f"the run was ended with a checkpoint, because {reason}.",
         hint=f"look at what it reached with `hetopt report {run.name}`, and plan again with more",
     )
 

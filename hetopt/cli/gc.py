@@ -39,7 +39,7 @@ def gc(
     from hetopt.core.errors import BadInput
 
     if on == "ec2":
-        from hetopt.api.rented_leftovers import search
+        from hetopt.api.leftovers import search
         from hetopt.cli import ec2_gc
 
         found = search(
@@ -65,17 +65,10 @@ def _rehearsals(*, dry_run: bool, as_json: bool) -> None:
     Raises:
         RunFailed: one of them could not be removed.
     """
-    from hetopt.backends.emulation.namespaces import find_leftovers, remove
+    from hetopt.api.leftovers import of_rehearsals
     from hetopt.cli import render
-    from hetopt.core.errors import RunFailed
 
-    found = find_leftovers()
-    stayed: dict[str, RunFailed] = {}
-    for network in () if dry_run else found:
-        try:
-            remove(network.id)
-        except RunFailed as error:  # the others can still go
-            stayed[network.id] = error
+    found, stayed = of_rehearsals(remove=not dry_run)
     if as_json:
         render.print_json(
             [

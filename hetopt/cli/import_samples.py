@@ -23,9 +23,9 @@ def import_samples(source: Path, output: Path | None, *, force: bool, json_: boo
     import datetime
     from importlib.metadata import version
 
+    from hetopt.api.sample_remarks import remarks
     from hetopt.cli import parse, render, terminal
     from hetopt.core.step_samples import StepSamples
-    from hetopt.profiler.sample_remarks import remarks
 
     parse.ready_to_write(output, force=force)
     samples = read_file(source)

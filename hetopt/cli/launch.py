@@ -265,8 +265,8 @@ def _prepared(asked: Launch, where: Backend, place: Place) -> Prepared:
 
 def _launch_options(asked: Launch, place: Place, accept_fewer: Callable[[RunSpec], bool] | None) -> LaunchOptions:
     """What the backend is told, from texts that were typed."""
+    from hetopt.api.launching import LaunchOptions
     from hetopt.api.values import positive
-    from hetopt.backends.backend import LaunchOptions
     from hetopt.cli import parse
 
     typed = given(
@@ -323,7 +323,7 @@ def _substitutes(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 def _schedule(path: Path | None, place: Place) -> str | None:
     """The text of the schedule; unread where no schedule is taken, which is said then."""
-    from hetopt.backends.backend import TAKES
+    from hetopt.api.backends import TAKES
     from hetopt.cli import parse
 
     return None if path is None else parse.text_of(path, "--schedule") if "schedule" in TAKES[place] else str(path)

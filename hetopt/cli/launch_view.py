@@ -10,11 +10,10 @@ from hetopt.core.comm.compression_text import spell_options
 from hetopt.core.run_spec import Compression, RunSpec, WorkerSpec
 from hetopt.core.scaled_emulation import EmulatedHost, ScaledEmulation
 from hetopt.core.synchronization_text import spell_partition
-from hetopt.optimizer.launch_record import Launch
 
 if TYPE_CHECKING:
     from hetopt.backends.backend import Prepared
-    from hetopt.backends.ec2.renter.backend import Rental
+    from hetopt.optimizer.launch_record import Launch
     from hetopt.optimizer.plan import Plan
 
 
@@ -23,8 +22,10 @@ def show(prepared: Prepared) -> None:
     if prepared.launch.on != "ec2":
         _show_here(prepared.launch)
         return
-    rental = _rental(prepared)
-    ec2_view.show(rental.wanted, rental.order)
+    from hetopt.api.rental import rental_of
+
+    rental = rental_of(prepared)
+    ec2_view.show(rental)
     if rental.folder is not None:
         render.note(
             f"{rental.folder.name} has cost ${rental.spent_usd:.4f} so far; it goes on from its last checkpoint"
@@ -39,7 +40,9 @@ def show_dry(prepared: Prepared, *, as_json: bool) -> None:
         else:
             _show_here(prepared.launch)
         return
-    rental = _rental(prepared)
+    from hetopt.api.rental import rental_of
+
+    rental = rental_of(prepared)
     requests = () if rental.bundle is None else rental.requests()
     if as_json:
         render.print_json(ec2_view.as_json(rental.order, requests))
@@ -51,14 +54,9 @@ def show_dry(prepared: Prepared, *, as_json: bool) -> None:
 
 def wanted(prepared: Prepared) -> Plan:
     """The plan as it is to be run."""
-    return _rental(prepared).wanted
+    from hetopt.api.rental import rental_of
 
-
-def _rental(prepared: Prepared) -> Rental:
-    from hetopt.backends.ec2.renter.backend import Rental
-
-    assert isinstance(prepared, Rental)
-    return prepared
+    return rental_of(prepared).wanted
 
 
 def _show_here(record: Launch) -> None:

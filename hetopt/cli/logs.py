@@ -14,31 +14,11 @@ def logs(
     worker: int | None = typer.Option(None, "--worker", "-w", min=0, help="Only this worker's output."),
 ) -> None:
     """Print what the workers of a run wrote, each line behind its file's name; -f follows."""
-    import time
-
-    from hetopt.api.backends import backend_of, read_launch
-    from hetopt.backends.backend import RunHandle
-    from hetopt.backends.runs import RunFolders, runs_home
+    from hetopt.api.run import Run
     from hetopt.cli import terminal
-    from hetopt.core.errors import BadInput
-    from hetopt.core.events.decisions import DECISIONS_FILE
-    from hetopt.core.events.log import EVENTS_FILE
-    from hetopt.core.worker_logs import log_files, read_from
 
-    folder = RunFolders(home=runs_home()).find(run)
-    launcher = backend_of(read_launch(folder), folder)
-    offsets: dict[str, int] = {}
-    while True:
-        over = launcher.poll(RunHandle(run_dir=folder)).state.is_over
-        told = {"events": folder / EVENTS_FILE, "decisions": folder / DECISIONS_FILE}
-        files = told if events else log_files(folder, worker)
-        if worker is not None and not files and over:
-            raise BadInput(f"{folder.name} has no output of worker {worker}.", hint="`hetopt status` shows the workers")
-        for label, path in files.items():
-            text, offsets[label] = read_from(path, offsets.get(label, 0))
-            for line in text.splitlines():
-                terminal.write(f"{line}\n" if events else f"[{label}] {line}\n")
-        terminal.flush()
-        if over or not follow:
-            return
-        time.sleep(0.3)
+    for line in Run.find(run).logs(worker=worker, events=events, follow=follow):
+        terminal.write(f"{line.text}\n" if events else f"[{line.source}] {line.text}\n")
+        if follow:
+            terminal.flush()
+    terminal.flush()

@@ -33,10 +33,10 @@ def metrics(
     ),
 ) -> None:
     """Give a run's figures to other tools. Without an option, print them in Prometheus' text format."""
-    from hetopt.backends.runs import RunFolders, runs_home
+    from hetopt.api.run import Run
     from hetopt.cli import render, terminal
 
-    folder = RunFolders(home=runs_home()).find(run)
+    folder = Run.find(run).folder
     if tensorboard is not None:
         _write(folder, tensorboard)
         render.note(f"wrote {tensorboard / EVENT_FILE}")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hetopt.cli import render
 from hetopt.core import formatting
-from hetopt.optimizer.cost.observed_preemptions import watched_in_words
-from hetopt.optimizer.plan import Candidate, Goal, Group, Plan, Range
 from hetopt.reports.front_plot import front_lines
+
+if TYPE_CHECKING:
+    from hetopt.optimizer.plan import Candidate, Goal, Group, Plan, Range
 
 SHOWN_ALTERNATIVES = 8
 
@@ -121,7 +124,7 @@ def _range(figure: Range, say: formatting.Say) -> str:
 
 def _machine_row(group: Group) -> list[str]:
     band = f", {group.interruption_band} a month" if group.interruption_band else ""
-    seen = f", {watched_in_words(group.watched)}" if group.watched else ""
+    seen = f", {group.watched.in_words}" if group.watched else ""
     low, high = min(group.local_batch_sizes), max(group.local_batch_sizes)
     return [
         f"{group.machines} × {group.instance_type}",

@@ -11,24 +11,14 @@ import typer
 from hetopt.cli.completion import one_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable
 
+    from hetopt.api.step_times import Predictor, StepTimes
     from hetopt.cli.lines import Query
-    from hetopt.core.step_samples import Configuration, StepSample
-    from hetopt.optimizer.market.catalog import Catalog, Market
-    from hetopt.optimizer.step_time.choice import PeerModel
     from hetopt.optimizer.step_time.model import StepTime, StepTimeModel
-    from hetopt.optimizer.step_time.observed import Observed
-    from hetopt.optimizer.step_time.priors import Normal
-
-    Predictor = StepTimeModel | PeerModel
 
 CHUNK = 1000
 """Queries of a file that are predicted together; from a pipe each is answered at once."""
-
-SETUP_S = 180.0
-PROBE_STEPS = 25
-"""What measuring a layout takes: starting machines, a few steps to warm up, and twenty that count."""
 
 
 def predict(
@@ -60,71 +50,33 @@ def predict(
 
     Every line of QUERIES comes back in its place with step_time_s, step_time_low_s and step_time_high_s added.
     """
-    from functools import partial
-
+    from hetopt.api.step_times import StepTimes
     from hetopt.cli import lines
     from hetopt.core.errors import BadInput
-    from hetopt.optimizer.market.catalog import load_catalog
-    from hetopt.optimizer.step_time.model import StepTimeModel
 
-    if market not in ("spot", "on-demand"):
-        raise BadInput(f"--market must be spot or on-demand, not {market!r}.", hint="for example --market spot")
     if model != "hetopt" and (explain is not None or suggest_probes):
         raise BadInput("--explain and --suggest-probes need hetopt's own model.", hint="leave --model out")
-    observed, samples, priors = _observed(profile)
-    catalog = load_catalog(region, catalog_dir)
-    own = StepTimeModel.fit(observed, catalog.instance_types, priors)
+    times = StepTimes.of(profile, market=market, region=region, catalog=catalog_dir)
     with lines.opened(queries, "QUERIES") as (rows, is_whole):
         if explain is not None:
-            _explain(own, lines.queries(rows), explain, as_json=json_)
+            _explain(times.own, lines.queries(rows), explain, as_json=json_)
         elif suggest_probes:
-            prices = partial(_probe_usd, catalog, "spot" if market == "spot" else "on-demand")
-            _suggest(own, list(lines.queries(rows)), suggest_probes, prices)
+            _suggest(times, list(lines.queries(rows)), suggest_probes)
         else:
             at_once = CHUNK if is_whole else 1
-            _answer(_chosen(model, own, samples), lines.chunks(lines.queries(rows), at_once))
+            _answer(_chosen(times, model), lines.chunks(lines.queries(rows), at_once))
 
 
-def _observed(path: Path) -> tuple[Observed, tuple[StepSample, ...], Mapping[str, Normal]]:
-    """What was measured, from either kind of profile, whole steps where there are any, and what else is believed."""
-    from hetopt.core.artifact import kind_in
-    from hetopt.core.profile import Profile
-    from hetopt.core.step_samples import StepSamples
-    from hetopt.optimizer.fit import fit
-    from hetopt.optimizer.step_time.observed import observe
-    from hetopt.optimizer.step_time.priors import PRIORS
-    from hetopt.optimizer.step_time.profiled import observe_profile, profile_priors
-
-    if kind_in(path) == StepSamples.KIND:
-        samples = StepSamples.load(path).samples
-        return observe(samples), samples, PRIORS
-    profile = Profile.load(path)
-    if profile.samples:
-        return observe(profile.samples), profile.samples, PRIORS
-    return observe_profile(profile), (), profile_priors(fit(profile).reference)
-
-
-def _chosen(wanted: str, own: StepTimeModel, samples: tuple[StepSample, ...]) -> Predictor:
-    """The model that was asked for, or the best."""
+def _chosen(times: StepTimes, name: str) -> Predictor:
+    """The model that was asked for, or the best; which that is, is said."""
     from hetopt.cli import render
     from hetopt.core import formatting
-    from hetopt.core.errors import BadInput
-    from hetopt.optimizer.step_time.choice import PEERS, PeerModel, choose, held_out_errors
 
-    if wanted == "hetopt":
-        return own
-    if wanted != "auto" and wanted not in PEERS:
-        raise BadInput(f"there is no model {wanted!r}.", hint=f"choose hetopt, {', '.join(PEERS)} or auto")
-    if not samples:
-        raise BadInput("published models need whole steps, which only imported samples have.", hint="leave --model out")
-    if wanted == "auto":
-        errors = held_out_errors(own.posterior, samples)
-        wanted = choose(errors)
-        seen = ", ".join(
-            f"{name} {formatting.share(error)}" for name, error in sorted(errors.items(), key=lambda e: e[1])
-        )
-        render.note(f"Using {wanted}. Errors on layouts held out: {seen or 'too few layouts to tell'}.")
-    return next((PeerModel.fit(name, samples) for name in PEERS if name == wanted), own)
+    if name == "auto":
+        name, errors = times.best()
+        told = [f"{one} {formatting.share(error)}" for one, error in sorted(errors.items(), key=lambda e: e[1])]
+        render.note(f"Using {name}. Errors on layouts held out: {', '.join(told) or 'too few layouts to tell'}.")
+    return times.model(name)
 
 
 def _answer(model: Predictor, chunks: Iterable[list[Query]]) -> None:
@@ -147,15 +99,10 @@ def _answer(model: Predictor, chunks: Iterable[list[Query]]) -> None:
 
 def _answered(model: Predictor, asked: list[Query]) -> list[tuple[Query, StepTime | str]]:
     """Every query with its prediction, or with why there is none."""
-    from hetopt.core.errors import BadInput
+    from hetopt.api.step_times import predicted
 
-    good = [(query, query.configuration) for query in asked if query.configuration is not None]
-    try:
-        found = iter(model.predict([configuration for _, configuration in good]) if good else ())
-    except BadInput as error:
-        if len(asked) == 1:
-            return [(asked[0], error.message)]
-        return [pair for query in asked for pair in _answered(model, [query])]
+    good = [query.configuration for query in asked if query.configuration is not None]
+    found = iter(predicted(model, good))
     return [(query, next(found) if query.configuration is not None else query.reason) for query in asked]
 
 
@@ -171,24 +118,19 @@ def _report(total: int, refused: list[str]) -> None:
         raise BadInput(f"{what} could not be predicted; {refused[0]}", hint="their lines of the output say why")
 
 
-def _suggest(
-    model: StepTimeModel,
-    asked: list[Query],
-    count: int,
-    prices: Callable[[Configuration, float], float | None],
-) -> None:
+def _suggest(times: StepTimes, asked: list[Query], count: int) -> None:
     """All predictions; the lines that are worth measuring say in which order, and why."""
     from hetopt.core import formatting
 
-    answers = _answered(model, asked)
+    answers = _answered(times.own, asked)
     good = [
         (place, query.configuration, answer.step_time_s)
         for place, (query, answer) in enumerate(answers)
         if query.configuration is not None and not isinstance(answer, str)
     ]
     configurations = [configuration for _, configuration, _ in good]
-    usd = [prices(configuration, step_s) for _, configuration, step_s in good]
-    probes = model.suggest(configurations, count, usd) if good else ()
+    usd = [times.probe_usd(configuration, step_s) for _, configuration, step_s in good]
+    probes = times.own.suggest(configurations, count, usd) if good else ()
     marks: dict[int, dict[str, object]] = {}
     for number, probe in enumerate(probes, start=1):
         place, configuration, _ = good[probe.row]
@@ -208,17 +150,6 @@ def _suggest(
         else:
             query.write(**asdict(answer), **marks.get(place, {}))
     _report(len(asked), refused)
-
-
-def _probe_usd(catalog: Catalog, market: Market, configuration: Configuration, step_time_s: float) -> float | None:
-    """What renting the configuration for a measurement costs; absent where a price is not known."""
-    hourly = 0.0
-    for node in configuration.nodes:
-        price = catalog.price(node.type, market) if node.type in catalog.instance_types else None
-        if price is None:
-            return None
-        hourly += price.usd_per_hour
-    return hourly * (SETUP_S + PROBE_STEPS * step_time_s) / 3600
 
 
 def _explain(model: StepTimeModel, asked: Iterable[Query], wanted: str, *, as_json: bool) -> None:

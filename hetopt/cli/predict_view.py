@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from hetopt.cli import render
 from hetopt.core import formatting
 from hetopt.core.step_samples import Configuration
-from hetopt.optimizer.step_time.model import Explanation
+
+if TYPE_CHECKING:
+    from hetopt.optimizer.step_time.model import Explanation
 
 MOST_SOURCES = 6
 

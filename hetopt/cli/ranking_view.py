@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from hetopt.cli import render
 from hetopt.core import formatting
-from hetopt.optimizer.recommendation.ranking import Ranking
+
+if TYPE_CHECKING:
+    from hetopt.optimizer.recommendation.ranking import Ranking
 
 
 def show(ranking: Ranking, *, as_json: bool) -> None:

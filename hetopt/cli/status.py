@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -10,8 +9,8 @@ import typer
 from hetopt.cli.options import NewestRun
 
 if TYPE_CHECKING:
+    from hetopt.api.run import Run
     from hetopt.core.events.fold import RunFold
-    from hetopt.core.scaled_emulation import Conditions
 
 LATEST_HAPPENINGS = 5
 
@@ -26,66 +25,64 @@ def status(
     json_: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Show how a run is: state, steps, metric, each worker's share and waiting, and what it costs so far."""
-    from hetopt.backends.runs import RunFolders, runs_home
+    from hetopt.api.run import Run
     from hetopt.cli import render
 
-    runs = RunFolders(home=runs_home())
     if watch:
         from hetopt.cli.watch import watch as watch_run
         from hetopt.core.errors import BadInput
 
         if all_ or json_:
             raise BadInput("--watch shows one run to a person.", hint="leave --all and --json out")
-        watch_run(runs.find(run))
+        watch_run(Run.find(run))
         return
     if all_:
         # A list of runs is read from their folders: it needs no login, and answers at once.
-        listed = [_facts_or_why(folder) for folder in runs.all()]
+        listed = [_facts_or_why(one) for one in Run.all()]
         if json_:
             render.print_json(listed)
         else:
             _show_all(listed)
         return
-    facts = _facts(runs.find(run), ask=True)
+    facts = _facts(Run.find(run), ask=True)
     if json_:
         render.print_json(facts)
     else:
         _show(facts)
 
 
-def _facts_or_why(folder: Path) -> dict[str, Any]:
+def _facts_or_why(run: Run) -> dict[str, Any]:
     """The facts of a run; of one that cannot be read, why: it must not hide the others."""
     from hetopt.core.errors import HetoptError
 
     try:
-        return _facts(folder, ask=False)
+        return _facts(run, ask=False)
     except HetoptError as error:
-        return {"run": folder.name, "folder": str(folder), "state": UNREADABLE, "reason": error.message}
+        return {"run": run.name, "folder": str(run.folder), "state": UNREADABLE, "reason": error.message}
     except OSError as error:
-        reason = f"{error.filename or folder} cannot be read: {error.strerror}"
-        return {"run": folder.name, "folder": str(folder), "state": UNREADABLE, "reason": reason}
+        reason = f"{error.filename or run.folder} cannot be read: {error.strerror}"
+        return {"run": run.name, "folder": str(run.folder), "state": UNREADABLE, "reason": reason}
 
 
-def _facts(folder: Path, *, ask: bool) -> dict[str, Any]:
-    from hetopt.api.backends import backend_of, read_launch
-    from hetopt.api.run_record import read_run
-    from hetopt.backends.backend import RunHandle
-    from hetopt.cli import ec2_status
+def _facts(run: Run, *, ask: bool) -> dict[str, Any]:
+    from hetopt.core.conditions import ConditionsReader
 
-    started = read_launch(folder)
+    started = run.launch
     if started is not None and started.on == "ec2":
-        state, rental = ec2_status.look(folder, ask=ask)
+        from hetopt.api.rental import look
+
+        state, rental = look(run, ask=ask)
     else:
-        state, rental = backend_of(started, folder).poll(RunHandle(run_dir=folder)), None
-    record = read_run(folder)
+        state, rental = run.status(), None
+    record = run.record()
     launch, progress = record.launch, record.progress
     speeds = launch.speeds if launch else {}
     hourly = launch.hourly_usd if launch else None
     predicted_steps = launch.prediction.steps.value if launch else None
     elapsed_s = progress.elapsed_s
     return {
-        "run": folder.name,
-        "folder": str(folder),
+        "run": run.name,
+        "folder": str(run.folder),
         "state": state.state.value,
         "reason": state.reason or progress.finish_reason,
         "on": launch.on if launch else None,
@@ -120,7 +117,7 @@ def _facts(folder: Path, *, ask: bool) -> dict[str, Any]:
             }
             for worker in progress.workers
         ],
-        "conditions": _conditions(folder).model_dump() if speeds else None,
+        "conditions": ConditionsReader(run.folder).now().model_dump() if speeds else None,
         "happenings": [one.model_dump() for one in record.timeline.happenings],
     }
 
@@ -136,13 +133,6 @@ def _exchange(progress: RunFold) -> dict[str, Any] | None:
         "dense_bytes": traffic.dense_bytes,
         "changes": progress.exchange_changes,
     }
-
-
-def _conditions(folder: Path) -> Conditions:
-    """How a rehearsal's cluster is by now."""
-    from hetopt.core.conditions import ConditionsReader
-
-    return ConditionsReader(folder).now()
 
 
 def _show_all(facts: list[dict[str, Any]]) -> None:

@@ -16,31 +16,23 @@ def stop(
     Go on later with `hetopt launch --on local --resume RUN` (or `--on rehearsal`, where it was one).
     """
     from hetopt.api.run import Run
-    from hetopt.backends.ec2.renter.launcher import Ec2Launcher
-    from hetopt.backends.ec2.renter.run_status import is_cleared, known
     from hetopt.cli import render
-    from hetopt.core.run_status import RunState
 
     found = Run.find(run)
-    folder, launcher, handle = found.folder, found.backend, found.handle
-    if isinstance(launcher, Ec2Launcher):
-        # Machines are given back first; how far they came is read after.
-        over = is_cleared(folder)
-        before = known(folder).state if over else RunState.RUNNING
-    else:
-        before = launcher.poll(handle).state
-        over = before.is_over
+    # Machines are given back first; how far they came is read after.
+    before, over = found.last_known()
     if not over:
-        render.note(f"stopping {folder.name} …")
+        render.note(f"stopping {found.name} …")
         try:
-            launcher.stop(handle)
+            found.stop()
         except BaseException:
-            render.note(f"{folder.name} may still run: end it with `hetopt stop {folder.name}`")
+            render.note(f"{found.name} may still run: end it with `hetopt stop {found.name}`")
             raise
-    after = launcher.poll(handle)
+    after = found.status()
     if json_:
-        render.print_json({"run": folder.name, "was": before.value, "is": after.state.value, "reason": after.reason})
+        was, now = before.state.value, after.state.value
+        render.print_json({"run": found.name, "was": was, "is": now, "reason": after.reason})
     elif over:
-        render.line(f"{folder.name} was already {before.value}.")
+        render.line(f"{found.name} was already {before.state.value}.")
     else:
-        render.line(f"{folder.name} is {after.state.value}.")
+        render.line(f"{found.name} is {after.state.value}.")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hetopt.api.run import Run
     from hetopt.cli.render import Picture
     from hetopt.core.events.fold import RunFold
     from hetopt.core.events.reader import EventReader
@@ -80,22 +81,19 @@ class Watched:
         return sum(count * time_s for _, count, time_s in self.recent) / steps if steps else None
 
 
-def watch(folder: Path, *, sleep: Callable[[float], None] = time.sleep) -> None:
+def watch(run: Run, *, sleep: Callable[[float], None] = time.sleep) -> None:
     """Show a run until it is over. Where stdout is no terminal, each new state is one line."""
-    from hetopt.api.backends import backend_of, read_launch
-    from hetopt.backends.backend import RunHandle
     from hetopt.cli import render
 
-    launch = read_launch(folder)
-    launcher = backend_of(launch, folder)
-    watched = Watched.of(folder, launch)
+    launch = run.launch
+    watched = Watched.of(run.folder, launch)
     factor = launch.time_factor if launch else 1.0
     if not render.is_terminal():
         last = ""
         while True:
-            status = launcher.poll(RunHandle(run_dir=folder))
+            status = run.status()
             watched.read(time_factor=factor)
-            shown = picture(folder.name, status.state.value, watched, launch, now_s=time.time())
+            shown = picture(run.name, status.state.value, watched, launch, now_s=time.time())
             if shown.title != last:
                 last = shown.title
                 render.line(last)
@@ -104,10 +102,10 @@ def watch(folder: Path, *, sleep: Callable[[float], None] = time.sleep) -> None:
             sleep(EVERY_S)
     with render.live_view() as show:
         while True:
-            status = launcher.poll(RunHandle(run_dir=folder))
+            status = run.status()
             watched.read(time_factor=factor)
             state = status.state.value + (f" ({status.reason})" if status.reason else "")
-            show(picture(folder.name, state, watched, launch, now_s=time.time()))
+            show(picture(run.name, state, watched, launch, now_s=time.time()))
             if status.state.is_over:
                 return
             sleep(EVERY_S)

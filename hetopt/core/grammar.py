@@ -11,7 +11,6 @@ call again. What is typed is understood, or refused in one sentence: parameter, 
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from hetopt.core.errors import BadInput
+from hetopt.core.names import known
 from hetopt.core.quantities import NUMBER, Unit, quantity
 
 RecordT = TypeVar("RecordT", bound=BaseModel)
@@ -109,20 +109,6 @@ def call(text: str, where: str) -> Item:
     if (rest.startswith("(") and not rest.endswith(")")) or rest == ":":
         raise BadInput(f"{where} must be a name with its values in parentheses, got {text!r}.", hint=_CALL)
     return arguments(rest[1:-1] if rest.startswith("(") else rest[1:], where, name=name.strip())
-
-
-def known(name: str, names: Iterable[str], what: str) -> str:
-    """The name, if it is one of these.
-
-    Raises:
-        BadInput: it is not; the nearest one is named.
-    """
-    every = list(names)
-    if name in every:
-        return name
-    near = difflib.get_close_matches(name.lower(), every, n=1, cutoff=0.5)
-    hint = f"choose one of: {', '.join(every)}" if every else "leave it out"
-    raise BadInput(f"There is no {what} called {name!r}.", hint=f"did you mean {near[0]!r}? {hint}" if near else hint)
 
 
 def fields(item: Item, keys: Mapping[str, str], first: Iterable[str] = ()) -> dict[str, str]:

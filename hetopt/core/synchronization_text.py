@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from hetopt.core.artifact import Record
 from hetopt.core.errors import BadInput
-from hetopt.core.grammar import arguments, call, known, record, written
+from hetopt.core.grammar import arguments, call, record, written
+from hetopt.core.names import known
 from hetopt.core.quantities import FRACTION
 from hetopt.core.synchronization import Injection, Partition, Synchronization
 from hetopt.core.synchronization_rules import POLICIES

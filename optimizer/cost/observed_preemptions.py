@@ -10,7 +10,6 @@ from typing import ClassVar, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, model_validator
 
-from hetopt.core import formatting
 from hetopt.core.artifact import Artifact, Record
 from hetopt.optimizer.cost.preemption_rate import PreemptionRatePosterior
 from hetopt.optimizer.plan import Group, Watched
@@ -108,12 +107,6 @@ def pool_belief(band: str | None, watched: Watched | None) -> PreemptionRatePost
     if watched is None:
         return prior
     return prior.after(watched.losses, watched.instance_hours, lost_together=watched.lost_together)
-
-
-def watched_in_words(watched: Watched) -> str:
-    """'3 losses in 41 instance-hours'."""
-    losses = f"{watched.losses} loss{'es' * (watched.losses != 1)}"
-    return f"{losses} in {formatting.count(watched.instance_hours)} instance-hour{'s' * (watched.instance_hours != 1)}"
 
 
 def group_belief(group: Group) -> PreemptionRatePosterior | None:

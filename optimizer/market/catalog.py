@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -13,6 +12,7 @@ from typing import Literal
 
 from hetopt import catalogs
 from hetopt.core.errors import BadInput
+from hetopt.core.names import known
 from hetopt.core.paths import inside
 from hetopt.optimizer.market.catalog_rows import Row, read_rows
 from hetopt.optimizer.market.instance_type import Accelerator, AcceleratorModel, InstanceType, read_instance_types
@@ -186,13 +186,7 @@ class Catalog:
         Raises:
             BadInput: there is none; hints at names that are close.
         """
-        found = self.instance_types.get(name)
-        if found is None:
-            raise BadInput(
-                f"There is no instance type '{name}' in the catalogue.",
-                hint=did_you_mean(name, self.instance_types) or "see `hetopt catalog list`",
-            )
-        return found
+        return self.instance_types[known(name, self.instance_types, "instance type", hint="see `hetopt catalog list`")]
 
     def listing(self, name: str) -> Listing:
         """What is known of the type in this region, which may be nothing (see `instance_type` for errors)."""
@@ -301,23 +295,13 @@ def no_prices(catalog: Catalog, market: Market | None = None) -> BadInput:
     )
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str | None:
-    """A hint with the known names that are close to ``name``."""
-    spelled = {other.casefold(): other for other in known}
-    close = [spelled[found] for found in difflib.get_close_matches(name.casefold(), spelled, n=3, cutoff=0.6)]
-    return f"did you mean {', '.join(close[:-1])}{' or ' if close[1:] else ''}{close[-1]}?" if close else None
-
-
 def _region_rows(catalog: Catalog, region: str) -> Iterable[Row]:
     path = inside(catalog.directory, f"regions/{region}.csv", what="region")
     return read_rows(path, required=("instance_type",), optional=_REGION_COLUMNS)
 
 
 def _read_region(catalog: Catalog, region: str) -> dict[str, Listing]:
-    if region not in catalog.regions:
-        known = f"known: {', '.join(catalog.regions) or 'none'}"
-        close = did_you_mean(region, catalog.regions)
-        raise BadInput(f"There is no region '{region}' in the catalogue.", hint=f"{close} {known}" if close else known)
+    known(region, catalog.regions, "region")
     listings: dict[str, Listing] = {}
     for row in _region_rows(catalog, region):
         found = catalog.instance_types.get(row.required("instance_type"))

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hetopt.core.errors import BadInput, setting
-from hetopt.optimizer.market.catalog import Catalog, Listing, Market, Price, did_you_mean
+from hetopt.core.errors import setting
+from hetopt.core.names import unknown
+from hetopt.optimizer.market.catalog import Catalog, Listing, Market, Price
 from hetopt.optimizer.market.instance_type import Accelerator, Architecture, InstanceType
 
 AnyMarket = Literal["spot", "on-demand", "any"]
@@ -201,5 +202,5 @@ def known_accelerator(name: str, types: Iterable[InstanceType]) -> None:
 def _known(kind: str, name: str, names: set[str]) -> None:
     """Refuse a name that no instance type has."""
     if _plain(name) not in {_plain(other) for other in names}:
-        few = f"known: {', '.join(sorted(names))}" if len(names) <= 40 else "see `hetopt catalog list --sort name`"
-        raise BadInput(f"The catalogue has no {kind} '{name}'.", hint=did_you_mean(name, names) or few)
+        many = None if len(names) <= 40 else "see `hetopt catalog list --sort name`"
+        raise unknown(name, sorted(names), kind, hint=many)

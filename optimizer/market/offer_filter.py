@@ -11,7 +11,8 @@ from types import MappingProxyType
 
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.grammar import call
-from hetopt.optimizer.market.catalog import Catalog, InstanceType, Market, Offer, Price, did_you_mean, offers
+from hetopt.core.names import unknown
+from hetopt.optimizer.market.catalog import Catalog, InstanceType, Market, Offer, Price, offers
 from hetopt.optimizer.market.catalog_filter import AnyMarket, has_accelerator, known_accelerator
 from hetopt.optimizer.market.instance_type import Architecture
 from hetopt.optimizer.market.quota import Quotas, most_machines, write_quotas
@@ -193,11 +194,9 @@ def _belongs(catalog: Catalog, zone: str) -> None:
     """Refuse a zone of another region, or a name that is none."""
     region = _region_of(catalog, zone)
     if region is None:
-        raise BadInput(
-            f"There is no zone '{zone}'.",
-            hint=did_you_mean(zone, [f"{name}{end}" for name in catalog.regions for end in "abc"])
-            or f"a zone is a region and a letter, such as {catalog.region}a, or a zone id, such as use1-az1",
-        )
+        zones = [f"{name}{end}" for name in catalog.regions for end in "abc"]
+        hint = f"a zone is a region and a letter, such as {catalog.region}a, or a zone id, such as use1-az1"
+        raise unknown(zone, zones, "zone", hint=hint)
     if region != catalog.region:
         raise BadInput(
             f"{setting('zone', zone)} and {setting('region', catalog.region)} exclude each other: that zone is "

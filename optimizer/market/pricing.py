@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import difflib
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +22,8 @@ from botocore.exceptions import (
     TokenRetrievalError,
 )
 
-from hetopt.core.errors import BadInput, CloudRefused
+from hetopt.core.errors import CloudRefused
+from hetopt.core.names import known
 from hetopt.optimizer.market.answer_store import AnswerStore
 from hetopt.optimizer.market.catalog_refresh import OFFERINGS, PRICE_LIST, SPECIFICATIONS, SPOT, Answers
 
@@ -164,12 +164,7 @@ def check_region(region: str) -> None:
     Raises:
         BadInput: hints at names that are close.
     """
-    known = boto3.Session().get_available_regions("ec2")
-    if region not in known:
-        close = difflib.get_close_matches(region, known, n=3)
-        raise BadInput(
-            f"There is no AWS region '{region}'.", hint=f"did you mean {', '.join(close)}?" if close else None
-        )
+    known(region, boto3.Session().get_available_regions("ec2"), "AWS region")
 
 
 def read_region(

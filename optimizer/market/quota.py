@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import get_args
 
 from hetopt.core.errors import BadInput, setting
-from hetopt.core.grammar import arguments, known
+from hetopt.core.grammar import arguments
+from hetopt.core.names import known
 from hetopt.optimizer.market.catalog import Market, Offer
 
 STANDARD = "standard"

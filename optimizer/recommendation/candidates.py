@@ -10,7 +10,6 @@ from hetopt.core.comm.payload_bytes import Collective
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost.bill import Rental, itemise
 from hetopt.optimizer.cost.cost import planned_usage
-from hetopt.optimizer.cost.observed_preemptions import watched_in_words
 from hetopt.optimizer.plan import Assumptions, Candidate, CostTerm, Group, Prediction, Range
 from hetopt.optimizer.search.forecast import Forecast, JobModel, shares_of
 from hetopt.optimizer.search.search_space import Cluster, MachineOption, SearchSpace
@@ -118,5 +117,5 @@ def cost_terms(space: SearchSpace, job: JobModel, cluster: Cluster, found: Forec
 def _hazard_basis(options: Sequence[MachineOption]) -> str:
     """What the expected preemptions are based on, as a phrase."""
     prior = "the prior of the preemption rate (a machine is preempted once in 2000 h or, in few pools, once in 2 h)"
-    seen = [f"{watched_in_words(option.watched)} of {option.name}" for option in options if option.watched is not None]
+    seen = [f"{option.watched.in_words} of {option.name}" for option in options if option.watched is not None]
     return f"on average over {prior}" + (f", updated by {' and '.join(seen)}" if seen else "")

@@ -13,7 +13,6 @@ from hetopt.core.profile import Profile
 from hetopt.optimizer.convergence.local_penalty import steps_in_words
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost import mixing
-from hetopt.optimizer.cost.observed_preemptions import watched_in_words
 from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Candidate, Sensitivity
@@ -230,7 +229,7 @@ def _scarce(found: Found, chosen: Candidate) -> Iterator[str]:
     factor = float(found.forecast.scarce_factor[found.chosen])
     basis = "the interruption band suggests"
     seen = [
-        f"{watched_in_words(group.watched)} of {group.instance_type} until {group.watched.until[:10]}"
+        f"{group.watched.in_words} of {group.instance_type} until {group.watched.until[:10]}"
         for group in chosen.groups
         if group.watched is not None
     ]

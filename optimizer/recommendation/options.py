@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import get_args
 
 from hetopt.core.errors import BadInput, setting
+from hetopt.core.names import known
 from hetopt.core.synchronization import Synchronization
 from hetopt.optimizer.cost.cost import BOOT_S, SETUP_S
 from hetopt.optimizer.cost.observed_preemptions import ObservedPreemptions
@@ -81,12 +82,8 @@ class Options:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be searched."""
-        if self.market not in get_args(AnyMarket):
-            raise BadInput(f"There is no market '{self.market}'.", hint=f"choose {', '.join(get_args(AnyMarket))}")
-        if self.objective not in get_args(Objective):
-            raise BadInput(
-                f"There is no objective '{self.objective}'.", hint=f"choose {', '.join(get_args(Objective))}"
-            )
+        known(self.market, get_args(AnyMarket), "market")
+        known(self.objective, get_args(Objective), "objective")
         for name, count in (("max_machines", self.max_machines), ("max_workers", self.max_workers)):
             if count is not None and not 1 <= count <= MAX_WORKERS:
                 raise BadInput(f"`{name}` must be 1 to {MAX_WORKERS}, got {count}.", hint=f"for example `{name}=16`")

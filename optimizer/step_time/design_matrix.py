@@ -14,7 +14,7 @@ from hetopt.core.comm.composition import why_not_synchronised
 from hetopt.core.comm.overlap import UNDER_BACKWARD
 from hetopt.core.comm.payload_bytes import operations
 from hetopt.core.errors import BadInput
-from hetopt.core.grammar import known
+from hetopt.core.names import known
 from hetopt.core.step_samples import Compression, Configuration
 from hetopt.core.synchronization import Synchronization
 from hetopt.core.synchronization_text import parse_sync

@@ -117,10 +117,10 @@ def test_a_search_without_limits_and_a_target_of_another_metric_are_refused() ->
 @pytest.mark.parametrize(
     ("named", "told"),
     [
-        ({"objective": "best"}, "there is no objective 'best'"),
-        ({"architecture": "sparc"}, "there is no architecture 'sparc'"),
-        ({"learning_rate_rule": "cubic"}, "there is no learning rate rule 'cubic'"),
-        ({"market": "black"}, "`market` must be spot, on-demand or any, not 'black'"),
+        ({"objective": "best"}, "There is no objective called 'best'"),
+        ({"architecture": "sparc"}, "There is no architecture called 'sparc'"),
+        ({"learning_rate_rule": "cubic"}, "There is no learning rate rule called 'cubic'"),
+        ({"market": "black"}, "There is no market called 'black'"),
     ],
 )
 def test_a_name_that_is_none_is_refused_before_the_profile_is_read(named: dict[str, str], told: str) -> None:
@@ -130,7 +130,7 @@ def test_a_name_that_is_none_is_refused_before_the_profile_is_read(named: dict[s
 
 
 def test_a_batch_policy_that_is_none_is_refused_before_the_plan_is_read() -> None:
-    with pytest.raises(BadInput, match="there is no batch policy 'best'"):
+    with pytest.raises(BadInput, match="There is no batch policy called 'best'"):
         hetopt.launch("not-there.json", on="local", batch_policy="best")  # type: ignore[arg-type]  # on purpose
 
 

@@ -122,7 +122,7 @@ def test_a_mistake_in_the_billing_terms_is_one_sentence(edited: Edited, old: str
 @pytest.mark.parametrize("file", [TYPES, "accelerators.csv", "sources.json", "caveats.csv", REGION])
 def test_a_missing_file_is_named(small: Path, file: str) -> None:
     (small / file).unlink()
-    with pytest.raises(BadInput, match=file.rpartition("/")[2] if file != REGION else "no region 'us-east-1'"):
+    with pytest.raises(BadInput, match=file.rpartition("/")[2] if file != REGION else "no region called 'us-east-1'"):
         load_catalog("us-east-1", small)
 
 

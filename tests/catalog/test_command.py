@@ -136,11 +136,11 @@ def test_nothing_matches_is_an_answer_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said", "hint"),
     [
-        ("show g5.xlrge", "no instance type 'g5.xlrge'", "g5.xlarge"),
-        ("list --region us-esat-1", "no region 'us-esat-1'", "us-east-1"),
-        ("show g5.xlarge --region mars", "no region 'mars'", "us-east-1"),
-        ("list --gpu A1OG", "no accelerator 'A1OG'", "A10G"),
-        ("list --family c7j", "no family 'c7j'", "c7i"),
+        ("show g5.xlrge", "no instance type called 'g5.xlrge'", "g5.xlarge"),
+        ("list --region us-esat-1", "no region called 'us-esat-1'", "us-east-1"),
+        ("show g5.xlarge --region mars", "no region called 'mars'", "us-east-1"),
+        ("list --gpu A1OG", "no accelerator called 'A1OG'", "A10G"),
+        ("list --family c7j", "no family called 'c7j'", "c7i"),
         ("list --max-interruption often", "--max-interruption must be a percentage", "10%"),
         ("list --max-interruption 0", "--max-interruption must be a percentage", "10%"),
         ("list --max-interruption nan", "--max-interruption must be a percentage", "10%"),

@@ -151,10 +151,10 @@ def test_a_region_without_prices_still_knows_what_can_be_spot(catalog: Catalog) 
 @pytest.mark.parametrize(
     ("wishes", "said", "hint"),
     [
-        ({"accelerator": "A1OG"}, "no accelerator 'A1OG'", "did you mean A10G"),
-        ({"accelerator": "TPU"}, "no accelerator 'TPU'", "known: "),
-        ({"families": ("c7j",)}, "no family 'c7j'", "c7i"),
-        ({"families": ("c7i", "nonsense")}, "no family 'nonsense'", "hetopt catalog list"),
+        ({"accelerator": "A1OG"}, "no accelerator called 'A1OG'", "did you mean 'A10G'"),
+        ({"accelerator": "TPU"}, "no accelerator called 'TPU'", "choose one of: "),
+        ({"families": ("c7j",)}, "no family called 'c7j'", "c7i"),
+        ({"families": ("c7i", "nonsense")}, "no family called 'nonsense'", "hetopt catalog list"),
     ],
 )
 def test_an_unknown_name_is_refused_with_what_is_close(wishes: dict[str, Any], said: str, hint: str) -> None:
@@ -164,10 +164,10 @@ def test_an_unknown_name_is_refused_with_what_is_close(wishes: dict[str, Any], s
 
 
 def test_lookups_suggest_close_names(catalog: Catalog) -> None:
-    with pytest.raises(BadInput, match=r"no instance type 'g5\.xlrge'") as refused:
+    with pytest.raises(BadInput, match=r"no instance type called 'g5\.xlrge'") as refused:
         catalog.instance_type("g5.xlrge")
     assert "g5.xlarge" in (refused.value.hint or "")
-    with pytest.raises(BadInput, match="no region 'us-esat-1'") as refused:
+    with pytest.raises(BadInput, match="no region called 'us-esat-1'") as refused:
         catalog.in_region("us-esat-1")
     for region in catalog.regions:
         assert region in (refused.value.hint or "")

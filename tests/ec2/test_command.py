@@ -191,7 +191,7 @@ def test_what_cannot_be_rented(
     [
         (("chosen", "prediction", "cost_usd", "high"), 50.0, 5, "may cost up to \\$50.00"),
         (("chosen", "groups", 0, "region"), "eu-west-1", 2, "one region"),
-        (("chosen", "groups", 0, "instance_type"), "c99.large", 2, "no instance type 'c99.large'"),
+        (("chosen", "groups", 0, "instance_type"), "c99.large", 2, "no instance type called 'c99.large'"),
         (("run", "task"), "mine.module:task", 2, "in a module"),
         (("run", "data_dir"), "/data", 2, "aws s3 sync /data"),
         (("goal", "budget_usd"), 0.05, 5, "minutes of this cluster|may cost up to"),

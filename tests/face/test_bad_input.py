@@ -102,7 +102,7 @@ def test_a_folder_instead_of_a_profile(hetopt: Hetopt, tmp_path: Path) -> None:
         (["--budget", "5", "--steps", "0"], "--steps must be at least 1"),
         (["--budget", "5", "--batch-size", "0"], "--batch-size must be at least 1"),
         (["--budget", "5", "--max-machines", "0"], "--max-machines must be 1 to 256, got 0"),
-        (["--budget", "5", "--market", "black"], "--market must be spot, on-demand or any"),
+        (["--budget", "5", "--market", "black"], "There is no market called 'black'"),
         (["--budget", "5", "--region", "mars-1"], "mars-1"),
         (["--budget", "5", "--types", "g5.xlagre"], "g5.xlagre"),
         (["--budget", "5", "--catalog", "/nowhere"], "/nowhere"),

@@ -148,7 +148,7 @@ def test_published_models_answer_in_the_same_form(hetopt: Hetopt, profile: Path,
 def test_models_that_cannot_be(hetopt: Hetopt, profile: Path, digits_profile: Path, tmp_path: Path) -> None:
     queries = tmp_path / "q.jsonl"
     queries.write_text(lines([row((1,), 16)]))
-    refused(hetopt("predict", profile, queries, "--model", "oracle"), "there is no model 'oracle'")
+    refused(hetopt("predict", profile, queries, "--model", "oracle"), "There is no model called 'oracle'")
     refused(hetopt("predict", digits_profile, queries, "--model", "ernest"), "only imported samples have")
     refused(hetopt("predict", profile, queries, "--model", "auto", "--explain", 1), "need hetopt's own model")
 

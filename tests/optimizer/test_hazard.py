@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hetopt.core.errors import BadInput
 from hetopt.optimizer.cost.mixing import in_words, spread_over
-from hetopt.optimizer.cost.observed_preemptions import ObservedPool, ObservedPreemptions, keep, watched_in_words
+from hetopt.optimizer.cost.observed_preemptions import ObservedPool, ObservedPreemptions, keep
 from hetopt.optimizer.cost.preemption_rate import (
     CALM,
     NEVER,
@@ -201,7 +201,7 @@ def test_zones_tell_of_the_region_together() -> None:
     assert seen.belief("g5.xlarge", "us-east-1", None) == PreemptionRatePosterior.prior(None).after(4, 40.0)
     assert seen.watched("g5.xlarge", "us-east-1", zone="us-east-1c") is None
     assert seen.watched("g5.xlarge", "eu-west-1") is None
-    assert watched_in_words(watched) == "4 losses in 40 instance-hours"
+    assert watched.in_words == "4 losses in 40 instance-hours"
 
 
 def test_runs_that_end_at_once_lose_nothing(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from hetopt.api.sample_remarks import remarks
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
 from hetopt.core.step_samples import (
@@ -17,7 +18,6 @@ from hetopt.core.step_samples import (
     parse_configuration,
     read_samples,
 )
-from hetopt.profiler.sample_remarks import remarks
 
 
 def line(nodes: list[int] | None = None, **changes: object) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from hetopt.core.errors import BadInput
-from hetopt.core.grammar import known
 from hetopt.core.local_batch_sizes import allocated_micro_batch_size, check_batch
+from hetopt.core.names import known
 from hetopt.core.run_spec import BATCH_POLICIES, RunSpec
 from hetopt.trainer.policies.allocation import AllocateMicroBatches
 from hetopt.trainer.policies.dynamic import DynamicShares, omnilearn

@@ -14,7 +14,8 @@ from pydantic import Field, PositiveInt
 
 from hetopt.backends.emulation.namespaces import check_size
 from hetopt.core.errors import BadInput
-from hetopt.core.grammar import Item, arguments, fields, known, record, repeated, split
+from hetopt.core.grammar import Item, arguments, fields, record, repeated, split
+from hetopt.core.names import known
 from hetopt.core.quantities import DURATION, NUMBER, RATE
 from hetopt.core.scaled_emulation import EVERY_HOST, Change, EmulatedHost
 

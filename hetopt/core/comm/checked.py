@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from hetopt.core.comm.composition import CODINGS, CORRECTION, Combination, combine
 from hetopt.core.errors import BadInput
-from hetopt.core.grammar import known
+from hetopt.core.names import known
 from hetopt.core.run_spec import Compression
 
 OPTIONS = ("bits", "levels", "rank", "floor_ratio", "coding", "momentum", "clip_norm")

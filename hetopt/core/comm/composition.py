@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from hetopt.core.errors import BadInput
-from hetopt.core.grammar import known
+from hetopt.core.names import known
 
 AUTO = "auto"
 

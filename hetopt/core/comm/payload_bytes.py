@@ -15,7 +15,7 @@ from hetopt.core.comm import composition, cost
 from hetopt.core.comm.composition import AR_TOPK, AUTO, GATHER, METHODS, PACKED_BF16, PLAIN, STAR, VAR, combine
 from hetopt.core.comm.cost import Operation
 from hetopt.core.comm.levels import gathered_bits, gathered_code_bytes, summed_bits, summed_code_bytes
-from hetopt.core.grammar import known
+from hetopt.core.names import known
 
 Collective = Literal["all_reduce", "all_gather"]
 Shapes = Sequence[Sequence[int]]

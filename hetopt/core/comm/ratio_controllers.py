@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from hetopt.core.errors import BadInput
-from hetopt.core.grammar import known
+from hetopt.core.names import known
 
 CONTROLLERS: Mapping[str, str] = MappingProxyType(
     {

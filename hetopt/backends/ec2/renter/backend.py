@@ -16,12 +16,12 @@ from hetopt.backends.ec2.renter.cluster_state import SEEN_FILE, ClusterState
 from hetopt.backends.ec2.renter.edge import connect
 from hetopt.backends.ec2.renter.launcher import BUNDLE_FILE, PLAN_OBJECT, Ec2Launcher
 from hetopt.backends.ec2.renter.order import ORDER_FILE, Order
-from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Wishes
+from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, Moved, Wishes
 from hetopt.backends.ec2.renter.request import Request
-from hetopt.backends.runs import RunFolders
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.run_folder import read_spec
 from hetopt.core.run_spec import RunSpec
+from hetopt.core.runs import RunFolders
 from hetopt.optimizer.cost.billing import load_billing
 from hetopt.optimizer.launch_record import LAUNCH_FILE, Launch
 from hetopt.optimizer.market.catalog import load_catalog
@@ -48,6 +48,14 @@ class Rental(Prepared):
     risk: str | None = None
     accept_fewer: Callable[[RunSpec], bool] | None = None
     spent_usd: float = 0.0
+
+    def moved_prices(self) -> list[Moved]:
+        """What machines cost now beside what was planned, a row a type."""
+        return ordering.moved_prices(self.wanted, self.order)
+
+    def expected_usd(self) -> tuple[float, float]:
+        """What the run should cost at the prices of now, and at most of 90 %."""
+        return ordering.expected_usd(self.wanted, self.order)
 
     def save_order(self, folder: Path) -> None:
         """Write what must be in the run's folder before anything is rented."""

@@ -1,4 +1,4 @@
-"""What runs on EC2 left in every region that was ever used; what belongs to no run that goes on may be removed."""
+"""What runs that were killed left behind, on this machine and in every region that was ever used."""
 
 from __future__ import annotations
 
@@ -16,11 +16,29 @@ from hetopt.backends.ec2.renter.ledger import LEDGER_FILE, Made, made, read_ledg
 from hetopt.backends.ec2.renter.leftovers import LocalRun
 from hetopt.backends.ec2.renter.removal import Found, Remover
 from hetopt.backends.ec2.renter.request import Edge
-from hetopt.backends.runs import RunFolders, runs_home
-from hetopt.core.errors import CloudRefused
+from hetopt.backends.emulation import namespaces
+from hetopt.backends.emulation.namespaces import FoundNetwork
+from hetopt.core.errors import CloudRefused, RunFailed
+from hetopt.core.runs import RunFolders, runs_home
 
 _FIRST_REGION = "us-east-1"
 """Which is asked for the others; every account has it."""
+
+
+def of_rehearsals(*, remove: bool) -> tuple[list[FoundNetwork], dict[str, RunFailed]]:
+    """The networks of rehearsals whose launcher is dead, and of those that could not be removed why, by id.
+
+    Args:
+        remove: do it.
+    """
+    found = list(namespaces.find_leftovers())
+    stayed: dict[str, RunFailed] = {}
+    for network in found if remove else ():
+        try:
+            namespaces.remove(network.id)
+        except RunFailed as error:  # the others can still go
+            stayed[network.id] = error
+    return found, stayed
 
 
 @dataclass(frozen=True, kw_only=True)

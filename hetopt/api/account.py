@@ -1,0 +1,167 @@
+"""Your AWS account: what must be in place there, what would stop a launch, and runs that were launched elsewhere."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from hetopt.api.run import Run
+from hetopt.api.values import names
+from hetopt.backends.ec2.renter import account as accounts
+from hetopt.backends.ec2.renter import doctor, permissions
+from hetopt.backends.ec2.renter.doctor import Check, worst
+from hetopt.backends.ec2.renter.edge import BotoEdge, Retrying, connect
+from hetopt.backends.ec2.renter.fetching import adopt
+from hetopt.backends.ec2.renter.ordering import PROFILE_NAME, region_of, roles_of
+from hetopt.core.errors import BadInput
+from hetopt.core.extras import install_command
+from hetopt.core.paths import inside, run_name
+from hetopt.core.runs import runs_home
+from hetopt.optimizer.market.catalog import load_catalog
+from hetopt.optimizer.plan import Plan
+
+__all__ = ["Check", "Setup", "attach", "checks", "worst"]
+
+
+def attach(run: str, *, region: str = "us-east-1", bucket: str | None = None) -> Run:
+    """Fetch what is known of a run that was launched from another machine. It changes nothing.
+
+    Args:
+        run: its full name.
+        region: where its machines are.
+        bucket: its bucket. Absent: ``hetopt-ACCOUNT-REGION``.
+
+    Raises:
+        BadInput: it is known here already, or there is no such run.
+        CloudRefused: it cannot be read.
+    """
+    folder = inside(runs_home(), run_name(run), what="run")
+    if folder.exists():
+        raise BadInput(f"{run} is known here.", hint=f"look at it with `hetopt status {run}`")
+    edge = connect(region)
+    who = accounts.identity(edge)
+    place = bucket or accounts.default_bucket(who.account_id, region)
+    adopt(edge, folder, bucket=place, account_id=who.account_id, now_s=time.time())
+    return Run.in_folder(folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What an administrator applies once. hetopt makes no role by itself.
+
+    Attributes:
+        region: where machines will be.
+        account: its number.
+        bucket: where code, checkpoints and state go.
+        role: of the machines, and their instance profile.
+    """
+
+    region: str
+    account: str
+    bucket: str
+    role: str
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        region: str = "us-east-1",
+        account: str | None = None,
+        bucket: str | None = None,
+        role: str | None = None,
+    ) -> Setup:
+        """With the usual names where none are given; the account is that of the credentials.
+
+        Raises:
+            BadInput: the account's number is none.
+            CloudRefused: AWS does not say whose the credentials are.
+        """
+        if account is not None and not (account.isdigit() and len(account) == 12):
+            raise BadInput(f"an account number has 12 digits, not {account!r}.", hint="`aws sts get-caller-identity`")
+        number = accounts.identity(connect(region)).account_id if account is None else account
+        place = bucket or accounts.default_bucket(number, region)
+        return cls(region=region, account=number, bucket=place, role=role or PROFILE_NAME)
+
+    def make_bucket(self) -> Iterator[str]:
+        """Make the bucket: private, encrypted, TLS only. Each call is told once it was made.
+
+        Raises:
+            CloudRefused: it cannot be made.
+        """
+        edge = connect(self.region)
+        for request in permissions.bucket_calls(self.bucket, self.region, self.account):
+            edge(request)
+            yield f"{request.api_name}: {request.purpose}"
+
+    def policies(self, types: Sequence[str] | str = ()) -> dict[str, Any]:
+        """The least that hetopt needs, as IAM reads it, and the commands that apply it.
+
+        Args:
+            types: allow only these instance types; none: all.
+        """
+        return {
+            "operator_policy": permissions.operator_policy(
+                account_id=self.account,
+                region=self.region,
+                bucket=self.bucket,
+                role=self.role,
+                types=sorted(names(types)),
+            ),
+            "node_trust": permissions.trust_policy(),
+            "node_policy": permissions.node_policy(bucket=self.bucket),
+            "commands": permissions.commands(self.role),
+        }
+
+
+def checks(
+    plan: Path | None = None,
+    *,
+    region: str | None = None,
+    bucket: str | None = None,
+    instance_profile: str | None = None,
+) -> Iterator[Check]:
+    """What would stop a launch, here or on EC2, one after the other. Nothing is made or changed.
+
+    Args:
+        plan: also look at the quotas that it needs.
+        region: absent: the plan's, or that of the environment.
+        bucket: absent: ``hetopt-ACCOUNT-REGION``.
+        instance_profile: the machines' role. Absent: ``hetopt-node``.
+
+    Raises:
+        BadInput: the plan cannot be read.
+    """
+    made = None if plan is None else Plan.load(plan)
+    yield _torch()
+    configured = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+    place = region or (region_of(made) if made is not None else configured)
+    try:
+        boto = BotoEdge(place)
+    except BadInput as error:
+        yield Check(name="boto3", verdict="bad", said=error.message.rstrip("."), hint=error.hint)
+        return
+    edge = Retrying(inner=boto, sleep=time.sleep, random=Random(), attempts=2)
+    asked = 0
+    for check in doctor.account_checks(
+        edge, place, bucket, instance_profile or PROFILE_NAME, lambda: boto.clock_offset_s
+    ):
+        yield check
+        asked += 1
+    if made is not None and asked > 1:
+        catalog = load_catalog(place)
+        yield from doctor.role_checks(edge, catalog, roles_of(made, catalog))
+
+
+def _torch() -> Check:
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        said = "torch is not installed here: profiles and local runs need it, planning and renting do not"
+        return Check(name="torch", verdict="unknown", said=said, hint=install_command("train"))
+    return Check(name="torch", verdict="good", said=version)

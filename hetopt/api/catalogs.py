@@ -1,0 +1,63 @@
+"""The catalogue of what can be rented: which is in use, and what of it is wanted."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetopt.optimizer.market import catalog_filter
+from hetopt.optimizer.market.catalog import Catalog, Listing, no_prices
+from hetopt.optimizer.market.catalog_choice import CatalogInUse, catalog_in_use
+from hetopt.optimizer.market.catalog_filter import Criteria
+
+__all__ = ["Criteria", "Found", "find", "in_use"]
+
+
+def in_use(region: str = "us-east-1", directory: Path | None = None) -> CatalogInUse:
+    """The catalogue that is planned with: the one in a folder, the newest refreshed one, or the bundled one.
+
+    Raises:
+        BadInput: there is no such region, or a file cannot be used.
+    """
+    return catalog_in_use(region, directory, today=datetime.datetime.now(datetime.UTC).date())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What of a catalogue was wanted.
+
+    Attributes:
+        catalog: that one.
+        listings: in the order that was asked for.
+        why_none: half a sentence, where there are none.
+    """
+
+    catalog: Catalog
+    listings: Sequence[Listing]
+    why_none: str = ""
+
+
+def find(criteria: Criteria, *, region: str, directory: Path | None, sort: str, reverse: bool) -> Found:
+    """The instance types that meet criteria.
+
+    Args:
+        criteria: all of which count.
+        region: of the prices.
+        directory: of another catalogue than that in use.
+        sort: by which of `catalog_filter.quantities`, smallest first, the unknown last.
+        reverse: largest first.
+
+    Raises:
+        BadInput: a name that nothing has, or prices where the region has none.
+    """
+    catalog = in_use(region, directory).catalog
+    listings = list(catalog.listings.values())
+    if not catalog.has_prices and (criteria.price_max_usd_per_hour is not None or criteria.market == "on-demand"):
+        raise no_prices(catalog)
+    filters = criteria.filters(catalog)
+    quantity = catalog_filter.quantities(criteria.market)[sort]
+    found = catalog_filter.sort(catalog_filter.select(listings, filters), quantity, reverse=reverse)
+    why_none = "" if found else catalog_filter.why_none(listings, filters)
+    return Found(catalog=catalog, listings=found, why_none=why_none)

@@ -1,0 +1,128 @@
+"""Step times of configurations that were never run, from a profile or step samples, by hetopt's model or others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetopt.api.values import chosen
+from hetopt.core.artifact import kind_in
+from hetopt.core.errors import BadInput
+from hetopt.core.profile import Profile
+from hetopt.core.step_samples import Configuration, StepSample, StepSamples
+from hetopt.optimizer.fit import fit
+from hetopt.optimizer.market.catalog import Catalog, Market, load_catalog
+from hetopt.optimizer.step_time.choice import PEERS, PeerModel, choose, held_out_errors
+from hetopt.optimizer.step_time.model import StepTime, StepTimeModel
+from hetopt.optimizer.step_time.observed import Observed, observe
+from hetopt.optimizer.step_time.priors import PRIORS, Normal
+from hetopt.optimizer.step_time.profiled import observe_profile, profile_priors
+
+MODELS = ("hetopt", *PEERS, "auto")
+MARKETS: tuple[Market, ...] = ("spot", "on-demand")
+
+SETUP_S = 180.0
+PROBE_STEPS = 25
+"""What measuring a layout takes: starting machines, a few steps to warm up, and twenty that count."""
+
+Predictor = StepTimeModel | PeerModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """What can be asked about step times, once something was measured.
+
+    Attributes:
+        own: hetopt's model of what was measured.
+        samples: the whole steps among that, which published models need.
+        catalog: what machines are, and cost.
+        market: on which they are rented.
+    """
+
+    own: StepTimeModel
+    samples: tuple[StepSample, ...]
+    catalog: Catalog
+    market: Market
+
+    @classmethod
+    def of(
+        cls, profile: Path, *, market: str = "spot", region: str = "us-east-1", catalog: Path | None = None
+    ) -> StepTimes:
+        """From what a profile or a file of step samples holds.
+
+        Args:
+            profile: either kind of file.
+            market: spot or on-demand, for the price of probes.
+            region: of the prices.
+            catalog: another catalogue's folder than the bundled one.
+
+        Raises:
+            BadInput: a file cannot be read, or there is no such market.
+        """
+        where = chosen(market, MARKETS, "market") or "spot"
+        observed, samples, priors = _observed(profile)
+        known = load_catalog(region, catalog)
+        own = StepTimeModel.fit(observed, known.instance_types, priors)
+        return cls(own=own, samples=samples, catalog=known, market=where)
+
+    def best(self) -> tuple[str, Mapping[str, float]]:
+        """The model whose errors on layouts held out are least, and those of each.
+
+        Raises:
+            BadInput: there are no whole steps.
+        """
+        errors = held_out_errors(self.own.posterior, self._whole_steps())
+        return choose(errors), {str(name): error for name, error in errors.items()}
+
+    def model(self, name: str) -> Predictor:
+        """The model of that name.
+
+        Raises:
+            BadInput: there is none, or it needs whole steps and there are none.
+        """
+        wanted = chosen(name, MODELS, "model")
+        if wanted == "hetopt":
+            return self.own
+        if wanted == "auto":
+            return self.model(self.best()[0])
+        return next(PeerModel.fit(peer, self._whole_steps()) for peer in PEERS if peer == wanted)
+
+    def _whole_steps(self) -> tuple[StepSample, ...]:
+        if not self.samples:
+            raise BadInput(
+                "published models need whole steps, which only imported samples have.", hint="choose `model=hetopt`"
+            )
+        return self.samples
+
+    def probe_usd(self, configuration: Configuration, step_time_s: float) -> float | None:
+        """What renting the configuration for a measurement costs; absent where a price is not known."""
+        hourly = 0.0
+        for node in configuration.nodes:
+            listed = node.type in self.catalog.instance_types
+            price = self.catalog.price(node.type, self.market) if listed else None
+            if price is None:
+                return None
+            hourly += price.usd_per_hour
+        return hourly * (SETUP_S + PROBE_STEPS * step_time_s) / 3600
+
+
+def predicted(model: Predictor, asked: Sequence[Configuration]) -> list[StepTime | str]:
+    """Of each configuration its step time, or why there is none."""
+    try:
+        return list(model.predict(asked)) if asked else []
+    except BadInput as error:
+        if len(asked) == 1:
+            return [error.message]
+        return [answer for one in asked for answer in predicted(model, [one])]
+
+
+def _observed(path: Path) -> tuple[Observed, tuple[StepSample, ...], Mapping[str, Normal]]:
+    """What was measured, from either kind of profile, whole steps where there are any, and what else is believed."""
+    if kind_in(path) == StepSamples.KIND:
+        samples = StepSamples.load(path).samples
+        return observe(samples), samples, PRIORS
+    profile = Profile.load(path)
+    if profile.samples:
+        return observe(profile.samples), profile.samples, PRIORS
+    return observe_profile(profile), (), profile_priors(fit(profile).reference)

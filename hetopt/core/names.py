@@ -1,0 +1,36 @@
+"""Names that people give, of which there is a closed set; one that is none is refused with the nearest."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from hetopt.core.errors import BadInput
+
+
+def known(name: str, names: Iterable[str], what: str, *, hint: str | None = None) -> str:
+    """The name, if it is one of these.
+
+    Args:
+        name: as it was given.
+        names: that there are.
+        what: they name.
+        hint: how to find them, where they are too many to be listed.
+
+    Raises:
+        BadInput: it is not; the nearest one is named.
+    """
+    every = list(names)
+    if name in every:
+        return name
+    raise unknown(name, every, what, hint=hint)
+
+
+def unknown(name: str, names: Iterable[str], what: str, *, hint: str | None = None) -> BadInput:
+    """The error of a name that is none of these; see `known`."""
+    spelled = {other.casefold(): other for other in names}
+    near = difflib.get_close_matches(name.casefold(), spelled, n=1, cutoff=0.5)
+    if hint is None:
+        hint = f"choose one of: {', '.join(spelled.values())}" if spelled else "leave it out"
+    guess = f"did you mean {spelled[near[0]]!r}? " if near else ""
+    return BadInput(f"There is no {what} called {name!r}.", hint=f"{guess}{hint}".strip() or None)
