@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hetopt.api.converting import convert as convert
     from hetopt.api.launching import launch as launch
     from hetopt.api.launching import resume as resume
     from hetopt.api.planning import recommend as recommend
@@ -47,6 +48,7 @@ _HOMES = {
     "Task": "hetopt.trainer.task",
     "TaskData": "hetopt.trainer.task",
     "check": "hetopt.api.profiling",
+    "convert": "hetopt.api.converting",
     "launch": "hetopt.api.launching",
     "profile": "hetopt.api.profiling",
     "recommend": "hetopt.api.planning",

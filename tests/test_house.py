@@ -97,6 +97,7 @@ def test_nothing_is_left_that_does_not_belong_in_a_repository(rule: str) -> None
 
 WRITES_COMMAND_LINES = {
     "hetopt/catalogs/build.py": "its own command line",
+    "hetopt/api/exactness.py": "the command line of torchrun",
     "hetopt/core/nodes.py": "the command line of a host's agent",
     "hetopt/backends/ec2/bootstrap.py": "the script that a rented machine boots with",
     "hetopt/reports/exports.py": "scripts for torchrun and SkyPilot",
@@ -167,9 +168,10 @@ FOLDER_WORDS = ("folder", "dir", "path", "home", "root", "where", "parent", "bun
 OURS = {
     "hetopt/api/catalog_refreshing.py: home / day.isoformat()": "a date",
     "hetopt/reports/own_wheel.py: Path(folder) / file": "what lies there",
+    "hetopt/cli/convert.py: asked.script.with_name(f'{asked.script.stem}_hetopt.py')": "as typed",
     "hetopt/cli/metrics.py: into / f'.{EVENT_FILE}.partial'": "a constant",
     "hetopt/cli/export.py: skypilot.parent / name": "the wheel of this hetopt",
-    "hetopt/cli/fetch.py: out.with_name(f'.{out.name}.partial')": "the file's own name, as it was typed",
+    "hetopt/cli/fetch.py: out.with_name(f'.{out.name}.partial')": "as typed",
     "hetopt/backends/ec2/renter/fetching.py: run_dir / name": "a constant",
     "hetopt/core/run_folder.py: run_dir / name": "a constant",
     "hetopt/backends/ec2/renter/launcher.py: run_dir / name": "one of two constants",

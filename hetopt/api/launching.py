@@ -13,6 +13,7 @@ from hetopt.api.run import Run
 from hetopt.api.values import chosen, positive
 from hetopt.backends.backend import LaunchOptions, Prepared, check_options
 from hetopt.core.errors import BadInput
+from hetopt.core.reading import read_text
 from hetopt.core.reporter import Reporter
 from hetopt.core.run_spec import BATCH_POLICIES, BatchPolicy, RunSpec
 from hetopt.core.runs import RunFolders, runs_home
@@ -29,6 +30,7 @@ def launch(
     plan: Plan | Path | str,
     *,
     on: Place,
+    script: Sequence[str] = (),
     slowdowns: Sequence[float] | None = None,
     hosts: str | None = None,
     schedule: str | None = None,
@@ -63,6 +65,8 @@ def launch(
         plan: made by `recommend`, or its file.
         on: ``"local"``: real processes on this machine; ``"rehearsal"``: a scaled emulation of the cluster on this
             machine, with a network of its own (it needs root); ``"ec2"``: the plan's machines are rented.
+        script: a training script with a session in it, and its arguments: ``["train_hetopt.py", "config.yaml"]``.
+            Absent: the one that was profiled, where the plan is of a script.
         slowdowns: local: a factor of 1 or more for each worker, whose computation takes so many times as long.
             Absent: as many workers as the plan has, at full speed.
         hosts: rehearsal: these hosts instead of the plan's machines: ``"speed=1,rate=100mbit x2; speed=0.25"``.
@@ -114,6 +118,7 @@ def launch(
     told = reporter or Reporter()
     where = backend(on, told)
     changes = Changes(
+        script=tuple(script),
         batch_policy=batch_policy,
         compression=compression,
         ratio_policy=ratio_policy,
@@ -132,6 +137,7 @@ def launch(
 class Changes:
     """What a launch changes in its plan, as people write it; see `launch` for each. Absent: as it was planned."""
 
+    script: tuple[str, ...] = ()
     batch_policy: str | None = None
     compression: str | None = None
     ratio_policy: str | None = None
@@ -174,7 +180,7 @@ def prepare(
         raise BadInput(f"`steps` must be at least 1, got {steps}.", hint="for example `steps=500`")
     made = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
     chosen(made.run.batch_policy, list(BATCH_POLICIES), "batch policy")
-    wanted = made.adjusted(steps=steps, policy=policy)
+    wanted = _scripted(made.adjusted(steps=steps, policy=policy), changes, on)
     if not wish.is_empty:
         told = compression_options.decide(wish, made.run)
         wanted = wanted.adjusted(
@@ -211,6 +217,39 @@ def prepare_resumed(run: Run, where: Backend, on: Place, options: LaunchOptions)
                 f"`{name}` cannot change in a run that goes on.", hint="leave it out, or start the plan anew"
             )
     return where.prepare_resumed(run.folder, options)
+
+
+def _scripted(plan: Plan, changes: Changes, on: Place) -> Plan:
+    """The plan with the script that will run, where it is of one.
+
+    Raises:
+        BadInput: the plan is of a task, or the script cannot be run there, or has no session.
+    """
+    said = changes.script
+    if not plan.run.script:
+        if said:
+            raise BadInput(
+                f"the plan is of the task {plan.run.task}, and `script` names {said[0]}.",
+                hint=f"profile the script first: hetopt profile -- {said[0]}",
+            )
+        return plan
+    script = said or plan.run.script
+    if on == "ec2":
+        raise BadInput("scripts run on `on=local` and `on=rehearsal`.", hint="make a task of it to rent machines")
+    for name in ("partition", "inject", "stream", "steps"):
+        if getattr(changes, name) is not None:
+            raise BadInput(
+                f"`{name}` is for tasks: a script reads its own data, and says itself when it ends.",
+                hint="leave it out",
+            )
+    path = Path(script[0])
+    if "session(" not in read_text(path, hint="name the script after --"):
+        raise BadInput(
+            f"{path} has no session in it, so its workers would each train for themselves.",
+            hint=f"hetopt convert {path}, then launch {path.stem}_hetopt.py",
+        )
+    found = (str(path.resolve()), *script[1:])
+    return plan.model_copy(update={"run": plan.run.model_copy(update={"script": found})})
 
 
 def submit(prepared: Prepared, where: Backend, *, begun: Callable[[str], None] = lambda name: None) -> Run:

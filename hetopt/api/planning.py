@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -142,6 +143,9 @@ def recommend(
         sync=sync,
     )
     measured = profile_of(profile)
+    if measured.job.script and options.batch_size is None:
+        # A script's batch size is its own: its learning rate goes with it, and its loader says it.
+        options = replace(options, batch_size=measured.job.batch_size)
     in_use = _catalog(region, catalog, told)
     goal = _goal(measured, budget_usd, deadline_s, target, positive(epochs, "epochs", "epochs"), steps, told)
     told("the catalogue")
@@ -308,6 +312,11 @@ def _goal(
     if epochs is not None or steps is not None:
         ends: Literal["epochs", "steps"] = "epochs" if epochs is not None else "steps"
         return Goal(**limits, ends=ends, amount=epochs if epochs is not None else steps)
+    if job.script:
+        raise BadInput(
+            f"{job.task} is a script, which says itself when training ends, and nothing tells hetopt.",
+            hint="say it with `epochs` or `steps`",
+        )
     value = _target_value(target, job.target_metric, job.target_value, job.task)
     if target is None and job.usual_epochs is not None and not any(one.steps_to_target for one in profile.pilots):
         told.note(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetopt.api.measuring import measured
+from hetopt.api.profiling_script import SPIN, SPIN_VARIABLES, Script, profile_script
 from hetopt.api.values import names, positive
 from hetopt.backends.local import LocalLauncher
 from hetopt.core.errors import BadInput
@@ -35,16 +36,13 @@ STOP_GRACE_S = 3.0
 SHORTEST_BUDGET_S = 5.0
 LONGEST_BUDGET_S = 86_400.0
 
-SPIN_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-SPIN = {"GOMP_SPINCOUNT": "20000"}
-"""OpenMP threads wait for each other by spinning, for milliseconds by default. Whenever something else wants a
-processor, they then spin where the awaited thread should run, and a step takes ten times as long. A short spin (some
-0.1 ms) still bridges the gaps between operators."""
-
 
 def profile(
     task: str,
     *,
+    arguments: Sequence[str] = (),
+    batch_argument: str | None = None,
+    epoch_samples: int | None = None,
     data: Path | str | None = None,
     workers: int | None = None,
     time_budget_s: float = 40.0,
@@ -65,7 +63,12 @@ def profile(
     The profile is what `hetopt.recommend` plans from. Measure while the machine has nothing else to do.
 
     Args:
-        task: a bundled task, ``module:attribute`` or ``file.py:attribute``.
+        task: a bundled task, ``module:attribute``, ``file.py:attribute``, or a training script, ``file.py``, which is
+            run as it is for some steps.
+        arguments: of the script.
+        batch_argument: the script's option for the batch size, such as ``"batch-size"`` (``"batch-size=64"`` where the
+            arguments leave it out), if it reads no batches from a DataLoader.
+        epoch_samples: samples of an epoch of a script whose loader does not tell.
         data: folder of the task's data, for tasks that read files.
         workers: processes to measure together. Absent: the GPUs, else two or one a processor.
         time_budget_s: seconds that measuring may take, about; starting up comes on top.
@@ -94,6 +97,30 @@ def profile(
     if seed < 0:
         raise BadInput(f"`seed` must be 0 or more, got {seed}.", hint="for example `seed=1`")
     _check_type(machine_type)
+    if is_script(task):
+        refused = {"data": data, "sync": tuple(sync), "probe_budget_usd": probe_budget_usd, "samples": tuple(samples)}
+        for name, value in refused.items():
+            if value:
+                raise BadInput(
+                    f"`{name}` is for tasks, and {task} is a script.",
+                    hint=f"leave it out, or name the task in the file: {task}:task",
+                )
+        return _profile_script(
+            task,
+            arguments,
+            batch_argument=batch_argument,
+            epoch_samples=epoch_samples,
+            workers=workers,
+            time_budget_s=time_budget_s,
+            seed=seed,
+            machine_type=machine_type,
+            told=told,
+        )
+    if arguments or batch_argument is not None or epoch_samples is not None:
+        raise BadInput(
+            f"`arguments`, `batch_argument` and `epoch_samples` are for scripts, and {task} is a task.",
+            hint="name a script: train.py",
+        )
     syncs = tuple(_measurable(text) for text in sync)
     budget_usd = positive(probe_budget_usd, "probe_budget_usd", "USD")
     asked_types = names(types)
@@ -132,6 +159,48 @@ def profile(
     return exploring.explore(found, place, budget_usd=budget_usd, tell=told)
 
 
+def is_script(task: str) -> bool:
+    """Whether a job is a training script, and no task in a file."""
+    return task.endswith(".py") and ":" not in task
+
+
+def _profile_script(
+    path: str,
+    arguments: Sequence[str],
+    *,
+    batch_argument: str | None,
+    epoch_samples: int | None,
+    workers: int | None,
+    time_budget_s: float,
+    seed: int,
+    machine_type: str,
+    told: Reporter,
+) -> Profile:
+    _needs_torch("profiling")
+    import torch
+
+    accelerators = torch.cuda.device_count()
+    most = accelerators or 64
+    if workers is not None and not 1 <= workers <= most:
+        raise BadInput(f"`workers` must be 1 to {most} here, got {workers}.", hint="leave it out")
+    if epoch_samples is not None and epoch_samples < 1:
+        raise BadInput(f"`epoch_samples` must be at least 1, got {epoch_samples}.", hint="leave it out")
+    return profile_script(
+        Script(path=Path(path), arguments=tuple(arguments), batch_argument=batch_argument, dataset_size=epoch_samples),
+        workers=workers if workers is not None else accelerators or min(2, len(os.sched_getaffinity(0))),
+        accelerators=accelerators,
+        time_budget_s=time_budget_s,
+        seed=seed,
+        machine_type=machine_type,
+        told=told,
+    )
+
+
+def _needs_torch(what: str) -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise BadInput(f"{what} needs torch, which is not installed.", hint=install_command("train"))
+
+
 def check(task: str, *, data: Path | str | None = None) -> list[Finding]:
     """What would go wrong with a task on many workers, before anything is measured.
 
@@ -142,8 +211,7 @@ def check(task: str, *, data: Path | str | None = None) -> list[Finding]:
     Raises:
         BadInput: torch is not installed.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise BadInput("checking a task needs torch, which is not installed.", hint=install_command("train"))
+    _needs_torch("checking a task")
     from hetopt.trainer.check import check as find
 
     return find(task, None if data is None else Path(data))
@@ -178,8 +246,7 @@ def _prepare(
     syncs: tuple[str, ...],
 ) -> tuple[RunSpec, ProbeSchedule]:
     """Look at the task and its data before any process is started, and write the schedule for them."""
-    if importlib.util.find_spec("torch") is None:
-        raise BadInput("profiling needs torch, which is not installed.", hint=install_command("train"))
+    _needs_torch("profiling")
     if data is not None and not data.is_dir():
         raise BadInput(f"there is no data folder {data}.", hint="give the folder that holds the task's files")
 

@@ -94,7 +94,9 @@ class _OnThisMachine(ProcessLauncher):
         """
         if importlib.util.find_spec("torch") is None:
             raise BadInput("training needs torch, which is not installed.", hint=install_command("train"))
-        check_found(prepared.launch.spec.task)
+        spec = prepared.launch.spec
+        if not spec.script:
+            check_found(spec.task)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from hetopt.cli.options import given, options
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hetopt.api.launching import Changes
     from hetopt.backends.backend import Backend, LaunchOptions, Prepared
     from hetopt.core.run_spec import RunSpec
     from hetopt.optimizer.launch_record import Place
@@ -24,6 +25,13 @@ class Launch:
     """What `hetopt launch` is asked for; fields as of `hetopt.launch`, as they are typed."""
 
     plan: Annotated[Path | None, typer.Argument(help="Plan made by `hetopt recommend`. Left out with --resume.")] = None
+    script: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="A training script with a session and its arguments, after --. Default: the one that was profiled.",
+            show_default=False,
+        ),
+    ] = None
     on: Annotated[
         str | None,
         typer.Option(
@@ -251,16 +259,22 @@ def _prepared(asked: Launch, where: Backend, place: Place) -> Prepared:
     prepared: Prepared
     if asked.resume is None:
         assert asked.plan is not None
-        prepared = prepare(asked.plan, where, place, told, Changes(**given(asked, Changes)))
+        prepared = prepare(asked.plan, where, place, told, _changes(asked))
         return prepared
     kept = (asked.plan, asked.data, asked.slowdowns, asked.hosts, asked.schedule)
-    if given(asked, Changes) or any(one is not None for one in kept):
+    if _changes(asked) != Changes() or any(one is not None for one in kept):
         raise BadInput(
             "--resume goes on with a run as it was: leave PLAN and all that would change it out.",
             hint=f"hetopt launch --on {place} --resume RUN",
         )
     prepared = prepare_resumed(Run.find(asked.resume), where, place, told)
     return prepared
+
+
+def _changes(asked: Launch) -> Changes:
+    from hetopt.api.launching import Changes
+
+    return Changes(**given(asked, Changes, script=tuple(asked.script or ())))
 
 
 def _launch_options(asked: Launch, place: Place, accept_fewer: Callable[[RunSpec], bool] | None) -> LaunchOptions:

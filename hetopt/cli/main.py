@@ -16,6 +16,7 @@ from hetopt.cli import (
     catalog,
     catalog_refresh,
     config,
+    convert,
     doctor,
     export,
     fetch,
@@ -91,6 +92,7 @@ app.command()(stop.stop)
 app.command()(fetch.fetch)
 app.command()(report.report)
 app.command()(export.export)
+app.command()(convert.convert)
 app.command()(metrics.metrics)
 app.command()(inject.inject)
 app.command()(attach.attach)

@@ -19,7 +19,24 @@ if TYPE_CHECKING:
 class Measure:
     """What `hetopt profile` is asked for; fields as of `hetopt.profile`, as they are typed."""
 
-    task: Annotated[str | None, typer.Argument(help="Bundled task, module:attribute or file.py:attribute.")] = None
+    task: Annotated[
+        str | None,
+        typer.Argument(
+            help="Bundled task, module:attribute, file.py:attribute, or a training script: -- file.py ARGUMENTS."
+        ),
+    ] = None
+    arguments: Annotated[list[str] | None, typer.Argument(help="The script's own arguments.", show_default=False)] = (
+        None
+    )
+    batch_argument: Annotated[
+        str | None,
+        typer.Option(
+            "--batch-arg", help="A script's option for the batch size, if it uses no DataLoader, such as batch-size."
+        ),
+    ] = None
+    epoch_samples: Annotated[
+        int | None, typer.Option("--epoch-samples", help="Samples of a script's epoch, if its loader does not tell.")
+    ] = None
     from_samples: Annotated[
         Path | None,
         typer.Option(

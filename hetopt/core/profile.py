@@ -39,6 +39,9 @@ class Job(Record):
     """What is trained. One sample is one item of the task's data set (an image, a window of tokens)."""
 
     task: str
+    script: tuple[str, ...] = Field(
+        default=(), description="a training script and its arguments, where the job is one; empty: it is a task"
+    )
     parameters: PositiveInt
     gradient_bytes: PositiveInt
     dataset_size: PositiveInt = Field(description="samples in one epoch")

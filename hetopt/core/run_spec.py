@@ -122,6 +122,9 @@ class RunSpec(Record):
     """One run of the trainer: the task, the workers with their shares, and the rules of the game."""
 
     task: str
+    script: tuple[str, ...] = Field(
+        default=(), description="a training script with a session, and its arguments, in place of a task"
+    )
     data_dir: str | None = None
     seed: NonNegativeInt = 0
     workers: tuple[WorkerSpec, ...] = Field(min_length=1)

@@ -45,6 +45,7 @@ def run_spec(
     compresses = len(workers) > 1 and chosen.compression.name != "identity"
     return RunSpec(
         task=job.task,
+        script=job.script,
         data_dir=profile.data_dir,
         seed=seed,
         workers=tuple(workers),

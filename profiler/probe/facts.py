@@ -123,7 +123,7 @@ def _whole_step(replica: Replica, reader: BatchReader, part: MicroBatch) -> None
     replica.optimizer.step()
 
 
-class _OperatorCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+class OperatorCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Counts the operators that do work; views only relabel memory."""
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class _OperatorCount(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
 
 
 def _operators(run: Callable[[], None]) -> int:
-    counter = _OperatorCount()
+    counter = OperatorCount()
     with counter:
         run()
     return counter.count
@@ -152,14 +152,14 @@ def _operators(run: Callable[[], None]) -> int:
 def _flops(run: Callable[[], None]) -> int:
     """Floating-point operations of the matrix work in ``run``, forward and backward."""
     counter = FlopCounterMode(display=False)
-    with _without_fused_layers(), counter:
+    with without_fused_layers(), counter:
         run()
     flops: int = counter.get_total_flops()
     return flops
 
 
 @contextmanager
-def _without_fused_layers() -> Iterator[None]:
+def without_fused_layers() -> Iterator[None]:
     """Leave oneDNN and cuDNN out: fused recurrent layers are opaque to the FLOP counter.
 
     Without them such a layer falls apart into the matrix products that it is made of.

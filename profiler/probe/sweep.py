@@ -43,7 +43,7 @@ _PHASES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Taken:
+class Taken:
     """What one worker measured at one batch size: whole steps, and the medians of their four phases."""
 
     exhausted: bool = False
@@ -59,7 +59,8 @@ class _Taken:
         return [*first, *self.phases_s, *self.samples_s, *padding]
 
     @classmethod
-    def of(cls, row: Sequence[float]) -> _Taken:
+    def of(cls, row: Sequence[float]) -> Taken:
+        """What `row` wrote."""
         return cls(
             exhausted=bool(row[0]),
             peak_memory_bytes=int(row[1]) or None,
@@ -117,10 +118,10 @@ def run_sweep(
     points: list[SweepPoint] = []
     with threads(sweep.threads_per_worker):
         stepper = _stepper(replica, reader, context) if active else None
-        limit_bytes = _record_facts(crew, index, sweep, group, active, memory_fraction)
+        limit_bytes = record_facts(crew, index, sweep, group, active, memory_fraction)
         for position, size in enumerate(sweep.local_batch_sizes):
             left_s = sweep.time_limit_s - (crew.elapsed_s() - begun_s)
-            if (reason := _why_not(points, size, left_s, limit_bytes)) is not None:
+            if (reason := why_not(points, size, left_s, limit_bytes)) is not None:
                 crew.record(SweepEnded(sweep=index, local_batch_size=size, reason=reason))
                 break
             allowed_s = max(0.0, left_s) / (len(sweep.local_batch_sizes) - position)
@@ -128,7 +129,7 @@ def run_sweep(
             if any(worker.exhausted for worker in workers):
                 crew.record(SweepEnded(sweep=index, local_batch_size=size, reason="memory-exhausted"))
                 break
-            points.append(_point(index, size, workers))
+            points.append(point_of(index, size, workers))
             crew.record(points[-1])
         if compressors is not None and points:
             # The gradient of the last step is still there: real values to compress.
@@ -162,7 +163,7 @@ def come_back(
             if any(worker.exhausted for worker in workers):
                 return
             # The memory of a process that has trained since says nothing about the batch size.
-            crew.record(_point(index, size, workers).model_copy(update={"peak_memory_bytes": None}))
+            crew.record(point_of(index, size, workers).model_copy(update={"peak_memory_bytes": None}))
 
 
 def _stepper(replica: Replica, reader: BatchReader, context: WorkerContext) -> _Stepper:
@@ -173,21 +174,21 @@ def _stepper(replica: Replica, reader: BatchReader, context: WorkerContext) -> _
 
 def _measure_together(
     crew: ProbeGroup, stepper: _Stepper | None, sweep: Sweep, size: int, allowed_s: float, group: Alignment
-) -> list[_Taken]:
+) -> list[Taken]:
     """What every active worker measured at one batch size, the same on every rank; a worker without stepper listens."""
-    own = _measure(stepper, sweep, size, allowed_s, group, crew.context.device) if stepper else _Taken()
+    own = _measure(stepper, sweep, size, allowed_s, group, crew.context.device) if stepper else Taken()
     rows = crew.gather(own.row(sweep.timed_steps))[: sweep.concurrent_workers]
-    return [_Taken.of(row) for row in rows]
+    return [Taken.of(row) for row in rows]
 
 
 def _measure(
     stepper: _Stepper, sweep: Sweep, size: int, allowed_s: float, group: Alignment, device: torch.device
-) -> _Taken:
+) -> Taken:
     """Warm up and time steps at one batch size, in step with the other active workers."""
     reset_peak_memory(device)
     timed: list[tuple[float, tuple[float, ...]]] = []
     warmups, steps = sweep.warmup_steps, sweep.timed_steps
-    before_s = _yardstick_s(device)
+    before_s = yardstick_s(device)
     align(group)
     while len(timed) < warmups + steps:
         try:
@@ -203,14 +204,14 @@ def _measure(
             gc.collect()
             if device.type == "cuda":
                 torch.cuda.empty_cache()
-            return _Taken(exhausted=True)
+            return Taken(exhausted=True)
         if len(timed) <= 2:
             # The first step also sets up its kernels, so the second knows better how many steps there is time for.
             warmups = min(sweep.warmup_steps, max(1, int(0.2 * allowed_s / step_s)))
             steps = min(sweep.timed_steps, max(FEWEST_TIMED, int(0.8 * allowed_s / step_s)))
     del timed[:warmups]
-    after_s = _yardstick_s(device)
-    return _Taken(
+    after_s = yardstick_s(device)
+    return Taken(
         peak_memory_bytes=peak_memory_bytes(device),
         yardstick_s=(before_s + after_s) / 2 if before_s is not None and after_s is not None else None,
         phases_s=tuple(statistics.median(phases[i] for _, phases in timed) for i in range(_PHASES)),
@@ -218,12 +219,12 @@ def _measure(
     )
 
 
-def _yardstick_s(device: torch.device) -> float | None:
+def yardstick_s(device: torch.device) -> float | None:
     """How fast the processor is now that this worker computes on; in processor time, as others read theirs as well."""
     return measure_yardstick_s(time.thread_time, repeats=YARDSTICK_READINGS) if device.type == "cpu" else None
 
 
-def _why_not(
+def why_not(
     points: Sequence[SweepPoint], size: int, left_s: float, limit_bytes: int
 ) -> Literal["time", "memory-predicted"] | None:
     """Why the next batch size is left out, if it is."""
@@ -241,7 +242,8 @@ def _why_not(
     return None
 
 
-def _point(index: int, size: int, workers: Sequence[_Taken]) -> SweepPoint:
+def point_of(index: int, size: int, workers: Sequence[Taken]) -> SweepPoint:
+    """The medians over all workers, and every step of each."""
     load_s, forward_s, backward_s, optimizer_s = (
         statistics.median(worker.phases_s[phase] for worker in workers) for phase in range(_PHASES)
     )
@@ -258,7 +260,7 @@ def _point(index: int, size: int, workers: Sequence[_Taken]) -> SweepPoint:
     )
 
 
-def _record_facts(
+def record_facts(
     crew: ProbeGroup, index: int, sweep: Sweep, group: Alignment, active: bool, memory_fraction: float
 ) -> int:
     """Write what the sweep computes on; the memory that one of its workers may use."""

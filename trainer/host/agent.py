@@ -58,7 +58,11 @@ def torchrun_arguments(spec: RunSpec, run_dir: Path, node: Node | None = None) -
         f"--log-dir={run_dir / LOG_FOLDER if node is None else host_log_folder(run_dir, node.host)}",
         "--redirects=3",
         "--module",
-        "hetopt.trainer.worker" if spec.probe is None else "hetopt.profiler.worker",
+        "hetopt.profiler.worker"
+        if spec.probe is not None
+        else "hetopt.trainer.script_worker"
+        if spec.script
+        else "hetopt.trainer.worker",
         str(run_dir),
     ]
 

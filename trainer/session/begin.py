@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hetopt.core.errors import BadInput
+from hetopt.core.run_folder import RUN_VARIABLE, SPEC_VARIABLE
 from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec
 from hetopt.core.synchronization import Synchronization
 from hetopt.core.synchronization_rules import why_not_local
@@ -80,7 +81,7 @@ def session(
         compression=compression,
         policy=policy,
         sync=sync,
-        spec=spec or os.environ.get("HETOPT_SPEC") or None,
+        spec=spec or os.environ.get(SPEC_VARIABLE) or None,
     )
     plan = fitting(plan, optimizer)
     store, leave = join(model, rank, world_size, timeout_s)
@@ -97,10 +98,17 @@ def session(
         accumulate=accumulate,
         steps=steps,
         scaler=scaler,
-        folder=None if folder is None else Path(folder),
+        folder=_folder(folder),
         accepted=accepted,
         leave=leave,
     )
+
+
+def _folder(said: Path | str | None) -> Path | None:
+    """Of the session; without a word of the script, that of the run that started it."""
+    if said is None:
+        said = os.environ.get(RUN_VARIABLE) or None
+    return None if said is None else Path(said)
 
 
 def fitting(plan: SessionPlan, optimizer: Optimizer) -> SessionPlan:

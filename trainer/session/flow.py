@@ -17,8 +17,10 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
 from hetopt.core.errors import BadInput
+from hetopt.core.run_folder import STOP_FILE
 from hetopt.trainer.agreement import Store, gather_numbers
 from hetopt.trainer.announcement import announce
+from hetopt.trainer.assembly import make_worker_pace
 from hetopt.trainer.balance import Balance
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.engine import Engine
@@ -39,13 +41,19 @@ from hetopt.trainer.session.random_state import RandomState
 from hetopt.trainer.session.record import add_sample, open_log
 from hetopt.trainer.session.registry import REGISTRY, Member
 from hetopt.trainer.session.turns import Deed
+from hetopt.trainer.statistics import Period
 from hetopt.trainer.steps.exchange_assembly import ExchangeMaker, can_overlap
+from hetopt.trainer.steps.slowdown import NoSlowdown, Slowdown
 from hetopt.trainer.steps.step import StepTrace
 from hetopt.trainer.steps.step_config import ExchangeConfig
 from hetopt.trainer.steps.stopwatch import Mark, make_stopwatch
 from hetopt.trainer.sync.synchroniser import Synchronizer
 
 LoaderT = TypeVar("LoaderT", bound=Iterable[Any])
+
+
+class Stopped(BaseException):
+    """Somebody asked the run to end. Raised on all workers between the same two steps; no script catches it."""
 
 
 class BatchFlow:
@@ -101,9 +109,11 @@ class BatchFlow:
         )
         self._own_weight: float | None = None  # of the last loss that was looked at
         self._stopwatch = make_stopwatch(self.device)
+        self._run_dir = folder or Path()
         self._folder = folder if rank == 0 else None
         self._events = open_log(self._folder)
         self._engine: Engine | None = None  # from the loader on
+        self._pace: Slowdown = NoSlowdown()
         self._table = ShareTable((1,) * world_size)
         self._sliced: SlicedLoader | None = None
         self._seen = 0  # samples of all workers, in all steps
@@ -221,9 +231,9 @@ class BatchFlow:
             rank=self.rank,
             world_size=self.world_size,
             device=self.device,
-            run_dir=self._folder or Path(),
+            run_dir=self._run_dir,
             events=self._events,
-            stop_requested=lambda: False,
+            stop_requested=(self._run_dir / STOP_FILE).exists,
             store=self._store,
         )
         before = self._engine
@@ -239,6 +249,7 @@ class BatchFlow:
             step=0 if before is None else before.step,
         )
         self._engine.begin(self._engine.period_steps(context.spec.control_period_steps))
+        self._pace = make_worker_pace(context)
 
     def _ask(self, is_first: bool) -> None:
         """The script waits for a batch: the step before is over, and computing one begins with reading it."""
@@ -278,6 +289,7 @@ class BatchFlow:
         self._loss.begin_batch()
         self._batches += 1
         self._taken = tuple(before + now for before, now in zip(self._taken, handed.part.shares, strict=True))
+        self._pace.begin(handed.part.samples)
 
     def _end_data(self) -> None:
         """There are no more batches in this epoch; the last may be still to be computed."""
@@ -350,23 +362,43 @@ class BatchFlow:
     def _conclude(self, engine: Engine) -> None:
         """A period is over: what it was like, shares and exchange from now on, and the next period."""
         if engine.log.unread:
-            period = engine.read(engine.gather(drawn=(0, 0) if self._sliced is None else self._sliced.drawn))
+            period = engine.read(
+                engine.gather(
+                    stop_wished=engine.context.stop_requested(),
+                    pace_use=self._pace.use(),
+                    drawn=(0, 0) if self._sliced is None else self._sliced.drawn,
+                )
+            )
             place = max((int(row.drawn_epoch), int(row.drawn_batch)) for row in period.rows)
             epoch = max(0, place[0])
-            if not period.diverged:
-                engine.tell(period, epoch=epoch, samples_seen=self._seen)
-                if self._folder is not None and engine.synchroniser is None:
-                    add_sample(self._folder, period, types=self._plan.types, compression=self._exchange.in_use)
+            self._write(engine, period, epoch)
             engine.steer(
                 period,
                 epoch=epoch + place[1] / self._epoch_batches,
                 learning_rate=float(self._optimizer.param_groups[0]["lr"]),
                 steps_left=None if self._steps is None else max(1, self._steps - engine.step),
             )
+            if period.stop_wished:
+                raise Stopped
             if engine.share(period, epoch):
                 # No worker may have drawn a batch that it is to share in another way than the others.
                 self._table.change(engine.balance.shares, since=place)
         engine.begin(engine.period_steps(engine.context.spec.control_period_steps))
+
+    def _tell_rest(self) -> None:
+        """Steps since the last period are told of, too; all workers are here."""
+        engine = self._engine
+        if engine is None or not engine.log.unread:
+            return
+        drawn = (0, 0) if self._sliced is None else self._sliced.drawn
+        self._write(engine, engine.read(engine.gather(drawn=drawn)), max(0, drawn[0]))
+
+    def _write(self, engine: Engine, period: Period, epoch: int) -> None:
+        if period.diverged:
+            return
+        engine.tell(period, epoch=epoch, samples_seen=self._seen)
+        if self._folder is not None and engine.synchroniser is None:
+            add_sample(self._folder, period, types=self._plan.types, compression=self._exchange.in_use)
 
     @property
     def _epoch_batches(self) -> float:

@@ -67,21 +67,11 @@ class SessionPlan:
 
     def run_spec(self, shares: tuple[int, ...]) -> RunSpec:
         """The session as a run: what policies are chosen by and logs begin with."""
-        host = host_name(socket.gethostname())
-        return RunSpec(
-            task=TASK,
-            workers=tuple(
-                WorkerSpec(host=f"{host}-{rank}", type=type_, local_batch_size=share)
-                for rank, (type_, share) in enumerate(zip(self.types, shares, strict=True))
-            ),
-            compression=self.spec.compression,
-            ratio_policy=self.spec.ratio_policy,
-            collective_policy=self.spec.collective_policy,
-            slowdown_coefficient=self.spec.slowdown_coefficient,
-            sync=self.spec.sync,
-            batch_policy=self.spec.batch_policy,
-            stop=StopRule(max_steps=1),
+        workers = (
+            worker.model_copy(update={"local_batch_size": share})
+            for worker, share in zip(self.spec.workers, shares, strict=True)
         )
+        return self.spec.model_copy(update={"workers": tuple(workers)})
 
 
 def make_plan(
@@ -98,11 +88,13 @@ def make_plan(
         BadInput: it cannot be read, or is for another number of workers.
     """
     if spec is None:
-        auto = compression == AUTO
+        auto, host = compression == AUTO, host_name(socket.gethostname())
         return SessionPlan(
             spec=RunSpec(
                 task=TASK,
-                workers=(WorkerSpec(host="local", type="local", local_batch_size=1),) * world_size,
+                workers=tuple(
+                    WorkerSpec(host=f"{host}-{rank}", type="local", local_batch_size=1) for rank in range(world_size)
+                ),
                 compression=Compression() if auto else _compression(compression),
                 ratio_policy="auto" if auto else "fixed",
                 collective_policy="cheapest" if auto else "fixed",

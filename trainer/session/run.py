@@ -26,6 +26,7 @@ from hetopt.core.errors import RunFailed
 from hetopt.trainer.agreement import sum_numbers
 from hetopt.trainer.checkpoints.fingerprint import parameters_sha256
 from hetopt.trainer.session.alike import check_parameters_alike
+from hetopt.trainer.session.flow import Stopped
 from hetopt.trainer.session.inspection import explain_script_error
 from hetopt.trainer.session.registry import REGISTRY
 from hetopt.trainer.session.summing import GradientFlow
@@ -88,6 +89,7 @@ class Session(GradientFlow):
             if self._between is not None:
                 self._end_local_step()
                 self._between.end()
+            self._tell_rest()
             check_parameters_alike(list(self._model.named_parameters()), None, self._gate.step, self.world_size)
             step = 0 if self._engine is None else self._engine.step
             self._events.write("session_finished", step=step, parameters_sha256=parameters_sha256(self._model))
@@ -114,6 +116,10 @@ class Session(GradientFlow):
             self.close()
             return
         self._shut()
+        if isinstance(error, Stopped):  # all workers are here
+            self._events.close()
+            self._leave()
+            return
         explain_script_error(error)
         try:
             if not isinstance(error, (Disagreement, RunFailed)):

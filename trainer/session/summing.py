@@ -126,6 +126,7 @@ class GradientFlow(BatchFlow):
 
     def _note_computed(self) -> None:
         """This worker has computed: what comes until the sum is the wait for the others."""
+        self._pace.reach(1.0)
         self._computed, self._computed_s = self._stopwatch.mark(), time.perf_counter()
 
     def sync(self, *, weight: Weight | Tensor | None = None) -> None:

@@ -1,0 +1,108 @@
+"""Whether a converted script computes what the script before it did: gradient by gradient, also on unequal workers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetopt.api.profiling_script import alone_environment
+from hetopt.core.errors import RunFailed
+from hetopt.core.plain_text import one_line
+from hetopt.core.reporter import Reporter
+from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+
+EXACT = 1e-5
+"""Largest relative difference of a gradient that rounding in float32 leaves."""
+
+PATIENCE_S = 600.0
+SHARES = (3, 1)
+"""Of the two workers that share a batch."""
+
+_SPEC_FILE = "spec.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exactness:
+    """What the comparison found.
+
+    Attributes:
+        alone: largest relative difference of a gradient, of the converted script alone.
+        shared: the same, of two workers that share every batch 3 to 1.
+        steps: that were compared.
+    """
+
+    alone: float
+    shared: float
+    steps: int
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no difference is more than rounding."""
+        return max(self.alone, self.shared) <= EXACT
+
+
+def compare(before: Path, after: Path, arguments: Sequence[str] = (), *, reporter: Reporter | None = None) -> Exactness:
+    """Run both for three steps and compare what their optimizers found in ``.grad``.
+
+    Args:
+        before: the script as it was.
+        after: with a session.
+        arguments: of both.
+        reporter: told what runs.
+
+    Raises:
+        RunFailed: one of them fails, or the two do not train the same parameters.
+    """
+    told = reporter or Reporter()
+    with tempfile.TemporaryDirectory(prefix="hetopt-convert-") as name:
+        folder = Path(name)
+        spec = folder / _SPEC_FILE
+        spec.write_text(_unequal().model_dump_json(), encoding="utf-8")
+        python = [sys.executable, "-m"]
+        recorded = ["hetopt.profiler.script.gradients", str(folder)]
+        torchrun = ["hetopt.trainer.torchrun", "--nproc-per-node", str(len(SHARES)), "--module"]
+        told("the script as it was", 0.0)
+        _run([*python, *recorded, "before", str(before), *arguments], before)
+        told("the new script alone", 1 / 3)
+        _run([*python, *recorded, "alone", str(after), *arguments], after)
+        told("the new script on two workers", 2 / 3)
+        _run([*python, *torchrun, *recorded, "shared", str(after), *arguments], after, HETOPT_SPEC=str(spec))
+        from hetopt.profiler.script.gradients import differences
+
+        found = differences(folder, "before", ("alone", "shared"))
+        if found.steps == 0:
+            raise RunFailed("the script did no step of an optimizer.", hint="give it arguments with which it trains")
+        alone, shared = found.largest
+        return Exactness(alone=alone, shared=shared, steps=found.steps)
+
+
+def _unequal() -> RunSpec:
+    return RunSpec(
+        task="script",
+        workers=tuple(WorkerSpec(host="localhost", type="local", local_batch_size=share) for share in SHARES),
+        batch_policy="static",
+        stop=StopRule(max_steps=1),
+    )
+
+
+def _run(command: Sequence[str], script: Path, **more: str) -> None:
+    environment = {**alone_environment(script), "OMP_NUM_THREADS": "1", **more}
+    try:
+        done = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise RunFailed(
+            f"{script} did not do three steps in {PATIENCE_S:.0f} s.", hint="give it arguments with which it is short"
+        ) from None
+    if done.returncode != 0:
+        said = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
+        causes = [line for line in said if "Error" in line or "hetopt" in line] or said
+        raise RunFailed(
+            f"{script} failed{': ' + one_line(causes[-1])[:300] if causes else ''}.",
+            hint="see that it runs by itself with these arguments",
+        )

@@ -1,0 +1,321 @@
+"""`hetopt.profile` of a training script: runs it as it is, alone and beside copies of itself, and watches its steps."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from hetopt.backends.backend import POLL_S
+from hetopt.core.artifact import read_record
+from hetopt.core.errors import BadInput, HetoptError, RunFailed
+from hetopt.core.events.log import EVENTS_FILE, read_events
+from hetopt.core.events.probe_records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED
+from hetopt.core.listening import LOOPBACK, collectives_on
+from hetopt.core.paths import inside
+from hetopt.core.plain_text import one_line
+from hetopt.core.probe_schedule import PILOT_SHARE, SWEEP_SHARE, CompressorProbe, NetworkProbe, ProbeSchedule, Sweep
+from hetopt.core.profile import Profile
+from hetopt.core.reporter import Reporter
+from hetopt.profiler.collect import collect
+from hetopt.profiler.script.order import FAILED_FILE, ORDER_FILE, SAID_FILE, Failure, ScriptOrder
+
+BELOW, ABOVE = 4, 2
+"""Halvings and doublings of the script's own batch size that are timed, as of tasks."""
+
+NETWORK_SHARE = 0.15
+STARTUP_S = 600.0
+"""A script may take so long until its first step (imports, data), beside what is measured."""
+
+PATIENCE = 8.0
+"""Times its share of the budget that a start of the script may take: steps are never cut in two."""
+
+SPIN_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+SPIN = {"GOMP_SPINCOUNT": "20000"}
+"""OpenMP threads wait for each other by spinning, for milliseconds by default. Whenever something else wants a
+processor, they then spin where the awaited thread should run, and a step takes ten times as long. A short spin (some
+0.1 ms) still bridges the gaps between operators."""
+
+WELL_KNOWN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """A training script as a person starts it.
+
+    Attributes:
+        path: of the file.
+        arguments: of the script.
+        batch_argument: its option for the batch size, such as ``batch-size``; None: its loaders give others.
+        dataset_size: samples of one epoch, where the script's loader does not tell.
+    """
+
+    path: Path
+    arguments: tuple[str, ...] = ()
+    batch_argument: str | None = None
+    dataset_size: int | None = None
+
+    def with_batch(self, size: int | None) -> tuple[str, ...]:
+        """The arguments with another batch size; None: as they are."""
+        if size is None or self.batch_argument is None:
+            return self.arguments
+        name = self._option
+        kept: list[str] = []
+        skip = False
+        for one in self.arguments:
+            if skip:
+                skip = False
+            elif one == name:
+                skip = True
+            elif not one.startswith(f"{name}="):
+                kept.append(one)
+        return (*kept, name, str(size))
+
+    @property
+    def _option(self) -> str:
+        """The option as it is typed."""
+        name = (self.batch_argument or "").partition("=")[0].lstrip("-")
+        return ("-" if len(name) == 1 else "--") + name
+
+    @property
+    def own_batch_size(self) -> int | None:
+        """What the arguments give for the batch size; None: no option was named.
+
+        Raises:
+            BadInput: the option is among the arguments with no whole number, or not at all.
+        """
+        if self.batch_argument is None:
+            return None
+        name, said = self._option, self.batch_argument.partition("=")[2]
+        values = [one.partition("=")[2] for one in self.arguments if one.startswith(f"{name}=")]
+        values += [after for one, after in zip(self.arguments, self.arguments[1:], strict=False) if one == name]
+        value = values[-1] if values else said
+        if not value.isdigit() or int(value) < 1:
+            raise BadInput(
+                f"the script's arguments do not say what {name} is"
+                + (f": '{one_line(value)[:40]}' is no number of samples." if value else "."),
+                hint=f"add it to them, or name its default: `batch_argument={name.lstrip('-')}=64`",
+            )
+        return int(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Start:
+    """One start of the script, or of copies of it side by side."""
+
+    order: ScriptOrder
+    said: str
+
+
+def profile_script(
+    script: Script,
+    *,
+    workers: int,
+    accelerators: int,
+    time_budget_s: float,
+    seed: int,
+    machine_type: str,
+    told: Reporter,
+) -> Profile:
+    """Measure a script.
+
+    Args:
+        script: what to run.
+        workers: copies of it to measure together, after one alone.
+        accelerators: GPUs of this machine.
+        time_budget_s: seconds that measuring may take, about; the script's own start comes on top, several times.
+        seed: for the record.
+        machine_type: what this machine is.
+        told: is told what goes on.
+
+    Raises:
+        BadInput: the script cannot be found, or does not train.
+        RunFailed: it failed.
+    """
+    if not script.path.is_file():
+        raise BadInput(f"there is no script {script.path}.", hint="give its path after --")
+    starts = _starts(script, workers=workers, accelerators=accelerators, time_budget_s=time_budget_s)
+    folder = Path(tempfile.mkdtemp(prefix="hetopt-profile-"))
+    keep = False
+    try:
+        began_s = time.time()
+        events: list[Mapping[str, object]] = []
+        for number, start in enumerate(starts):
+            told(start.said, number / len(starts))
+            place = inside(folder, str(number))
+            place.mkdir()
+            try:
+                measured = _run(start.order, place, script=script, accelerators=accelerators)
+            except RunFailed as error:
+                keep = True
+                raise RunFailed(error.message, hint=f"{error.hint}. What it printed is in {place}") from None
+            events += _usable(measured, is_first=number == 0, is_last=start is starts[-1])
+        return collect(
+            events,
+            _schedule(starts, seed=seed, workers=workers),
+            device_type=machine_type,
+            started_at_s=began_s,
+            hetopt_version=version("hetopt"),
+        )
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _starts(script: Script, *, workers: int, accelerators: int, time_budget_s: float) -> tuple[_Start, ...]:
+    own = script.own_batch_size
+    cpus = len(os.sched_getaffinity(0))
+    divisions = [(1, max(1, cpus // accelerators) if accelerators else cpus)]
+    if workers > 1:
+        divisions.append((workers, max(1, cpus // workers)))
+    factors = tuple(2.0**power for power in range(-BELOW, ABOVE + 1))
+    schedule = ProbeSchedule(seed=0, sweeps=())
+    starts = []
+    for sweep, (count, threads) in enumerate(divisions):
+        # With an option for the batch size every size is a start of its own; the script's own comes first.
+        sizes = (
+            [None] if own is None else sorted({max(1, round(own * f)) for f in factors}, key=lambda s: (s != own, s))
+        )
+        for size in sizes:
+            is_main = sweep == 0 and size in (None, own)
+            order = ScriptOrder(
+                script=str(script.path),
+                arguments=script.with_batch(size),
+                sweep=sweep,
+                workers=count,
+                threads=threads,
+                factors=factors if size is None else (1.0,),
+                batch_size=size,
+                dataset_size=script.dataset_size,
+                sweep_s=SWEEP_SHARE * time_budget_s / len(divisions) / len(sizes),
+                training_s=PILOT_SHARE * time_budget_s if is_main else 0.0,
+                gain_ratios=schedule.gain_ratios if is_main else (),
+                gain_residual_ratios=schedule.gain_residual_ratios,
+                compressors=CompressorProbe() if is_main else None,
+                network=NetworkProbe() if count > 1 and size in (None, own) else None,
+                network_s=NETWORK_SHARE * time_budget_s,
+            )
+            copies = "alone" if count == 1 else f"beside {count - 1} cop{'y' if count == 2 else 'ies'} of itself"
+            starts.append(_Start(order=order, said=f"running it {copies}" + (f", {size} samples" if size else "")))
+    return tuple(starts)
+
+
+def _run(order: ScriptOrder, place: Path, *, script: Script, accelerators: int) -> list[Mapping[str, object]]:
+    """Start the script and its copies, and wait until all have told what they measured."""
+    (place / ORDER_FILE).write_text(order.model_dump_json(), encoding="utf-8")
+    limit_s = STARTUP_S + PATIENCE * (order.sweep_s + order.training_s + order.network_s)
+    with _processes(order, place, script=script, accelerators=accelerators) as processes:
+        begun_s = time.monotonic()
+        while any(one.poll() is None for one in processes):
+            failed = [rank for rank, one in enumerate(processes) if one.poll() not in (None, 0)]
+            if failed:
+                raise _why(place, failed[0], processes[failed[0]].returncode)
+            if time.monotonic() - begun_s > limit_s:
+                raise RunFailed(
+                    f"{order.script} did not come to an end of measuring in {limit_s:.0f} s.",
+                    hint="see that it trains by itself with these arguments, and how long its first steps take",
+                )
+            time.sleep(POLL_S)
+        failed = [rank for rank, one in enumerate(processes) if one.returncode != 0]
+        if failed:
+            raise _why(place, failed[0], processes[failed[0]].returncode)
+    return list(read_events(place / EVENTS_FILE))
+
+
+@contextmanager
+def _processes(
+    order: ScriptOrder, place: Path, *, script: Script, accelerators: int
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The script's processes, each in a group of its own; nothing of them is left behind."""
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(order.workers):
+            with inside(place, SAID_FILE.format(rank=rank)).open("wb") as said:
+                processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "hetopt.profiler.script.child", str(place), str(rank)],
+                        stdin=subprocess.DEVNULL,
+                        stdout=said,
+                        stderr=subprocess.STDOUT,
+                        env=_environment(order, rank, script=script, accelerators=accelerators),
+                        start_new_session=True,
+                    )
+                )
+        yield processes
+    finally:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _environment(order: ScriptOrder, rank: int, *, script: Script, accelerators: int) -> dict[str, str]:
+    own = {"OMP_NUM_THREADS": str(order.threads)}
+    if not any(name in os.environ for name in SPIN_VARIABLES):
+        own |= SPIN
+    if accelerators and order.workers > 1:
+        own["CUDA_VISIBLE_DEVICES"] = str(rank)
+    return {**alone_environment(script.path), **own}
+
+
+def alone_environment(script: Path) -> dict[str, str]:
+    """What a script that runs by itself sees: no other worker, and no display."""
+    kept = {name: value for name, value in os.environ.items() if name not in WELL_KNOWN}
+    # Written for torchrun: it is its only worker here.
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    is_distributed = b"init_process_group" in script.read_bytes()
+    return {**kept, "MPLBACKEND": "Agg", **collectives_on(LOOPBACK), **(place if is_distributed else {})}
+
+
+def _why(place: Path, rank: int, code: int) -> HetoptError:
+    """Why a process of the script ended without having measured."""
+    path = inside(place, FAILED_FILE.format(rank=rank))
+    if path.exists():
+        failure = read_record(Failure, path, hint="run `hetopt profile` again")
+        kind = BadInput if code == BadInput.exit_code else RunFailed
+        return kind(failure.message, hint=failure.hint or "see what it printed")
+    said = [
+        line for line in inside(place, SAID_FILE.format(rank=rank)).read_text(errors="replace").splitlines() if line
+    ]
+    reason = "ran out of memory" if code == -signal.SIGKILL else f"ended with code {code}"
+    last = f": {one_line(said[-1])[:200]}" if said else ""
+    return RunFailed(f"the script {reason}{last}", hint="see that it runs by itself with these arguments")
+
+
+def _usable(events: Sequence[Mapping[str, object]], *, is_first: bool, is_last: bool) -> Iterator[Mapping[str, object]]:
+    """The events of one start among those of all: one beginning, one end, one host and one job."""
+    for event in events:
+        name = event.get("event")
+        if name in (STARTED, HOST_FACTS, JOB_FACTS) and not is_first:
+            continue
+        if name == FINISHED and not is_last:
+            continue
+        yield event
+
+
+def _schedule(starts: Sequence[_Start], *, seed: int, workers: int) -> ProbeSchedule:
+    orders = [start.order for start in starts]
+    return ProbeSchedule(
+        seed=seed,
+        sweeps=tuple(
+            Sweep(
+                concurrent_workers=order.workers,
+                threads_per_worker=order.threads,
+                local_batch_sizes=(1,),
+                timed_steps=order.timed_steps,
+                time_limit_s=order.sweep_s,
+            )
+            for order in {order.sweep: order for order in orders}.values()
+        ),
+        network=NetworkProbe() if workers > 1 else None,
+        compressors=CompressorProbe(),
+    )

@@ -1,0 +1,67 @@
+"""`hetopt convert`: write a session into a training script, and show that it computes what it did before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hetopt.cli.options import options
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """What `hetopt convert` is asked for."""
+
+    script: Annotated[Path, typer.Argument(help="A training script with one loop over a DataLoader.")]
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(help="Its own arguments, after --, to compare both scripts with.", show_default=False),
+    ] = None
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The new script. Default: NAME_hetopt.py beside the old one."),
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")] = False
+    compare: Annotated[
+        bool, typer.Option("--compare/--no-compare", help="Run both for three steps and compare their gradients.")
+    ] = True
+
+
+@options(Conversion)
+def convert(asked: Conversion) -> None:
+    """Write a session into a training script, and take DistributedDataParallel out of it.
+
+    What changes is printed as a diff. Then both scripts run for three steps, the new one alone and as two workers that
+    share every batch 3 to 1, and the gradients that their optimizers step by are compared.
+    """
+    import hetopt
+    from hetopt.api.exactness import EXACT
+    from hetopt.api.exactness import compare as compare_gradients
+    from hetopt.cli import parse, render, terminal
+    from hetopt.core.artifact import write_atomically
+    from hetopt.core.errors import RunFailed
+
+    target = asked.output or asked.script.with_name(f"{asked.script.stem}_hetopt.py")
+    converted = hetopt.convert(asked.script)
+    parse.ready_to_write(target, force=asked.force)
+    terminal.write(converted.diff)
+    for remark in converted.remarks:
+        render.bullet(remark)
+    write_atomically(target, converted.text)
+    render.note(f"wrote {target}")
+    if not asked.compare:
+        return
+    with render.progress("comparing both for three steps") as reporter:
+        found = compare_gradients(asked.script, target, asked.arguments or (), reporter=reporter)
+    render.line(
+        f"largest relative difference of a gradient over {found.steps} steps: {found.alone:.1e} alone, "
+        f"{found.shared:.1e} on two workers that share batches 3 to 1"
+    )
+    if not found.is_exact:
+        raise RunFailed(
+            f"the new script does not compute what the old one does: {EXACT:g} would be rounding.",
+            hint="docs/your-own-code.md says which losses need a word; random numbers of the model are a cause as well",
+        )

@@ -1,0 +1,270 @@
+"""The process in which a script runs while it is measured.
+
+``python -m hetopt.profiler.script.child FOLDER RANK`` reads the order in the folder. The script sees what it would see
+if it were started by itself: its arguments, its folder, no other worker, nobody at the keyboard.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import runpy
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+from torch.distributed import init_process_group  # as it is, before scripts are given another
+
+from hetopt.core.artifact import read_record
+from hetopt.core.errors import BadInput, HetoptError, RunFailed
+from hetopt.core.events.log import EVENTS_FILE, EventLog
+from hetopt.core.events.probe_records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED, SweepEnded
+from hetopt.core.listening import LOOPBACK, collectives_on
+from hetopt.core.paths import inside
+from hetopt.core.probe_schedule import Sweep
+from hetopt.core.profile import Job
+from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.profiler.probe.compressors import time_compressors
+from hetopt.profiler.probe.crew import ProbeGroup
+from hetopt.profiler.probe.facts import host_facts
+from hetopt.profiler.probe.network import time_collectives
+from hetopt.profiler.probe.sweep import Taken, point_of, record_facts
+from hetopt.profiler.script.course import Measured, ScriptCourse, Sized
+from hetopt.profiler.script.hooks import listen
+from hetopt.profiler.script.observer import Course, Finished, Observer
+from hetopt.profiler.script.order import FAILED_FILE, MEETING_FILE, ORDER_FILE, Failure, ScriptOrder
+from hetopt.trainer.context import WorkerContext
+from hetopt.trainer.failure import is_out_of_memory
+from hetopt.trainer.task import NO_TARGET
+
+MEETING_TIMEOUT_S = 120.0
+MATRIX_SIDE = 256
+"""Of the product that copies compute between collectives: some milliseconds, as `time_collectives` wants."""
+
+
+class ScriptProbe:
+    """Runs one script and writes down what was measured."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._folder, self._rank = folder, rank
+        self._order = read_record(ScriptOrder, folder / ORDER_FILE, hint="run `hetopt profile` again")
+        self._events = EventLog(folder / EVENTS_FILE if rank == 0 else None)
+        self._measured = Measured()
+        self._observer = Observer(self._course())
+        self._begun_s = time.perf_counter()
+
+    def run(self) -> None:
+        """Run the script until all is measured.
+
+        Raises:
+            HetoptError: it cannot be measured, and why.
+        """
+        order = self._order
+        torch.set_num_threads(order.threads)
+        listen(self._observer)
+        sys.argv = [order.script, *order.arguments]
+        sys.path[0] = str(Path(order.script).resolve().parent)
+        try:
+            runpy.run_path(order.script, run_name="__main__")
+        except Finished:
+            pass
+        except SystemExit as stop:
+            if not self._has_enough:
+                raise self._too_short(f"exited with code {stop.code}") from None
+        except (RuntimeError, MemoryError) as error:
+            if not (is_out_of_memory(error) and self._measured.trying and self._measured.sizes):
+                raise _explained(error, order.script) from error
+            self._measured.ended = (self._measured.trying, "memory-exhausted")
+        except Exception as error:
+            raise _explained(error, order.script) from error
+        else:
+            if not self._has_enough:
+                raise self._too_short("ended")
+        self._conclude()
+
+    @property
+    def _has_enough(self) -> bool:
+        return len(self._measured.sizes) >= min(2, len(self._order.factors))
+
+    def _too_short(self, how: str) -> HetoptError:
+        steps = sum(len(one.taken.samples_s) for one in self._measured.sizes)
+        if not self._observer.batch_size and not self._observer.parameters:
+            return BadInput(
+                f"{self._order.script} {how} without a step of an optimizer.",
+                hint="give it the arguments with which it trains, after --",
+            )
+        return RunFailed(
+            f"{self._order.script} {how} after {steps} measured steps, before enough of it was measured.",
+            hint="give it an argument with which it trains for longer",
+        )
+
+    def _course(self) -> Course:
+        """What is measured, from the moment when the script's first step has ended."""
+        observer, order = self._observer, self._order
+        if observer.loader is None and order.batch_size is None:
+            raise BadInput(
+                f"{order.script} reads no batches from a DataLoader, so its batch size is not known.",
+                hint="name its option for the batch size, such as `batch_argument=batch-size`",
+            )
+        if not observer.batch_size and order.batch_size is None:
+            raise BadInput(
+                f"the batches of {order.script} hold no tensor that tells how many samples they are of.",
+                hint="name its option for the batch size, such as `batch_argument=batch-size`",
+            )
+        self._events.write(STARTED)
+        crew = self._crew(1)
+        yield from ScriptCourse(order=order, observer=observer, measured=self._measured, crew=crew).run()
+
+    def _crew(self, workers: int) -> ProbeGroup:
+        spec = RunSpec(
+            task="script",
+            workers=(WorkerSpec(host="localhost", type="local", local_batch_size=1),) * workers,
+            stop=StopRule(max_steps=1),
+        )
+        context = WorkerContext(
+            spec=spec,
+            rank=self._rank if workers > 1 else 0,
+            world_size=workers,
+            device=self._observer.device,
+            run_dir=self._folder,
+            events=self._events,
+            stop_requested=lambda: False,
+        )
+        return ProbeGroup(context=context, started_s=self._begun_s)
+
+    def _conclude(self) -> None:
+        """Meet the copies beside this one, and write what all of them measured."""
+        order = self._order
+        if dist.is_initialized():
+            dist.destroy_process_group()  # the script's own
+        if order.workers > 1:
+            os.environ.update(collectives_on(LOOPBACK))
+            own_gpus = self._observer.device.type == "cuda" and torch.cuda.device_count() >= order.workers
+            init_process_group(
+                "cpu:gloo,cuda:nccl" if own_gpus else "gloo",
+                store=FileStore(str(self._folder / MEETING_FILE), order.workers),
+                rank=self._rank,
+                world_size=order.workers,
+                timeout=datetime.timedelta(seconds=MEETING_TIMEOUT_S),
+            )
+        crew = self._crew(order.workers)
+        self._write(crew)
+
+    def _write(self, crew: ProbeGroup) -> None:
+        order, measured = self._order, self._measured
+        sweep = Sweep(
+            concurrent_workers=order.workers,
+            threads_per_worker=order.threads,
+            local_batch_sizes=tuple(one.samples for one in measured.sizes) or (1,),
+            time_limit_s=order.sweep_s,
+        )
+        if crew.context.is_leader:
+            crew.note(HOST_FACTS, host_facts(self._observer.device))
+            crew.note(JOB_FACTS, self._job())
+        record_facts(crew, order.sweep, sweep, crew.first(order.workers), True, order.memory_fraction)
+        for sized in self._common(crew):
+            rows = crew.gather(sized.taken.row(order.timed_steps))
+            crew.record(point_of(order.sweep, sized.samples, [Taken.of(row) for row in rows]))
+        if measured.ended is not None:
+            size, reason = measured.ended
+            crew.record(SweepEnded(sweep=order.sweep, local_batch_size=size, reason=reason))
+        for one in (*measured.noise, *measured.gains):
+            crew.record(one)
+        if order.compressors is not None and measured.gradient is not None:
+            time_compressors(crew, order.sweep, order.compressors, measured.gradient, None)
+        if order.network is not None and order.workers > 1:
+            matrix = torch.rand(MATRIX_SIDE, MATRIX_SIDE, device=self._observer.device)
+
+            def compute() -> None:
+                torch.mm(matrix, matrix)[0, 0].item()  # waits for the device
+
+            time_collectives(
+                crew,
+                order.network,
+                compute=compute,
+                gradient_bytes=self._gradient_bytes,
+                time_limit_s=order.network_s,
+            )
+        crew.gather([])
+        crew.note(FINISHED)
+
+    def _common(self, crew: ProbeGroup) -> list[Sized]:
+        """The sizes that all copies measured: they ask for the same in the same order."""
+        fewest = int(min(row[0] for row in crew.gather([float(len(self._measured.sizes))])))
+        return self._measured.sizes[:fewest]
+
+    @property
+    def _gradient_bytes(self) -> int:
+        return sum(one.nbytes for one in self._observer.parameters)
+
+    def _job(self) -> Job:
+        order, observer, measured = self._order, self._observer, self._measured
+        dataset_size = order.dataset_size or observer.dataset_size
+        if dataset_size is None:
+            raise BadInput(
+                f"nothing tells how many samples an epoch of {order.script} has.", hint="say it: `epoch_samples=50000`"
+            )
+        flops = measured.flops / measured.flops_samples if measured.flops and measured.flops_samples else None
+        return Job(
+            task=Path(order.script).name,
+            script=(order.script, *order.arguments),
+            parameters=sum(one.numel() for one in observer.parameters),
+            gradient_bytes=self._gradient_bytes,
+            dataset_size=dataset_size,
+            batch_size=order.batch_size or observer.batch_size,
+            least_local_batch_size=2 if observer.normalises else 1,
+            learning_rate_rule="none",
+            target_metric=NO_TARGET.metric,
+            target_value=NO_TARGET.value,
+            target_higher_is_better=NO_TARGET.higher_is_better,
+            operators_per_step=max(1, measured.operators),
+            flops_per_sample=flops,
+        )
+
+
+def _explained(error: Exception, script: str) -> HetoptError:
+    """An error of the script in one sentence, with the line of the user's own file."""
+    if isinstance(error, HetoptError):
+        return error
+    place = _line_of(error.__traceback__, Path(script).resolve().parent)
+    hint = "see that the script runs by itself with these arguments"
+    if isinstance(error, EOFError):
+        hint = "it asks for input: give it what it asks for as an argument"
+    if isinstance(error, KeyError) and error.args and error.args[0] in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        hint = "it is written for torchrun; `hetopt convert` takes that out"
+    said = " ".join(str(error).split())[:200]
+    return RunFailed(f"{script}{place} failed: {type(error).__name__}{': ' + said if said else ''}", hint=hint)
+
+
+def _line_of(trace: TracebackType | None, folder: Path) -> str:
+    """The innermost line of the script's own folder."""
+    found = ""
+    for frame in traceback.extract_tb(trace):
+        if Path(frame.filename).is_relative_to(folder) and "site-packages" not in frame.filename:
+            found = f", line {frame.lineno} of {Path(frame.filename).name},"
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    """Measure; the exit code is hetopt's."""
+    folder, rank = Path(arguments[0]), int(arguments[1])
+    try:
+        ScriptProbe(folder, rank).run()
+    except HetoptError as error:
+        told = Failure(message=error.message, hint=error.hint)
+        inside(folder, FAILED_FILE.format(rank=rank)).write_text(told.model_dump_json(), encoding="utf-8")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # At once: what a script left running (readers, threads, exit handlers) was to serve a run that is not to go on.
+    os._exit(code)

@@ -1,0 +1,239 @@
+"""What is measured of a script, step after step: times by batch size, then some training in earnest."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from hetopt.core.events.probe_records import GainMeasured, NoiseMeasured
+from hetopt.profiler.probe.crew import ProbeGroup
+from hetopt.profiler.probe.facts import OperatorCount, peak_memory_bytes, reset_peak_memory, without_fused_layers
+from hetopt.profiler.probe.gradient import ResidualGains
+from hetopt.profiler.probe.sweep import FEWEST_SIZES, FEWEST_TIMED, Taken, yardstick_s
+from hetopt.profiler.script.observer import Course, Observer, Step, Wish
+from hetopt.profiler.script.order import ScriptOrder
+
+LIKE = 0.2
+"""A step counts for a batch size when its samples differ from it by less: batches of whole sentences vary."""
+
+LATE_STEPS = 20
+"""Reader processes have drawn so many batches ahead, at most, when another size is asked for."""
+
+PARTS = 4
+"""A batch over that of the smaller one whose gradient is compared with it."""
+
+SMALL_STEPS, LARGE_STEPS = 4, 2
+"""Gradients of each that one sample of the noise is the mean of."""
+
+FEWEST_SAMPLES = 3
+
+FOLLOWED_SHARE = 0.3
+"""Residuals follow every step while that takes less than this part of it, else more rarely."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sized:
+    """What was measured at one batch size."""
+
+    samples: int
+    taken: Taken
+
+
+@dataclass
+class Measured:
+    """What is known so far; complete where the script did not end before.
+
+    Attributes:
+        operators: kernels that a step launches; 0: they were not counted.
+        flops: of the matrix work of one step.
+        sizes: in the order of measuring.
+        noise: sums of a gradient and its parts.
+        gains: by ratio.
+        gradient: the last that was looked at.
+        ended: the size at which measuring was given up, and why.
+    """
+
+    operators: int = 0
+    flops: int = 0
+    flops_samples: int = 0
+    sizes: list[Sized] = field(default_factory=list)
+    noise: list[NoiseMeasured] = field(default_factory=list)
+    gains: list[GainMeasured] = field(default_factory=list)
+    gradient: Tensor | None = None
+    trying: int = 0
+    ended: tuple[int, Literal["time", "memory-predicted", "memory-exhausted"]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptCourse:
+    """The whole of it.
+
+    Attributes:
+        order: what to measure.
+        observer: of the script.
+        measured: is filled.
+        crew: this process alone.
+    """
+
+    order: ScriptOrder
+    observer: Observer
+    measured: Measured
+    crew: ProbeGroup
+
+    def run(self) -> Course:
+        """Begins where the script's first step has ended."""
+        order = self.order
+        yield Wish()
+        yield from self._count()
+        begun_s = self.crew.elapsed_s()
+        ahead = [factor for factor in order.factors if factor <= 1] or [order.factors[0]]
+        later = [factor for factor in order.factors if factor > 1 and factor not in ahead]
+        yield from self._sweep(ahead, begun_s, order.sweep_s * (len(ahead) / len(order.factors)))
+        trained_from_s = self.crew.elapsed_s()
+        if order.training_s > 0:
+            yield from self._train()
+        # What was spent on training is no part of the sweep. The largest batches come last: they may fill the memory.
+        spent_s = self.crew.elapsed_s() - trained_from_s
+        if self.measured.ended is None and later:
+            yield from self._sweep(later, begun_s + spent_s, order.sweep_s)
+
+    def _count(self) -> Course:
+        operators, flops = OperatorCount(), FlopCounterMode(display=False)
+        step = yield Wish(inside=(operators,))
+        self.measured.operators = operators.count
+        step = yield Wish(inside=(without_fused_layers(), flops))
+        self.measured.flops, self.measured.flops_samples = flops.get_total_flops(), step.samples
+
+    def _size(self, factor: float) -> int:
+        return max(1, round(factor * (self.order.batch_size or self.observer.batch_size)))
+
+    def _is_of(self, step: Step, size: int) -> bool:
+        if self.order.batch_size is not None and not step.samples:
+            return True  # no loader: the script's own argument says how many
+        return abs(step.samples - size) <= LIKE * size
+
+    def _sweep(self, factors: list[float], begun_s: float, limit_s: float) -> Course:
+        for position, factor in enumerate(factors):
+            size = self._size(factor)
+            if any(one.samples == size for one in self.measured.sizes):
+                continue
+            left_s = limit_s - (self.crew.elapsed_s() - begun_s)
+            last = self.measured.sizes[-1] if self.measured.sizes else None
+            if last is not None and len(self.measured.sizes) >= FEWEST_SIZES:
+                step_s = statistics.median(last.taken.samples_s) * max(1.0, size / last.samples)
+                if left_s < (1 + FEWEST_TIMED) * step_s:
+                    self.measured.ended = (size, "time")
+                    return
+            self.measured.trying = size
+            taken = yield from self._time(factor, size, max(0.0, left_s) / (len(factors) - position))
+            if taken is not None:
+                self.measured.sizes.append(Sized(samples=size, taken=taken))
+            self.measured.trying = 0
+
+    def _time(self, factor: float, size: int, allowed_s: float) -> Generator[Wish, Step, Taken | None]:
+        """Steps of one size; None: the script gives none of that size."""
+        order, device = self.order, self.observer.device
+        steps: list[Step] = []
+        warmups, count, others = order.warmup_steps, order.timed_steps, 0
+        before_s = yardstick_s(device)
+        reset_peak_memory(device)
+        while len(steps) < warmups + count:
+            step = yield Wish(factor=factor)
+            if not self._is_of(step, size):
+                others += 1
+                if others > LATE_STEPS + order.warmup_steps and len(steps) < others:
+                    return None
+                continue
+            steps.append(step)
+            if len(steps) <= 2:
+                warmups = min(order.warmup_steps, max(1, int(0.2 * allowed_s / step.time_s)))
+                count = min(order.timed_steps, max(FEWEST_TIMED, int(0.8 * allowed_s / step.time_s)))
+        timed = steps[warmups:]
+        after_s = yardstick_s(device)
+        return Taken(
+            peak_memory_bytes=peak_memory_bytes(device),
+            yardstick_s=(before_s + after_s) / 2 if before_s is not None and after_s is not None else None,
+            phases_s=(
+                statistics.median(one.load_s for one in timed),
+                statistics.median(one.forward_s for one in timed),
+                statistics.median(one.backward_s for one in timed),
+                statistics.median(one.optimizer_s for one in timed),
+            ),
+            samples_s=tuple(one.time_s for one in timed),
+        )
+
+    def _train(self) -> Course:
+        """Steps at the script's own batch size that learn; between them, gradients that tell signal from noise."""
+        order, begun_s = self.order, self.crew.elapsed_s()
+        gains: ResidualGains | None = None
+        step_s, pause, count = 0.0, 1, 0
+        while True:
+            due = count % order.sample_every_steps == 0
+            late = self.crew.elapsed_s() - begun_s > order.training_s
+            if late and len(self.measured.noise) >= min(FEWEST_SAMPLES, 1 + count // order.sample_every_steps):
+                return
+            follows = due or count % pause == 0
+            step = yield Wish(learns=True, wants_gradient=follows)
+            if not follows:
+                step_s = step.time_s
+            count += 1
+            if step.gradient is not None and bool(torch.isfinite(step.gradient).all()):
+                self.measured.gradient = step.gradient
+                if gains is None and order.gain_ratios:
+                    gains = ResidualGains(
+                        order.gain_ratios, order.gain_residual_ratios, step.gradient.numel(), step.gradient.device
+                    )
+                if gains is not None:
+                    if due:
+                        self._add_gains(gains, step.gradient, count)
+                    took_s = self.crew.elapsed_s()
+                    gains.follow(step.gradient)
+                    took_s = self.crew.elapsed_s() - took_s
+                    pause = max(1, math.ceil(took_s / (FOLLOWED_SHARE * (step_s or step.time_s))))
+            if due:
+                yield from self._sample_noise(count)
+
+    def _add_gains(self, gains: ResidualGains, gradient: Tensor, step: int) -> None:
+        self.measured.gains.append(GainMeasured(pilot=0, step=step, gains=gains.measure(gradient, self.crew)))
+
+    def _sample_noise(self, step: int) -> Course:
+        """``E|g_b|^2 = |G|^2 + V / b`` at two sizes gives both moments (McCandlish et al. 2018, appendix A.1)."""
+        large = self._size(1.0)
+        parts = min(PARTS, large // 2)
+        if parts < 2 or self.observer.loader is None:
+            return
+        small = large // parts
+        large_square = yield from self._mean_square(1.0, large, LARGE_STEPS)
+        small_square = yield from self._mean_square(small / large, small, SMALL_STEPS)
+        if large_square is None or small_square is None:
+            return
+        parts = round(large / small)
+        self.measured.noise.append(
+            NoiseMeasured(
+                pilot=0,
+                step=step,
+                samples_seen=step * large,
+                groups=parts,
+                samples=large,
+                # The parts are of other batches: a mean of few may come out shorter than the whole.
+                weighted_square_norms=max(large * small_square, large * large_square),
+                mean_square_norm=large_square,
+            )
+        )
+
+    def _mean_square(self, factor: float, size: int, count: int) -> Generator[Wish, Step, float | None]:
+        squares: list[float] = []
+        for _ in range(count + LATE_STEPS):
+            step = yield Wish(factor=factor, wants_gradient=True)
+            if step.gradient is not None and self._is_of(step, size):
+                squares.append(float(torch.linalg.vector_norm(step.gradient, dtype=torch.float64)) ** 2)
+            if len(squares) == count:
+                break
+        return statistics.fmean(squares) if squares and all(map(math.isfinite, squares)) else None

@@ -1,0 +1,154 @@
+"""Runs a script for a few steps and keeps the gradients that its optimizers step by: what two scripts are compared by.
+
+``python -m hetopt.profiler.script.gradients FOLDER NAME SCRIPT ARGUMENTS``, in several processes by torchrun. What
+is drawn at random is left out meanwhile, as workers, and samplers of another kind, draw other numbers: dropout drops
+nothing, and samplers give the samples in their order.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import runpy
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.utils.data import RandomSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from hetopt.core.paths import inside
+from hetopt.profiler.script.hooks import alone
+
+STEPS = 3
+"""Float32 rounding is amplified by training from then on."""
+
+FILE = "{name}-{rank}.pt"
+_PATIENCE_S = 20.0
+
+TINY = 1e-12
+"""Stands for the norm of a gradient that is zero."""
+
+
+class GradientRecorder:
+    """Keeps what each optimizer finds in ``.grad`` at its first steps, and ends the process after them.
+
+    Args:
+        path: of the file.
+        others: files of the other workers, which this one waits for before it leaves them.
+    """
+
+    def __init__(self, path: Path, others: list[Path]) -> None:
+        self._path, self._others = path, others
+        self._seen: dict[int, list[Tensor]] = {}
+
+    def after_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> None:
+        """One more step."""
+        steps = self._seen.setdefault(id(optimizer), [])
+        if len(steps) == STEPS:
+            return
+        steps.append(
+            torch.cat(
+                [
+                    (torch.zeros_like(one) if one.grad is None else one.grad.detach().to_dense()).double().reshape(-1)
+                    for group in optimizer.param_groups
+                    for one in group["params"]
+                    if one.requires_grad
+                ]
+            ).cpu()
+        )
+        if all(len(one) == STEPS for one in self._seen.values()):
+            self.end(0)
+
+    def end(self, code: int) -> None:
+        """Write, wait until the others have, and leave without another word of the script."""
+        if code == 0:
+            torch.save(list(self._seen.values()), self._path.with_suffix(".part"))
+            self._path.with_suffix(".part").rename(self._path)
+            begun_s = time.monotonic()
+            while not all(one.exists() for one in self._others) and time.monotonic() - begun_s < _PATIENCE_S:
+                time.sleep(0.05)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main(arguments: list[str]) -> None:
+    """Run the script until it has done enough steps."""
+    folder, name, script, *rest = arguments
+    rank, workers = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    paths = [inside(Path(folder), FILE.format(name=name, rank=one)) for one in range(workers)]
+    recorder = GradientRecorder(paths[rank], paths)
+    register_optimizer_step_post_hook(recorder.after_step)
+    _draw_nothing()
+    if workers == 1:
+        dist.init_process_group = alone(dist.init_process_group)
+    torch.set_num_threads(1)
+    sys.argv = [script, *rest]
+    sys.path[0] = str(Path(script).resolve().parent)
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as stop:
+        recorder.end(0 if stop.code in (None, 0) else 1)
+    recorder.end(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Differences:
+    """How far recorded gradients are from those of one script.
+
+    Attributes:
+        steps: of its first optimizer, that were compared.
+        largest: relative difference over all steps, for each of the others; infinite where they are of other
+            parameters, or fewer.
+    """
+
+    steps: int
+    largest: tuple[float, ...]
+
+
+def differences(folder: Path, name: str, others: Sequence[str]) -> Differences:
+    """Compare what `GradientRecorder` wrote.
+
+    Args:
+        folder: with the files.
+        name: of the script that is right.
+        others: that are compared with it.
+    """
+
+    def read(one: str) -> list[list[Tensor]]:
+        found: list[list[Tensor]] = torch.load(inside(folder, FILE.format(name=one, rank=0)), weights_only=True)
+        return found
+
+    right = read(name)
+
+    def apart(found: list[list[Tensor]]) -> float:
+        if [len(one) for one in right] != [len(one) for one in found]:
+            return math.inf
+        pairs = [pair for own, its in zip(right, found, strict=True) for pair in zip(own, its, strict=True)]
+        if any(one.shape != other.shape for one, other in pairs):
+            return math.inf
+        return max((float((one - other).norm() / one.norm().clamp_min(TINY)) for one, other in pairs), default=0.0)
+
+    return Differences(steps=len(right[0]) if right else 0, largest=tuple(apart(read(one)) for one in others))
+
+
+def _draw_nothing() -> None:
+    nn.functional.dropout = lambda told, *_, **__: told
+    RandomSampler.__iter__ = _in_order  # type: ignore[method-assign]  # as said at the top
+    DistributedSampler.__iter__ = _in_order  # type: ignore[method-assign, assignment]
+
+
+def _in_order(sampler: Any) -> Iterator[int]:
+    return iter(range(sampler.num_samples))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,272 @@
+"""Follows a script step by step, says what the next step should be like, and keeps what the steps were like."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from hetopt.profiler.script.rebatching import rebatch, samples_of
+from hetopt.trainer.data.fetch import samples_in
+from hetopt.trainer.steps.stopwatch import Mark, Stopwatch, make_stopwatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What the next step of a script should be like.
+
+    Attributes:
+        factor: on the script's own batch size.
+        learns: whether the optimizer may move the parameters: a learning rate of 0 else, so that however many steps are
+            timed, activations and gradients stay those of a sane model.
+        inside: entered around the step, to count what it does.
+        wants_gradient: whether the gradient is looked at.
+    """
+
+    factor: float = 1.0
+    learns: bool = False
+    inside: Sequence[Any] = ()
+    wants_gradient: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What one step of a script was like.
+
+    Attributes:
+        samples: of its batches; 0: no loader gave any.
+        time_s: from the end of the step before to its own end.
+        load_s: waiting for batches.
+        forward_s: from the batch to its backward pass.
+        backward_s: backward passes.
+        optimizer_s: the optimizers' updates.
+        loss: mean of the losses of its backward passes; None: there was no scalar.
+        gradient: of all parameters, flat, before clipping; None: nobody asked, or not all are there.
+    """
+
+    samples: int
+    time_s: float
+    load_s: float
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+    loss: float | None
+    gradient: Tensor | None
+
+
+Course: TypeAlias = Generator[Wish, Step, None]
+"""Asks for steps, and is sent what each was like."""
+
+
+class Finished(BaseException):
+    """All is measured; no script catches it by accident."""
+
+
+@dataclass
+class _Seen:
+    """Of the step under way."""
+
+    begun: Mark | None = None
+    samples: int = 0
+    waits: list[tuple[Mark, Mark]] = field(default_factory=list)
+    forwards: list[tuple[Mark, Mark]] = field(default_factory=list)
+    backwards: list[tuple[Mark, Mark]] = field(default_factory=list)
+    updates: list[tuple[Mark, Mark]] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
+    loss: Tensor | None = None
+    clipped_from: float | None = None
+    gradient: Tensor | None = None
+
+
+class Observer:
+    """Listens to a script (see `hetopt.profiler.script.hooks`). A step ends when the optimizer that stepped first does.
+
+    Args:
+        course: what is to be measured.
+
+    Attributes:
+        loader: of the training data; None: no step used one.
+        batch_size: samples of a step as the script has it.
+        parameters: that are trained.
+        normalises: whether the model normalises over the samples of a batch.
+    """
+
+    def __init__(self, course: Course) -> None:
+        self._course = course
+        self._wish = Wish()
+        self._stopwatch: Stopwatch = make_stopwatch(torch.device("cpu"))
+        self._first: Optimizer | None = None
+        self._optimizers: list[Optimizer] = []
+        self._rates: list[tuple[dict[str, Any], Any]] = []
+        self._training: set[int] = set()
+        self._asked: Mark | None = None
+        self._got: Mark | None = None
+        self._backward: Mark | None = None
+        self._update: Mark | None = None
+        self._users: set[int] = set()
+        self._seen = _Seen()
+        self._around = ExitStack()
+        self._has_begun = False
+        self.loader: DataLoader[Any] | None = None
+        self.batch_size = 0
+        self.parameters: list[nn.Parameter] = []
+        self.normalises = False
+        self._hook = nn.modules.module.register_module_forward_pre_hook(self._notice)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.parameters[0].device if self.parameters else torch.device("cpu")
+
+    @property
+    def dataset_size(self) -> int | None:
+        """Samples of one pass over the training data; None: nothing says."""
+        return None if self.loader is None else samples_of(self.loader)
+
+    def begins_pass(self, loader: DataLoader[Any]) -> None:
+        rebatch(
+            loader,
+            lambda: self._wish.factor if id(loader) in self._training else 1.0,
+            lambda: id(loader) in self._training,
+        )
+
+    def asks_for_batch(self, loader: DataLoader[Any]) -> None:
+        self._asked = self._stopwatch.mark()
+
+    def got_batch(self, loader: DataLoader[Any], batch: Any) -> None:
+        if not torch.is_grad_enabled():
+            return  # an evaluation
+        now = self._stopwatch.mark()
+        if self._asked is not None:
+            self._seen.waits.append((self._asked, now))
+        self._got = now
+        if self._first is None or id(loader) in self._training:
+            # Of several loaders that a step reads side by side, the last tells how many samples it has.
+            self.loader = loader
+            self._users.add(id(loader))
+            self._seen.samples += samples_in(batch) or 0
+
+    def begins_backward(self) -> None:
+        self._backward = self._stopwatch.mark()
+        if self._got is not None:
+            self._seen.forwards.append((self._got, self._backward))
+        self._got = None
+
+    def ended_backward(self, loss: Tensor | None) -> None:
+        now = self._stopwatch.mark()
+        if self._backward is not None:
+            self._seen.backwards.append((self._backward, now))
+        self._got = now  # another forward pass may follow without another batch
+        told = self._seen.loss if self._seen.loss is not None else loss
+        if told is not None and told.numel() == 1:
+            self._seen.losses.append(told.double())
+        self._seen.loss = None
+
+    def scales_loss(self, loss: Tensor) -> None:
+        self._seen.loss = loss
+
+    def clips(self, norm: float) -> None:
+        self._seen.clipped_from = norm
+
+    def schedules(self) -> bool:
+        return self._wish.learns or self._first is None  # one that is being made takes its first step at once
+
+    def begins_step(self, optimizer: Optimizer) -> None:
+        if optimizer not in self._optimizers:
+            self._add(optimizer)
+        if self._wish.wants_gradient and optimizer is self._optimizers[-1]:
+            self._seen.gradient = self._gradient()
+        if not self._wish.learns:
+            for group in optimizer.param_groups:
+                rate = group["lr"]
+                self._rates.append((group, rate))
+                group["lr"] = torch.zeros_like(rate) if isinstance(rate, Tensor) else 0.0
+        self._update = self._stopwatch.mark()
+
+    def ended_step(self, optimizer: Optimizer) -> None:
+        now = self._stopwatch.mark()
+        if self._update is not None:
+            self._seen.updates.append((self._update, now))
+        for group, rate in self._rates:
+            group["lr"] = rate
+        self._rates = []
+        if optimizer is self._first:
+            self._end_step(now)
+
+    def _add(self, optimizer: Optimizer) -> None:
+        self._optimizers.append(optimizer)
+        known = {id(one) for one in self.parameters}
+        self.parameters += [
+            one
+            for group in optimizer.param_groups
+            for one in group["params"]
+            if one.requires_grad and id(one) not in known
+        ]
+        if self._first is None:
+            self._first = optimizer
+            self._stopwatch = make_stopwatch(self.device)
+            self._training, self._users = set(self._users), set()
+            self._seen = _Seen(samples=self._seen.samples)
+
+    def _notice(self, module: nn.Module, inputs: Any) -> None:
+        if module.training and isinstance(module, nn.modules.batchnorm._BatchNorm):
+            self.normalises = True
+
+    def _end_step(self, now: Mark) -> None:
+        self._around.close()
+        seen, self._seen = self._seen, _Seen(begun=now)
+        if seen.begun is None:  # the first: where it began is not known
+            self.batch_size = seen.samples
+            self._hook.remove()
+        self._follow(None if seen.begun is None else self._told(seen, now))
+        self._around = ExitStack()
+        for one in self._wish.inside:
+            self._around.enter_context(one)
+        self._seen.begun = self._stopwatch.mark()
+
+    def _follow(self, step: Step | None) -> None:
+        try:
+            self._wish = next(self._course) if step is None else self._course.send(step)
+        except StopIteration:
+            raise Finished from None
+
+    def _told(self, seen: _Seen, now: Mark) -> Step:
+        def total(pairs: Sequence[tuple[Mark, Mark]]) -> float:
+            return math.fsum(self._stopwatch.seconds(*pair) for pair in pairs)
+
+        assert seen.begun is not None
+        losses = [float(one) for one in seen.losses]
+        gradient = seen.gradient
+        if gradient is not None and seen.clipped_from is not None:
+            norm = float(gradient.norm())
+            if 0 < norm < seen.clipped_from < math.inf:
+                gradient.mul_(seen.clipped_from / norm)
+        return Step(
+            samples=seen.samples,
+            time_s=self._stopwatch.seconds(seen.begun, now),
+            load_s=total(seen.waits),
+            forward_s=total(seen.forwards),
+            backward_s=total(seen.backwards),
+            optimizer_s=total(seen.updates),
+            loss=math.fsum(losses) / len(losses) if losses and all(map(math.isfinite, losses)) else None,
+            gradient=gradient,
+        )
+
+    def _gradient(self) -> Tensor | None:
+        """Of all parameters, flat; zeros where a step did not use one."""
+        with torch.no_grad():
+            return torch.cat(
+                [
+                    torch.zeros(one.numel(), device=one.device)
+                    if one.grad is None
+                    else one.grad.to_dense().float().reshape(-1)
+                    for one in self.parameters
+                ]
+            )

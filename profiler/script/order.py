@@ -1,0 +1,48 @@
+"""What a process that watches a script is told to measure."""
+
+from __future__ import annotations
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from hetopt.core.artifact import Record
+from hetopt.core.probe_schedule import CompressorProbe, NetworkProbe
+
+ORDER_FILE = "order.json"
+SAID_FILE = "said-{rank}.log"
+FAILED_FILE = "failed-{rank}.json"
+MEETING_FILE = "meeting"
+
+
+class Failure(Record):
+    """Why a script could not be measured: a sentence, and what to do."""
+
+    message: str
+    hint: str | None = None
+
+
+class ScriptOrder(Record):
+    """Of one start of a script, or of several copies side by side."""
+
+    script: str = Field(description="the file")
+    arguments: tuple[str, ...] = ()
+    sweep: NonNegativeInt = Field(default=0, description="number of the sweep of the schedule that this is")
+    workers: PositiveInt = Field(default=1, description="copies of the script that compute at the same time")
+    threads: PositiveInt = Field(default=1, description="CPU threads of each")
+    factors: tuple[PositiveFloat, ...] = Field(
+        default=(1.0,), min_length=1, description="on the script's own batch size, in increasing order"
+    )
+    batch_size: PositiveInt | None = Field(
+        default=None, description="samples of a step where no loader tells: the value of the script's own argument"
+    )
+    dataset_size: PositiveInt | None = Field(default=None, description="samples of an epoch where no loader tells")
+    warmup_steps: NonNegativeInt = 3
+    timed_steps: PositiveInt = 14
+    sweep_s: PositiveFloat = Field(description="for all batch sizes together")
+    training_s: NonNegativeFloat = Field(default=0.0, description="of training in earnest, for noise and gains")
+    sample_every_steps: PositiveInt = 10
+    gain_ratios: tuple[float, ...] = ()
+    gain_residual_ratios: tuple[float, ...] = ()
+    memory_fraction: float = Field(default=0.9, gt=0, le=1)
+    compressors: CompressorProbe | None = None
+    network: NetworkProbe | None = None
+    network_s: NonNegativeFloat = 0.0

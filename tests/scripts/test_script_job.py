@@ -1,0 +1,150 @@
+"""A script as people have them: profiled unchanged, planned for, converted, launched on unequal workers, stopped."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import hetopt
+from hetopt.api.exactness import compare
+from hetopt.api.profiling_script import Script, profile_script
+from hetopt.core.errors import BadInput, HetoptError, RunFailed
+from hetopt.core.profile import Profile
+from hetopt.core.reporter import Reporter
+from hetopt.core.run_status import RunState
+from hetopt.profiler.script.gradients import FILE, differences
+from tests.disturbance import PATIENCE_S
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "script"
+BEFORE = str(EXAMPLES / "before.py")
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return hetopt.profile(BEFORE, arguments=["--batch-size", "32"], time_budget_s=6)
+
+
+def test_what_a_plan_needs_is_measured(profile: Profile) -> None:
+    job = profile.job
+    assert (job.task, job.script) == ("before.py", (BEFORE, "--batch-size", "32"))
+    assert (job.parameters, job.gradient_bytes, job.dataset_size, job.batch_size) == (38_282, 153_128, 1500, 32)
+    assert job.operators_per_step > 10
+    # Two for each product and sum, three passes; nobody asks for the gradient of the images.
+    products = {"conv1": 64 * 9 * 16, "conv2": 64 * 9 * 16 * 32, "fc1": 512 * 64, "fc2": 64 * 10}
+    assert job.flops_per_sample == 6 * sum(products.values()) - 2 * products["conv1"]
+    alone, beside = profile.devices
+    assert (alone.workers_per_host, beside.workers_per_host) == (1, 2)
+    for device in (alone, beside):
+        sizes = [point.local_batch_size for point in device.step_times]
+        assert len(sizes) >= 2
+        assert set(sizes) <= {2, 4, 8, 16, 32, 64, 128}
+    assert {link.collective for link in profile.links} == {"all_reduce", "all_gather", "broadcast"}
+    assert profile.noise
+    assert profile.noise[-1].gradient_variance > 0
+    assert [point.ratio for point in profile.gain] == sorted(point.ratio for point in profile.gain)
+    assert {cost.name for cost in alone.compressors} == {"topk", "bf16", "int8", "int4"}
+
+
+def test_a_plan_is_of_the_scripts_own_batch_and_says_when_it_ends(profile: Profile) -> None:
+    with pytest.raises(BadInput, match="says itself when training ends"):
+        hetopt.recommend(profile, budget_usd=2)
+    plan = hetopt.recommend(profile, budget_usd=2, epochs=2)
+    assert plan.run.global_batch_size == 32
+    assert plan.run.script == profile.job.script
+
+
+def test_it_is_launched_at_the_plans_shares_and_reported(profile: Profile) -> None:
+    plan = hetopt.recommend(profile, budget_usd=2, epochs=2)
+    with pytest.raises(BadInput, match="no session in it"):
+        hetopt.launch(plan, on="local", slowdowns=(1, 3))
+    after = [str(EXAMPLES / "after.py"), "--batch-size", "32", "--epochs", "2"]
+    run = hetopt.launch(plan, on="local", script=after, slowdowns=(1, 3))
+    assert run.wait().state is RunState.FINISHED
+    report = hetopt.report(run)
+    steps = next(one for one in report.compared if one.name == "steps")
+    assert steps.measured == 2 * math.ceil(1500 / 32)
+    quick, slow = report.workers
+    assert quick.local_batch_size > slow.local_batch_size
+
+
+def test_it_stops_between_two_steps_when_it_is_asked_to(profile: Profile) -> None:
+    plan = hetopt.recommend(profile, budget_usd=2, epochs=500)
+    run = hetopt.launch(plan, on="local", script=[str(EXAMPLES / "after.py"), "--epochs", "500"], slowdowns=(1, 1))
+    until_s = time.monotonic() + PATIENCE_S
+    while run.record().progress.logged_steps == 0 and time.monotonic() < until_s:
+        time.sleep(0.2)
+    run.stop()
+    assert run.status().state is RunState.STOPPED
+
+
+def test_gradients_are_compared_with_those_of_the_script_before(tmp_path: Path) -> None:
+    after = tmp_path / "after.py"
+    after.write_text(hetopt.convert(BEFORE).text, encoding="utf-8")
+    found = compare(Path(BEFORE), after, ["--epochs", "1"])
+    assert found.steps == 3
+    assert found.alone == 0
+    assert found.is_exact
+
+
+def test_gradients_that_differ_are_found(tmp_path: Path) -> None:
+    gradients = [torch.arange(1.0, 5.0, dtype=torch.float64)] * 2
+    kept = {
+        "right": [gradients],
+        "off": [[gradients[0], 1.01 * gradients[1]]],
+        "short": [gradients[:1]],
+        "other": [[one[:3] for one in gradients]],
+        "same": [gradients],
+    }
+    for name, one in kept.items():
+        torch.save(one, tmp_path / FILE.format(name=name, rank=0))
+    found = differences(tmp_path, "right", ("same", "off", "short", "other"))
+    assert found.steps == 2
+    assert found.largest == (0.0, pytest.approx(0.01), math.inf, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("print('nothing to train')\n", "without a step of an optimizer"),
+        ("import argparse\nargparse.ArgumentParser().parse_args()\ninput('which data? ')\n", "line 3 of .* EOFError"),
+        (
+            "import torch\nw = torch.zeros(3, requires_grad=True)\nopt = torch.optim.SGD([w], lr=0.1)\n"
+            "for _ in range(9):\n    w.sum().backward()\n    opt.step()\n",
+            "reads no batches from a DataLoader",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_named(text: str, said: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    options = {"workers": 1, "accelerators": 0, "time_budget_s": 5.0, "seed": 0, "machine_type": "local"}
+    with pytest.raises((BadInput, RunFailed), match=said) as raised:
+        profile_script(Script(path=script), told=Reporter(), **options)  # type: ignore[arg-type]  # a mapping's
+    assert isinstance(raised.value, HetoptError)
+    assert raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option", "size", "expected"),
+    [
+        (("--batch-size", "64", "--lr", "1"), "batch-size", 32, ("--lr", "1", "--batch-size", "32")),
+        (("--bs=8",), "--bs", 4, ("--bs", "4")),
+        ((), "b=16", 2, ("-b", "2")),
+    ],
+)
+def test_the_batch_size_is_set_by_the_scripts_own_option(
+    arguments: tuple[str, ...], option: str, size: int, expected: tuple[str, ...]
+) -> None:
+    script = Script(path=Path("train.py"), arguments=arguments, batch_argument=option)
+    assert script.with_batch(size) == expected
+    assert script.own_batch_size in (64, 8, 16)
+
+
+def test_an_option_without_a_number_is_refused() -> None:
+    script = Script(path=Path("train.py"), arguments=("--batch-size", "many"), batch_argument="batch-size")
+    with pytest.raises(BadInput, match="'many' is no number of samples"):
+        _ = script.own_batch_size
