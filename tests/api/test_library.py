@@ -146,3 +146,25 @@ def test_a_run_that_goes_on_is_the_run_that_it_was(place: Place, name: str, tmp_
 def test_a_budget_means_nothing_to_a_run_on_this_machine(place: Place, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="`budget_usd` is for `on=ec2`"):
         prepare_resumed(Run.in_folder(tmp_path), backend(place), place, LaunchOptions(budget_usd=3.0))
+
+
+def test_a_run_tells_what_its_folder_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
+    assert hetopt.Run.all() == []
+    told = (Path(__file__).resolve().parents[1] / "recorded" / "runs" / "resumed.jsonl").read_text(encoding="utf-8")
+    for number in (1, 2):
+        folder = tmp_path / "runs" / f"20261126-00000{number}-digits-000{number}"
+        folder.mkdir(parents=True)
+        (folder / "events.jsonl").write_text(told, encoding="utf-8")
+    older, newer = hetopt.Run.all()
+    assert (older.name[-4:], newer, hetopt.Run.find("0001")) == ("0001", hetopt.Run.find(), older)
+    assert newer.last_known() == (newer.status(), True)
+    assert [line.text for line in newer.logs(events=True)] == told.splitlines()
+    assert list(newer.logs()) == []
+    with pytest.raises(BadInput, match="no output of worker 7"):
+        list(newer.logs(worker=7))
+    with pytest.raises(BadInput, match="no model yet"):
+        newer.fetch_model()
+    (newer.folder / "model.safetensors").touch()
+    assert newer.fetch_model() == (newer.folder / "model.safetensors", None)
+    assert newer.record().progress.sessions == 2
