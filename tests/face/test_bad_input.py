@@ -106,7 +106,7 @@ def test_a_folder_instead_of_a_profile(hetopt: Hetopt, tmp_path: Path) -> None:
         (["--budget", "5", "--region", "mars-1"], "mars-1"),
         (["--budget", "5", "--types", "g5.xlagre"], "g5.xlagre"),
         (["--budget", "5", "--catalog", "/nowhere"], "/nowhere"),
-        (["--budget", "5", "--lr-rule", "cubic"], "no learning rate rule 'cubic'"),
+        (["--budget", "5", "--lr-rule", "cubic"], "no learning rate rule called 'cubic'"),
     ],
 )
 def test_bad_options_of_recommend(hetopt: Hetopt, digits_profile: Path, options: list[str], said: str) -> None:
@@ -176,7 +176,7 @@ def test_missing_data_files(hetopt: Hetopt, tmp_path: Path) -> None:
         (["launch", "--on", "local", "--hosts", "speed=1", "none.json"], "--hosts is for --on rehearsal"),
         (["launch", "--on", "local", "--schedule", "s.txt", "none.json"], "--schedule is for --on rehearsal"),
         (["launch", "--on", "rehearsal", "--slowdown", "1,2", "none.json"], "--slowdown is for --on local"),
-        (["launch", "--on", "rehearsal", "--batch-policy", "best", "none.json"], "no batch policy 'best'"),
+        (["launch", "--on", "rehearsal", "--batch-policy", "best", "none.json"], "no batch policy called 'best'"),
         (["launch", "--on", "rehearsal", "--steps", "0", "none.json"], "--steps must be at least 1"),
         (["launch", "--on", "local", "--compression", "tokp:0.1", "none.json"], "no compressor called 'tokp'"),
         (
