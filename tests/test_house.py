@@ -172,6 +172,8 @@ OURS = {
     "hetopt/cli/metrics.py: into / f'.{EVENT_FILE}.partial'": "a constant",
     "hetopt/cli/export.py: skypilot.parent / name": "the wheel of this hetopt",
     "hetopt/cli/fetch.py: out.with_name(f'.{out.name}.partial')": "as typed",
+    "hetopt/backends/ec2/renter/user_code.py: folder / first": "a module that the person's own code imports",
+    "hetopt/backends/ec2/renter/user_code.py: folder / f'{first}.py'": "likewise",
     "hetopt/backends/ec2/renter/fetching.py: run_dir / name": "a constant",
     "hetopt/core/run_folder.py: run_dir / name": "a constant",
     "hetopt/backends/ec2/renter/launcher.py: run_dir / name": "one of two constants",

@@ -221,7 +221,7 @@ class RunSpec(Record):
         """
         one_model = not self.is_local and not self.sync.may_settle
         alike = one_model and self.partition.name == "global" and self.injection is None and self.stream is None
-        return self.max_restarts > 0 and len(self.workers) > 1 and self.probe is None and alike
+        return self.max_restarts > 0 and not self.script and len(self.workers) > 1 and self.probe is None and alike
 
     @property
     def global_batch_size(self) -> int:

@@ -196,7 +196,7 @@ def test_the_users_own_task_travels(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     packed = make_bundle("mine.py:task")
     assert packed.task == "task/mine.py:task"
-    with pytest.raises(BadInput, match="cannot be read"):
+    with pytest.raises(BadInput, match="does not exist"):
         make_bundle("other.py:task")
     with pytest.raises(BadInput, match="in a module"):
         make_bundle("package.module:task")

@@ -177,6 +177,8 @@ install() {{
 locks="$root/code/locks/$(uname -m)-{"gpu" if config.has_gpu else "cpu"}"
 install --requirement "$locks.txt"
 {torch}
+own="$root/code/task/requirements.txt"
+[ ! -f "$own" ] || install --requirement "$own"
 
 trap - ERR
 cd "$root/code"

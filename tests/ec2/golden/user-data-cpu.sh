@@ -92,6 +92,8 @@ install() {
 locks="$root/code/locks/$(uname -m)-cpu"
 install --requirement "$locks.txt"
 install --index-url https://download.pytorch.org/whl/cpu --requirement "$locks-torch.txt"
+own="$root/code/task/requirements.txt"
+[ ! -f "$own" ] || install --requirement "$own"
 
 trap - ERR
 cd "$root/code"

@@ -92,6 +92,8 @@ install() {
 locks="$root/code/locks/$(uname -m)-gpu"
 install --requirement "$locks.txt"
 
+own="$root/code/task/requirements.txt"
+[ ! -f "$own" ] || install --requirement "$own"
 
 trap - ERR
 cd "$root/code"

@@ -79,7 +79,7 @@ class Ec2Backend(Ec2Launcher):
         if not options.unprobed:
             check_probed(wanted, unprobed=False)
         region = ordering.region_of(wanted)
-        bundle = make_bundle(wanted.run.task)
+        bundle = make_bundle(wanted.run.task, wanted.run.script)
         spec = _as_machines_read_it(wanted.run, bundle, options.data)
         now = datetime.datetime.now(datetime.UTC)
         order = ordering.make_order(
@@ -230,4 +230,4 @@ def _as_machines_read_it(spec: RunSpec, bundle: Bundle, data: str | None) -> Run
             f"the data is in {local} on this machine, which rented machines cannot read.",
             hint=f"copy it once, `aws s3 sync {local} s3://BUCKET/data/NAME`, then give `data=s3://BUCKET/data/NAME`",
         )
-    return spec.model_copy(update={"task": bundle.task, "data_dir": data})
+    return spec.model_copy(update={"task": bundle.task, "script": bundle.script, "data_dir": data})

@@ -1,4 +1,4 @@
-"""The code that machines run, as one archive: hetopt as it is here, the user's own task file, and what they install.
+"""The code that machines run, as one archive: hetopt as it is here, the user's own code, and what they install.
 
 The same sources give the same bytes, so the archive is stored once by its hash and machines can check what they got.
 """
@@ -9,11 +9,12 @@ import gzip
 import hashlib
 import io
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import hetopt.core
+from hetopt.backends.ec2.renter.user_code import distributions, user_code
 from hetopt.core.errors import BadInput
 
 NEEDED = ("numpy", "psutil", "pydantic", "torch", "safetensors", "scikit-learn", "boto3")
@@ -32,10 +33,11 @@ _HERE = Path(next(iter(hetopt.core.__path__))).parent
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """An archive, and what a task is called inside it."""
+    """An archive, and what a task, or a script with its arguments, is called inside it."""
 
     data: bytes
     task: str
+    script: tuple[str, ...] = ()
 
     @property
     def sha256(self) -> str:
@@ -43,36 +45,42 @@ class Bundle:
         return hashlib.sha256(self.data).hexdigest()
 
 
-def make_bundle(task: str) -> Bundle:
+def make_bundle(task: str, script: Sequence[str] = ()) -> Bundle:
     """Pack what the machines of a run need.
 
     Args:
-        task: as the plan names it: a bundled one, or ``file.py:attribute``. A file travels along.
+        task: as the plan names it: a bundled one, or ``file.py:attribute``. A file travels with what it imports of its
+            folder.
+        script: a training script and its arguments, in place of a task; likewise.
 
     Raises:
-        BadInput: the task is in a module of this machine's, or its file is not there.
+        BadInput: the task is in a module of this machine's, its file is not there, or imports what machines lack.
     """
-    files: list[tuple[str, bytes]] = [*_locks()]
+    locks = list(_locks())
+    files: list[tuple[str, bytes]] = [*locks]
     for name in PARTS:
         files += _sources(name)
     where, colon, attribute = task.rpartition(":")
-    inside = task
+    if script:
+        files += _own(Path(script[0]), locks)
+        inside = (f"{TASK_FOLDER}/{Path(script[0]).name}", *script[1:])
+        return Bundle(data=_archive(files), task=task, script=inside)
     if colon and where.endswith(".py"):
-        path = Path(where)
-        try:
-            files.append((f"{TASK_FOLDER}/{path.name}", path.read_bytes()))
-        except OSError as error:
-            raise BadInput(
-                f"the task's file {path} cannot be read: {error.strerror}.",
-                hint="launch from the folder that the profile was made in",
-            ) from None
-        inside = f"{TASK_FOLDER}/{path.name}:{attribute}"
-    elif colon:
+        files += _own(Path(where), locks)
+        return Bundle(data=_archive(files), task=f"{TASK_FOLDER}/{Path(where).name}:{attribute}")
+    if colon:
         raise BadInput(
             f"the task {task} is in a module, which rented machines do not have.",
             hint="name its file instead when you profile, such as `hetopt profile my_task.py:task`",
         )
-    return Bundle(data=_archive(files), task=inside)
+    return Bundle(data=_archive(files), task=task)
+
+
+def _own(file: Path, locks: Sequence[tuple[str, bytes]]) -> Iterable[tuple[str, bytes]]:
+    """A person's file and what it needs, in the folder of such code. All kinds of machines install alike."""
+    provided = frozenset.intersection(*(distributions(text.decode()) for name, text in locks if "torch" not in name))
+    code = user_code(file, provided=provided | {"torch"})
+    return ((f"{TASK_FOLDER}/{name}", content) for name, content in code.files)
 
 
 def _sources(name: str) -> Iterable[tuple[str, bytes]]:

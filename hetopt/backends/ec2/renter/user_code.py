@@ -1,0 +1,144 @@
+"""The code that a person brings, as rented machines need it: the file, what it imports of its folder, what it installs.
+
+Nothing is run to find out: imports are read from the source. What a machine would not find is refused before anything
+is rented.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+from hetopt.core.errors import BadInput
+from hetopt.core.reading import read_bytes
+
+REQUIREMENTS = "requirements.txt"
+MOST_FILES = 500
+"""A folder of more Python files than this is no training job's."""
+
+_HASH = re.compile(r"\s-{2}hash=")
+_DISTRIBUTION = re.compile(r"^\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^\]]*\])?\s*==")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserCode:
+    """What travels.
+
+    Attributes:
+        files: path below the folder of the file, and content.
+    """
+
+    files: tuple[tuple[str, bytes], ...]
+
+
+def user_code(file: Path, *, provided: frozenset[str]) -> UserCode:
+    """Everything that a file needs of its folder.
+
+    A module is looked for beside the file, as Python does for a script. A package travels whole. A ``requirements.txt``
+    there with a hash for every package is installed on the machines.
+
+    Args:
+        file: a task's, or a script.
+        provided: distributions that machines install anyway, in normal form (``scikit-learn``).
+
+    Raises:
+        BadInput: the file cannot be read, or imports what machines do not have.
+    """
+    folder = file.resolve().parent
+    listed = _requirements(folder)
+    found: dict[str, bytes] = {}
+    waiting = [file.resolve()]
+    while waiting:
+        path = waiting.pop()
+        name = path.relative_to(folder).as_posix()
+        if name in found:
+            continue
+        if len(found) >= MOST_FILES:
+            raise BadInput(
+                f"{file} needs more than {MOST_FILES} files of its folder.", hint="put what it imports into a package"
+            )
+        found[name] = read_bytes(path, hint="launch from the folder that the profile was made in")
+        for module, line in _imports(found[name], path):
+            own = _beside(folder, module)
+            waiting += own
+            if not own:
+                _check_provided(module, path, line, provided | listed)
+    if listed - provided:
+        found[REQUIREMENTS] = (folder / REQUIREMENTS).read_bytes()
+    return UserCode(files=tuple(sorted(found.items())))
+
+
+def distributions(lock: str) -> frozenset[str]:
+    """The distributions that a lock file pins, in normal form."""
+    matches = (_DISTRIBUTION.match(line) for line in lock.splitlines())
+    return frozenset(_normal(match[1]) for match in matches if match)
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _requirements(folder: Path) -> frozenset[str]:
+    """What the folder's own requirements pin by hash; nothing where a package has none."""
+    path = folder / REQUIREMENTS
+    if not path.is_file():
+        return frozenset()
+    text = read_bytes(path).decode("utf-8", errors="replace").replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    return distributions(text) if all(_HASH.search(line) for line in lines) else frozenset()
+
+
+def _imports(source: bytes, path: Path) -> Iterator[tuple[str, int]]:
+    """Modules that a file cannot do without, with the line; of relative ones the place below the folder."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        raise BadInput(f"{path} is no Python that can be read.", hint="see that it runs by itself") from None
+    optional = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.Try) or (isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test))
+        for statement in block.body
+        for node in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if id(node) in optional:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((one.name, node.lineno) for one in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module or "", node.lineno
+
+
+def _beside(folder: Path, module: str) -> list[Path]:
+    """The files of a module in the folder: itself, or all of the package that it is in."""
+    first = module.partition(".")[0]
+    package, single = folder / first, folder / f"{first}.py"
+    if single.is_file():
+        return [single]
+    if package.is_dir() and any(package.glob("*.py")):
+        return sorted(path for path in package.rglob("*.py") if "__pycache__" not in path.parts)
+    return []
+
+
+def _check_provided(module: str, path: Path, line: int, provided: frozenset[str]) -> None:
+    first = module.partition(".")[0]
+    if first in sys.stdlib_module_names or first == "hetopt":
+        return
+    names = {_normal(one) for one in _distributions_here().get(first, [first])}
+    if not names & provided:
+        raise BadInput(
+            f"{path.name}, line {line}, imports {first}, which rented machines do not install.",
+            hint=f"put a {REQUIREMENTS} beside it that pins every package by version and hash (uv writes one)",
+        )
+
+
+@cache
+def _distributions_here() -> dict[str, list[str]]:
+    return dict(packages_distributions())
