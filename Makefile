@@ -21,13 +21,14 @@ EPOCHS ?= 100
 BATCH ?= 256
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench smoke docs pins locks sbom clean
+.PHONY: help setup demo test check types bench smoke docs pins locks sbom clean
 MAKEFLAGS += --no-print-directory
 
 help:
 	@echo "make demo    profile a small job here, plan it, train it on two unequal workers, compare prediction with fact"
 	@echo "make test    run the tests"
 	@echo "make check   formatting, lint, types, import floors"
+	@echo "make types   types once more, as editors read them (basedpyright; two minutes)"
 	@echo "make bench   every benchmark in its quick form"
 	@echo "make smoke   benchmarks in their shortest form, to see that they still run"
 	@echo "make setup   only make $(VENV), with the pinned versions (PYTHON=/path/to/python3 chooses the interpreter)"
@@ -78,6 +79,10 @@ check: $(READY)
 	$(BIN)/mypy -p hetopt -p benchmarks
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/test_house.py tests/test_reachable.py
+
+# Beside check, which strict mypy is part of: this takes as long as all of that.
+types: $(READY)
+	$(BIN)/basedpyright
 
 bench: $(READY)
 	@set -e; for name in $(BENCHMARKS); do \

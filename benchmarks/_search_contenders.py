@@ -97,7 +97,7 @@ def nsga2(trials: Trials, seed: int) -> None:
 
 def _study(trials: Trials, sampler: optuna.samplers.BaseSampler, *, both: bool) -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(directions=["minimize"] * (2 if both else 1), sampler=sampler)
+    study = optuna.create_study(directions=["minimize", "minimize"] if both else ["minimize"], sampler=sampler)
     sizes = trials.sizes()
     while trials.open:
         trial = study.ask()
@@ -125,7 +125,11 @@ def gaussian_process(trials: Trials, seed: int) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 of_score, of_risk = (
-                    GaussianProcessRegressor(kernel, normalize_y=True, optimizer=None).fit(x, np.array(values[some]))
+                    GaussianProcessRegressor(
+                        kernel,
+                        normalize_y=True,
+                        optimizer=None,  # pyright: ignore[reportArgumentType]  # documented; read off a default
+                    ).fit(x, np.array(values[some]))
                     for values in (scores, risks)
                 )
                 mean, sd = of_score.predict(candidates / scale, return_std=True)

@@ -89,7 +89,7 @@ class PowerSgdHook:
             process_group=None,
             matrix_approximation_rank=RANK,
             start_powerSGD_iter=DENSE_STEPS,
-            orthogonalization_epsilon=1e-8,
+            orthogonalization_epsilon=1e-8,  # pyright: ignore[reportArgumentType]  # torch's own annotation is int
         )
 
     def wrap(self, model: nn.Module) -> DistributedDataParallel:

@@ -62,7 +62,9 @@ def timed_s(command: str, folder: Path, environment: dict[str, str]) -> float:
     if done.returncode != 0:
         raise SystemExit(f"`{command}` ended with {done.returncode}:\n{done.stdout[-2000:]}")
     environment.clear()
-    environment.update(item.partition("=")[::2] for item in left.read_text(encoding="utf-8").split("\0") if item)
+    for item in filter(None, left.read_text(encoding="utf-8").split("\0")):
+        name, _, value = item.partition("=")
+        environment[name] = value
     return took_s
 
 

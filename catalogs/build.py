@@ -175,7 +175,7 @@ def build(raw: Path, *, kept: Path = HERE) -> dict[str, str]:
 
 def main() -> None:
     """Write the bundled catalogue from the raw snapshots named on the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--from", dest="raw", type=Path, required=True, help="folder of the raw snapshots")
     parser.add_argument("--to", type=Path, default=HERE, help="folder of the catalogue to write")
     options = parser.parse_args()

@@ -36,6 +36,7 @@ from hetopt.core.gradient_noise import SmoothedNoise, pooled_noise
 from hetopt.core.memory import fit_memory
 from hetopt.core.probe_schedule import ProbeSchedule
 from hetopt.core.profile import (
+    Collective,
     CompressorCost,
     Device,
     Evaluation,
@@ -206,7 +207,9 @@ def _memory_limit(limit_bytes: int, points: Sequence[SweepPoint], end: SweepEnde
 
 
 def _links(points: Sequence[LinkPoint]) -> tuple[Link, ...]:
-    kinds = dict.fromkeys((point.collective, point.workers, point.across_hosts) for point in points)
+    kinds: dict[tuple[Collective, int, bool], None] = dict.fromkeys(
+        (point.collective, point.workers, point.across_hosts) for point in points
+    )
     links = []
     for collective, workers, across_hosts in kinds:
         own = [p for p in points if (p.collective, p.workers, p.across_hosts) == (collective, workers, across_hosts)]

@@ -125,4 +125,4 @@ def _image(backend: AmiBackend, id_: str, name: str, architecture: str, root_dev
         root_device_name=root_device,
     )
     made.gigabytes = gigabytes  # type: ignore[attr-defined]  # read by what `teach` puts in the place of moto's 15 GB
-    return made
+    return made  # pyright: ignore[reportReturnType]  # moto's models have a `__new__` of their own

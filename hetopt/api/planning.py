@@ -308,10 +308,10 @@ def _goal(
     if steps is not None and steps < 1:
         raise BadInput(f"`steps` must be at least 1, got {steps}.", hint="for example `steps=10000`")
     job = profile.job
-    limits = {"budget_usd": budget_usd, "deadline_s": deadline_s}
     if epochs is not None or steps is not None:
         ends: Literal["epochs", "steps"] = "epochs" if epochs is not None else "steps"
-        return Goal(**limits, ends=ends, amount=epochs if epochs is not None else steps)
+        amount = epochs if epochs is not None else steps
+        return Goal(budget_usd=budget_usd, deadline_s=deadline_s, ends=ends, amount=amount)
     if job.script:
         raise BadInput(
             f"{job.task} is a script, which says itself when training ends, and nothing tells hetopt.",
@@ -324,8 +324,14 @@ def _goal(
             f"this plan is for the {job.usual_epochs:g} epochs that {job.task} is usually trained. "
             "Choose otherwise with `epochs` or `steps`."
         )
-        return Goal(**limits, ends="epochs", amount=job.usual_epochs)
-    return Goal(**limits, ends="target", target_metric=job.target_metric, target_value=value)
+        return Goal(budget_usd=budget_usd, deadline_s=deadline_s, ends="epochs", amount=job.usual_epochs)
+    return Goal(
+        budget_usd=budget_usd,
+        deadline_s=deadline_s,
+        ends="target",
+        target_metric=job.target_metric,
+        target_value=value,
+    )
 
 
 def _target_value(target: str | float | None, metric: str, usual: float, task: str) -> float:

@@ -18,16 +18,20 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar, get_type_hints
 
 import typer
 
 from hetopt.cli.completion import runs
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
-    Record = TypeVar("Record", bound=DataclassInstance)
+class Dataclass(Protocol):
+    """Any dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+Record = TypeVar("Record", bound=Dataclass)
 
 NewestRun = Annotated[
     str | None,
@@ -74,7 +78,7 @@ def _default(one: Field[Any]) -> Any:
     return inspect.Parameter.empty if one.default is MISSING else one.default
 
 
-def given(asked: DataclassInstance, function: Callable[..., object], **instead: Any) -> dict[str, Any]:
+def given(asked: Dataclass, function: Callable[..., object], **instead: Any) -> dict[str, Any]:
     """The arguments of a function of the library that a record has a value for.
 
     Args:

@@ -12,7 +12,7 @@ from hetopt.core.artifact import Record
 from hetopt.core.errors import BadInput
 from hetopt.core.grammar import arguments, call, record, written
 from hetopt.core.names import known
-from hetopt.core.quantities import FRACTION
+from hetopt.core.quantities import FRACTION, Unit
 from hetopt.core.synchronization import Injection, Partition, Synchronization
 from hetopt.core.synchronization_rules import POLICIES
 
@@ -45,7 +45,7 @@ _FIELDS: Mapping[str, str] = {
 }
 """Of keys that are shorter than their fields; the field's own name is understood as well."""
 
-_UNITS = dict.fromkeys(("synchronised_share", "participants", "quorum"), FRACTION)
+_UNITS: Mapping[str, Unit] = dict.fromkeys(("synchronised_share", "participants", "quorum"), FRACTION)
 
 
 def parse_sync(text: str, *, option: str = "`sync`") -> Synchronization:

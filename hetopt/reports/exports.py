@@ -80,7 +80,7 @@ def skypilot_task(plan: Plan, wheel: str, secret: str) -> str:
         BadInput: the plan mixes machine types, which a SkyPilot task cannot.
     """
     groups = plan.chosen.groups
-    if len(groups) > 1:
+    if len(groups) != 1:
         mixed = formatting.cluster((group.machines, group.instance_type) for group in groups)
         raise BadInput(
             f"The plan mixes machine types ({mixed}), and a SkyPilot task has one.",

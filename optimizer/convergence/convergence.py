@@ -232,7 +232,7 @@ def fit_convergence(profile: Profile) -> Convergence:
         for pilot in profile.pilots
         if pilot.steps_to_target is not None and is_dense(pilot)
     ]
-    sizes = tuple(sorted({int(run.global_batch_size) for run in runs}))
+    sizes = sorted({int(run.global_batch_size) for run in runs})
     if not sizes or (len(sizes) == 1 and noise is None):
         return Convergence(
             minimum_steps=None,
@@ -262,7 +262,7 @@ def fit_convergence(profile: Profile) -> Convergence:
         minimum_steps=minimum_steps,
         minimum_samples=minimum_samples,
         noise_scale=noise,
-        pilot_batch_sizes=sizes,
+        pilot_batch_sizes=tuple(sizes),
         log_sd=float(choice.curve.log_sd(np.array(sizes)).mean()),
         basis=f"{basis}; {LEARNING_RATES[rule]}",
         curve=choice.curve,

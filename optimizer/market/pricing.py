@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import boto3
 from botocore.config import Config
@@ -149,7 +149,7 @@ def session(profile: str | None) -> Session:
         CloudRefused: there is no such profile.
     """
     try:
-        made: Session = boto3.Session(profile_name=profile)
+        made = cast(Session, boto3.Session(profile_name=profile))
     except ProfileNotFound:
         raise CloudRefused(
             f"There is no AWS profile '{profile}'.",

@@ -87,7 +87,7 @@ class RentalBound:
         log_sd = np.hypot(cancelling, job.steps.log_sd(batch, gain))
         trained = np.maximum(0.0, 1 - job.startup_s / run_s)
         return cls(
-            samples=samples,
+            samples=np.asarray(samples, np.float64),
             usd_per_sample=usd_per_sample,
             late_factor=1 + trained * np.expm1(Z90 * log_sd),
             batch=columns.batches.astype(np.float64),

@@ -147,7 +147,7 @@ def steps(
         compute_rest: log factor on the computation of each group that the equations do not explain.
         exchange_rest: log factor on the exchange of each row.
     """
-    shared = dict(zip(SHARED, vector[: len(SHARED)].tolist(), strict=True))
+    shared: dict[str, float] = dict(zip(SHARED, vector[: len(SHARED)].tolist(), strict=True))
     log_compute, slowest = _compute(vector, where, rows, kinds, shared, compute_rest)
     log_exchange = _exchange(vector, where, rows, kinds, shared) + exchange_rest
     compress = np.zeros(len(rows))

@@ -92,7 +92,7 @@ class SampledMachines:
     def _link(self, place: str, parameters: tuple[str, ...], factor: float) -> LinkModel | None:
         if any(self.posterior.learned(name) < LEARNED for name in parameters):
             return None
-        shared = dict(zip(SHARED, self.posterior.mode[: len(SHARED)].tolist(), strict=True))
+        shared: dict[str, float] = dict(zip(SHARED, self.posterior.mode[: len(SHARED)].tolist(), strict=True))
         log_beta = sum(shared[name] for name in parameters) + factor
         return LinkModel(
             latency_s=math.exp(shared[f"{place}_latency"]), bytes_per_s=self.gradient_bytes / math.exp(log_beta)

@@ -56,7 +56,7 @@ class Shape:
     @classmethod
     def of(cls, posterior: Posterior, gradient_bytes: float) -> Shape:
         """As a profile or samples taught it."""
-        mode = dict(zip(SHARED, posterior.mode[: len(SHARED)].tolist(), strict=True))
+        mode: dict[str, float] = dict(zip(SHARED, posterior.mode[: len(SHARED)].tolist(), strict=True))
 
         def sd(name: str) -> float:
             index = SHARED.index(name)

@@ -113,7 +113,7 @@ def moto_server() -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(timeout=10)
+        process.wait(timeout=PATIENCE_S)
 
 
 def hetopt(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

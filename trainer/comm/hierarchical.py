@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -63,7 +64,7 @@ class HostGroups:
             return
         timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
         for ranks in (*by_host.values(), leaders):
-            group = dist.new_group(ranks, timeout=timeout)
+            group = cast("dist.ProcessGroup", dist.new_group(ranks, timeout=timeout))  # torch: or 0
             if ranks is leaders:
                 self.between = group if self.leads else None
             elif rank in ranks:

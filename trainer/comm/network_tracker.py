@@ -36,7 +36,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hetopt.core.comm.cost import TRAINER, Algorithms, Operation, Scope, Terms
+from hetopt.core.comm.cost import TRAINER, Algorithms, Operation, Primitive, Scope, Terms
 from hetopt.core.comm.network_fit import fit_alpha_beta
 from hetopt.core.comm.network_state import ALPHA, BETA, LinkState, NetworkState, Part, Parts
 
@@ -206,7 +206,7 @@ def observe(
 
 def _unproven(parts: Parts) -> dict[Scope, list[int]]:
     """Where the factors of the exchange's primitives are that hardly ever took as long as was thought."""
-    found = {
+    found: dict[Scope, list[int]] = {
         scope: [
             link.place(primitive)
             for primitive, proven in zip(link.primitives, link.proven, strict=True)
@@ -326,10 +326,10 @@ def _fitted(samples: Sequence[Timed], scope: Scope, algorithms: Algorithms) -> L
 
 def _with_grace(samples: Sequence[Timed], scope: Scope, algorithms: Algorithms, grace_s: float) -> LinkState:
     """The hop, and how each primitive differs, if so much of the bytes' time is not felt."""
-    primitives = [sample.operation.primitive for sample in samples]
+    primitives: list[Primitive] = [sample.operation.primitive for sample in samples]
     terms = [sample.operation.terms(algorithms) for sample in samples]
     times_s = [sample.time_s for sample in samples]
-    exchanges = [[part] for part in zip(primitives, terms, strict=True)]
+    exchanges: list[list[Part]] = [[part] for part in zip(primitives, terms, strict=True)]
     latency_s, byte_s = _line(terms, times_s)
     if grace_s > 0:
         # The longest timings tell the rate, whatever passes before it is felt.

@@ -68,10 +68,11 @@ def reachable(meetings: Sequence[str], within_s: float = _REACHED_WITHIN_S) -> l
         deadline_s = time.monotonic() + within_s
         while waiting and (left_s := deadline_s - time.monotonic()) > 0:
             for key, _ in selector.select(left_s):
-                attempt = key.fileobj  # type: ignore[assignment]  # as it was registered
-                selector.unregister(attempt)
+                registered = key.fileobj
+                assert isinstance(registered, socket.socket)
+                selector.unregister(registered)
                 waiting -= 1
-                if attempt.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+                if registered.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
                     found.add(key.data)
     return [meeting for meeting in meetings if meeting in found]
 

@@ -69,7 +69,7 @@ class Buckets:
     def has(self, index: int, parameter: nn.Parameter) -> bool:
         """Whether the gradient of a parameter was put to its place, or is on its way from there."""
         made, gradient = self._made.get(index), parameter.grad
-        if made is not None and made[0] is gradient and made[1] == gradient._version:
+        if made and gradient is not None and made[0] is gradient and made[1] == gradient._version:
             return True
         self.is_spoilt |= self._is_sent(index)
         return self._is_sent(index)

@@ -190,7 +190,7 @@ class BucketedStep:
             gradients = [p.grad for p in self._parameters if p.grad is not None]
             # An overflow anywhere is in the sum, which is the same everywhere.
             finite = all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
-            torch._foreach_mul_(gradients, 1 / loss_scale)
+            torch._foreach_mul_(gradients, 1 / loss_scale)  # pyright: ignore[reportPrivateImportUsage]  # public in use
         summed = self._stopwatch.mark()
         return StepTrace(
             loss_sum=loss_sum,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -93,7 +94,9 @@ def make_synchroniser(
 
 def _group_beside(timeout_s: float) -> dist.ProcessGroup | None:
     """The same workers once more, for collectives that run beside those of the default group."""
-    return dist.new_group(timeout=timedelta(seconds=timeout_s)) if dist.is_initialized() else None
+    if not dist.is_initialized():
+        return None
+    return cast("dist.ProcessGroup", dist.new_group(timeout=timedelta(seconds=timeout_s)))  # torch: or 0
 
 
 def samples_drawn(spec: RunSpec) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,7 +75,7 @@ def _table() -> Tensor:
             return torch.from_numpy(np.loadtxt(file, delimiter=","))
     from sklearn.datasets import load_digits
 
-    bunch = load_digits()
+    bunch: Any = load_digits()
     return torch.from_numpy(np.column_stack((bunch.data, bunch.target)))
 
 

@@ -258,15 +258,17 @@ class NetworkState(Record):
         for _, exchange in weighted:
             for scope, own in exchange.items():
                 used.setdefault(scope, []).extend(primitive for primitive, _ in own)
-        links = {scope: self.links[scope].with_primitives(primitives) for scope, primitives in used.items()}
-        seconds = dict.fromkeys(links, 0.0)
+        links: dict[Scope, LinkState] = {
+            scope: self.links[scope].with_primitives(primitives) for scope, primitives in used.items()
+        }
+        seconds: dict[Scope, float] = dict.fromkeys(links, 0.0)
         rows: dict[Scope, dict[int, float]] = {scope: {} for scope in links}
         for weight, exchange in weighted:
             for scope, own in exchange.items():
                 seconds[scope] += weight * links[scope].time_s(own)
                 for index, slope in links[scope].row(own).items():
                     rows[scope][index] = rows[scope].get(index, 0.0) + weight * slope
-        primitives = {scope: frozenset(own) for scope, own in used.items()}
+        primitives: dict[Scope, frozenset[Primitive]] = {scope: frozenset(own) for scope, own in used.items()}
         return Parts(links=links, seconds=seconds, rows=rows, primitives=primitives)
 
     def estimate(self, *terms: tuple[float, Sequence[Operation]], algorithms: Algorithms = TRAINER) -> Estimate:

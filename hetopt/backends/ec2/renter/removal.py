@@ -321,7 +321,7 @@ class Remover:
 
     def _known(self) -> list[Found]:
         """What the ledger says is there; of machines that are old enough to be listed, those that are."""
-        known = {kind: self.made.of_kind(prefix) for prefix, kind in _KINDS.items()}
+        known: dict[Kind, list[str]] = {kind: self.made.of_kind(prefix) for prefix, kind in _KINDS.items()}
         if not self.made.settles_s:
             known["instance"] = [
                 id_ for batch in batches(known["instance"], INSTANCES_A_CALL) for id_ in self._alive(batch)
