@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hetopt.core.least_squares import non_negative
+
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryLine:
@@ -40,13 +42,8 @@ def fit_memory(local_batch_sizes: Sequence[int], peak_bytes: Sequence[int]) -> M
     if min(local_batch_sizes) < 1 or min(peak_bytes) < 1:
         raise ValueError("batch sizes and peaks must be positive")
     sizes, peaks = np.asarray(local_batch_sizes, dtype=np.float64), np.asarray(peak_bytes, dtype=np.float64)
-    centred = sizes - sizes.mean()
-    spread = float(centred @ centred)
-    slope = max(0.0, float(centred @ peaks) / spread) if spread > 0 else 0.0
-    # Never below zero bytes before the first sample: then the whole peak grows with the batch.
-    fixed = float(peaks.mean()) - slope * float(sizes.mean())
-    if fixed < 0:
-        slope, fixed = float(sizes @ peaks) / float(sizes @ sizes), 0.0
+    # Never below zero bytes before the first sample. Weighted so that it is absolute errors that count.
+    fixed, slope = non_negative(np.stack([1 / peaks, sizes / peaks], axis=1), peaks**2).tolist()
     return MemoryLine(fixed_bytes=fixed, per_sample_bytes=slope)
 
 
