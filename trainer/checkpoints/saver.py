@@ -69,6 +69,11 @@ class CheckpointSaver:
         self.saved_step: int | None = None
 
     @property
+    def begun_step(self) -> int | None:
+        """Step of the newest checkpoint, saved or under way."""
+        return self.saved_step if self._under_way is None else self._under_way.step
+
+    @property
     def is_busy(self) -> bool:
         """Whether one is being written."""
         return self._under_way is not None

@@ -34,6 +34,7 @@ class SharedState:
         memory_bounds: samples of the largest micro-batch that each worker learned to fit, in rank order; 0: none.
         target_reached: nothing is left to do for a run that ends at its target.
         settled: averages that a run under sync ``auto`` has settled for, as plain JSON; None: none.
+        script: what a script has besides; None: it is no script's.
     """
 
     digest: str
@@ -51,20 +52,23 @@ class SharedState:
     memory_bounds: tuple[int, ...]
     target_reached: bool
     settled: Mapping[str, object] | None = None
+    script: Mapping[str, Any] | None = None
 
     def snapshot(self) -> SharedState:
         """The same with tensors of its own, on the CPU: training may go on while it is written."""
-        return replace(self, model=copied(self.model), optimizer=copied(self.optimizer))
+        return replace(self, model=copied(self.model), optimizer=copied(self.optimizer), script=copied(self.script))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankState:
-    """The part that is each worker's own; ``local`` where it trains for itself (`Synchronizer`)."""
+    """The part that is each worker's own; ``local`` where it trains for itself (`Synchronizer`), ``script`` where one
+    drives it."""
 
     memory: State
     cpu_generator: Tensor
     cuda_generator: Tensor | None
     local: Mapping[str, Any] | None = None
+    script: Mapping[str, Any] | None = None
 
     @classmethod
     def now(cls, memory: State, device: torch.device, *, local: Mapping[str, Any] | None = None) -> RankState:
@@ -78,7 +82,7 @@ class RankState:
 
     def snapshot(self) -> RankState:
         """The same with tensors of its own, on the CPU."""
-        return replace(self, memory=copied(self.memory), local=copied(self.local))
+        return replace(self, memory=copied(self.memory), local=copied(self.local), script=copied(self.script))
 
     def restore_generators(self, device: torch.device) -> None:
         """Continue the random sequences; a device that the state does not know keeps its own."""

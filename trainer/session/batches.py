@@ -86,6 +86,14 @@ class ShareTable:
         """Of a full batch, once all that were drawn before are done."""
         return self._entries[-1][1]
 
+    def state(self) -> list[tuple[Place, Shares]]:
+        """What a checkpoint keeps."""
+        return list(self._entries)
+
+    def resume(self, entries: Sequence[tuple[Place, Shares]]) -> None:
+        """Go on with what `state` gave."""
+        self._entries = [(tuple(place), tuple(shares)) for place, shares in entries]  # type: ignore[misc]  # of two
+
     def change(self, shares: Shares, *, since: Place) -> None:
         """Use others from a batch on that no worker has drawn yet."""
         self._entries = [*self._entries[-1:], (since, shares)]
@@ -114,6 +122,7 @@ class Slices(Sampler[list[int]]):
         table: of shares.
         rank: whose slices.
         together: around what all workers do to agree on batches.
+        passes: whether a batch of the epoch is passed over.
     """
 
     def __init__(
@@ -122,8 +131,10 @@ class Slices(Sampler[list[int]]):
         table: ShareTable,
         rank: int,
         together: Callable[[], AbstractContextManager[None]],
+        passes: Callable[[int], bool] = lambda number: False,
     ) -> None:
         self._batches = batches
+        self._passes = passes
         self._table = table
         self._rank = rank
         self._together = together
@@ -135,6 +146,8 @@ class Slices(Sampler[list[int]]):
         epoch = self.drawn[0] + 1
         for number, (batch, is_last) in enumerate(self._agreed()):
             self.drawn = (epoch, number + 1)
+            if self._passes(number):
+                continue
             part, indices = own_slice(batch, self._table.of((epoch, number), len(batch)), self._rank)
             self.parts.append(replace(part, place=(epoch, number), is_last=is_last))
             yield list(indices)

@@ -22,6 +22,7 @@ from hetopt.trainer.agreement import Store, gather_numbers
 from hetopt.trainer.announcement import announce
 from hetopt.trainer.assembly import make_worker_pace
 from hetopt.trainer.balance import Balance
+from hetopt.trainer.checkpoints.saver import CheckpointSaver
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.engine import Engine
 from hetopt.trainer.evaluation import average_buffers
@@ -110,12 +111,14 @@ class BatchFlow:
         self._own_weight: float | None = None  # of the last loss that was looked at
         self._stopwatch = make_stopwatch(self.device)
         self._run_dir = folder or Path()
-        self._folder = folder if rank == 0 else None
-        self._events = open_log(self._folder)
+        self._folder = folder
+        self._events = open_log(folder if rank == 0 else None)
+        self._saver: CheckpointSaver | None = None  # from the first checkpoint on
+        self._has_announced = False
         self._engine: Engine | None = None  # from the loader on
         self._pace: Slowdown = NoSlowdown()
         self._table = ShareTable((1,) * world_size)
-        self._sliced: SlicedLoader | None = None
+        self._reads: SlicedLoader | OwnLoader | None = None
         self._seen = 0  # samples of all workers, in all steps
         self._handed = HandedOut(weigh=world_size > 1)
         self._loaders = 0
@@ -160,7 +163,8 @@ class BatchFlow:
         begun = partial(self._begin_part, self._loaders)
         if self.world_size == 1:
             self._share_alone(loader)
-            return OwnLoader(loader, self._ask, self._begin_batch, run=self)  # type: ignore[return-value]  # as a loader
+            self._reads = OwnLoader(loader, self._ask, self._begin_batch, run=self)
+            return self._reads  # type: ignore[return-value]  # as a loader
         self._gate.take(Deed.DRAW, self._handed.newest)
         self._check_lengths(loader)
         size = full_batch(loader)
@@ -168,7 +172,7 @@ class BatchFlow:
         balance = self._balance(self._plan.shares(size, minimum=minimum), minimum)
         self._table = ShareTable(balance.shares, minimum=minimum)
         assert self._chance is not None
-        self._sliced = SlicedLoader(
+        self._reads = sliced = SlicedLoader(
             loader,
             self.rank,
             self._table,
@@ -193,7 +197,7 @@ class BatchFlow:
             )
             self._between = Between(synchroniser, self._model)
         self._begin(balance, synchroniser)
-        return self._sliced  # type: ignore[return-value]  # as a loader
+        return sliced  # type: ignore[return-value]  # as a loader
 
     @property
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
@@ -237,9 +241,6 @@ class BatchFlow:
             store=self._store,
         )
         before = self._engine
-        if before is None:
-            announce(context, self._model, self._exchange, shares=balance.shares, step=0)
-            self._events.write("training_started", step=0)
         self._engine = Engine(
             context=context,
             exchange=self._exchange,
@@ -251,8 +252,17 @@ class BatchFlow:
         self._engine.begin(self._engine.period_steps(context.spec.control_period_steps))
         self._pace = make_worker_pace(context)
 
+    def _announce(self, engine: Engine) -> None:
+        """Training begins, with the first batch that is asked for."""
+        self._has_announced = True
+        with self._gate.drawing(self._handed.newest):
+            announce(engine.context, self._model, self._exchange, shares=engine.balance.shares, step=engine.step)
+        self._events.write("training_started", step=engine.step)
+
     def _ask(self, is_first: bool) -> None:
         """The script waits for a batch: the step before is over, and computing one begins with reading it."""
+        if self._engine is not None and not self._has_announced:
+            self._announce(self._engine)
         if is_first:
             self._end_epoch()
         if self._between is not None:
@@ -362,13 +372,16 @@ class BatchFlow:
     def _conclude(self, engine: Engine) -> None:
         """A period is over: what it was like, shares and exchange from now on, and the next period."""
         if engine.log.unread:
-            period = engine.read(
-                engine.gather(
-                    stop_wished=engine.context.stop_requested(),
-                    pace_use=self._pace.use(),
-                    drawn=(0, 0) if self._sliced is None else self._sliced.drawn,
-                )
+            saver = self._saver
+            told = engine.gather(
+                stop_wished=engine.context.stop_requested(),
+                pace_use=self._pace.use(),
+                drawn=self._drawn,
+                checkpoint_part=0.0 if saver is None else saver.progress,
             )
+            period = engine.read(told)
+            if saver is not None:
+                saver.conclude([row.checkpoint_part for row in period.rows])
             place = max((int(row.drawn_epoch), int(row.drawn_batch)) for row in period.rows)
             epoch = max(0, place[0])
             self._write(engine, period, epoch)
@@ -390,20 +403,24 @@ class BatchFlow:
         engine = self._engine
         if engine is None or not engine.log.unread:
             return
-        drawn = (0, 0) if self._sliced is None else self._sliced.drawn
-        self._write(engine, engine.read(engine.gather(drawn=drawn)), max(0, drawn[0]))
+        self._write(engine, engine.read(engine.gather(drawn=self._drawn)), max(0, self._drawn[0]))
 
     def _write(self, engine: Engine, period: Period, epoch: int) -> None:
         if period.diverged:
             return
         engine.tell(period, epoch=epoch, samples_seen=self._seen)
-        if self._folder is not None and engine.synchroniser is None:
+        if self._folder is not None and self.rank == 0 and engine.synchroniser is None:
             add_sample(self._folder, period, types=self._plan.types, compression=self._exchange.in_use)
+
+    @property
+    def _drawn(self) -> tuple[int, int]:
+        """The next batch that this worker has not drawn."""
+        return self._reads.drawn if isinstance(self._reads, SlicedLoader) else (0, 0)
 
     @property
     def _epoch_batches(self) -> float:
         """Batches of an epoch; a stream's are not known."""
         try:
-            return len(self._sliced) or math.inf if self._sliced is not None else math.inf
+            return math.inf if self._reads is None else len(self._reads) or math.inf
         except TypeError:
             return math.inf

@@ -109,6 +109,10 @@ class Gate:
         """Count one more step whose gradients were summed."""
         self._step += 1
 
+    def go_on(self, step: int) -> None:
+        """So many steps were done before."""
+        self._step = step
+
     @property
     def step(self) -> int:
         """Number of steps done."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from hetopt.core.errors import BadInput
 from hetopt.trainer.data.fetch import samples_in
 from hetopt.trainer.session.batches import Part, Place, ShareTable, SlicedStream, Slices
+from hetopt.trainer.session.progress import Progress, Remaining
 from hetopt.trainer.session.random_state import RandomState
 
 
@@ -53,6 +54,7 @@ class SlicedLoader:
     ) -> None:
         self.run = run
         self._chance = chance
+        self.progress: Progress
         self._looks_ahead = looks_ahead
         self._loader = loader
         self._asked = asked
@@ -77,7 +79,9 @@ class SlicedLoader:
         else:
             if loader.batch_sampler is None:
                 raise _no_batches()
-            self._slices = Slices(loader.batch_sampler, table, rank, together)
+            self._slices = Slices(
+                loader.batch_sampler, table, rank, together, lambda number: self.progress.passes(number)
+            )
             self._own = DataLoader(
                 loader.dataset,
                 batch_sampler=self._slices,
@@ -85,6 +89,14 @@ class SlicedLoader:
                 generator=chance.own_generator(loader.generator),
                 **_kept(loader),
             )
+        self.progress = Progress(loader, self._own, chance=chance)
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``progress.state`` gave."""
+        self.progress.resume(state)
+        source = self._slices or self._stream
+        assert source is not None
+        source.drawn = (self.progress.epoch - self.progress.is_within, self.progress.batches)
 
     @property
     def drawn(self) -> Place:
@@ -97,39 +109,50 @@ class SlicedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         # At once, as the script's own loader does: it draws a seed here, and its readers begin.
-        if self._stream is None:
-            return Begun(lambda: self._from_slices(iter(self._own)))
-        return Begun(self._begin_stream)
+        return Begun(self._begin_slices if self._stream is None else self._begin_stream)
+
+    def _begin_slices(self) -> Iterator[Any]:
+        start = self.progress.start()
+        return self._from_slices(iter(self._own), start)
 
     def _begin_stream(self) -> Iterator[Any]:
         assert self._stream is not None
         self._stream.begin()
+        start = self.progress.start()
         with self._chance.common():
             batches = iter(self._own)
-        return self._from_stream(batches)
+        return self._from_stream(batches, start)
 
-    def _from_slices(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _from_slices(self, batches: Iterator[Any], start: dict[str, Any]) -> Iterator[Any]:
         assert self._slices is not None
+        self.progress.enter(start)
         self._asked(True)
         for batch in batches:
+            self.progress.give()
             self._begun(self._slices.parts.popleft(), batch)
             yield batch
             self._asked(False)
+        self.progress.end()
         self._ended()
 
-    def _from_stream(self, batches: Iterator[tuple[Part, Any]]) -> Iterator[Any]:
+    def _from_stream(self, batches: Iterator[tuple[Part, Any]], start: dict[str, Any]) -> Iterator[Any]:
+        self.progress.enter(start)
         self._asked(True)
-        coming = self._read(batches)
+        for number in range(self.progress.done + 1):  # a stream is read to be passed over
+            coming = self._read(batches)
+            self.progress.passes(number)
         while coming is not None:
             part, batch = coming
             if self._looks_ahead:
                 coming = self._read(batches)
                 part = replace(part, is_last=coming is None)
+            self.progress.give()
             self._begun(part, batch)
             yield batch
             self._asked(False)
             if not self._looks_ahead:
                 coming = self._read(batches)
+        self.progress.end()
         self._ended()
 
     def _read(self, batches: Iterator[tuple[Part, Any]]) -> tuple[Part, Any] | None:
@@ -203,17 +226,42 @@ class OwnLoader:
         self._loader = loader
         self._ask = ask
         self._begin = begin
+        self.progress = Progress(loader)
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``progress.state`` gave."""
+        self.progress.resume(state)
 
     def __iter__(self) -> Iterator[Any]:
-        return Begun(lambda: self._counted(iter(self._loader)))  # at once, as without a session
+        return Begun(self._begin_epoch)  # at once, as without a session
 
-    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _begin_epoch(self) -> Iterator[Any]:
+        start, loader, read = self.progress.start(), self._loader, self.progress.done
+        is_indexed = type(loader) is DataLoader and not isinstance(loader.dataset, IterableDataset)
+        if read and is_indexed and loader.batch_sampler is not None:
+            read = 0
+            loader = DataLoader(
+                loader.dataset,
+                batch_sampler=Remaining(loader.batch_sampler, self.progress),
+                collate_fn=loader.collate_fn,
+                generator=loader.generator,
+                **_kept(loader),
+            )
+        return self._counted(iter(loader), start, read)
+
+    def _counted(self, batches: Iterator[Any], start: dict[str, Any], read: int) -> Iterator[Any]:
         size = self._loader.batch_size
+        self.progress.enter(start)
         self._ask(True)
+        for number in range(read):  # of a stream, which is read to be passed over
+            next(batches, None)
+            self.progress.passes(number + 1)
         for batch in batches:
+            self.progress.give()
             self._begin(samples_in(batch) or size or 1, batch)
             yield batch
             self._ask(False)
+        self.progress.end()
 
     def __len__(self) -> int:
         return len(self._loader)

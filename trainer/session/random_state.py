@@ -7,7 +7,7 @@ pairs. A stream is read whole by every worker, so that all of them must draw ali
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +36,21 @@ class States:
         """The present states of the generators of torch, Python and NumPy."""
         return cls(torch=torch.get_rng_state(), python=random.getstate(), numpy=np.random.get_state())
 
+    def plain(self) -> dict[str, Any]:
+        """The same as tensors, tuples and numbers."""
+        kind, keys, *rest = self.numpy
+        return {
+            "torch": self.torch,
+            "python": self.python,
+            "numpy": (kind, torch.from_numpy(keys.astype(np.int64)), *rest),
+        }
+
+    @classmethod
+    def of_plain(cls, kept: Mapping[str, Any]) -> States:
+        """The states that `plain` gave."""
+        kind, keys, *rest = kept["numpy"]
+        return cls(torch=kept["torch"], python=kept["python"], numpy=(kind, keys.numpy().astype(np.uint32), *rest))
+
     def use(self) -> None:
         """Set the generators of torch, Python and NumPy to these states."""
         torch.set_rng_state(self.torch)
@@ -59,11 +74,15 @@ class States:
 
 
 class RandomState:
-    """One worker's random numbers; from here on each worker draws its own. Rank 0 draws what it would alone."""
+    """One worker's random numbers; from here on each worker draws its own. Rank 0 draws what it would alone.
+
+    Attributes:
+        alike: what all workers draw from where they must draw the same.
+    """
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._common = States.now().broadcast()
+        self.alike = States.now().broadcast()
         if rank:
             own = _SEED_STRIDE * rank
             torch.manual_seed(torch.initial_seed() + own)
@@ -74,11 +93,11 @@ class RandomState:
     def common(self) -> Iterator[None]:
         """All workers draw the same inside."""
         own = States.now()
-        self._common.use()
+        self.alike.use()
         try:
             yield
         finally:
-            self._common = States.now()
+            self.alike = States.now()
             own.use()
 
     def own_generator(self, given: torch.Generator | None) -> torch.Generator | None:

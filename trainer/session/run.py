@@ -17,18 +17,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
+from dataclasses import replace
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 from torch import Tensor
 
-from hetopt.core.errors import RunFailed
-from hetopt.trainer.agreement import sum_numbers
+from hetopt.core.errors import BadInput, RunFailed
+from hetopt.trainer.agreement import gather_numbers, sum_numbers
 from hetopt.trainer.checkpoints.fingerprint import parameters_sha256
+from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found
+from hetopt.trainer.checkpoints.saver import CheckpointSaver
+from hetopt.trainer.checkpoints.state import SharedState, run_digest
+from hetopt.trainer.engine import Engine
 from hetopt.trainer.session.alike import check_parameters_alike
 from hetopt.trainer.session.flow import Stopped
 from hetopt.trainer.session.inspection import explain_script_error
+from hetopt.trainer.session.loaders import OwnLoader, SlicedLoader
 from hetopt.trainer.session.registry import REGISTRY
+from hetopt.trainer.session.resuming import Extra, own_state, restore, script_state
 from hetopt.trainer.session.summing import GradientFlow
 from hetopt.trainer.session.turns import Deed, Disagreement
 
@@ -74,6 +81,127 @@ class Session(GradientFlow):
         total, weights = sum_numbers([float(value) * weight, weight], self.world_size)
         return total / weights if weights else float("nan")
 
+    def checkpoint(self, extra: Extra = MappingProxyType({})) -> None:
+        """Save all that training goes on from after an interruption, between two steps; all workers call it alike.
+
+        Training waits for a copy alone. The newest checkpoint that is whole counts: in ``folder/checkpoint``.
+
+        Args:
+            extra: what the script has besides model and optimizer and would go on with: schedulers, a GradScaler, an
+                average of parameters; by names, which `resume` is given again.
+
+        Raises:
+            BadInput: the session has no folder or no loader, or its workers train for themselves.
+            RunFailed: a step is under way, or the checkpoint before could not be written.
+        """
+        engine, reads = self._recoverable("run.checkpoint")
+        is_waiting = self._sum is not None and self._sum.is_waiting
+        if self._backwards or is_waiting or not self._handed.are_computed:
+            raise RunFailed(
+                f"run.checkpoint was called in the middle of step {engine.step + 1}.",
+                hint="call it after optimizer.step(), before the next batch is asked for",
+            )
+        self._gate.take(Deed.SAVE, self._handed.newest)
+        saver, begun_s = self._save_by(engine), engine.context.clock()
+        if saver.begun_step == engine.step:
+            return
+        with self._gate.watched():
+            saver.finish()
+        shared = SharedState(
+            digest=run_digest(engine.context.spec),
+            step=engine.step,
+            training_s=0.0,
+            shares=engine.balance.shares,
+            model=self._model.state_dict(),
+            optimizer=self._optimizer.state_dict(),
+            cursor={"samples_seen": self._seen, "steps": self._gate.step},
+            policy=engine.context.spec.batch_policy,
+            controller=engine.balance.state(),
+            steering=None if engine.exchange.steering is None else engine.exchange.steering.state(),
+            loss_scale=None,
+            learning_rate=None,
+            memory_bounds=(),
+            target_reached=False,
+            script={**script_state(self._model, self._optimizer, extra), "table": self._table.state()},
+        )
+        exchange = self._exchange.exchange
+        own = own_state(self._model, {} if exchange is None else exchange.state(), self.device)
+        own = replace(own, script={**(own.script or {}), "progress": reads.progress.state()})
+        saver.begin(shared, own, digest=shared.digest, begun_s=begun_s)
+
+    def resume(self, extra: Extra = MappingProxyType({})) -> int:
+        """Go on from the newest checkpoint in the session's folder, if there is one; after `loader`, on all workers.
+
+            for epoch in range(run.resume({"schedule": schedule}), epochs):
+                for inputs, targets in loader:
+
+        In the middle of an epoch the loader gives the batches that are left of it. With the same number of workers and
+        local batch sizes, training goes on bit by bit as if nothing had happened, but for random numbers that reader
+        processes of the loader draw. Other workers than before share what was held back.
+
+        Args:
+            extra: as of `checkpoint`, under the same names.
+
+        Returns:
+            The epoch to go on with, from 0.
+
+        Raises:
+            BadInput: the session has no folder or no loader, its workers train for themselves, or the checkpoint is
+                damaged or of another script.
+        """
+        engine, reads = self._recoverable("run.resume")
+        self._gate.take(Deed.RESUME, self._handed.newest)
+        spec, folder = engine.context.spec, CheckpointFolder(engine.context.run_dir)
+        found = folder.newest(run_digest(spec)) if self.is_leader else Found(step=None)
+        for torn in found.torn:
+            self._events.write("checkpoint_skipped", step=torn.step, reason=torn.reason)
+        step = int(gather_numbers([-1 if found.step is None else found.step], self.world_size)[0][0])
+        if step < 0:
+            return 0
+        shared = folder.load_shared(step)
+        then = len(shared.shares)
+        own = folder.load_own(step, self.rank, workers_then=then, workers_now=self.world_size)
+        restore(self._model, self._optimizer, extra, shared, own, self.device)
+        if self._exchange.exchange is not None:
+            self._exchange.exchange.load_state(own.memory)
+        engine.exchange.resume(shared.steering)
+        engine.balance.resume(policy=shared.policy, shares=shared.shares, state=shared.controller)
+        kept, mine = shared.script or {}, own.script or {}
+        if engine.balance.shares == shared.shares:
+            self._table.resume(kept["table"])
+        engine.step, self._seen = step, shared.cursor["samples_seen"]
+        self._gate.go_on(shared.cursor["steps"])
+        reads.resume(mine["progress"])
+        engine.begin(engine.period_steps(spec.control_period_steps))
+        return reads.progress.epoch + (not reads.progress.is_within)
+
+    def _recoverable(self, what: str) -> tuple[Engine, SlicedLoader | OwnLoader]:
+        """The engine and the loader, where there is all that checkpoints need."""
+        if self._folder is None:
+            raise BadInput(f"{what} needs a folder to save to.", hint="begin with session(..., folder='run')")
+        if self._trains_alone:
+            raise BadInput(
+                f"{what} cannot save workers that train for themselves.", hint="leave out sync, or run it as a task"
+            )
+        if self._engine is None or self._reads is None or self._loaders != 1:
+            raise BadInput(
+                f"{what} needs one loader of the session, and there are {self._loaders}.",
+                hint="call it after `loader = run.loader(loader)`",
+            )
+        return self._engine, self._reads
+
+    def _save_by(self, engine: Engine) -> CheckpointSaver:
+        if self._saver is None:
+            self._saver = CheckpointSaver(
+                engine.context.run_dir,
+                rank=self.rank,
+                world_size=self.world_size,
+                events=self._events,
+                clock=engine.context.clock,
+                host=engine.context.worker.host,
+            )
+        return self._saver
+
     def close(self) -> None:
         """Leave the other workers; the end of the ``with`` block.
 
@@ -86,6 +214,8 @@ class Session(GradientFlow):
         try:
             self._gate.take(Deed.CLOSE, self._handed.newest)
             self._end_epoch()
+            if self._saver is not None:
+                self._saver.finish()
             if self._between is not None:
                 self._end_local_step()
                 self._between.end()
@@ -95,7 +225,12 @@ class Session(GradientFlow):
             self._events.write("session_finished", step=step, parameters_sha256=parameters_sha256(self._model))
             self._events.close()
         finally:
-            self._leave()
+            self._part_from_others()
+
+    def _part_from_others(self) -> None:
+        if self._saver is not None:
+            self._saver.close()
+        self._leave()
 
     def _shut(self) -> None:
         self._is_open = False
@@ -117,12 +252,14 @@ class Session(GradientFlow):
             return
         self._shut()
         if isinstance(error, Stopped):  # all workers are here
+            if self._saver is not None:
+                self._saver.finish()
             self._events.close()
-            self._leave()
+            self._part_from_others()
             return
         explain_script_error(error)
         try:
             if not isinstance(error, (Disagreement, RunFailed)):
                 self._gate.fail(self._handed.newest)
         finally:
-            self._leave()
+            self._part_from_others()

@@ -33,6 +33,8 @@ class Deed(IntEnum):
     END_EPOCH = 4
     MEAN = 5
     AVERAGE = 6
+    SAVE = 7
+    RESUME = 8
 
 
 _WORDS = {
@@ -43,6 +45,8 @@ _WORDS = {
     Deed.END_EPOCH: "came to the end of its data",
     Deed.MEAN: "called run.mean",
     Deed.AVERAGE: "averaged models",
+    Deed.SAVE: "called run.checkpoint",
+    Deed.RESUME: "called run.resume",
 }
 
 _TOGETHER = "leave a loop, or skip a batch, on all workers or on none: decide by a figure they share, run.mean(...)"
