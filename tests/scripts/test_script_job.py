@@ -20,6 +20,9 @@ from hetopt.profiler.script.gradients import FILE, differences
 from tests.disturbance import PATIENCE_S
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "script"
+EPOCH = math.ceil(1500 / 64)
+"""Steps of one, at the batch size that the script has by itself."""
+
 BEFORE = str(EXAMPLES / "before.py")
 
 
@@ -71,14 +74,29 @@ def test_it_is_launched_at_the_plans_shares_and_reported(profile: Profile) -> No
     assert quick.local_batch_size > slow.local_batch_size
 
 
-def test_it_stops_between_two_steps_when_it_is_asked_to(profile: Profile) -> None:
-    plan = hetopt.recommend(profile, budget_usd=2, epochs=500)
-    run = hetopt.launch(plan, on="local", script=[str(EXAMPLES / "after.py"), "--epochs", "500"], slowdowns=(1, 1))
+def test_it_stops_between_two_steps_and_goes_on_from_its_checkpoint(profile: Profile, tmp_path: Path) -> None:
+    text = (EXAMPLES / "after.py").read_text(encoding="utf-8")
+    for before, after in (
+        ("range(args.epochs)", 'range(run.resume({"schedule": scheduler}), args.epochs)'),
+        ("scheduler.step()", 'scheduler.step()\n            run.checkpoint({"schedule": scheduler})'),
+    ):
+        assert text.count(before) == 1
+        text = text.replace(before, after)
+    script = tmp_path / "resumable.py"
+    script.write_text(text, encoding="utf-8")
+    plan = hetopt.recommend(profile, budget_usd=2, epochs=8)
+    run = hetopt.launch(plan, on="local", script=[str(script), "--epochs", "8"], slowdowns=(1, 20))
     until_s = time.monotonic() + PATIENCE_S
-    while run.record().progress.logged_steps == 0 and time.monotonic() < until_s:
+    while not (run.folder / "checkpoint" / "LATEST").exists() and time.monotonic() < until_s:
         time.sleep(0.2)
     run.stop()
     assert run.status().state is RunState.STOPPED
+    assert 0 < run.record().progress.step < 8 * EPOCH
+    resumed = hetopt.resume(run)
+    assert resumed.wait().state is RunState.FINISHED
+    progress = resumed.record().progress
+    assert progress.sessions == 2
+    assert progress.step == 8 * EPOCH
 
 
 def test_gradients_are_compared_with_those_of_the_script_before(tmp_path: Path) -> None:
