@@ -104,7 +104,7 @@ def test_auto_compresses_where_links_are_slow_and_sends_everything_where_they_ar
     assert unasked.candidate.option.ratio == 1
     fast = AdaptiveController(run, candidates(run, buckets=4), network(FAST))
     drive(fast, FAST, 30)
-    assert fast.candidate == fast._candidates.dense
+    assert fast.candidate == fast.candidates.dense
 
 
 def test_auto_follows_a_network_that_changes() -> None:
@@ -205,7 +205,7 @@ def test_a_way_in_buckets_is_timed_although_gains_are_looked_at() -> None:
     run = spec(ratio_policy="auto", collective_policy="cheapest")
     steering = AdaptiveController(run, candidates(run, buckets=4), network(FAST))
     steering._decision = replace(steering._decision, measure_gain=True, look_after_steps=1)
-    steering.candidate = steering._candidates.dense
+    steering.candidate = steering.candidates.dense
     assert steering.candidate.in_buckets
     assert steering.period_steps(10) == LOOKED_STEPS
     assert steering.period_steps(1) == 1, "a run ends where it ends"
