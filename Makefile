@@ -20,6 +20,9 @@ PACE ?= 1,2
 EPOCHS ?= 100
 BATCH ?= 256
 
+# Processes of tests are many and short: without bytecode each compiles what it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check types bench smoke docs pins locks sbom clean
 MAKEFLAGS += --no-print-directory

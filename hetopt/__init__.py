@@ -70,6 +70,7 @@ __all__ = [
     "TaskData",
     "__version__",
     "check",
+    "convert",
     "launch",
     "profile",
     "recommend",

@@ -142,11 +142,11 @@ def _exit_code() -> int:
 
 def _given(command: Command, arguments: list[str]) -> dict[str, Any]:
     """Options of files and of the environment for what was typed; where they come from is said on stderr."""
-    from hetopt.cli import configuration
-
     name = arguments[0] if arguments else "--help"
     if name.startswith("-") or name == "config" or {"-h", "--help"} & set(arguments):
         return {}
+    from hetopt.cli import configuration
+
     try:
         given = configuration.settings(command, os.environ, Path.cwd())
     except BadInput as error:

@@ -40,7 +40,7 @@ SET_UP = ("python3 -m venv .venv", ". .venv/bin/activate")
 DONE_ELSEWHERE = {
     r"profile .*-- ": "tests/scripts/test_script_job.py::test_what_a_plan_needs_is_measured",
     r"convert": "tests/scripts/test_script_job.py::test_gradients_are_compared",
-    r"launch \S+ .*-- ": "tests/scripts/test_script_job.py::test_it_is_launched",
+    r"launch \S+ .*-- ": "tests/scripts/test_script_job.py::test_it_is_launched_stopped",
     r"profile \S+ (--from-samples \S+ )?-o": "tests/docs/test_examples.py::test_the_example_can_be_profiled",
     r"profile \S+ --explore .*--on ec2": "tests/ec2/test_probing.py::test_a_probe_is_rented",
     r"profile \S+ --explore": "tests/profiler/test_command.py::test_exploring",

@@ -47,6 +47,7 @@ def test_the_example_is_judged_alike_however_it_is_split() -> None:
     assert add_sums(parts) == pytest.approx(whole)
 
 
+@pytest.mark.slow
 def test_the_example_can_be_profiled(tmp_path: Path) -> None:
     """By the command that its docstring gives, in little time; with step times of somebody else's beside it."""
     output = tmp_path / "diabetes.json"

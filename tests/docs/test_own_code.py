@@ -78,6 +78,7 @@ def start(name: str, **environment: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_converted_script_computes_what_it_did() -> None:
     """Alone to the last digit; and two workers end where one machine did."""
     with socket.socket() as probe:

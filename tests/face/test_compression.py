@@ -54,6 +54,7 @@ def launched(home: Path, plan: Path, *options: str) -> tuple[str, list[Event]]:
     return run.name, list(read_events(run / "events.jsonl"))
 
 
+@pytest.mark.slow
 def test_a_named_compression_is_what_the_workers_send(hetopt: Hetopt, home: Path, plan: Path) -> None:
     run, events = launched(home, plan, "--compression", "topk:0.01")
     exchanges = [event["exchange"] for event in events if event["event"] == "step"]

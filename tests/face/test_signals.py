@@ -112,8 +112,8 @@ def assert_stopped_with_what_it_had(run: Launched) -> None:
     ("numbers", "code"),
     [
         ([signal.SIGTERM], 143),
-        ([signal.SIGHUP], 129),
-        ([signal.SIGINT] * 4, 130),
+        pytest.param([signal.SIGHUP], 129, marks=pytest.mark.slow),
+        pytest.param([signal.SIGINT] * 4, 130, marks=pytest.mark.slow),
         ([signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTERM], 143),
     ],
     ids=["SIGTERM", "SIGHUP", "four times Ctrl-C", "one after another"],
@@ -189,7 +189,9 @@ def test_a_run_that_somebody_else_ends_is_no_success(
     assert not (run.folder / UNFINISHED_MODEL_FILE).exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)], ids=lambda number: number.name
+)
 def test_a_signal_ends_a_profile_and_its_folder_goes(tmp_path: Path, number: signal.Signals) -> None:
     task = f"{Path(__file__).resolve().parents[1] / 'profiler' / 'tiny_task.py'}:task"
     temporary = tmp_path / "tmp"

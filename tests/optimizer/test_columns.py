@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from hetopt.reports.columns import matrix
+from hetopt.core.events.fold import matrix
 
 
 @given(arrays.arrays(np.float64, st.tuples(st.integers(1, 9), st.integers(0, 9))))

@@ -148,6 +148,7 @@ def test_an_interruption_leaves_no_process_and_no_file(tmp_path: Path, moment: s
     assert left_in(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_exploring_measures_whole_steps_and_says_what_they_cost(tmp_path: Path) -> None:
     output = tmp_path / "p.json"
     arguments = [TASK, "--time-budget", "5", "--explore", "--probe-budget", "0.05", "-o", str(output)]

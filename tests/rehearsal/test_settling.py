@@ -77,6 +77,7 @@ def test_over_slow_links_parameters_are_averaged_and_the_run_takes_longer(box: N
     )
 
 
+@pytest.mark.slow
 def test_over_quick_links_every_gradient_is_summed_to_the_end(box: None, tmp_path: Path) -> None:
     declared = DeclaredTime(fixed_s=0.2, per_sample_s=0.001)
     events = trained(settling("rate=4gbit x3", steps=40, declared=declared), tmp_path)
@@ -85,7 +86,7 @@ def test_over_quick_links_every_gradient_is_summed_to_the_end(box: None, tmp_pat
     assert all("sync" not in event for event in only(events, "step"))
 
 
-@pytest.mark.parametrize("workers", [3, 1])
+@pytest.mark.parametrize("workers", [pytest.param(3, marks=pytest.mark.slow), 1])
 def test_a_run_that_has_settled_goes_on_with_averages_when_it_is_resumed(
     box: None, settled_before: Path, tmp_path: Path, workers: int
 ) -> None:

@@ -20,8 +20,9 @@ from hetopt.profiler.script.gradients import FILE, differences
 from tests.disturbance import PATIENCE_S
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "script"
-EPOCH = math.ceil(1500 / 64)
-"""Steps of one, at the batch size that the script has by itself."""
+EPOCHS = 40
+EPOCH_STEPS = math.ceil(1500 / 64)
+"""At the batch size that the script has by itself."""
 
 BEFORE = str(EXAMPLES / "before.py")
 
@@ -60,21 +61,7 @@ def test_a_plan_is_of_the_scripts_own_batch_and_says_when_it_ends(profile: Profi
     assert plan.run.script == profile.job.script
 
 
-def test_it_is_launched_at_the_plans_shares_and_reported(profile: Profile) -> None:
-    plan = hetopt.recommend(profile, budget_usd=2, epochs=2)
-    with pytest.raises(BadInput, match="no session in it"):
-        hetopt.launch(plan, on="local", slowdowns=(1, 3))
-    after = [str(EXAMPLES / "after.py"), "--batch-size", "32", "--epochs", "2"]
-    run = hetopt.launch(plan, on="local", script=after, slowdowns=(1, 3))
-    assert run.wait().state is RunState.FINISHED
-    report = hetopt.report(run)
-    steps = next(one for one in report.compared if one.name == "steps")
-    assert steps.measured == 2 * math.ceil(1500 / 32)
-    quick, slow = report.workers
-    assert quick.local_batch_size > slow.local_batch_size
-
-
-def test_it_stops_between_two_steps_and_goes_on_from_its_checkpoint(profile: Profile, tmp_path: Path) -> None:
+def test_it_is_launched_stopped_resumed_and_reported(profile: Profile, tmp_path: Path) -> None:
     text = (EXAMPLES / "after.py").read_text(encoding="utf-8")
     for before, after in (
         ("range(args.epochs)", 'range(run.resume({"schedule": scheduler}), args.epochs)'),
@@ -84,19 +71,23 @@ def test_it_stops_between_two_steps_and_goes_on_from_its_checkpoint(profile: Pro
         text = text.replace(before, after)
     script = tmp_path / "resumable.py"
     script.write_text(text, encoding="utf-8")
-    plan = hetopt.recommend(profile, budget_usd=2, epochs=8)
-    run = hetopt.launch(plan, on="local", script=[str(script), "--epochs", "8"], slowdowns=(1, 20))
+    plan = hetopt.recommend(profile, budget_usd=2, epochs=EPOCHS)
+    with pytest.raises(BadInput, match="no session in it"):
+        hetopt.launch(plan, on="local", slowdowns=(1, 3))
+    run = hetopt.launch(plan, on="local", script=[str(script), "--epochs", str(EPOCHS)], slowdowns=(1, 3))
     until_s = time.monotonic() + PATIENCE_S
     while not (run.folder / "checkpoint" / "LATEST").exists() and time.monotonic() < until_s:
         time.sleep(0.2)
     run.stop()
     assert run.status().state is RunState.STOPPED
-    assert 0 < run.record().progress.step < 8 * EPOCH
+    assert 0 < run.record().progress.step < EPOCHS * EPOCH_STEPS
     resumed = hetopt.resume(run)
     assert resumed.wait().state is RunState.FINISHED
     progress = resumed.record().progress
     assert progress.sessions == 2
-    assert progress.step == 8 * EPOCH
+    assert progress.step == EPOCHS * EPOCH_STEPS
+    quick, slow = hetopt.report(resumed).workers
+    assert quick.local_batch_size > slow.local_batch_size
 
 
 def test_gradients_are_compared_with_those_of_the_script_before(tmp_path: Path) -> None:
