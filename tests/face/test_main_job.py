@@ -126,6 +126,7 @@ def test_launch_says_what_it_will_do_and_how_it_went(finished: tuple[Path, str, 
     assert "hetopt report" in " ".join(err.split())
 
 
+@pytest.mark.slow
 def test_stop_and_resume_from_another_terminal(hetopt: Hetopt, home: Path) -> None:
     plan = _plan(home, "long.json", "--epochs", "4000")
     known = _runs(home)

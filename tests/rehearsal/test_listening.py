@@ -13,7 +13,7 @@ from tests.listeners import watched
 from .test_runs import conductor_of, events, nothing_is_left, rehearsed, wait_for
 
 
-@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("restarts", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_hosts_listen_on_their_own_addresses_alone(box: None, tmp_path: Path, restarts: int) -> None:
     """torchrun's hosts, whose store is behind a gate, and hosts that come and go, each with a store."""
     spec = rehearsed("speed=1,rate=1gbit x2").model_copy(update={"max_restarts": restarts})

@@ -57,7 +57,9 @@ def test_the_walk_sees_what_listens_on_all_addresses() -> None:
     assert listeners.outside_of("127.")
 
 
-@pytest.mark.parametrize("killed", [None, "worker", "warden"])
+@pytest.mark.parametrize(
+    "killed", [pytest.param(None, marks=pytest.mark.slow), pytest.param("worker", marks=pytest.mark.slow), "warden"]
+)
 def test_a_local_run_listens_on_loopback_alone(tmp_path: Path, killed: str | None) -> None:
     """Also once a worker was replaced while the other went on, and once all have started again."""
     launcher = LocalLauncher()
@@ -89,7 +91,7 @@ def test_a_profile_listens_on_loopback_alone(tmp_path: Path) -> None:
     assert_all_on_loopback(listeners)
 
 
-@pytest.mark.parametrize("by", ["torchrun", "hand"])
+@pytest.mark.parametrize("by", ["torchrun", pytest.param("hand", marks=pytest.mark.slow)])
 def test_a_session_listens_on_loopback_alone(tmp_path: Path, by: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(SESSION)
@@ -132,7 +134,7 @@ def write_pickles(port: int, pickled: bytes, written: list[int]) -> None:
         written.append(port)
 
 
-@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("restarts", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_pickles_in_the_stores_of_a_run_are_never_run(tmp_path: Path, restarts: int) -> None:
     run_dir, marker = tmp_path / "run", tmp_path / "intruded"
     run_dir.mkdir()
