@@ -22,7 +22,7 @@ from hetopt.core.run_folder import RUN_VARIABLE, SPEC_FILE, SPEC_VARIABLE, read_
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.allocator import keep_freed_memory
 from hetopt.trainer.host.agent import HOST_PID_VARIABLE
-from hetopt.trainer.worker import Place, choose_device, leave
+from hetopt.trainer.worker import Place, check_place, choose_device, leave
 
 
 def main(arguments: list[str]) -> int:
@@ -45,11 +45,7 @@ def _run(run_dir: Path, spec: RunSpec, place: Place) -> None:
 
     from hetopt.trainer.session.flow import Stopped
 
-    if place.world_size != len(spec.workers):
-        raise BadInput(
-            f"the spec is for {len(spec.workers)} workers, but {place.world_size} were started.",
-            hint=f"run torchrun with {len(spec.workers)} processes",
-        )
+    check_place(spec, place)
     script, *rest = spec.script
     threads = spec.workers[place.rank].threads
     if threads is not None:

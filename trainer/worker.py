@@ -74,6 +74,19 @@ class Place:
         return place
 
 
+def check_place(spec: RunSpec, place: Place) -> None:
+    """Refuse to be one of another number of workers than the run has.
+
+    Raises:
+        BadInput: it is.
+    """
+    if place.world_size != len(spec.workers):
+        raise BadInput(
+            f"the spec is for {len(spec.workers)} workers, but {place.world_size} were started.",
+            hint=f"run torchrun with {len(spec.workers)} processes",
+        )
+
+
 def choose_device(spec: RunSpec, place: Place, cuda_devices: int) -> str:
     """The device of this worker: its turn among the workers of this machine that may use CUDA.
 
@@ -226,11 +239,7 @@ def _work(run_dir: Path, place: Place, meeting: str | None, work: Imports) -> No
 
     keep_freed_memory()
     spec = read_spec(run_dir)
-    if place.world_size != len(spec.workers):
-        raise BadInput(
-            f"the spec is for {len(spec.workers)} workers, but {place.world_size} were started.",
-            hint=f"run torchrun with {len(spec.workers)} processes",
-        )
+    check_place(spec, place)
     stop_wish = StopWish(run_dir)
     threads = spec.workers[place.rank].threads
     if threads is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetopt.api.measuring import measured
-from hetopt.api.profiling_script import SPIN, SPIN_VARIABLES, Script, profile_script
+from hetopt.api.profiling_script import Script, profile_script, short_spin
 from hetopt.api.values import names, positive
 from hetopt.backends.local import LocalLauncher
 from hetopt.core.errors import BadInput
@@ -298,7 +298,7 @@ def _prepare(
 def _measure(spec: RunSpec, schedule: ProbeSchedule, *, machine_type: str, told: Reporter) -> Profile:
     """Run the probe, and collect what it wrote."""
     started_at_s = time.time()
-    environment = {} if any(name in os.environ for name in SPIN_VARIABLES) else SPIN
+    environment = short_spin()
 
     def look(folder: Path) -> None:
         now = progress(read_events(folder / EVENTS_FILE), schedule)

@@ -23,7 +23,15 @@ from hetopt.core.events.probe_records import FINISHED, HOST_FACTS, JOB_FACTS, ST
 from hetopt.core.listening import LOOPBACK, collectives_on
 from hetopt.core.paths import inside
 from hetopt.core.plain_text import one_line
-from hetopt.core.probe_schedule import PILOT_SHARE, SWEEP_SHARE, CompressorProbe, NetworkProbe, ProbeSchedule, Sweep
+from hetopt.core.probe_schedule import (
+    NETWORK_SHARE,
+    PILOT_SHARE,
+    SWEEP_SHARE,
+    CompressorProbe,
+    NetworkProbe,
+    ProbeSchedule,
+    Sweep,
+)
 from hetopt.core.profile import Profile
 from hetopt.core.reporter import Reporter
 from hetopt.profiler.collect import collect
@@ -32,7 +40,6 @@ from hetopt.profiler.script.order import FAILED_FILE, ORDER_FILE, SAID_FILE, Fai
 BELOW, ABOVE = 4, 2
 """Halvings and doublings of the script's own batch size that are timed, as of tasks."""
 
-NETWORK_SHARE = 0.15
 STARTUP_S = 600.0
 """A script may take so long until its first step (imports, data), beside what is measured."""
 
@@ -259,12 +266,15 @@ def _processes(
 
 
 def _environment(order: ScriptOrder, rank: int, *, script: Script, accelerators: int) -> dict[str, str]:
-    own = {"OMP_NUM_THREADS": str(order.threads)}
-    if not any(name in os.environ for name in SPIN_VARIABLES):
-        own |= SPIN
+    own = {"OMP_NUM_THREADS": str(order.threads), **short_spin()}
     if accelerators and order.workers > 1:
         own["CUDA_VISIBLE_DEVICES"] = str(rank)
     return {**alone_environment(script.path), **own}
+
+
+def short_spin() -> dict[str, str]:
+    """`SPIN`, unless a person has said how OpenMP waits."""
+    return {} if any(name in os.environ for name in SPIN_VARIABLES) else SPIN
 
 
 def alone_environment(script: Path) -> dict[str, str]:

@@ -14,6 +14,9 @@ SWEEP_SHARE = 0.35
 PILOT_SHARE = 0.5
 """Parts of a probe's time; the rest is for facts about the host, the network and the compressors."""
 
+NETWORK_SHARE = 0.15
+"""Of a probe's time, that timing the collectives may take at most."""
+
 MAX_PILOT_EPOCHS = 50
 
 PILOT_REPEATS = 3

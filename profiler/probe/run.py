@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hetopt.core.errors import BadInput
 from hetopt.core.events.probe_records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED, EvaluationCost
-from hetopt.core.probe_schedule import LATER_PASS_SHARE, ProbeSchedule
+from hetopt.core.probe_schedule import LATER_PASS_SHARE, NETWORK_SHARE, ProbeSchedule
 from hetopt.profiler.probe.crew import ProbeGroup, ProbeStopped
 from hetopt.profiler.probe.facts import host_facts, job_facts
 from hetopt.profiler.probe.network import time_collectives
@@ -24,9 +24,8 @@ from hetopt.trainer.tasks.load import load_task
 COUNTED_SAMPLES = 2
 """Operators and FLOPs are counted on so many samples; one alone cannot be normalised across samples."""
 
-NETWORK_SHARE = 0.15
 EVALUATION_SHARE = 0.05
-"""Parts of a probe's time that timing the collectives and one evaluation may take."""
+"""Part of a probe's time that one evaluation may take."""
 
 COSTLY_EVALUATION = 0.2
 """A pilot is not evaluated when one evaluation takes this part of its time; one such pilot is enough then."""

@@ -40,6 +40,7 @@ from hetopt.profiler.script.observer import Course, Finished, Observer
 from hetopt.profiler.script.order import FAILED_FILE, MEETING_FILE, ORDER_FILE, Failure, ScriptOrder
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.failure import is_out_of_memory
+from hetopt.trainer.normalisation import LEAST_SAMPLES
 from hetopt.trainer.task import NO_TARGET
 
 MEETING_TIMEOUT_S = 120.0
@@ -217,7 +218,7 @@ class ScriptProbe:
             gradient_bytes=self._gradient_bytes,
             dataset_size=dataset_size,
             batch_size=order.batch_size or observer.batch_size,
-            least_local_batch_size=2 if observer.normalises else 1,
+            least_local_batch_size=LEAST_SAMPLES if observer.normalises else 1,
             learning_rate_rule="none",
             target_metric=NO_TARGET.metric,
             target_value=NO_TARGET.value,

@@ -113,7 +113,6 @@ class Observer:
         self._users: set[int] = set()
         self._seen = _Seen()
         self._around = ExitStack()
-        self._has_begun = False
         self.loader: DataLoader[Any] | None = None
         self.batch_size = 0
         self.parameters: list[nn.Parameter] = []
