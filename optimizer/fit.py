@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -186,7 +187,7 @@ class FittedModel:
     gain: GainCurve
     convergence: Convergence
 
-    @property
+    @cached_property
     def reference(self) -> FittedDevice:
         """What other machines are compared with: the device with the host to itself, or the least divided one.
 
@@ -199,7 +200,7 @@ class FittedModel:
         unsteady = whole.step_time.log_sd > UNSTEADY_LOG_SD
         return steady if unsteady and steady.step_time.log_sd < whole.step_time.log_sd / 2 else whole
 
-    @property
+    @cached_property
     def whole_host(self) -> FittedDevice:
         """The device with the host to itself, or the least divided one."""
         return min(self.devices, key=lambda fitted: (fitted.device.workers_per_host, fitted.device.precision != "fp32"))
