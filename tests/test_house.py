@@ -198,6 +198,7 @@ OURS = {
     "hetopt/trainer/tasks/corpus.py: folder / inside": "a constant",
     "hetopt/trainer/tasks/corpus.py: folder / inside / naming.format(first)": "a constant",
     "hetopt/trainer/tasks/corpus.py: folder / inside / naming.format(second)": "a constant",
+    "hetopt/api/script_text.py: base.joinpath(*name.split('.'))": "identifiers of Python, in a person's own script",
     "hetopt/core/paths.py: folder.joinpath(*parts)": "the one place",
 }  # fmt: skip
 """Joins whose right side is not written out, and why it is nobody else's."""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from hetopt.api import compression_options, stream_options, sync_options
 from hetopt.api.backends import backend
 from hetopt.api.run import Run
+from hetopt.api.script_text import has_session, read_script
 from hetopt.api.values import chosen, positive
 from hetopt.backends.backend import LaunchOptions, Prepared, check_options
 from hetopt.core.errors import BadInput
-from hetopt.core.reading import read_text
 from hetopt.core.reporter import Reporter
 from hetopt.core.run_spec import BATCH_POLICIES, BatchPolicy, RunSpec
 from hetopt.core.runs import RunFolders, runs_home
@@ -243,7 +243,7 @@ def _scripted(plan: Plan, changes: Changes, on: Place) -> Plan:
                 hint="leave it out",
             )
     path = Path(script[0])
-    if "session(" not in read_text(path, hint="name the script after --"):
+    if not has_session(read_script(path)):
         raise BadInput(
             f"{path} has no session in it, so its workers would each train for themselves.",
             hint=f"hetopt convert {path}, then launch {path.stem}_hetopt.py",

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from hetopt.api.script_text import PLACES, Finding, own_sharding, read_script, shared_files
 from hetopt.backends.backend import POLL_S
 from hetopt.core.artifact import read_record
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
@@ -43,6 +44,9 @@ BELOW, ABOVE = 4, 2
 STARTUP_S = 600.0
 """A script may take so long until its first step (imports, data), beside what is measured."""
 
+CLOSING_S = 60.0
+"""For compressors and the network, after the script's part."""
+
 PATIENCE = 8.0
 """Times its share of the budget that a start of the script may take: steps are never cut in two."""
 
@@ -52,7 +56,10 @@ SPIN = {"GOMP_SPINCOUNT": "20000"}
 processor, they then spin where the awaited thread should run, and a step takes ten times as long. A short spin (some
 0.1 ms) still bridges the gaps between operators."""
 
-WELL_KNOWN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+MOST_NAMED = 3
+"""Lines that write files, in remarks."""
+
+DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +157,7 @@ def profile_script(
     """
     if not script.path.is_file():
         raise BadInput(f"there is no script {script.path}.", hint="give its path after --")
+    _look_at_text(script.path, told)
     starts = _starts(script, workers=workers, accelerators=accelerators, time_budget_s=time_budget_s)
     folder = Path(tempfile.mkdtemp(prefix="hetopt-profile-"))
     keep = False
@@ -178,6 +186,28 @@ def profile_script(
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def _look_at_text(path: Path, told: Reporter) -> None:
+    """Refuse a script that takes its own part of the data, and name files that several workers would write.
+
+    Raises:
+        BadInput: it shares out its data by the worker's number.
+    """
+    written: list[Finding] = []
+    for file in read_script(path):
+        sharded = own_sharding(file)
+        if sharded is not None:
+            raise BadInput(
+                f"{sharded.place}: the script takes a part of its data by its worker's number ({sharded.code}), and a "
+                "session would share out that part alone.",
+                hint="give every worker all of the data: a session's loader gives each its part of every batch",
+            )
+        written += [file.finding(one) for one in shared_files(file)]
+    for one in written[:MOST_NAMED]:
+        told.note(f"{one.place} writes the same file on every worker ({one.code}): put it under `if run.is_leader:`.")
+    if len(written) > MOST_NAMED:
+        told.note(f"{len(written) - MOST_NAMED} other lines write files as well.")
+
+
 def _starts(script: Script, *, workers: int, accelerators: int, time_budget_s: float) -> tuple[_Start, ...]:
     own = script.own_batch_size
     cpus = len(os.sched_getaffinity(0))
@@ -203,6 +233,7 @@ def _starts(script: Script, *, workers: int, accelerators: int, time_budget_s: f
                 factors=factors if size is None else (1.0,),
                 batch_size=size,
                 dataset_size=script.dataset_size,
+                startup_s=STARTUP_S,
                 sweep_s=SWEEP_SHARE * time_budget_s / len(divisions) / len(sizes),
                 training_s=PILOT_SHARE * time_budget_s if is_main else 0.0,
                 gain_ratios=schedule.gain_ratios if is_main else (),
@@ -219,7 +250,7 @@ def _starts(script: Script, *, workers: int, accelerators: int, time_budget_s: f
 def _run(order: ScriptOrder, place: Path, *, script: Script, accelerators: int) -> list[Mapping[str, object]]:
     """Start the script and its copies, and wait until all have told what they measured."""
     (place / ORDER_FILE).write_text(order.model_dump_json(), encoding="utf-8")
-    limit_s = STARTUP_S + PATIENCE * (order.sweep_s + order.training_s + order.network_s)
+    limit_s = order.startup_s + CLOSING_S + PATIENCE * (order.sweep_s + order.training_s + order.network_s)
     with _processes(order, place, script=script, accelerators=accelerators) as processes:
         begun_s = time.monotonic()
         while any(one.poll() is None for one in processes):
@@ -235,7 +266,13 @@ def _run(order: ScriptOrder, place: Path, *, script: Script, accelerators: int) 
         failed = [rank for rank, one in enumerate(processes) if one.returncode != 0]
         if failed:
             raise _why(place, failed[0], processes[failed[0]].returncode)
-    return list(read_events(place / EVENTS_FILE))
+    events: list[Mapping[str, object]] = list(read_events(place / EVENTS_FILE))
+    if not any(event.get("event") == FINISHED for event in events):
+        raise BadInput(
+            f"{order.script} left its process (os._exit) before enough of it was measured.",
+            hint="let it come to its end, or give it an argument with which it trains for longer",
+        )
+    return events
 
 
 @contextmanager
@@ -279,7 +316,8 @@ def short_spin() -> dict[str, str]:
 
 def alone_environment(script: Path) -> dict[str, str]:
     """What a script that runs by itself sees: no other worker, and no display."""
-    kept = {name: value for name, value in os.environ.items() if name not in WELL_KNOWN}
+    hidden = (*PLACES, "MASTER_ADDR", "MASTER_PORT", *DISPLAYS)
+    kept = {name: value for name, value in os.environ.items() if name not in hidden}
     # Written for torchrun: it is its only worker here.
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     is_distributed = b"init_process_group" in script.read_bytes()

@@ -6,14 +6,16 @@ if it were started by itself: its arguments, its folder, no other worker, nobody
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import os
 import runpy
+import signal
 import sys
 import time
-import traceback
 from pathlib import Path
-from types import TracebackType
+from types import FrameType
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -36,6 +38,7 @@ from hetopt.profiler.probe.network import time_collectives
 from hetopt.profiler.probe.sweep import Taken, point_of, record_facts
 from hetopt.profiler.script.course import Measured, ScriptCourse, Sized
 from hetopt.profiler.script.hooks import listen
+from hetopt.profiler.script.lines import Lines
 from hetopt.profiler.script.observer import Course, Finished, Observer
 from hetopt.profiler.script.order import FAILED_FILE, MEETING_FILE, ORDER_FILE, Failure, ScriptOrder
 from hetopt.trainer.context import WorkerContext
@@ -56,7 +59,9 @@ class ScriptProbe:
         self._order = read_record(ScriptOrder, folder / ORDER_FILE, hint="run `hetopt profile` again")
         self._events = EventLog(folder / EVENTS_FILE if rank == 0 else None)
         self._measured = Measured()
-        self._observer = Observer(self._course())
+        self._lines = Lines(self._order.script)
+        self._refused: list[str] = []
+        self._observer = Observer(self._course(), self._lines)
         self._begun_s = time.perf_counter()
 
     def run(self) -> None:
@@ -70,46 +75,76 @@ class ScriptProbe:
         listen(self._observer)
         sys.argv = [order.script, *order.arguments]
         sys.path[0] = str(Path(order.script).resolve().parent)
+        _hear_arguments(self._refused)
+        signal.signal(signal.SIGALRM, self._late)
+        signal.setitimer(signal.ITIMER_REAL, order.startup_s)
         try:
             runpy.run_path(order.script, run_name="__main__")
-        except Finished:
-            pass
+        except Finished as end:
+            if end.error is not None:
+                raise end.error from None
         except SystemExit as stop:
             if not self._has_enough:
-                raise self._too_short(f"exited with code {stop.code}") from None
+                raise self._exited(stop) from None
         except (RuntimeError, MemoryError) as error:
             if not (is_out_of_memory(error) and self._measured.trying and self._measured.sizes):
-                raise _explained(error, order.script) from error
+                raise explained(error, self._lines) from error
             self._measured.ended = (self._measured.trying, "memory-exhausted")
         except Exception as error:
-            raise _explained(error, order.script) from error
+            raise explained(error, self._lines) from error
         else:
             if not self._has_enough:
-                raise self._too_short("ended")
+                raise self._too_short(f"{order.script} ended")
         self._conclude()
 
     @property
     def _has_enough(self) -> bool:
         return len(self._measured.sizes) >= min(2, len(self._order.factors))
 
-    def _too_short(self, how: str) -> HetoptError:
-        steps = sum(len(one.taken.samples_s) for one in self._measured.sizes)
-        if not self._observer.batch_size and not self._observer.parameters:
+    def _late(self, number: int, frame: FrameType | None) -> None:
+        """No step within the time that starting may take."""
+        raise Finished(
+            BadInput(
+                f"{self._lines.now() or self._order.script}: here the script still was after "
+                f"{self._order.startup_s:g} s, without a step of an optimizer.",
+                hint="see that it trains by itself with these arguments, and how long its first steps take",
+            )
+        )
+
+    def _exited(self, stop: SystemExit) -> BadInput:
+        place = self._lines.of(stop.__traceback__)
+        if self._refused:
             return BadInput(
-                f"{self._order.script} {how} without a step of an optimizer.",
+                f"{place}: the script does not take its arguments: {self._refused[-1]}.",
+                hint="after --, give it those that it knows",
+            )
+        said = stop.code if isinstance(stop.code, (int, str)) else 0
+        return self._too_short(f"{place}: the script exits here ({' '.join(str(said).split())[:200]})")
+
+    def _too_short(self, how: str) -> BadInput:
+        steps = sum(len(one.taken.samples_s) for one in self._measured.sizes)
+        if not self._observer.parameters:
+            if "exits here" not in how:
+                return self._observer.no_step()
+            return BadInput(
+                f"{how} without a step of an optimizer.",
                 hint="give it the arguments with which it trains, after --",
             )
-        return RunFailed(
-            f"{self._order.script} {how} after {steps} measured steps, before enough of it was measured.",
+        return BadInput(
+            f"{how} after {steps} measured steps (the first in {self._observer.seen_at['step']}), before enough of it "
+            "was measured.",
             hint="give it an argument with which it trains for longer",
         )
 
     def _course(self) -> Course:
         """What is measured, from the moment when the script's first step has ended."""
         observer, order = self._observer, self._order
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
         if observer.loader is None and order.batch_size is None:
+            unread = f" (one is made in {observer.unread}, and nothing reads it)" if observer.unread else ""
             raise BadInput(
-                f"{order.script} reads no batches from a DataLoader, so its batch size is not known.",
+                f"{observer.seen_at['step']}: the optimizer steps, and no batch was read from a DataLoader{unread}, so "
+                "the batch size is not known.",
                 hint="name its option for the batch size, such as `batch_argument=batch-size`",
             )
         if not observer.batch_size and order.batch_size is None:
@@ -228,27 +263,40 @@ class ScriptProbe:
         )
 
 
-def _explained(error: Exception, script: str) -> HetoptError:
+def explained(error: Exception, lines: Lines) -> HetoptError:
     """An error of the script in one sentence, with the line of the user's own file."""
     if isinstance(error, HetoptError):
         return error
-    place = _line_of(error.__traceback__, Path(script).resolve().parent)
-    hint = "see that the script runs by itself with these arguments"
-    if isinstance(error, EOFError):
-        hint = "it asks for input: give it what it asks for as an argument"
-    if isinstance(error, KeyError) and error.args and error.args[0] in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-        hint = "it is written for torchrun; `hetopt convert` takes that out"
+    place = lines.of(error.__traceback__)
     said = " ".join(str(error).split())[:200]
-    return RunFailed(f"{script}{place} failed: {type(error).__name__}{': ' + said if said else ''}", hint=hint)
+    told = f"{type(error).__name__}{': ' + said if said else ''}"
+    if isinstance(error, EOFError):
+        return BadInput(
+            f"{place}: the script asks for input, and nobody is there to type it.",
+            hint="give it what it asks for as an argument",
+        )
+    if type(error).__name__ == "TclError" or any(word in said.lower() for word in ("display", "headless")):
+        return BadInput(
+            f"{place}: the script needs a display ({told}), and workers have none.",
+            hint="write pictures to files instead of showing them, or leave them out with an argument",
+        )
+    if isinstance(error, KeyError) and error.args and error.args[0] in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        return BadInput(
+            f"{place}: the script is written for torchrun, and reads {error.args[0]}.",
+            hint="`hetopt convert` takes that out",
+        )
+    return RunFailed(f"{place}: the script fails: {told}", hint="see that it runs by itself with these arguments")
 
 
-def _line_of(trace: TracebackType | None, folder: Path) -> str:
-    """The innermost line of the script's own folder."""
-    found = ""
-    for frame in traceback.extract_tb(trace):
-        if Path(frame.filename).is_relative_to(folder) and "site-packages" not in frame.filename:
-            found = f", line {frame.lineno} of {Path(frame.filename).name},"
-    return found
+def _hear_arguments(refused: list[str]) -> None:
+    """Keep what argparse says of arguments that it does not know."""
+    tell = argparse.ArgumentParser.error
+
+    def told(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+        refused.append(message)
+        tell(parser, message)
+
+    argparse.ArgumentParser.error = told  # type: ignore[method-assign, assignment]  # as it is, and heard
 
 
 def main(arguments: list[str]) -> int:

@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.data import RandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from hetopt.core.paths import inside
-from hetopt.profiler.script.hooks import alone
+from hetopt.profiler.script.hooks import be_alone
 
 STEPS = 3
 """Float32 rounding is amplified by training from then on."""
@@ -89,7 +88,7 @@ def main(arguments: list[str]) -> None:
     register_optimizer_step_post_hook(recorder.after_step)
     _draw_nothing()
     if workers == 1:
-        dist.init_process_group = alone(dist.init_process_group)
+        be_alone()
     torch.set_num_threads(1)
     sys.argv = [script, *rest]
     sys.path[0] = str(Path(script).resolve().parent)

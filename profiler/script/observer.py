@@ -13,9 +13,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from hetopt.core.errors import BadInput, HetoptError
+from hetopt.profiler.script.lines import Lines
 from hetopt.profiler.script.rebatching import rebatch, samples_of
 from hetopt.trainer.data.fetch import samples_in
+from hetopt.trainer.session.registry import REGISTRY
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch, make_stopwatch
+
+SESSION = "hetopt.trainer.session"
+
+MOST_BACKWARDS = 1_000
+"""Backward passes before the first step of an optimizer: no script accumulates so many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +74,15 @@ Course: TypeAlias = Generator[Wish, Step, None]
 
 
 class Finished(BaseException):
-    """All is measured; no script catches it by accident."""
+    """Nothing more is to be measured; no script catches it by accident.
+
+    Args:
+        error: why the script cannot be measured; None: all is.
+    """
+
+    def __init__(self, error: HetoptError | None = None) -> None:
+        super().__init__()
+        self.error = error
 
 
 @dataclass
@@ -90,16 +106,23 @@ class Observer:
 
     Args:
         course: what is to be measured.
+        lines: of the user's files.
 
     Attributes:
+        seen_at: where the script's first deeds were: makes_optimizer, makes_loader, backward, step.
         loader: of the training data; None: no step used one.
         batch_size: samples of a step as the script has it.
         parameters: that are trained.
         normalises: whether the model normalises over the samples of a batch.
     """
 
-    def __init__(self, course: Course) -> None:
+    def __init__(self, course: Course, lines: Lines) -> None:
         self._course = course
+        self._lines = lines
+        self._backwards = 0
+        self._unsummed: str | None = None  # where the last backward pass was that no session made
+        self._made: dict[int, str | None] = {}  # loaders that nothing has read yet
+        self.seen_at: dict[str, str] = {}
         self._wish = Wish()
         self._stopwatch: Stopwatch = make_stopwatch(torch.device("cpu"))
         self._first: Optimizer | None = None
@@ -129,7 +152,23 @@ class Observer:
         """Samples of one pass over the training data; None: nothing says."""
         return None if self.loader is None else samples_of(self.loader)
 
+    @property
+    def unread(self) -> str | None:
+        """Where a loader is made that nothing reads; None: there is none."""
+        return next((one for one in self._made.values() if one is not None), None)
+
+    def makes_loader(self, loader: DataLoader[Any]) -> None:
+        self._made[id(loader)] = self._lines.now(not_by=SESSION)
+
+    def makes_optimizer(self) -> None:
+        self._see("makes_optimizer")
+
+    def _see(self, deed: str) -> None:
+        if deed not in self.seen_at:
+            self.seen_at[deed] = self._lines.now() or ""
+
     def begins_pass(self, loader: DataLoader[Any]) -> None:
+        self._made.pop(id(loader), None)
         rebatch(
             loader,
             lambda: self._wish.factor if id(loader) in self._training else 1.0,
@@ -153,6 +192,12 @@ class Observer:
             self._seen.samples += samples_in(batch) or 0
 
     def begins_backward(self) -> None:
+        if self._first is None:
+            self._see("backward")
+            self._unsummed = self._lines.now(not_by=SESSION)
+            self._backwards += 1
+            if self._backwards > MOST_BACKWARDS:
+                raise Finished(self.no_step(f"{MOST_BACKWARDS:,} times"))
         self._backward = self._stopwatch.mark()
         if self._got is not None:
             self._seen.forwards.append((self._got, self._backward))
@@ -177,7 +222,48 @@ class Observer:
     def schedules(self) -> bool:
         return self._wish.learns or self._first is None  # one that is being made takes its first step at once
 
-    def begins_step(self, optimizer: Optimizer) -> None:
+    def no_step(self, often: str = "") -> BadInput:
+        """What a script that comes to no step of an optimizer is told."""
+        made, backward = self.seen_at.get("makes_optimizer"), self.seen_at.get("backward")
+        if backward is None:
+            at = f" (made in {made})" if made else ""
+            return BadInput(
+                f"The script calls no backward pass, so that its optimizer{at} never steps."
+                if made
+                else "The script makes no optimizer and calls no backward pass: nothing is trained in it.",
+                hint="give it the arguments with which it trains, after --",
+            )
+        return BadInput(
+            f"{backward}: backward is called here{' ' + often if often else ''}, and no optimizer of torch steps"
+            + (f" (one is made in {made})." if made else "."),
+            hint="call optimizer.step() after it; parameters that are changed by hand need torch.optim.SGD instead",
+        )
+
+    def _why_not_summed(self, optimizer: Optimizer, by_closure: bool) -> BadInput | None:
+        """What several workers would refuse, where a session that is alone computes whatever the script does."""
+        member = REGISTRY.of(optimizer)
+        if member is None:
+            return None
+        if not member.has_batches:
+            return BadInput(
+                f"{self.seen_at.get('backward', 'The script')}: a gradient comes before any batch of the session's "
+                "loader, which the training loop does not read.",
+                hint="iterate over what run.loader(loader) returns, instead of the loader",
+            )
+        if self._unsummed is not None and not member.is_summed and not by_closure:
+            return BadInput(
+                f"{self._unsummed}: the script calls backward itself, so that its session cannot weigh the gradient.",
+                hint="call run.backward(loss) instead, or run.sync(weight=n) after it, n being what the loss is a "
+                "mean over",
+            )
+        return None
+
+    def begins_step(self, optimizer: Optimizer, *, by_closure: bool) -> None:
+        if self._first is None:
+            self._see("step")
+            refused = self._why_not_summed(optimizer, by_closure)
+            if refused is not None:
+                raise Finished(refused)
         if optimizer not in self._optimizers:
             self._add(optimizer)
         if self._wish.wants_gradient and optimizer is self._optimizers[-1]:
@@ -235,6 +321,8 @@ class Observer:
             self._wish = next(self._course) if step is None else self._course.send(step)
         except StopIteration:
             raise Finished from None
+        except HetoptError as error:
+            raise Finished(error) from None
 
     def _told(self, seen: _Seen, now: Mark) -> Step:
         def total(pairs: Sequence[tuple[Mark, Mark]]) -> float:

@@ -37,6 +37,7 @@ class ScriptOrder(Record):
     dataset_size: PositiveInt | None = Field(default=None, description="samples of an epoch where no loader tells")
     warmup_steps: NonNegativeInt = 3
     timed_steps: PositiveInt = 14
+    startup_s: PositiveFloat = Field(default=600.0, description="until the first step: imports, data")
     sweep_s: PositiveFloat = Field(description="for all batch sizes together")
     training_s: NonNegativeFloat = Field(default=0.0, description="of training in earnest, for noise and gains")
     sample_every_steps: PositiveInt = 10

@@ -293,6 +293,16 @@ class BatchFlow:
         """Whether its batches are those of another session of this process."""
         return self._loaders == 0
 
+    @property
+    def has_batches(self) -> bool:
+        """Whether its loader, or another session's, has given a batch."""
+        return self._handed.newest is not None
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether all there is of a gradient went through `backward` or `sync`."""
+        return self._is_summed
+
     def take(self, handed: Handed) -> None:
         """The script was given a batch."""
         self._handed.give(handed)

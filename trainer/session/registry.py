@@ -24,6 +24,16 @@ class Member(Protocol):
         """Whether it has no loader of its own."""
         ...
 
+    @property
+    def has_batches(self) -> bool:
+        """Whether its loader, or another session's, has given a batch."""
+        ...
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether all there is of a gradient went through `backward` or `sync`."""
+        ...
+
     def take(self, handed: Handed) -> None:
         """The script was given a batch."""
         ...
@@ -66,6 +76,10 @@ class Registry:
         if not self._members and self._hook is not None:
             self._hook.remove()
             self._hook = None
+
+    def of(self, optimizer: Optimizer) -> Member | None:
+        """The open session that trains an optimizer's parameters; None: it is in none."""
+        return next((one for one in self._members if one.trains(optimizer)), None)
 
     def next_number(self) -> int:
         """Of one more session, in the order in which they begin."""

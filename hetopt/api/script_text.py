@@ -1,0 +1,298 @@
+"""What a training script's text says about how it goes with other workers: it is parsed, nothing of it runs."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from hetopt.core.errors import BadInput
+from hetopt.core.reading import read_text
+
+PLACES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+"""What torchrun tells a worker about its place among the others."""
+
+_ASKED = ("get_rank", "get_world_size", "get_local_rank", "get_node_local_rank")
+_LEADER = re.compile(r"rank|leader|master|main_process|is_main|primary|chief|gpu_id|\bgpu\b|proc_id", re.IGNORECASE)
+_WRITERS = (
+    "save_pretrained", "save_file", "save_image", "savefig", "savetxt", "savez", "to_csv", "to_json", "to_parquet",
+    "write_text", "write_bytes", "save_model", "save_checkpoint_file",
+)  # fmt: skip
+_SAVING_MODULES = ("torch", "np", "numpy")
+_SHARDERS = ("shard", "islice", "split_dataset_by_node", "Subset", "array_split")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Something in a script's text, and where.
+
+    Attributes:
+        place: file and line: ``train.py, line 12``.
+        code: what stands there, in short.
+    """
+
+    place: str
+    code: str
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file of a script, parsed."""
+
+    name: str
+    text: str
+    tree: ast.Module
+
+    @staticmethod
+    def of(text: str, name: str) -> SourceFile:
+        """Parse a text.
+
+        Raises:
+            BadInput: it is no Python.
+        """
+        try:
+            return SourceFile(name, text, ast.parse(text))
+        except (SyntaxError, ValueError) as error:
+            line = getattr(error, "lineno", None)
+            raise BadInput(
+                f"{name} is no Python that can be read{f', at line {line}' if line else ''}.",
+                hint="see that it runs by itself",
+            ) from None
+
+    @cached_property
+    def parents(self) -> dict[ast.AST, ast.AST]:
+        """The node around each."""
+        return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+
+    def around(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+        """What a node is in, from inside out, each with its child on the way."""
+        while node in self.parents:
+            child, node = node, self.parents[node]
+            yield node, child
+
+    def source(self, node: ast.AST) -> str:
+        """Its text."""
+        return ast.get_source_segment(self.text, node) or ""
+
+    def where(self, node: ast.AST) -> str:
+        """File and line."""
+        return f"{self.name}, line {getattr(node, 'lineno', 1)}"
+
+    def finding(self, node: ast.AST) -> Finding:
+        """A node as people are told of it."""
+        code = " ".join(self.source(node).split())
+        return Finding(place=self.where(node), code=code if len(code) <= 60 else f"{code[:57]}...")
+
+
+def read_script(path: Path) -> tuple[SourceFile, ...]:
+    """A script and the modules beside it that it imports, the script first.
+
+    Raises:
+        BadInput: it cannot be read, or is no Python.
+    """
+    folder, known, waiting = path.parent, {path.resolve()}, [path]
+    files = []
+    while waiting:
+        one = waiting.pop(0)
+        name = path.name if one == path else str(one.relative_to(folder))
+        file = SourceFile.of(read_text(one, hint="name the script after --"), name)
+        files.append(file)
+        for found in _local_modules(file, one.parent, folder):
+            if found.resolve() not in known:
+                known.add(found.resolve())
+                waiting.append(found)
+    return tuple(files)
+
+
+def _local_modules(file: SourceFile, beside: Path, folder: Path) -> Iterator[Path]:
+    for node in ast.walk(file.tree):
+        names: list[str] = []
+        base = folder
+        if isinstance(node, ast.Import):
+            names = [one.name for one in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            names = [module, *(f"{module}.{one.name}".lstrip(".") for one in node.names)]
+            for _ in range(node.level):
+                base = beside if base is folder and node.level else base.parent
+        for name in names:
+            stem = base.joinpath(*name.split(".")) if name else base
+            for candidate in (stem.with_suffix(".py"), stem / "__init__.py"):
+                if name and candidate.is_file():
+                    yield candidate
+
+
+def has_session(files: Iterable[SourceFile]) -> bool:
+    """Whether something of hetopt's is called: a session, or what makes one for a framework."""
+    for file in files:
+        names: set[str] = set()
+        for node in ast.walk(file.tree):
+            if isinstance(node, ast.Import):
+                names |= {(one.asname or one.name).partition(".")[0] for one in node.names if _is_ours(one.name)}
+            elif isinstance(node, ast.ImportFrom) and _is_ours(node.module or ""):
+                names |= {one.asname or one.name for one in node.names}
+        if any(isinstance(node, ast.Call) and _root(node.func) in names for node in ast.walk(file.tree)):
+            return True
+    return False
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] == "hetopt"
+
+
+def _root(node: ast.AST) -> str:
+    while isinstance(node, (ast.Attribute, ast.Call)):
+        node = node.value if isinstance(node, ast.Attribute) else node.func
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def called(call: ast.Call) -> str:
+    """The last name of what is called."""
+    function = call.func
+    return (
+        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    )
+
+
+def own_sharding(file: SourceFile) -> Finding | None:
+    """Where a script takes a part of its data by its worker's number; None: nowhere in plain sight.
+
+    A session gives each worker its part of every batch: of a part, that would be a part of a part.
+    """
+    told = _Told(file)
+    if not told.is_asked:
+        return None
+    for node in ast.walk(file.tree):
+        if isinstance(node, ast.Slice) and any(told.is_place(one) for one in (node.lower, node.upper, node.step)):
+            return file.finding(file.parents[node])
+        if isinstance(node, ast.Call):
+            given = [*node.args, *(one.value for one in node.keywords)]
+            name = called(node)
+            if name in _SHARDERS and any(told.is_place(one) for one in given):
+                return file.finding(node)
+            if name == "range" and len(given) == 3 and told.is_place(given[2]):
+                return file.finding(node)
+        if (
+            isinstance(node, ast.Compare)
+            and isinstance(node.left, ast.BinOp)
+            and isinstance(node.left.op, ast.Mod)
+            and all(any(told.is_place(one) for one in side) for side in ([node.left.right], node.comparators))
+        ):
+            return file.finding(node)
+    return None
+
+
+class _Told:
+    """Which expressions of a file are of its worker's place."""
+
+    def __init__(self, file: SourceFile) -> None:
+        self._file = file
+        self._names: set[str] = set()
+        self.is_asked = any(self._asks(node) for node in ast.walk(file.tree))
+        if not self.is_asked:
+            return
+        pairs = list(_assigned(file.tree))
+        # What workers are counted by is handed to functions under the same names, mostly.
+        self._names = {
+            one.arg
+            for node in ast.walk(file.tree)
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+            if one.arg in ("rank", "local_rank", "world_size", "num_replicas")
+        }
+        while True:
+            known = set(self._names)
+            for target, value in pairs:
+                if self.is_place(value):
+                    self._names.add(file.source(target))
+            if self._names == known:
+                return
+
+    @staticmethod
+    def _asks(node: ast.AST) -> bool:
+        if isinstance(node, ast.Call):
+            asked = node.args[0] if node.args else None
+            return called(node) in _ASKED or (called(node) in ("get", "getenv") and _is_variable(asked))
+        return isinstance(node, ast.Subscript) and _is_variable(node.slice)
+
+    def is_place(self, node: ast.AST | None) -> bool:
+        """Whether it is made of the worker's number, or the number of workers."""
+        if node is None or (isinstance(node, ast.Call) and called(node) in ("DataLoader", "device", "DDP")):
+            return False
+        return any(
+            self._asks(one) or (isinstance(one, (ast.Name, ast.Attribute)) and self._file.source(one) in self._names)
+            for one in ast.walk(node)
+        )
+
+
+def _is_variable(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value in PLACES
+
+
+def _assigned(tree: ast.Module) -> Iterator[tuple[ast.expr, ast.expr]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Tuple):
+                    if isinstance(node.value, ast.Tuple) and len(node.value.elts) == len(target.elts):
+                        yield from zip(target.elts, node.value.elts, strict=True)
+                else:
+                    yield target, node.value
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            yield node.target, node.value
+
+
+def shared_files(file: SourceFile) -> tuple[ast.Call, ...]:
+    """Calls that write a file of the same name on all workers, in plain sight and under no guard of the leader."""
+    return tuple(
+        node
+        for node in ast.walk(file.tree)
+        if isinstance(node, ast.Call)
+        and _writes(node)
+        and not any(_LEADER.search(file.source(one)) or "temp" in file.source(one) for one in node.args[:2])
+        and not is_guarded(file, node)
+    )
+
+
+def _writes(call: ast.Call) -> bool:
+    name = called(call)
+    if name == "open":
+        place = 1 if isinstance(call.func, ast.Name) else 0  # of the mode: open(path, mode), path.open(mode)
+        modes = [*call.args[place : place + 1], *(one.value for one in call.keywords if one.arg == "mode")]
+        return any(isinstance(one, ast.Constant) and re.fullmatch(r"[wax][bt+]*", str(one.value)) for one in modes)
+    if name == "save":
+        return _root(call.func) in _SAVING_MODULES and len(call.args) > 1
+    return name in _WRITERS
+
+
+def is_guarded(file: SourceFile, node: ast.AST, *, depth: int = 3) -> bool:
+    """Whether only one worker comes to a node: an ``if`` about ranks is around it, or around every call of its
+    function."""
+    for outer, child in file.around(node):
+        if isinstance(outer, (ast.If, ast.IfExp)) and child is not outer.test and _is_of_leader(file, outer.test):
+            return True
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            returns = [
+                one
+                for one in outer.body
+                if isinstance(one, ast.If) and _is_of_leader(file, one.test) and isinstance(one.body[-1], ast.Return)
+            ]
+            if any(one.lineno < getattr(node, "lineno", 0) for one in returns):
+                return True
+            calls = [
+                one
+                for one in ast.walk(file.tree)
+                if isinstance(one, ast.Call)
+                and called(one) == outer.name
+                and _root(one.func) not in _SAVING_MODULES
+                and depth > 0
+            ]
+            return bool(calls) and all(is_guarded(file, one, depth=depth - 1) for one in calls)
+    return False
+
+
+def _is_of_leader(file: SourceFile, test: ast.AST) -> bool:
+    return bool(_LEADER.search(file.source(test)))
