@@ -64,6 +64,29 @@ def meet_one_version(store: ReadableStore, rank: int, world_size: int, own: str 
         )
 
 
+def choose_backend(devices: list[str]) -> str:
+    """The collective backend for workers on these devices, each named ``machine/device``, in rank order.
+
+    NCCL carries CUDA tensors when every worker has a CUDA device to itself (it refuses two ranks on one device); CPU
+    tensors, such as the control vector, go over gloo beside it. Every other group uses gloo alone.
+    """
+    own_cuda = len(set(devices)) == len(devices) and all("/cuda" in device for device in devices)
+    return "cpu:gloo,cuda:nccl" if own_cuda else "gloo"
+
+
+def meet_devices(store: ReadableStore, rank: int, world_size: int, own: str) -> str:
+    """The collective backend for workers that tell each other their devices, before the process group is made.
+
+    Args:
+        store: that they meet in.
+        rank: of this worker.
+        world_size: workers of the group.
+        own: this worker's device, as of `choose_backend`.
+    """
+    store.set(f"hetopt/device/{rank}", own)
+    return choose_backend([store.get(f"hetopt/device/{other}").decode() for other in range(world_size)])
+
+
 def gather_numbers(row: Sequence[float], world_size: int) -> list[list[float]]:
     """The rows of all workers, in rank order, bit for bit as they were (NaN included); all rows have one length."""
     return Gathering(row, world_size).wait()

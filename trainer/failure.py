@@ -35,6 +35,10 @@ _MEMORY_REFUSED = (
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+class OthersFailed(RunFailed):
+    """This worker goes no further because another one ended, who or whose host says why."""
+
+
 class FailureReport:
     """Around a worker's whole life: appends ``run_failed`` to the event log when it ends with an error.
 
@@ -68,6 +72,8 @@ class FailureReport:
                 tell_failure(self._run_dir / EVENTS_FILE, failure.message, hint=failure.hint, rank=self._rank)
             print(f"{type(failure).__name__}: {failure.message}", file=sys.stderr)
         else:
+            if isinstance(error, OthersFailed):
+                print(f"{type(error).__name__}: {error.message}", file=sys.stderr)
             self.exit_code = RunFailed.exit_code
         return True
 
@@ -75,7 +81,7 @@ class FailureReport:
 def is_peer_loss(error: Exception) -> bool:
     """Whether the error only says that another worker is gone."""
     if isinstance(error, HetoptError):
-        return False
+        return isinstance(error, OthersFailed)
     if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _PEER_LOST)

@@ -16,13 +16,12 @@ import torch
 from torch import nn
 
 from hetopt.core.errors import RunFailed
-from hetopt.core.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import Gathering, gather_numbers, gather_texts
 from hetopt.trainer.announcement import announce
 from hetopt.trainer.assembly import build_model
 from hetopt.trainer.checkpoints.fingerprint import parameters_sha256
-from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, save_model
+from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, leave_model
 from hetopt.trainer.checkpoints.saver import CheckpointSaver
 from hetopt.trainer.checkpoints.state import copied, run_digest
 from hetopt.trainer.conclusions import conclude
@@ -359,9 +358,7 @@ class _Run:
                     "please report it if not",
                 )
             if context.is_leader:
-                done, so_far = context.run_dir / MODEL_FILE, context.run_dir / UNFINISHED_MODEL_FILE
-                save_model(so_far if reason == "stopped" else done, self._model)
-                (done if reason == "stopped" else so_far).unlink(missing_ok=True)
+                leave_model(context.run_dir, self._model, stopped=reason == "stopped")
         if self._crew is not None and context.is_leader:
             self._crew.finished()
         context.events.write(

@@ -1,7 +1,8 @@
 """A worker process that runs a training script with a session in it, in place of a task.
 
 torchrun starts it as ``python -m hetopt.trainer.script_worker RUN_DIR``. The script finds what it would find if a
-person had started it: its arguments, its folder among Python's, one device. Its session finds the run.
+person had started it by torchrun: its arguments, its folder among Python's, torchrun's variables, one device; nobody at
+the keyboard, and no display. Its session finds the run.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import runpy
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -24,9 +26,26 @@ from hetopt.trainer.allocator import keep_freed_memory
 from hetopt.trainer.host.agent import HOST_PID_VARIABLE
 from hetopt.trainer.worker import Place, check_place, choose_device, leave
 
+_DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+class ScriptExited(RunFailed):
+    """The script said itself that it failed, by its exit code.
+
+    Args:
+        script: its path.
+        code: the exit code, or what was given to `sys.exit` in its place.
+    """
+
+    def __init__(self, script: str, code: object) -> None:
+        said = f"with code {code}" if isinstance(code, int) else f"and said: {code}"
+        super().__init__(f"{script} exited {said}.", hint="see what it printed")
+        self.code = code % 256 if isinstance(code, int) else 1
+
 
 def main(arguments: list[str]) -> int:
-    """Run the script to its end; the exit code."""
+    """Run the script to its end; the exit code is the script's, or hetopt's where something else went wrong."""
     host = os.environ.get(HOST_PID_VARIABLE)
     if host is not None:
         die_with_parent(int(host), signal.SIGKILL)
@@ -34,41 +53,64 @@ def main(arguments: list[str]) -> int:
     # torch takes seconds to import: only after the guard stands.
     from hetopt.trainer.failure import FailureReport
 
-    place = Place.of(os.environ)
+    place, code = Place.of(os.environ), 0
     with FailureReport(run_dir, place.rank) as report:
-        _run(run_dir, read_spec(run_dir), place)
-    return report.exit_code
+        try:
+            _run(run_dir, read_spec(run_dir), place)
+        except ScriptExited as exited:
+            code = exited.code
+            raise
+    return code or report.exit_code
 
 
 def _run(run_dir: Path, spec: RunSpec, place: Place) -> None:
     import torch
 
     from hetopt.trainer.session.flow import Stopped
+    from hetopt.trainer.session.registry import REGISTRY
 
     check_place(spec, place)
-    script, *rest = spec.script
     threads = spec.workers[place.rank].threads
     if threads is not None:
         torch.set_num_threads(threads)
     device = choose_device(spec, place, torch.cuda.device_count())
-    # A script takes the first device there is, or that of its local rank.
-    os.environ["CUDA_VISIBLE_DEVICES"] = device.partition(":")[2]
-    os.environ["LOCAL_RANK"] = "0"
-    os.environ[SPEC_VARIABLE] = str(run_dir / SPEC_FILE)
-    os.environ[RUN_VARIABLE] = str(run_dir)
+    os.environ.update(surroundings(os.environ, device))
+    for name in _DISPLAYS:
+        os.environ.pop(name, None)
+    os.environ[SPEC_VARIABLE], os.environ[RUN_VARIABLE] = str(run_dir / SPEC_FILE), str(run_dir)
     keep_freed_memory()
-    sys.argv = [script, *rest]
+    script = spec.script[0]
+    sys.argv = list(spec.script_command)
     sys.path[0] = str(Path(script).resolve().parent)
     reason = "script"
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as stop:
         if stop.code not in (None, 0):
-            raise RunFailed(f"{script} exited with code {stop.code}.", hint="see what it printed") from None
+            raise ScriptExited(script, stop.code) from None
     except Stopped:
         reason = "stopped"
+    for one in REGISTRY.open:
+        one.close()  # of a script that wrote no `with`: the others hear where one worker came to its end early
     if place.rank == 0:
         _tell_end(run_dir, reason, script)
+
+
+def surroundings(environment: Mapping[str, str], device: str) -> dict[str, str]:
+    """What a script finds in its environment besides what torchrun says.
+
+    A script takes the first device there is (``cuda``, ``cuda:0``) or that of its local rank, so a worker sees its own
+    alone; where it sees none, its local rank is torchrun's, by which scripts let one worker of a machine prepare data.
+
+    Args:
+        environment: as torchrun made it.
+        device: of this worker, among those that are visible.
+    """
+    kind, _, index = device.partition(":")
+    if kind != "cuda":
+        return {_VISIBLE: "", "MPLBACKEND": "Agg"}
+    visible = [name for name in environment.get(_VISIBLE, "").split(",") if name]
+    return {_VISIBLE: visible[int(index)] if visible else index, "LOCAL_RANK": "0", "MPLBACKEND": "Agg"}
 
 
 def _tell_end(run_dir: Path, reason: str, script: str) -> None:

@@ -111,16 +111,6 @@ def choose_device(spec: RunSpec, place: Place, cuda_devices: int) -> str:
     return f"cuda:{turn % cuda_devices}"
 
 
-def choose_backend(devices: list[str]) -> str:
-    """The collective backend for workers on these devices, each named ``machine/device``, in rank order.
-
-    NCCL carries CUDA tensors when every worker has a CUDA device to itself (it refuses two ranks on one device); CPU
-    tensors, such as the control vector, go over gloo beside it. Every other group uses gloo alone.
-    """
-    own_cuda = len(set(devices)) == len(devices) and all("/cuda" in device for device in devices)
-    return "cpu:gloo,cuda:nccl" if own_cuda else "gloo"
-
-
 class StopWish:
     """Whether somebody asked this run to end: by SIGTERM or SIGINT to this worker, or by the run folder's stop file."""
 
@@ -277,6 +267,7 @@ def _work_among_changing(
     run_dir: Path, spec: RunSpec, place: Place, device: torch.device, stop_wish: StopWish, meeting: str
 ) -> None:
     """Train with whoever is there, from one generation of workers to the next."""
+    from hetopt.trainer.agreement import choose_backend
     from hetopt.trainer.elastic.rendezvous import Abandoned
     from hetopt.trainer.elastic.worker_group import WorkerGroup
     from hetopt.trainer.loop import Material, train
@@ -317,15 +308,13 @@ def _process_group(place: Place, device: object, timeout_s: float) -> Iterator[S
         return
     import torch.distributed as dist
 
-    from hetopt.trainer.agreement import meet_one_version
+    from hetopt.trainer.agreement import meet_devices, meet_one_version
     from hetopt.trainer.host.stores import group_store
 
     store = group_store(os.environ, place.rank)
     meet_one_version(store, place.rank, place.world_size)
-    store.set(f"hetopt/device/{place.rank}", f"{os.uname().nodename}/{device}")
-    devices = [store.get(f"hetopt/device/{rank}").decode() for rank in range(place.world_size)]
     dist.init_process_group(
-        choose_backend(devices),
+        meet_devices(store, place.rank, place.world_size, f"{os.uname().nodename}/{device}"),
         store=store,
         rank=place.rank,
         world_size=place.world_size,

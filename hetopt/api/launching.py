@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from hetopt.api import compression_options, stream_options, sync_options
 from hetopt.api.backends import backend
 from hetopt.api.run import Run
-from hetopt.api.script_text import has_session, read_script
+from hetopt.api.script_text import has_session, read_script, resumes
 from hetopt.api.values import chosen, positive
 from hetopt.backends.backend import LaunchOptions, Prepared, check_options
 from hetopt.core.errors import BadInput
 from hetopt.core.reporter import Reporter
-from hetopt.core.run_spec import BATCH_POLICIES, BatchPolicy, RunSpec
+from hetopt.core.run_spec import BATCH_POLICIES, DATA_PLACE, BatchPolicy, RunSpec
 from hetopt.core.runs import RunFolders, runs_home
 from hetopt.optimizer.launch_record import Place
 from hetopt.optimizer.plan import Plan
@@ -81,7 +81,8 @@ def launch(
         inject: samples that workers hand on.
         stream: train on samples as they arrive: ``"replay(40/80)"``, ``"redis(redis://HOST:6379/0)"``.
         steps: stop after so many instead of at the plan's end.
-        data: folder of the task's data, where it is not where the profile found it; ec2: ``s3://BUCKET/PREFIX``.
+        data: folder of the task's data, where it is not where the profile found it; ec2: ``s3://BUCKET/PREFIX``. A
+            script is told it where its arguments say ``{data}``.
         restarts: how often a worker that is killed is replaced (local, rehearsal).
         budget_usd: ec2: a hard cap on the whole bill, USD.
         bucket: ec2: where code, checkpoints and state go. Absent: ``hetopt-ACCOUNT-REGION``.
@@ -180,7 +181,7 @@ def prepare(
         raise BadInput(f"`steps` must be at least 1, got {steps}.", hint="for example `steps=500`")
     made = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
     chosen(made.run.batch_policy, list(BATCH_POLICIES), "batch policy")
-    wanted = _scripted(made.adjusted(steps=steps, policy=policy), changes, on)
+    wanted, remarks = _scripted(made.adjusted(steps=steps, policy=policy), changes, options)
     if not wish.is_empty:
         told = compression_options.decide(wish, made.run)
         wanted = wanted.adjusted(
@@ -190,9 +191,11 @@ def prepare(
         run = sync_options.decide(sync_wish, wanted.run, exchange_was_asked=not wish.is_empty)
         wanted = wanted.model_copy(update={"run": run})
     prepared = where.prepare(made, wanted, options)
-    if stream_wish is None:
-        return prepared
     record = prepared.launch
+    if remarks:
+        record = record.model_copy(update={"notes": (*record.notes, *remarks)})
+    if stream_wish is None:
+        return replace(prepared, launch=record)
     spec = stream_options.on_stream(stream_wish, record.spec, policy)
     notes = (*record.notes, stream_options.remark(spec))
     return replace(prepared, launch=record.model_copy(update={"spec": spec, "notes": notes}))
@@ -219,11 +222,11 @@ def prepare_resumed(run: Run, where: Backend, on: Place, options: LaunchOptions)
     return where.prepare_resumed(run.folder, options)
 
 
-def _scripted(plan: Plan, changes: Changes, on: Place) -> Plan:
-    """The plan with the script that will run, where it is of one.
+def _scripted(plan: Plan, changes: Changes, options: LaunchOptions) -> tuple[Plan, tuple[str, ...]]:
+    """The plan with the script that will run, where it is of one, and what to know of that script.
 
     Raises:
-        BadInput: the plan is of a task, or the script cannot be run there, or has no session.
+        BadInput: the plan is of a task, or the script has no session, or no place for its data.
     """
     said = changes.script
     if not plan.run.script:
@@ -232,10 +235,8 @@ def _scripted(plan: Plan, changes: Changes, on: Place) -> Plan:
                 f"the plan is of the task {plan.run.task}, and `script` names {said[0]}.",
                 hint=f"profile the script first: hetopt profile -- {said[0]}",
             )
-        return plan
+        return plan, ()
     script = said or plan.run.script
-    if on == "ec2":
-        raise BadInput("scripts run on `on=local` and `on=rehearsal`.", hint="make a task of it to rent machines")
     for name in ("partition", "inject", "stream", "steps"):
         if getattr(changes, name) is not None:
             raise BadInput(
@@ -243,13 +244,36 @@ def _scripted(plan: Plan, changes: Changes, on: Place) -> Plan:
                 hint="leave it out",
             )
     path = Path(script[0])
-    if not has_session(read_script(path)):
+    files = read_script(path)
+    if not has_session(files):
         raise BadInput(
             f"{path} has no session in it, so its workers would each train for themselves.",
             hint=f"hetopt convert {path}, then launch {path.stem}_hetopt.py",
         )
-    found = (str(path.resolve()), *script[1:])
-    return plan.model_copy(update={"run": plan.run.model_copy(update={"script": found})})
+    takes_data = any(DATA_PLACE in one for one in script[1:])
+    if takes_data != (options.data is not None):
+        raise BadInput(
+            f"`data` is told to a script by {DATA_PLACE} among its arguments, and "
+            + ("it is not there." if options.data is not None else "there is no `data`."),
+            hint=f"for example `data=./images`, and {path.name} --folder {DATA_PLACE}",
+        )
+    found = {"script": (str(path.resolve()), *script[1:]), "resumes": resumes(files)}
+    run = plan.run.model_copy(update=found)
+    return plan.model_copy(update={"run": run}), tuple(_resuming(path.name, plan.run, run))
+
+
+def _resuming(name: str, planned: RunSpec, run: RunSpec) -> Iterator[str]:
+    """What becomes of a script after an interruption, where it is not what is usual, or not what was planned."""
+    if not run.resumes:
+        priced = (
+            "the plan reckons with checkpoints, so it is too cheap" if planned.resumes else "the plan has priced that"
+        )
+        yield (
+            f"{name} saves no checkpoint: after a loss it begins again, and all that was done before is lost; "
+            f"{priced}. With run.checkpoint and run.resume it goes on."
+        )
+    elif not planned.resumes:
+        yield f"{name} goes on from checkpoints, and the plan reckons without: it will be cheaper than planned."
 
 
 def submit(prepared: Prepared, where: Backend, *, begun: Callable[[str], None] = lambda name: None) -> Run:

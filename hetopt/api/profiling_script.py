@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from hetopt.api.script_text import PLACES, Finding, own_sharding, read_script, shared_files
+from hetopt.api.script_text import PLACES, Finding, SourceFile, own_sharding, read_script, resumes, shared_files
 from hetopt.backends.backend import POLL_S
 from hetopt.core.artifact import read_record
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
@@ -157,7 +157,8 @@ def profile_script(
     """
     if not script.path.is_file():
         raise BadInput(f"there is no script {script.path}.", hint="give its path after --")
-    _look_at_text(script.path, told)
+    text = read_script(script.path)
+    _look_at_text(text, told)
     starts = _starts(script, workers=workers, accelerators=accelerators, time_budget_s=time_budget_s)
     folder = Path(tempfile.mkdtemp(prefix="hetopt-profile-"))
     keep = False
@@ -174,26 +175,28 @@ def profile_script(
                 keep = True
                 raise RunFailed(error.message, hint=f"{error.hint}. What it printed is in {place}") from None
             events += _usable(measured, is_first=number == 0, is_last=start is starts[-1])
-        return collect(
+        profile = collect(
             events,
             _schedule(starts, seed=seed, workers=workers),
             device_type=machine_type,
             started_at_s=began_s,
             hetopt_version=version("hetopt"),
         )
+        job = profile.job.model_copy(update={"resumes": resumes(text)})
+        return profile.model_copy(update={"job": job})
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _look_at_text(path: Path, told: Reporter) -> None:
+def _look_at_text(files: Sequence[SourceFile], told: Reporter) -> None:
     """Refuse a script that takes its own part of the data, and name files that several workers would write.
 
     Raises:
         BadInput: it shares out its data by the worker's number.
     """
     written: list[Finding] = []
-    for file in read_script(path):
+    for file in files:
         sharded = own_sharding(file)
         if sharded is not None:
             raise BadInput(

@@ -139,6 +139,20 @@ def has_session(files: Iterable[SourceFile]) -> bool:
     return False
 
 
+def resumes(files: Iterable[SourceFile]) -> bool:
+    """Whether a script saves checkpoints of its session and goes on from them: `run.checkpoint` and `run.resume`."""
+    called_on_something = {
+        node.func.attr
+        for file in files
+        for node in ast.walk(file.tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        # torch.utils.checkpoint.checkpoint(...) computes activations anew, and saves nothing.
+        and "checkpoint" not in file.source(node.func.value)
+    }
+    return {"checkpoint", "resume"} <= called_on_something
+
+
 def _is_ours(module: str) -> bool:
     return module.partition(".")[0] == "hetopt"
 

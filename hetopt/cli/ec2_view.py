@@ -26,6 +26,8 @@ def show(rental: Rental) -> None:
     )
     moved = {one.instance_type: one for one in rental.moved_prices()}
     _show_machines(order, moved)
+    for note in rental.launch.notes:
+        render.bullet(note)
     if plan.risk is not None:
         render.bullet(f"RISK: {plan.risk}; else it is stopped unfinished")
     for one in moved.values():

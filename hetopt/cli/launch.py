@@ -139,7 +139,11 @@ class Launch:
     ] = None
     data: Annotated[
         str | None,
-        typer.Option("--data", help="Data folder, when it is not where the profile found it. ec2: s3://BUCKET/PREFIX."),
+        typer.Option(
+            "--data",
+            help="Data folder, when it is not where the profile found it. ec2: s3://BUCKET/PREFIX. A script is told it "
+            "where its arguments say {data}.",
+        ),
     ] = None
     budget_usd: Annotated[
         str | None, typer.Option("--budget", help="ec2: total USD, a hard cap on the whole bill. Default: the plan's.")

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from hetopt.core.artifact import Artifact, Record, Told
 from hetopt.core.step_samples import StepSample
@@ -42,6 +50,9 @@ class Job(Record):
     script: tuple[str, ...] = Field(
         default=(), description="a training script and its arguments, where the job is one; empty: it is a task"
     )
+    resumes: bool = Field(
+        default=True, description="goes on from checkpoints; false: a script that saves none begins again"
+    )
     parameters: PositiveInt
     gradient_bytes: PositiveInt
     dataset_size: PositiveInt = Field(description="samples in one epoch")
@@ -60,6 +71,13 @@ class Job(Record):
     flops_per_sample: PositiveFloat | None = Field(
         default=None, description="forward and backward floating-point operations of matrix work, a sample"
     )
+
+    @model_serializer(mode="wrap")
+    def _resuming_is_usual(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        written: dict[str, object] = handler(self)
+        if written.get("resumes"):
+            del written["resumes"]
+        return written
 
     @model_validator(mode="after")
     def _one_gradient_of_the_parameters(self) -> Self:

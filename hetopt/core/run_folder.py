@@ -18,6 +18,8 @@ MODEL_FILE = "model.safetensors"
 """The model of a run that came to its planned end."""
 UNFINISHED_MODEL_FILE = "model-unfinished.safetensors"
 """The model of a run that was stopped before it; the last event says after how many steps. Finishing removes it."""
+MODEL_NAMES = "model*.safetensors"
+"""What those two match, and the later models of a script that has several."""
 MODEL_FILES = (MODEL_FILE, UNFINISHED_MODEL_FILE, "model.pt", "model-unfinished.pt")
 """All names that a run's model may have, the better first: the last two are those of hetopt 0.1, in torch's format."""
 CHECKPOINT_FOLDER = "checkpoint"

@@ -25,6 +25,9 @@ from hetopt.core.synchronization import Injection, Partition, Synchronization
 OWN_NAME = r"^[a-z][a-z0-9_-]{0,63}$"
 """What a person who adds a batch policy or a backend may call it."""
 
+DATA_PLACE = "{data}"
+"""In the arguments of a script: where it is told the folder of its data, which is another on each machine."""
+
 BATCH_POLICIES: dict[str, str] = {
     "uniform": "equal shares",
     "static": "the plan's shares",
@@ -125,6 +128,9 @@ class RunSpec(Record):
     script: tuple[str, ...] = Field(
         default=(), description="a training script with a session, and its arguments, in place of a task"
     )
+    resumes: bool = Field(
+        default=True, description="goes on from checkpoints; false: a script that saves none begins again"
+    )
     data_dir: str | None = None
     seed: NonNegativeInt = 0
     workers: tuple[WorkerSpec, ...] = Field(min_length=1)
@@ -166,6 +172,13 @@ class RunSpec(Record):
     miniature: ScaledEmulation | None = Field(
         default=None, description="the rehearsed cluster, where the run is a rehearsal"
     )
+
+    @model_serializer(mode="wrap")
+    def _resuming_is_usual(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        written: dict[str, object] = handler(self)
+        if written.get("resumes"):
+            del written["resumes"]
+        return written
 
     @model_validator(mode="after")
     def _workers_live_on_the_hosts(self) -> Self:
@@ -222,6 +235,11 @@ class RunSpec(Record):
         one_model = not self.is_local and not self.sync.may_settle
         alike = one_model and self.partition.name == "global" and self.injection is None and self.stream is None
         return self.max_restarts > 0 and not self.script and len(self.workers) > 1 and self.probe is None and alike
+
+    @property
+    def script_command(self) -> tuple[str, ...]:
+        """The script and its arguments, with the folder of the data where they say `DATA_PLACE`."""
+        return tuple(one.replace(DATA_PLACE, self.data_dir or DATA_PLACE) for one in self.script)
 
     @property
     def global_batch_size(self) -> int:

@@ -86,6 +86,7 @@ class RunTerms:
         checkpoint_s: time to write a checkpoint of ``checkpoint_bytes`` (0: none in the bucket).
         outage_s: mean wait for machines of a pool that has run dry (`mixing.RUNS_DRY`); 0 where the replacement comes
             from another pool, or is rented on demand.
+        resumes: whether a run goes on from checkpoints; else a loss costs all that was done.
         first_hour_free: whether machines that EC2 takes back in their first hour are taken off the bill. That is what
             would be invoiced; plans are made without it.
     """
@@ -99,6 +100,7 @@ class RunTerms:
     volume: Volume | None = None
     shocks: CommonShocks = SHOCKS
     outage_s: float = 0.0
+    resumes: bool = True
     first_hour_free: bool = False
 
 
@@ -149,7 +151,7 @@ def possible_runs(finalists: Sequence[Finalist], terms: RunTerms, *, seed: int, 
         )
         few = per_hour[None, :_INTERVAL_DRAWS]
         planned = _NEVER_S
-        if few.any():
+        if few.any() and terms.resumes:
             best = interval_under_belief_s(few, 1 / few.shape[1], terms.checkpoint_s, terms.restart_s)
             planned = float(np.clip(best[0], *CHECKPOINT_INTERVAL_S))
         run = losses(work, per_hour, planned, terms.checkpoint_s, terms.restart_s * start_factor, generator)

@@ -51,6 +51,7 @@ def simulate(space: SearchSpace, job: JobModel, found: Found, rows: Sequence[int
         restart_s=job.restart_s,
         checkpoint_s=job.checkpoint_s,
         checkpoint_bytes=job.checkpoint_bytes,
+        resumes=job.resumes,
     )
     finalists = [
         Finalist(

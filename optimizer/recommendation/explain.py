@@ -67,6 +67,7 @@ def explain(
         *_on_demand(chosen, catalog),
         _time(chosen),
         _money(chosen),
+        *_begins_again(model.profile),
         *_scarce(found, chosen),
         *_mixing(chosen),
         *_evidence(model, host, chosen),
@@ -74,6 +75,14 @@ def explain(
         *_changes(found, chosen, candidate, limits),
         _profiling(model.profile, chosen),
     )
+
+
+def _begins_again(profile: Profile) -> Iterator[str]:
+    if not profile.job.resumes:
+        yield (
+            f"{profile.job.task} saves no checkpoint, so a loss of a machine costs all that was done before it, and "
+            "that is in these numbers; with run.checkpoint and run.resume in it, profile it again."
+        )
 
 
 def describe_machines(candidate: Candidate) -> str:

@@ -46,6 +46,7 @@ def run_spec(
     return RunSpec(
         task=job.task,
         script=job.script,
+        resumes=job.resumes,
         data_dir=profile.data_dir,
         seed=seed,
         workers=tuple(workers),
@@ -86,7 +87,7 @@ def _stop(goal: Goal, chosen: Candidate) -> StopRule:
 def _checkpoint_interval_s(profile: Profile, chosen: Candidate) -> float:
     """The interval that the forecast was made with; machines that are never taken back save now and then, too."""
     calm, scarce, chance = cluster_hazard((group.machines, group_belief(group)) for group in chosen.groups)
-    if chance == 0:
+    if chance == 0 or not profile.job.resumes:
         return CHECKPOINT_INTERVAL_S[1]
     interval = float(
         planned_interval_s(

@@ -219,10 +219,11 @@ def job_of(
         startup_s=options.startup_s,
         startup_log_sd=STARTUP_LOG_SD,
         checkpoint_s=checkpoint_time_s(profile.job.gradient_bytes),
-        checkpoint_bytes=checkpoint_bytes(profile.job.gradient_bytes),
+        checkpoint_bytes=checkpoint_bytes(profile.job.gradient_bytes) if profile.job.resumes else 0.0,
         restart_s=options.startup_s + DETECTION_S,
         rates=rates,
         zones=options.zones,
+        resumes=profile.job.resumes,
     )
 
 

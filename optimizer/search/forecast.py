@@ -34,6 +34,7 @@ class JobModel:
         checkpoint_s, restart_s: see `cost.interruptions`.
         checkpoint_bytes: of one checkpoint in the bucket; 0 where none is used.
         zones: that the machines are spread over; what crosses is paid for.
+        resumes: whether it goes on from checkpoints; else a loss costs all that was done.
     """
 
     steps: StepsModel
@@ -47,6 +48,7 @@ class JobModel:
     rates: Rates
     checkpoint_bytes: float = 0.0
     zones: int = 1
+    resumes: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +152,7 @@ def forecast(table: ClusterTable, job: JobModel) -> Forecast:
         scarce_chance=table.scarce_chance,
         checkpoint_s=job.checkpoint_s,
         restart_s=job.restart_s,
+        interval_s=None if job.resumes else np.inf,
     )
     training = work * lost.expected_factor
     training_log_sd = np.hypot(work_log_sd, lost.log_sd)

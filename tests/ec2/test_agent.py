@@ -19,13 +19,14 @@ from hetopt.backends.ec2.node.agent import PLACE_WITHIN_S, Agent
 from hetopt.backends.ec2.node.checkpoints import Checkpoints
 from hetopt.backends.ec2.node.imds import Imds, over_http
 from hetopt.backends.ec2.objects import PART_BYTES, S3Objects
-from hetopt.backends.ec2.protocol import Latest, Lease, is_over, placement_of, spec_digest
+from hetopt.backends.ec2.protocol import OUTCOME_OBJECT, Latest, Lease, is_over, placement_of, spec_digest
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import parse_events
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, BotoEdge
 
 ID = "i-0123456789abcdef0"
+RESUMABLE = Path(__file__).resolve().parents[1] / "scripts" / "resumable.py"
 META = {"/latest/meta-data/instance-id": ID}
 
 
@@ -128,6 +129,37 @@ def test_a_machine_trains_and_what_it_made_is_in_the_bucket(
     names = events_of(objects)
     assert names.count("training_finished") == 2
     assert names.count("run_started") == 2
+
+
+def test_a_script_runs_beside_its_files_and_ends_with_its_exit_code(
+    objects: S3Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = spec_of(40).model_copy(update={"task": "train.py", "script": ("task/train.py", "small.txt")})
+    objects.put("placement.json", placement(spec))
+    root = tmp_path / "one"
+    agent_of_it = agent(root, objects, Commands())
+    agent_of_it.config = replace(agent_of_it.config, spec_sha256=spec_digest(spec))
+    task = root / "code" / "task"
+    task.mkdir(parents=True)
+    (task / "small.txt").write_text("carried")
+    (task / "resumable.py").write_bytes(RESUMABLE.read_bytes())
+    (task / "train.py").write_text(
+        "import os, sys\n"
+        "print(open(sys.argv[1]).read(), *(os.environ[name] for name in os.environ['NAMES'].split()))\n"
+        "sys.argv[1:] = ['--epochs', '1', '--save-every', '10']\n"
+        "import resumable\n"
+        "sys.exit(3)\n"
+    )
+    monkeypatch.setenv("NAMES", "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR")
+    with metadata_service(META) as service:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url)
+        assert agent_of_it.live() == 3
+    assert events_of(objects)[-1] == "run_failed"
+    assert json.loads(objects.get(f"state/{ID}.json") or b"")["does"] == "ended with 3"
+    assert is_over(objects.get(OUTCOME_OBJECT), 0), "no other machine can mend that"
+    assert replace(objects, prefix="models/r").get("model.safetensors")
+    (log,) = (name for name in objects.names("log/") if name.endswith("stdout.log"))
+    assert (objects.get(log) or b"").startswith(b"carried 0 1 0 1 127.0.0.1\n")
 
 
 def test_a_machine_that_nobody_gives_a_place_ends_by_itself(

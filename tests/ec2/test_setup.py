@@ -240,7 +240,8 @@ def test_machines_write_what_they_tell_and_steer_nobody(run: str) -> None:
         assert not machine_may("s3:PutObject", key)
         assert not machine_may("s3:DeleteObject", key)
     assert machine_may("s3:DeleteObject", f"runs/{run}/ckpt/step-1/rank-0.safetensors")
-    assert machine_may("s3:PutObject", f"models/{run}/model.safetensors")
+    for name in ("model.safetensors", "model-unfinished.safetensors", "model-2.safetensors"):
+        assert machine_may("s3:PutObject", f"models/{run}/{name}")
     assert not machine_may("s3:PutObject", f"models/{run}/x.pt")
     assert not machine_may("s3:PutObject", f"runs/{run}/log/../lease.json")
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,12 +21,13 @@ import pytest
 from benchmarks.box.metadata import metadata_service
 from hetopt.backends.ec2.bootstrap import CONFIG_FILE, NodeConfig
 from hetopt.backends.ec2.objects import S3Objects
-from hetopt.backends.ec2.protocol import spec_digest
+from hetopt.backends.ec2.protocol import Latest, spec_digest
 from hetopt.core.events.log import parse_events
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from tests.ec2.conftest import ACCOUNT, BUCKET, REGION, BotoEdge
 
 STEPS = 500
+SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "resumable.py"
 ADDRESSES = {"h0": "127.0.0.1", "h1": "127.0.0.2"}
 
 
@@ -34,13 +37,16 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def spec_of(steps: int, slowdown: float = 1.0) -> RunSpec:
+def spec_of(
+    steps: int, slowdown: float = 1.0, hosts: Sequence[str] = tuple(ADDRESSES), script: tuple[str, ...] = ()
+) -> RunSpec:
     """What is ordered is one run, on workers that may change."""
     workers = tuple(
-        WorkerSpec(host=host, type="c7i.large", local_batch_size=16, threads=1, slowdown=slowdown) for host in ADDRESSES
+        WorkerSpec(host=host, type="c7i.large", local_batch_size=16, threads=1, slowdown=slowdown) for host in hosts
     )
     return RunSpec(
-        task="digits",
+        task="resumable.py" if script else "digits",
+        script=script,
         workers=workers,
         stop=StopRule(max_steps=steps),
         control_period_steps=5,
@@ -49,11 +55,14 @@ def spec_of(steps: int, slowdown: float = 1.0) -> RunSpec:
     )
 
 
-def placement(hosts: dict[str, str], spec: RunSpec, generation: int, resume_from: str | None) -> bytes:
+def placement(
+    hosts: dict[str, str], spec: RunSpec, generation: int, resume_from: str | None, *, pauses: bool = False
+) -> bytes:
     return json.dumps(
         {
             "generation": generation,
             "resume_from": resume_from,
+            "pauses": pauses,
             "meeting": f"127.0.0.1:{free_port()}",
             "hosts": {id_: {"host": host, "address": ADDRESSES[host]} for id_, host in hosts.items()},
             "spec": json.loads(spec.model_dump_json()),
@@ -61,29 +70,35 @@ def placement(hosts: dict[str, str], spec: RunSpec, generation: int, resume_from
     ).encode()
 
 
-def until(reached: Callable[[], object], within_s: float = 120.0) -> None:
+def until(reached: Callable[[], object], within_s: float = 200.0) -> None:
     deadline = time.monotonic() + within_s
     while not reached():
         assert time.monotonic() < deadline, "it took too long"
         time.sleep(0.3)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_a_machine_that_vanishes_is_replaced_and_training_goes_on(cloud: BotoEdge, tmp_path: Path) -> None:
-    objects = S3Objects.connect(region=REGION, bucket=BUCKET, prefix="runs/r", account_id=ACCOUNT)
-    agents: dict[str, subprocess.Popen[bytes]] = {}
+@dataclass(kw_only=True)
+class Machines:
+    """Agents of one run, each a process of its own with its folder and its metadata service."""
 
-    def boot(stack: ExitStack, id_: str) -> None:
-        root = tmp_path / id_
+    folder: Path
+    objects: S3Objects
+    spec_sha256: str
+    agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    services: ExitStack = field(default_factory=ExitStack)
+
+    def boot(self, id_: str) -> None:
+        root = self.folder / id_
         (root / "run").mkdir(parents=True)
+        (root / "code" / "task").mkdir(parents=True)
+        shutil.copy(SCRIPT, root / "code" / "task")
         config = NodeConfig(
             run_id="r",
             region=REGION,
             bucket=BUCKET,
             account_id=ACCOUNT,
             bundle_sha256="0" * 64,
-            spec_sha256=spec_digest(spec_of(STEPS)),
+            spec_sha256=self.spec_sha256,
             end_s=time.time() + 900.0,
             latest_end_s=time.time() + 900.0,
             has_gpu=False,
@@ -91,39 +106,97 @@ def test_a_machine_that_vanishes_is_replaced_and_training_goes_on(cloud: BotoEdg
             group_secret="5ec4e7" + 58 * "0",
         )
         (root / CONFIG_FILE).write_text(config.to_json())
-        service = stack.enter_context(metadata_service({"/latest/meta-data/instance-id": id_}))
-        agents[id_] = subprocess.Popen(
+        service = self.services.enter_context(metadata_service({"/latest/meta-data/instance-id": id_}))
+        self.agents[id_] = subprocess.Popen(
             [sys.executable, "-m", "hetopt.backends.ec2.node.agent", str(root)],
             env={**os.environ, "AWS_EC2_METADATA_SERVICE_ENDPOINT": service.url, "GLOO_SOCKET_IFNAME": "lo"},
             start_new_session=True,
         )
 
-    def kill(id_: str) -> None:
-        os.killpg(agents[id_].pid, signal.SIGKILL)
-        agents[id_].wait()
+    def kill(self, id_: str) -> None:
+        os.killpg(self.agents[id_].pid, signal.SIGKILL)
+        self.agents[id_].wait()
 
-    with ExitStack() as stack:
-        try:
-            objects.put(
-                "placement.json", placement({"i-0": "h0", "i-1": "h1"}, spec_of(STEPS, slowdown=100.0), 0, None)
-            )
-            boot(stack, "i-0")
-            boot(stack, "i-1")
-            until(lambda: objects.get("ckpt/LATEST"))
-            kill("i-1")
-            latest = (objects.get("ckpt/LATEST") or b"").decode().split()[0]
-            step = int(latest.removeprefix("step-"))
-            objects.put("placement.json", placement({"i-0": "h0", "i-2": "h1"}, spec_of(STEPS), 1, latest))
-            boot(stack, "i-2")
-            until(lambda: agents["i-0"].poll() is not None and agents["i-2"].poll() is not None, 240)
-            assert agents["i-0"].returncode == agents["i-2"].returncode == 0
-        finally:
-            for id_, agent in agents.items():
-                if agent.poll() is None:
-                    kill(id_)
-    text = b"".join(objects.get(name) or b"" for name in objects.names("events/")).decode()
-    events = list(parse_events(text.splitlines(keepends=True)))
+    def place(self, hosts: dict[str, str], spec: RunSpec, generation: int, *, pauses: bool = False) -> int:
+        """Tell all machines their places, on from the newest checkpoint; its step."""
+        named = Latest.of(self.objects.get("ckpt/LATEST") or b"")
+        latest = None if named is None else named.checkpoint
+        self.objects.put("placement.json", placement(hosts, spec, generation, latest, pauses=pauses))
+        return 0 if latest is None else int(latest.removeprefix("step-"))
+
+    def says(self, id_: str, what: str) -> bool:
+        return what in (self.objects.get(f"state/{id_}.json") or b"").decode()
+
+    def events(self) -> list[dict[str, object]]:
+        text = b"".join(self.objects.get(name) or b"" for name in self.objects.names("events/")).decode()
+        return list(parse_events(text.splitlines(keepends=True)))
+
+    def end_within(self, ids: Sequence[str], within_s: float = 240.0) -> None:
+        until(lambda: all(self.agents[id_].poll() is not None for id_ in ids), within_s)
+        assert [self.agents[id_].returncode for id_ in ids] == [0] * len(ids)
+
+
+@pytest.fixture
+def machines(cloud: BotoEdge, tmp_path: Path) -> Iterator[Callable[[RunSpec], Machines]]:
+    objects = S3Objects.connect(region=REGION, bucket=BUCKET, prefix="runs/r", account_id=ACCOUNT)
+    made: list[Machines] = []
+
+    def make(spec: RunSpec) -> Machines:
+        made.append(Machines(folder=tmp_path, objects=objects, spec_sha256=spec_digest(spec)))
+        return made[-1]
+
+    yield make
+    for one in made:
+        for id_, agent in one.agents.items():
+            if agent.poll() is None:
+                one.kill(id_)
+        one.services.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_machine_that_vanishes_is_replaced_and_training_goes_on(machines: Callable[[RunSpec], Machines]) -> None:
+    run = machines(spec_of(STEPS))
+    run.place({"i-0": "h0", "i-1": "h1"}, spec_of(STEPS, slowdown=100.0), 0)
+    run.boot("i-0")
+    run.boot("i-1")
+    until(lambda: run.objects.get("ckpt/LATEST"))
+    run.kill("i-1")
+    step = run.place({"i-0": "h0", "i-2": "h1"}, spec_of(STEPS), 1)
+    run.boot("i-2")
+    run.end_within(("i-0", "i-2"))
+    events = run.events()
     begun = [event for event in events if event["event"] == "training_started"]
     assert [event["step"] for event in begun] == [0, step], "all went on from the one checkpoint"
     assert events[-1]["event"] == "training_finished"
-    assert replace(objects, prefix="models/r").get("model.safetensors")
+    assert replace(run.objects, prefix="models/r").get("model.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_script_goes_on_without_a_machine_and_then_with_another(machines: Callable[[RunSpec], Machines]) -> None:
+    """The workers of a script start again where machines are lost or join, each from the newest checkpoint."""
+    script = ("task/resumable.py", "--epochs", "30", "--wait", "0.02")
+    of = partial(spec_of, STEPS, script=script)
+    run = machines(of())
+    run.place({"i-0": "h0", "i-1": "h1"}, of(slowdown=40.0), 0)
+    run.boot("i-0")
+    run.boot("i-1")
+    until(lambda: run.objects.get("ckpt/LATEST"))
+    run.kill("i-0")  # with it the log and the worker of rank 0
+    alone = run.place({"i-1": "h1"}, of(hosts=("h1",), slowdown=40.0), 1)
+    assert alone > 0
+    until(lambda: [event["step"] for event in run.events() if event["event"] == "training_started"] == [0, alone])
+    until(lambda: any(event["event"] == "step" and int(str(event["step"])) > alone for event in run.events()))
+    run.place({"i-1": "h1"}, of(hosts=("h1",), slowdown=40.0), 1, pauses=True)
+    until(lambda: run.says("i-1", "waiting for machines"))
+    paused = run.place({"i-1": "h1", "i-2": "h0"}, of(), 2)
+    stopped = [event for event in run.events() if event["event"] == "training_finished"]
+    assert [(event["reason"], event["step"]) for event in stopped] == [("stopped", paused)], "nothing was lost by it"
+    run.boot("i-2")
+    run.end_within(("i-1", "i-2"))
+    events = run.events()
+    begun = [event for event in events if event["event"] == "training_started"]
+    assert [event["step"] for event in begun] == [0, alone, paused]
+    assert (events[-1]["event"], events[-1]["reason"], events[-1]["step"]) == ("training_finished", "script", 300)
+    assert replace(run.objects, prefix="models/r").get("model.safetensors")

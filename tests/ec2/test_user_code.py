@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hetopt.backends.ec2.renter.bundle import make_bundle
-from hetopt.backends.ec2.renter.user_code import distributions, user_code
+from hetopt.backends.ec2.renter.user_code import MOST_BYTES, carried, distributions, user_code
 from hetopt.core.errors import BadInput
 
 PROVIDED = frozenset({"numpy", "torch", "scikit-learn"})
@@ -88,3 +88,33 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "layers.py").write_text("")
     (tmp_path / "code" / "layers.py").symlink_to(tmp_path / "layers.py")
     assert names(script) == ["layers.py", "train.py"], "what the link shows travels, under its own name"
+
+
+def test_files_among_its_arguments_travel_and_folders_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the script is given must be on the machine too: named before anything is rented, with what to do instead."""
+    (tmp_path / "work" / "train").mkdir(parents=True)
+    script = write(tmp_path / "work", train="import torch\n")
+    (tmp_path / "work" / "small.yaml").write_text("lr: 1\n")
+    (tmp_path / "other.yaml").write_text("lr: 2\n")
+    monkeypatch.chdir(tmp_path)
+    kept = ["--lr", "0.1", "--mode", "train", "--out=new/folder", "s3://bucket/x", "{data}", "~nobody/x", "x" * 5000]
+    told = carried(script, [*kept, "--config=work/small.yaml", "--base", "other.yaml"])
+    assert told.arguments == (*kept, "--config=small.yaml", "--base", "given-11/other.yaml")
+    assert dict(told.files) == {"small.yaml": b"lr: 1\n", "given-11/other.yaml": b"lr: 2\n"}
+    (tmp_path / "large.bin").write_bytes(bytes(MOST_BYTES + 1))
+    for arguments, named in (
+        (["--data", "work"], "the folder work"),
+        (["work"], "the folder work"),
+        (["--mode=./work"], r"the folder \./work"),
+        (["--weights=large.bin"], "the file large.bin of 1,000,001 bytes"),
+    ):
+        with pytest.raises(BadInput, match=f"given {named}, which rented machines do not have") as refused:
+            carried(script, arguments)
+        assert "aws s3 sync" in (refused.value.hint or "")
+        assert "{data}" in (refused.value.hint or "")
+    bundle = make_bundle("train.py", [str(script), "--config", "work/small.yaml"])
+    assert bundle.script == ("task/train.py", "--config", "small.yaml")
+    with tarfile.open(fileobj=io.BytesIO(bundle.data)) as archive:
+        assert "task/small.yaml" in archive.getnames()

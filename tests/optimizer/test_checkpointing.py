@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
@@ -143,3 +144,24 @@ def test_the_forecast_over_the_prior_is_the_mean_of_possible_runs(machines: int)
     terms = RunTerms(billing=load_billing(), start_up_s=0.0, restart_s=210.0, checkpoint_s=10.0)
     drawn = possible_runs([run], terms, seed=0, draws=20_000)
     assert float(drawn.total_s.mean()) / (8 * HOUR) == pytest.approx(float(formula.expected_factor), rel=0.01)
+
+
+def test_what_saves_nothing_loses_all_that_was_done() -> None:
+    """The formula with no interval against draws of runs that begin again, and against the equation of one segment."""
+    belief = PreemptionRatePosterior.prior(None)
+    hazard = {
+        "calm_per_hour": CALM.mean_per_hour,
+        "scarce_per_hour": SCARCE.mean_per_hour,
+        "scarce_chance": belief.scarce_chance,
+        "checkpoint_s": 10.0,
+        "restart_s": 210.0,
+    }
+    formula = interruptions(HOUR / 2, interval_s=np.inf, **hazard)
+    run = Finalist(pools=(RentedPool(machines=1, usd_per_hour=1.0, belief=belief),), work_s=HOUR / 2)
+    terms = RunTerms(billing=load_billing(), start_up_s=0.0, restart_s=210.0, checkpoint_s=10.0, resumes=False)
+    drawn = possible_runs([run], terms, seed=0, draws=20_000)
+    assert float(drawn.total_s.mean()) / (HOUR / 2) == pytest.approx(float(formula.expected_factor), rel=0.01)
+    rate = 0.4 / HOUR
+    whole = float(factor_at(8 * HOUR, 0.4, np.inf, 10.0, 0.0))
+    assert whole == pytest.approx(math.expm1(8 * HOUR * rate) / (8 * HOUR * rate))
+    assert interruptions(8 * HOUR, interval_s=np.inf, **hazard).expected_factor > 2 * formula.expected_factor

@@ -16,3 +16,18 @@ def test_a_plan_tells_its_run(catalog: Catalog) -> None:
     goal = Goal(ends="epochs", amount=1, budget_usd=9.0)
     plan = recommend(make_profile(), catalog, goal, options, seed=0, now=NOW)
     assert plan.run.slowdown_coefficient == CAUTIOUS_COEFFICIENT
+
+
+def test_a_script_that_saves_nothing_is_priced_so(catalog: Catalog) -> None:
+    """On machines that are taken back it takes longer than one that goes on; the plan says so, and its run knows."""
+    options = Options(trials=20, batch_size=256, only_types=("c7a.large",))
+    goal = Goal(ends="epochs", amount=1000, budget_usd=90.0)
+    profile = make_profile()
+    begins_again = profile.model_copy(update={"job": profile.job.model_copy(update={"resumes": False})})
+    usual, lost = (recommend(one, catalog, goal, options, seed=0, now=NOW) for one in (profile, begins_again))
+    assert (usual.run.resumes, lost.run.resumes) == (True, False)
+    total_s = [plan.chosen.prediction.total_s.value for plan in (usual, lost)]
+    assert 1.01 * total_s[0] < total_s[1]
+    assert not any("begin" in text or "saves no checkpoint" in text for text in usual.explanation)
+    assert any("saves no checkpoint" in text for text in lost.explanation)
+    assert not any(term.name == "checkpoints" for term in lost.chosen.prediction.cost_terms)

@@ -20,6 +20,7 @@ from hetopt.core.events.log import read_events
 from hetopt.core.run_folder import read_spec, write_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer import worker
+from hetopt.trainer.agreement import choose_backend
 from hetopt.trainer.data.cursor import SampleCursor
 from hetopt.trainer.data.fetch import TensorPairs
 from hetopt.trainer.evaluation import average_buffers, evaluate
@@ -28,7 +29,7 @@ from hetopt.trainer.statistics import ControlRow, Period
 from hetopt.trainer.steps.local_batch import BatchReader
 from hetopt.trainer.steps.precision import LossScale, initial_loss_scale
 from hetopt.trainer.steps.step import trainable_parameters
-from hetopt.trainer.worker import Place, StopWish, choose_backend, choose_device
+from hetopt.trainer.worker import Place, StopWish, choose_device
 
 from . import toy_task
 from .scenarios import toy_spec

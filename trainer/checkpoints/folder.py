@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from hetopt.core.artifact import write_atomically
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.reading import MissingFile, parse_json, read_text
-from hetopt.core.run_folder import CHECKPOINT_FOLDER, MANIFEST_FILE
+from hetopt.core.run_folder import CHECKPOINT_FOLDER, MANIFEST_FILE, MODEL_FILE, UNFINISHED_MODEL_FILE
 from hetopt.trainer.checkpoints.manifest import STATE_FILE, SUFFIX, SUFFIX_BEFORE, FileRecord, Manifest, rank_file
 from hetopt.trainer.checkpoints.state import RankState, SharedState
 from hetopt.trainer.comm.error_feedback import redistribute
@@ -271,6 +271,26 @@ def save_model(path: Path, model: nn.Module) -> None:
             f"the model cannot be written to {path}: {error.strerror}.",
             hint="make room on the disk, then launch the run again: it resumes from its last checkpoint",
         ) from None
+
+
+def leave_model(run_dir: Path, model: nn.Module, *, stopped: bool, number: int = 1) -> None:
+    """Write the model into the run's folder: as the trained one, or as the one of a run that was stopped.
+
+    Args:
+        run_dir: of the run.
+        model: as `save_model` takes it.
+        stopped: before the planned end.
+        number: of several models, from 1 on; the first has the name that everybody looks for.
+
+    Raises:
+        RunFailed: the disk is full or cannot be written.
+    """
+    done, so_far = (
+        run_dir / (name if number == 1 else f"{Path(name).stem}-{number}{SUFFIX}")
+        for name in (MODEL_FILE, UNFINISHED_MODEL_FILE)
+    )
+    save_model(so_far if stopped else done, model)
+    (done if stopped else so_far).unlink(missing_ok=True)
 
 
 @contextmanager

@@ -127,8 +127,10 @@ def main(argv: list[str]) -> int:
     except ChildFailedError as failed:
         exit_codes = _first_exit_codes(failed.failures)
         _report_failure(exit_codes, spec, run_dir, node)
-        # Workers exit with hetopt's codes; the smallest is the most specific (2 bad input before 6 run failed).
-        return min((code for code in exit_codes.values() if code > 1), default=RunFailed.exit_code)
+        # Workers exit with hetopt's codes, of which the smallest is the most specific (2 bad input before 6 run
+        # failed), or with that of their script.
+        least = 0 if spec.script else 1
+        return min((code for code in exit_codes.values() if code > least), default=RunFailed.exit_code)
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
     return 0

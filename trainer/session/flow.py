@@ -41,6 +41,7 @@ from hetopt.trainer.session.plan import SessionPlan
 from hetopt.trainer.session.random_state import RandomState
 from hetopt.trainer.session.record import add_sample, open_log
 from hetopt.trainer.session.registry import REGISTRY, Member
+from hetopt.trainer.session.resuming import Extra
 from hetopt.trainer.session.turns import Deed
 from hetopt.trainer.statistics import Period
 from hetopt.trainer.steps.exchange_assembly import ExchangeMaker, can_overlap
@@ -133,6 +134,8 @@ class BatchFlow:
         self._backwards = self._batches = 0
         self._is_summed = False
         self._is_open = True
+        self._extra: Extra | None = None  # what the script goes on with besides, from when it has said so
+        self._is_asked_to_stop = False  # once the next batch is asked for: the script has done then what ends a step
         self._epoch_over: Sequence[int] | None = None  # its shares, while its last batch is not computed
         self._gate = Gate(model, optimizer, number=REGISTRY.next_number(), world_size=world_size, store=store)
         self._chance: RandomState | None = None
@@ -265,6 +268,9 @@ class BatchFlow:
             self._announce(self._engine)
         if is_first:
             self._end_epoch()
+        if self._is_asked_to_stop:
+            self._save_before_end()
+            raise Stopped
         if self._between is not None:
             if is_first or self._batches >= self._accumulate:
                 self._end_local_step()
@@ -402,11 +408,29 @@ class BatchFlow:
                 steps_left=None if self._steps is None else max(1, self._steps - engine.step),
             )
             if period.stop_wished:
-                raise Stopped
+                self._stop(engine)
             if engine.share(period, epoch):
                 # No worker may have drawn a batch that it is to share in another way than the others.
                 self._table.change(engine.balance.shares, since=place)
         engine.begin(engine.period_steps(engine.context.spec.control_period_steps))
+
+    def _stop(self, engine: Engine) -> None:
+        """End here, or where the script can be resumed from: all workers have heard the wish.
+
+        Raises:
+            Stopped: the script saves nothing.
+        """
+        if self._extra is None:
+            raise Stopped
+        self._is_asked_to_stop = True
+
+    def close(self) -> None:
+        """Leave the other workers."""
+        raise NotImplementedError
+
+    def _save_before_end(self) -> None:
+        """Save what training goes on from."""
+        raise NotImplementedError
 
     def _tell_rest(self) -> None:
         """Steps since the last period are told of, too; all workers are here."""

@@ -19,7 +19,7 @@ CHECKED_STEPS = 20
 
 
 class Gate:
-    """One worker's side. Alone, it is always open.
+    """One worker's side. Alone, it is always open. ``number`` tells the sessions of a process apart.
 
     Args:
         model: of the session.
@@ -34,7 +34,7 @@ class Gate:
     ) -> None:
         self._names = {id(one): name for name, one in model.named_parameters()}
         self._optimizer = optimizer
-        self._number = number
+        self.number = number
         self._world_size = world_size
         self._turns = Turns(world_size=world_size, store=store) if world_size > 1 else None
         self._step = 0
@@ -120,7 +120,7 @@ class Gate:
 
     def _turn(self, deed: Deed, part: Part | None) -> Turn:
         return Turn(
-            session=self._number,
+            session=self.number,
             deed=deed,
             step=self._step + 1,
             place=(0, 0) if part is None else part.place,

@@ -12,7 +12,7 @@ from torch import nn
 
 from hetopt.core.errors import BadInput
 from hetopt.core.listening import LOOPBACK, collectives_on
-from hetopt.trainer.agreement import Store, meet_one_version
+from hetopt.trainer.agreement import Store, meet_devices, meet_one_version
 from hetopt.trainer.host.stores import group_store
 
 
@@ -39,8 +39,6 @@ def join(model: nn.Module, rank: int, world_size: int, timeout_s: float) -> tupl
                 hint="use init_process_group('cpu:gloo,cuda:nccl'), or leave it to the session",
             )
         return None, lambda: None
-    cuda = any(parameter.is_cuda for parameter in model.parameters())
-    own_devices = cuda and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
     if os.environ.get("LOCAL_WORLD_SIZE") == str(world_size):
         # All are on this machine: gloo would listen on the address that its name stands for, which others may reach.
         for name, interface in collectives_on(LOOPBACK).items():
@@ -48,10 +46,16 @@ def join(model: nn.Module, rank: int, world_size: int, timeout_s: float) -> tupl
     store = group_store(os.environ, rank)
     meet_one_version(store, rank, world_size)
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if own_devices else "gloo",
+        meet_devices(store, rank, world_size, f"{os.uname().nodename}/{_device(model)}"),
         store=store,
         rank=rank,
         world_size=world_size,
         timeout=datetime.timedelta(seconds=timeout_s),
     )
     return store, dist.destroy_process_group
+
+
+def _device(model: nn.Module) -> str:
+    """The device of a worker by a name that no other of its machine has, whatever index each process knows it by."""
+    device = next((one.device for one in model.parameters() if one.is_cuda), None)
+    return "cpu" if device is None else f"cuda:{torch.cuda.get_device_properties(device).uuid}"

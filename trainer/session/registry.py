@@ -50,6 +50,10 @@ class Member(Protocol):
         """An optimizer that is in no session is about to step."""
         ...
 
+    def close(self) -> None:
+        """Leave the other workers."""
+        ...
+
 
 class Registry:
     """The sessions of one process, and the hook that notices optimizers in none of them."""
@@ -80,6 +84,11 @@ class Registry:
     def of(self, optimizer: Optimizer) -> Member | None:
         """The open session that trains an optimizer's parameters; None: it is in none."""
         return next((one for one in self._members if one.trains(optimizer)), None)
+
+    @property
+    def open(self) -> tuple[Member, ...]:
+        """The sessions that are open, the last begun first: so they are closed."""
+        return tuple(reversed(self._members))
 
     def next_number(self) -> int:
         """Of one more session, in the order in which they begin."""

@@ -15,18 +15,21 @@ the number of steps stay right whatever the cluster is.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
 from torch import Tensor
 
 from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.run_folder import RUN_VARIABLE
 from hetopt.trainer.agreement import gather_numbers, sum_numbers
 from hetopt.trainer.checkpoints.fingerprint import parameters_sha256
-from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found
+from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, leave_model
 from hetopt.trainer.checkpoints.saver import CheckpointSaver
 from hetopt.trainer.checkpoints.state import SharedState, run_digest
 from hetopt.trainer.engine import Engine
@@ -95,8 +98,8 @@ class Session(GradientFlow):
             RunFailed: a step is under way, or the checkpoint before could not be written.
         """
         engine, reads = self._recoverable("run.checkpoint")
-        is_waiting = self._sum is not None and self._sum.is_waiting
-        if self._backwards or is_waiting or not self._handed.are_computed:
+        self._extra = extra
+        if not self._is_between_steps:
             raise RunFailed(
                 f"run.checkpoint was called in the middle of step {engine.step + 1}.",
                 hint="call it after optimizer.step(), before the next batch is asked for",
@@ -150,6 +153,7 @@ class Session(GradientFlow):
                 damaged or of another script.
         """
         engine, reads = self._recoverable("run.resume")
+        self._extra = extra
         self._gate.take(Deed.RESUME, self._handed.newest)
         spec, folder = engine.context.spec, CheckpointFolder(engine.context.run_dir)
         found = folder.newest(run_digest(spec)) if self.is_leader else Found(step=None)
@@ -174,6 +178,17 @@ class Session(GradientFlow):
         reads.resume(mine["progress"])
         engine.begin(engine.period_steps(spec.control_period_steps))
         return reads.progress.epoch + (not reads.progress.is_within)
+
+    @property
+    def _is_between_steps(self) -> bool:
+        """Whether all that the script was given is computed, and in the parameters."""
+        is_waiting = self._sum is not None and self._sum.is_waiting
+        return not (self._backwards or is_waiting) and self._handed.are_computed
+
+    def _save_before_end(self) -> None:
+        """See `BatchFlow`; a script that asks for batches ahead ends without."""
+        if self._extra is not None and self._is_between_steps:
+            self.checkpoint(self._extra)
 
     def _recoverable(self, what: str) -> tuple[Engine, SlicedLoader | OwnLoader]:
         """The engine and the loader, where there is all that checkpoints need."""
@@ -222,10 +237,17 @@ class Session(GradientFlow):
             self._tell_rest()
             check_parameters_alike(list(self._model.named_parameters()), None, self._gate.step, self.world_size)
             step = 0 if self._engine is None else self._engine.step
+            self._leave_model(stopped=False)
             self._events.write("session_finished", step=step, parameters_sha256=parameters_sha256(self._model))
             self._events.close()
         finally:
             self._part_from_others()
+
+    def _leave_model(self, *, stopped: bool) -> None:
+        """Where hetopt launched the script, its model is found as that of a task is."""
+        launched = os.environ.get(RUN_VARIABLE)
+        if launched and self.is_leader and self._folder == Path(launched):
+            leave_model(self._folder, self._model, stopped=stopped, number=self._gate.number)
 
     def _part_from_others(self) -> None:
         if self._saver is not None:
@@ -247,13 +269,14 @@ class Session(GradientFlow):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self.close()
+        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+            self.close()  # the others are told, where they do not end as well
             return
         self._shut()
         if isinstance(error, Stopped):  # all workers are here
             if self._saver is not None:
                 self._saver.finish()
+            self._leave_model(stopped=True)
             self._events.close()
             self._part_from_others()
             return

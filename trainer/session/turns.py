@@ -19,6 +19,7 @@ import torch.distributed as dist
 from hetopt.core.errors import RunFailed
 from hetopt.trainer.agreement import Store
 from hetopt.trainer.comm.peers import Guard, LostPeer, workers
+from hetopt.trainer.failure import OthersFailed
 from hetopt.trainer.likeness import CLOSE
 from hetopt.trainer.session.batches import Place
 
@@ -99,6 +100,10 @@ class Turn:
 
 class Disagreement(RunFailed):
     """The workers are at different points of the script, as all of them know now."""
+
+
+class WorkerFailed(Disagreement, OthersFailed):
+    """A worker ends with an error, as the others know from it."""
 
 
 class StructureDiffers(Disagreement):
@@ -192,7 +197,7 @@ def _lost_at(step: int, guard: Guard) -> Iterator[None]:
         with guard.watch():
             yield
     except LostPeer as error:
-        raise RunFailed(f"{str(error)[:200]}, at step {step}.", hint="see what that worker printed") from error
+        raise OthersFailed(f"{str(error)[:200]}, at step {step}.", hint="see what that worker printed") from error
 
 
 def disagreement(turns: Sequence[Turn]) -> Disagreement:
@@ -212,7 +217,7 @@ def disagreement(turns: Sequence[Turn]) -> Disagreement:
 
     failed = [rank for rank, turn in enumerate(turns) if turn.deed is Deed.FAIL]
     if failed:
-        return Disagreement(
+        return WorkerFailed(
             f"{workers(failed)} ended with an error at step {turns[failed[0]].step}.",
             hint=f"see what {workers(failed)} printed",
         )

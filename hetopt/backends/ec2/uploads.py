@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hetopt.backends.ec2.objects import Objects
 from hetopt.core.events.log import EVENTS_FILE
-from hetopt.core.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE
+from hetopt.core.run_folder import MODEL_NAMES
 from hetopt.core.worker_logs import LOG_FOLDER
 
 LOG_TAIL_BYTES = 256 * 1024
@@ -65,7 +65,6 @@ class Uploads:
                     self._logs_sent[name] = state
 
     def model(self) -> None:
-        """Send the model, whether trained to the end or not, where it is."""
-        for path in (self.run_dir / MODEL_FILE, self.run_dir / UNFINISHED_MODEL_FILE):
-            if path.exists():
-                self.models.send(path.name, path)
+        """Send the model, whether trained to the end or not, where it is; of a script all that its sessions left."""
+        for path in sorted(self.run_dir.glob(MODEL_NAMES)):
+            self.models.send(path.name, path)

@@ -120,6 +120,8 @@ class Supervision:
         """
         # A machine that is lost takes the work since the last checkpoint with it: half of what is between two.
         lost_s = record.spec.checkpoint_every_s / 2
+        if not record.spec.resumes:  # any change of machines costs a run that saves nothing all that it has done
+            replace = move = add = switch = None
         return cls(
             run_dir=run_dir,
             usd_per_hour=host_prices(record),

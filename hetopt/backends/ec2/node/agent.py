@@ -160,9 +160,13 @@ class Agent:
             self._say(instance_id, "fetching data")
             self.objects.download(spec.data_dir, self.root / "data")
             spec = spec.model_copy(update={"data_dir": str(self.root / "data")})
+        folder = None
+        if spec.script:
+            path = self.root / "code" / spec.script[0]
+            spec, folder = spec.model_copy(update={"script": (str(path), *spec.script[1:])}), path.parent
         write_spec(run_dir, spec)
         self._say(instance_id, "training")
-        host = self._start_host(run_dir, placement)
+        host = self._start_host(run_dir, placement, folder)
         try:
             code = self._look_after(host, placement.generation, uploads, checkpoints, instance_id)
         finally:
@@ -175,7 +179,8 @@ class Agent:
         self._code = code
         return code
 
-    def _start_host(self, run_dir: Path, placement: Placement) -> subprocess.Popen[bytes]:
+    def _start_host(self, run_dir: Path, placement: Placement, folder: Path | None) -> subprocess.Popen[bytes]:
+        """Start it, in the folder of a script, which may name files beside it."""
         node = placement.node
         log = host_log_folder(run_dir, node.host)
         log.mkdir(parents=True, exist_ok=True)
@@ -186,6 +191,7 @@ class Agent:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                cwd=folder,
                 env={
                     **QUIET_TORCH,
                     **os.environ,

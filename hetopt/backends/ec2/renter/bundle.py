@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hetopt.core
-from hetopt.backends.ec2.renter.user_code import distributions, user_code
+from hetopt.backends.ec2.renter.user_code import carried, distributions, user_code
 from hetopt.core.errors import BadInput
 
 NEEDED = ("numpy", "psutil", "pydantic", "torch", "safetensors", "scikit-learn", "boto3")
@@ -51,10 +51,11 @@ def make_bundle(task: str, script: Sequence[str] = ()) -> Bundle:
     Args:
         task: as the plan names it: a bundled one, or ``file.py:attribute``. A file travels with what it imports of its
             folder.
-        script: a training script and its arguments, in place of a task; likewise.
+        script: a training script and its arguments, in place of a task; likewise. Small files among these travel.
 
     Raises:
-        BadInput: the task is in a module of this machine's, its file is not there, or imports what machines lack.
+        BadInput: the task is in a module of this machine's, its file is not there, imports what machines lack, or is
+            given data that they lack.
     """
     locks = list(_locks())
     files: list[tuple[str, bytes]] = [*locks]
@@ -63,7 +64,9 @@ def make_bundle(task: str, script: Sequence[str] = ()) -> Bundle:
     where, colon, attribute = task.rpartition(":")
     if script:
         files += _own(Path(script[0]), locks)
-        inside = (f"{TASK_FOLDER}/{Path(script[0]).name}", *script[1:])
+        given = carried(Path(script[0]), script[1:])
+        files += [one for one in _in_folder(given.files) if one not in files]
+        inside = (f"{TASK_FOLDER}/{Path(script[0]).name}", *given.arguments)
         return Bundle(data=_archive(files), task=task, script=inside)
     if colon and where.endswith(".py"):
         files += _own(Path(where), locks)
@@ -80,7 +83,11 @@ def _own(file: Path, locks: Sequence[tuple[str, bytes]]) -> Iterable[tuple[str, 
     """A person's file and what it needs, in the folder of such code. All kinds of machines install alike."""
     provided = frozenset.intersection(*(distributions(text.decode()) for name, text in locks if "torch" not in name))
     code = user_code(file, provided=provided | {"torch"})
-    return ((f"{TASK_FOLDER}/{name}", content) for name, content in code.files)
+    return _in_folder(code.files)
+
+
+def _in_folder(files: Iterable[tuple[str, bytes]]) -> Iterable[tuple[str, bytes]]:
+    return ((f"{TASK_FOLDER}/{name}", content) for name, content in files)
 
 
 def _sources(name: str) -> Iterable[tuple[str, bytes]]:

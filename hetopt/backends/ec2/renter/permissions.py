@@ -20,7 +20,7 @@ from typing import Any
 from hetopt.backends.ec2.protocol import MODELS_FOLDER
 from hetopt.backends.ec2.renter.request import Request
 from hetopt.backends.ec2.renter.tags import OWNER, RUN_ID
-from hetopt.core.run_folder import MODEL_FILE, UNFINISHED_MODEL_FILE
+from hetopt.core.run_folder import MODEL_NAMES
 
 Policy = dict[str, Any]
 _VERSION = "2012-10-17"
@@ -146,7 +146,7 @@ def node_policy(*, bucket: str) -> Policy:
             ["s3:AbortMultipartUpload", "s3:PutObject"],
             [
                 *(f"{here}/runs/*/{part}" for part in MACHINES_WRITE),
-                *(f"{here}/{MODELS_FOLDER}/*/{name}" for name in (MODEL_FILE, UNFINISHED_MODEL_FILE)),
+                f"{here}/{MODELS_FOLDER}/*/{MODEL_NAMES}",
             ],
         ),
         _statement("ForgetOldCheckpoints", ["s3:DeleteObject"], [f"{here}/runs/*/ckpt/*"]),

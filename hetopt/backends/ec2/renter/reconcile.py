@@ -251,7 +251,8 @@ def _changes(order: Order, observed: Observed, now_s: float) -> list[Action]:
     elif step is None and state.paused_s is not None and not state.waiting and not lost:
         # Whom all have paused for is lost or sent away, or has a place that it was not told of.
         step = _place(state, observed.spec, now_s)
-    elif step is None:
+    elif step is None and (observed.spec.resumes or not state.serving):
+        # Whoever joins a run that saves nothing would cost it all that it has done.
         step = _rent(order, state, missing(order, observed, now_s), now_s) or _join(observed, now_s)
     return [] if step is None else [step]
 

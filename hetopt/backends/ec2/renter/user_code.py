@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import packages_distributions
@@ -17,11 +17,16 @@ from pathlib import Path
 
 from hetopt.core.errors import BadInput
 from hetopt.core.reading import read_bytes
+from hetopt.core.run_spec import DATA_PLACE
 
 REQUIREMENTS = "requirements.txt"
 MOST_FILES = 500
 """A folder of more Python files than this is no training job's."""
 
+MOST_BYTES = 1_000_000
+"""Of a file among a script's arguments: what is larger is data, which has its own way."""
+
+_PLACE = re.compile(r"dir|path|folder|root|data|file|cache|out|save|log|ckpt|checkpoint", re.IGNORECASE)
 _HASH = re.compile(r"\s-{2}hash=")
 _DISTRIBUTION = re.compile(r"^\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^\]]*\])?\s*==")
 
@@ -72,6 +77,61 @@ def user_code(file: Path, *, provided: frozenset[str]) -> UserCode:
     if listed - provided:
         found[REQUIREMENTS] = (folder / REQUIREMENTS).read_bytes()
     return UserCode(files=tuple(sorted(found.items())))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Carried:
+    """The arguments of a script as they are on a machine, and the files among them, which travel."""
+
+    arguments: tuple[str, ...]
+    files: tuple[tuple[str, bytes], ...]
+
+
+def carried(script: Path, arguments: Sequence[str]) -> Carried:
+    """What becomes of the paths that a script is given: small files travel, and have the same name beside the script.
+
+    Args:
+        script: that they are given to.
+        arguments: as they are typed here.
+
+    Raises:
+        BadInput: one is a folder, or a large file, which no machine has.
+    """
+    folder = script.resolve().parent
+    told: list[str] = []
+    files: dict[str, bytes] = {}
+    for place, argument in enumerate(arguments):
+        option, _, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
+        if not value or not _names_a_path(value, option or (arguments[place - 1] if place else "")):
+            told.append(argument)
+            continue
+        path = Path(value).expanduser().resolve()
+        size = None if path.is_dir() else path.stat().st_size
+        if size is None or size > MOST_BYTES:
+            what = f"the folder {value}" if size is None else f"the file {value} of {size:,} bytes"
+            raise BadInput(
+                f"the script is given {what}, which rented machines do not have.",
+                hint=f"copy it once, `aws s3 sync {path if size is None else path.parent} s3://BUCKET/data/NAME`, give "
+                f"`data=s3://BUCKET/data/NAME`, and write {DATA_PLACE} in its place; where the script only writes "
+                "there, name a place that does not exist yet",
+            )
+        inside = path.is_relative_to(folder)
+        name = path.relative_to(folder).as_posix() if inside else f"given-{place}/{path.name}"
+        files[name] = read_bytes(path, hint="see that it can be read")
+        told.append(f"{option}={name}" if option else name)
+    return Carried(arguments=tuple(told), files=tuple(sorted(files.items())))
+
+
+def _names_a_path(value: str, option: str) -> bool:
+    """Whether an argument names something on this disk; a plain word that a folder is called by may be meant otherwise
+    (``--mode train``), unless its option says that it is a place."""
+    try:
+        path = Path(value).expanduser()
+        if not path.exists():
+            return False
+        return "/" in value or path.is_file() or not option.startswith("-") or bool(_PLACE.search(option))
+    except (OSError, RuntimeError, ValueError):
+        return False  # too long for a path, an unknown user's home, or a zero byte
 
 
 def distributions(lock: str) -> frozenset[str]:
