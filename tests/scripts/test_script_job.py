@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import hetopt
+from hetopt.api.backends import backend
 from hetopt.api.exactness import compare
+from hetopt.api.launching import Changes, LaunchOptions, prepare
 from hetopt.api.profiling_script import Script, profile_script
 from hetopt.core.errors import BadInput
 from hetopt.core.profile import Profile
@@ -80,14 +83,38 @@ def test_it_is_launched_stopped_resumed_and_reported(profile: Profile, tmp_path:
         time.sleep(0.2)
     run.stop()
     assert run.status().state is RunState.STOPPED
-    assert 0 < run.record().progress.step < EPOCHS * EPOCH_STEPS
+    stopped_at = run.record().progress.step
+    assert 0 < stopped_at < EPOCHS * EPOCH_STEPS
+    assert (run.folder / "checkpoint" / "LATEST").read_text() == f"step-{stopped_at}\n", "the wish to stop saves"
+    assert run.model == run.folder / "model-unfinished.safetensors"
     resumed = hetopt.resume(run)
     assert resumed.wait().state is RunState.FINISHED
     progress = resumed.record().progress
     assert progress.sessions == 2
     assert progress.step == EPOCHS * EPOCH_STEPS
+    assert progress.lost_steps == 0
+    assert resumed.model == run.folder / "model.safetensors"
     quick, slow = hetopt.report(resumed).workers
     assert quick.local_batch_size > slow.local_batch_size
+
+
+def test_what_begins_again_and_what_has_no_place_is_said(profile: Profile) -> None:
+    plan = hetopt.recommend(profile, budget_usd=2, epochs=2)
+    assert any("before.py saves no checkpoint" in text for text in plan.explanation)
+    local = backend("local", Reporter())
+
+    def notes(script: Path, *arguments: str, **options: Any) -> str:
+        changes = Changes(script=(str(script), *arguments))
+        return " ".join(prepare(plan, local, "local", LaunchOptions(**options), changes).launch.notes)
+
+    assert "after.py saves no checkpoint: after a loss it begins again" in notes(EXAMPLES / "after.py")
+    assert "the plan has priced that" in notes(EXAMPLES / "after.py")
+    resumable = Path(__file__).with_name("resumable.py")
+    assert "resumable.py goes on from checkpoints, and the plan reckons without" in notes(resumable)
+    assert "begins again" not in notes(resumable, "{data}", data="x")
+    for arguments, options in (((), {"data": "x"}), (("{data}",), {})):
+        with pytest.raises(BadInput, match="told to a script by {data} among its arguments"):
+            notes(resumable, *arguments, **options)
 
 
 def test_gradients_are_compared_with_those_of_the_script_before(tmp_path: Path) -> None:
