@@ -113,7 +113,7 @@ def test_what_begins_again_and_what_has_no_place_is_said(profile: Profile) -> No
     assert "resumable.py goes on from checkpoints, and the plan reckons without" in notes(resumable)
     assert "begins again" not in notes(resumable, "{data}", data="x")
     for arguments, options in (((), {"data": "x"}), (("{data}",), {})):
-        with pytest.raises(BadInput, match="told to a script by {data} among its arguments"):
+        with pytest.raises(BadInput, match=r"told to a script by \{data\} among its arguments"):
             notes(resumable, *arguments, **options)
 
 
