@@ -255,7 +255,7 @@ def _scripted(plan: Plan, changes: Changes, options: LaunchOptions) -> tuple[Pla
         raise BadInput(
             f"`data` is told to a script by {DATA_PLACE} among its arguments, and "
             + ("it is not there." if options.data is not None else "there is no `data`."),
-            hint=f"for example `data=./images`, and {path.name} --folder {DATA_PLACE}",
+            hint=f"give both, {DATA_PLACE} in the place of the folder that {path.name} takes, or neither",
         )
     found = {"script": (str(path.resolve()), *script[1:]), "resumes": resumes(files)}
     run = plan.run.model_copy(update=found)

@@ -39,6 +39,7 @@ from hetopt.core.events.log import EVENTS_FILE
 from hetopt.core.events.reader import read_log
 from hetopt.core.events.records import ProbeEvent, TrainingFinished
 from hetopt.core.listening import collectives_on
+from hetopt.core.paths import inside
 from hetopt.core.reading import read_text
 from hetopt.core.run_folder import STOP_FILE, write_spec
 from hetopt.core.secret import SECRET_VARIABLE
@@ -162,7 +163,7 @@ class Agent:
             spec = spec.model_copy(update={"data_dir": str(self.root / "data")})
         folder = None
         if spec.script:
-            path = self.root / "code" / spec.script[0]
+            path = inside(self.root / "code", spec.script[0], what="script", any_text=True)
             spec, folder = spec.model_copy(update={"script": (str(path), *spec.script[1:])}), path.parent
         write_spec(run_dir, spec)
         self._say(instance_id, "training")

@@ -124,7 +124,7 @@ def carried(script: Path, arguments: Sequence[str]) -> Carried:
 
 def _names_a_path(value: str, option: str) -> bool:
     """Whether an argument names something on this disk; a plain word that a folder is called by may be meant otherwise
-    (``--mode train``), unless its option says that it is a place."""
+    (the ``train`` of a mode), unless its option says that it is a place."""
     try:
         path = Path(value).expanduser()
         if not path.exists():
