@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from hetopt.core.artifact import write_atomically
 from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.paths import inside
 from hetopt.core.reading import MissingFile, parse_json, read_text
 from hetopt.core.run_folder import CHECKPOINT_FOLDER, MANIFEST_FILE, MODEL_FILE, UNFINISHED_MODEL_FILE
 from hetopt.trainer.checkpoints.manifest import STATE_FILE, SUFFIX, SUFFIX_BEFORE, FileRecord, Manifest, rank_file
@@ -286,7 +287,7 @@ def leave_model(run_dir: Path, model: nn.Module, *, stopped: bool, number: int =
         RunFailed: the disk is full or cannot be written.
     """
     done, so_far = (
-        run_dir / (name if number == 1 else f"{Path(name).stem}-{number}{SUFFIX}")
+        inside(run_dir, name if number == 1 else f"{Path(name).stem}-{number}{SUFFIX}")
         for name in (MODEL_FILE, UNFINISHED_MODEL_FILE)
     )
     save_model(so_far if stopped else done, model)
