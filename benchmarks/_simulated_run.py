@@ -20,8 +20,8 @@ from typing import cast
 from benchmarks._fault_schedule import Fault, Schedule
 from benchmarks._hashed_training import BATCH, State, undisturbed
 from hetopt.core.errors import RunFailed
+from hetopt.core.living import spec_of_living
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
-from hetopt.trainer.elastic.living import spec_of_living
 from hetopt.trainer.elastic.membership import Generation, Member, Patience, Version
 from hetopt.trainer.elastic.rendezvous import Abandoned, meet_again, want, wanted
 

@@ -20,7 +20,7 @@ from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.events.reader import read_log
 from hetopt.core.process_guard import die_with_parent
-from hetopt.core.run_folder import RUN_VARIABLE, SPEC_FILE, SPEC_VARIABLE, read_spec
+from hetopt.core.run_folder import RUN_VARIABLE, SPEC_VARIABLE, living_file, read_living
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.allocator import keep_freed_memory
 from hetopt.trainer.host.agent import HOST_PID_VARIABLE
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
     place, code = Place.of(os.environ), 0
     with FailureReport(run_dir, place.rank) as report:
         try:
-            _run(run_dir, read_spec(run_dir), place)
+            _run(run_dir, read_living(run_dir), place)
         except ScriptExited as exited:
             code = exited.code
             raise
@@ -77,7 +77,7 @@ def _run(run_dir: Path, spec: RunSpec, place: Place) -> None:
     os.environ.update(surroundings(os.environ, device))
     for name in _DISPLAYS:
         os.environ.pop(name, None)
-    os.environ[SPEC_VARIABLE], os.environ[RUN_VARIABLE] = str(run_dir / SPEC_FILE), str(run_dir)
+    os.environ[SPEC_VARIABLE], os.environ[RUN_VARIABLE] = str(living_file(run_dir)), str(run_dir)
     keep_freed_memory()
     script = spec.script[0]
     sys.argv = list(spec.script_command)

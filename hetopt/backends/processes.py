@@ -23,7 +23,7 @@ from hetopt.backends.lease import lease
 from hetopt.core.artifact import write_atomically
 from hetopt.core.errors import BadInput
 from hetopt.core.reading import MissingFile, read_json
-from hetopt.core.run_folder import STOP_FILE, write_spec
+from hetopt.core.run_folder import LIVING_FILE, STOP_FILE, write_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import RunState, RunStatus, judge, last_events, last_words
 from hetopt.core.worker_logs import LOG_FOLDER
@@ -102,7 +102,8 @@ class ProcessLauncher(ABC):
         """Start the process, which keeps the lease."""
         program = self.program(spec, run_dir)
         write_spec(run_dir, spec)
-        (run_dir / STOP_FILE).unlink(missing_ok=True)
+        for earlier in (STOP_FILE, LIVING_FILE):
+            (run_dir / earlier).unlink(missing_ok=True)
         log = run_dir / LOG_FOLDER
         log.mkdir(mode=0o700, exist_ok=True)
         command = [*program.prefix, sys.executable, "-m", program.module, str(run_dir)]

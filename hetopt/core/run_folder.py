@@ -8,6 +8,8 @@ from hetopt.core.artifact import read_record, write_atomically
 from hetopt.core.run_spec import RunSpec
 
 SPEC_FILE = "spec.json"
+LIVING_FILE = "living.json"
+"""The spec for the workers of the hosts that are there, while some of the run's are not. Absent: all are."""
 STOP_FILE = "stop"
 """Its presence is the wish that the run ends at its next control period."""
 SPEC_VARIABLE = "HETOPT_SPEC"
@@ -44,6 +46,30 @@ def write_spec(run_dir: Path, spec: RunSpec) -> None:
         BadInput: the folder cannot be written.
     """
     write_atomically(run_dir / SPEC_FILE, spec.model_dump_json(indent=2) + "\n")
+
+
+def write_living(run_dir: Path, spec: RunSpec) -> None:
+    """Tell the workers that begin now who of the run is there.
+
+    Raises:
+        BadInput: the folder cannot be written.
+    """
+    write_atomically(run_dir / LIVING_FILE, spec.model_dump_json(indent=2) + "\n")
+
+
+def living_file(run_dir: Path) -> Path:
+    """The file with the spec that workers who begin now have to follow."""
+    living = run_dir / LIVING_FILE
+    return living if living.is_file() else run_dir / SPEC_FILE
+
+
+def read_living(run_dir: Path) -> RunSpec:
+    """The run as those who begin now have to follow it.
+
+    Raises:
+        BadInput: there is none, or it is not a spec.
+    """
+    return read_record(RunSpec, living_file(run_dir), hint="name the folder of a run, or launch the run again")
 
 
 def read_spec(run_dir: Path) -> RunSpec:

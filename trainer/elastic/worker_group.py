@@ -20,13 +20,13 @@ import torch.distributed as dist
 
 from hetopt.core.errors import HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, EventLog
+from hetopt.core.living import spec_of_living
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.agreement import meet_one_version
 from hetopt.trainer.comm.peers import HungPeer, has_timed_out
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.elastic.connections import break_all_but, open_sockets
 from hetopt.trainer.elastic.handover import Held, told
-from hetopt.trainer.elastic.living import spec_of_living
 from hetopt.trainer.elastic.membership import Generation, Member, NothingKnown, Patience, Presence
 from hetopt.trainer.elastic.rendezvous import LOOK_S, Abandoned, meet_again, want
 from hetopt.trainer.elastic.stores import TcpRendezvousStore, connect, where_to_meet

@@ -21,7 +21,7 @@ from hetopt.core.events.reader import read_log
 from hetopt.core.listening import LOOPBACK
 from hetopt.core.nodes import Node, first_rank, host_names, workers_on
 from hetopt.core.process_guard import die_with_parent
-from hetopt.core.run_folder import read_spec
+from hetopt.core.run_folder import read_living
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import failure_reason, last_log_line
 from hetopt.core.secret import SECRET_VARIABLE, checked_secret
@@ -108,7 +108,7 @@ def main(argv: list[str]) -> int:
     run_dir = Path(argv[0])
     if len(argv) > 1:
         die_with_parent(int(argv[1]), signal.SIGTERM)
-    spec = read_spec(run_dir)
+    spec = read_living(run_dir)
     node = Node.of_arguments(argv[2:])
     told = os.environ.pop(SECRET_VARIABLE, None)  # workers, and the code that they run, do without it
     secret = None if node is None else checked_secret(told)

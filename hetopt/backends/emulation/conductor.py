@@ -5,7 +5,9 @@ here, in one loop: scheduled changes, changes that other processes ask for, host
 down where the real computation does not fit into the declared time. Each is an event in the run's log.
 
 The death of a host ends the run, unless its workers go on without those that they lose: then each host starts for
-itself, may return, and this process, which knows who is dead, tells them (`hetopt.core.presence`).
+itself, may return, and this process, which knows who is dead, tells them (`hetopt.core.presence`). The workers of a
+script cannot: the hosts that are left start them again, and again with whoever returns, each time from the newest
+checkpoint, as rented machines do.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hetopt.backends.emulation.injection import CHANGES_FILE, comes_and_goes, parse_requests
+from hetopt.backends.emulation.injection import CHANGES_FILE, comes_and_goes, parse_requests, starts_again
 from hetopt.backends.emulation.namespaces import LINK, EmulatedNetwork
 from hetopt.backends.emulation.schedule import CONDITION_CHANGED, HostNow, Moment, split, still_to_come
 from hetopt.backends.emulation.slowdown import FitWatch
@@ -27,10 +29,11 @@ from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE, EventLog, tell_failure
 from hetopt.core.events.reader import EventReader
+from hetopt.core.living import spec_of_living
 from hetopt.core.nodes import MEETING_PORT, Node
 from hetopt.core.presence import INCARNATION_VARIABLE, PRESENCE_FILE, HostThere, write_presence
 from hetopt.core.process_guard import StopSignal, die_with_parent
-from hetopt.core.run_folder import read_spec
+from hetopt.core.run_folder import STOP_FILE, read_spec, write_living
 from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import exit_code, last_log_line
 from hetopt.core.scaled_emulation import Change, Conditions, ScaledEmulation
@@ -90,6 +93,9 @@ class Conductor:
         self._codes: dict[int, int] = {}
         self._failed_s: float | None = None
         self._comes_and_goes = comes_and_goes(spec)
+        self._starts_again = starts_again(spec)
+        self._pauses = False  # until all hosts have saved a checkpoint and ended, to start again together
+        self._starts = 0
         self._secret = new_secret()
         self._incarnations = [0] * len(self._hosts)
         self._farewells: list[tuple[float, int]] = []
@@ -104,7 +110,7 @@ class Conductor:
             for place in range(len(self._hosts)):
                 if self._stop_signal() is None:
                     self._agents[place] = self._start(place)
-            while (self._agents or self._awaits_return) and self._stop_signal() is None:
+            while (self._agents or self._pauses or self._awaits_return) and self._stop_signal() is None:
                 self._look()
                 self._sleep(_LOOK_S)
             return self._conclude()
@@ -118,7 +124,8 @@ class Conductor:
             addresses = [self._network.address(other) for other in range(len(self._hosts))]
             meeting = ",".join(f"{address}:{MEETING_PORT + 1}" for address in addresses)
         else:
-            meeting = f"{self._network.address(0)}:{MEETING_PORT}"
+            # A port of its own for each start: what is left of the last must not be met.
+            meeting = f"{self._network.address(self._there[0])}:{MEETING_PORT + self._starts}"
         node = Node(host=name, address=self._network.address(place), meeting=meeting)
         folder = host_log_folder(self._run_dir, name)
         folder.mkdir(parents=True, exist_ok=True)
@@ -144,6 +151,8 @@ class Conductor:
         self._collect()
         now_s = self._clock()
         self._read(now_s)
+        if self._pauses and not self._agents:
+            self._end_pause()
         if not self._run.has_ended:
             due, self._pending = split(self._pending, self._moment(now_s))
             for change in due:
@@ -202,6 +211,7 @@ class Conductor:
             self._kill(dying, change)
         if change.notice:
             self._announce_presence()
+            self._pause()
         if change.returns:
             self._take_back(changed)
         for place in changed if change.cut else ():
@@ -226,7 +236,7 @@ class Conductor:
     def _kill(self, places: Sequence[int], change: Change) -> None:
         names = ", ".join(self._hosts[place].name for place in places)
         hosts = f"host{'s' if len(places) > 1 else ''} {names}"
-        if not self._comes_and_goes:
+        if not (self._comes_and_goes or self._starts_again):
             self._log.write("run_failed", reason=f"{hosts} died at step {self._run.furthest_step}, as {_wish(change)}")
         for place in places:
             self._network.kill(place)
@@ -237,9 +247,12 @@ class Conductor:
             # Others may die at the same moment: nobody waits here.
             self._farewells += [(self._clock() + _FAREWELL_S, place) for place in places]
             return
+        took_part = [place for place in places if self._starts_again and self._agents.pop(place, None) is not None]
         self._sleep(_FAREWELL_S)
         for place in places:
             self._network.take_down(place)
+        if took_part and self._agents and not self._run.has_ended:
+            self._start_together()
 
     def _take_back(self, places: Sequence[int]) -> None:
         """Start hosts that were taken down again, each as a new life of the same host."""
@@ -247,8 +260,46 @@ class Conductor:
             self._incarnations[place] += 1
             self._network.bring_up(place)
             self._codes.pop(place, None)
-            self._agents[place] = self._start(place)
+            if not self._starts_again:
+                self._agents[place] = self._start(place)
         self._announce_presence()
+        self._pause()
+
+    @property
+    def _there(self) -> list[int]:
+        """Hosts that take part in the next start: not those that will soon be gone, where there are others."""
+        alive = [place for place, host in enumerate(self._hosts) if host.alive]
+        return [place for place in alive if not self._hosts[place].leaving] or alive
+
+    def _pause(self) -> None:
+        """All that train save a checkpoint at one step and end, to start again with other hosts."""
+        if not self._starts_again or (self._agents and not self._spec.resumes):
+            return  # a script that saves nothing would lose all that it has done
+        self._pauses = True
+        (self._run_dir / STOP_FILE).touch()
+
+    def _end_pause(self) -> None:
+        """All have ended: for the pause, unless they came to their end by themselves."""
+        self._pauses = False
+        by_itself = self._run.has_ended and self._run.finish_reason != "stopped"
+        if not by_itself and not any(self._codes.values()):
+            self._start_together()
+
+    def _start_together(self) -> None:
+        """Start the workers of all hosts that are there, again; those that still run end at once."""
+        for place in self._agents:
+            self._network.kill(place)
+        self._agents, self._codes, self._failed_s, self._pauses = {}, {}, None, False
+        self._starts += 1
+        (self._run_dir / STOP_FILE).unlink(missing_ok=True)
+        names = {self._hosts[place].name for place in self._there}
+        ranks = [rank for rank, worker in enumerate(self._spec.workers) if worker.host in names]
+        hosts = tuple(host for host in self._miniature.hosts if host.name in names)
+        miniature = self._miniature.model_copy(update={"hosts": hosts, "changes": ()})
+        living = spec_of_living(self._spec, ranks, {})
+        write_living(self._run_dir, living.model_copy(update={"miniature": miniature}))
+        for place in self._there:
+            self._agents[place] = self._start(place)
 
     @property
     def _awaits_return(self) -> bool:
@@ -300,7 +351,9 @@ class Conductor:
             return 128 + number
         self._read(self._clock())
         codes = list(self._codes.values())
-        if self._comes_and_goes:
+        if self._starts_again:
+            code = exit_code(codes, host_died=not codes)
+        elif self._comes_and_goes:
             code = 0 if self._run.has_ended and 0 in codes else exit_code(codes, host_died=0 not in codes)
         else:
             code = exit_code(codes, host_died=not all(host.alive for host in self._hosts))

@@ -49,7 +49,12 @@ def check_change(spec: RunSpec, change: Change) -> None:
             f"the rehearsal has no host called {change.host!r}.",
             hint=f"its hosts are {', '.join(hosts)}, or '*' for all",
         )
-    if (change.returns or change.notice or change.cut) and not comes_and_goes(spec):
+    if change.cut and starts_again(spec):
+        raise BadInput(
+            "a host of a script's run cannot be cut off for a while: its workers would wait for it.",
+            hint="let it die and return",
+        )
+    if (change.returns or change.notice or change.cut) and not (comes_and_goes(spec) or starts_again(spec)):
         what = "return" if change.returns else "be given notice" if change.notice else "be cut off for a while"
         raise BadInput(
             f"a host cannot {what}: this run ends with the first that dies.",
@@ -67,8 +72,14 @@ def check_change(spec: RunSpec, change: Change) -> None:
 
 
 def comes_and_goes(spec: RunSpec) -> bool:
-    """Whether the run goes on when one of its hosts dies."""
+    """Whether the workers that are left go on from memory when one of the run's hosts dies."""
     return spec.is_elastic and spec.miniature is not None and len(spec.miniature.hosts) > 1
+
+
+def starts_again(spec: RunSpec) -> bool:
+    """Whether the hosts that are left start a script's workers again when one dies, who go on from a checkpoint."""
+    survives = bool(spec.script) and spec.max_restarts > 0
+    return survives and spec.miniature is not None and len(spec.miniature.hosts) > 1
 
 
 def parse_requests(lines: Iterable[str]) -> Iterator[Change]:

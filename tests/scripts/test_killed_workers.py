@@ -1,0 +1,94 @@
+"""A script's workers are killed at random moments; each run ends, bit by bit, where the undisturbed one does."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hetopt.backends.backend import RunHandle
+from hetopt.backends.local import LocalLauncher
+from hetopt.core.events.log import EVENTS_FILE, Event, read_events
+from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+from hetopt.core.run_status import RunState
+from tests.disturbance import PATIENCE_S
+
+SCRIPT = str(Path(__file__).with_name("resumable.py"))
+EPOCHS, EPOCH_STEPS = 6, 10
+MOMENTS = 20
+
+
+def spec() -> RunSpec:
+    """Unequal shares that stay, and the gradient as it is."""
+    return RunSpec(
+        task="resumable.py",
+        script=(SCRIPT, "--epochs", str(EPOCHS), "--wait", "0.02"),
+        workers=tuple(
+            WorkerSpec(host=host, type="local", local_batch_size=share, threads=1)
+            for host, share in (("h0", 20), ("h1", 12))
+        ),
+        batch_policy="static",
+        control_period_steps=5,
+        stop=StopRule(max_epochs=EPOCHS),
+        max_restarts=1,
+    )
+
+
+def log(run_dir: Path, name: str) -> list[Event]:
+    path = run_dir / EVENTS_FILE
+    return [event for event in read_events(path) if event["event"] == name] if path.exists() else []
+
+
+def until(launcher: LocalLauncher, handle: RunHandle, step: int) -> None:
+    """A step is logged, or the run is over."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not any(event["step"] >= step for event in log(handle.run_dir, "step")):
+        if launcher.poll(handle).state.is_over:
+            return
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+def kill(run_dir: Path, rank: int) -> None:
+    """The worker, as the kernel does where memory runs out."""
+    for process in psutil.process_iter(["cmdline"]):
+        line = process.info["cmdline"] or []
+        if "hetopt.trainer.script_worker" in line and str(run_dir) in line and process.environ()["RANK"] == str(rank):
+            os.kill(process.pid, signal.SIGKILL)
+            return
+    raise AssertionError(f"no worker {rank}")
+
+
+def trained(run_dir: Path, draw: random.Random | None) -> str:
+    """What the run's parameters come to; somebody kills a worker on the way, at a moment that is drawn."""
+    launcher = LocalLauncher()
+    handle = launcher.start(spec(), run_dir, {})
+    try:
+        if draw is not None:
+            until(launcher, handle, draw.randint(0, (EPOCHS - 1) * EPOCH_STEPS))
+            time.sleep(draw.uniform(0.0, 0.1))
+            kill(run_dir, draw.randint(0, 1))
+        until(launcher, handle, 10**9)
+        assert launcher.poll(handle).state is RunState.FINISHED, launcher.poll(handle).reason
+    finally:
+        launcher.stop(handle)
+    assert len(log(run_dir, "run_started")) == 1 + (draw is not None)
+    assert log(run_dir, "training_finished")[-1]["step"] == EPOCHS * EPOCH_STEPS
+    return str(log(run_dir, "session_finished")[-1]["parameters_sha256"])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return trained(tmp_path_factory.mktemp("undisturbed"), None)
+
+
+@pytest.mark.parametrize(
+    "moment", [*range(2), *(pytest.param(later, marks=pytest.mark.slow) for later in range(2, MOMENTS))]
+)
+def test_a_killed_worker_changes_nothing(moment: int, undisturbed: str, tmp_path: Path) -> None:
+    assert trained(tmp_path, random.Random(moment)) == undisturbed
