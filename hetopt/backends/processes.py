@@ -102,8 +102,8 @@ class ProcessLauncher(ABC):
         """Start the process, which keeps the lease."""
         program = self.program(spec, run_dir)
         write_spec(run_dir, spec)
-        for earlier in (STOP_FILE, LIVING_FILE):
-            (run_dir / earlier).unlink(missing_ok=True)
+        (run_dir / STOP_FILE).unlink(missing_ok=True)
+        (run_dir / LIVING_FILE).unlink(missing_ok=True)
         log = run_dir / LOG_FOLDER
         log.mkdir(mode=0o700, exist_ok=True)
         command = [*program.prefix, sys.executable, "-m", program.module, str(run_dir)]
