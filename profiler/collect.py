@@ -25,6 +25,7 @@ from hetopt.core.events.probe_records import (
     GainMeasured,
     LinkPoint,
     Measurement,
+    MemoryCounted,
     NoiseMeasured,
     PilotEvaluation,
     PilotFinished,
@@ -33,7 +34,7 @@ from hetopt.core.events.probe_records import (
     SweepPoint,
 )
 from hetopt.core.gradient_noise import SmoothedNoise, pooled_noise
-from hetopt.core.memory import fit_memory
+from hetopt.core.memory import fit_memory, joined
 from hetopt.core.probe_schedule import ProbeSchedule
 from hetopt.core.profile import (
     Collective,
@@ -120,12 +121,14 @@ def _devices(
     facts = {fact.sweep: fact for fact in _all(events, DeviceFacts)}
     ended = {end.sweep: end for end in _all(events, SweepEnded)}
     compressors = _all(events, CompressorPoint)
+    counted = _all(events, MemoryCounted)
     devices = []
     for index, sweep in enumerate(schedule.sweeps):
         own = [point for point in points if point.sweep == index]
         fact = facts.get(index)
         if not own or fact is None:
             continue
+        counts = [one.memory for one in counted if one.sweep == index]
         devices.append(
             Device(
                 type=device_type,
@@ -138,6 +141,7 @@ def _devices(
                     for size in sorted({point.local_batch_size for point in own})
                 ),
                 memory_limit_bytes=_memory_limit(fact.memory_limit_bytes, own, ended.get(index)),
+                memory=joined(counts) if counts else None,
                 compressors=tuple(
                     CompressorCost(
                         name=cost.name, ratio=cost.ratio, compress_s=cost.compress_s, decompress_s=cost.decompress_s

@@ -1,4 +1,12 @@
-"""Memory as a line in the local batch size: what is always there, and what each sample adds."""
+"""What training takes of a worker's memory: always, and by the samples that are computed together.
+
+Two measures. Of a *device*, all tensors that are alive at a time; they are the same on every device:
+
+    peak(b) = parameters + buffers + gradient + optimizer state + exchange + max(computing(b), updating(b))
+
+``b`` being the samples of a micro-batch. Between micro-batches that were counted, computing and updating go straight
+from one to the next; beyond, on with the slope of the last ones. Of a *process*, the most it used, by a line in ``b``.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +15,113 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from pydantic import Field, NonNegativeInt, PositiveInt
 
+from hetopt.core.artifact import Record
 from hetopt.core.least_squares import non_negative
+
+SLOPE_POINTS = 3
+"""Beyond what was counted the slope is that of so many of the last sizes."""
+
+
+class StepMemory(Record):
+    """What a step takes beyond what is kept from step to step, at one micro-batch."""
+
+    samples: PositiveInt
+    computing_bytes: PositiveInt = Field(
+        description="the batch, saved activations and what forward and backward take for a moment, at the highest"
+    )
+    updating_bytes: NonNegativeInt = Field(
+        description="what is left of that while the optimizer updates, and what it takes for a moment, at the highest"
+    )
+
+
+class TrainingMemory(Record):
+    """Bytes of the tensors that training keeps and takes, counted; the gradient is kept from step to step."""
+
+    parameter_bytes: PositiveInt = Field(description="trained or not")
+    buffer_bytes: NonNegativeInt = Field(description="of the model")
+    gradient_bytes: PositiveInt
+    optimizer_bytes: NonNegativeInt = Field(description="its state after a step")
+    steps: tuple[StepMemory, ...] = Field(min_length=1, description="in increasing order of samples")
+
+    @property
+    def kept_bytes(self) -> int:
+        """Held from step to step."""
+        return self.parameter_bytes + self.buffer_bytes + self.gradient_bytes + self.optimizer_bytes
+
+    def step_bytes(self, samples: int) -> float:
+        """Taken by a step beyond what is kept, where so many samples are computed together."""
+        return max(self._along("computing_bytes", samples), self._along("updating_bytes", samples))
+
+    def peak_bytes(self, samples: int, *, exchange_bytes: float = 0.0) -> float:
+        """The most that a worker's tensors hold at a time.
+
+        Args:
+            samples: of a micro-batch.
+            exchange_bytes: what its exchange with others keeps beside the gradient.
+        """
+        return self.kept_bytes + exchange_bytes + self.step_bytes(samples)
+
+    def largest_micro_batch(self, limit_bytes: float, *, exchange_bytes: float = 0.0) -> int | None:
+        """The most samples that fit together: 0 where not even one does, None where any number does."""
+
+        def fits(samples: int) -> bool:
+            return self.peak_bytes(samples, exchange_bytes=exchange_bytes) <= limit_bytes
+
+        if not fits(1):
+            return 0
+        low, high = 1, 2
+        while fits(high):
+            if high > MOST_SAMPLES:
+                return None
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+    def _along(self, column: str, samples: int) -> float:
+        """Straight between what was counted, never falling; outside with the slope at that end."""
+        sizes = [step.samples for step in self.steps]
+        counted = np.maximum.accumulate([float(getattr(step, column)) for step in self.steps]).tolist()
+        if samples <= sizes[-1]:
+            if samples >= sizes[0]:
+                return float(np.interp(samples, sizes, counted))
+            # Some is there for any number of samples: towards none it falls by what the first sizes show, at most.
+            slope = _slope(sizes[:2], counted[:2])
+            return max(float(counted[0]) - slope * (sizes[0] - samples), 0.0)
+        return float(counted[-1]) + _slope(sizes[-SLOPE_POINTS:], counted[-SLOPE_POINTS:]) * (samples - sizes[-1])
+
+
+MOST_SAMPLES = 1 << 40
+"""No micro-batch is larger."""
+
+
+def _slope(sizes: Sequence[int], counted: Sequence[float]) -> float:
+    """Bytes a sample; of one size alone, as if all of it grew with the samples."""
+    if len(sizes) == 1:
+        return counted[0] / sizes[0]
+    return max(0.0, float(np.polyfit(sizes, counted, 1)[0]))
+
+
+def joined(counts: Sequence[TrainingMemory]) -> TrainingMemory:
+    """Counts of one job at several micro-batches as one; of two at one size the larger."""
+    steps: dict[int, StepMemory] = {}
+    for step in (step for one in counts for step in one.steps):
+        known = steps.get(step.samples, step)
+        steps[step.samples] = StepMemory(
+            samples=step.samples,
+            computing_bytes=max(step.computing_bytes, known.computing_bytes),
+            updating_bytes=max(step.updating_bytes, known.updating_bytes),
+        )
+    return TrainingMemory(
+        parameter_bytes=max(one.parameter_bytes for one in counts),
+        buffer_bytes=max(one.buffer_bytes for one in counts),
+        gradient_bytes=max(one.gradient_bytes for one in counts),
+        optimizer_bytes=max(one.optimizer_bytes for one in counts),
+        steps=tuple(steps[samples] for samples in sorted(steps)),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

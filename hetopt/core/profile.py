@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from hetopt.core.artifact import Artifact, Record, Told
+from hetopt.core.memory import TrainingMemory
 from hetopt.core.step_samples import StepSample
 
 Collective = Literal["all_reduce", "all_gather", "broadcast"]
@@ -121,6 +122,7 @@ class Device(Record):
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     step_times: tuple[StepTime, ...] = Field(min_length=1)
     memory_limit_bytes: PositiveInt = Field(description="what one worker may use")
+    memory: TrainingMemory | None = Field(default=None, description="absent where it was not counted")
     compressors: tuple[CompressorCost, ...] = ()
     matmul_flops_per_s: PositiveFloat | None = Field(default=None, description="achieved on a large fp32 product")
     copy_bytes_per_s: PositiveFloat | None = Field(default=None, description="achieved memory copy, read plus write")

@@ -15,14 +15,15 @@ import numpy as np
 import torch
 
 from hetopt.core.calibration_benchmark import measure_yardstick_s
-from hetopt.core.events.probe_records import DeviceFacts, SweepEnded, SweepPoint
-from hetopt.core.memory import fit_memory, memory_limit_bytes
+from hetopt.core.events.probe_records import DeviceFacts, MemoryCounted, SweepEnded, SweepPoint
+from hetopt.core.memory import TrainingMemory, fit_memory, memory_limit_bytes
 from hetopt.core.probe_schedule import CompressorProbe, Sweep
 from hetopt.profiler.probe.compressors import time_compressors
 from hetopt.profiler.probe.crew import Alignment, ProbeGroup, align
 from hetopt.profiler.probe.facts import device_memory_bytes, peak_memory_bytes, reset_peak_memory
 from hetopt.profiler.probe.replica import Replica
 from hetopt.profiler.probe.speed import copy_bytes_per_s, matmul_flops_per_s
+from hetopt.profiler.probe.step_memory import count_step
 from hetopt.profiler.probe.threads import threads
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.cursor import Indices
@@ -83,9 +84,7 @@ class _Stepper:
     def step(self, size: int) -> tuple[float, tuple[float, ...]]:
         """Take one step; the time of the whole and of loading, forward, backward and optimizer."""
         mark = self._stopwatch.mark
-        self._position = (self._position + size) % len(self._order)
-        places = range(self._position, self._position + size)
-        part = MicroBatch(epoch=0, indices=np.take(self._order, places, mode="wrap").tolist())
+        part = self._next(size)
         begun = mark()
         batch = self._reader.read(part)
         loaded = mark()
@@ -98,6 +97,15 @@ class _Stepper:
         marks = (begun, loaded, forwarded, computed, mark())
         phases = tuple(self._stopwatch.seconds(a, b) for a, b in pairwise(marks))
         return sum(phases), phases
+
+    def count(self, size: int) -> TrainingMemory:
+        """Take one step, and count its tensors."""
+        return count_step(self._replica, self._reader.read(self._next(size)), size)
+
+    def _next(self, size: int) -> MicroBatch:
+        self._position = (self._position + size) % len(self._order)
+        places = range(self._position, self._position + size)
+        return MicroBatch(epoch=0, indices=np.take(self._order, places, mode="wrap").tolist())
 
 
 def run_sweep(
@@ -131,6 +139,8 @@ def run_sweep(
                 break
             points.append(point_of(index, size, workers))
             crew.record(points[-1])
+            if stepper is not None and context.is_leader and index == 0:  # it is the same in every division
+                crew.record(MemoryCounted(sweep=index, memory=stepper.count(size)))
         if compressors is not None and points:
             # The gradient of the last step is still there: real values to compress.
             time_compressors(crew, index, compressors, replica.gradient if active else None, group)

@@ -34,6 +34,10 @@ class PeakBytes(Protocol):
         """Forget the peak."""
         ...
 
+    def pause(self, is_paused: bool) -> None:
+        """Leave out what happens elsewhere, such as reading samples on the host."""
+        ...
+
     def __enter__(self) -> Any: ...
 
     def __exit__(
@@ -54,6 +58,7 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         self._device = device
         self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
         self._live = self._peak = 0
+        self._is_paused = False
 
     @property
     def live_bytes(self) -> int:
@@ -74,6 +79,10 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         """Forget the peak (see `PeakBytes`)."""
         self._peak = self._live
 
+    def pause(self, is_paused: bool) -> None:
+        """Leave out what happens elsewhere (see `PeakBytes`)."""
+        self._is_paused = is_paused
+
     def __torch_dispatch__(
         self,
         func: torch._ops.OpOverload,
@@ -81,6 +90,8 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
+        if self._is_paused:
+            return func(*args, **(kwargs or {}))
         for storage in self._storages(tree_leaves((args, kwargs))):
             self._see(storage, 0)  # of before, unless it is known
         made = func(*args, **(kwargs or {}))
@@ -129,6 +140,9 @@ class AllocatedBytes:
     def begin_phase(self) -> None:
         """Forget the peak (see `PeakBytes`)."""
         torch.cuda.reset_peak_memory_stats(self._device)
+
+    def pause(self, is_paused: bool) -> None:
+        """Nothing: the host's memory is not the GPU's (see `PeakBytes`)."""
 
     def __enter__(self) -> Self:
         return self

@@ -25,7 +25,7 @@ from torch.distributed import init_process_group  # as it is, before scripts are
 from hetopt.core.artifact import read_record
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.events.log import EVENTS_FILE, EventLog
-from hetopt.core.events.probe_records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED, SweepEnded
+from hetopt.core.events.probe_records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED, MemoryCounted, SweepEnded
 from hetopt.core.listening import LOOPBACK, collectives_on
 from hetopt.core.paths import inside
 from hetopt.core.probe_schedule import Sweep
@@ -206,6 +206,8 @@ class ScriptProbe:
         for sized in self._common(crew):
             rows = crew.gather(sized.taken.row(order.timed_steps))
             crew.record(point_of(order.sweep, sized.samples, [Taken.of(row) for row in rows]))
+        for memory in measured.memory:
+            crew.record(MemoryCounted(sweep=order.sweep, memory=memory))
         if measured.ended is not None:
             size, reason = measured.ended
             crew.record(SweepEnded(sweep=order.sweep, local_batch_size=size, reason=reason))

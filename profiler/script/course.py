@@ -13,9 +13,11 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from hetopt.core.events.probe_records import GainMeasured, NoiseMeasured
+from hetopt.core.memory import TrainingMemory
 from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.profiler.probe.facts import OperatorCount, peak_memory_bytes, reset_peak_memory, without_fused_layers
 from hetopt.profiler.probe.gradient import ResidualGains
+from hetopt.profiler.probe.step_memory import StepCount
 from hetopt.profiler.probe.sweep import FEWEST_SIZES, FEWEST_TIMED, Taken, yardstick_s
 from hetopt.profiler.script.observer import Course, Observer, Step, Wish
 from hetopt.profiler.script.order import ScriptOrder
@@ -54,6 +56,7 @@ class Measured:
         operators: kernels that a step launches; 0: they were not counted.
         flops: of the matrix work of one step.
         sizes: in the order of measuring.
+        memory: counted at each of them.
         noise: sums of a gradient and its parts.
         gains: by ratio.
         gradient: the last that was looked at.
@@ -64,6 +67,7 @@ class Measured:
     flops: int = 0
     flops_samples: int = 0
     sizes: list[Sized] = field(default_factory=list)
+    memory: list[TrainingMemory] = field(default_factory=list)
     noise: list[NoiseMeasured] = field(default_factory=list)
     gains: list[GainMeasured] = field(default_factory=list)
     gradient: Tensor | None = None
@@ -135,6 +139,8 @@ class ScriptCourse:
             taken = yield from self._time(factor, size, max(0.0, left_s) / (len(factors) - position))
             if taken is not None:
                 self.measured.sizes.append(Sized(samples=size, taken=taken))
+                if self.order.sweep == 0:  # it is the same beside others
+                    yield from self._count_memory(factor, size)
             self.measured.trying = 0
 
     def _time(self, factor: float, size: int, allowed_s: float) -> Generator[Wish, Step, Taken | None]:
@@ -168,6 +174,13 @@ class ScriptCourse:
             ),
             samples_s=tuple(one.time_s for one in timed),
         )
+
+    def _count_memory(self, factor: float, size: int) -> Course:
+        """Over two steps: what the script still holds of the first one is there in the second."""
+        count = StepCount(self.observer.device, self.observer.kept)
+        yield Wish(factor=factor, count=count)
+        step = yield Wish(factor=factor, count=count)
+        self.measured.memory.append(count.told(step.samples or size))
 
     def _train(self) -> Course:
         """Steps at the script's own batch size that learn; between them, gradients that tell signal from noise."""

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from hetopt.core.errors import BadInput, HetoptError
+from hetopt.profiler.probe.step_memory import Kept, StepCount
 from hetopt.profiler.script.lines import Lines
 from hetopt.profiler.script.rebatching import rebatch, samples_of
 from hetopt.trainer.data.fetch import samples_in
@@ -36,12 +37,14 @@ class Wish:
             timed, activations and gradients stay those of a sane model.
         inside: entered around the step, to count what it does.
         wants_gradient: whether the gradient is looked at.
+        count: counts the tensors of the step; None: nobody does.
     """
 
     factor: float = 1.0
     learns: bool = False
     inside: Sequence[Any] = ()
     wants_gradient: bool = False
+    count: StepCount | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +143,7 @@ class Observer:
         self.batch_size = 0
         self.parameters: list[nn.Parameter] = []
         self.normalises = False
+        self._modules: dict[int, nn.Module] = {}
         self._hook = nn.modules.module.register_module_forward_pre_hook(self._notice)
 
     @property
@@ -167,6 +171,18 @@ class Observer:
         if deed not in self.seen_at:
             self.seen_at[deed] = self._lines.now() or ""
 
+    @property
+    def kept(self) -> Kept:
+        """What the script keeps from step to step, as far as its modules and optimizers hold it."""
+        modules = self._modules.values()
+        own = [one for module in modules for one in module.parameters()]
+        return Kept(
+            parameters=[*own, *self.parameters],
+            buffers=[one for module in modules for one in module.buffers()],
+            optimizers=self._optimizers,
+            gradient_bytes=sum(one.nbytes for one in self.parameters),
+        )
+
     def begins_pass(self, loader: DataLoader[Any]) -> None:
         self._made.pop(id(loader), None)
         rebatch(
@@ -177,8 +193,13 @@ class Observer:
 
     def asks_for_batch(self, loader: DataLoader[Any]) -> None:
         self._asked = self._stopwatch.mark()
+        if self._wish.count is not None:
+            self._wish.count.tensors.pause(True)
 
     def got_batch(self, loader: DataLoader[Any], batch: Any) -> None:
+        if self._wish.count is not None:
+            self._wish.count.tensors.pause(False)
+            self._wish.count.gets(batch)
         if not torch.is_grad_enabled():
             return  # an evaluation
         now = self._stopwatch.mark()
@@ -273,10 +294,14 @@ class Observer:
                 rate = group["lr"]
                 self._rates.append((group, rate))
                 group["lr"] = torch.zeros_like(rate) if isinstance(rate, Tensor) else 0.0
+        if self._wish.count is not None:
+            self._wish.count.updates(one.grad for one in self.parameters)
         self._update = self._stopwatch.mark()
 
     def ended_step(self, optimizer: Optimizer) -> None:
         now = self._stopwatch.mark()
+        if self._wish.count is not None:
+            self._wish.count.updated()
         if self._update is not None:
             self._seen.updates.append((self._update, now))
         for group, rate in self._rates:
@@ -301,6 +326,7 @@ class Observer:
             self._seen = _Seen(samples=self._seen.samples)
 
     def _notice(self, module: nn.Module, inputs: Any) -> None:
+        self._modules[id(module)] = module
         if module.training and isinstance(module, nn.modules.batchnorm._BatchNorm):
             self.normalises = True
 
@@ -314,6 +340,9 @@ class Observer:
         self._around = ExitStack()
         for one in self._wish.inside:
             self._around.enter_context(one)
+        if self._wish.count is not None:
+            self._around.enter_context(self._wish.count.tensors)
+            self._wish.count.begins()
         self._seen.begun = self._stopwatch.mark()
 
     def _follow(self, step: Step | None) -> None:

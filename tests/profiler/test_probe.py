@@ -125,6 +125,20 @@ def test_step_times_hold_their_parts(probed: tuple[list[Event], Profile]) -> Non
             assert point.peak_memory_bytes < device.memory_limit_bytes
 
 
+def test_tensors_are_counted_at_every_batch_size(probed: tuple[list[Event], Profile]) -> None:
+    alone, *others = probed[1].devices
+    memory = alone.memory
+    assert memory is not None
+    assert [one.memory for one in others] == [None] * len(others)
+    assert [step.samples for step in memory.steps] == [point.local_batch_size for point in alone.step_times]
+    # Momentum is as large as what is trained.
+    weights = 4 * (16 * 32 + 32 + 32 * 10 + 10)
+    assert memory.parameter_bytes == memory.gradient_bytes == memory.optimizer_bytes == weights
+    for step in memory.steps:
+        least = 4 * step.samples * (16 + 32 + 10)  # inputs, hidden values and outputs
+        assert least < step.computing_bytes < 3 * least + 2 * weights
+
+
 def test_every_worker_says_how_fast_its_processor_was_meanwhile(probed: tuple[list[Event], Profile]) -> None:
     events, profile = probed
     points = [event for event in events if event["event"] == "sweep_point"]

@@ -49,6 +49,12 @@ def test_what_a_plan_needs_is_measured(profile: Profile) -> None:
         sizes = [point.local_batch_size for point in device.step_times]
         assert len(sizes) >= 2
         assert set(sizes) <= {2, 4, 8, 16, 32, 64, 128}
+    memory = alone.memory
+    assert memory is not None
+    assert {step.samples for step in memory.steps} <= {point.local_batch_size for point in alone.step_times}
+    assert memory.parameter_bytes == memory.gradient_bytes == memory.optimizer_bytes == 153_128
+    grown = [step.computing_bytes for step in memory.steps]
+    assert grown == sorted(grown)
     assert {link.collective for link in profile.links} == {"all_reduce", "all_gather", "broadcast"}
     assert profile.noise
     assert profile.noise[-1].gradient_variance > 0

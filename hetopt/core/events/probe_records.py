@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from hetopt.core.artifact import Record
+from hetopt.core.memory import TrainingMemory
 from hetopt.core.profile import Collective
 
 STARTED = "probe_started"
@@ -57,6 +58,15 @@ class SweepPoint(Measurement):
     yardsticks_s: tuple[PositiveFloat, ...] = Field(
         default=(), description="of each worker's processor meanwhile; absent: it computes elsewhere"
     )
+
+
+class MemoryCounted(Measurement):
+    """Tensors of one worker over one step, by the leader."""
+
+    EVENT: ClassVar[str] = "memory_counted"
+
+    sweep: NonNegativeInt
+    memory: TrainingMemory
 
 
 class SweepEnded(Measurement):
