@@ -178,9 +178,10 @@ def headlines() -> str:
     return "\n".join(lines)
 
 
-def conversion() -> str:
-    """The difference between the script and its converted form, changed indentation aside."""
-    before, after = ((SCRIPT / name).read_text(encoding="utf-8").splitlines()[1:] for name in ("before.py", "after.py"))
+def conversion(prefix: str = "") -> str:
+    """The difference between a script and its converted form, changed indentation aside."""
+    names = (f"{prefix}before.py", f"{prefix}after.py")
+    before, after = ((SCRIPT / name).read_text(encoding="utf-8").splitlines()[1:] for name in names)
     matcher = difflib.SequenceMatcher(None, [line.strip() for line in before], [line.strip() for line in after], False)
     lines = []
     for group in matcher.get_grouped_opcodes(2):
@@ -194,7 +195,7 @@ def conversion() -> str:
     count = sum(line[0] == "+" and bool(line[1:].strip()) for line in lines)
     return "\n".join(
         [
-            f"A whole script, `examples/script/before.py`, and the {count} lines that `after.py` adds or changes",
+            f"A whole script, `examples/script/{names[0]}`, and the {count} lines that `{names[1]}` adds or changes",
             "(those that only move to the right aside):",
             "",
             "```diff",
@@ -211,6 +212,7 @@ def pages() -> dict[Path, str]:
         DOCS / "commands.md": commands(),
         DOCS / "measured.md": measured(),
         own: _filled(own, "conversion", conversion()),
+        DOCS / "from-ddp.md": _filled(DOCS / "from-ddp.md", "ddp", conversion("ddp_")),
         README: _filled(README, "measured", headlines()),
     }
 

@@ -1,32 +1,63 @@
 """`hetopt.convert`: writes a session into a training script, and takes distributed training of other kinds out of it.
 
-The script's text is edited where its syntax tree says so; comments, layout and everything else stay as they are.
+Four expressions are looked for, from the backward pass outwards: the loader whose batches it is of, the model, the
+optimizer that steps, and the function in which all three are at hand before training begins. There the session goes.
 """
 
 from __future__ import annotations
 
 import ast
 import difflib
-import io
-import tokenize
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hetopt.api.script_text import (
+    PLACES,
+    Derived,
+    SourceFile,
+    assigned,
+    called,
+    given,
+    has_session,
+    own_sharding,
+    parameters,
+    read_script,
+    shared_files,
+)
+from hetopt.api.text_edits import TextEdits
 from hetopt.core.errors import BadInput
 from hetopt.core.reading import read_text
 
 _IMPORT = "from hetopt import session"
-_WRAPPERS = ("DistributedDataParallel", "DDP", "DataParallel", "FullyShardedDataParallel", "FSDP")
 _BY_HAND = "change the four lines by hand, as docs/your-own-code.md shows"
-
+_WRAPPERS = ("DistributedDataParallel", "DDP", "DataParallel")
+_SHARDED = ("FullyShardedDataParallel", "FSDP", "fully_shard", "parallelize_module", "ZeroRedundancyOptimizer")
+_FRAMEWORKS = {
+    "accelerate": "Accelerate",
+    "lightning": "Lightning",
+    "pytorch_lightning": "Lightning",
+    "deepspeed": "DeepSpeed",
+    "horovod": "Horovod",
+}
 _ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
 """What torchrun would say to a worker that is alone."""
 
-_PLACES = {"get_rank": "RANK", "get_world_size": "WORLD_SIZE", "get_local_rank": "LOCAL_RANK"}
-_COLLECTIVES = ("all_reduce", "all_gather", "reduce", "broadcast", "all_gather_object", "broadcast_object_list")
+_ASKED = {"get_rank": "RANK", "get_world_size": "WORLD_SIZE", "get_local_rank": "LOCAL_RANK"}
+_GROUPS = ("init_process_group", "destroy_process_group", "barrier")
+_SUMS = ("all_reduce", "reduce")
+_OTHER_COLLECTIVES = ("all_gather", "broadcast", "all_gather_object", "broadcast_object_list", "gather", "scatter")
+_MEETING = ("MASTER_ADDR", "MASTER_PORT", *PLACES)
+_SCHEDULE = re.compile(r"sched|LR$|Plateau|Warmup|Annealing|OneCycle|scaler|prof|writer|pbar|env|stats", re.IGNORECASE)
+_OPTIMIZER = re.compile(r"opt", re.IGNORECASE)
+_MODEL = re.compile(r"model|net|module", re.IGNORECASE)
+_JUDGES = re.compile(r"test|val|eval", re.IGNORECASE)
+_USES = ("zero_grad", "train", "parameters", "named_parameters", "state_dict", "eval")
+_NO_OPTIMIZERS = ("list", "sum", "filter", "clip_grad_norm_", "clip_grad_value_", "deepcopy", "join")
 
-Block = list[ast.stmt]
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Loop = ast.For | ast.While
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +79,20 @@ def convert(script: Path | str) -> Converted:
     """Write a session into a training script.
 
     Args:
-        script: a file with one model, one optimizer and a loop over a DataLoader.
+        script: a file with one optimizer and a loop over a DataLoader, in functions or in a class.
 
     Raises:
         BadInput: it is no Python file, or not of that form; the sentence says what was looked for, and where.
     """
     path = Path(script)
     text = read_text(path, hint="give the path of the script")
+    if ".backward" not in text:
+        training = [one.name for one in read_script(path) if ".backward" in one.text]
+        if training:
+            raise BadInput(
+                f"{path.name} calls `backward` nowhere; {training[0]} does, which it imports.",
+                hint=f"`hetopt convert {training[0]} --no-compare`, and import the new file in a copy of {path.name}",
+            )
     return convert_text(text, name=path.name)
 
 
@@ -65,12 +103,7 @@ def convert_text(text: str, *, name: str = "script.py") -> Converted:
         text: of the script.
         name: of the file, for messages and the diff.
     """
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None)
-        raise BadInput(f"{name} is no Python that can be read{f', at line {line}' if line else ''}.") from None
-    new, remarks = _Conversion(text, tree, name).run()
+    new, remarks = _Conversion(SourceFile.of(text, name)).run()
     lines = difflib.unified_diff(
         text.splitlines(keepends=True), new.splitlines(keepends=True), f"a/{name}", f"b/{name}", n=2
     )
@@ -78,215 +111,473 @@ def convert_text(text: str, *, name: str = "script.py") -> Converted:
 
 
 @dataclass
-class _Edits:
-    """Replacements of parts of the text, and lines that come before others or move to the right."""
+class _Frame:
+    """A function on the way from a backward pass to where training begins; each name as it is written there.
 
-    lines: list[str]
-    parts: list[tuple[int, int, int, int, str]] = field(default_factory=list)
-    before: dict[int, list[str]] = field(default_factory=dict)
-    indented: set[int] = field(default_factory=set)
-    dropped: set[int] = field(default_factory=set)
+    Attributes:
+        function: None: the file itself.
+        node: in it, the backward pass, or the call that leads to it.
+        loader: None: the loop over batches is further out.
+    """
 
-    def replace(self, node: ast.expr, text: str) -> None:
-        assert node.end_lineno is not None
-        assert node.end_col_offset is not None
-        self.parts.append((node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, text))
+    function: Function | None
+    node: ast.AST
+    model: str | None = None
+    optimizer: str | None = None
+    loader: str | None = None
 
-    def drop(self, node: ast.stmt) -> None:
-        assert node.end_lineno is not None
-        self.dropped.update(range(node.lineno, node.end_lineno + 1))
 
-    def text(self) -> str:
-        """The new text."""
-        lines = [line.encode() for line in self.lines]  # columns of the tree count bytes
-        for first, start, last, end, text in sorted(self.parts, reverse=True):
-            head, tail = lines[first - 1][:start], lines[last - 1][end:]
-            lines[first - 1 : last] = [head + text.encode() + tail, *[b""] * (last - first)]
-        told: list[str] = []
-        for number, line in enumerate(lines, start=1):
-            told += self.before.get(number, [])
-            if number in self.dropped or (not line and self.lines[number - 1]):
-                continue
-            shown = line.decode()
-            told.append(f"    {shown}" if number in self.indented and shown.strip() else shown)
-        return "".join(told)
+@dataclass
+class _Way:
+    """From a backward pass to where training begins, innermost first."""
+
+    backward: ast.Expr
+    frames: list[_Frame] = field(default_factory=list)
+
+    @property
+    def entry(self) -> _Frame:
+        return self.frames[-1]
 
 
 class _Conversion:
-    def __init__(self, text: str, tree: ast.Module, name: str) -> None:
-        self._text, self._tree, self._name = text, tree, name
-        self._edits = _Edits(text.splitlines(keepends=True))
+    def __init__(self, file: SourceFile) -> None:
+        self._file, self._edits = file, TextEdits(file.text)
+        self._source, self._where = file.source, file.where
         self._remarks: list[str] = []
-        self._needs_os = False
-        self._parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+        self._removed: set[ast.stmt] = set()
+        self._guarded: set[int] = set()
+        self._imports = {_IMPORT}
+        calls = [node for node in ast.walk(file.tree) if isinstance(node, ast.Call)]
+        self._calls = calls
+        self._pairs = list(assigned(file.tree))
+        made = [(self._source(target), value) for target, value in self._pairs if isinstance(value, ast.Call)]
+        self._optimizers = {
+            target: value for target, value in made if isinstance(value, ast.Call) and self._models(value)
+        }
+        self._schedules = {
+            target for target, value in made if isinstance(value, ast.Call) and _SCHEDULE.search(called(value))
+        }
+        names = {node.id for node in ast.walk(file.tree) if isinstance(node, ast.Name)}
+        self._run = "run" if "run" not in names else "session_run"
 
     def run(self) -> tuple[str, tuple[str, ...]]:
-        if any(_called(node) == "session" for node in ast.walk(self._tree) if isinstance(node, ast.Call)):
-            raise BadInput(f"{self._name} has a session already.", hint="launch it as it is")
-        self._refuse_frameworks()
-        optimizer = self._optimizer()
-        loop, backward = self._loop()
-        self._take_out_distribution()
-        self._write_session(optimizer, loop, backward)
-        return self._edits.text(), tuple(self._remarks)
+        self._refuse()
+        ways = [self._way(one) for one in self._backwards()]
+        entry = ways[0].entry
+        start = self._start(entry)
+        for one in ways[1:]:
+            same = (one.entry.loader, one.entry.optimizer, one.entry.model)
+            if self._start(one.entry) is not start or same != (entry.loader, entry.optimizer, entry.model):
+                raise BadInput(
+                    f"{self._where(one.backward)}: this backward pass is of another loop than that of line "
+                    f"{ways[0].backward.lineno}.",
+                    hint=_BY_HAND,
+                )
+        self._take_out_distribution(entry, start)
+        self._write_session(ways, entry, start)
+        return self._without_unused(self._edits.text()), tuple(dict.fromkeys(self._remarks))
 
-    def _source(self, node: ast.AST) -> str:
-        found = ast.get_source_segment(self._text, node)
-        assert found is not None
-        return found
+    def _without_unused(self, text: str) -> str:
+        """The new text without the imports that only what was taken out used.
 
-    def _where(self, node: ast.AST) -> str:
-        return f"{self._name}, line {getattr(node, 'lineno', 1)}"
+        Raises:
+            BadInput: it is no Python.
+        """
+        try:
+            tree = ast.parse(text)
+        except SyntaxError as error:
+            raise BadInput(
+                f"{self._file.name} cannot be converted: line {error.lineno} of the new text would be no Python.",
+                hint=_BY_HAND,
+            ) from None
+        before, now = (
+            {node.id for node in ast.walk(one) if isinstance(node, ast.Name)} for one in (self._file.tree, tree)
+        )
+        edits = TextEdits(text)
+        for node in tree.body:
+            if not isinstance(node, (ast.Import, ast.ImportFrom)):
+                continue
+            bound = {one: one.asname or one.name.partition(".")[0] for one in node.names}
+            kept = [one for one in node.names if bound[one] in now or bound[one] not in before]
+            if not kept:
+                edits.drop(node)
+            elif len(kept) < len(node.names):
+                edits.replace(node, ast.unparse(_with_names(node, kept)))
+        return edits.text()
 
-    def _refuse_frameworks(self) -> None:
-        names = {"accelerate": "Accelerator", "lightning": "Lightning", "pytorch_lightning": "Lightning"}
-        for node in ast.walk(self._tree):
-            modules = (
-                [one.name for one in node.names]
-                if isinstance(node, ast.Import)
-                else [node.module or ""]
-                if isinstance(node, ast.ImportFrom)
-                else []
+    # What cannot be converted
+
+    def _refuse(self) -> None:
+        if has_session((self._file,)):
+            raise BadInput(f"{self._file.name} has a session already.", hint="launch it as it is")
+        for node in ast.walk(self._file.tree):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                modules = [one.name for one in node.names] if isinstance(node, ast.Import) else [str(node.module or "")]
+                for module in modules:
+                    framework = _FRAMEWORKS.get(module.partition(".")[0])
+                    if framework is not None:
+                        raise self._owned(node, framework)
+                if isinstance(node, ast.ImportFrom) and modules[0].partition(".")[0] == "transformers":
+                    trainers = [one.name for one in node.names if one.name in ("Trainer", "Seq2SeqTrainer")]
+                    if trainers:
+                        raise self._owned(node, f"transformers' {trainers[0]}")
+        for call in self._calls:
+            if called(call) in _SHARDED:
+                raise BadInput(
+                    f"{self._where(call)}: {called(call)} spreads the model over the workers, and a session holds all "
+                    "of it on each.",
+                    hint="take it out if the model fits on one device, and convert what is left",
+                )
+        sharded = own_sharding(self._file)
+        if sharded is not None:
+            raise BadInput(
+                f"{sharded.place}: the script takes a part of its data by its worker's number ({sharded.code}), and a "
+                "session would share out that part alone.",
+                hint="give every worker all of the data, then convert: a session's loader gives each its part",
             )
-            for module in modules:
-                if module.partition(".")[0] in names:
-                    raise BadInput(
-                        f"{self._where(node)}: {names[module.partition('.')[0]]} owns the loop of this script.",
-                        hint="docs/your-own-code.md says how a session goes with it",
-                    )
 
-    def _optimizer(self) -> ast.Assign:
-        """The statement that makes the optimizer."""
+    def _owned(self, node: ast.AST, framework: str) -> BadInput:
+        return BadInput(
+            f"{self._where(node)}: {framework} owns the loop of this script.",
+            hint="docs/your-own-code.md says how a session goes with it",
+        )
+
+    # From the backward pass outwards
+
+    def _backwards(self) -> list[ast.Expr]:
         found = [
             node
-            for node in ast.walk(self._tree)
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and self._model(node.value) is not None
-        ]
-        if not found:
-            raise BadInput(
-                f"{self._name} makes no optimizer of a model's parameters, as in "
-                "`optimizer = torch.optim.SGD(model.parameters(), lr=0.1)`.",
-                hint=_BY_HAND,
-            )
-        if len(found) > 1:
-            lines = " and ".join(str(one.lineno) for one in found[:3])
-            raise BadInput(
-                f"{self._name} makes {len(found)} optimizers (lines {lines}), and each needs a session of its own.",
-                hint=_BY_HAND,
-            )
-        if not isinstance(found[0].targets[0], ast.Name):
-            raise BadInput(
-                f"{self._where(found[0])}: the optimizer is kept in {self._source(found[0].targets[0])}, not in a "
-                "variable.",
-                hint=_BY_HAND,
-            )
-        return found[0]
-
-    def _model(self, call: ast.Call) -> ast.expr | None:
-        """The model whose parameters a call is given; None: it is given none."""
-        if _called(call) in ("list", "sum", "clip_grad_norm_", "clip_grad_value_", "deepcopy"):
-            return None
-        for argument in (*call.args, *(one.value for one in call.keywords)):
-            for node in ast.walk(argument):
-                if isinstance(node, ast.Call) and _called(node) in ("parameters", "named_parameters"):
-                    assert isinstance(node.func, (ast.Attribute, ast.Name))
-                    return node.func.value if isinstance(node.func, ast.Attribute) else None
-        return None
-
-    def _loop(self) -> tuple[ast.For, list[ast.Expr]]:
-        """The loop over batches, and its backward passes."""
-        backward = [
-            node
-            for node in ast.walk(self._tree)
+            for node in ast.walk(self._file.tree)
             if isinstance(node, ast.Expr)
             and isinstance(node.value, ast.Call)
             and isinstance(node.value.func, ast.Attribute)
             and node.value.func.attr == "backward"
         ]
-        if not backward:
-            raise BadInput(f"{self._name} calls `backward` nowhere.", hint=_BY_HAND)
-        loops = [self._loop_around(node) for node in backward]
-        found = loops[0]
-        if found is None or any(one is not found for one in loops):
-            raise BadInput(
-                f"{self._where(backward[0])}: the backward pass is not in one `for` loop over a loader's batches.",
-                hint=_BY_HAND,
-            )
-        return found, backward
+        if not found:
+            raise BadInput(f"{self._file.name} calls `backward` nowhere.", hint=_BY_HAND)
+        return found
 
-    def _loop_around(self, node: ast.AST) -> ast.For | None:
-        while node in self._parents:
-            node = self._parents[node]
-            if isinstance(node, ast.For) and self._loader_of(node) is not None:
-                return node
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+    def _way(self, backward: ast.Expr) -> _Way:
+        """Follow the calls from a backward pass out to where training begins."""
+        way = _Way(backward)
+        frame: _Frame | None = _Frame(self._function_of(backward), backward)
+        while frame is not None:
+            way.frames.append(frame)
+            if len(way.frames) > 1 and any(one.function is frame.function for one in way.frames[:-1]):
+                raise self._unclear(backward, "is in a function that calls itself")
+            self._look_around(frame)
+            frame = self._outwards(way, frame)
+        entry = way.entry
+        if entry.loader is None:
+            raise self._no_loop(backward)
+        if entry.optimizer is None or not self._is_bound(entry.optimizer, entry.function):
+            raise self._no_optimizer(backward)
+        if entry.model is None:
+            raise self._unclear(backward, "is of a model that cannot be told from the text")
+        return way
+
+    def _is_bound(self, name: str, function: Function | None) -> bool:
+        """Whether anything in the file gives a name, or what it is of, a value."""
+        root = name.partition(".")[0].partition("[")[0]
+        known = {self._source(one) for target, _ in self._pairs for one in ast.walk(target)}
+        known |= {one.id for one in ast.walk(self._file.tree) if isinstance(one, ast.Name) and self._is_target(one)}
+        return root in known or any(one.arg == root for one in (parameters(function) if function else ()))
+
+    @staticmethod
+    def _is_target(name: ast.Name) -> bool:
+        return isinstance(name.ctx, ast.Store)
+
+    def _unclear(self, node: ast.AST, what: str) -> BadInput:
+        return BadInput(f"{self._where(node)}: the backward pass {what}.", hint=_BY_HAND)
+
+    def _no_loop(self, backward: ast.Expr) -> BadInput:
+        if not any(called(call).endswith("Loader") for call in self._calls):
+            return BadInput(
+                f"{self._where(backward)}: the backward pass is not in one `for` loop over a loader's batches, and "
+                "this file makes no DataLoader.",
+                hint="put the samples into a Dataset and read them by `for batch in loader:` from a DataLoader, then "
+                "convert",
+            )
+        return BadInput(
+            f"{self._where(backward)}: the backward pass is not in one `for` loop over a loader's batches.",
+            hint="read batches by `for batch in loader:` from a DataLoader that has a name, then convert",
+        )
+
+    def _no_optimizer(self, backward: ast.Expr) -> BadInput:
+        if self._optimizers:
+            return self._unclear(backward, "is followed by no step of an optimizer in this file")
+        return BadInput(
+            f"{self._file.name} makes no optimizer of a model's parameters, as in "
+            "`optimizer = torch.optim.SGD(model.parameters(), lr=0.1)`.",
+            hint="let one of torch.optim change the parameters, then convert",
+        )
+
+    def _look_around(self, frame: _Frame) -> None:
+        """Find in a function what is not known yet."""
+        if frame.loader is None:
+            scope: ast.AST = frame.function or next(reversed(self._loops(frame.node)), self._file.tree)
+            stepped = list(dict.fromkeys([frame.optimizer or "", *self._stepped(scope)]))
+            stepped = [one for one in stepped if one]
+            if len(stepped) > 1:
+                lines = [str(value.lineno) for target, value in self._optimizers.items() if target in stepped]
+                made = f" (made in lines {' and '.join(lines)})" if lines else ""
+                raise BadInput(
+                    f"{self._file.name} steps {len(stepped)} optimizers, {' and '.join(stepped)}{made}.",
+                    hint="begin a session for each by hand, as docs/your-own-code.md shows for several models",
+                )
+            frame.optimizer = stepped[0] if stepped else None
+        if frame.loader is None:
+            frame.loader = next((name for loop in self._loops(frame.node) if (name := self._loader_of(loop))), None)
+        if frame.model is None:
+            frame.model = self._model_in(frame)
+
+    def _stepped(self, scope: ast.AST) -> Iterator[str]:
+        """Optimizers that step there."""
+        for call in ast.walk(scope):
+            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "step"):
+                continue
+            for one in (call.func.value, *call.args[:1]):  # scaler.step(optimizer)
+                name = self._source(one)
+                if not isinstance(one, (ast.Name, ast.Attribute)) or name in self._schedules:
+                    continue
+                last = name.rpartition(".")[2]
+                if name in self._optimizers or (_OPTIMIZER.search(last) and not _SCHEDULE.search(last)):
+                    yield name
+
+    def _model_in(self, frame: _Frame) -> str | None:
+        """The model: what the optimizer was made of, if that can be seen from here; else what is trained here."""
+        scope = frame.function or self._file.tree
+        used: list[str] = []
+        for call in ast.walk(scope):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in _USES:
+                used.append(self._source(call.func.value))
+            elif isinstance(call, ast.Call) and isinstance(call.func, (ast.Name, ast.Attribute)):
+                used.append(self._source(call.func))
+        made = self._optimizers.get(frame.optimizer or "")
+        if made is not None and self._can_see(frame, made):
+            receivers = [self._source(one) for one in self._models(made)]
+            whole = [one for one in used if all(its == one or its.startswith(f"{one}.") for its in receivers)]
+            whole = [one for one in whole if one != "self"]
+            return min([*whole, *receivers[:1]], key=len)
+        named = [one for one in used if _MODEL.search(one.rpartition(".")[2]) and "(" not in one]
+        named = [one for one in named if one.partition(".")[0] not in ("torch", "nn", "models")]
+        return min(named, key=lambda one: (used.count(one) * -1, len(one)), default=None)
+
+    def _can_see(self, frame: _Frame, made: ast.AST) -> bool:
+        """Whether names that stand there mean the same in this function."""
+        home = self._function_of(made)
+        if home is frame.function or home is None:
+            return True
+        return self._class_of(home) is not None and self._class_of(home) is self._class_of(frame.function)
+
+    def _outwards(self, way: _Way, frame: _Frame) -> _Frame | None:
+        """The function that calls this one, as far as training begins further out; None: it begins here."""
+        if frame.function is None:
+            return None
+        callers = [call for call in self._calls if self._is_call_of(call, frame.function)]
+        looped = [call for call in callers if self._loops(call)]
+        if frame.loader is not None and not looped:
+            return None
+        wanted = looped or callers
+        if not wanted:
+            return None
+        call = min(wanted, key=lambda one: (bool(_JUDGES.search(self._source(one))), one.lineno))
+        return self._from_call(way, frame, call)
+
+    def _from_call(self, way: _Way, frame: _Frame, call: ast.Call) -> _Frame:
+        outer = _Frame(self._function_of(call), call)
+        assert frame.function is not None
+        for name in ("model", "optimizer", "loader"):
+            inner = getattr(frame, name)
+            if inner is None:
+                continue
+            found = self._outside(inner, frame.function, call)
+            if found is None and frame.loader is None:
+                raise self._no_loop(way.backward)
+            if found is None:
+                raise BadInput(
+                    f"{self._where(call)}: {frame.function.name} is called in a loop, and where its `{inner}` comes "
+                    "from cannot be followed out of it, so a session would begin anew in every call.",
+                    hint=f"make the {name} once before the loop, and give it to {frame.function.name}",
+                )
+            setattr(outer, name, found)
+        return outer
+
+    def _outside(self, name: str, function: Function, call: ast.Call) -> str | None:
+        """What a function's expression is where the function is called; None: it is made inside."""
+        root, dot, rest = name.partition(".")
+        root, bracket, index = root.partition("[")
+        own = [
+            value
+            for target, value in assigned(function)
+            if self._source(target) == root and isinstance(value, (ast.Name, ast.Attribute, ast.Call))
+        ]
+        names = [one.arg for one in parameters(function)]
+        is_method = self._class_of(function) is not None and isinstance(call.func, ast.Attribute)
+        given: ast.expr | None = None
+        if root in names:
+            place = names.index(root)
+            if is_method and place == 0:
+                assert isinstance(call.func, ast.Attribute)
+                given = call.func.value
+            else:
+                by_name = [one.value for one in call.keywords if one.arg == root]
+                by_place = call.args[place - is_method : place - is_method + 1]
+                given = next(iter([*by_name, *by_place]), None)
+        elif own:
+            value = own[0]
+            # Another name for what came from outside, or the same made ready: model = self.model, wrapped or moved.
+            if isinstance(value, (ast.Name, ast.Attribute)):
+                return self._outside(f"{self._source(value)}{bracket}{index}{dot}{rest}", function, call)
+            return None
+        else:
+            return name  # of the file
+        if not isinstance(given, (ast.Name, ast.Attribute, ast.Subscript)):
+            return None
+        return f"{self._source(given)}{bracket}{index}{dot}{rest}"
+
+    def _is_call_of(self, call: ast.Call, function: Function) -> bool:
+        if called(call) != function.name or self._function_of(call) is function:
+            return False
+        return isinstance(call.func, ast.Attribute) == (self._class_of(function) is not None)
+
+    def _function_of(self, node: ast.AST) -> Function | None:
+        """The outermost function around a node; one that is made in a loop (a closure) belongs to what is around."""
+        found = None
+        for outer, _ in self._file.around(node):
+            if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                found = outer
+            elif isinstance(outer, (ast.For, ast.While)):
+                found = None
+            elif isinstance(outer, ast.ClassDef) and found is not None:
+                break
+        return found
+
+    def _class_of(self, function: Function | None) -> ast.ClassDef | None:
+        outer = None if function is None else self._file.parents.get(function)
+        return outer if isinstance(outer, ast.ClassDef) else None
+
+    def _loops(self, node: ast.AST) -> list[Loop]:
+        """Around a node in its function, innermost first."""
+        found: list[Loop] = []
+        home = self._function_of(node)
+        for outer, _ in self._file.around(node):
+            if outer is home:
+                break
+            if isinstance(outer, (ast.For, ast.While)):
+                found.append(outer)
+        return found
+
+    def _loader_of(self, loop: Loop) -> str | None:
+        """What a loop's batches come from: ``loader``, ``enumerate(self.loader)``, ``tqdm(loaders["train"])``."""
+        if isinstance(loop, ast.While):
+            return None
+        told = loop.iter
+        while isinstance(told, ast.Call):
+            if called(told) == "DataLoader":
+                raise BadInput(
+                    f"{self._where(told)}: the loop makes its DataLoader anew each time.",
+                    hint="make it once, under a name, before training begins",
+                )
+            if called(told) == "zip":
+                raise BadInput(
+                    f"{self._where(told)}: the loop reads several loaders side by side.",
+                    hint="begin the session by hand: `run.loader` for each of them",
+                )
+            if called(told) not in ("enumerate", "tqdm", "trange", "islice", "iter", "track") or not told.args:
                 return None
+            told = told.args[0]
+        if isinstance(told, ast.Subscript) and isinstance(told.slice, ast.Name):
+            return self._of_phase(loop, told)
+        if isinstance(told, ast.Subscript) and not isinstance(told.slice, ast.Constant):
+            return None
+        return self._source(told) if isinstance(told, (ast.Name, ast.Attribute, ast.Subscript)) else None
+
+    def _of_phase(self, loop: Loop, told: ast.Subscript) -> str | None:
+        """``loaders[phase]`` in a loop over phases is the one of training."""
+        for outer in self._loops(loop):
+            if not isinstance(outer, ast.For) or self._source(outer.target) != self._source(told.slice):
+                continue
+            phases = outer.iter.elts if isinstance(outer.iter, (ast.List, ast.Tuple)) else []
+            training = [one for one in phases if isinstance(one, ast.Constant) and "train" in str(one.value)]
+            if len(training) == 1:
+                return f"{self._source(told.value)}[{self._source(training[0])}]"
         return None
 
-    def _loader_of(self, loop: ast.For) -> str | None:
-        """The name that a loop's batches come from: ``loader``, ``enumerate(loader)``, ``tqdm(loader)``."""
-        told = loop.iter
-        while isinstance(told, ast.Call) and told.args and _called(told) != "range":
-            told = told.args[0]
-        return told.id if isinstance(told, ast.Name) else None
+    def _models(self, call: ast.Call) -> list[ast.expr]:
+        """The models whose parameters a call is given, as an optimizer is."""
+        if called(call) in _NO_OPTIMIZERS or _SCHEDULE.search(called(call)):
+            return []
+        return [
+            node.func.value
+            for argument in (*call.args, *(one.value for one in call.keywords))
+            for node in ast.walk(argument)
+            if isinstance(node, ast.Call)
+            and called(node) in ("parameters", "named_parameters")
+            and isinstance(node.func, ast.Attribute)
+        ]
 
-    def _scope(self, node: ast.AST) -> ast.AST:
-        while node in self._parents:
-            node = self._parents[node]
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                return node
-        return self._tree
-
-    def _block(self, statement: ast.stmt) -> tuple[Block, int]:
-        """The list of statements that one is in, and its place."""
-        parent = self._parents[statement]
-        for name in ("body", "orelse", "finalbody"):
-            block = getattr(parent, name, None)
-            if isinstance(block, list) and statement in block:
-                return block, block.index(statement)
-        raise BadInput(f"{self._where(statement)}: the optimizer is made where no session can begin.", hint=_BY_HAND)
-
-    def _take_out_distribution(self) -> None:
-        """Process groups, wrappers and samplers of DistributedDataParallel."""
-        samplers: set[str] = set()
-        wrapped: set[str] = set()
-        for node in ast.walk(self._tree):
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-                if _called(node.value) in ("init_process_group", "destroy_process_group", "barrier"):
-                    self._remove(node)
-                elif _called(node.value) in _COLLECTIVES:
-                    self._remarks.append(
-                        f"Line {node.lineno} calls {_called(node.value)}, which needs the workers' group: inside the "
-                        "session, run.mean(value) is the mean of all workers."
+    def _start(self, entry: _Frame) -> ast.stmt:
+        """The statement with which training begins: the outermost loop."""
+        start = self._loops(entry.node)[-1]
+        made = [(target, value) for target, value in assigned(start) if not self._is_itself(target, value)]
+        turns = [one for loop in ast.walk(start) if isinstance(loop, ast.For) for one in ast.walk(loop.target)]
+        named = [(self._source(target), target) for target, _ in made]
+        named += [(one.id, one) for one in turns if isinstance(one, ast.Name)]
+        for name, target in named:
+            for what in ("model", "optimizer", "loader"):
+                told = str(getattr(entry, what))
+                if told == name or (target in turns and told.partition(".")[0] == name):
+                    raise BadInput(
+                        f"{self._where(target)}: the loop has another {what} each time, `{told}`.",
+                        hint=f"train by one {what} that is made before the loop, or begin a session for each by hand",
                     )
-            elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-                if _called(node.value) in _WRAPPERS and node.value.args:
-                    wrapped |= {one.id for one in node.targets if isinstance(one, ast.Name)}
-                    if self._source(node.targets[0]) == self._source(node.value.args[0]):
-                        self._remove(node)
-                    else:
-                        self._edits.replace(node.value, self._source(node.value.args[0]))
-                elif _called(node.value) == "DistributedSampler":
-                    samplers |= {one.id for one in node.targets if isinstance(one, ast.Name)}
-                    self._remove(node)
-        for node in ast.walk(self._tree):
-            if isinstance(node, ast.Subscript):
-                self._place_alone(node)
-            elif isinstance(node, ast.Call) and _called(node) in _PLACES and not node.args:
-                self._edits.replace(
-                    node, f'int(os.environ.get("{_PLACES[_called(node)]}", "{_ALONE[_PLACES[_called(node)]]}"))'
+        return start
+
+    def _is_itself(self, target: ast.expr, value: ast.expr) -> bool:
+        return self._source(target) in {self._source(one) for one in ast.walk(value) if isinstance(one, ast.expr)}
+
+    # What is taken out
+
+    def _take_out_distribution(self, entry: _Frame, start: ast.stmt) -> None:
+        """Process groups, wrappers and samplers of DistributedDataParallel; processes that the script starts."""
+        samplers: dict[str, ast.Call] = {}
+        wrapped: set[str] = set()
+        spawned: set[str] = set()
+        for target, value in self._pairs:
+            if isinstance(value, ast.Call) and called(value) == "DistributedSampler":
+                samplers[self._source(target)] = value
+            if any(isinstance(one, ast.Call) and called(one) in _WRAPPERS for one in ast.walk(value)):
+                wrapped.add(self._source(target))
+        for call in self._calls:
+            name = called(call)
+            if name in _WRAPPERS and call.args:
+                self._unwrap(call)
+            elif name in ("spawn", "start_processes") and call.args:
+                spawned |= self._call_directly(call)
+            elif name == "DataLoader":
+                self._shuffle(call, samplers)
+            elif name == "no_sync" and isinstance(call.func, ast.Attribute):
+                self._edits.replace(call, "nullcontext()")
+                self._imports.add("from contextlib import nullcontext")
+            elif name in _OTHER_COLLECTIVES and self._is_distributed(call):
+                self._remarks.append(
+                    f"Line {call.lineno} calls {name}, which needs the workers' group: it is there inside the session, "
+                    "with several workers."
                 )
-                self._needs_os = True
-            elif isinstance(node, ast.Call) and _called(node) == "DataLoader":
-                self._shuffle(node, samplers)
-            elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-                function = node.value.func
-                if isinstance(function, ast.Attribute) and function.attr == "set_epoch":
-                    owner = self._source(function.value)
-                    if owner in samplers or owner.endswith(".sampler"):
-                        self._remove(node)
+        self._take_out_samplers(samplers)
+        for node in ast.walk(self._file.tree):
+            if isinstance(node, (ast.Expr, ast.Assign)):
+                self._take_out(node, samplers, entry, start)
             elif isinstance(node, ast.Attribute) and node.attr == "module" and self._source(node.value) in wrapped:
-                self._edits.replace(node, self._source(node.value))
+                self._edits.replace(node, node.value)
+        self._lead(entry, start, spawned)
+        for node in ast.walk(self._file.tree):
+            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+                self._place_alone(node)
+            elif isinstance(node, ast.Call) and called(node) in _ASKED and self._is_distributed(node):
+                self._edits.replace(node, self._asked(_ASKED[called(node)], instead_of=node))
+        self._rescale()
         if wrapped or samplers:
             self._remarks.append(
                 "The batch size of a loader under DistributedDataParallel is that of one worker; of a session it is "
@@ -294,135 +585,287 @@ class _Conversion:
                 "for."
             )
 
-    def _place_alone(self, node: ast.Subscript) -> None:
-        """A script that is started without torchrun is its only worker."""
-        name = node.slice.value if isinstance(node.slice, ast.Constant) else None
-        if isinstance(name, str) and name in _ALONE and self._source(node.value) in ("os.environ", "environ"):
-            self._edits.replace(node, f'{self._source(node.value)}.get("{name}", "{_ALONE[name]}")')
+    def _asked(self, variable: str, *, instead_of: ast.AST | None = None) -> str:
+        """What torchrun says of it; a script that is started without torchrun is its only worker."""
+        self._imports.add("import os")
+        around = () if instead_of is None else self._file.around(instead_of)
+        quote = "'" if any(isinstance(one, ast.JoinedStr) for one, _ in around) else '"'
+        return f"int(os.environ.get({quote}{variable}{quote}, {quote}{_ALONE[variable]}{quote}))"
 
-    def _shuffle(self, loader: ast.Call, samplers: set[str]) -> None:
+    def _is_distributed(self, call: ast.Call) -> bool:
+        """Whether a function is torch.distributed's, by how it is called."""
+        function = call.func
+        return not isinstance(function, ast.Attribute) or self._source(function.value) in (
+            "dist", "distributed", "torch.distributed", "tdist", "c10d",
+        )  # fmt: skip
+
+    def _unwrap(self, call: ast.Call) -> None:
+        outer = self._file.parents[call]
+        if isinstance(outer, ast.Assign) and self._source(outer.targets[0]) == self._source(call.args[0]):
+            self._remove(outer)
+        else:
+            self._edits.replace(call, call.args[0])
+
+    def _call_directly(self, call: ast.Call) -> set[str]:
+        """A function that was started once for each GPU is called once, as torchrun starts the script that often."""
+        function = call.args[0]
+        given = [one.value for one in call.keywords if one.arg == "args"] + call.args[1:2]
+        if given and not isinstance(given[0], ast.Tuple):
+            raise BadInput(
+                f"{self._where(call)}: the script starts processes, and their arguments are not written out.",
+                hint=f"call {self._source(function)}(rank, ...) directly, then convert: torchrun starts the processes",
+            )
+        arguments = given[0].elts if given and isinstance(given[0], ast.Tuple) else []
+        parts: list[str | ast.expr] = [function, "(", self._asked("LOCAL_RANK")]
+        for one in arguments:
+            parts += [", ", one]
+        self._edits.replace(call, *parts, ")")
+        self._remarks.append(f"Line {call.lineno} starts processes: torchrun, or hetopt launch, starts the script now.")
+        found = [
+            one
+            for one in ast.walk(self._file.tree)
+            if isinstance(one, ast.FunctionDef) and one.name == self._source(function)
+        ]
+        return {parameters(one)[0].arg for one in found if parameters(one)}
+
+    def _shuffle(self, loader: ast.Call, samplers: dict[str, ast.Call]) -> None:
         """A loader draws its own samples where it was given a worker's part."""
         for keyword in loader.keywords:
             if keyword.arg != "sampler":
                 continue
-            inline = isinstance(keyword.value, ast.Call) and _called(keyword.value) == "DistributedSampler"
-            if not inline and self._source(keyword.value) not in samplers:
+            made = samplers.get(self._source(keyword.value))
+            if isinstance(keyword.value, ast.Call) and called(keyword.value) == "DistributedSampler":
+                made = keyword.value
+            if made is None:
                 continue
-            order = [one for one in loader.keywords if one.arg == "shuffle"]
-            assert keyword.end_lineno is not None
-            assert keyword.end_col_offset is not None
-            start = (keyword.lineno, keyword.col_offset)
-            self._edits.parts.append((*start, keyword.end_lineno, keyword.end_col_offset, "shuffle=True"))
-            for one in order:
-                self._drop_keyword(one)
+            wanted = [one.value for one in made.keywords if one.arg == "shuffle"]
+            self._edits.replace(keyword, "shuffle=", wanted[0] if wanted else "True")
+            for one in loader.keywords:
+                if one.arg == "shuffle":
+                    self._edits.drop_keyword(one)
 
-    def _drop_keyword(self, keyword: ast.keyword) -> None:
-        """With the comma before it; where it begins its line, with the one after it."""
-        assert keyword.end_lineno is not None
-        assert keyword.end_col_offset is not None
-        line = self._edits.lines[keyword.lineno - 1].encode()
-        head = line[: keyword.col_offset].rstrip()
-        start, end = keyword.col_offset, keyword.end_col_offset
-        if head.endswith(b","):
-            start = len(head) - 1
-        elif not head:
-            tail = self._edits.lines[keyword.end_lineno - 1].encode()[end:]
-            if tail.strip() in (b"", b","):  # alone on its lines
-                self._edits.dropped.update(range(keyword.lineno, keyword.end_lineno + 1))
-                return
-            end += len(tail) - len(tail.lstrip(b", "))
-        self._edits.parts.append((keyword.lineno, start, keyword.end_lineno, end, ""))
+    def _take_out_samplers(self, samplers: dict[str, ast.Call]) -> None:
+        """Whoever else asks for a sampler finds none."""
+        for name, made in samplers.items():
+            statement = self._file.parents[made]
+            others = [
+                node
+                for node in ast.walk(self._file.tree)
+                if isinstance(node, (ast.Name, ast.Attribute))
+                and isinstance(node.ctx, ast.Load)
+                and self._source(node) == name
+                and not self._is_handled(node)
+            ]
+            if isinstance(statement, ast.Assign) and not others:
+                self._remove(statement)
+            else:
+                self._edits.replace(made, "None")
+
+    def _is_handled(self, sampler: ast.AST) -> bool:
+        for outer, child in self._file.around(sampler):
+            if isinstance(outer, ast.Call):
+                return called(outer) == "DataLoader" or (child is outer.func and called(outer) == "set_epoch")
+            if isinstance(outer, ast.stmt):
+                return False
+        return False
+
+    def _take_out(
+        self, statement: ast.Expr | ast.Assign, samplers: dict[str, ast.Call], entry: _Frame, start: ast.stmt
+    ) -> None:
+        value = statement.value
+        if isinstance(statement, ast.Assign):
+            target = statement.targets[0]
+            told = target.slice if isinstance(target, ast.Subscript) else None
+            sets = isinstance(told, ast.Constant) and told.value in _MEETING
+            if (sets and self._source(target).partition("[")[0].endswith("environ")) or (
+                isinstance(target, ast.Attribute) and target.attr == "require_backward_grad_sync"
+            ):
+                self._remove(statement)
+            return
+        if not isinstance(value, ast.Call):
+            return
+        name, function = called(value), value.func
+        owner = self._source(function.value) if isinstance(function, ast.Attribute) else ""
+        if name in _GROUPS and self._is_distributed(value):
+            self._remove(statement)
+        elif name == "setdefault" and owner.endswith("environ") and value.args:
+            if isinstance(value.args[0], ast.Constant) and value.args[0].value in _MEETING:
+                self._remove(statement)
+        elif name == "set_epoch" and (owner in samplers or owner.endswith("sampler")):
+            self._remove(statement)
+        elif name in _SUMS and self._is_distributed(value) and value.args:
+            self._average(statement, value, entry, start)
+
+    def _average(self, statement: ast.Expr, call: ast.Call, entry: _Frame, start: ast.stmt) -> None:
+        """A loss that is summed to be logged becomes a mean by samples; other sums are left to several workers."""
+        told, text = call.args[0], self._source(call)
+        said = [self._source(told)]
+        said += [self._source(value) for target, value in self._pairs if self._source(target) == self._source(told)]
+        is_loss = isinstance(told, (ast.Name, ast.Attribute)) and any("loss" in one.lower() for one in said)
+        if is_loss and self._is_inside(statement, entry, start):
+            count = "" if "AVG" in text else f" * {self._run}.world_size"
+            self._edits.replace(call, told, f".fill_({self._run}.mean(", told, f"){count})")
+            return
+        margin = self._edits.margin(statement.lineno)
+        self._edits.insert(statement.lineno, f"{margin}if torch.distributed.is_initialized():\n", around=1)
+        self._edits.indent(statement.lineno, statement.end_lineno or statement.lineno)
+        self._imports.add("import torch.distributed")
+        self._remarks.append(
+            f"Line {call.lineno} sums over the workers, whose parts of a batch are unequal: right for counts and sums; "
+            "of means, run.mean(value) is the mean over all samples."
+        )
+
+    def _is_inside(self, node: ast.AST, entry: _Frame, start: ast.stmt) -> bool:
+        """Whether a node is in the function of the session, after its beginning."""
+        return self._function_of(node) is entry.function and getattr(node, "lineno", 0) >= start.lineno
+
+    def _lead(self, entry: _Frame, start: ast.stmt, spawned: set[str]) -> None:
+        """What one worker alone does: by the number among all workers, as each may be the first of its machine."""
+        local = Derived(self._file, ("LOCAL_RANK",), spawned)
+        rank = Derived(self._file, ("RANK",))
+        for node in ast.walk(self._file.tree):
+            if not (isinstance(node, ast.Compare) and len(node.ops) == 1):
+                continue
+            right, sign = node.comparators[0], node.ops[0]
+            zero = isinstance(right, ast.Constant) and right.value == 0 and isinstance(sign, (ast.Eq, ast.NotEq))
+            listed = isinstance(sign, ast.In) and isinstance(right, (ast.List, ast.Tuple))
+            if not (zero or (listed and "0" in self._source(right))):
+                continue
+            inside = self._is_inside(node, entry, start)
+            if not local.is_in(node.left) and not (
+                inside and isinstance(node.left, ast.Call) and rank.is_in(node.left)
+            ):
+                continue
+            negated = isinstance(sign, ast.NotEq)
+            if inside:
+                self._edits.replace(node, f"not {self._run}.is_leader" if negated else f"{self._run}.is_leader")
+            else:
+                self._edits.replace(node, f"{self._asked('RANK', instead_of=node)} {'!=' if negated else '=='} 0")
+
+    def _place_alone(self, node: ast.Subscript) -> None:
+        """A script that is started without torchrun is its only worker."""
+        name = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        if isinstance(name, str) and name in _ALONE and self._source(node.value) in ("os.environ", "environ"):
+            said = self._source(node.slice)
+            self._edits.replace(node, f"{self._source(node.value)}.get({said}, {said.replace(name, _ALONE[name])})")
+
+    def _rescale(self) -> None:
+        """What is divided among workers stays whole; a learning rate that grows with them is named."""
+        size = Derived(self._file, ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+        for node in ast.walk(self._file.tree):
+            if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.FloorDiv)):
+                said = self._source(node.right)
+                if "batch" in self._source(node.left) and (size.is_in(node.right) or re.search(r"gpus|world", said)):
+                    self._edits.replace(node, node.left)
+                    self._remarks.append(
+                        f"Line {node.lineno} divided the batch by the workers: the session does that now."
+                    )
+            elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+                sides = (node.left, node.right)
+                if any(map(size.is_in, sides)) and any(re.search(r"\blr\b|rate", self._source(one)) for one in sides):
+                    self._remarks.append(
+                        f"Line {node.lineno} multiplies the learning rate by the workers: leave that out, unless the "
+                        "batch size is multiplied as well."
+                    )
 
     def _remove(self, statement: ast.stmt) -> None:
-        block, _ = self._block(statement)
-        left = [one for one in block if one is not statement and one.lineno not in self._edits.dropped]
-        if not left and not isinstance(self._parents[statement], ast.Module):
-            indent = " " * statement.col_offset
-            self._edits.before.setdefault(statement.lineno, []).append(f"{indent}pass\n")
+        """With its lines; a block that is left empty goes as well, or passes."""
+        parent, block = self._block(statement)
+        self._removed.add(statement)
+        if all(one in self._removed for one in block) and not isinstance(parent, ast.Module):
+            if isinstance(parent, ast.If) and not parent.orelse and self._file.source(parent).startswith("if"):
+                self._remove(parent)
+                return
+            self._edits.insert(block[-1].lineno, f"{self._edits.margin(statement.lineno)}pass\n", around=0)
         self._edits.drop(statement)
 
-    def _write_session(self, optimizer: ast.Assign, loop: ast.For, backward: Sequence[ast.Expr]) -> None:
-        assert isinstance(optimizer.value, ast.Call)
-        model = self._model(optimizer.value)
-        assert model is not None
-        target = optimizer.targets[0]
-        assert isinstance(target, ast.Name)
-        inner = self._loader_of(loop)
-        assert inner is not None
-        scope = self._scope(optimizer)
-        in_scope = self._scope(loop) is scope
-        block, place = self._block(optimizer)
-        loader = inner if in_scope else self._argument_of(loop, inner, scope)
-        first = self._first_use(block, place, loader, loop)
-        accumulate = self._accumulation(loop, target.id)
+    def _block(self, statement: ast.stmt) -> tuple[ast.AST, list[ast.stmt]]:
+        """What a statement is in, and the list of statements there that it is one of."""
+        parent = self._file.parents[statement]
+        blocks = [getattr(parent, name, None) for name in ("body", "orelse", "finalbody", "handlers")]
+        return parent, next(one for one in blocks if isinstance(one, list) and statement in one)
+
+    # What is written in
+
+    def _write_session(self, ways: Sequence[_Way], entry: _Frame, start: ast.stmt) -> None:
+        _, block = self._block(start)
+        margin = self._edits.margin(start.lineno)
+        accumulate = self._accumulation(start, str(entry.optimizer))
         options = "" if accumulate is None else f", accumulate={accumulate}"
-        indent = " " * first.col_offset
-        self._edits.before.setdefault(first.lineno, []).extend(
-            [
-                f"{indent}with session({self._source(model)}, {target.id}{options}) as run:\n",
-                f"{indent}    {loader} = run.loader({loader})\n",
-            ]
+        self._edits.insert(
+            start.lineno, f"{margin}with session({entry.model}, {entry.optimizer}{options}) as {self._run}:\n"
         )
-        last = block[-1]
-        assert last.end_lineno is not None
-        self._edits.indented |= set(self._movable(first.lineno, last.end_lineno))
-        owner = "run" if in_scope else f"{inner}.run"
-        for one in backward:
-            self._say_backward(one, owner)
+        self._edits.insert(
+            start.lineno, f"{margin}{self._edits.unit}{entry.loader} = {self._run}.loader({entry.loader})\n"
+        )
+        self._edits.indent(start.lineno, block[-1].end_lineno or start.lineno)
+        for way in ways:
+            self._say_backward(way, entry)
+        self._declare(entry, str(entry.loader), only_if_of_file=True)
+        self._guard_files(entry, start)
+        self._judge_together(entry, start)
         self._import()
 
-    def _say_backward(self, statement: ast.Expr, owner: str) -> None:
-        call = statement.value
+    def _say_backward(self, way: _Way, entry: _Frame) -> None:
+        call = way.backward.value
         assert isinstance(call, ast.Call)
         assert isinstance(call.func, ast.Attribute)
-        told = [self._source(call.func.value), *map(self._source, call.args)]
-        told += [f"{one.arg}={self._source(one.value)}" for one in call.keywords]
-        self._edits.replace(call, f"{owner}.backward({', '.join(told)})")
+        parts: list[str | ast.expr] = [f"{self._owner(way, entry)}.backward("]
+        if self._source(call.func) == "torch.autograd.backward":
+            parts += [call.args[0]]
+        else:
+            parts += [call.func.value]
+        for one in call.keywords:
+            parts += [f", {one.arg}=", one.value]
+        self._edits.replace(call, *parts, ")")
 
-    def _argument_of(self, loop: ast.For, parameter: str, scope: ast.AST) -> str:
-        """What the function around the loop is given for its loader, where the optimizer is made."""
-        function = self._scope(loop)
-        if isinstance(function, ast.FunctionDef):
-            names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
-            for node in ast.walk(scope):
-                if isinstance(node, ast.Call) and _called(node) == function.name and parameter in names:
-                    place = names.index(parameter)
-                    given = [one.value for one in node.keywords if one.arg == parameter]
-                    given += node.args[place : place + 1]
-                    if given and isinstance(given[0], ast.Name):
-                        return given[0].id
-        raise BadInput(
-            f"{self._where(loop)}: where the loop's `{parameter}` comes from cannot be followed to where the optimizer "
-            "is made.",
-            hint=_BY_HAND,
-        )
+    def _owner(self, way: _Way, entry: _Frame) -> str:
+        """How the session is written where a backward pass is made."""
+        home = way.frames[0].function
+        if home is entry.function:
+            return self._run
+        for frame in way.frames:
+            if frame.loader is None:
+                continue
+            root = frame.loader.partition(".")[0].partition("[")[0]
+            if frame.function is home:
+                return f"{frame.loader}.run"
+            of_class = self._class_of(home) is not None and self._class_of(home) is self._class_of(frame.function)
+            if (root == "self" and of_class) or (root != "self" and self._is_of_file(root, home, frame.function)):
+                return f"{frame.loader}.run"
+        self._declare(entry, self._run)
+        return self._run
 
-    def _first_use(self, block: Block, place: int, loader: str, loop: ast.For) -> ast.stmt:
-        """The statement in which training begins: the first after the optimizer that uses the loader, bound before."""
-        uses = [
-            statement
-            for statement in block[place + 1 :]
-            if any(isinstance(node, ast.Name) and node.id == loader for node in ast.walk(statement))
-            and not _binds(statement, loader)
-        ]
-        # What only measures a loader (its length, for a schedule) is no training.
-        training = [
-            one for one in uses if isinstance(one, (ast.For, ast.While)) or loop in ast.walk(one) or _calls(one, loader)
-        ]
-        if not training:
-            raise BadInput(
-                f"{self._name}: after the optimizer is made, nothing trains on `{loader}`.",
-                hint=_BY_HAND,
-            )
-        return training[0]
+    def _is_of_file(self, name: str, *functions: Function | None) -> bool:
+        """Whether a name means the file's variable in all of these functions."""
+        of_file = {self._source(target) for target, _ in self._pairs if self._function_of(target) is None}
+        inner = [one for one in functions if one is not None]
+        own = {one.arg for function in inner for one in parameters(function)}
+        own |= {self._source(target) for function in inner for target, _ in assigned(function)}
+        return name in of_file and name not in own
 
-    def _accumulation(self, loop: ast.For, optimizer: str) -> str | None:
+    def _declare(self, entry: _Frame, name: str, *, only_if_of_file: bool = False) -> None:
+        """A variable that other functions see too is the file's."""
+        if entry.function is None or not name.isidentifier():
+            return
+        if only_if_of_file and not self._is_of_file(name, entry.function):
+            return
+        first = entry.function.body[0]
+        is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+        first = entry.function.body[1] if is_docstring and len(entry.function.body) > 1 else first
+        said = f"{self._edits.margin(first.lineno)}global {name}\n"
+        self._edits.insert(first.lineno, said, first=True)
+
+    def _accumulation(self, start: ast.AST, optimizer: str) -> str | None:
         """Backward passes of a step, as in ``if (i + 1) % k == 0: optimizer.step()``."""
-        for node in ast.walk(loop):
+        for node in ast.walk(self._file.tree):
             if not isinstance(node, ast.If):
                 continue
             steps = any(
-                isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr == "step"
+                isinstance(one, ast.Call)
+                and isinstance(one.func, ast.Attribute)
+                and one.func.attr == "step"
+                and any(self._is_same(optimizer, self._source(its)) for its in (one.func.value, *one.args[:1]))
                 for statement in node.body
                 for one in ast.walk(statement)
             )
@@ -431,42 +874,68 @@ class _Conversion:
                 return self._source(every[0].right)
         return None
 
-    def _movable(self, first: int, last: int) -> Iterator[int]:
-        """Lines that may move to the right: those that do not begin inside a string."""
-        inside: set[int] = set()
-        for token in tokenize.generate_tokens(io.StringIO(self._text).readline):
-            if token.type == tokenize.STRING:
-                inside |= set(range(token.start[0] + 1, token.end[0] + 1))
-        return (number for number in range(first, last + 1) if number not in inside)
+    @staticmethod
+    def _is_same(optimizer: str, name: str) -> bool:
+        return optimizer.rpartition(".")[2] == name.rpartition(".")[2] or bool(_OPTIMIZER.search(name))
+
+    def _guard_files(self, entry: _Frame, start: ast.stmt) -> None:
+        """One worker writes what all have alike."""
+        for call in shared_files(self._file):
+            statement = next(one for one, _ in self._file.around(call) if isinstance(one, ast.stmt))
+            simple = isinstance(statement, ast.Expr) or (
+                isinstance(statement, ast.With) and not any(one is start for one in ast.walk(statement))
+            )
+            guarded = any(
+                isinstance(one, ast.With) and one.lineno in self._guarded for one, _ in self._file.around(statement)
+            )
+            if guarded:
+                continue
+            if simple and self._is_inside(statement, entry, start) and statement.end_lineno is not None:
+                margin = self._edits.margin(statement.lineno)
+                self._edits.insert(statement.lineno, f"{margin}if {self._run}.is_leader:\n", around=1)
+                self._edits.indent(statement.lineno, statement.end_lineno)
+                self._guarded.add(statement.lineno)
+            else:
+                self._remarks.append(
+                    f"Line {call.lineno} writes the same file on every worker: let one of them do it, under "
+                    "`if run.is_leader:`."
+                )
+
+    def _judge_together(self, entry: _Frame, start: ast.stmt) -> None:
+        """A schedule that follows a figure follows the same one on all workers."""
+        plateaus = {
+            self._source(target)
+            for target, value in self._pairs
+            if isinstance(value, ast.Call) and called(value) == "ReduceLROnPlateau"
+        }
+        plateaus |= {name for name, value in given(self._file.tree) if self._source(value) in plateaus}
+        for call in self._calls:
+            if called(call) != "step" or not isinstance(call.func, ast.Attribute) or not call.args:
+                continue
+            if self._source(call.func.value) not in plateaus:
+                continue
+            if self._is_inside(call, entry, start):
+                self._edits.replace(call.args[0], f"{self._run}.mean(", call.args[0], ")")
+            else:
+                self._remarks.append(
+                    f"Line {call.lineno}: ReduceLROnPlateau must follow the same figure on all workers, "
+                    "run.mean(value)."
+                )
 
     def _import(self) -> None:
-        imports = [one for one in self._tree.body if isinstance(one, (ast.Import, ast.ImportFrom))]
+        tree = self._file.tree
+        imports = [one for one in tree.body if isinstance(one, (ast.Import, ast.ImportFrom))]
+        known = {one.name for node in imports if isinstance(node, ast.Import) for one in node.names}
         last = imports[-1] if imports else None
-        line = 1 if last is None or last.end_lineno is None else last.end_lineno + 1
-        lines = [f"\n{_IMPORT}\n" if last is not None else f"{_IMPORT}\n"]
-        if self._needs_os and not any("os" in [name.name for name in one.names] for one in imports):
-            lines.insert(0, "import os\n")
-        self._edits.before.setdefault(line, [])[:0] = lines
+        is_documented = ast.get_docstring(tree) is not None and len(tree.body) > 1
+        line = tree.body[int(is_documented)].lineno if last is None else (last.end_lineno or last.lineno) + 1
+        others = sorted(one for one in self._imports - {_IMPORT} if one.removeprefix("import ") not in known)
+        told = [*(f"{one}\n" for one in others), f"{'' if last is None else chr(10)}{_IMPORT}\n"]
+        for one in reversed(told):
+            self._edits.insert(line, one, first=True)
 
 
-def _called(call: ast.Call) -> str:
-    """The last name of what is called."""
-    function = call.func
-    return (
-        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
-    )
-
-
-def _binds(statement: ast.stmt, name: str) -> bool:
-    targets = statement.targets if isinstance(statement, ast.Assign) else []
-    return any(isinstance(node, ast.Name) and node.id == name for target in targets for node in ast.walk(target))
-
-
-def _calls(statement: ast.stmt, name: str) -> bool:
-    """Whether a name is given to a function as it is (its length is not the loader)."""
-    return any(
-        isinstance(node, ast.Call)
-        and _called(node) != "len"
-        and any(isinstance(one, ast.Name) and one.id == name for one in (*node.args, *(k.value for k in node.keywords)))
-        for node in ast.walk(statement)
-    )
+def _with_names(node: ast.Import | ast.ImportFrom, names: list[ast.alias]) -> ast.stmt:
+    if isinstance(node, ast.Import):
+        return ast.Import(names)
+    return ast.ImportFrom(node.module, names, node.level)

@@ -61,7 +61,7 @@ def compare(before: Path, after: Path, arguments: Sequence[str] = (), *, reporte
     with tempfile.TemporaryDirectory(prefix="hetopt-convert-") as name:
         folder = Path(name)
         spec = folder / _SPEC_FILE
-        spec.write_text(_unequal().model_dump_json(), encoding="utf-8")
+        spec.write_text(unequal().model_dump_json(), encoding="utf-8")
         python = [sys.executable, "-m"]
         recorded = ["hetopt.profiler.script.gradients", str(folder)]
         torchrun = ["hetopt.trainer.torchrun", "--nproc-per-node", str(len(SHARES)), "--module"]
@@ -80,7 +80,8 @@ def compare(before: Path, after: Path, arguments: Sequence[str] = (), *, reporte
         return Exactness(alone=alone, shared=shared, steps=found.steps)
 
 
-def _unequal() -> RunSpec:
+def unequal() -> RunSpec:
+    """A run of two workers that share every batch 3 to 1."""
     return RunSpec(
         task="script",
         workers=tuple(WorkerSpec(host="localhost", type="local", local_batch_size=share) for share in SHARES),

@@ -323,7 +323,7 @@ def alone_environment(script: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in hidden}
     # Written for torchrun: it is its only worker here.
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    is_distributed = b"init_process_group" in script.read_bytes()
+    is_distributed = any("init_process_group" in file.text for file in read_script(script))
     return {**kept, "MPLBACKEND": "Agg", **collectives_on(LOOPBACK), **(place if is_distributed else {})}
 
 

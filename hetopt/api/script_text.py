@@ -15,7 +15,12 @@ from hetopt.core.reading import read_text
 PLACES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 """What torchrun tells a worker about its place among the others."""
 
-_ASKED = ("get_rank", "get_world_size", "get_local_rank", "get_node_local_rank")
+_ASKED = {
+    "get_rank": "RANK",
+    "get_world_size": "WORLD_SIZE",
+    "get_local_rank": "LOCAL_RANK",
+    "get_node_local_rank": "LOCAL_RANK",
+}
 _LEADER = re.compile(r"rank|leader|master|main_process|is_main|primary|chief|gpu_id|\bgpu\b|proc_id", re.IGNORECASE)
 _WRITERS = (
     "save_pretrained", "save_file", "save_image", "savefig", "savetxt", "savez", "to_csv", "to_json", "to_parquet",
@@ -176,77 +181,102 @@ def own_sharding(file: SourceFile) -> Finding | None:
 
     A session gives each worker its part of every batch: of a part, that would be a part of a part.
     """
-    told = _Told(file)
-    if not told.is_asked:
+    rank = Derived(file, ("RANK", "LOCAL_RANK"))
+    if not rank.is_asked:
         return None
     for node in ast.walk(file.tree):
-        if isinstance(node, ast.Slice) and any(told.is_place(one) for one in (node.lower, node.upper, node.step)):
+        if isinstance(node, ast.Slice) and any(rank.is_in(one) for one in (node.lower, node.upper, node.step)):
             return file.finding(file.parents[node])
         if isinstance(node, ast.Call):
             given = [*node.args, *(one.value for one in node.keywords)]
             name = called(node)
-            if name in _SHARDERS and any(told.is_place(one) for one in given):
-                return file.finding(node)
-            if name == "range" and len(given) == 3 and told.is_place(given[2]):
+            if (name in _SHARDERS or (name == "range" and len(given) == 3)) and any(map(rank.is_in, given)):
                 return file.finding(node)
         if (
             isinstance(node, ast.Compare)
             and isinstance(node.left, ast.BinOp)
             and isinstance(node.left.op, ast.Mod)
-            and all(any(told.is_place(one) for one in side) for side in ([node.left.right], node.comparators))
+            and any(map(rank.is_in, node.comparators))
         ):
             return file.finding(node)
     return None
 
 
-class _Told:
-    """Which expressions of a file are of its worker's place."""
+class Derived:
+    """Which expressions of a file are computed from what torchrun tells a worker.
 
-    def __init__(self, file: SourceFile) -> None:
-        self._file = file
-        self._names: set[str] = set()
-        self.is_asked = any(self._asks(node) for node in ast.walk(file.tree))
+    Args:
+        file: the script.
+        variables: of torchrun.
+        names: that are of that kind besides, whoever gives them a value.
+
+    Attributes:
+        is_asked: whether the file asks for one of them.
+    """
+
+    def __init__(self, file: SourceFile, variables: tuple[str, ...], names: Iterable[str] = ()) -> None:
+        self._file, self._variables = file, variables
+        self._names = set(names)
+        self.is_asked = bool(self._names) or any(self._asks(node) for node in ast.walk(file.tree))
         if not self.is_asked:
             return
-        pairs = list(_assigned(file.tree))
-        # What workers are counted by is handed to functions under the same names, mostly.
-        self._names = {
-            one.arg
-            for node in ast.walk(file.tree)
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-            for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-            if one.arg in ("rank", "local_rank", "world_size", "num_replicas")
-        }
+        pairs = [*((file.source(target), value) for target, value in assigned(file.tree)), *given(file.tree)]
         while True:
             known = set(self._names)
-            for target, value in pairs:
-                if self.is_place(value):
-                    self._names.add(file.source(target))
+            self._names |= {name for name, value in pairs if self.is_in(value)}
             if self._names == known:
                 return
 
-    @staticmethod
-    def _asks(node: ast.AST) -> bool:
+    def _asks(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Call):
             asked = node.args[0] if node.args else None
-            return called(node) in _ASKED or (called(node) in ("get", "getenv") and _is_variable(asked))
-        return isinstance(node, ast.Subscript) and _is_variable(node.slice)
-
-    def is_place(self, node: ast.AST | None) -> bool:
-        """Whether it is made of the worker's number, or the number of workers."""
-        if node is None or (isinstance(node, ast.Call) and called(node) in ("DataLoader", "device", "DDP")):
-            return False
-        return any(
-            self._asks(one) or (isinstance(one, (ast.Name, ast.Attribute)) and self._file.source(one) in self._names)
-            for one in ast.walk(node)
+            if called(node) in ("get", "getenv"):
+                return isinstance(asked, ast.Constant) and asked.value in self._variables
+            return _ASKED.get(called(node)) in self._variables
+        return (
+            isinstance(node, ast.Subscript)
+            and isinstance(node.slice, ast.Constant)
+            and node.slice.value in self._variables
         )
 
+    def is_in(self, node: ast.AST | None) -> bool:
+        """Whether an expression is a number that is made of it."""
+        if node is None:
+            return False
+        if self._asks(node):
+            return True
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            return self._file.source(node) in self._names
+        is_number = isinstance(node, (ast.BinOp, ast.UnaryOp, ast.IfExp, ast.BoolOp))
+        is_number = is_number or (isinstance(node, ast.Call) and called(node) in ("int", "max", "min", "range"))
+        return is_number and any(self.is_in(one) for one in ast.iter_child_nodes(node))
 
-def _is_variable(node: ast.AST | None) -> bool:
-    return isinstance(node, ast.Constant) and node.value in PLACES
+
+def given(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """Parameters of the file's functions, each with what a call gives for it."""
+    functions: dict[str, list[ast.arg]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            inner = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
+            functions |= {name: parameters(one)[1:] for name, one in inner.items() if name != "__init__"}
+            if "__init__" in inner:
+                functions[node.name] = parameters(inner["__init__"])[1:]
+        elif isinstance(node, ast.FunctionDef) and node.name not in functions:
+            functions[node.name] = parameters(node)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and called(node) in functions:
+            names = functions[called(node)]
+            yield from ((one.arg, value) for one, value in zip(names, node.args, strict=False))
+            yield from ((one.arg, one.value) for one in node.keywords if one.arg in {its.arg for its in names})
 
 
-def _assigned(tree: ast.Module) -> Iterator[tuple[ast.expr, ast.expr]]:
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
+    """Of a function, those that can be given by place first."""
+    return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+
+
+def assigned(tree: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Everything that is given a value inside, with the value; tuples part by part where both sides are."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
             for target in node.targets:

@@ -5,7 +5,6 @@ The processes are forked from one that has imported torch, so that a case costs 
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
 import sys
@@ -18,8 +17,7 @@ from hetopt.core.artifact import read_record
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.profiler.script.order import FAILED_FILE, ORDER_FILE, Failure, ScriptOrder
 
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["hetopt.profiler.script.child", "hetopt"])
+from .warm import FORKS
 
 HEAD = """import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -183,7 +181,7 @@ SHARDED = 'import os\nrank = int(os.environ.get("RANK", 0))\nworld = int(os.envi
         ("mine = Subset(data, range(rank, len(data), world))\n", 4),
         ("mine = data.shard(num_shards=world, index=rank)\n", 4),
         ("for i, x in enumerate(data):\n    if i % world == rank:\n        train(x)\n", 5),
-        ("def read(data, rank, world_size):\n    return data[rank::world_size]\n", 5),
+        ("def read(data, r, w):\n    return data[r::w]\n\n\nread(data, rank, world)\n", 5),
         ("sampler = DistributedSampler(data, num_replicas=world, rank=rank)\n", None),
         ('device = f"cuda:{rank}"\nname = devices[rank]\nbatch = 64 // world\nhead = data[:10]\n', None),
         ("if rank == 0:\n    print(data[1:3])\n", None),

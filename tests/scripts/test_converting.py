@@ -1,14 +1,27 @@
-"""A session is written into a script as a person would write it, or it is said in a sentence why not."""
+"""A session is written into a script as a person would write it, or it is said in a sentence why not.
+
+The forms of scripts are run before and after, alone and on two workers, in forks of a process that has torch.
+"""
 
 from __future__ import annotations
 
 import ast
+import os
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from hetopt.api.converting import convert, convert_text
+from hetopt.api.exactness import EXACT, unequal
 from hetopt.core.errors import BadInput
+from hetopt.core.run_folder import SPEC_VARIABLE
+from hetopt.profiler.script import gradients
+
+from .forms import FORMS
+from .warm import FORKS
+
+PATIENCE_S = 120.0
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "script"
 
@@ -26,6 +39,14 @@ BODY = """    opt.zero_grad()
     loss.backward()
     opt.step()
 """
+
+
+def test_the_example_of_distributed_data_parallel_is_what_comes_out() -> None:
+    """To make it again: the text of `convert` with the first line of the example that is there."""
+    after = (EXAMPLES / "ddp_after.py").read_text()
+    converted = convert(EXAMPLES / "ddp_before.py")
+    assert converted.text.splitlines()[1:] == after.splitlines()[1:]
+    assert len(converted.remarks) == 1
 
 
 def lines(text: str) -> list[str]:
@@ -129,15 +150,123 @@ def main():
         ("x = = 1", "no Python"),
         (HEAD + LOADER + "for (x,) in loader:\n" + BODY, "makes no optimizer"),
         (
-            HEAD + LOADER + OPTIMIZER + OPTIMIZER.replace("opt", "other") + "for (x,) in loader:\n" + BODY,
+            HEAD
+            + LOADER
+            + OPTIMIZER
+            + OPTIMIZER.replace("opt", "other")
+            + "for (x,) in loader:\n"
+            + BODY
+            + "    other.step()\n",
             "2 optimizers",
         ),
-        (HEAD + OPTIMIZER + "while True:\n    x = batch()\n" + BODY, "not in one `for` loop"),
+        (HEAD + OPTIMIZER + "while True:\n    x = batch()\n" + BODY, "not in one `for` loop .* makes no DataLoader"),
+        (HEAD + LOADER + OPTIMIZER + "for i in range(9):\n    x = next(it)\n" + BODY, "not in one `for` loop"),
+        (HEAD + OPTIMIZER + "for x in DataLoader(data, 4):\n" + BODY, "line 8: the loop makes its DataLoader anew"),
+        (HEAD + LOADER + OPTIMIZER + "for x, y in zip(loader, loader):\n" + BODY, "several loaders side by side"),
+        (
+            HEAD
+            + LOADER
+            + "for fold in range(5):\n    model = nn.Linear(4, 2)\n    opt = torch.optim.SGD(model.parameters())\n"
+            + "    for (x,) in loader:\n        model(x).sum().backward()\n        opt.step()\n",
+            "line 9: the loop has another model each time",
+        ),
+        (
+            HEAD
+            + LOADER
+            + "def fit(model):\n    opt = torch.optim.SGD(model.parameters())\n    for (x,) in loader:\n"
+            + "        model(x).sum().backward()\n        opt.step()\nfor seed in range(3):\n    fit(model)\n",
+            "line 14: fit is called in a loop, and where its `opt` comes from",
+        ),
+        (HEAD + LOADER + OPTIMIZER + "model = FSDP(model)\nfor (x,) in loader:\n" + BODY, "FSDP spreads the model"),
+        (
+            HEAD
+            + LOADER
+            + OPTIMIZER
+            + "import os\nmine = data[int(os.environ['RANK']) :: 2]\nfor (x,) in loader:\n"
+            + BODY,
+            "line 10: the script takes a part of its data",
+        ),
+        ("from transformers import Trainer\n" + HEAD, "transformers' Trainer owns the loop"),
         (HEAD + LOADER + OPTIMIZER, "calls `backward` nowhere"),
-        ("import accelerate\n" + HEAD + LOADER + OPTIMIZER + "for (x,) in loader:\n" + BODY, "Accelerator"),
-        (HEAD + LOADER + OPTIMIZER + "session(model, opt)\n", "a session already"),
+        (
+            "import accelerate\n" + HEAD + LOADER + OPTIMIZER + "for (x,) in loader:\n" + BODY,
+            "Accelerate owns the loop",
+        ),
+        (HEAD + LOADER + OPTIMIZER + "import hetopt\nhetopt.session(model, opt)\n", "a session already"),
     ],
 )
 def test_other_forms_are_refused_with_what_was_looked_for(text: str, said: str) -> None:
     with pytest.raises(BadInput, match=said):
         convert_text(text)
+
+
+def _recorded(folder: Path, name: str, script: Path, rank: int, workers: int) -> None:
+    """One process of a script whose gradients are kept."""
+    said = os.open(folder / f"{name}-{rank}.said", os.O_WRONLY | os.O_CREAT)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    os.chdir(folder)
+    os.environ.update({one: str(rank) for one in ("RANK", "LOCAL_RANK")}, WORLD_SIZE=str(workers))
+    if workers > 1:
+        os.environ[SPEC_VARIABLE] = str(folder / "spec.json")
+        store = dist.FileStore(str(folder / "store"), workers)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=workers)
+    gradients.main([str(folder), name, str(script)])
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_of_script_computes_what_it_did(name: str, tmp_path: Path) -> None:
+    before, after = tmp_path / "before.py", tmp_path / "after.py"
+    before.write_text(FORMS[name])
+    after.write_text(convert(before).text)
+    (tmp_path / "spec.json").write_text(unequal().model_dump_json())
+    started = [
+        FORKS.Process(target=_recorded, args=(tmp_path, label, script, rank, workers))
+        for label, script, workers in (("before", before, 1), ("alone", after, 1), ("shared", after, 2))
+        for rank in range(workers)
+    ]
+    for one in started:
+        one.start()
+    for one in started:
+        one.join(PATIENCE_S)
+    said = "".join(path.read_text() for path in tmp_path.glob("*.said"))
+    assert [one.exitcode for one in started] == [0] * len(started), said
+    found = gradients.differences(tmp_path, "before", ("alone", "shared"))
+    assert found.steps == gradients.STEPS
+    assert found.largest[0] == 0.0
+    assert found.largest[1] <= EXACT
+
+
+def test_training_in_a_module_beside_the_script_is_pointed_at(tmp_path: Path) -> None:
+    (tmp_path / "trainer.py").write_text("def fit(loss):\n    loss.backward()\n")
+    (tmp_path / "main.py").write_text("import trainer\n")
+    with pytest.raises(BadInput, match=r"main\.py calls `backward` nowhere; trainer\.py does"):
+        convert(tmp_path / "main.py")
+
+
+def test_what_one_worker_does_is_its_number_among_all_and_a_plateau_is_everybodys() -> None:
+    """Each worker may be the first of its machine, and each may be judged by other samples."""
+    text = convert_text(
+        HEAD
+        + LOADER
+        + OPTIMIZER
+        + "import os\nimport torch.distributed as dist\nlocal = int(os.environ['LOCAL_RANK'])\n"
+        + "master = local == 0\nplateau = torch.optim.lr_scheduler.ReduceLROnPlateau(opt)\n"
+        + "with open('log.txt', 'w') as log:\n    pass\n"
+        + "for (x,) in loader:\n"
+        + BODY
+        + "    dist.all_reduce(loss, op=dist.ReduceOp.AVG)\n    plateau.step(loss)\n"
+        + "    if local != 0:\n        continue\n    if dist.get_rank() == 0:\n        print(loss)\n"
+        + "with open('end.txt', 'w') as end:\n    end.write('x')\n"
+    )
+    for said in (
+        "local = int(os.environ.get('LOCAL_RANK', '0'))\n",
+        'master = int(os.environ.get("RANK", "0")) == 0',
+        "    loss.fill_(run.mean(loss))",
+        "    plateau.step(run.mean(loss))",
+        "    if not run.is_leader:",
+        "    if run.is_leader:\n            print(loss)",
+        "    if run.is_leader:\n        with open('end.txt', 'w') as end:\n            end.write('x')\n",
+    ):
+        assert said in text.text, text.text
+    assert any("writes the same file" in one and "Line 14" in one for one in text.remarks)

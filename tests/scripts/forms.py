@@ -1,0 +1,421 @@
+"""Training scripts in the forms that people write them in, each small enough to be run in the blink of an eye.
+
+All of them train the same network on the same samples; what differs is where model, optimizer, loader and loop are.
+"""
+
+from __future__ import annotations
+
+_NET = """import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.b(torch.tanh(self.a(x)))
+
+
+def samples():
+    torch.manual_seed(3)
+    return TensorDataset(torch.randn(48, 6), torch.randint(3, (48,)))
+
+
+torch.manual_seed(1)
+"""
+
+_DDP = """import os
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed import destroy_process_group, init_process_group
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data.distributed import DistributedSampler
+
+"""
+
+FORMS = {
+    "functions with parameters": '''
+def train(args, model, device, train_loader, optimizer, epoch):
+    model.train()
+    for number, (data, target) in enumerate(train_loader):
+        data, target = data.to(device), target.to(device)
+        optimizer.zero_grad()
+        loss = F.nll_loss(F.log_softmax(model(data), dim=1), target)
+        loss.backward()
+        optimizer.step()
+
+
+def test(model, device, test_loader):
+    model.eval()
+    for data, target in test_loader:
+        model(data.to(device))
+
+
+def main():
+    device = torch.device("cpu")
+    train_loader = DataLoader(samples(), **{"batch_size": 16})
+    test_loader = DataLoader(samples(), batch_size=48)
+    model = Net().to(device)
+    optimizer = torch.optim.Adadelta(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
+    for epoch in range(1, 3):
+        train(None, model, device, train_loader, optimizer, epoch)
+        test(model, device, test_loader)
+        scheduler.step()
+    torch.save(model.state_dict(), "model.pt")
+
+
+if __name__ == "__main__":
+    main()
+''',
+    "variables of the file": '''
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+train_loader = DataLoader(samples(), batch_size=16, shuffle=True)
+
+
+def loss_of(outputs, targets):
+    return F.cross_entropy(outputs, targets, reduction="sum")
+
+
+def train(epoch):
+    model.train()
+    total = 0
+    for number, (data, target) in enumerate(train_loader):
+        optimizer.zero_grad()
+        loss = loss_of(model(data), target)
+        loss.backward()
+        total += loss.item()
+        optimizer.step()
+
+
+def main():
+    """Train."""
+    for epoch in range(1, 3):
+        train(epoch)
+
+
+if __name__ == "__main__":
+    main()
+''',
+    "a class": '''
+class Trainer:
+    def __init__(self, lr):
+        self.model = Net()
+        self.loader = DataLoader(samples(), batch_size=16, shuffle=True)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=lr, momentum=0.9)
+        self.criterion = nn.CrossEntropyLoss()
+
+    def step(self, batch):
+        inputs, targets = batch
+        self.optimizer.zero_grad()
+        loss = self.criterion(self.model(inputs), targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        return loss.item()
+
+    def fit(self, epochs):
+        for epoch in range(epochs):
+            for batch in self.loader:
+                self.step(batch)
+
+
+Trainer(0.1).fit(2)
+''',
+    "a class under torchrun": _DDP
+    + '''
+class Trainer:
+    def __init__(self, model, train_data, optimizer, save_every, path):
+        self.gpu_id = int(os.environ["LOCAL_RANK"])
+        self.model = model
+        self.train_data = train_data
+        self.optimizer = optimizer
+        self.save_every = save_every
+        self.path = path
+        self.model = DDP(self.model)
+
+    def _run_batch(self, source, targets):
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.model(source), targets)
+        loss.backward()
+        self.optimizer.step()
+
+    def _run_epoch(self, epoch):
+        size = len(next(iter(self.train_data))[0])
+        print(f"[{self.gpu_id}] epoch {epoch}: {size} of {len(self.train_data)}")
+        self.train_data.sampler.set_epoch(epoch)
+        for source, targets in self.train_data:
+            self._run_batch(source, targets)
+
+    def _save(self, epoch):
+        torch.save(self.model.module.state_dict(), self.path)
+
+    def train(self, epochs):
+        for epoch in range(epochs):
+            self._run_epoch(epoch)
+            if self.gpu_id == 0 and epoch % self.save_every == 0:
+                self._save(epoch)
+
+
+def load():
+    model = Net()
+    return samples(), model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def prepare(dataset, batch_size):
+    return DataLoader(dataset, batch_size=batch_size, shuffle=False, sampler=DistributedSampler(dataset))
+
+
+def main(epochs, batch_size):
+    init_process_group(backend="gloo")
+    dataset, model, optimizer = load()
+    trainer = Trainer(model, prepare(dataset, batch_size), optimizer, 1, os.devnull)
+    trainer.train(epochs)
+    destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(2, 16)
+''',
+    "processes of its own": _DDP
+    + '''
+def setup(rank, world_size):
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = "12355"
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+
+
+def cleanup():
+    dist.destroy_process_group()
+
+
+def main(rank, world_size, epochs, batch_size):
+    setup(rank, world_size)
+    dataset = samples()
+    sampler = DistributedSampler(dataset, num_replicas=world_size, rank=rank, shuffle=True, drop_last=True)
+    loader = DataLoader(dataset, batch_size=batch_size // world_size, sampler=sampler, num_workers=0)
+    ddp_model = DDP(Net())
+    optimizer = torch.optim.AdamW(ddp_model.parameters(), lr=0.01)
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(ddp_model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+        total = loss.detach().clone()
+        dist.all_reduce(total, op=dist.ReduceOp.SUM)
+        if rank == 0:
+            print(f"epoch {epoch}: {total.item() / world_size}")
+        dist.barrier()
+    if rank == 0:
+        torch.save(ddp_model.module.state_dict(), os.devnull)
+    cleanup()
+
+
+if __name__ == "__main__":
+    world_size = max(1, torch.cuda.device_count())
+    mp.spawn(main, args=(world_size, 2, 16), nprocs=world_size, join=True)
+''',
+    "flags for everything": _DDP
+    + '''
+import argparse
+
+args = argparse.Namespace(world_size=int(os.environ.get("WORLD_SIZE", 1)), batch_size=16, epochs=2, amp=False)
+
+
+def main_worker(gpu, args):
+    args.distributed = args.world_size > 1
+    if args.distributed:
+        dist.init_process_group(backend="gloo")
+    model = Net()
+    if args.distributed:
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    else:
+        model = torch.nn.DataParallel(model).cpu()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1)
+    train_set = samples()
+    if args.distributed:
+        train_sampler = torch.utils.data.distributed.DistributedSampler(train_set)
+    else:
+        train_sampler = None
+    train_loader = torch.utils.data.DataLoader(
+        train_set, batch_size=args.batch_size, shuffle=(train_sampler is None),
+        num_workers=0, sampler=train_sampler)
+    best = 0.0
+    for epoch in range(args.epochs):
+        if args.distributed:
+            train_sampler.set_epoch(epoch)
+        train(train_loader, model, optimizer, args)
+        figure = validate(train_loader, model)
+        scheduler.step()
+        if not args.distributed or gpu == 0:
+            save({"state": model.state_dict(), "best": max(figure, best)})
+
+
+def train(train_loader, model, optimizer, args):
+    scaler = torch.amp.GradScaler("cpu", enabled=args.amp)
+    model.train()
+    for i, (images, target) in enumerate(train_loader):
+        output = model(images)
+        loss = F.cross_entropy(output, target)
+        optimizer.zero_grad()
+        if args.amp:
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            loss.backward()
+            optimizer.step()
+
+
+def validate(loader, model):
+    total = torch.zeros(2)
+    with torch.no_grad():
+        for images, target in loader:
+            total += torch.tensor([(model(images).argmax(1) == target).sum(), len(target)])
+    if args.distributed:
+        dist.all_reduce(total)
+    return float(total[0] / total[1])
+
+
+def save(state, filename=os.devnull):
+    torch.save(state, filename)
+
+
+if __name__ == "__main__":
+    main_worker(int(os.environ.get("LOCAL_RANK", 0)), args)
+''',
+    "one function for both passes": '''
+class Trainer:
+    def __init__(self, model, optimizer, train_dataset, test_dataset=None):
+        self.use_amp = False
+        self.train_loader = self._prepare(train_dataset)
+        self.test_loader = self._prepare(test_dataset) if test_dataset else None
+        self.model = model
+        self.optimizer = optimizer
+        self.scaler = torch.amp.GradScaler("cpu", enabled=False)
+
+    def _prepare(self, dataset):
+        return DataLoader(dataset, batch_size=16)
+
+    def _run_batch(self, source, targets, train=True):
+        with torch.set_grad_enabled(train):
+            loss = F.cross_entropy(self.model(source), targets)
+        if train:
+            self.optimizer.zero_grad(set_to_none=True)
+            if self.use_amp:
+                self.scaler.scale(loss).backward()
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            else:
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+                self.optimizer.step()
+        return loss.item()
+
+    def _run_epoch(self, epoch, dataloader, train=True):
+        for number, (source, targets) in enumerate(dataloader):
+            self._run_batch(source, targets, train)
+
+    def train(self):
+        for epoch in range(2):
+            self._run_epoch(epoch, self.train_loader, train=True)
+            if self.test_loader:
+                self._run_epoch(epoch, self.test_loader, train=False)
+
+
+net = Net()
+Trainer(net, torch.optim.AdamW(net.parameters(), lr=0.01), samples(), samples()).train()
+''',
+    "phases": '''
+def train_model(model, criterion, optimizer, scheduler, dataloaders, num_epochs=2):
+    for epoch in range(num_epochs):
+        for phase in ["train", "val"]:
+            if phase == "train":
+                model.train()
+            else:
+                model.eval()
+            total = 0.0
+            for inputs, labels in dataloaders[phase]:
+                optimizer.zero_grad()
+                with torch.set_grad_enabled(phase == "train"):
+                    outputs = model(inputs)
+                    loss = criterion(outputs, labels)
+                    if phase == "train":
+                        loss.backward()
+                        optimizer.step()
+                total += loss.item()
+            if phase == "val":
+                scheduler.step(total)
+    return model
+
+
+loaders = {name: DataLoader(samples(), batch_size=16) for name in ("train", "val")}
+net = Net()
+sgd = torch.optim.SGD(net.b.parameters(), lr=0.1)
+plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(sgd, patience=0)
+train_model(net, nn.CrossEntropyLoss(), sgd, plateau, loaders)
+''',
+    "accumulation, a schedule and compilation": '''
+steps = 2
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+loader = DataLoader(samples(), batch_size=8)
+schedule = torch.optim.lr_scheduler.OneCycleLR(opt, 0.1, total_steps=6)
+net = torch.compile(net, backend="eager")
+for epoch in range(2):
+    for i, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(net(x), y) / steps
+        loss.backward()
+        if (i + 1) % steps == 0 or i + 1 == len(loader):
+            opt.step()
+            schedule.step()
+            opt.zero_grad()
+''',
+    "a step that knows no loader": '''
+def learn(net, opt, x, y):
+    opt.zero_grad()
+    loss = F.cross_entropy(net(x), y)
+    loss.backward()
+    opt.step()
+    return loss
+
+
+def fit(net, opt, loader, epochs):
+    for _ in range(epochs):
+        for x, y in loader:
+            learn(net, opt, x, y)
+
+
+def main():
+    net = Net()
+    fit(net, torch.optim.SGD(net.parameters(), lr=0.1), DataLoader(samples(), batch_size=16), 2)
+
+
+main()
+''',
+    "a closure": '''
+net = Net().double()
+opt = torch.optim.LBFGS(net.parameters(), max_iter=2)
+data = TensorDataset(samples().tensors[0].double(), samples().tensors[1])
+loader = DataLoader(data, batch_size=16)
+for epoch in range(1):
+    for x, y in loader:
+        def closure():
+            opt.zero_grad()
+            loss = F.cross_entropy(net(x), y)
+            loss.backward()
+            return loss
+
+        opt.step(closure)
+''',
+}  # fmt: skip
+
+FORMS = {name: _NET + text for name, text in FORMS.items()}
