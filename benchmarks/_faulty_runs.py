@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,6 +29,7 @@ from hetopt.core.run_spec import RunSpec
 from hetopt.core.worker_logs import read_from
 from hetopt.trainer import worker
 from hetopt.trainer.host.agent import HOST_PID_VARIABLE, MEETING_VARIABLE
+from hetopt.trainer.host.forked_workers import import_everything
 
 RUNS_FILE, OUTCOME_FILE = "runs.json", "outcome.json"
 FaultKind = Literal["kill", "freeze", "slow", "notice", "tear", "full", "leave", "return", "kill-all"]
@@ -377,6 +377,5 @@ def _leave(code: int) -> NoReturn:
 if __name__ == "__main__":
     # Whoever lets it run in turns may end while it stands still.
     die_with_parent(os.getppid(), signal.SIGKILL)
-    for needed in worker._IMPORTED_BEFORE:
-        import_module(needed)
+    import_everything()
     run_all(Path(sys.argv[1]))

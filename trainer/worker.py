@@ -1,26 +1,25 @@
 """A worker process: finds its place in the run, joins the others, and trains.
 
 torchrun starts it as ``python -m hetopt.trainer.worker RUN_DIR`` with RANK, LOCAL_RANK and WORLD_SIZE in its
-environment.
+environment; torchrun of `hetopt.trainer.host.agent` as a fork that does the same.
 """
 
 from __future__ import annotations
 
 import datetime
-import gc
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from hetopt.core.errors import BadInput
 from hetopt.core.events.log import EVENTS_FILE, EventLog
+from hetopt.core.forks import only_imports
 from hetopt.core.nodes import first_rank, host_names
 from hetopt.core.presence import KnownPresence, life_of
 from hetopt.core.process_guard import die_with_parent
@@ -28,6 +27,7 @@ from hetopt.core.run_folder import STOP_FILE, read_spec
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.allocator import keep_freed_memory
 from hetopt.trainer.host.agent import HOST_PID_VARIABLE, MEETING_VARIABLE, died_of
+from hetopt.trainer.host.forked_workers import import_everything
 
 if TYPE_CHECKING:
     import torch
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 
 
 Imports = Callable[[], "Callable[[WorkerContext], None]"]
-
-_IMPORTED_BEFORE = ("hetopt.trainer.loop", "torch._dynamo")
-"""By the process that workers are forked from: what they need, and what DistributedDataParallel imports when used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +158,7 @@ def main(arguments: list[str], work: Imports = training) -> int:
 def _live(run_dir: Path, meeting: str | None, work: Imports = training) -> int:
     """Work, and tell the run why if that ends early; the exit code."""
     # torch takes seconds to import: only after the guard stands.
-    with _only_imports():
+    with only_imports():
         from hetopt.trainer.failure import FailureReport
 
     with FailureReport(run_dir, int(os.environ.get("RANK", "0"))) as report:
@@ -177,24 +174,6 @@ def _keep_alive(run_dir: Path, meeting: str) -> int:
     spec, place = read_spec(run_dir), Place.of(os.environ)
     work = SupervisedWork(run_dir, meeting, os.getpid())
     return keep({place.rank: work}, replacements=spec.max_restarts, tell=lambda *lost: tell_lost(run_dir, spec, *lost))
-
-
-def import_everything() -> None:
-    """What a fork of this process needs to be a worker at once."""
-    with _only_imports():
-        for name in _IMPORTED_BEFORE:
-            import_module(name)
-
-
-@contextmanager
-def _only_imports() -> Iterator[None]:
-    """Nobody looks for cycles among what is imported: it stays, and looking is a fifth of the time that it takes."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 @dataclass(frozen=True)
@@ -258,7 +237,7 @@ def _work(run_dir: Path, place: Place, meeting: str | None, work: Imports) -> No
             stop_requested=stop_wish,
             store=store,
         )
-        with _only_imports():
+        with only_imports():
             do = work()
         do(context)
 

@@ -192,7 +192,7 @@ def test_a_launcher_that_is_killed_takes_its_run_along(tmp_path: Path) -> None:
     launching = subprocess.Popen([sys.executable, "-c", START, str(tmp_path)])
     try:
         wait_for(lambda: has(tmp_path, "training_started"), tmp_path)
-        assert len(processes_of(tmp_path)) == 3
+        assert len(processes_of(tmp_path)) == 4, "the host, what it forks from, and two workers"
         os.kill(launching.pid, signal.SIGKILL)
         launching.wait()
         wait_for(lambda: not processes_of(tmp_path), tmp_path)

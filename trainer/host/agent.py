@@ -26,6 +26,7 @@ from hetopt.core.run_spec import RunSpec
 from hetopt.core.run_status import failure_reason, last_log_line
 from hetopt.core.secret import SECRET_VARIABLE, checked_secret
 from hetopt.core.worker_logs import LOG_FOLDER, host_log_folder
+from hetopt.trainer.host.forked_workers import forked_workers, import_everything
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -36,6 +37,10 @@ HOST_PID_VARIABLE = "HETOPT_HOST_PID"
 MEETING_VARIABLE = "HETOPT_MEETING"
 """Where workers meet that can go on when others are lost; in their environment. ``address:port``, of every host with
 commas between them where each stands alone."""
+_NEEDED_BESIDE = {
+    "hetopt.profiler.worker": ("hetopt.profiler.probe",),
+    "hetopt.trainer.script_worker": ("hetopt.trainer.session",),
+}
 _SHUTDOWN_TIMEOUT_S = 10
 _SAME_EVENT_S = 5
 
@@ -58,13 +63,15 @@ def torchrun_arguments(spec: RunSpec, run_dir: Path, node: Node | None = None) -
         f"--log-dir={run_dir / LOG_FOLDER if node is None else host_log_folder(run_dir, node.host)}",
         "--redirects=3",
         "--module",
-        "hetopt.profiler.worker"
-        if spec.probe is not None
-        else "hetopt.trainer.script_worker"
-        if spec.script
-        else "hetopt.trainer.worker",
+        _worker_module(spec),
         str(run_dir),
     ]
+
+
+def _worker_module(spec: RunSpec) -> str:
+    if spec.probe is not None:
+        return "hetopt.profiler.worker"
+    return "hetopt.trainer.script_worker" if spec.script else "hetopt.trainer.worker"
 
 
 def died_of(exit_codes: Mapping[int, int], spec: RunSpec) -> str | None:
@@ -110,20 +117,28 @@ def main(argv: list[str]) -> int:
         die_with_parent(int(argv[1]), signal.SIGTERM)
     spec = read_living(run_dir)
     node = Node.of_arguments(argv[2:])
-    told = os.environ.pop(SECRET_VARIABLE, None)  # workers, and the code that they run, do without it
-    secret = None if node is None else checked_secret(told)
-    arguments = torchrun_arguments(spec, run_dir, node)
 
     # torch takes seconds to import: only after the guard stands and the spec is known to be good.
+    if len(spec.workers) > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun has it, and read when torch is loaded
+    import_everything(*_NEEDED_BESIDE.get(_worker_module(spec), ()))
+    with forked_workers():
+        # Workers, and the code that they run, do without it.
+        told = os.environ.pop(SECRET_VARIABLE, None)
+        secret = None if node is None else checked_secret(told)
+        os.environ[HOST_PID_VARIABLE] = str(os.getpid())
+        return _host(run_dir, spec, node, _meet(spec, node, secret))
+
+
+def _host(run_dir: Path, spec: RunSpec, node: Node | None, meeting: Rendezvous) -> int:
+    """Be torchrun's agent until its workers end; the exit code."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    os.environ[HOST_PID_VARIABLE] = str(os.getpid())
-    meeting = _meet(spec, node, secret)
     if spec.is_elastic:
         os.environ[MEETING_VARIABLE] = f"{LOOPBACK}:{meeting.port}"  # kept here: workers come and go
     try:
-        meeting.run_torchrun(arguments)
+        meeting.run_torchrun(torchrun_arguments(spec, run_dir, node))
     except ChildFailedError as failed:
         exit_codes = _first_exit_codes(failed.failures)
         _report_failure(exit_codes, spec, run_dir, node)

@@ -1,0 +1,211 @@
+"""A fork of a process that has imported what is needed is like the process that Python itself would have started."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from hetopt.core.forks import ForkServer, NoFork
+from tests.disturbance import PATIENCE_S
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes start by themselves elsewhere")
+
+TELLS = """
+import atexit, json, os, random, signal, sys, threading
+import numpy
+atexit.register(print, "at exit", flush=True)
+told = dict(
+    arguments=sys.argv, name=__name__, folder=os.getcwd(), first=os.path.realpath(sys.path[0]), parent=os.getppid(),
+    session=os.getsid(0) == os.getpid(), environment=dict(os.environ), threads=len(os.listdir("/proc/self/task")),
+    files=sorted(int(one) for one in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{one}")),
+    handlers=[str(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)],
+    main=sys.modules["__main__"].__dict__ is globals(), read=sys.stdin.read(),
+)
+print(json.dumps([told, [random.random(), numpy.random.rand()]]))
+print("an error", file=sys.stderr)
+"""
+
+ENDS = {
+    "pass": 0,
+    "import sys; sys.exit(3)": 3,
+    "import sys; sys.exit('a sentence')": 1,
+    "raise ValueError('wrong')": 1,
+    "import os; os._exit(7)": 7,
+    "import os; os.kill(os.getpid(), 9)": -signal.SIGKILL,
+    "import os, signal; os.kill(os.getpid(), signal.SIGTERM)": -signal.SIGTERM,
+    "import os, signal; os.kill(os.getpid(), signal.SIGINT)": -signal.SIGINT,
+    "import threading, time; threading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()": 0,
+}
+
+PARENT = """
+import os, sys, time
+from hetopt.core.forks import ForkServer
+server = ForkServer.importing(("json",), os.environ)
+waits = server.start([sys.argv[1]], environment=os.environ, stdout=1, stderr=2)
+print(waits.pid, flush=True)
+time.sleep(600)
+"""
+WAITS = """
+import os, signal, time
+from hetopt.core.process_guard import die_with_parent
+die_with_parent(os.getppid(), signal.SIGKILL)
+print("waiting", flush=True)
+time.sleep(600)
+"""
+FORKS_ITSELF = """
+import os, subprocess, sys, threading
+from hetopt.core.forks import ForkServer, NoFork
+import json
+server = ForkServer.of_this_process()
+sys.exit(server.start([sys.argv[1], "x"], environment=os.environ, stdout=1, stderr=2).wait(30))
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    server = ForkServer.importing(("numpy", "hetopt.core.grammar"), os.environ)
+    yield server
+    server.close()
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / f"program_{len(list(folder.iterdir()))}.py"
+    path.write_text(text)
+    return str(path)
+
+
+def told(output: str) -> tuple[dict[str, Any], list[float]]:
+    facts, drawn = json.loads(output.splitlines()[0])
+    return facts, drawn
+
+
+def test_a_fork_sees_what_a_process_of_its_own_would(
+    server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = written(tmp_path, TELLS)
+    monkeypatch.chdir(tmp_path)
+    arguments = [program, "--one", "two words", "drei ß"]
+    environment = {**os.environ, "ONLY": "here", "OMP_NUM_THREADS": "1"}
+    environment.pop("HETOPT_HOME")
+    (tmp_path / "in").write_text("some input")
+    outputs = []
+    for number in range(2):
+        files = [(tmp_path / f"{name}-{number}").open("w+b") for name in ("out", "err")]
+        with (tmp_path / "in").open("rb") as given:
+            fork = server.start(arguments, environment=environment, stdin=given, stdout=files[0], stderr=files[1])
+        assert fork.wait(PATIENCE_S) == 0
+        for one in files:
+            one.close()
+        assert (tmp_path / f"err-{number}").read_text() == "an error\n"
+        outputs.append((tmp_path / f"out-{number}").read_text())
+        assert outputs[-1].endswith("at exit\n")
+    alone = subprocess.run(
+        [sys.executable, *arguments], env=environment, input=b"some input", capture_output=True, start_new_session=True
+    )
+    facts, expected = told(outputs[0])[0], told(alone.stdout.decode())[0]
+    assert facts == expected
+    assert (facts["parent"], facts["files"]) == (os.getpid(), [0, 1, 2])
+    drawn = [told(output)[1] for output in outputs]
+    assert all(one != other for one, other in zip(*drawn, strict=True)), "no two draw the same numbers"
+
+
+def test_a_module_runs_as_the_main_one(server: ForkServer, tmp_path: Path) -> None:
+    """Also one that the server has imported: no warning says so."""
+    with (tmp_path / "out").open("wb") as out:
+        fork = server.start(["-m", "hetopt.core.grammar"], environment=os.environ, stdout=out)
+        assert fork.wait(PATIENCE_S) == 0
+        fork = server.start(["-m", "timeit", "-n1", "-r1", "pass"], environment=os.environ, stdout=out)
+        assert fork.wait(PATIENCE_S) == 0
+    said = (tmp_path / "out").read_text()
+    assert "1 loop" in said
+    assert "Warning" not in said
+
+
+def test_it_ends_as_a_process_of_its_own_would(server: ForkServer, tmp_path: Path) -> None:
+    for program, code in ENDS.items():
+        path = written(tmp_path, program)
+        with (tmp_path / "out").open("w+b") as out:
+            assert server.start([path], environment=os.environ, stdout=out).wait(PATIENCE_S) == code, program
+        alone = subprocess.run([sys.executable, path], capture_output=True)
+        assert alone.returncode == code, program
+        said, expected = (tmp_path / "out").read_text(), (alone.stdout + alone.stderr).decode()
+        assert said.splitlines()[-1:] == expected.splitlines()[-1:], program
+
+
+def test_signals_and_waiting(server: ForkServer, tmp_path: Path) -> None:
+    with (tmp_path / "out").open("wb") as out:
+        forks = [server.start([written(tmp_path, WAITS)], environment=os.environ, stdout=out) for _ in range(2)]
+        assert [fork.poll() for fork in forks] == [None, None]
+        with pytest.raises(subprocess.TimeoutExpired):
+            forks[0].wait(0.01)
+        forks[0].terminate()
+        os.killpg(forks[1].pid, signal.SIGKILL)
+        assert [fork.wait(PATIENCE_S) for fork in forks] == [-signal.SIGTERM, -signal.SIGKILL]
+        forks[0].kill()  # as of `Popen`: it has ended, and its number may be another's
+
+
+def test_what_it_is_to_keep_is_open_in_it_and_nothing_else(server: ForkServer, tmp_path: Path) -> None:
+    """As a lease is, which the kernel lets go of when its last holder ends."""
+    reading, writing = os.pipe()
+    with (tmp_path / "out").open("wb") as out:
+        fork = server.start([written(tmp_path, WAITS)], environment=os.environ, stdout=out, keep=(writing,))
+        other = server.start([written(tmp_path, "pass")], environment=os.environ, stdout=out)
+        os.close(writing)
+        assert other.wait(PATIENCE_S) == 0
+        os.set_blocking(reading, False)
+        with pytest.raises(BlockingIOError):
+            os.read(reading, 1)
+        fork.kill()
+        fork.wait(PATIENCE_S)
+        os.set_blocking(reading, True)
+        assert os.read(reading, 1) == b""
+        os.close(reading)
+
+
+def test_forks_and_their_server_end_with_whoever_asked(tmp_path: Path) -> None:
+    command = [sys.executable, written(tmp_path, PARENT), written(tmp_path, WAITS)]
+    asker = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert asker.stdout is not None
+    assert {asker.stdout.readline() for _ in range(2)} > {b"waiting\n"}
+    family = psutil.Process(asker.pid).children(recursive=True)
+    assert len(family) == 2
+    asker.kill()
+    asker.wait()
+    asker.stdout.close()
+    assert not psutil.wait_procs(family, timeout=PATIENCE_S)[1]
+
+
+def test_a_process_can_be_its_own_forks_beginning(tmp_path: Path) -> None:
+    program = written(tmp_path, "import sys; print(sys.argv[1], 'json' in sys.modules)")
+    done = subprocess.run([sys.executable, written(tmp_path, FORKS_ITSELF), program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr, done.returncode) == ("x True\n", "", 0)
+
+
+def test_nobody_forks_a_process_with_threads(tmp_path: Path) -> None:
+    """It would be without them, and with the locks that they hold."""
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    try:
+        with pytest.raises(NoFork, match="threads"):
+            ForkServer.of_this_process()
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_a_server_that_is_gone_is_told(tmp_path: Path) -> None:
+    server = ForkServer.importing(("no_such_module",), os.environ)
+    with pytest.raises(NoFork, match="has ended"):
+        server.start(["-m", "this"], environment=os.environ, stdout=1)
+    server.close()
