@@ -12,24 +12,28 @@ BATCH_STATISTICS = "batch_statistics"
 WHOLE_BATCH = "whole_batch"
 """The loss of a sample depends on the other samples of its batch (contrastive losses, in-batch negatives)."""
 
+ROUNDING = "rounding"
+"""An optimizer that builds a step of several gradients (LBFGS) amplifies their rounding in float32."""
+
 NAMES = (BATCH_STATISTICS, WHOLE_BATCH)
 
 
-def check_accepted(accepted: Sequence[str], of: str) -> tuple[str, ...]:
+def check_accepted(accepted: Sequence[str], of: str, names: Sequence[str] = NAMES) -> tuple[str, ...]:
     """What is accepted, as a tuple.
 
     Args:
         accepted: names.
         of: whose argument it is.
+        names: that there are.
 
     Raises:
         BadInput: nothing is called so.
     """
-    names = (accepted,) if isinstance(accepted, str) else tuple(accepted)
-    for name in names:
-        if name not in NAMES:
+    given = (accepted,) if isinstance(accepted, str) else tuple(accepted)
+    for name in given:
+        if name not in names:
             raise BadInput(
-                f"accept_inexact of {of} must name {' or '.join(NAMES)}, got {name!r}.",
+                f"accept_inexact of {of} must name {' or '.join(names)}, got {name!r}.",
                 hint=f'for example accept_inexact=("{BATCH_STATISTICS}",)',
             )
-    return names
+    return given

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 LARGEST = 2**52
 """Whole numbers below it travel as they are."""
@@ -22,6 +21,15 @@ _OF_NOTHING = -1000.0
 _WORD = {4: torch.int32, 8: torch.int64}
 
 
+class Groups(Protocol):
+    """An optimizer, or several: parameters in groups with options."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """As of ``torch.optim.Optimizer``."""
+        ...
+
+
 class Marks(NamedTuple):
     """Of one worker's training: the optimizer's numbers, which parameters are trained, and their values."""
 
@@ -30,7 +38,7 @@ class Marks(NamedTuple):
     model: int
 
 
-def marks_of(optimizer: Optimizer, *, models_are_alike: bool) -> Marks:
+def marks_of(optimizer: Groups, *, models_are_alike: bool) -> Marks:
     """As they are now.
 
     Args:
@@ -61,7 +69,7 @@ def is_option(value: object) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-def options_of(optimizer: Optimizer) -> list[tuple[str, float]]:
+def options_of(optimizer: Groups) -> list[tuple[str, float]]:
     """The optimizer's numbers by name: learning rates, momenta and so on of every group."""
     found = []
     for index, group in enumerate(optimizer.param_groups):
@@ -74,7 +82,7 @@ def options_of(optimizer: Optimizer) -> list[tuple[str, float]]:
     return found
 
 
-def options_mark(optimizer: Optimizer) -> float:
+def options_mark(optimizer: Groups) -> float:
     """Of the optimizer's numbers: close where they are, as machines may compute a schedule's last bit differently."""
     values = [value for _, value in options_of(optimizer)]
     return sum((index + 1) * _magnitude(value) for index, value in enumerate(values))
@@ -84,11 +92,11 @@ def _magnitude(value: float) -> float:
     return _OF_NOTHING if not value or not math.isfinite(value) else math.log(abs(value)) + (value < 0)
 
 
-def structure_mark(optimizer: Optimizer) -> int:
+def structure_mark(optimizer: Groups) -> int:
     """A checksum of which parameters are trained, for comparison between workers."""
     return zlib.crc32(bytes(one.requires_grad for one in parameters_of(optimizer)))
 
 
-def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
+def parameters_of(optimizer: Groups) -> list[nn.Parameter]:
     """All that it has, in the order of its groups."""
     return [one for group in optimizer.param_groups for one in group["params"]]

@@ -30,8 +30,8 @@ def make_optimizer(task: Task, model: nn.Module) -> Optimizer:
     if not isinstance(optimizer, Optimizer):
         raise BadInput(
             f"The task's optimizer gives a {type(optimizer).__name__}, not a torch.optim.Optimizer.",
-            hint="give one with a parameter group for each part; several losses and optimizers are a script with a "
-            "session for each",
+            hint="give one with a parameter group for each part; several losses and optimizers are a script, whose "
+            "session takes them all",
         )
     if needs_closure(optimizer):
         raise BadInput(

@@ -271,7 +271,7 @@ class Observer:
                 "loader, which the training loop does not read.",
                 hint="iterate over what run.loader(loader) returns, instead of the loader",
             )
-        if self._unsummed is not None and not member.is_summed and not by_closure:
+        if self._unsummed is not None and not member.has_summed(optimizer) and not by_closure:
             return BadInput(
                 f"{self._unsummed}: the script calls backward itself, so that its session cannot weigh the gradient.",
                 hint="call run.backward(loss) instead, or run.sync(weight=n) after it, n being what the loss is a "

@@ -60,6 +60,7 @@ class Case:
     save_every: int = 3
     killed_at: int = 14
     scaled: bool = False
+    several: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -67,6 +68,7 @@ CASES = {
     "dense": Case(),
     "saved with the last batch of an epoch": Case(save_every=STEPS, killed_at=2 * STEPS + 2),
     "held back": Case(options={"compression": "topk:0.2,memory=error_feedback"}),
+    "several optimizers": Case(several=True, options={"compression": "topk:0.2,memory=error_feedback"}),
     "random": Case(options={"compression": "qsgd_maxnorm"}),
     "alone": Case(workers=1, scaled=True),
     "alone with a stream": Case(workers=1, data=Stream),
@@ -86,7 +88,9 @@ def train(case: Case, folder: Path, *, dies: bool) -> dict[str, Any]:
     random.seed(0)
     np.random.seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer, *others = optimizers = [
+        torch.optim.AdamW(part.parameters(), lr=0.01) for part in ((model[:2], model[2:]) if case.several else (model,))
+    ]
     cycle, epochs = OneCycleLR(optimizer, 0.02, total_steps=EPOCHS * STEPS), StepLR(optimizer, 1)
     average = AveragedModel(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=2, enabled=case.scaled)
@@ -99,17 +103,20 @@ def train(case: Case, folder: Path, *, dies: bool) -> dict[str, Any]:
         plan = plan.model_copy(
             update={"compression": parse_compression(case.options["compression"], option="compression")}
         )
-    with session(model, optimizer, spec=plan, folder=folder, accept_inexact=("batch_statistics",)) as run:
+    given = optimizers if others else optimizer
+    with session(model, given, spec=plan, folder=folder, accept_inexact=("batch_statistics",)) as run:
         data = case.data()
         loader = run.loader(DataLoader(data, batch_size=BATCH, shuffle=not isinstance(data, IterableDataset)))
         first = run.resume(extra)
         step = average.n_averaged.item()
         for _ in range(first, EPOCHS):
             for x, y in loader:
-                optimizer.zero_grad()
+                for one in optimizers:
+                    one.zero_grad()
                 loss = nn.functional.mse_loss(model(x), y)
                 run.backward(scaler.scale(loss))
-                scaler.step(optimizer)
+                for one in optimizers:
+                    scaler.step(one)
                 scaler.update()
                 average.update_parameters(model)
                 cycle.step()

@@ -71,6 +71,31 @@ def test_gradients_are_those_of_one_machine(name: str, case: Case) -> None:
     check_exact(name, case)
 
 
+@pytest.mark.parametrize("name", [one.__name__ for one in scripts.THREE])
+def test_three_workers_do_as_one_machine_with_other_seeds_too(name: str, case: Case) -> None:
+    plain, first, *others = (case(name, label) for label in ("plain-other", "three-0", "three-1", "three-2"))
+    assert [one["said"] for one in (plain, first, *others)] == [""] * 4
+    assert distance(plain["steps"], case(name, "plain")["steps"]) > 1e-2, "the seeds are others"
+    for told in (first, *others):
+        assert distance(plain["steps"], told["steps"]) < 1e-5
+
+
+def test_rounding_that_is_amplified_is_so_alike_on_all_workers(case: Case) -> None:
+    plain, alone, *workers = (case("lbfgs_rounded", label)["steps"] for label in LABELS)
+    assert distance(plain, alone) == distance(*workers) == 0.0
+    assert distance([steps[:1] for steps in plain], [steps[:1] for steps in workers[0]]) < 1e-5
+    assert distance(plain, workers[0]) < 2e-4
+
+
+@pytest.mark.parametrize("name", [one.__name__ for one in scripts.EXACT if "statistics" in one.__name__])
+def test_what_layers_know_of_the_data_is_what_one_machine_knows(name: str, case: Case) -> None:
+    plain, alone, *workers = (case(name, label)["result"] for label in LABELS)
+    assert torch.equal(plain, alone)
+    for told in workers:
+        assert torch.equal(told, workers[0])
+        assert torch.allclose(told, plain, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", [one.__name__ for one in hub.EXACT])
 def test_gradients_of_other_libraries_loops_are_too(name: str, hub_case: Case) -> None:
     check_exact(name, hub_case)

@@ -229,13 +229,18 @@ def hand_over_momentum(optimizer: Optimizer) -> float:
     return found.pop()
 
 
+def keeps_momentum(asked: Compression) -> bool:
+    """Whether the workers keep the optimizer's momentum, each of its own gradients."""
+    return combine(asked.name, memory=asked.memory, collective=asked.collective).memory == CORRECTION
+
+
 def own_momentum(asked: Compression, optimizer: Optimizer) -> Compression:
     """The compression of a run; where the workers keep the momentum, it is taken out of the optimizer.
 
     Raises:
         BadInput: it cannot be, or things do not go together.
     """
-    if combine(asked.name, memory=asked.memory, collective=asked.collective).memory != CORRECTION:
+    if not keeps_momentum(asked):
         return asked
     momentum = hand_over_momentum(optimizer)
     return asked if asked.momentum is not None else asked.model_copy(update={"momentum": momentum})

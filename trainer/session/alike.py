@@ -15,10 +15,11 @@ from torch.optim import Optimizer
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.trainer.agreement import gather_numbers
 from hetopt.trainer.comm.peers import workers
-from hetopt.trainer.likeness import CLOSE, is_option, options_of, parameters_of, tensors_mark
+from hetopt.trainer.likeness import CLOSE, Groups, is_option, options_of, parameters_of, tensors_mark
+from hetopt.trainer.session.several import Optimizers
 
 
-def take_parameters(model: nn.Module, optimizer: Optimizer) -> None:
+def take_parameters(model: nn.Module, optimizer: Groups) -> None:
     """Take rank 0's parameters and buffers, also those that only the optimizer knows."""
     known = {id(one) for one in model.parameters()}
     others = [one for group in optimizer.param_groups for one in group["params"] if id(one) not in known]
@@ -113,7 +114,7 @@ def _sizes(optimizer: Optimizer) -> list[int]:
     return [len(group["params"]) for group in optimizer.param_groups]
 
 
-def name_options(optimizer: Optimizer, step: int, world_size: int) -> HetoptError:
+def name_options(optimizer: Groups, step: int, world_size: int) -> HetoptError:
     """Which option of the optimizer is not the same on all workers; all of them ask."""
     own = options_of(optimizer)
     names = [name for name, _ in own]
@@ -127,7 +128,7 @@ def name_options(optimizer: Optimizer, step: int, world_size: int) -> HetoptErro
     )
 
 
-def name_structure(optimizer: Optimizer, names: dict[int, str], step: int, world_size: int) -> HetoptError:
+def name_structure(optimizer: Groups, names: dict[int, str], step: int, world_size: int) -> HetoptError:
     """Which parameter only some workers train; all of them ask."""
     parameters = parameters_of(optimizer)
     who, index, values = _first_difference([float(one.requires_grad) for one in parameters], world_size)
@@ -145,7 +146,7 @@ _ALIKE = "run the same code on every worker, with the same arguments"
 
 
 def check_parameters_alike(
-    named: Sequence[tuple[str, Tensor]], optimizer: Optimizer | None, step: int, world_size: int
+    named: Sequence[tuple[str, nn.Parameter]], optimizer: Optimizers | None, step: int, world_size: int
 ) -> None:
     """Compare parameters and optimizer state with the other workers, bit by bit.
 
@@ -161,7 +162,7 @@ def check_parameters_alike(
     kept: list[list[Tensor]] = [[] for _ in named]
     if optimizer is not None:
         for own, (_, one) in zip(kept, named, strict=True):
-            state = optimizer.state.get(one, {})
+            state = optimizer.state_of(one)
             own.extend(state[key] for key in sorted(state) if isinstance(state[key], Tensor))
     model_mark, state_mark = tensors_mark(one for _, one in named), tensors_mark(one for own in kept for one in own)
     rows = gather_numbers([len(named), model_mark, state_mark], world_size)

@@ -57,7 +57,8 @@ class BatchNormNote:
         off = None if called is None or derivative is None else self._off(derivative, part.rows, *called)
         measured = "" if off is None else f": the gradient of {part.rows} samples in two parts differs by {off:.1%}"
         return (
-            f"{name} ({type(first).__name__}){more} each worker's samples by themselves{measured}; {STATISTICS_HINT}."
+            f"{name} ({type(first).__name__}){more} each worker's samples by themselves{measured}; "
+            f'normalise by the whole batch, session(..., batch_norm="synchronized"), or {STATISTICS_HINT}.'
         )
 
     def _keep(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal, TypeAlias, get_args
 
 from torch import nn
 from torch.optim import Optimizer
@@ -15,19 +16,22 @@ from hetopt.core.run_spec import BatchPolicy, Compression, RunSpec
 from hetopt.core.synchronization import Synchronization
 from hetopt.core.synchronization_rules import why_not_local
 from hetopt.trainer.comm.channel import Channel
-from hetopt.trainer.comm.error_feedback import own_momentum
+from hetopt.trainer.comm.error_feedback import keeps_momentum, own_momentum
 from hetopt.trainer.comm.peers import meet
-from hetopt.trainer.inexact import check_accepted
+from hetopt.trainer.inexact import NAMES, ROUNDING, check_accepted
 from hetopt.trainer.session.gradient import Scaler
 from hetopt.trainer.session.inspection import inspect_group, inspect_model, inspect_optimizer
 from hetopt.trainer.session.joining import find_place, join
 from hetopt.trainer.session.plan import SessionPlan, make_plan
 from hetopt.trainer.session.run import Session
+from hetopt.trainer.session.several import Optimizers, as_one_model, as_sequence
+
+BatchNormWay: TypeAlias = Literal["own", "synchronized"]
 
 
 def session(
-    model: nn.Module,
-    optimizer: Optimizer,
+    model: nn.Module | Sequence[nn.Module],
+    optimizer: Optimizer | Sequence[Optimizer],
     *,
     compression: Compression | str = "identity",
     accumulate: int = 1,
@@ -38,13 +42,15 @@ def session(
     spec: RunSpec | Path | str | None = None,
     folder: Path | str | None = None,
     accept_inexact: Sequence[str] = (),
+    batch_norm: BatchNormWay = "own",
     timeout_s: float = 300.0,
 ) -> Session:
     """Join the other workers of a script that torchrun started; alone, change nothing.
 
     Args:
-        model: on its device, before it is trained; other workers take rank 0's parameters.
-        optimizer: of any kind, with any parameter groups.
+        model: on its device, before it is trained; other workers take rank 0's parameters. Or several, as a tuple:
+            ``session((generator, discriminator), (optimizer_g, optimizer_d))``.
+        optimizer: of any kind, with any parameter groups; or several, each of which steps when the script says so.
         compression: of the gradient, as `parse_compression` reads it (``"topk:0.01"``, ``"powersgd,rank=2"``),
             or the record; ``"auto"``: whatever promises the least time, decided while training goes on.
         accumulate: backward passes of a step.
@@ -59,7 +65,9 @@ def session(
         folder: for an event log, and step times for `hetopt profile --from-samples`.
         accept_inexact: what need not be exactly as on one machine: ``"whole_batch"``, a loss whose samples depend on
             each other (contrastive), of which each worker sees its own; ``"batch_statistics"``, the normalisation of
-            BatchNorm, which is else named.
+            BatchNorm, which is else named; ``"rounding"``, that of LBFGS in float32, which it amplifies.
+        batch_norm: ``"synchronized"``: BatchNorm layers normalise by the whole batch, for which the workers
+            wait for each other in every such layer, twice a step; ``"own"``: each worker by its own samples.
         timeout_s: a worker that is later than this is lost.
 
     Raises:
@@ -71,11 +79,20 @@ def session(
         )
     if steps is not None and steps < 1:
         raise BadInput(f"`steps` must be at least 1, got {steps}.", hint="leave it out if the number is not known")
-    accepted = check_accepted(accept_inexact, "session")
+    accepted = check_accepted(accept_inexact, "session", (*NAMES, ROUNDING))
+    if batch_norm not in get_args(BatchNormWay):
+        raise BadInput(
+            f"`batch_norm` must be 'own' or 'synchronized', got {batch_norm!r}.",
+            hint="batch_norm='synchronized' normalises by the whole batch",
+        )
     inspect_group(os.environ)
     rank, world_size = find_place(os.environ)
-    inspect_model(model, world_size)
-    inspect_optimizer(optimizer, world_size)
+    models, given = as_sequence(model), as_sequence(optimizer)
+    for each in models or (model,):
+        inspect_model(each, world_size)
+    for each in given or (optimizer,):
+        inspect_optimizer(each, world_size, accepted)
+    optimizers, whole = Optimizers(given), as_one_model(models)
     plan = make_plan(
         world_size,
         compression=compression,
@@ -83,14 +100,19 @@ def session(
         sync=sync,
         spec=spec or os.environ.get(SPEC_VARIABLE) or None,
     )
-    plan = fitting(plan, optimizer)
-    store, leave = join(model, rank, world_size, timeout_s)
+    plan = fitting(plan, optimizers)
+    if batch_norm == "synchronized" and plan.spec.is_local:
+        raise BadInput(
+            "batch_norm='synchronized' normalises by the batch of all workers, and these train for themselves.",
+            hint="leave out sync, or batch_norm",
+        )
+    store, leave = join(whole, rank, world_size, timeout_s)
     if world_size > 1:
         # What the workers do next depends on these: those that disagree would wait for each other for ever.
-        meet(f"{plan.description}, {accumulate} backward passes a step", Channel())
+        meet(f"{plan.description}, {accumulate} backward passes a step, batch norm {batch_norm}", Channel())
     return Session(
-        model,
-        optimizer,
+        whole,
+        optimizers,
         plan=plan,
         rank=rank,
         world_size=world_size,
@@ -100,6 +122,7 @@ def session(
         scaler=scaler,
         folder=_folder(folder),
         accepted=accepted,
+        synchronizes_norms=batch_norm == "synchronized",
         leave=leave,
     )
 
@@ -111,7 +134,7 @@ def _folder(said: Path | str | None) -> Path | None:
     return None if said is None else Path(said)
 
 
-def fitting(plan: SessionPlan, optimizer: Optimizer) -> SessionPlan:
+def fitting(plan: SessionPlan, optimizers: Optimizers) -> SessionPlan:
     """The plan, where the script's optimizer and its parts go together; momentum that the workers keep is taken over.
 
     Raises:
@@ -125,4 +148,12 @@ def fitting(plan: SessionPlan, optimizer: Optimizer) -> SessionPlan:
         reason = "A script sets its own learning rates, so there is no schedule that sync could stretch or follow."
     if reason is not None:
         raise BadInput(reason, hint="leave out sync, or the other")
-    return SessionPlan(spec=spec.model_copy(update={"compression": own_momentum(spec.compression, optimizer)}))
+    if len(optimizers.each) == 1:
+        compression = own_momentum(spec.compression, optimizers.each[0])
+        return SessionPlan(spec=spec.model_copy(update={"compression": compression}))
+    if spec.is_local or spec.ratio_policy != "fixed" or keeps_momentum(spec.compression):
+        raise BadInput(
+            "A session of several optimizers sums their gradients at every step, with a compression that stays.",
+            hint="leave out sync, compression='auto' and compression that keeps the momentum (dgc)",
+        )
+    return plan

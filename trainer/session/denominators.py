@@ -8,6 +8,7 @@ nobody can tell, all workers refuse with the same sentence.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -23,6 +24,11 @@ WEIGHT_HINT = (
     "pass run.backward(loss, weight=n), n being what this worker's loss is a mean over (samples, tokens, weights), or "
     'weight="sum" if it is a sum'
 )
+
+
+_GATHERED_HINT = "gather the same features on all workers, and call run.backward for each loss on all of them"
+
+_MOST_TOTALS = 64
 
 
 class Said(IntEnum):
@@ -60,6 +66,8 @@ class Row:
         mixture: of all terms' factors.
         may_be_counted: whether the data may say what its denominator is.
         has_constant: whether it has a term that is the same on all workers.
+        is_gathered: whether it was computed of rows of all workers.
+        value: of the loss, where it was.
     """
 
     samples: int
@@ -70,6 +78,8 @@ class Row:
     mixture: float = 1.0
     may_be_counted: bool = False
     has_constant: bool = False
+    is_gathered: bool = False
+    value: float = 0.0
 
     @classmethod
     def of(cls, reading: LossReading, *, samples: int, rows: int) -> Row:
@@ -112,12 +122,14 @@ class Row:
             self.mixture,
             float(self.may_be_counted),
             float(self.has_constant),
+            float(self.is_gathered),
+            self.value,
         ]
 
     @classmethod
     def read(cls, numbers: Sequence[float]) -> Row:
         """The row that `numbers` wrote."""
-        samples, rows, said, denominator, factor, mixture, may_be_counted, has_constant = numbers
+        samples, rows, said, denominator, factor, mixture, counted, constant, gathered, value = numbers
         return cls(
             samples=int(samples),
             rows=int(rows),
@@ -125,8 +137,10 @@ class Row:
             denominator=denominator,
             factor=factor,
             mixture=mixture,
-            may_be_counted=bool(may_be_counted),
-            has_constant=bool(has_constant),
+            may_be_counted=bool(counted),
+            has_constant=bool(constant),
+            is_gathered=bool(gathered),
+            value=value,
         )
 
 
@@ -141,6 +155,11 @@ class Denominators:
         self._constants = {1.0, float(accumulate)}
         self._divides_by_counts = False  # whether sums were seen to be divided by what each worker counts
         self._leaves_out = False  # whether a loss was seen to leave elements out
+        self._totals: deque[float] = deque(maxlen=_MOST_TOTALS)
+
+    def note_total(self, total: float) -> None:
+        """All workers have added up what they count: a sum that is divided by it is one of all of them."""
+        self._totals.append(total)
 
     def weights(self, rows: Sequence[Row]) -> list[float]:
         """What each worker's gradient is multiplied with before all are summed.
@@ -152,6 +171,15 @@ class Denominators:
         if len(live) <= 1:  # the whole batch is one worker's
             return [float(row.samples > 0) for row in rows]
         said = {row.said for row in live}
+        if len({row.is_gathered for row in live}) > 1:
+            raise BadInput("The loss is of gathered rows (run.gather) on some workers alone.", hint=_GATHERED_HINT)
+        if live[0].is_gathered and _are_one([row.value for row in live]):
+            if Said.STATED_SUM in said:
+                raise BadInput(
+                    'Every worker\'s loss is that of the whole batch already, and weight="sum" would add them up.',
+                    hint="leave out the weight: run.backward(loss)",
+                )
+            return _shares([float(row.samples) for row in rows])
         if said == {Said.STATED}:
             return _shares([row.denominator if row.samples else 0.0 for row in rows])
         if said == {Said.STATED_SUM}:
@@ -197,6 +225,9 @@ class Denominators:
     def _of_sums(self, rows: Sequence[Row], live: Sequence[Row]) -> list[float]:
         """Divided by nothing, by the samples, by a number that stays, or by what each worker counts."""
         divisors = [row.denominator for row in live]
+        of_all = _all_same(divisors) and any(math.isclose(divisors[0], one, rel_tol=SAME) for one in self._totals)
+        if of_all and not any(row.has_constant for row in live):
+            return [float(row.samples > 0) for row in rows]
         if all(math.isclose(row.denominator, row.rows, rel_tol=SAME) for row in live):
             return _shares([float(row.samples) for row in rows])
         constants = {*self._constants, float(sum(row.samples for row in live))}
@@ -210,7 +241,7 @@ class Denominators:
             raise BadInput(
                 f"The loss is a sum divided by {divisors[0]:g} on every worker: a number that stays, or what each of "
                 "them counted.",
-                hint=WEIGHT_HINT,
+                hint=f"divide by what all workers counted, run.total(n), or {WEIGHT_HINT}",
             )
         if any(row.has_constant for row in live):
             raise BadInput(
@@ -232,6 +263,11 @@ def _are_reciprocals(live: Sequence[Row]) -> bool:
 def _shares(values: Sequence[float]) -> list[float]:
     total = math.fsum(values)
     return [value / total for value in values] if total else [0.0 for _ in values]
+
+
+def _are_one(losses: Sequence[float]) -> bool:
+    """Whether they are the same loss, computed on every worker."""
+    return _all_same(losses) or all(math.isnan(one) for one in losses)
 
 
 def _all_same(values: Sequence[float]) -> bool:

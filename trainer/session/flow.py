@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ from hetopt.trainer.announcement import announce
 from hetopt.trainer.assembly import make_worker_pace
 from hetopt.trainer.balance import Balance
 from hetopt.trainer.checkpoints.saver import CheckpointSaver
+from hetopt.trainer.comm.exchange import ExchangeStats, summed
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.engine import Engine
 from hetopt.trainer.evaluation import average_buffers
@@ -42,7 +44,9 @@ from hetopt.trainer.session.random_state import RandomState
 from hetopt.trainer.session.record import add_sample, open_log
 from hetopt.trainer.session.registry import REGISTRY, Member
 from hetopt.trainer.session.resuming import Extra
+from hetopt.trainer.session.several import Optimizers
 from hetopt.trainer.session.turns import Deed
+from hetopt.trainer.session.whole_batch import WholeBatch
 from hetopt.trainer.statistics import Period
 from hetopt.trainer.steps.exchange_assembly import ExchangeMaker, can_overlap
 from hetopt.trainer.steps.slowdown import NoSlowdown, Slowdown
@@ -58,6 +62,25 @@ class Stopped(BaseException):
     """Somebody asked the run to end. Raised on all workers between the same two steps; no script catches it."""
 
 
+@dataclass(kw_only=True, eq=False)
+class Side:
+    """One optimizer of a session.
+
+    Attributes:
+        optimizer: of the script.
+        sum: of its parameters' gradients; None: they stay this worker's.
+        is_trained: whether any of its parameters is, at the moment.
+        backwards: passes that made gradients of them since it stepped.
+        is_summed: whether their gradients are those of all workers.
+    """
+
+    optimizer: Optimizer
+    sum: GradientSum | None = None
+    is_trained: bool = True
+    backwards: int = 0
+    is_summed: bool = False
+
+
 class BatchFlow:
     """What a session knows of its script: the model, and which batches it was given.
 
@@ -70,7 +93,7 @@ class BatchFlow:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizers,
         *,
         plan: SessionPlan,
         rank: int,
@@ -81,6 +104,7 @@ class BatchFlow:
         scaler: Scaler | None,
         folder: Path | None,
         accepted: Sequence[str],
+        synchronizes_norms: bool,
         leave: Callable[[], None],
     ) -> None:
         self.rank = rank
@@ -92,23 +116,24 @@ class BatchFlow:
         self._plan = plan
         self._leave = leave
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
-        named = named_parameters(optimizer, self._names)
-        self.device = check_parameters(named)
+        named = [named_parameters(one, self._names) for one in optimizer.each]
+        for own in named:
+            check_parameters(own)
+        self.device = check_parameters(self._trained)
         self._trains_alone = plan.spec.is_local
         self._between: Between | None = None  # of workers that train for themselves, from the loader on
-        self._sum: GradientSum | None = None
+        self._sides = [Side(optimizer=one) for one in optimizer.each]
         # One worker that sends everything has nothing to do, and the script's own numbers stay what they were.
         self._store, self._steps = store, steps
         self._exchange = ExchangeConfig(
-            compression=plan.spec.compression, dense_bytes=sum(parameter.nbytes for _, parameter in named)
+            compression=plan.spec.compression, dense_bytes=sum(one.nbytes for _, one in self._trained)
         )
         if not self._trains_alone and (world_size > 1 or plan.spec.compression.name != "identity"):
-            overlaps = can_overlap(self.device, world_size)
-            self._sum = GradientSum(named, self._make_exchange, world_size=world_size, overlaps=overlaps)
-            self._exchange = self._sum.exchange
-        self._loss = LossWatch(
-            model, rank, world_size, accumulate=accumulate, accepted=accepted, is_local=self._trains_alone
-        )
+            # Parts of two gradients that backward makes at a time would be sent in different orders on the workers.
+            overlaps = len(self._sides) == 1 and can_overlap(self.device, world_size)
+            for side, own in zip(self._sides, named, strict=True):
+                side.sum = GradientSum(own, self._make_exchange, world_size=world_size, overlaps=overlaps)
+            self._exchange = self._exchange_of_all()
         self._own_weight: float | None = None  # of the last loss that was looked at
         self._stopwatch = make_stopwatch(self.device)
         self._run_dir = folder or Path()
@@ -131,8 +156,10 @@ class BatchFlow:
         self._waited_s = 0.0  # for others, in backward passes of the step that were not its last
         self._energy: float | None = None
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        self._backwards = self._batches = 0
-        self._is_summed = False
+        self._batches = 0
+        self._is_within = False  # whether gradients were made since the last step of an optimizer
+        self._stepped: set[int] = set()  # optimizers, since the last step was told
+        self._stats: list[ExchangeStats] = []  # since then
         self._is_open = True
         self._extra: Extra | None = None  # what the script goes on with besides, from when it has said so
         self._is_asked_to_stop = False  # once the next batch is asked for: the script has done then what ends a step
@@ -141,8 +168,21 @@ class BatchFlow:
         self._chance: RandomState | None = None
         if world_size > 1:
             take_parameters(model, optimizer)
-            take_optimizer(optimizer, rank)
+            for one in optimizer.each:
+                take_optimizer(one, rank)
             self._chance = RandomState(rank)
+        self._whole = WholeBatch(rank, self._gate.watched)
+        if synchronizes_norms and world_size > 1:
+            self._whole.synchronize(model.modules())
+        self._loss = LossWatch(
+            model,
+            rank,
+            world_size,
+            accumulate=accumulate,
+            accepted=accepted,
+            is_local=self._trains_alone,
+            whole=self._whole,
+        )
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -193,7 +233,7 @@ class BatchFlow:
                 self._plan.run_spec(balance.shares),
                 loader,
                 self._model,
-                self._optimizer,
+                self._optimizer.each[0],
                 rank=self.rank,
                 device=self.device,
                 stopwatch=self._stopwatch,
@@ -204,7 +244,12 @@ class BatchFlow:
 
     @property
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
-        return named_parameters(self._optimizer, self._names)
+        return [named for one in self._optimizer.each for named in named_parameters(one, self._names)]
+
+    def _exchange_of_all(self) -> ExchangeConfig:
+        """How gradients travel: alike for all optimizers."""
+        every = [side.sum.exchange for side in self._sides if side.sum is not None]
+        return every[0] if len(every) == 1 else replace(every[0], dense_bytes=sum(one.dense_bytes for one in every))
 
     def _make_exchange(self, shapes: Sequence[tuple[int, ...]]) -> ExchangeConfig:
         spec = self._plan.spec
@@ -304,14 +349,15 @@ class BatchFlow:
         """Whether its loader, or another session's, has given a batch."""
         return self._handed.newest is not None
 
-    @property
-    def is_summed(self) -> bool:
-        """Whether all there is of a gradient went through `backward` or `sync`."""
-        return self._is_summed
+    def has_summed(self, optimizer: Optimizer) -> bool:
+        """Whether all there is of an optimizer's gradient went through `backward` or `sync`."""
+        own = [side for side in self._sides if side.optimizer is optimizer] or self._sides
+        return all(side.is_summed for side in own)
 
     def take(self, handed: Handed) -> None:
         """The script was given a batch."""
         self._handed.give(handed)
+        self._whole.counts = handed.part.samples > 0
         self._loss.begin_batch()
         self._batches += 1
         self._taken = tuple(before + now for before, now in zip(self._taken, handed.part.shares, strict=True))
@@ -348,13 +394,14 @@ class BatchFlow:
         """A step of workers that train for themselves is over; counted alike on all of them."""
         if self._between is None or not any(self._taken):
             return
-        self._backwards = 0
+        self._sides[0].backwards = 0
         self._tell(self._trace())
 
     def _trace(self) -> StepTrace:
         """Of the step that was computed."""
         now = self._stopwatch.mark()
-        stats = None if self._sum is None else self._sum.stats
+        stats = None if not self._stats else summed(self._stats)
+        was_hidden = self._sides[0].sum is not None and self._sides[0].sum.was_hidden
         return StepTrace(
             loss_sum=self._loss_sum,
             start=self._begun,
@@ -364,7 +411,7 @@ class BatchFlow:
             waited_s=self._waited_s,
             way="" if stats is None else self._exchange.way,
             exchange=stats,
-            under_backward=stats is not None and self._sum is not None and self._sum.was_hidden,
+            under_backward=stats is not None and was_hidden,
             # A gradient that a GradScaler did not apply was not finite.
             gradient_energy=math.inf if self._energy is None and self._between is not None else self._energy,
         )
@@ -375,6 +422,7 @@ class BatchFlow:
         self._computed = self._computed_s = self._energy = None
         self._waited_s = 0.0
         self._taken, self._batches = (0,) * self.world_size, 0
+        self._stepped, self._stats = set(), []
         if engine is None or part is None:
             return
         self._loss_sum = torch.zeros_like(self._loss_sum)

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import nn
-from torch.optim import Optimizer
 
 from hetopt.trainer.agreement import Store
 from hetopt.trainer.likeness import options_mark, structure_mark
 from hetopt.trainer.session.alike import check_parameters_alike, name_options, name_structure
 from hetopt.trainer.session.batches import Part
+from hetopt.trainer.session.several import Optimizers
 from hetopt.trainer.session.turns import Deed, OptionsDiffer, Pending, StructureDiffers, Turn, Turns
 
 CHECKED_STEPS = 20
@@ -30,7 +30,7 @@ class Gate:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, *, number: int, world_size: int, store: Store | None
+        self, model: nn.Module, optimizer: Optimizers, *, number: int, world_size: int, store: Store | None
     ) -> None:
         self._names = {id(one): name for name, one in model.named_parameters()}
         self._optimizer = optimizer

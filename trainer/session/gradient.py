@@ -102,8 +102,11 @@ class GradientSum:
             self._buckets.close()
         self._buckets = None
 
-    def follow(self, named: Named) -> None:
+    def follow(self, named: Named) -> bool:
         """The optimizer trains these parameters from here on; what there is of their gradients is kept.
+
+        Returns:
+            Whether they are others than before.
 
         Raises:
             RunFailed: they are others than before, and compression keeps a memory of those.
@@ -111,7 +114,7 @@ class GradientSum:
         if len(named) == len(self._parameters) and all(
             one is other for (_, one), other in zip(named, self._parameters, strict=True)
         ):
-            return
+            return False
         if not self.exchange.is_dense:
             before = {id(one) for one in self._parameters}
             new = [name for name, one in named if id(one) not in before]
@@ -124,6 +127,7 @@ class GradientSum:
         aside, kept = self._aside, self._kept
         self._take(named)
         self._aside, self._kept = (self._moved(one, old) for one in (aside, kept))
+        return True
 
     def _moved(self, buffers: FlatGradients | None, old: dict[int, int]) -> FlatGradients | None:
         if buffers is None:
@@ -203,15 +207,37 @@ class GradientSum:
             self._aside, self._flat = self._flat, FlatGradients(self._parameters)
         else:
             self._aside.add(self._flat)
+        self._show(self._aside)
+
+    def put_back(self) -> None:
+        """The backward pass made no gradient of these: what was taken out of its way is there again."""
+        if self._aside is not None:
+            self._show(self._aside)
+        elif self._kept is not None:
+            self._flat, self._kept = self._kept, None
+            for index, parameter in enumerate(self._parameters):
+                if self._flat.places[index].used:
+                    self._flat.give(index, parameter)
+
+    def _show(self, aside: FlatGradients) -> None:
+        """Leave in ``.grad`` what was put aside, and what is kept of sums."""
         for index, parameter in enumerate(self._parameters):
-            self._aside.give(index, parameter)
+            aside.give(index, parameter)
             if self._kept is not None:
                 self._kept.places[index].given = None
-                if not self._aside.places[index].used:
+                if not aside.places[index].used:
                     self._kept.give(index, parameter)
-        for one in (self._aside, self._kept):
+        for one in (aside, self._kept):
             if one is not None:
                 one.note()
+
+    @property
+    def is_made(self) -> bool:
+        """Whether there are gradients in ``.grad`` that are in no buffer yet."""
+        return any(
+            one.grad is not None and not self._shows(index, one) and not self._flat.holds(index, one)
+            for index, one in enumerate(self._parameters)
+        )
 
     def _shows(self, index: int, parameter: nn.Parameter) -> bool:
         """Whether ``.grad`` is there for the script to look at, and in a buffer already."""

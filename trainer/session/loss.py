@@ -19,6 +19,7 @@ from hetopt.trainer.session.batch_norm import BatchNormNote
 from hetopt.trainer.session.batches import Part
 from hetopt.trainer.session.denominators import WEIGHT_HINT, Denominators, Row, Said, Weight
 from hetopt.trainer.session.mixing import Outputs
+from hetopt.trainer.session.whole_batch import WholeBatch, depends_on_rows
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,11 +41,21 @@ class LossWatch:
         accumulate: backward passes of a step.
         accepted: what need not be exact (see `hetopt.trainer.inexact`).
         is_local: whether workers step by their own gradients: only whether the loss is a sum is asked then, once.
+        whole: what there is of the whole batch.
     """
 
     def __init__(
-        self, model: nn.Module, rank: int, world_size: int, *, accumulate: int, accepted: Sequence[str], is_local: bool
+        self,
+        model: nn.Module,
+        rank: int,
+        world_size: int,
+        *,
+        accumulate: int,
+        accepted: Sequence[str],
+        is_local: bool,
+        whole: WholeBatch,
     ) -> None:
+        self._whole = whole
         self._rank = rank
         self._world_size = world_size
         self._denominators = Denominators(accumulate)
@@ -53,14 +64,17 @@ class LossWatch:
         self._model = model
         shares = world_size > 1 and not is_local
         self._asks_coupling = shares and WHOLE_BATCH not in accepted
-        self._asks_statistics = shares and rank == 0 and BATCH_STATISTICS not in accepted
+        self._asks_statistics = shares and rank == 0 and BATCH_STATISTICS not in accepted and not whole.normalises
         self._outputs: Outputs | None = None
+        self._number = 0  # losses of the present batch that were looked at
+        self._met, self._asked = {0}, set[int]()  # numbers of losses in their batch: there are, asked of coupling
         self._batch_norm: BatchNormNote | None = None
 
     def begin_batch(self) -> None:
-        """The script gets a batch: from here on modules' outputs are kept, until its loss was looked at."""
+        """The script gets a batch: from here on modules' outputs are kept, while there are losses to look at."""
         self.close()
-        if self._asks_coupling:
+        self._number = 0
+        if self._asks_coupling and self._met - self._asked:
             self._outputs = Outputs(self._model)
         if self._asks_statistics:
             self._batch_norm = BatchNormNote(self._model)
@@ -99,7 +113,7 @@ class LossWatch:
             return part.weight
         pending = self.begin(loss, weight, part)
         note, self._batch_norm, self._asks_statistics = self._batch_norm, None, False
-        if note is not None:
+        if note is not None and not pending.own.is_gathered:
             note.look(loss)
 
         @cache
@@ -108,7 +122,8 @@ class LossWatch:
             return self.weights(pending)[self._rank]
 
         expect(weigh)
-        _backward(loss, options)
+        with self._whole.backward(weigh):
+            _backward(loss, options)
         computed()
         if note is not None and (text := note.text(part)):
             print(f"hetopt: {text}", file=sys.stderr, flush=True)
@@ -152,9 +167,13 @@ class LossWatch:
             own = self._row(loss, weight, part, rows)
         except BadInput as error:
             own, problem = Row(samples=part.samples, rows=rows, said=Said.UNKNOWN), error
-        if problem is None and self._outputs is not None:
+        if self._whole.was_asked and depends_on_rows(loss):
+            own = replace(own, is_gathered=True, value=float(loss.detach()))
+        number, self._number = self._number, self._number + 1
+        self._met.add(number)
+        if problem is None and self._outputs is not None and not own.is_gathered and number not in self._asked:
             found = self._outputs.look(loss, rows)
-            self._outputs, self._asks_coupling = None, False
+            self._asked.add(number)
             if found == "coupled" and own.said != Said.STATED_SUM:
                 problem = _coupled(part)
                 own = replace(own, said=Said.WHOLE_BATCH)
@@ -207,6 +226,10 @@ class LossWatch:
             return 0.0
         return part.batch / part.samples if self._is_sum else 1.0
 
+    def note_total(self, total: float) -> None:
+        """What all workers have counted together."""
+        self._denominators.note_total(total)
+
     def close(self) -> None:
         """Look at nothing any more."""
         for one in (self._outputs, self._batch_norm):
@@ -239,6 +262,6 @@ def _coupled(part: Part) -> BadInput:
     return BadInput(
         "The loss of a sample depends on the other samples of its batch, as contrastive losses do, and this worker has "
         f"{part.samples} of {part.batch}: the gradients of parts are not the gradient of the batch.",
-        hint="compute the loss over the features of all workers (their own with gradients) and call "
-        f'run.backward(loss, weight="sum"), or accept the difference: session(..., accept_inexact=("{WHOLE_BATCH}",))',
+        hint="compute it of the features of all workers, features = run.gather(features), and call run.backward(loss); "
+        f'or accept the difference: session(..., accept_inexact=("{WHOLE_BATCH}",))',
     )

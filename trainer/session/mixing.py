@@ -1,4 +1,4 @@
-"""Whether a script's loss couples the samples of a batch (contrastive, in-batch negatives): asked once, of its graph.
+"""Whether a script's losses couple the samples of a batch (contrastive, in-batch negatives): asked once of each.
 
 The outputs of the model that a loss is computed from have a row for each sample. If the loss is a mean or a sum over
 samples, its derivative by one row does not depend on the others, so that the second derivatives across rows are zero.
@@ -42,7 +42,7 @@ NEGLIGIBLE = 1e-6
 
 
 class Outputs:
-    """Keeps what the modules of a model gave, until the first loss was looked at.
+    """Keeps what the modules of a model gave for a batch, whose losses are looked at.
 
     Args:
         model: of the script.
@@ -53,14 +53,13 @@ class Outputs:
         self._hooks = [module.register_forward_hook(self._keep) for module in _hookable(model)]
 
     def look(self, loss: Tensor, rows: int) -> Found:
-        """Whether a loss couples samples, told before its backward pass; nothing is kept any more.
+        """Whether a loss couples samples, told before its backward pass.
 
         Args:
             loss: a scalar.
             rows: samples that it was computed of.
         """
         given = [one for one in self._given if one.grad_fn is not None and _samples_in(one, rows) is not None]
-        self.close()
         return couples(loss, given, rows)
 
     def close(self) -> None:

@@ -29,9 +29,8 @@ class Member(Protocol):
         """Whether its loader, or another session's, has given a batch."""
         ...
 
-    @property
-    def is_summed(self) -> bool:
-        """Whether all there is of a gradient went through `backward` or `sync`."""
+    def has_summed(self, optimizer: Optimizer) -> bool:
+        """Whether all there is of an optimizer's gradient went through `backward` or `sync`."""
         ...
 
     def take(self, handed: Handed) -> None:

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from hetopt.core.errors import BadInput
 from hetopt.trainer.checkpoints.state import RankState, SharedState
 from hetopt.trainer.comm.compressor import State
-from hetopt.trainer.likeness import parameters_of
+from hetopt.trainer.likeness import Groups, parameters_of
 from hetopt.trainer.session.random_state import States
+from hetopt.trainer.session.several import Optimizers
 
 
 class Stateful(Protocol):
@@ -33,7 +33,7 @@ Extra = Mapping[str, Stateful]
 """By name; the same on all workers."""
 
 
-def script_state(model: nn.Module, optimizer: Optimizer, extra: Extra) -> dict[str, Any]:
+def script_state(model: nn.Module, optimizer: Groups, extra: Extra) -> dict[str, Any]:
     """What all workers share of a script besides its model and optimizer.
 
     Raises:
@@ -59,7 +59,7 @@ def own_state(model: nn.Module, memory: State, device: torch.device) -> RankStat
 
 
 def restore(
-    model: nn.Module, optimizer: Optimizer, extra: Extra, shared: SharedState, own: RankState, device: torch.device
+    model: nn.Module, optimizer: Optimizers, extra: Extra, shared: SharedState, own: RankState, device: torch.device
 ) -> None:
     """Give a script what it had when the states were taken.
 
@@ -110,7 +110,7 @@ def _strange(value: object) -> str | None:
     return next((found for one in parts if (found := _strange(one)) is not None), None)
 
 
-def _others(model: nn.Module, optimizer: Optimizer) -> list[nn.Parameter]:
+def _others(model: nn.Module, optimizer: Groups) -> list[nn.Parameter]:
     """Parameters that only the optimizer knows."""
     known = {id(one) for one in model.parameters()}
     return [one for one in parameters_of(optimizer) if id(one) not in known]

@@ -32,6 +32,9 @@ from hetopt.trainer.checkpoints.fingerprint import parameters_sha256
 from hetopt.trainer.checkpoints.folder import CheckpointFolder, Found, leave_model
 from hetopt.trainer.checkpoints.saver import CheckpointSaver
 from hetopt.trainer.checkpoints.state import SharedState, run_digest
+from hetopt.trainer.comm.compressor import State
+from hetopt.trainer.comm.exchange import Exchange
+from hetopt.trainer.comm.hierarchical import HierarchicalExchange
 from hetopt.trainer.engine import Engine
 from hetopt.trainer.session.alike import check_parameters_alike
 from hetopt.trainer.session.flow import Stopped
@@ -84,6 +87,51 @@ class Session(GradientFlow):
         total, weights = sum_numbers([float(value) * weight, weight], self.world_size)
         return total / weights if weights else float("nan")
 
+    def total(self, value: Tensor | float) -> float:
+        """The sum of a count over all workers, to divide a sum by: of tokens, boxes or whatever a batch has many of.
+
+            items = run.total(sum(int((labels != -100).sum()) for _, labels in window))
+            for inputs, labels in window:
+                run.backward(cross_entropy(model(inputs), labels, reduction="sum") / items)
+
+        Args:
+            value: of this worker's part; where it has none of the batch at hand, nothing is added.
+        """
+        part = self._handed.newest
+        own = 0.0 if part is not None and part.samples == 0 else float(value)
+        if self.world_size == 1:
+            return own
+        self._gate.take(Deed.TOTAL, part)
+        (total,) = sum_numbers([own], self.world_size)
+        self._loss.note_total(total)
+        return total
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """The rows of all workers in the order of the whole batch: features for a loss that depends on all of them.
+
+            image, text = run.gather(image_encoder(images)), run.gather(text_encoder(texts))
+            run.backward(contrastive_loss(image, text))
+
+        Gradients go back to the worker whose row it is, and are those of the loss of the whole batch; it does not
+        matter whether each worker computes that, or the part of it that is of its own samples. All workers call it.
+
+        Args:
+            rows: one for each sample of this worker's part, in their order; of any shape and type besides.
+
+        Raises:
+            BadInput: there are more or fewer, no batch came from `loader` yet, or workers train for themselves.
+        """
+        if self.world_size == 1:
+            return rows
+        if self._trains_alone:
+            raise BadInput("run.gather joins the samples of workers that train for themselves.", hint="leave out sync")
+        self._gate.take(Deed.GATHER, self._handed.newest)
+        part = self._handed.present
+        if part is None:
+            raise BadInput("run.gather was called before any batch of this session's loader.", hint="see `run.loader`")
+        self._whole.open()
+        return self._whole.rows(rows, part)
+
     def checkpoint(self, extra: Extra = MappingProxyType({})) -> None:
         """Save all that training goes on from after an interruption, between two steps; all workers call it alike.
 
@@ -127,8 +175,7 @@ class Session(GradientFlow):
             target_reached=False,
             script={**script_state(self._model, self._optimizer, extra), "table": self._table.state()},
         )
-        exchange = self._exchange.exchange
-        own = own_state(self._model, {} if exchange is None else exchange.state(), self.device)
+        own = own_state(self._model, self._memory(), self.device)
         own = replace(own, script={**(own.script or {}), "progress": reads.progress.state()})
         saver.begin(shared, own, digest=shared.digest, begun_s=begun_s)
 
@@ -166,8 +213,7 @@ class Session(GradientFlow):
         then = len(shared.shares)
         own = folder.load_own(step, self.rank, workers_then=then, workers_now=self.world_size)
         restore(self._model, self._optimizer, extra, shared, own, self.device)
-        if self._exchange.exchange is not None:
-            self._exchange.exchange.load_state(own.memory)
+        self._remember(own.memory)
         engine.exchange.resume(shared.steering)
         engine.balance.resume(policy=shared.policy, shares=shared.shares, state=shared.controller)
         kept, mine = shared.script or {}, own.script or {}
@@ -182,13 +228,33 @@ class Session(GradientFlow):
     @property
     def _is_between_steps(self) -> bool:
         """Whether all that the script was given is computed, and in the parameters."""
-        is_waiting = self._sum is not None and self._sum.is_waiting
-        return not (self._backwards or is_waiting) and self._handed.are_computed
+        is_waiting = any(side.sum is not None and side.sum.is_waiting for side in self._sides)
+        return not (self._is_within or is_waiting) and self._handed.are_computed
 
     def _save_before_end(self) -> None:
         """See `BatchFlow`; a script that asks for batches ahead ends without."""
         if self._extra is not None and self._is_between_steps:
             self.checkpoint(self._extra)
+
+    def _memory(self) -> State:
+        """What was held back of the gradients; of several optimizers, each name ends with the number of one."""
+        memory: State = {}
+        for number, exchange in enumerate(self._exchanges):
+            memory |= {self._kept_as(key, number): value for key, value in exchange.state().items()}
+        return memory
+
+    def _remember(self, memory: State) -> None:
+        for number, exchange in enumerate(self._exchanges):
+            tail = self._kept_as("", number)
+            exchange.load_state({key.removesuffix(tail): one for key, one in memory.items() if key.endswith(tail)})
+
+    def _kept_as(self, key: str, number: int) -> str:
+        return key if len(self._sides) == 1 else f"{key}#{number}"
+
+    @property
+    def _exchanges(self) -> list[Exchange | HierarchicalExchange]:
+        made = [side.sum.exchange.exchange for side in self._sides if side.sum is not None]
+        return [one for one in made if one is not None]
 
     def _recoverable(self, what: str) -> tuple[Engine, SlicedLoader | OwnLoader]:
         """The engine and the loader, where there is all that checkpoints need."""
@@ -250,6 +316,7 @@ class Session(GradientFlow):
             leave_model(self._folder, self._model, stopped=stopped, number=self._gate.number)
 
     def _part_from_others(self) -> None:
+        self._whole.close()
         if self._saver is not None:
             self._saver.close()
         self._leave()
@@ -258,8 +325,9 @@ class Session(GradientFlow):
         self._is_open = False
         REGISTRY.leave(self)
         self._loss.close()
-        if self._sum is not None:
-            self._sum.close()
+        for side in self._sides:
+            if side.sum is not None:
+                side.sum.close()
         for hook in self._hooks:
             hook.remove()
 

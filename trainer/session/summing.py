@@ -14,24 +14,29 @@ from hetopt.core.errors import BadInput
 from hetopt.trainer.agreement import sum_numbers
 from hetopt.trainer.session.batches import Part
 from hetopt.trainer.session.denominators import Weight
-from hetopt.trainer.session.flow import BatchFlow
-from hetopt.trainer.session.gradient import GradientSum
+from hetopt.trainer.session.flow import BatchFlow, Side
+from hetopt.trainer.session.gradient import named_parameters
 from hetopt.trainer.session.inspection import inspect_wrappers
 from hetopt.trainer.session.local import gradient_energy
 from hetopt.trainer.session.registry import REGISTRY, Member
+from hetopt.trainer.session.several import Optimizers
 from hetopt.trainer.session.turns import Deed
 
 
 class GradientFlow(BatchFlow):
     """Where a session meets backward passes and optimizers."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, **options: Any) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizers, **options: Any) -> None:
         super().__init__(model, optimizer, **options)
         self._is_inspected = False
         self._weight = 1.0  # of the gradient that was summed last
         self._hooks = [
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
+            hook
+            for one in optimizer.each
+            for hook in (
+                one.register_step_pre_hook(self._before_step),
+                one.register_step_post_hook(self._after_step),
+            )
         ]
         REGISTRY.enter(self, sums=self.world_size > 1)
 
@@ -78,39 +83,80 @@ class GradientFlow(BatchFlow):
         self._part = self._handed.of(loss)
         part = self._present_part()
         turn = None
-        if self._sum is not None:
-            self._follow(self._sum)
-            self._sum.begin()
+        if self._sums:
+            for side in self._sides:
+                self._follow(side)
             turn = self._gate.begin(Deed.SUM, self._handed.newest)
-        completes = self._backwards + 1 >= self._accumulate or (part is not None and part.is_last)
+        only = self._sides[0] if len(self._sides) == 1 else None
         own = self._own_weight = self._loss.backward(
             loss,
             weight,
             part,
             options={"retain_graph": retain_graph, "create_graph": create_graph, "inputs": inputs},
             met=lambda: self._gate.finish(turn),
-            expect=self._expect if completes else lambda weigh: None,
+            expect=self._expect if only is not None and self._completes(only, part) else lambda weigh: None,
             computed=self._note_computed,
         )
-        self._backwards += 1
+        self._is_within = True
         self._note_loss(loss, own)
-        if completes:
+        reached = self._reached()
+        ready = [side for side in reached if self._completes(side, part)]
+        for side in self._sides:
+            side.backwards += side in reached
+            if side.sum is not None and side.is_trained and side not in ready:
+                side.sum.put_aside(own) if side in reached else side.sum.put_back()
+        if ready:
             with self._summing(own) as look_at:
-                if self._sum is not None:
-                    self._sum.sum(own, self._scaler, look_at=look_at)
+                self._sum_all([(side, own) for side in ready], look_at)
             return
         if self._computed_s is not None:
             self._waited_s += time.perf_counter() - self._computed_s
         self._computed = self._computed_s = None
-        if self._sum is not None:
-            self._sum.put_aside(own)
 
-    def _follow(self, gradients: GradientSum) -> None:
+    @property
+    def _sums(self) -> bool:
+        """Whether anything is done to gradients."""
+        return self._sides[0].sum is not None
+
+    def _completes(self, side: Side, part: Part | None) -> bool:
+        """Whether one more backward pass completes a step of an optimizer."""
+        return side.backwards + 1 >= self._accumulate or (part is not None and part.is_last)
+
+    def _reached(self) -> list[Side]:
+        """The optimizers of whose parameters the backward pass has made gradients, on any worker.
+
+        So each loss costs the exchange of what its step needs: of a generator's loss also the discriminator's part,
+        unless its parameters are frozen meanwhile or left out (``inputs``), as it is what ``.grad`` has then.
+        """
+        if len(self._sides) == 1 or not self._sums:
+            return list(self._sides)
+        made = [float(side.is_trained and side.sum is not None and side.sum.is_made) for side in self._sides]
+        with self._gate.watched():
+            on_any = sum_numbers(made, self.world_size)
+        return [side for side, workers in zip(self._sides, on_any, strict=True) if workers]
+
+    def _sum_all(self, sides: Sequence[tuple[Side, float]], look_at: Sequence[float]) -> None:
+        """Sum what belongs to each, with the weight of this worker's gradient."""
+        for side, weight in sides:
+            side.is_summed = True
+            if side.sum is not None:
+                side.sum.sum(weight, self._scaler, look_at=look_at)
+                if side.sum.stats is not None:
+                    self._stats.append(side.sum.stats)
+
+    def _follow(self, side: Side, *, begins: bool = True) -> None:
         """The optimizer's parameters may be others than in the step before."""
-        gradients.follow(self._trained)
-        self._exchange = gradients.exchange
-        if self._engine is not None:
-            self._engine.exchange = self._exchange
+        if side.sum is None:
+            return
+        named = named_parameters(side.optimizer, self._names)
+        side.is_trained = bool(named) or len(self._sides) == 1
+        if not side.is_trained:  # frozen, as a discriminator while its generator learns
+            return
+        if side.sum.follow(named):
+            self._exchange = self._exchange_of_all()
+            if self._engine is not None:
+                self._engine.exchange = self._exchange
+        side.sum.begin() if begins else side.sum.drop()
 
     def _expect(self, weigh: Callable[[], float]) -> None:
         """The backward pass that comes completes the step; what it waits for others is no part of computing."""
@@ -121,12 +167,13 @@ class GradientFlow(BatchFlow):
             self._waited_s += time.perf_counter() - begun_s
             return weight
 
-        if self._sum is not None:
-            self._sum.expect(timed)
+        if self._sides[0].sum is not None:
+            self._sides[0].sum.expect(timed)
 
     def _note_computed(self) -> None:
         """This worker has computed: what comes until the sum is the wait for the others."""
         self._pace.reach(1.0)
+        self._waited_s += self._whole.take_waited_s()
         self._computed, self._computed_s = self._stopwatch.mark(), time.perf_counter()
 
     def sync(self, *, weight: Weight | Tensor | None = None) -> None:
@@ -140,17 +187,24 @@ class GradientFlow(BatchFlow):
             BadInput: there is no weight, and `backward` has not seen the loss.
             RunFailed: the workers are at different points of the script.
         """
-        if self._sum is not None:
-            self._follow(self._sum)
-            self._sum.drop()
+        if self._sums:
+            for side in self._sides:
+                self._follow(side, begins=False)
+        self._sync(self._sides, weight)
+
+    def _sync(self, sides: Sequence[Side], weight: Weight | Tensor | None = None) -> None:
+        if self._sums:
             self._gate.take(Deed.SUM, self._handed.newest)
+        if len(sides) > 1:
+            waiting = [side for side in sides if side.sum is not None and side.sum.is_waiting]
+            sides = [*waiting, *(side for side in self._reached() if side not in waiting)]
+        waits = [side.sum is not None and side.sum.is_waiting for side in sides]
         own = 0.0  # where all of it was weighed as it was put aside
-        if self._sum is None or not self._sum.is_waiting:
+        if not all(waits):
             self._part = self._handed.of_all()
             own = self._loss.weight_of(self._own_weight, weight, self._present_part())
         with self._summing(own) as look_at:
-            if self._sum is not None:
-                self._sum.sum(own, self._scaler, look_at=look_at)
+            self._sum_all([(side, 0.0 if wait else own) for side, wait in zip(sides, waits, strict=True)], look_at)
 
     @contextmanager
     def _summing(self, weight: float) -> Iterator[Sequence[float]]:
@@ -159,26 +213,26 @@ class GradientFlow(BatchFlow):
         Args:
             weight: of this worker's gradient.
         """
-        self._own_weight, self._weight, self._is_summed = None, weight, True
+        self._own_weight, self._weight = None, weight
         if self._computed is None:
             self._computed = self._stopwatch.mark()
         with self._gate.watched():
             yield () if self._engine is None else self._engine.look_at
         if self._trains_alone:
-            self._backwards = 0
+            self._sides[0].backwards = 0
             if self._plan.spec.sync.name == "selsync":
                 scale = 1.0 if self._scaler is None else self._scaler.get_scale()
                 self._energy = gradient_energy([parameter for _, parameter in self._trained], scale)
             return
-        if self._sum is not None:
+        if not any(self._taken) and len(self._stepped) < len(self._sides):
+            return  # one more loss of the same step
+        if self._sums:
             self._gate.compare(self._trained)  # once nothing is on its way any more
         self._gate.summed()
         self._tell(self._trace())
 
     def trains(self, optimizer: Optimizer) -> bool:
         """Whether these are its parameters: the optimizer's own, or those of one that steps in its place."""
-        if optimizer is self._optimizer:
-            return True
         own = {id(one) for group in self._optimizer.param_groups for one in group["params"]}
         return all(id(one) in own for group in optimizer.param_groups for one in group["params"])
 
@@ -191,8 +245,8 @@ class GradientFlow(BatchFlow):
         raise BadInput(
             f"An optimizer ({type(optimizer).__name__}) steps that is in no session, by gradients of this worker's "
             "samples alone.",
-            hint="begin a session for its model and it too, inside this one, and call that session's backward: "
-            "with session(G, optimizer_g) as run_g: ... run_g.backward(loss_g)",
+            hint="give the session all models and optimizers, and call run.backward for each loss: "
+            "with session((G, D), (optimizer_g, optimizer_d)) as run: ... run.backward(loss_g)",
         )
 
     def _present_part(self) -> Part | None:
@@ -212,37 +266,45 @@ class GradientFlow(BatchFlow):
 
     def _before_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> Any:
         """Whatever the script did not exchange by now would be lost to the others."""
-        self._backwards = 0
-        if self._sum is None or self.world_size == 1:
-            if not self._is_summed:
-                self.sync()
-            self._is_summed = False
+        side = next(one for one in self._sides if one.optimizer is optimizer)
+        side.backwards, self._is_within = 0, False
+        if side.sum is None or self.world_size == 1:
+            if not side.is_summed:
+                self._follow_and_sync(side)
+            side.is_summed = False
             return None
         if options.get("closure") is not None:
-            return arguments, {**options, "closure": self._together(options["closure"])}
+            return arguments, {**options, "closure": self._together(side, options["closure"])}
         if len(arguments) > 1 and arguments[1] is not None:
-            return (arguments[0], self._together(arguments[1]), *arguments[2:]), options
-        if not self._is_summed or self._sum.is_waiting:
-            self.sync()
-        self._is_summed = False
+            return (arguments[0], self._together(side, arguments[1]), *arguments[2:]), options
+        if not side.is_summed or side.sum.is_waiting:
+            self._follow_and_sync(side)
+        side.is_summed = False
         return None
 
-    def _together(self, closure: Callable[..., Any]) -> Callable[..., Any]:
+    def _follow_and_sync(self, side: Side) -> None:
+        self._follow(side, begins=False)
+        self._sync([side])
+
+    def _together(self, side: Side, closure: Callable[..., Any]) -> Callable[..., Any]:
         """A closure of an optimizer (LBFGS) that computes the loss and gradient of all workers."""
 
         def together(*arguments: Any, **options: Any) -> Any:
-            self._is_summed = False
+            side.is_summed = False
             loss = closure(*arguments, **options)
-            if not self._is_summed:
-                self.sync()
-            self._backwards, self._is_summed = 0, False
+            if not side.is_summed:
+                self._follow_and_sync(side)
+            side.backwards, side.is_summed = 0, False
+            self._is_within = False
             if loss is None:
                 return None
-            (total,) = sum_numbers([float(loss) * self._weight], self.world_size)
+            value = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
+            (total,) = sum_numbers([value * self._weight], self.world_size)
             return loss.detach().new_tensor(total) if isinstance(loss, Tensor) else total
 
         return together
 
     def _after_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> None:
+        self._stepped.add(id(optimizer))
         if self._epoch_over is not None and self._handed.are_computed:
             self._end_epoch()

@@ -36,6 +36,8 @@ class Deed(IntEnum):
     AVERAGE = 6
     SAVE = 7
     RESUME = 8
+    GATHER = 9
+    TOTAL = 10
 
 
 _WORDS = {
@@ -48,6 +50,8 @@ _WORDS = {
     Deed.AVERAGE: "averaged models",
     Deed.SAVE: "called run.checkpoint",
     Deed.RESUME: "called run.resume",
+    Deed.GATHER: "called run.gather",
+    Deed.TOTAL: "called run.total",
 }
 
 _TOGETHER = "leave a loop, or skip a batch, on all workers or on none: decide by a figure they share, run.mean(...)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -260,34 +261,114 @@ def used_now_and_then(open_: Open) -> None:
             opt.step()
 
 
-def adversarial(open_: Open, one_session: bool = False) -> None:
+def networks() -> tuple[nn.Module, nn.Module]:
+    """A generator and a discriminator."""
     torch.manual_seed(0)
-    maker, judge = nn.Linear(4, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
-    by_maker, by_judge = sgd(maker, 0.01), sgd(judge, 0.01)
+    return nn.Linear(4, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def adversarial(open_: Open, sessions: int = 1, *, freezes: bool = False, clips: bool = True) -> None:
+    """The generator's loss reaches the discriminator, too, whose gradients of it are dropped, or never made."""
+    maker, judge = networks()
+    by_maker, by_judge = sgd(maker, 0.01), torch.optim.Adam(judge.parameters(), lr=0.01)
     bce = nn.functional.binary_cross_entropy_with_logits
 
     def train(first: Any, second: Any) -> None:
-        for x, _ in first.loader(shuffled(points(101))):
-            ones, zeros = torch.ones(len(x), 1), torch.zeros(len(x), 1)
-            by_judge.zero_grad()
-            made = maker(x[:, :4])
-            first.backward(bce(judge(x), ones) + bce(judge(made.detach()), zeros))
-            by_judge.step()
-            by_maker.zero_grad()
-            loss = bce(judge(made), ones)
-            loss.backward() if second is None else second.backward(loss)
-            by_maker.step()
+        loader = first.loader(shuffled(points(101)))
+        for _ in range(2):
+            for x, _ in loader:
+                ones, zeros = torch.ones(len(x), 1), torch.zeros(len(x), 1)
+                judge.requires_grad_(True)
+                by_judge.zero_grad()
+                made = maker(x[:, :4])
+                first.backward(bce(judge(x), ones) + bce(judge(made.detach()), zeros))
+                by_judge.step()
+                judge.requires_grad_(not freezes)
+                by_maker.zero_grad()
+                loss = bce(judge(made), ones)
+                loss.backward() if second is None else second.backward(loss)
+                nn.utils.clip_grad_norm_(maker.parameters(), 0.1) if clips else None
+                by_maker.step()
 
+    if sessions == 1:
+        with open_((maker, judge), (by_maker, by_judge)) as run:
+            train(run, run)
+        return
     with open_(judge, by_judge) as first:
-        if one_session:
+        if sessions == 0:
             train(first, None)
             return
         with open_(maker, by_maker) as second:
             train(first, second)
 
 
-def adversarial_one_session(open_: Open) -> None:
-    adversarial(open_, one_session=True)
+def adversarial_frozen(open_: Open) -> None:
+    adversarial(open_, freezes=True)
+
+
+def adversarial_two_sessions(open_: Open) -> None:
+    adversarial(open_, 2)
+
+
+def adversarial_in_no_session(open_: Open) -> None:
+    adversarial(open_, 0)
+
+
+def actor_critic(open_: Open) -> None:
+    """Both losses before both steps, on a trunk that one of them owns; gradients are clipped together."""
+    torch.manual_seed(0)
+    trunk, actor, critic = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 1)
+    opts = torch.optim.Adam([*trunk.parameters(), *actor.parameters()], lr=0.01), sgd(critic)
+    with open_((trunk, actor, critic), opts) as run:
+        for number, (x, y) in enumerate(run.loader(shuffled(points(101)))):
+            hidden = trunk(x).tanh()
+            value = critic(hidden.detach() if number % 2 else hidden)[:, 0]
+            run.backward((value - y.float()).square().mean(), retain_graph=True)
+            run.backward(cross_entropy(actor(hidden), y))
+            nn.utils.clip_grad_norm_([*trunk.parameters(), *actor.parameters(), *critic.parameters()], 0.1)
+            for opt in opts:
+                opt.step()
+                opt.zero_grad()
+
+
+def two_of_one_loss(open_: Open) -> None:
+    """One loss for two optimizers, one of which steps at every other batch."""
+    model = net()
+    opts = sgd(model[0]), torch.optim.Adam(model[2].parameters(), lr=0.01)
+    with open_(model, opts) as run:
+        for number, (x, y) in enumerate(run.loader(shuffled(points(101)))):
+            run.backward(cross_entropy(model(x), y))
+            for opt in opts if number % 2 else opts[:1]:
+                opt.step()
+                opt.zero_grad()
+
+
+def two_accumulated(open_: Open) -> None:
+    model = net()
+    opts = sgd(model[0]), torch.optim.Adam(model[2].parameters(), lr=0.01)
+    with open_(model, opts, accumulate=4) as run:
+        loader = run.loader(shuffled(points(157)))
+        for number, (x, y) in enumerate(loader):
+            run.backward(cross_entropy(model(x), y) / 4)
+            if number % 4 == 3 or number + 1 == len(loader):
+                nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+                for opt in opts:
+                    opt.step()
+                    opt.zero_grad()
+
+
+def two_by_itself(open_: Open) -> None:
+    """A loop of its own backward passes, and `run.sync` before it clips."""
+    model = net()
+    opts = sgd(model[0]), torch.optim.Adam(model[2].parameters(), lr=0.01)
+    with open_(model, opts) as run:
+        for x, y in run.loader(shuffled(points(101))):
+            cross_entropy(model(x), y).backward()
+            run.sync(weight=len(x))
+            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            for opt in opts:
+                opt.step()
+                opt.zero_grad()
 
 
 def loaded_on_one(open_: Open) -> None:
@@ -361,27 +442,52 @@ def changed_by_a_hook(open_: Open) -> None:
             opt.step()
 
 
-def closure(open_: Open, optimizer: type[torch.optim.Optimizer] = torch.optim.SGD, **options: Any) -> None:
-    data = points()
-    model = net().double()
-    opt = optimizer(model.parameters(), lr=0.1, **options)
-    whole = DataLoader(TensorDataset(data.tensors[0].double(), data.tensors[1]), batch_size=128)
-    with open_(model, opt) as run:
+def closure(
+    open_: Open,
+    optimizer: type[torch.optim.Optimizer] = torch.optim.SGD,
+    dtype: torch.dtype = torch.float64,
+    *,
+    parts: int = 1,
+    **options: Any,
+) -> None:
+    """A step calls a function of the script for the loss and its gradient; that may come in parts of the batch."""
+    x, y = points().tensors
+    model = net().to(dtype)
+    opt = optimizer(model.parameters(), **{"lr": 0.1, **options})
+    whole = DataLoader(TensorDataset(x.to(dtype), y), batch_size=128)
+    with open_(model, opt, accumulate=parts) as run:
         loader = run.loader(whole)
         for _ in range(4):
             for x, y in loader:
 
                 def compute(x: Tensor = x, y: Tensor = y) -> Tensor:
                     opt.zero_grad()
-                    loss = cross_entropy(model(x), y)
-                    run.backward(loss)
-                    return loss
+                    total = x.new_zeros(())
+                    for _ in range(parts):
+                        loss = cross_entropy(model(x), y) / parts
+                        run.backward(loss)
+                        total = total + loss.detach()
+                    return total
 
                 opt.step(compute)
 
 
+def closure_in_parts(open_: Open) -> None:
+    closure(open_, parts=2)
+
+
 def lbfgs_double(open_: Open) -> None:
     closure(open_, torch.optim.LBFGS, max_iter=5, line_search_fn="strong_wolfe")
+
+
+def lbfgs(open_: Open) -> None:
+    closure(open_, torch.optim.LBFGS, dtype=torch.float32, lr=0.5, max_iter=4)
+
+
+def lbfgs_rounded(open_: Open) -> None:
+    """By the loss of all workers its line search goes the same way on each of them."""
+    accepting = partial(open_, accept_inexact=("rounding",))
+    closure(accepting, torch.optim.LBFGS, torch.float32, lr=0.5, max_iter=4, line_search_fn="strong_wolfe")
 
 
 class Sharp(torch.optim.Optimizer):
@@ -492,7 +598,7 @@ def limited_sampler(open_: Open) -> None:
             opt.step()
 
 
-def frozen_statistics(open_: Open) -> None:
+def shared_figures(open_: Open) -> None:
     """Evaluation between epochs, a scheduler, and figures that all workers share."""
     model = net()
     opt = sgd(model)
@@ -506,6 +612,148 @@ def frozen_statistics(open_: Open) -> None:
                 run.backward(loss)
                 opt.step()
                 schedule.step(run.mean(loss.detach()))
+
+
+def pairs(a: Tensor, b: Tensor) -> Tensor:
+    """A contrastive loss over all pairs of a batch."""
+    a, b = nn.functional.normalize(a), nn.functional.normalize(b)
+    return cross_entropy(a @ b.T / 0.1, torch.arange(len(a)))
+
+
+def contrastive(open_: Open) -> None:
+    """With a temperature that is learned, clipped; the last batch has five samples."""
+    model = net()
+    scale = nn.Parameter(torch.tensor(1.0))
+    opt = torch.optim.SGD([*model.parameters(), scale], lr=0.1)
+    with open_(model, opt) as run:
+        for x, _ in run.loader(shuffled(points(101))):
+            opt.zero_grad()
+            run.backward(pairs(run.gather(model(x)) * scale, run.gather(model(x.flip(1)))))
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            opt.step()
+
+
+def contrastive_in_two(open_: Open) -> None:
+    """Two contrastive terms of a sum, one of them with the labels; and a mean over a worker's own samples beside."""
+    model = net()
+    opt = sgd(model, 0.01)
+    with open_(model, opt) as run:
+        for x, y in run.loader(shuffled(points(101))):
+            opt.zero_grad()
+            own = model(x)
+            found, labels = run.gather(own), run.gather(y)
+            same = labels[:, None] == labels[None]
+            distances = (found[:, None] - found[None]).square().sum(2)
+            spread = found.std(0).log().sum() - (found.T @ found / len(found)).square().mean()
+            run.backward((distances * same).mean() + torch.relu(1 - distances).mean() - 0.1 * spread, retain_graph=True)
+            run.backward(cross_entropy(own, y))
+            opt.step()
+
+
+def contrastive_by_anchors(open_: Open) -> None:
+    """Each worker computes the part of the loss that is of its own samples, against the features of all."""
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        for x, _ in run.loader(shuffled(points(101))):
+            opt.zero_grad()
+            own, other = model(x), model(x.flip(1))
+            rows = run.gather(torch.arange(len(x)) + 1000 * rank())
+            first = int((rows < 1000 * rank()).sum()) if rank() else 0
+            scores = own @ run.gather(other).T
+            run.backward(cross_entropy(scores, first + torch.arange(len(x)) % len(rows)))
+            opt.step()
+
+
+def counted_items(open_: Open) -> None:
+    """A sum over what a window of batches has many of, divided by their number (`num_items_in_batch`)."""
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt, accumulate=4) as run:
+        batches = iter(run.loader(shuffled(points(101))))
+        while window := [batch for batch in (next(batches, None) for _ in range(4)) if batch is not None]:
+            items = run.total(sum(int((y != 3).sum()) for _, y in window))
+            for x, y in window:
+                run.backward(cross_entropy(model(x), y, ignore_index=3, reduction="sum") / items)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            opt.step()
+            opt.zero_grad()
+
+
+def own_items(open_: Open) -> None:
+    """The same, divided by what each worker counts itself."""
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt, accumulate=2) as run:
+        batches = iter(run.loader(shuffled(points(101))))
+        while window := [batch for batch in (next(batches, None) for _ in range(2)) if batch is not None]:
+            items = sum((y != 3).sum() for _, y in window)
+            for x, y in window:
+                run.backward(cross_entropy(model(x), y, ignore_index=3, reduction="sum") / items)
+            opt.step()
+            opt.zero_grad()
+
+
+def normalised(dims: int = 1, **options: Any) -> nn.Sequential:
+    """A network with BatchNorm over samples, or over samples and places."""
+    torch.manual_seed(0)
+    if dims == 1:
+        return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16, **options), nn.Tanh(), nn.Linear(16, 4))
+    return nn.Sequential(
+        nn.Unflatten(1, (2, 2, 2)),
+        nn.Conv2d(2, 6, 2, padding=1),
+        nn.BatchNorm2d(6, **options),
+        nn.ReLU(),
+        nn.Conv2d(6, 4, 2),
+        nn.BatchNorm2d(4, affine=False),
+        nn.Flatten(),
+        nn.Linear(16, 4),
+    )
+
+
+def batch_statistics(open_: Open, model: nn.Module | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """The whole recipe: BatchNorm, clipping, OneCycle, accumulation, an average of weights; what the layers know."""
+    model = normalised() if model is None else model
+    opt = sgd(model)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(opt, 1e-1, total_steps=16)
+    average = torch.optim.swa_utils.AveragedModel(model, avg_fn=lambda old, new, n: 0.9 * old + 0.1 * new)
+    with open_(model, opt, accumulate=2, batch_norm="synchronized") as run:
+        loader = run.loader(shuffled(points(109)))
+        for _ in range(2):
+            for number, (x, y) in enumerate(loader):
+                with torch.autocast("cpu", dtype, enabled=dtype is not None):
+                    loss = cross_entropy(model(x), y) / 2
+                run.backward(loss)
+                if number % 2 or number + 1 == len(loader):
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                    opt.step()
+                    schedule.step()
+                    opt.zero_grad()
+                    average.update_parameters(model)
+            model.eval()
+            model(points().tensors[0])  # every worker by itself
+            model.train()
+    return torch.cat([one.flatten().double() for one in (*model.buffers(), *average.parameters())])
+
+
+def batch_statistics_of_images(open_: Open) -> Tensor:
+    return batch_statistics(open_, normalised(2))
+
+
+def batch_statistics_cumulated(open_: Open) -> Tensor:
+    return batch_statistics(open_, normalised(2, momentum=None))
+
+
+def batch_statistics_counted(open_: Open) -> Tensor:
+    """Beside losses of which workers count unequally, and of which one has none."""
+    model = normalised()
+    opt = sgd(model)
+    with open_(model, opt, batch_norm="synchronized") as run:
+        for x, y in run.loader(shuffled(points(101))):
+            opt.zero_grad()
+            run.backward(cross_entropy(model(x), y, ignore_index=3))
+            opt.step()
+    return torch.cat([one.flatten().double() for one in model.buffers()])
 
 
 EXACT = (
@@ -525,6 +773,12 @@ EXACT = (
     group_added,
     used_now_and_then,
     adversarial,
+    adversarial_frozen,
+    adversarial_two_sessions,
+    actor_critic,
+    two_of_one_loss,
+    two_accumulated,
+    two_by_itself,
     loaded_on_one,
     fused,
     capturable_rate,
@@ -532,14 +786,40 @@ EXACT = (
     recomputed,
     changed_by_a_hook,
     closure,
+    closure_in_parts,
     lbfgs_double,
     sharpness_aware,
     shuffling_stream,
     zipped,
     skipped_by_all,
     limited_sampler,
-    frozen_statistics,
+    shared_figures,
+    contrastive,
+    contrastive_in_two,
+    contrastive_by_anchors,
+    counted_items,
+    own_items,
+    batch_statistics,
+    batch_statistics_of_images,
+    batch_statistics_cumulated,
+    batch_statistics_counted,
 )
+
+
+THREE = (
+    usual,
+    accumulate_rest,
+    adversarial,
+    actor_critic,
+    closure_in_parts,
+    sharpness_aware,
+    contrastive,
+    contrastive_by_anchors,
+    counted_items,
+    batch_statistics,
+    batch_statistics_of_images,
+)
+"""Of those the ones that three workers do, too, with other seeds."""
 
 
 # What is refused, or stops all workers with a sentence.
@@ -583,13 +863,6 @@ def group_of_one(open_: Open) -> None:
     loop(open_, model := net(), sgd(model))
 
 
-def lbfgs(open_: Open) -> None:
-    model = net()
-    opt = torch.optim.LBFGS(model.parameters())
-    with open_(model, opt):
-        return
-
-
 def half(open_: Open) -> None:
     loop(open_, model := net().bfloat16(), sgd(model))
 
@@ -607,9 +880,9 @@ def meta(open_: Open) -> None:
         return
 
 
-def several_optimizers(open_: Open) -> None:
+def shared_by_two(open_: Open) -> None:
     model = net()
-    with open_(model, [sgd(model[0]), sgd(model[2])]):
+    with open_(model, (sgd(model), sgd(model[2]))):
         return
 
 
@@ -719,6 +992,47 @@ def data_by_rank(open_: Open) -> None:
     loop(open_, model := net(), sgd(model), shuffled(points(128 - 32 * rank())))
 
 
+def coupled_later(open_: Open) -> None:
+    """The second loss of every other batch depends on all its samples."""
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        for number, (x, y) in enumerate(run.loader(shuffled())):
+            opt.zero_grad()
+            run.backward(cross_entropy(model(x), y))
+            if number % 2:
+                found = model(x)
+                run.backward(cross_entropy(found @ found.T, torch.arange(len(x))))
+            opt.step()
+
+
+def gathered_in_one(open_: Open) -> None:
+    """Two views are put together before they are gathered."""
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        for x, _ in run.loader(shuffled()):
+            found = run.gather(model(torch.cat([x, x.flip(1)])))
+            run.backward((found @ found.T).logsumexp(1).mean())
+
+
+def gathered_and_added(open_: Open) -> None:
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        for x, _ in run.loader(shuffled()):
+            run.backward(pairs(run.gather(model(x)), run.gather(x[:, :4])), weight="sum")
+
+
+def gathered_behind(open_: Open) -> None:
+    """A backward pass of the script's own."""
+    model = net()
+    opt = sgd(model)
+    with open_(model, opt) as run:
+        for x, _ in run.loader(shuffled()):
+            pairs(run.gather(model(x)), run.gather(x[:, :4])).backward()
+
+
 def clip_before_sum(open_: Open) -> None:
     model = net()
     opt = sgd(model)
@@ -757,11 +1071,11 @@ REFUSED = {
     distributed_batches: ("DistributedSampler with num_replicas=2",),
     loader_of_its_own: ("Doubling with an __iter__ of its own", "plain DataLoader"),
     group_of_one: ("process group has 1 workers, and torchrun started 2",),
-    lbfgs: ("LBFGS", "float64"),
+    lbfgs: ("LBFGS", "float64", 'accept_inexact=("rounding",)'),
     half: ("0.weight is bfloat16", "autocast"),
     lazy: ("0.weight has no shape yet", "one batch"),
     meta: ("weight is on the meta device", "to_empty"),
-    several_optimizers: ("session(optimizer=) must be", "a session for each"),
+    shared_by_two: ("Optimizers 0 and 1", "parameter of shape (4, 16) in common", "one optimizer alone"),
     skip_on_one: ("worker 1", "step 4", "skip", "run.mean"),
     leave_on_one: ("worker 1 ended its session at step 4", "run.mean"),
     fail_on_one: ("worker 1 ended with an error at step 4",),
@@ -772,8 +1086,12 @@ REFUSED = {
     state_drift: ("2.bias is not the same on worker 1", "after step 20"),
     stream_by_rank: ("worker 1 read other samples", "batch 1 of epoch 1", "splitting by rank"),
     data_by_rank: ("128 and 96 samples", "whole dataset"),
+    coupled_later: ("depends on the other samples of its batch", "run.gather(features)"),
+    gathered_in_one: ("a row for each sample of this worker's part", "each view"),
+    gathered_and_added: ("that of the whole batch already", "leave out the weight"),
+    gathered_behind: ("run.backward(loss) in place of loss.backward()",),
     clip_before_sum: ("a loss that the session has not seen", "run.backward(loss)"),
-    adversarial_one_session: ("SGD", "in no session", "session(G, optimizer_g)"),
+    adversarial_in_no_session: ("SGD", "in no session", "session((G, D), (optimizer_g, optimizer_d))"),
     clip_in_window: ("clipped", "accumulate"),
     group_made_later: ("call init_process_group before the session",),
 }

@@ -1,7 +1,8 @@
 """Runs the scripts in forks of a process that has torch: ``python -m tests.trainer.cases.server FOLDER [CASE...]``.
 
 Each script runs plain, with a session of one worker, and on two workers that share every batch 3:1, all four processes
-at a time. What each optimizer step finds in ``.grad``, and how the script ended, is written to the folder.
+at a time; some also with other seeds, plain and on three workers that share every batch 1:1:2. What each optimizer step
+finds in ``.grad``, and how the script ended, is written to the folder.
 """
 
 from __future__ import annotations
@@ -30,6 +31,12 @@ from . import hub, scripts
 
 LIMIT_S = 120.0
 
+RUNS = (("plain", 0, 1), ("alone", 0, 1), ("two-0", 0, 2), ("two-1", 1, 2))
+"""Label, rank and number of workers of each process."""
+
+MORE_RUNS = (("plain-other", 0, 1), *((f"three-{rank}", rank, 3) for rank in range(3)))
+OTHER_SEEDS = ("plain-other", "three")
+
 
 class Plain:
     """Stands where the session would, and exchanges nothing."""
@@ -51,16 +58,35 @@ class Plain:
     def backward(self, loss: Tensor, **options: Any) -> None:
         loss.backward(**options)
 
-    def sync(self) -> None:
+    def sync(self, **options: Any) -> None:
         pass
+
+    def gather(self, rows: Tensor) -> Tensor:
+        return rows
+
+    def total(self, value: Any) -> float:
+        return float(value)
 
     def mean(self, value: Any, samples: int | None = None) -> float:
         return float(value)
 
 
-def shares() -> RunSpec:
-    workers = tuple(WorkerSpec(host=f"h{n}", type="local", local_batch_size=share) for n, share in enumerate((3, 1)))
-    return RunSpec(task="session", workers=workers, batch_policy="static", stop=StopRule(max_steps=1))
+SHARES = {2: (3, 1), 3: (1, 1, 2)}
+"""Of so many workers."""
+
+MOVED = 100
+"""Seeds of scripts that run with other ones."""
+
+
+def shares(workers: int) -> RunSpec:
+    told = (WorkerSpec(host=f"h{n}", type="local", local_batch_size=share) for n, share in enumerate(SHARES[workers]))
+    return RunSpec(task="session", workers=tuple(told), batch_policy="static", stop=StopRule(max_steps=1))
+
+
+def move_seeds() -> None:
+    """The scripts name their seeds."""
+    seed = torch.manual_seed
+    torch.manual_seed = lambda said: seed(int(said) + MOVED)
 
 
 def child(run: Callable[[Any], Any], out: Path, rank: int, workers: int, store: Path) -> None:
@@ -76,13 +102,16 @@ def child(run: Callable[[Any], Any], out: Path, rank: int, workers: int, store: 
     said, result = "", None
     register_optimizer_step_post_hook(keep)
     try:
+        if out.name.startswith(OTHER_SEEDS):
+            move_seeds()
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(workers))
         if workers > 1:
             # As torchrun sets them; nobody meets there, as the group is made here.
-            os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+            os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(workers))
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
             dist.init_process_group("gloo", store=dist.FileStore(str(store), workers), rank=rank, world_size=workers)
         alone = Plain if out.name.startswith("plain") else session
-        result = run(partial(session, spec=shares()) if workers > 1 else alone)
+        result = run(partial(session, spec=shares(workers)) if workers > 1 else alone)
     except HetoptError as error:
         said = str(error)
     except Exception as error:
@@ -99,6 +128,7 @@ def main() -> None:
     # What a first optimizer makes torch import would take each child seconds.
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1).step()
     cases: dict[str, Callable[[Any], Any]] = {one.__name__: one for one in (*scripts.EXACT, *scripts.REFUSED)}
+    cases["lbfgs_rounded"] = scripts.lbfgs_rounded
     cases["drawn"] = scripts.drawn
     cases["drawn_by_readers"] = lambda open_: scripts.drawn(
         open_, num_workers=2, generator=torch.Generator().manual_seed(5)
@@ -114,12 +144,12 @@ def main() -> None:
         wanted = list(cases)
     for name in wanted:
         living = {}
-        for label, rank, workers in (("plain", 0, 1), ("alone", 0, 1), ("two-0", 0, 2), ("two-1", 1, 2)):
-            place = folder / name
-            place.mkdir(exist_ok=True)
+        place = folder / name
+        place.mkdir(exist_ok=True)
+        for label, rank, workers in (*RUNS, *(MORE_RUNS if cases[name] in scripts.THREE else ())):
             pid = os.fork()
             if pid == 0:
-                child(cases[name], place / f"{label}.pt", rank, workers, place / "store")
+                child(cases[name], place / f"{label}.pt", rank, workers, place / f"store-{workers}")
             living[pid] = label
         deadline = time.monotonic() + LIMIT_S
         while living and time.monotonic() < deadline:
