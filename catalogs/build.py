@@ -2,8 +2,9 @@
 
 DIR holds `instances.csv` (specifications, us-east-1 on-demand prices, CoreMark), `spot_prices_*_REGION_DAY.csv` (spot
 prices of August 2026), `spot_advisor_linux.csv` (savings and interruption bands of June 2025 for each region) and
-`spot_advisor_us-east-1_linux_DAY.csv` (newer bands of one region). Only `instance_types.csv` and `regions/*.csv` are
-written; the other files of the catalogue are kept by hand. README.md says what is cleaned, and why.
+`spot_advisor_us-east-1_linux_DAY.csv` (newer bands of one region). On-demand prices of other regions are those of
+`snapshots/on_demand_accelerators_MONTH.csv` here. Only `instance_types.csv` and `regions/*.csv` are written; the other
+files of the catalogue are kept by hand. README.md says what is cleaned, and why.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from hetopt.core.artifact import write_atomically
 Row = Mapping[str, str]
 
 HERE = Path(__file__).parent / "aws"
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+"""What is too small or too scattered to be a download, and is not shipped."""
 PRICED_REGION = "us-east-1"
 KARPENTER = "karpenter instance-types.md"
 VENDORS = {"intel": "Intel", "aws": "AWS", "amd": "AMD", "nvidia": "NVIDIA"}
@@ -103,6 +106,7 @@ def regions(
     advisor: Iterable[Row],
     spot: Mapping[str, Mapping[str, str]],
     newer_bands: Mapping[str, Mapping[str, str]],
+    on_demand: Mapping[str, Mapping[str, str]],
 ) -> dict[str, list[dict[str, str]]]:
     """The rows of each `regions/*.csv`, by region.
 
@@ -115,6 +119,7 @@ def regions(
         advisor: of `spot_advisor_linux.csv`.
         spot: USD per hour, by region and instance type.
         newer_bands: by region and instance type.
+        on_demand: USD per hour, by region and instance type, but for the region that ``types`` has prices of.
     """
     known = {row["instance_type"]: row for row in types}
     advised: dict[str, dict[str, Row]] = defaultdict(dict)
@@ -122,7 +127,7 @@ def regions(
         if row["instance_type"] in known and int(row["savings_pct"]) > 0:
             advised[row["region"]][row["instance_type"]] = row
     made: dict[str, list[dict[str, str]]] = {}
-    for region in sorted({*advised, *spot}):
+    for region in sorted({*advised, *spot, *on_demand}):
         priced, old, new = spot.get(region, {}), advised.get(region, {}), newer_bands.get(region)
         rows = []
         for name, facts in known.items():
@@ -130,6 +135,8 @@ def regions(
             if region == PRICED_REGION:
                 here["zones"] = "" if facts["source"] == KARPENTER else str(len(facts["us_east_1_azs"]))
                 here["on_demand_usd_per_hour"] = number(facts["on_demand_usd_hr_us_east_1"])
+            elif region in on_demand:
+                here["on_demand_usd_per_hour"] = on_demand[region].get(name, "")
             if priced:
                 here["spot_usd_per_hour"] = priced.get(name, "")
             here["spot_saving_percent"] = "" if name in priced or name not in old else old[name]["savings_pct"]
@@ -166,7 +173,10 @@ def build(raw: Path, *, kept: Path = HERE) -> dict[str, str]:
     newer = {
         path.stem.split("_")[2]: bands(read(path), known) for path in sorted(raw.glob("spot_advisor_*_linux_*.csv"))
     }
-    by_region = regions(types, read(raw / "spot_advisor_linux.csv"), spot, newer)
+    on_demand: dict[str, dict[str, str]] = defaultdict(dict)
+    for row in read(SNAPSHOTS / "on_demand_accelerators_2025-11.csv"):
+        on_demand[row["region"]][row["instance_type"]] = number(row["on_demand_usd_per_hour"])
+    by_region = regions(types, read(raw / "spot_advisor_linux.csv"), spot, newer, on_demand)
     return {
         "instance_types.csv": as_csv([instance_type(row, accelerators, set().union(*spot.values())) for row in types]),
         **{f"regions/{region}.csv": as_csv(rows) for region, rows in by_region.items()},

@@ -94,6 +94,7 @@ def _hermetic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
         # Processes that tests start have no guarded sockets: what they say to AWS goes to a port where nobody listens.
         patch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+        patch.setenv("HETOPT_PRICE_MIRROR", "http://127.0.0.1:9")
         patch.setattr(socket.socket, "connect", _guarded(socket.socket.connect))
         patch.setattr(socket.socket, "connect_ex", _guarded(socket.socket.connect_ex))
         yield

@@ -166,7 +166,6 @@ def test_the_command_line_is_thin() -> None:
 FOLDER_WORDS = ("folder", "dir", "path", "home", "root", "where", "parent", "bundled", "base")
 
 OURS = {
-    "hetopt/api/catalog_refreshing.py: home / day.isoformat()": "a date",
     "hetopt/reports/own_wheel.py: Path(folder) / file": "what lies there",
     "hetopt/cli/convert.py: asked.script.with_name(f'{asked.script.stem}_hetopt.py')": "as typed",
     "hetopt/cli/metrics.py: into / f'.{EVENT_FILE}.partial'": "a constant",
@@ -179,6 +178,7 @@ OURS = {
     "hetopt/backends/ec2/renter/launcher.py: run_dir / name": "one of two constants",
     "hetopt/backends/ec2/renter/spot_pools.py: run_dir / f'.observed.{order.life}'": "a number",
     "hetopt/backends/ec2/renter/watch.py: self.run_dir / folder": "one of two constants",
+    "hetopt/optimizer/market/catalog_folder.py: old.with_name(f'.{old.name}-old')": "a date and a number",
     "hetopt/optimizer/market/catalog_refresh.py: bundled / name": "a constant",
     "hetopt/optimizer/market/answer_store.py: self.folder / f'{part}.jsonl'": "a constant part of what AWS is asked",
     "hetopt/trainer/checkpoints/folder.py: self._folder / f'step-{step}'": "a number",

@@ -1,24 +1,33 @@
-"""A catalogue of one's own: today's types and prices of a region, read with the person's AWS account."""
+"""A catalogue of one's own: today's prices as AWS publishes them, and what an AWS account can read beyond them."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hetopt.core.errors import BadInput, CloudRefused
+from hetopt.core.errors import BadInput, CloudRefused, HetoptError
 from hetopt.core.extras import install_command
 from hetopt.core.paths import inside
 from hetopt.optimizer.market.answer_store import AnswerStore
-from hetopt.optimizer.market.catalog import BUNDLED
+from hetopt.optimizer.market.catalog import BUNDLED, load_catalog
 from hetopt.optimizer.market.catalog_choice import catalog_in_use, catalogs_home
 from hetopt.optimizer.market.catalog_folder import write_catalog
 from hetopt.optimizer.market.catalog_refresh import refreshed
+from hetopt.optimizer.market.public_file import PublicFiles
+from hetopt.optimizer.market.public_prices import PublicFeeds
 
 if TYPE_CHECKING:
     from hetopt.core.reporter import Reporter
-    from hetopt.optimizer.market.catalog_refresh import Refreshed
+    from hetopt.optimizer.market.catalog_refresh import Answers, PublicPrices, Refreshed
+
+ALL = "all"
+"""In place of a region: every region of the bundled catalogue."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,54 +35,167 @@ class OwnCatalog:
     """What was read, and where it is.
 
     Attributes:
+        region: that it is of.
         folder: of the catalogue.
         day: when reading it began.
         made: the files, and what was left out of them.
     """
 
+    region: str
     folder: Path
     day: datetime.date
     made: Refreshed
 
 
-def refresh(region: str, *, aws_profile: str | None = None, reporter: Reporter) -> OwnCatalog:
-    """Read a region's types, zones and prices; what was read before an interruption is not read again.
+def refresh(
+    region: str, *, account: bool = True, aws_profile: str | None = None, reporter: Reporter
+) -> tuple[OwnCatalog, ...]:
+    """Read a region's prices; what was read before an interruption is not read again.
+
+    Prices on demand and on spot and how often spot is interrupted are what AWS publishes. With an account, its zones,
+    their spot prices and the newest types come on top.
 
     Args:
-        region: of AWS.
-        aws_profile: absent: as AWS tools choose it.
-        reporter: told what goes on, and which catalogue stays in use where AWS refuses.
+        region: of AWS, or ``all``: those of the bundled catalogue, without the account.
+        account: whether an account is asked as well, if there are credentials.
+        aws_profile: of the credentials; absent: as AWS tools choose them. Named, it must work.
+        reporter: told what goes on, what the account did not tell, and which catalogue stays in use after a failure.
+
+    Returns:
+        A catalogue for each region. Each is in use as soon as it is whole.
 
     Raises:
-        BadInput: there is no such region, or boto3 is not installed.
-        CloudRefused: AWS refuses.
+        BadInput: there is no such region, another refresh is running, or AWS's files are not what they should be.
+        CloudRefused: AWS cannot be reached, or refuses the profile.
     """
+    now = datetime.datetime.now(datetime.UTC)
+    with _alone(catalogs_home()):
+        read = _Read(region, reporter)
+        feeds = PublicFeeds(files=PublicFiles(catalogs_home() / "feeds", now), told=read.bytes, note=reporter.note)
+        try:
+            versions = feeds.versions()
+            everywhere = feeds.everywhere()
+            if region != ALL:
+                prices = feeds.of(region, versions, everywhere)
+                return (_written(region, prices, _answers(region, account, aws_profile, now, reporter), now),)
+            regions = [name for name in load_catalog().regions if name in versions]
+            made = []
+            for done, name in enumerate(regions):
+                read.region, read.done, read.regions = name, done, len(regions)
+                made.append(_written(name, feeds.of(name, versions, everywhere), None, now))
+            return tuple(made)
+        except HetoptError:
+            _say_what_stays(read.region, now.date(), reporter.note)
+            raise
+
+
+@dataclass
+class _Read:
+    """How far a reading has come."""
+
+    region: str
+    reporter: Reporter
+    done: int = 0
+    regions: int = 1
+
+    def bytes(self, what: str, done: int, total: int | None) -> None:
+        """Say how many bytes of which file of which region are there."""
+        place = self.region if self.regions == 1 else f"{self.region} ({self.done + 1} of {self.regions})"
+        if total is None or what != "price list":
+            self.reporter(f"{place}: {what}", None)
+            return
+        # Where nobody sees a bar each text is a line: a tenth at a time.
+        shown = total * (10 * done // max(1, total)) / 10
+        self.reporter(
+            f"{place}: {what}, {shown / 1e6:,.0f} of {total / 1e6:,.0f} MB",
+            (self.done + done / max(1, total)) / self.regions,
+        )
+
+
+def _written(region: str, prices: PublicPrices, answers: Answers | None, now: datetime.datetime) -> OwnCatalog:
+    """Hold the prices against those that are in use, and write the catalogue.
+
+    Raises:
+        BadInput: most prices that are known are missing: the list was cut off where a line ends.
+    """
+    day = now.date()
+    if inside(BUNDLED, f"regions/{region}.csv", what="region").exists():
+        listings = catalog_in_use(region, None, today=day).catalog.listings
+        before = {name for name, listing in listings.items() if listing.on_demand is not None}
+        missing = before - set(prices.on_demand)
+        if 2 * len(missing) > len(before):
+            raise BadInput(
+                f"AWS's price list of {region} lacks {len(missing):,} of the {len(before):,} types that had a price.",
+                hint="it looks cut off: run it again later",
+            )
+    made = refreshed(prices, answers, region, day, BUNDLED)
+    folder = write_catalog(catalogs_home(), region, day.isoformat(), made.files)
+    if answers is not None:
+        AnswerStore.open(_reading(region), now).remove()
+    return OwnCatalog(region=region, folder=folder, day=day, made=made)
+
+
+def _answers(
+    region: str, account: bool, aws_profile: str | None, now: datetime.datetime, reporter: Reporter
+) -> Answers | None:
+    """What the account tells of the region; absent without one, or where it is refused and nobody insisted on it."""
+    if not account:
+        return None
     try:
         from hetopt.optimizer.market import pricing
     except ModuleNotFoundError as error:
         if error.name not in ("boto3", "botocore"):
             raise
+        if aws_profile is None:
+            return None
         raise BadInput("Asking AWS needs boto3, which is not installed.", hint=install_command("aws")) from None
-
-    now = datetime.datetime.now(datetime.UTC)
-    pricing.check_region(region)
-    home = inside(catalogs_home(), region, what="region")
-    store = AnswerStore.open(home / "reading", now)
+    session = pricing.session(aws_profile)
+    if aws_profile is None and session.get_credentials() is None:
+        return None
     try:
-        answers = pricing.read_region(
+        return pricing.read_region(
             region,
-            store,
-            pricing.session(aws_profile),
-            told=lambda part, items: reporter(f"{part}, {items:,}", None),
+            AnswerStore.open(_reading(region), now),
+            session,
+            told=lambda part, items: reporter(f"{region}: {part}, {items:,}", None),
         )
-    except CloudRefused:
-        if inside(BUNDLED, f"regions/{region}.csv", what="region").exists():
-            kept = catalog_in_use(region, None, today=now.date())
-            age = f", {(now.date() - kept.day).days} days old ({kept.day})" if kept.day else ", which has no prices"
-            reporter.note(f"In use stays {'the bundled catalogue' if kept.bundled else kept.catalog.directory}{age}.")
-        raise
-    day = store.begun.date()
-    made = refreshed(answers, region, day, BUNDLED)
-    folder = write_catalog(home / day.isoformat(), made.files, region)
-    store.remove()
-    return OwnCatalog(folder=folder, day=day, made=made)
+    except CloudRefused as error:
+        if aws_profile is not None:
+            raise
+        reporter.note(f"Without prices of zones: {error}")
+        return None
+
+
+def _reading(region: str) -> Path:
+    return inside(catalogs_home(), f"{region}/reading", what="region")
+
+
+def _say_what_stays(region: str, today: datetime.date, note: Callable[[str], None]) -> None:
+    """After a failure: which catalogue is used on, and how old it is."""
+    with contextlib.suppress(BadInput):  # no such region
+        kept = catalog_in_use(region, None, today=today)
+        whose = "the bundled catalogue" if kept.bundled else str(kept.catalog.directory)
+        note(f"In use stays {whose}: {kept.ages or 'it has no prices'}.")
+
+
+@contextlib.contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    """One refresh at a time: two would write into one partial file.
+
+    Raises:
+        BadInput: there is another, or the folder cannot be written.
+    """
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise BadInput(
+            f"{home} cannot be written: {error.strerror}.", hint="set HETOPT_HOME to a folder that can"
+        ) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise BadInput(f"another refresh writes to {home}.", hint="wait until it is done") from None
+    finally:
+        os.close(descriptor)

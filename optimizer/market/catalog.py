@@ -38,7 +38,7 @@ Market = Literal["spot", "on-demand"]
 BUNDLED = Path(next(iter(catalogs.__path__))) / "aws"
 
 # Share of a fleet's machines that the provider took back in a month, as AWS publishes it.
-_BANDS = {
+BANDS = {
     "<5%": (0.0, 0.05),
     "5-10%": (0.05, 0.10),
     "10-15%": (0.10, 0.15),
@@ -94,18 +94,18 @@ class InterruptionBand:
 
     def __post_init__(self) -> None:
         """Refuse a band that AWS does not publish."""
-        if self.label not in _BANDS:
-            raise ValueError(f"interruption_band is '{self.label}', but must be one of {', '.join(_BANDS)}")
+        if self.label not in BANDS:
+            raise ValueError(f"interruption_band is '{self.label}', but must be one of {', '.join(BANDS)}")
 
     @property
     def low(self) -> float:
         """Lower end, as a share."""
-        return _BANDS[self.label][0]
+        return BANDS[self.label][0]
 
     @property
     def high(self) -> float:
         """Upper end, as a share; 1 where the band is open."""
-        return _BANDS[self.label][1]
+        return BANDS[self.label][1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,6 +124,13 @@ class Listing:
     spot: Price | None = None
     spot_saving: float | None = None
     band: InterruptionBand | None = None
+
+    @property
+    def spot_is_dearer(self) -> bool:
+        """Whether spot costs no less than on demand, which is then the better of the two whoever asks."""
+        if self.spot is None or self.on_demand is None:
+            return False
+        return self.spot.usd_per_hour >= self.on_demand.usd_per_hour
 
     def price(self, market: Market) -> Price | None:
         """The price in one market."""
@@ -209,16 +216,6 @@ class Catalog:
         """The same catalogue in another region (see `load_catalog` for errors)."""
         return replace(self, region=region, listings=_read_region(self, region))
 
-    def regions_with_prices(self) -> tuple[str, ...]:
-        """The regions for which the catalogue has any price."""
-
-        def has_prices(region: str) -> bool:
-            return any(
-                row.has("on_demand_usd_per_hour") or row.has("spot_usd_per_hour") for row in _region_rows(self, region)
-            )
-
-        return tuple(region for region in self.regions if has_prices(region))
-
     def caveats(self, name: str) -> tuple[Caveat, ...]:
         """What to know before relying on the figures of the type (see `instance_type` for errors)."""
         source = self.sources.by_name[self.instance_type(name).source]
@@ -260,7 +257,8 @@ def load_catalog(region: str = "us-east-1", directory: Path | None = None) -> Ca
 def offers(catalog: Catalog, market: Market | None = None) -> tuple[Offer, ...]:
     """Everything that can be rented in the catalogue's region, in one market or (absent) in both.
 
-    Left out: types without a price, and types that none of the region's zones offers.
+    Left out: types without a price, types that none of the region's zones offers, and spot where it costs no less than
+    on demand, which cannot be interrupted.
 
     Raises:
         BadInput: the catalogue has no such price for the region.
@@ -269,7 +267,12 @@ def offers(catalog: Catalog, market: Market | None = None) -> tuple[Offer, ...]:
     for listing in catalog.listings.values():
         if listing.zones == 0:
             continue
-        if listing.spot is not None and market != "on-demand" and listing.instance_type.spot_supported is not False:
+        if (
+            listing.spot is not None
+            and market != "on-demand"
+            and listing.instance_type.spot_supported is not False
+            and not listing.spot_is_dearer
+        ):
             found.append(
                 Offer(
                     instance_type=listing.instance_type,
@@ -287,11 +290,10 @@ def offers(catalog: Catalog, market: Market | None = None) -> tuple[Offer, ...]:
 
 
 def no_prices(catalog: Catalog, market: Market | None = None) -> BadInput:
-    """The error of a region without prices; its hint names the regions that have some."""
-    priced = ", ".join(catalog.regions_with_prices()) or "no region"
+    """The error of a region without prices; its hint is the command that reads them."""
     return BadInput(
         f"The catalogue has no {f'{market} ' if market else ''}prices for {catalog.region}.",
-        hint=f"it has prices for {priced}: name such a `region`, or a folder with prices of your own as `catalog`",
+        hint=f"read today's, without an account: `hetopt catalog refresh --region {catalog.region}`",
     )
 
 

@@ -4,35 +4,20 @@ from __future__ import annotations
 
 import datetime
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetopt.core.paths import inside
 from hetopt.optimizer.market.catalog import BUNDLED, Catalog, load_catalog
+from hetopt.optimizer.market.catalog_folder import refreshed_folders
 
-STALE_DAYS = 7
+STALE_DAYS = 14
 """Spot prices move by the week; older ones are worth a word."""
-
-_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 def catalogs_home() -> Path:
     """Where refreshed catalogues are kept: ``$HETOPT_HOME/catalogs`` (``~/.hetopt/catalogs``)."""
     base = os.environ.get("HETOPT_HOME")
     return (Path(base) if base else Path.home() / ".hetopt") / "catalogs" / "aws"
-
-
-def refreshed_folders(region: str, home: Path | None = None) -> tuple[Path, ...]:
-    """Refreshed catalogues of the region, newest first. A folder is complete when it has its day as name.
-
-    Raises:
-        BadInput: no region can be called so.
-    """
-    folder = inside(home or catalogs_home(), region, what="region")
-    if not folder.is_dir():
-        return ()
-    return tuple(sorted((path for path in folder.iterdir() if _DAY.fullmatch(path.name)), reverse=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +27,14 @@ class CatalogInUse:
     Attributes:
         bundled: whether it is the one that came with hetopt.
         day: of its oldest price in the region; absent without any.
-        note: a sentence for the person, or none.
+        ages: how old its prices of each kind are, in words; '' without any.
+        note: a sentence for the person where prices are old, or none.
     """
 
     catalog: Catalog
     bundled: bool
     day: datetime.date | None
+    ages: str
     note: str | None
 
 
@@ -65,16 +52,28 @@ def catalog_in_use(
     Raises:
         BadInput: an unknown region, or a file that cannot be used.
     """
-    folders = () if directory is not None else refreshed_folders(region, home)
+    folders = () if directory is not None else refreshed_folders(home or catalogs_home(), region)
     catalog = load_catalog(region, directory or (folders[0] if folders else None))
-    days = [price.date for listing in catalog.listings.values() for price in (listing.on_demand, listing.spot) if price]
-    day = min(days, default=None)
+    oldest = oldest_prices(catalog)
+    day = min(oldest.values(), default=None)
+    ages = ", ".join(f"{kind} {(today - when).days} days old ({when})" for kind, when in oldest.items())
     bundled = catalog.directory == BUNDLED
     note = None
-    if day is not None and (age := (today - day).days) > STALE_DAYS:
+    if day is not None and (today - day).days > STALE_DAYS:
         whose = "hetopt's bundled catalogue" if bundled else f"the catalogue in {catalog.directory}"
         note = (
-            f"Prices are those of {whose}, up to {age} days old ({day}): "
-            f"`hetopt catalog refresh --region {region}` reads today's with your AWS account."
+            f"Prices are those of {whose}: {ages}. `hetopt catalog refresh --region {region}` reads today's, "
+            "which AWS publishes; it needs no account."
         )
-    return CatalogInUse(catalog=catalog, bundled=bundled, day=day, note=note)
+    return CatalogInUse(catalog=catalog, bundled=bundled, day=day, ages=ages, note=note)
+
+
+def oldest_prices(catalog: Catalog) -> dict[str, datetime.date]:
+    """The day of the oldest price of each kind that the catalogue has in its region."""
+    kinds: dict[str, list[datetime.date]] = {"on demand": [], "spot": [], "estimates of spot": []}
+    for listing in catalog.listings.values():
+        if listing.on_demand is not None:
+            kinds["on demand"].append(listing.on_demand.date)
+        if listing.spot is not None:
+            kinds["estimates of spot" if listing.spot.is_estimate else "spot"].append(listing.spot.date)
+    return {kind: min(days) for kind, days in kinds.items() if days}

@@ -1,30 +1,64 @@
-"""Writes a catalogue folder whole or not at all: into a folder beside it, which then takes its name."""
+"""Keeps refreshed catalogues: each in a folder that is named by its day, is never changed, and is whole or not there.
+
+A second one of a day is DAY.1, and so on. A reader thus finds the one that was there, or the new one, whenever it looks
+and whenever the writer is killed: a new folder takes its name in one step, and one that goes loses it in one step.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from hetopt.core.errors import BadInput
+from hetopt.core.paths import inside
 from hetopt.optimizer.market.catalog import load_catalog
 
+KEPT = 2
+"""Catalogues of a region: the newest, and the one that somebody may be reading while it is replaced."""
 
-def write_catalog(folder: Path, files: Mapping[str, str], region: str) -> Path:
-    """Write the files, read the region back, and put the folder in place of any that has its name.
+_NAME = re.compile(r"(\d{4}-\d{2}-\d{2})(?:\.(\d{1,6}))?")
+_UNFINISHED = re.compile(r"\.\d{4}-\d{2}-\d{2}[^/]*")
+
+
+def refreshed_folders(home: Path, region: str) -> tuple[Path, ...]:
+    """Refreshed catalogues of the region below ``home``, newest first.
+
+    Raises:
+        BadInput: no region can be called so.
+    """
+    folder = inside(home, region, what="region")
+    return _folders(folder) if folder.is_dir() else ()
+
+
+def write_catalog(home: Path, region: str, day: str, files: Mapping[str, str]) -> Path:
+    """Write a catalogue of a day, read the region back, and give it its name; older ones go.
+
+    One writer at a time: what others left unfinished is removed.
+
+    Args:
+        home: of the catalogues of all regions.
+        region: that the catalogue is of.
+        day: ISO 8601.
+        files: text by path inside the folder.
+
+    Returns:
+        The folder.
 
     Raises:
         BadInput: the folder cannot be written, or the files are no catalogue.
     """
+    folder = inside(home, region, what="region")
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        folder.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{day}-", dir=folder))
     except OSError as error:
         raise BadInput(
-            f"{folder.parent} cannot be written: {error.strerror}.", hint="set HETOPT_HOME to a folder that can"
+            f"{folder} cannot be written: {error.strerror}.", hint="set HETOPT_HOME to a folder that can"
         ) from None
     try:
         for name, text in files.items():
@@ -36,12 +70,27 @@ def write_catalog(folder: Path, files: Mapping[str, str], region: str) -> Path:
                 os.fsync(stream.fileno())
         load_catalog(region, made)
         made.chmod(0o755)
-        if folder.exists():
-            shutil.rmtree(folder)
-        made.rename(folder)
+        taken = [_order(path)[1] for path in _folders(folder) if _order(path)[0] == day]
+        named = inside(folder, f"{day}.{max(taken) + 1}" if taken else day, what="day")
+        made.rename(named)
     except OSError as error:
         raise BadInput(f"{made} cannot be written: {error.strerror}.", hint="make room on the disk") from None
     finally:
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(made)
-    return folder
+    for old in _folders(folder)[KEPT:]:
+        old.rename(old.with_name(f".{old.name}-old"))
+    for path in folder.iterdir():
+        if _UNFINISHED.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
+    return named
+
+
+def _folders(folder: Path) -> tuple[Path, ...]:
+    found = (path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir())
+    return tuple(sorted(found, key=_order, reverse=True))
+
+
+def _order(path: Path) -> tuple[str, int]:
+    found = _NAME.fullmatch(path.name)
+    return (found.group(1), int(found.group(2) or 0)) if found else ("", 0)

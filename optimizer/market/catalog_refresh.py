@@ -1,7 +1,8 @@
-"""Turns what the AWS APIs answer about one region into a catalogue folder in the format of the bundled one.
+"""Turns what AWS's public feeds say of a region, and its APIs to an account, into a catalogue folder like the bundled.
 
-The APIs say what machines are, where they are offered and what they cost now. They do not say how fast a processor is
-(CoreMark), how often spot is taken back, or what volumes and transfer cost: that stays as it was bundled.
+The public feeds say what machines cost and how often spot is taken back. The APIs add what machines are, which zones
+offer them and what each zone costs. Neither says how fast a processor is (CoreMark), or what volumes and transfer cost:
+that stays as it was bundled, and so does everything that was not asked for.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ Answer = Mapping[str, Any]
 SPECIFICATIONS = "describe-instance-types"
 OFFERINGS = "describe-instance-type-offerings"
 SPOT = "describe-spot-price-history"
-PRICE_LIST = "price-list-query"
-LICENCE = "facts of the AWS API, read with the user's own account"
+PRICE_LIST = "public-price-list"
+SPOT_FEED = "public-spot-prices"
+ADVISOR = "public-spot-advisor"
+API_FACTS = "facts of the AWS API, read with the user's own account"
+PUBLIC_FACTS = "facts that AWS publishes"
 
 LEAST_SPOT_SHARE = 0.02
 LEAST_SPOT_USD = 0.0005
@@ -49,22 +53,43 @@ _HEADLINE = re.compile(r"(?:(\d+)x\s+)?(?:up to\s+)?([\d.]+)\s+(giga|mega)bit", 
 
 
 @dataclass(frozen=True, kw_only=True)
+class PublicPrices:
+    """What the public feeds say of one region.
+
+    Attributes:
+        on_demand: USD an hour by type.
+        published: the day of the price list that they are of.
+        spot: USD an hour by type, one price for the region; absent: the feed could not be read, or has no such region.
+        spot_day: when they were true.
+        advice: saving in percent and interruption band by type; absent likewise.
+        advice_day: when it was published.
+        left_out: a sentence for each price that could not be used.
+    """
+
+    on_demand: Mapping[str, float]
+    published: str
+    spot: Mapping[str, float] | None = None
+    spot_day: datetime.date | None = None
+    advice: Mapping[str, tuple[int, str]] | None = None
+    advice_day: datetime.date | None = None
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Answers:
-    """Everything that was asked, item by item.
+    """Everything that the APIs were asked, item by item.
 
     Attributes:
         instance_types: of DescribeInstanceTypes.
         offerings: of DescribeInstanceTypeOfferings, by zone id.
         spot_prices: of DescribeSpotPriceHistory over some days until now.
         zones: of DescribeAvailabilityZones, to turn an account's zone names into zone ids.
-        price_list: of the price list's GetProducts: each item a JSON text.
     """
 
     instance_types: Sequence[Answer]
     offerings: Sequence[Answer]
     spot_prices: Sequence[Answer]
     zones: Sequence[Answer]
-    price_list: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +99,7 @@ class Refreshed:
     Attributes:
         files: text by path inside the folder.
         types, on_demand, spot: how many types of the region have a specification and prices.
+        zones: how many zones have prices of their own.
         left_out: types or prices that could not be used, and why, for the person to see.
     """
 
@@ -81,45 +107,68 @@ class Refreshed:
     types: int
     on_demand: int
     spot: int
+    zones: int
     left_out: tuple[str, ...]
 
 
-def refreshed(answers: Answers, region: str, day: datetime.date, bundled: Path) -> Refreshed:
-    """The files of the catalogue that the answers make together with the bundled one."""
-    left_out: list[str] = []
-    known = {row["instance_type"]: row for row in _rows(bundled / "instance_types.csv")}
-    accelerators = canonical_accelerators(_rows(bundled / "accelerators.csv"))
-    types = dict(known)
-    for answer in answers.instance_types:
-        name = str(answer["InstanceType"])
-        row = instance_row(answer, known.get(name), accelerators)
-        if row is None:
-            left_out.append(f"{name}: its network rate is neither told nor known")
-        else:
-            types[name] = row
-    zones = offered_zones(answers.offerings)
-    demand = on_demand_prices(answers.price_list, region)
-    by_zone = zone_prices(answers.spot_prices, answers.zones)
-    by_zone, odd = plausible(by_zone, demand)
-    left_out += odd
-    before = inside(bundled, f"regions/{region}.csv", what="region")
-    advised = {row["instance_type"]: row for row in _rows(before)} if before.exists() else {}
-    here = sorted((set(zones) | set(demand) | set(by_zone)) & set(types))
+def refreshed(
+    prices: PublicPrices, answers: Answers | None, region: str, day: datetime.date, bundled: Path
+) -> Refreshed:
+    """The files of the catalogue that the feeds and the answers make together with the bundled one.
+
+    Args:
+        prices: of the public feeds.
+        answers: of the APIs; absent: nobody with an account asked.
+        region: that both are of.
+        day: when they were read.
+        bundled: folder of the bundled catalogue.
+    """
+    left_out = list(prices.left_out)
+    types = {row["instance_type"]: row for row in _rows(bundled / "instance_types.csv")}
+    zones: dict[str, set[str]] = {}
+    by_zone: dict[str, dict[str, ZonePrice]] = {}
+    if answers is None:
+        told = prices.spot or {}
+        spot = {name: usd for name, usd in told.items() if usd >= _least_spot(prices.on_demand.get(name))}
+        left_out += [_impossible(name, usd, prices.on_demand) for name, usd in told.items() if name not in spot]
+    else:
+        left_out += _specify(types, answers.instance_types, canonical_accelerators(_rows(bundled / "accelerators.csv")))
+        zones = offered_zones(answers.offerings)
+        by_zone, odd = plausible(zone_prices(answers.spot_prices, answers.zones), prices.on_demand)
+        left_out += odd
+        # The middle of the zones: the cheapest one is not always the one that has machines.
+        spot = {name: statistics.median(one.usd_per_hour for one in found.values()) for name, found in by_zone.items()}
     left_out += [
-        f"{name}: it has a price and no specification" for name in sorted((set(demand) | set(by_zone)) - set(types))
+        f"{name}: spot at ${spot[name]:g} costs no less than ${prices.on_demand[name]:g} on demand, which is taken"
+        for name in sorted(set(spot) & set(prices.on_demand))
+        if spot[name] >= prices.on_demand[name]
     ]
-    region_rows = [
-        {
-            "instance_type": name,
-            "zones": str(len(zones.get(name, ()))),
-            "on_demand_usd_per_hour": _usd(demand.get(name)),
-            # The middle of the zones: the cheapest one is not always the one that has machines.
-            "spot_usd_per_hour": _usd(_middle(by_zone.get(name, {}))),
-            "spot_saving_percent": advised.get(name, {}).get("spot_saving_percent", ""),
-            "interruption_band": advised.get(name, {}).get("interruption_band", ""),
-        }
-        for name in here
-    ]
+    for name in set(spot) & set(types):  # what has a price is sold
+        types[name] = {**types[name], "spot_supported": "1"}
+    priced = set(prices.on_demand) | set(spot)
+    left_out += [f"{name}: it has a price and no specification" for name in sorted(priced - set(types))]
+    here = sorted((priced | set(zones)) & set(types))
+    before = inside(bundled, f"regions/{region}.csv", what="region")
+    rows = {row["instance_type"]: row for row in _rows(before)} if before.exists() else {}
+    nothing: dict[str, str] = {}
+    region_rows = []
+    for name in here:
+        known, advice = rows.get(name, nothing), (prices.advice or {}).get(name)
+        unread = prices.spot is None and answers is None
+        usd = known.get("spot_usd_per_hour", "") if unread else _usd(spot.get(name))
+        saving, band = (str(advice[0]), advice[1]) if advice else ("", "")
+        if prices.advice is None:
+            saving, band = known.get("spot_saving_percent", ""), known.get("interruption_band", "")
+        region_rows.append(
+            {
+                "instance_type": name,
+                "zones": known.get("zones", "") if answers is None else str(len(zones.get(name, ()))),
+                "on_demand_usd_per_hour": _usd(prices.on_demand.get(name)),
+                "spot_usd_per_hour": usd,
+                "spot_saving_percent": "" if usd else saving,
+                "interruption_band": band,
+            }
+        )
     zone_rows = [
         {
             "instance_type": name,
@@ -127,8 +176,8 @@ def refreshed(answers: Answers, region: str, day: datetime.date, bundled: Path) 
             "spot_usd_per_hour": _usd(price.usd_per_hour),
             "spot_log_sd": number(f"{price.log_sd:.4f}"),
         }
-        for name, prices in sorted(by_zone.items())
-        for zone, price in sorted(prices.items())
+        for name, found in sorted(by_zone.items())
+        for zone, price in sorted(found.items())
     ]
     kept = {
         f"regions/{path.name}": read_text(path) for path in (bundled / "regions").glob("*.csv") if path.stem != region
@@ -137,16 +186,29 @@ def refreshed(answers: Answers, region: str, day: datetime.date, bundled: Path) 
         **kept,
         "instance_types.csv": as_csv([{column: row[column] for column in TYPE_COLUMNS} for row in types.values()]),
         f"regions/{region}.csv": _csv(REGION_COLUMNS, region_rows),
-        f"zones/{region}.csv": _csv(COLUMNS, zone_rows),
-        "sources.json": _sources(bundled, region, day),
-    }
+        "sources.json": _sources(bundled, region, day, prices, answers is not None),
+    } | ({f"zones/{region}.csv": _csv(COLUMNS, zone_rows)} if answers is not None else {})
     return Refreshed(
         files=files,
         types=len(here),
-        on_demand=len(set(demand) & set(here)),
-        spot=len(set(by_zone) & set(here)),
+        on_demand=len(set(prices.on_demand) & set(here)),
+        spot=sum(bool(row["spot_usd_per_hour"]) for row in region_rows),
+        zones=len({row["zone"] for row in zone_rows}),
         left_out=tuple(left_out),
     )
+
+
+def _specify(types: dict[str, dict[str, str]], told: Iterable[Answer], accelerators: Mapping[str, str]) -> list[str]:
+    """Bring the types up to what the API says of them; the sentences are of those that stay as they were."""
+    odd = []
+    for answer in told:
+        name = str(answer["InstanceType"])
+        row = instance_row(answer, types.get(name), accelerators)
+        if row is None:
+            odd.append(f"{name}: its network rate is neither told nor known")
+        else:
+            types[name] = row
+    return odd
 
 
 def instance_row(
@@ -208,22 +270,6 @@ def offered_zones(offerings: Iterable[Answer]) -> dict[str, set[str]]:
     return dict(found)
 
 
-def on_demand_prices(price_list: Iterable[str], region: str) -> dict[str, float]:
-    """USD an hour of each type: Linux, shared tenancy, no software, no reservation. Free dimensions are no prices."""
-    found: dict[str, float] = {}
-    for text in price_list:
-        item = json.loads(text)
-        attributes = item.get("product", {}).get("attributes", {})
-        if attributes.get("regionCode", region) != region or attributes.get("operatingSystem", "Linux") != "Linux":
-            continue
-        for term in item.get("terms", {}).get("OnDemand", {}).values():
-            for dimension in term.get("priceDimensions", {}).values():
-                usd = float(dimension.get("pricePerUnit", {}).get("USD", "0"))
-                if dimension.get("unit") == "Hrs" and usd > 0 and "instanceType" in attributes:
-                    found[str(attributes["instanceType"])] = usd
-    return found
-
-
 def plausible(
     spot: Mapping[str, Mapping[str, ZonePrice]], demand: Mapping[str, float]
 ) -> tuple[dict[str, dict[str, ZonePrice]], list[str]]:
@@ -231,15 +277,23 @@ def plausible(
     kept: dict[str, dict[str, ZonePrice]] = {}
     odd: list[str] = []
     for name, prices in spot.items():
-        least = max(LEAST_SPOT_USD, LEAST_SPOT_SHARE * demand.get(name, 0.0))
+        least = _least_spot(demand.get(name))
         good = {zone: price for zone, price in prices.items() if price.usd_per_hour >= least}
         if good:
             kept[name] = good
         if len(good) < len(prices):
-            lowest = min(price.usd_per_hour for price in prices.values())
-            beside = f" beside ${demand[name]:g} on demand" if name in demand else ""
-            odd.append(f"{name}: a spot price of ${lowest:g}{beside} cannot be")
+            odd.append(_impossible(name, min(price.usd_per_hour for price in prices.values()), demand))
     return kept, odd
+
+
+def _least_spot(on_demand: float | None) -> float:
+    """The least that a spot price can be, in USD an hour."""
+    return max(LEAST_SPOT_USD, LEAST_SPOT_SHARE * (on_demand or 0.0))
+
+
+def _impossible(name: str, usd: float, demand: Mapping[str, float]) -> str:
+    beside = f" beside ${demand[name]:g} on demand" if name in demand else ""
+    return f"{name}: a spot price of ${usd:g}{beside} cannot be"
 
 
 def _accelerator(answer: Answer, accelerators: Mapping[str, str]) -> dict[str, str]:
@@ -279,10 +333,6 @@ def _headline_gbps(network: Answer) -> float | None:
     return int(found.group(1) or 1) * float(found.group(2)) / (1000 if found.group(3).lower() == "mega" else 1)
 
 
-def _middle(prices: Mapping[str, ZonePrice]) -> float | None:
-    return statistics.median(price.usd_per_hour for price in prices.values()) if prices else None
-
-
 def _flag(value: object) -> str:
     return "" if value is None else str(int(bool(value)))
 
@@ -307,25 +357,35 @@ def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> str:
     return text.getvalue()
 
 
-def _sources(bundled: Path, region: str, day: datetime.date) -> str:
-    """The bundled sources, and those of this day in the columns that they fill."""
+def _sources(bundled: Path, region: str, day: datetime.date, prices: PublicPrices, asked: bool) -> str:
+    """The bundled sources, and those of today in the columns that they fill. ``asked``: the APIs were, too."""
     data = read_json(bundled / "sources.json")
-    titles = {
-        SPECIFICATIONS: "AWS DescribeInstanceTypes",
-        OFFERINGS: "AWS DescribeInstanceTypeOfferings",
-        SPOT: "AWS DescribeSpotPriceHistory, the middle of the zones",
-        PRICE_LIST: "AWS price list, GetProducts: Linux, shared tenancy",
-    }
-    for name, title in titles.items():
-        data["sources"][name] = {"title": f"{title}, {region}", "licence": LICENCE, "date": day.isoformat()}
     fields = data["fields"]
-    for column in ("*", "network_baseline_gbps"):
-        fields["instance_types.csv"][column] = [SPECIFICATIONS, *fields["instance_types.csv"][column]]
-    fields[f"regions/{region}.csv"] = {
-        **fields["regions/*.csv"],
-        **fields.get(f"regions/{region}.csv", {}),
-        "zones": [OFFERINGS],
-        "on_demand_usd_per_hour": [PRICE_LIST],
-        "spot_usd_per_hour": [SPOT],
-    }
+    columns = {**fields["regions/*.csv"], **fields.get(f"regions/{region}.csv", {})}
+
+    def describe(name: str, title: str, true_on: datetime.date | None, licence: str = PUBLIC_FACTS) -> list[str]:
+        data["sources"][name] = {
+            "title": f"{title}, {region}",
+            "licence": licence,
+            "date": (true_on or day).isoformat(),
+        }
+        return [name]
+
+    columns["on_demand_usd_per_hour"] = describe(
+        PRICE_LIST, f"AWS price list of {prices.published}, Linux, shared tenancy", day
+    )
+    if prices.advice is not None:
+        columns["spot_saving_percent"] = describe(ADVISOR, "AWS Spot Advisor, Linux", prices.advice_day)
+        columns["interruption_band"] = [ADVISOR]
+    if asked:
+        specified = describe(SPECIFICATIONS, "AWS DescribeInstanceTypes", day, API_FACTS)
+        for column in ("*", "network_baseline_gbps"):
+            fields["instance_types.csv"][column] = [*specified, *fields["instance_types.csv"][column]]
+        columns["zones"] = describe(OFFERINGS, "AWS DescribeInstanceTypeOfferings", day, API_FACTS)
+        columns["spot_usd_per_hour"] = describe(
+            SPOT, "AWS DescribeSpotPriceHistory, the middle of the zones", day, API_FACTS
+        )
+    elif prices.spot is not None:
+        columns["spot_usd_per_hour"] = describe(SPOT_FEED, "AWS spot price feed, Linux", prices.spot_day)
+    fields[f"regions/{region}.csv"] = columns
     return json.dumps(data, indent=2, ensure_ascii=False) + "\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,14 +22,10 @@ from botocore.exceptions import (
 )
 
 from hetopt.core.errors import CloudRefused
-from hetopt.core.names import known
 from hetopt.optimizer.market.answer_store import AnswerStore
-from hetopt.optimizer.market.catalog_refresh import OFFERINGS, PRICE_LIST, SPECIFICATIONS, SPOT, Answers
+from hetopt.optimizer.market.catalog_refresh import OFFERINGS, SPECIFICATIONS, SPOT, Answers
 
 ZONES = "describe-availability-zones"
-PRICING_REGION = "us-east-1"
-"""The price list has endpoints in a few regions alone; each answers for all."""
-
 HISTORY_DAYS = 7
 """Of spot prices: long enough to see them move, short enough to be read in a minute."""
 
@@ -56,6 +51,10 @@ class Session(Protocol):
         """A client of the service."""
         ...
 
+    def get_credentials(self) -> Any:
+        """The credentials that were found, or none."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
@@ -63,14 +62,13 @@ class Part:
 
     Attributes:
         name: of the call, which names its pages in the store.
-        service, method: of boto3.
+        method: of boto3's client.
         result: the field of an answer that holds its items.
         parameters: of the call.
         permission: that the account needs.
     """
 
     name: str
-    service: str
     method: str
     result: str
     parameters: dict[str, Any]
@@ -80,17 +78,9 @@ class Part:
 def parts(region: str, now: datetime.datetime) -> tuple[Part, ...]:
     """What has to be asked to know a region at a time."""
     since = now - datetime.timedelta(days=HISTORY_DAYS)
-    wanted = {
-        "regionCode": region,
-        "operatingSystem": "Linux",
-        "tenancy": "Shared",
-        "preInstalledSw": "NA",
-        "capacitystatus": "Used",
-    }
     return (
         Part(
             name=SPECIFICATIONS,
-            service="ec2",
             method="describe_instance_types",
             result="InstanceTypes",
             parameters={"MaxResults": 100},
@@ -98,7 +88,6 @@ def parts(region: str, now: datetime.datetime) -> tuple[Part, ...]:
         ),
         Part(
             name=OFFERINGS,
-            service="ec2",
             method="describe_instance_type_offerings",
             result="InstanceTypeOfferings",
             parameters={"LocationType": "availability-zone-id", "MaxResults": 1000},
@@ -106,7 +95,6 @@ def parts(region: str, now: datetime.datetime) -> tuple[Part, ...]:
         ),
         Part(
             name=ZONES,
-            service="ec2",
             method="describe_availability_zones",
             result="AvailabilityZones",
             parameters={},
@@ -114,7 +102,6 @@ def parts(region: str, now: datetime.datetime) -> tuple[Part, ...]:
         ),
         Part(
             name=SPOT,
-            service="ec2",
             method="describe_spot_price_history",
             result="SpotPriceHistory",
             # Changes since then, and what was in effect: the last of each zone is the price of now.
@@ -125,19 +112,6 @@ def parts(region: str, now: datetime.datetime) -> tuple[Part, ...]:
                 "MaxResults": 1000,
             },
             permission="ec2:DescribeSpotPriceHistory",
-        ),
-        Part(
-            name=PRICE_LIST,
-            service="pricing",
-            method="get_products",
-            result="PriceList",
-            parameters={
-                "ServiceCode": "AmazonEC2",
-                "FormatVersion": "aws_v1",
-                "MaxResults": 100,
-                "Filters": [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()],
-            },
-            permission="pricing:GetProducts",
         ),
     )
 
@@ -156,15 +130,6 @@ def session(profile: str | None) -> Session:
             hint="see `aws configure list-profiles`, or leave `aws_profile` out",
         ) from None
     return made
-
-
-def check_region(region: str) -> None:
-    """Refuse a region that AWS does not have, before anything is asked.
-
-    Raises:
-        BadInput: hints at names that are close.
-    """
-    known(region, boto3.Session().get_available_regions("ec2"), "AWS region")
 
 
 def read_region(
@@ -189,11 +154,10 @@ def read_region(
         CloudRefused: credentials, permission, rate or network; what was read stays in the store.
     """
     found: dict[str, tuple[Any, ...]] = {}
-    clients: dict[str, Any] = {}
+    client: Any = None
     try:
         for part in parts(region, store.begun):
-            if part.service not in clients and not store.progress(part.name).complete:
-                where = PRICING_REGION if part.service == "pricing" else region
+            if client is None and not store.progress(part.name).complete:
                 # Adaptive: backs off by itself, with jitter, and slows down when it is throttled.
                 config = Config(
                     retries={"mode": "adaptive", "total_max_attempts": ATTEMPTS},
@@ -201,8 +165,8 @@ def read_region(
                     read_timeout=60,
                     user_agent_extra="hetopt",
                 )
-                clients[part.service] = made.client(part.service, region_name=where, config=config)
-            for items in _pages(part, clients.get(part.service), store, sleep):
+                client = made.client("ec2", region_name=region, config=config)
+            for items in _pages(part, client, store, sleep):
                 told(part.name, items)
             found[part.name] = store.progress(part.name).items
     except (BotoCoreError, ClientError) as error:
@@ -212,7 +176,6 @@ def read_region(
         offerings=found[OFFERINGS],
         spot_prices=found[SPOT],
         zones=found[ZONES],
-        price_list=[text if isinstance(text, str) else json.dumps(text) for text in found[PRICE_LIST]],
     )
 
 

@@ -75,7 +75,7 @@ TABLE = [
     ("sources.json", '"licence": "Apache-2.0",', '"licence": 2,', "is not an object of texts"),
     ("sources.json", '["karpenter-prices"]', '["hearsay"]', "the source 'hearsay', which is not described"),
     ("sources.json", '["karpenter-prices"]', "[]", "needs a list of source names"),
-    ("sources.json", '"on_demand_usd_per_hour"', '"price"', "names no source for on_demand_usd_per_hour"),
+    ("sources.json", '"spot_saving_percent"', '"saving"', "names no source for spot_saving_percent"),
     ("sources.json", '"sources": {', '"sources": [', "is not complete JSON"),
     ("sources.json", '"fields"', '"felds"', "fields is not a JSON object"),
 ]

@@ -1,4 +1,4 @@
-"""`hetopt catalog refresh`: against a moto server process and a price list on this machine, page by page; refusals."""
+"""`hetopt catalog refresh` with an account: against a moto server process, page by page; refusals."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import boto3
 import pytest
@@ -24,67 +22,23 @@ from hetopt.optimizer.market import pricing
 from hetopt.optimizer.market.answer_store import AnswerStore
 from hetopt.optimizer.market.catalog import BUNDLED, load_catalog
 from hetopt.optimizer.market.catalog_folder import write_catalog
-from hetopt.optimizer.market.catalog_refresh import refreshed
+from hetopt.optimizer.market.catalog_refresh import PublicPrices, refreshed
 from hetopt.optimizer.market.zone_prices import ZonePrice, read_zone_prices
+from tests.catalog.price_server import TYPES, Feeds, price_list, row, serving, usd_of
 from tests.disturbance import PATIENCE_S
 
+KNOWN = {"g5.xlarge": 1.006, "c7i.xlarge": 0.1785, "p4d.24xlarge": 21.9576}
 NOW = datetime.datetime(2026, 11, 20, 12, tzinfo=datetime.UTC)
 
 
-def price(name: str, usd: float, region: str = "us-east-1") -> str:
-    """An item of the price list, cut down to the fields that matter and two that must be skipped."""
-    return json.dumps(
-        {
-            "product": {
-                "attributes": {"instanceType": name, "regionCode": region, "operatingSystem": "Linux"},
-                "sku": f"SKU{name}",
-            },
-            "terms": {
-                "OnDemand": {
-                    "T1": {
-                        "priceDimensions": {
-                            "D1": {"unit": "Hrs", "pricePerUnit": {"USD": f"{usd:.10f}"}},
-                            "D2": {"unit": "Quantity", "pricePerUnit": {"USD": "99.0"}},
-                        }
-                    },
-                    "T2": {"priceDimensions": {"D3": {"unit": "Hrs", "pricePerUnit": {"USD": "0.0000000000"}}}},
-                },
-                "Reserved": {"R1": {"priceDimensions": {"D4": {"unit": "Hrs", "pricePerUnit": {"USD": "0.01"}}}}},
-            },
-        }
-    )
-
-
-class PriceList(BaseHTTPRequestHandler):
-    """Answers GetProducts in two pages, as the real service does; moto has no answer to it."""
-
-    seen: ClassVar[list[dict[str, Any]]] = []
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.seen.append(asked)
-        page = [price("g5.xlarge", 1.006), price("c7i.xlarge", 0.1785)]
-        answer: dict[str, Any] = {"FormatVersion": "aws_v1", "PriceList": page, "NextToken": "second"}
-        if asked.get("NextToken") == "second":
-            answer = {"FormatVersion": "aws_v1", "PriceList": [price("p4d.24xlarge", 21.9576)]}
-        body = json.dumps(answer).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/x-amz-json-1.1")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
-def price_list() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), PriceList)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+def feeds() -> Iterator[Feeds]:
+    with serving() as feeds:
+        feeds.fill(regions=("us-east-1",))
+        # Prices that stand beside moto's: it knows types, and gives every spot price as 0.00001.
+        rows = (row(name, usd) for name, usd in {**{name: usd_of(name) for name in TYPES}, **KNOWN}.items())
+        feeds.files[feeds.list_path] = price_list(cells | {"Region Code": "us-east-1"} for cells in rows)
+        yield feeds
 
 
 @pytest.fixture(scope="module")
@@ -129,29 +83,25 @@ def hetopt(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
-def test_a_region_is_refreshed_and_used_from_then_on(moto_server: str, price_list: str, tmp_path: Path) -> None:
-    PriceList.seen.clear()
-    there = {"AWS_ENDPOINT_URL_EC2": moto_server, "AWS_ENDPOINT_URL_PRICING": price_list, "HETOPT_HOME": str(tmp_path)}
+def test_an_account_adds_zones_to_what_aws_publishes(moto_server: str, feeds: Feeds, tmp_path: Path) -> None:
+    there = {"AWS_ENDPOINT_URL_EC2": moto_server, "HETOPT_PRICE_MIRROR": feeds.url, "HETOPT_HOME": str(tmp_path)}
     done = hetopt("catalog", "refresh", "--region", "us-east-1", "--json", **there)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["types"] > 500
-    assert (told["on_demand_prices"], told["spot_prices"]) == (3, 0)
+    assert (told["on_demand_prices"], told["spot_prices"]) == (len(TYPES), 0)
     # moto's spot prices are all 0.00001: no price of a machine that costs a dollar on demand.
     assert any("g5.xlarge" in sentence and "cannot be" in sentence for sentence in told["left_out"])
     folder = Path(told["folder"])
     assert folder == tmp_path / "catalogs" / "aws" / "us-east-1" / told["date"]
     assert not (folder.parent / "reading").exists()
-    fields = {entry["Field"]: entry["Value"] for entry in PriceList.seen[0]["Filters"]}
-    assert fields["regionCode"] == "us-east-1"
-    assert fields["tenancy"] == "Shared"
-    assert [asked.get("NextToken") for asked in PriceList.seen] == [None, "second"]
 
     new, old = load_catalog("us-east-1", folder), load_catalog("us-east-1")
     on_demand = new.price("p4d.24xlarge", "on-demand")
     assert on_demand is not None
     assert (on_demand.usd_per_hour, on_demand.date.isoformat()) == (21.9576, told["date"])
     assert "price list" in on_demand.source
+    assert new.listing("p4d.24xlarge").zones
     same, before = new.instance_type("p4d.24xlarge"), old.instance_type("p4d.24xlarge")
     assert same.accelerator == before.accelerator
     assert (same.vcpus, same.memory_gib, same.network_baseline_gbps) == (
@@ -160,7 +110,6 @@ def test_a_region_is_refreshed_and_used_from_then_on(moto_server: str, price_lis
         before.network_baseline_gbps,
     )
     assert same.coremark_iterations_per_s == before.coremark_iterations_per_s
-    assert new.band("g5.xlarge") == old.band("g5.xlarge")
     assert new.in_region("eu-west-2").listings.keys() == old.in_region("eu-west-2").listings.keys()
 
     shown = hetopt("catalog", "show", "p4d.24xlarge", "--json", HETOPT_HOME=str(tmp_path))
@@ -170,26 +119,38 @@ def test_a_region_is_refreshed_and_used_from_then_on(moto_server: str, price_lis
 @pytest.mark.parametrize(
     ("environment", "says"),
     [
-        ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "no AWS credentials"),
-        ({}, "cannot be reached"),
+        ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, ""),
+        ({}, "Without prices of zones: AWS cannot"),
     ],
 )
-def test_a_refusal_says_what_stays_in_use_and_how_old_it_is(
-    environment: dict[str, str], says: str, tmp_path: Path
+def test_without_an_account_that_works_prices_are_those_that_aws_publishes(
+    environment: dict[str, str], says: str, feeds: Feeds, tmp_path: Path
 ) -> None:
-    done = hetopt("catalog", "refresh", "--region", "us-east-1", HETOPT_HOME=str(tmp_path), **environment)
-    assert done.returncode == 4, done.stderr
+    there = {"HETOPT_PRICE_MIRROR": feeds.url, "HETOPT_HOME": str(tmp_path), **environment}
+    done = hetopt("catalog", "refresh", "--region", "us-east-1", "--json", **there)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["on_demand_prices"] == len(TYPES)
+    assert told["spot_prices"] > 0.99 * len(TYPES)  # those of the types in KNOWN have other prices beside them
+    assert ("Without" in done.stderr) == bool(says)
     assert says in done.stderr
-    assert "bundled catalogue" in done.stderr
-    assert "days old" in done.stderr
+
+
+def test_where_nobody_answers_it_is_said_what_stays_in_use_and_how_old_it_is(tmp_path: Path) -> None:
+    done = hetopt("catalog", "refresh", "--region", "us-east-1", HETOPT_HOME=str(tmp_path))
+    assert done.returncode == 4, done.stderr
+    assert "127.0.0.1 cannot be reached" in done.stderr
+    assert "In use stays the bundled catalogue: on demand" in done.stderr
+    assert "days old (2026-07-20)" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_an_unknown_region_and_profile_are_refused(tmp_path: Path) -> None:
-    done = hetopt("catalog", "refresh", "--region", "us-esat-1", HETOPT_HOME=str(tmp_path))
+def test_an_unknown_region_and_profile_are_refused(feeds: Feeds, tmp_path: Path) -> None:
+    there = {"HETOPT_PRICE_MIRROR": feeds.url, "HETOPT_HOME": str(tmp_path)}
+    done = hetopt("catalog", "refresh", "--region", "us-esat-1", **there)
     assert done.returncode == 2
     assert "us-east-1" in done.stderr
-    done = hetopt("catalog", "refresh", "--profile", "nobody", HETOPT_HOME=str(tmp_path))
+    done = hetopt("catalog", "refresh", "--profile", "nobody", **there)
     assert done.returncode == 4
     assert "nobody" in done.stderr
 
@@ -199,15 +160,18 @@ class Scripted:
 
     def __init__(self) -> None:
         options = {"region_name": "us-east-1", "aws_access_key_id": "x", "aws_secret_access_key": "y"}
-        self.clients = {name: boto3.client(name, **options) for name in ("ec2", "pricing")}
-        self.stubs = {name: Stubber(client) for name, client in self.clients.items()}
-        for stub in self.stubs.values():
-            stub.activate()
+        self.ec2 = boto3.client("ec2", **options)
+        self.stub = Stubber(self.ec2)
+        self.stub.activate()
 
     def client(self, service_name: str, **options: Any) -> Any:
-        return self.clients[service_name]
+        assert service_name == "ec2"
+        return self.ec2
 
-    def answer(self, method: str, answer: dict[str, Any], *, token: str | None = None, service: str = "ec2") -> None:
+    def get_credentials(self) -> str:
+        return "some"
+
+    def answer(self, method: str, answer: dict[str, Any], *, token: str | None = None) -> None:
         expected: dict[str, Any] = {
             "describe_instance_types": {"MaxResults": 100},
             "describe_instance_type_offerings": {"LocationType": "availability-zone-id", "MaxResults": 1000},
@@ -218,16 +182,14 @@ class Scripted:
                 "EndTime": ANY,
                 "MaxResults": 1000,
             },
-            "get_products": {"ServiceCode": "AmazonEC2", "FormatVersion": "aws_v1", "MaxResults": 100, "Filters": ANY},
         }[method]
-        self.stubs[service].add_response(method, answer, {**expected, **({"NextToken": token} if token else {})})
+        self.stub.add_response(method, answer, {**expected, **({"NextToken": token} if token else {})})
 
-    def refuse(self, method: str, code: str, service: str = "ec2") -> None:
-        self.stubs[service].add_client_error(method, code)
+    def refuse(self, method: str, code: str) -> None:
+        self.stub.add_client_error(method, code)
 
     def all_asked(self) -> None:
-        for stub in self.stubs.values():
-            stub.assert_no_pending_responses()
+        self.stub.assert_no_pending_responses()
 
 
 def small(name: str) -> dict[str, Any]:
@@ -267,7 +229,6 @@ def rest(script: Scripted) -> None:
             ]
         },
     )
-    script.answer("get_products", {"PriceList": [price("c7i.xlarge", 0.1785)]}, service="pricing")
 
 
 def test_pages_are_read_at_a_gentle_rate(tmp_path: Path) -> None:
@@ -289,12 +250,14 @@ def test_pages_are_read_at_a_gentle_rate(tmp_path: Path) -> None:
     assert told[:3] == [("describe-instance-types", 1), ("describe-instance-types", 2), ("describe-instance-types", 3)]
     assert pauses == [pricing.PAUSE_S] * 2
 
-    made = refreshed(answers, "us-east-1", NOW.date(), BUNDLED)
-    loaded = load_catalog("us-east-1", write_catalog(tmp_path / "2026-11-20", made.files, "us-east-1"))
+    public = PublicPrices(on_demand={"c7i.xlarge": 0.1785}, published="2026-11-19", spot={"c7i.xlarge": 0.09})
+    made = refreshed(public, answers, "us-east-1", NOW.date(), BUNDLED)
+    folder = write_catalog(tmp_path, "us-east-1", "2026-11-20", made.files)
+    loaded = load_catalog("us-east-1", folder)
     spot = loaded.price("c7i.xlarge", "spot")
     assert spot is not None
     assert (spot.usd_per_hour, spot.is_estimate, spot.date) == (0.07, False, NOW.date())
-    assert read_zone_prices(tmp_path / "2026-11-20", "us-east-1") == {
+    assert read_zone_prices(folder, "us-east-1") == {
         "c7i.xlarge": {"use1-az1": ZonePrice(usd_per_hour=0.07, log_sd=0.0)}
     }
     assert read_zone_prices(BUNDLED, "us-east-1") == {}

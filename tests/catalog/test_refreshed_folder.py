@@ -13,30 +13,11 @@ import pytest
 from hetopt.core.errors import BadInput
 from hetopt.optimizer.market.catalog import BUNDLED
 from hetopt.optimizer.market.catalog_choice import catalog_in_use
-from hetopt.optimizer.market.catalog_folder import write_catalog
-from hetopt.optimizer.market.catalog_refresh import Answers, instance_row, on_demand_prices, plausible, refreshed
+from hetopt.optimizer.market.catalog_folder import refreshed_folders, write_catalog
+from hetopt.optimizer.market.catalog_refresh import Answers, PublicPrices, instance_row, plausible, refreshed
 from hetopt.optimizer.market.zone_prices import ZonePrice, zone_prices
 
 NOW = datetime.datetime(2026, 11, 20, 12, tzinfo=datetime.UTC)
-
-
-def price(name: str, usd: float, region: str = "us-east-1") -> str:
-    """An item of the price list, cut down to what matters."""
-    dimension = {"unit": "Hrs", "pricePerUnit": {"USD": f"{usd:.10f}"}}
-    free = {"unit": "Hrs", "pricePerUnit": {"USD": "0.0000000000"}}
-    return json.dumps(
-        {
-            "product": {"attributes": {"instanceType": name, "regionCode": region, "operatingSystem": "Linux"}},
-            "terms": {"OnDemand": {"T1": {"priceDimensions": {"D1": dimension, "D2": free}}}},
-        }
-    )
-
-
-def test_prices_of_other_regions_systems_and_free_dimensions_are_none() -> None:
-    windows = json.loads(price("c7i.xlarge", 0.3))
-    windows["product"]["attributes"]["operatingSystem"] = "Windows"
-    listed = [price("c7i.xlarge", 0.1785), price("c7i.xlarge", 0.2, region="eu-west-2"), json.dumps(windows)]
-    assert on_demand_prices(listed, "us-east-1") == {"c7i.xlarge": 0.1785}
 
 
 def test_the_latest_spot_price_of_each_zone_counts() -> None:
@@ -101,8 +82,9 @@ def test_a_type_without_a_network_rate_is_left_out_and_named() -> None:
     known = instance_row({**odd, "InstanceType": "c7i.xlarge"}, {"network_baseline_gbps": "1.5"}, {})
     assert known is not None
     assert known["network_baseline_gbps"] == "1.5"
-    none = Answers(instance_types=[odd], offerings=[], spot_prices=[], zones=[], price_list=[price("zz9.large", 1.0)])
-    made = refreshed(none, "us-east-1", NOW.date(), BUNDLED)
+    none = Answers(instance_types=[odd], offerings=[], spot_prices=[], zones=[])
+    public = PublicPrices(on_demand={"zz9.large": 1.0}, published="2026-11-19")
+    made = refreshed(public, none, "us-east-1", NOW.date(), BUNDLED)
     assert len([sentence for sentence in made.left_out if "zz9.large" in sentence]) == 2
 
 
@@ -110,14 +92,18 @@ def test_the_bundled_catalogue_is_in_use_until_there_is_another(tmp_path: Path) 
     today = datetime.date(2026, 11, 20)
     first = catalog_in_use("us-east-1", None, today=today, home=tmp_path)
     assert first.bundled
-    assert "510 days old (2025-06-28)" in str(first.note)
+    assert "on demand 123 days old (2026-07-20), spot 111 days old (2026-08-01)" in str(first.note)
+    assert "estimates of spot 510 days old (2025-06-28)" in str(first.note)
+    assert "`hetopt catalog refresh --region us-east-1`" in str(first.note)
     files = {
         str(path.relative_to(BUNDLED)): path.read_text(encoding="utf-8")
         for path in BUNDLED.rglob("*")
         if path.is_file()
     }
-    write_catalog(tmp_path / "us-east-1" / "2026-11-18", files, "us-east-1")
-    newest = write_catalog(tmp_path / "us-east-1" / "2026-11-19", files, "us-east-1")
+    write_catalog(tmp_path, "us-east-1", "2026-11-18", files)
+    before, newest = (write_catalog(tmp_path, "us-east-1", "2026-11-19", files) for _ in range(2))
+    assert newest.name == "2026-11-19.1"
+    assert refreshed_folders(tmp_path, "us-east-1") == (newest, before)
     second = catalog_in_use("us-east-1", None, today=today, home=tmp_path)
     assert not second.bundled
     assert second.catalog.directory == newest
@@ -127,5 +113,5 @@ def test_the_bundled_catalogue_is_in_use_until_there_is_another(tmp_path: Path) 
 
 def test_a_folder_that_is_no_catalogue_never_takes_the_name(tmp_path: Path) -> None:
     with pytest.raises(BadInput):
-        write_catalog(tmp_path / "2026-11-20", {"sources.json": "{}"}, "us-east-1")
-    assert list(tmp_path.iterdir()) == []
+        write_catalog(tmp_path, "us-east-1", "2026-11-20", {"sources.json": "{}"})
+    assert list((tmp_path / "us-east-1").iterdir()) == []

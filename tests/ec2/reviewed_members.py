@@ -60,7 +60,6 @@ PLAIN: Mapping[str, str] = {
     "ec2:DescribeVolumes": _FILTERS,
     "ec2:RevokeSecurityGroupEgress": "GroupId IpPermissions.IpRanges",
     "iam:GetInstanceProfile": "InstanceProfileName",
-    "pricing:GetProducts": "ServiceCode FormatVersion MaxResults Filters Filters.Type Filters.Field Filters.Value",
     "s3:AbortMultipartUpload": f"{_OBJECT} UploadId",
     "s3:CompleteMultipartUpload": f"{_OBJECT} UploadId MultipartUpload MultipartUpload.Parts "
     "MultipartUpload.Parts.ETag MultipartUpload.Parts.PartNumber MultipartUpload.Parts.ChecksumCRC32",

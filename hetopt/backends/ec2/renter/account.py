@@ -300,7 +300,7 @@ def _rate(catalog: Catalog, name: str, spot: float | None, extras_usd: float) ->
     if on_demand is None:
         raise BadInput(
             f"the on-demand price of {name} in {catalog.region} is not known, so the worst case cannot be bounded.",
-            hint=f"read the region's prices with your account: `hetopt catalog refresh --region {catalog.region}`",
+            hint=f"read the region's prices, without an account: `hetopt catalog refresh --region {catalog.region}`",
         )
     worst = max(on_demand.usd_per_hour, spot or 0.0)
     return Rate(

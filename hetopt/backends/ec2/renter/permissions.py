@@ -40,7 +40,6 @@ READS = (
     "ec2:DescribeTags",
     "ec2:DescribeVolumes",
     "iam:GetInstanceProfile",
-    "pricing:GetProducts",
     "servicequotas:GetAWSDefaultServiceQuota",
     "servicequotas:GetServiceQuota",
     "sts:GetCallerIdentity",

@@ -1,0 +1,273 @@
+"""AWS's public price feeds, which need no account: where they are, what they hold, and what of it counts.
+
+=============== ============================================ ==========================================================
+feed            file                                         holds
+=============== ============================================ ==========================================================
+regions         region_index.json of the price list          the newest version of each region's price list
+price list      REGION/index.csv of that version             on-demand prices; 70 to 300 MB, most of it reservations
+spot prices     spot.json                                    a price for each type and region, renewed by the hour
+Spot Advisor    spot-advisor-data.json                       savings and interruption bands, renewed every few months
+=============== ============================================ ==========================================================
+
+Sources, read 2026-11-26: "Reading the price list files" in the AWS Billing user guide for the first two, and the header
+of a file of 2025-09 that timfanda35/aws-pricing-list-loader shows; for the other two, which AWS does not document,
+docs/data-sources.md of alexei-led/spotinfo, which reads them daily. The spot prices have no region of the Middle East.
+China has a price list of its own, in CNY.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from hetopt.core.errors import BadInput
+from hetopt.core.plain_text import one_line
+from hetopt.optimizer.market.catalog import BANDS
+from hetopt.optimizer.market.public_file import checked, web_page, whole
+
+MIRROR_VARIABLE = "HETOPT_PRICE_MIRROR"
+"""In the environment: another place that has the feeds' files under the same paths, such as a company's mirror."""
+
+REGION_INDEX = "https://pricing.us-east-1.amazonaws.com/offers/v1.0/aws/AmazonEC2/current/region_index.json"
+PRICE_LIST = "https://pricing.us-east-1.amazonaws.com/offers/v1.0/aws/AmazonEC2/{version}/{region}/index.csv"
+SPOT_PRICES = "https://website.spot.ec2.aws.a2z.com/spot.json"
+SPOT_ADVISOR = "https://spot-bid-advisor.s3.amazonaws.com/spot-advisor-data.json"
+
+MOST_PRICE_LIST_BYTES = 4_000_000_000
+MOST_JSON_BYTES = 64_000_000
+MOST_USD_PER_HOUR = 10_000.0
+_MOST_LINE_BYTES = 1 << 16
+
+_REGION = re.compile(r"[a-z]{2}(-[a-z]{1,20}){1,3}-\d{1,2}")
+_VERSION = re.compile(r"/offers/v1\.0/aws/AmazonEC2/(\d{8,20})/([a-z0-9-]{1,40})/index\.json")
+_TYPE = re.compile(r"[a-z0-9-]{1,30}\.[a-z0-9-]{1,30}")
+
+_NEEDED = ("TermType", "Unit", "PricePerUnit", "Currency", "Instance Type", "Operating System", "Tenancy")
+_WANTED: Mapping[str, tuple[str, ...]] = {
+    "TermType": ("OnDemand",),
+    "Unit": ("Hrs",),
+    "Operating System": ("Linux",),
+    "Tenancy": ("Shared",),
+    "Pre Installed S/W": ("NA", ""),
+    "CapacityStatus": ("Used",),
+    "License Model": ("No License required", "NA", ""),
+    "Location Type": ("AWS Region",),
+    "MarketOption": ("OnDemand", "NA", ""),
+}
+"""Which rows are the price of an hour of a machine; of these columns those that a file has. A capacity block's hour is
+not on demand, and a local zone's is not the region's."""
+
+
+def feed_url(url: str) -> str:
+    """Where a feed is: at AWS, or under the same path of the mirror that the environment names.
+
+    Raises:
+        BadInput: the mirror is no https address.
+    """
+    mirror = os.environ.get(MIRROR_VARIABLE)
+    return url if not mirror else checked(mirror).rstrip("/") + urlsplit(url).path
+
+
+def region_versions(pieces: Iterator[bytes], origin: str) -> dict[str, str]:
+    """The newest version of the price list of each region; local zones are no regions.
+
+    Raises:
+        BadInput: it is no region index.
+    """
+    found: dict[str, str] = {}
+    for region, entry in _objects(_objects(whole(pieces, origin), origin).get("regions"), origin).items():
+        version = _VERSION.fullmatch(str(_objects(entry, origin).get("currentVersionUrl")))
+        if _REGION.fullmatch(region) and version and version.group(2) == region:
+            found[region] = version.group(1)
+    if not found:
+        raise _other(origin, "names no region")
+    return found
+
+
+def on_demand_prices(pieces: Iterator[bytes], origin: str) -> dict[str, Any]:
+    """USD an hour of each type, Linux, shared tenancy, without software: a price list read line by line.
+
+    Returns:
+        ``published``: the day of the price list; ``usd_per_hour``: by type; ``left_out``: a sentence for each type
+        whose price cannot be used or is not clear.
+
+    Raises:
+        BadInput: it is no price list of EC2, is cut off, or has no prices in USD.
+    """
+    lines = _lines(pieces, origin)
+    published, columns = _header(lines, origin)
+    wanted = [(columns[name], values) for name, values in _WANTED.items() if name in columns]
+    price, currency, type_name = columns["PricePerUnit"], columns["Currency"], columns["Instance Type"]
+    found: dict[str, float] = {}
+    zero: set[str] = set()
+    left_out: dict[str, str] = {}
+    other_currency = ""
+    last = b""
+    for line in lines:
+        last = line
+        if b"OnDemand" not in line or b"Linux" not in line:
+            continue
+        cells = _cells(line, origin)
+        if len(cells) != len(columns):
+            raise _cut_off(origin)
+        if not all(cells[index] in values for index, values in wanted) or not _TYPE.fullmatch(cells[type_name]):
+            continue
+        if cells[currency] != "USD":
+            other_currency = cells[currency]
+            continue
+        name, usd = cells[type_name], _usd(cells[price])
+        if usd is None:
+            left_out[name] = f"{name}: its on-demand price is {one_line(cells[price][:40])!r}"
+        elif usd == 0:
+            zero.add(name)
+        else:
+            if name in found and found[name] != usd:
+                left_out[name] = f"{name}: on demand at ${found[name]:g} and ${usd:g}, of which the higher is taken"
+            found[name] = max(usd, found.get(name, 0.0))
+    if last and len(_cells(last, origin)) != len(columns):
+        raise _cut_off(origin)
+    if other_currency and not found:
+        raise BadInput(
+            f"{origin} has prices in {one_line(other_currency[:20])}, and hetopt counts in USD.",
+            hint="name a region whose prices are in USD",
+        )
+    if not found:
+        raise _other(origin, "has no on-demand price of Linux machines")
+    left_out |= {name: f"{name}: its on-demand price is 0" for name in zero - set(found)}
+    return {"published": published, "usd_per_hour": found, "left_out": [left_out[name] for name in sorted(left_out)]}
+
+
+def spot_prices(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, float]]:
+    """USD an hour of Linux machines on spot, by region and type; the higher one where a type stands twice.
+
+    Raises:
+        BadInput: it is another file, or in another currency.
+    """
+    config = _objects(_objects(whole(pieces, origin), origin).get("config"), origin)
+    if "USD" not in _list(config.get("currencies"), origin):
+        raise BadInput(f"{origin} has no prices in USD.", hint="look whether hetopt is the newest")
+    found: dict[str, dict[str, float]] = {}
+    for entry in _list(config.get("regions"), origin):
+        region = str(_objects(entry, origin).get("region"))
+        if not _REGION.fullmatch(region):
+            continue
+        here = found.setdefault(region, {})
+        for group in _list(entry.get("instanceTypes"), origin):
+            for size in _list(_objects(group, origin).get("sizes"), origin):
+                name, usd = str(_objects(size, origin).get("size")), _linux_usd(size, origin)
+                if usd and _TYPE.fullmatch(name):
+                    here[name] = max(usd, here.get(name, 0.0))
+    if not any(found.values()):
+        raise _other(origin, "has no prices")
+    return found
+
+
+def spot_advice(pieces: Iterator[bytes], origin: str) -> dict[str, dict[str, list[Any]]]:
+    """Saving and interruption band of Linux machines, by region and type. Savings of zero or less are placeholders.
+
+    Raises:
+        BadInput: it is another file.
+    """
+    data = _objects(whole(pieces, origin), origin)
+    ranges = [_objects(entry, origin) for entry in _list(data.get("ranges"), origin)]
+    bands = {str(entry.get("index")): str(entry.get("label")) for entry in ranges}
+    found: dict[str, dict[str, list[Any]]] = {}
+    for region, systems in _objects(data.get("spot_advisor"), origin).items():
+        if not _REGION.fullmatch(region):
+            continue
+        for name, advice in _objects(_objects(systems, origin).get("Linux", {}), origin).items():
+            saving, band = _objects(advice, origin).get("s"), bands.get(str(advice.get("r")))
+            if isinstance(saving, int) and 0 < saving < 100 and band in BANDS and _TYPE.fullmatch(name):
+                found.setdefault(region, {})[name] = [saving, band]
+    if not found:
+        raise _other(origin, "has no savings")
+    return found
+
+
+def _header(lines: Iterator[bytes], origin: str) -> tuple[str, dict[str, int]]:
+    """The day of a price list, and the index of each of its columns."""
+    first = next(lines, b"")
+    if first.lstrip()[:1] == b"<":
+        raise web_page(origin)
+    facts: dict[str, str] = {}
+    cells = _cells(first, origin)
+    while cells and cells[0] != "SKU":
+        if len(facts) > 20 or len(cells) != 2:
+            raise _other(origin, "does not begin as a price list")
+        facts[cells[0]] = cells[1]
+        cells = _cells(next(lines, b""), origin)
+    if facts.get("FormatVersion") != "v1.0" or facts.get("OfferCode") != "AmazonEC2":
+        raise _other(origin, "is no price list of EC2 in the format v1.0")
+    columns = {name: index for index, name in enumerate(cells)}
+    missing = [name for name in _NEEDED if name not in columns]
+    if missing:
+        raise _other(origin, f"lacks the column {missing[0]}")
+    try:
+        published = datetime.datetime.fromisoformat(facts.get("Publication Date", "")).date().isoformat()
+    except ValueError:
+        raise _other(origin, "has no date") from None
+    return published, columns
+
+
+def _lines(pieces: Iterator[bytes], origin: str) -> Iterator[bytes]:
+    rest = b""
+    for piece in pieces:
+        lines = (rest + piece).split(b"\n")
+        rest = lines.pop()
+        if len(rest) > _MOST_LINE_BYTES:
+            if lines or rest.lstrip()[:1] != b"<":
+                raise _other(origin, "has a line of immense length")
+            raise web_page(origin)
+        yield from filter(None, lines)
+    if rest:
+        yield rest
+
+
+def _cells(line: bytes, origin: str) -> list[str]:
+    try:
+        return next(csv.reader([line.decode("utf-8-sig").rstrip("\r")], strict=True), [])
+    except (csv.Error, UnicodeDecodeError):
+        raise _cut_off(origin) from None
+
+
+def _linux_usd(size: Mapping[str, Any], origin: str) -> float | None:
+    """The price in a column that may also be 'N/A*', or '9.0E-4'."""
+    for column in _list(size.get("valueColumns"), origin):
+        if _objects(column, origin).get("name") == "linux":
+            return _usd(str(_objects(column.get("prices"), origin).get("USD")))
+    return None
+
+
+def _usd(text: str) -> float | None:
+    try:
+        usd = float(text)
+    except ValueError:
+        return None
+    return usd if math.isfinite(usd) and 0 <= usd <= MOST_USD_PER_HOUR else None
+
+
+def _objects(value: object, origin: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _other(origin, "does not have the form that it had in 2026")
+    return value
+
+
+def _list(value: object, origin: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise _other(origin, "does not have the form that it had in 2026")
+    return value
+
+
+def _cut_off(origin: str) -> BadInput:
+    return BadInput(f"{origin} is cut off or damaged.", hint="run it again; prices that were read before stay in use")
+
+
+def _other(origin: str, what: str) -> BadInput:
+    hint = "look whether a proxy answers in its place, and whether hetopt is the newest"
+    return BadInput(f"{origin} {what}.", hint=hint)

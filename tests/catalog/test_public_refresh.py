@@ -1,0 +1,413 @@
+"""`hetopt catalog refresh` without an account: against a server of AWS's public feeds, and what stands in its place."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hetopt.api import catalog_refreshing
+from hetopt.api.catalog_refreshing import OwnCatalog
+from hetopt.core.errors import BadInput, CloudRefused, HetoptError
+from hetopt.core.reporter import Reporter
+from hetopt.optimizer.market import public_file
+from hetopt.optimizer.market.catalog import load_catalog, offers
+from hetopt.optimizer.market.catalog_choice import catalog_in_use
+from hetopt.optimizer.market.catalog_folder import KEPT, refreshed_folders
+from tests.catalog.price_server import (
+    LAST_MODIFIED,
+    REGION,
+    TYPES,
+    Feeds,
+    price_list,
+    reserved,
+    row,
+    rows_of,
+    serving,
+    spot_feed,
+    usd_of,
+)
+from tests.disturbance import PATIENCE_S
+
+FEW = tuple(name for name in TYPES if name.startswith(("g", "p", "c7i.")))
+INDEX = "/offers/v1.0/aws/AmazonEC2/current/region_index.json"
+
+
+@pytest.fixture
+def feeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Feeds]:
+    with serving() as feeds:
+        monkeypatch.setenv("HETOPT_PRICE_MIRROR", feeds.url)
+        monkeypatch.setenv("HETOPT_HOME", str(tmp_path))
+        monkeypatch.setattr(public_file.time, "sleep", lambda seconds: None)
+        feeds.fill(names=FEW)
+        yield feeds
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def refresh(feeds: Feeds, said: list[str]) -> Callable[..., OwnCatalog]:
+    def once(region: str = REGION) -> OwnCatalog:
+        (own,) = catalog_refreshing.refresh(region, account=False, reporter=Reporter(note=said.append))
+        return own
+
+    return once
+
+
+def statuses(feeds: Feeds) -> list[int]:
+    """Of the requests for the price list."""
+    return [status for path, _, status in feeds.asked if path.endswith(".csv")]
+
+
+def test_prices_are_those_of_today_with_date_and_source(refresh: Callable[..., OwnCatalog]) -> None:
+    own = refresh()
+    today = datetime.datetime.now(datetime.UTC).date()
+    catalog = load_catalog(REGION, own.folder)
+    listing = catalog.listing("g5.xlarge")
+    assert listing.on_demand is not None
+    assert listing.spot is not None
+    assert listing.band is not None
+    assert (listing.on_demand.usd_per_hour, listing.on_demand.date) == (pytest.approx(usd_of("g5.xlarge")), today)
+    assert "price list of 2026-11-25" in listing.on_demand.source
+    assert listing.spot.usd_per_hour == pytest.approx(usd_of("g5.xlarge") / 3, abs=1e-4)
+    assert listing.spot.is_estimate is False
+    # The feeds of all regions say themselves when they changed last.
+    assert listing.spot.date == listing.band.date == datetime.date(2026, 11, 19)
+    assert listing.band.label == "5-10%"
+    assert own.made.on_demand == own.made.spot == len(FEW)
+    # What was not asked for stays as it was bundled.
+    assert catalog.instance_type("g5.xlarge") == load_catalog().instance_type("g5.xlarge")
+    assert catalog.in_region("us-east-1").listings.keys() == load_catalog().listings.keys()
+    assert catalog_in_use(REGION, None, today=today).catalog.directory == own.folder
+
+
+def test_what_has_not_changed_is_not_read_again(refresh: Callable[..., OwnCatalog], feeds: Feeds) -> None:
+    first = refresh()
+    sent = feeds.sent
+    second = refresh()
+    assert feeds.sent == sent
+    assert statuses(feeds) == [200, 304]
+    assert second.made.files == first.made.files
+    assert second.folder != first.folder
+    feeds.fill(names=FEW, factor=2)
+    third = refresh()
+    assert statuses(feeds) == [200, 304, 200]
+    price = load_catalog(REGION, third.folder).price("g5.xlarge", "on-demand")
+    assert price is not None
+    assert price.usd_per_hour == pytest.approx(usd_of("g5.xlarge", 2))
+    assert refreshed_folders(third.folder.parents[1], REGION) == (third.folder, second.folder)
+    assert KEPT == 2
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_a_connection_that_breaks_is_made_again_from_there(
+    packs: bool, refresh: Callable[..., OwnCatalog], feeds: Feeds
+) -> None:
+    whole = refresh().made.files
+    feeds.packs = packs
+    feeds.fill(names=FEW, version="20261126000000")
+    feeds.asked.clear()
+    feeds.cuts = [1_000, 5_000]
+    assert refresh().made.files == whole
+    assert statuses(feeds) == [200, 206, 206]
+    begun = [headers.get("Range") for path, headers, _ in feeds.asked if path.endswith(".csv")]
+    assert begun == [None, "bytes=1000-", "bytes=6000-"]
+
+
+def test_an_interrupted_reading_is_gone_on_with_by_the_next(refresh: Callable[..., OwnCatalog], feeds: Feeds) -> None:
+    feeds.cuts = [300_000] + [0] * public_file.TRIES
+    with pytest.raises(CloudRefused, match=r"stopped sending after 0\.3 of") as refused:
+        refresh()
+    assert "goes on from there" in str(refused.value.hint)
+    feeds.cuts, feeds.asked = [], []
+    refresh()
+    assert statuses(feeds) == [206]
+    assert not list((Path(os.environ["HETOPT_HOME"]) / "catalogs" / "aws" / "feeds").glob("*.part*"))
+
+
+def test_a_file_that_changed_meanwhile_is_read_from_its_start(refresh: Callable[..., OwnCatalog], feeds: Feeds) -> None:
+    feeds.cuts = [300_000] + [0] * public_file.TRIES
+    with pytest.raises(CloudRefused):
+        refresh()
+    feeds.fill(names=FEW, factor=2)
+    feeds.cuts, feeds.asked = [], []
+    own = refresh()
+    assert statuses(feeds) == [200]
+    price = load_catalog(REGION, own.folder).price("g5.xlarge", "on-demand")
+    assert price is not None
+    assert price.usd_per_hour == pytest.approx(usd_of("g5.xlarge", 2))
+
+
+def broken(feeds: Feeds, content: bytes) -> None:
+    feeds.files[feeds.list_path] = content
+
+
+def page(feeds: Feeds, path: str, kind: str) -> None:
+    body = b"<!DOCTYPE html><html><title>Sign in to the guest network</title></html>"
+    feeds.answers[path] = (200, {"Content-Type": kind}, body)
+
+
+def few_prices() -> bytes:
+    return price_list(rows_of(FEW[:5]))
+
+
+BAD: dict[str, tuple[Callable[[Feeds], None], type[HetoptError], str]] = {
+    "cut off in a row": (lambda f: broken(f, price_list(rows_of(FEW))[:-30]), BadInput, "cut off"),
+    "cut off after a row": (lambda f: broken(f, few_prices()), BadInput, "lacks .* of the .* types that had a price"),
+    "in CNY": (lambda f: broken(f, price_list(iter([row("g5.xlarge", 9, Currency="CNY")]))), BadInput, "in CNY"),
+    "all zero": (lambda f: broken(f, price_list(iter([row("g5.xlarge", 0.0)]))), BadInput, "no on-demand price"),
+    "empty": (lambda f: broken(f, b""), BadInput, "is no price list"),
+    "a login page": (lambda f: page(f, f.list_path, "text/html; charset=utf-8"), CloudRefused, "login page"),
+    "a page that calls itself a table": (lambda f: page(f, f.list_path, "text/csv"), BadInput, "login page"),
+    "a login page for the index": (lambda f: page(f, INDEX, "application/json"), BadInput, "login page"),
+    "a redirect to another host": (
+        lambda f: f.answers.update({f.list_path: (302, {"Location": "https://elsewhere.example/x"}, b"")}),
+        CloudRefused,
+        "elsewhere.example/x, which is not followed",
+    ),
+    "a redirect to a file": (
+        lambda f: f.answers.update({f.list_path: (302, {"Location": "file:///etc/passwd"}, b"")}),
+        CloudRefused,
+        "is not followed",
+    ),
+    "redirects in a circle": (
+        lambda f: f.answers.update({f.list_path: (302, {"Location": f.list_path}, b"")}),
+        CloudRefused,
+        "on and on",
+    ),
+    "not there": (lambda f: f.files.pop(f.list_path) and None, CloudRefused, "404"),
+    "busy": (lambda f: f.answers.update({INDEX: (503, {}, b"")}), CloudRefused, "503"),
+    "packed strangely": (
+        lambda f: f.answers.update({f.list_path: (200, {"Content-Encoding": "br"}, b"")}),
+        CloudRefused,
+        "encoding",
+    ),
+    "packed badly": (
+        lambda f: f.answers.update({f.list_path: (200, {"Content-Encoding": "gzip"}, b"nothing packed")}),
+        BadInput,
+        "unpacked",
+    ),
+}
+
+
+def test_what_is_no_price_list_is_a_sentence_and_changes_nothing(
+    refresh: Callable[..., OwnCatalog], feeds: Feeds, said: list[str]
+) -> None:
+    before = refresh()
+    for number, (case, (spoil, error, says)) in enumerate(BAD.items()):
+        said.clear()
+        feeds.files.clear()
+        feeds.answers.clear()
+        feeds.fill(names=FEW, factor=3, version=f"2026112600{number:04}")
+        spoil(feeds)
+        with pytest.raises(error, match=says) as refused:
+            refresh()
+        assert refused.value.hint, case
+        stays = f"In use stays {before.folder}: on demand 0 days old ({before.day}), {spot_age(before.day)}."
+        assert said == [stays], case
+    assert refreshed_folders(before.folder.parents[1], REGION) == (before.folder,)
+    feeds.answers.clear()  # what was spoiled is no beginning of the next try
+    feeds.fill(names=FEW, factor=3, version=f"2026112600{number:04}")
+    price = load_catalog(REGION, refresh().folder).price("g5.xlarge", "on-demand")
+    assert price is not None
+    assert price.usd_per_hour == pytest.approx(usd_of("g5.xlarge", 3))
+
+
+def spot_age(today: datetime.date) -> str:
+    day = datetime.date(2026, 11, 19)
+    assert day.strftime("%d %b %Y") in LAST_MODIFIED
+    return f"spot {(today - day).days} days old ({day})"
+
+
+def test_a_packed_file_that_grows_without_end_is_refused(
+    refresh: Callable[..., OwnCatalog], feeds: Feeds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(public_file, "PIECE_BYTES", 1 << 14)
+    feeds.packs = True
+    feeds.files[feeds.list_path] = b"\n" * 30_000_000
+    with pytest.raises(BadInput, match="larger than"):
+        refresh()
+
+
+def test_spot_prices_that_cannot_be_had_stay_as_they_were(
+    refresh: Callable[..., OwnCatalog], feeds: Feeds, said: list[str]
+) -> None:
+    del feeds.files["/spot.json"]
+    feeds.files["/spot-advisor-data.json"] = b"{}"
+    bundled, first = load_catalog(REGION), load_catalog(REGION, refresh().folder)
+    assert len(said) == 2
+    assert all("the bundled catalogue's stay, because" in sentence for sentence in said)
+    for name in FEW:
+        old, new = bundled.listing(name), first.listing(name)
+        assert new.on_demand is not None
+        assert new.band == old.band
+        if old.spot is not None and not old.spot.is_estimate:
+            assert new.spot == old.spot
+    said.clear()
+    feeds.fill(names=FEW)
+    refresh()
+    del feeds.files["/spot.json"]
+    spot = load_catalog(REGION, refresh().folder).price("g5.xlarge", "spot")
+    assert "spot prices: those of 2026-11-19 stay" in said[0]
+    assert spot is not None
+    assert spot.date == datetime.date(2026, 11, 19)
+
+
+def test_spot_that_costs_more_than_on_demand_is_not_offered_and_that_is_said(
+    refresh: Callable[..., OwnCatalog], feeds: Feeds
+) -> None:
+    usd = usd_of("g5.xlarge")
+    dear, cheap = f"{usd * 1.2:.4f}", f"{usd_of('g6.xlarge') / 3:.4f}"
+    feeds.files["/spot.json"] = spot_feed({REGION: {"g5.xlarge": dear, "g6.xlarge": cheap, "c7i.xlarge": "0.00001"}})
+    own = refresh()
+    told = " ".join(own.made.left_out)
+    assert f"g5.xlarge: spot at ${float(dear):g} costs no less than ${usd:g} on demand, which is taken" in told
+    assert "c7i.xlarge: a spot price of $1e-05" in told
+    offered = {(one.instance_type.name, one.price.market) for one in offers(load_catalog(REGION, own.folder))}
+    assert {("g5.xlarge", "on-demand"), ("g6.xlarge", "spot"), ("g6.xlarge", "on-demand")} <= offered
+    assert ("g5.xlarge", "spot") not in offered
+
+
+@pytest.mark.parametrize(("region", "says"), [("eu-wset-1", "eu-west-1"), ("cn-north-1", "CNY"), ("../../x", "region")])
+def test_a_region_that_is_not_there_is_refused(region: str, says: str, refresh: Callable[..., OwnCatalog]) -> None:
+    with pytest.raises(BadInput, match=says):
+        refresh(region)
+
+
+def test_all_regions_are_read_one_after_another_and_each_is_in_use_when_it_is_whole(
+    refresh: Callable[..., OwnCatalog], feeds: Feeds
+) -> None:
+    feeds.fill(names=FEW, regions=("eu-west-1", "eu-west-2", "xx-none-1"))
+    told: list[tuple[str, float | None]] = []
+    own = catalog_refreshing.refresh(
+        "all", account=False, reporter=Reporter(progress=lambda text, done: told.append((text, done)))
+    )
+    assert [one.region for one in own] == ["eu-west-1", "eu-west-2"]
+    assert len([path for path, _, _ in feeds.asked if path == "/spot.json"]) == 1
+    shares = [done for _, done in told if done is not None]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    assert any("eu-west-2 (2 of 2): price list" in text for text, _ in told)
+
+
+def test_one_refresh_at_a_time(refresh: Callable[..., OwnCatalog], tmp_path: Path) -> None:
+    with catalog_refreshing._alone(tmp_path / "catalogs" / "aws"), pytest.raises(BadInput, match="another refresh"):
+        refresh()
+    refresh()
+
+
+# What a process had at most since it began: `ru_maxrss` counts what it was forked from, too.
+PROGRAM = """
+import atexit, re, sys
+from hetopt.cli.main import main
+atexit.register(lambda: print(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1], file=sys.stderr))
+main()
+"""
+
+
+def command(feeds: Feeds, home: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            PROGRAM,
+            "catalog",
+            "refresh",
+            "--region",
+            REGION,
+            *arguments,
+        ],
+        env={**os.environ, "HETOPT_PRICE_MIRROR": feeds.url, "HETOPT_HOME": str(home)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def measured(feeds: Feeds, home: Path) -> tuple[dict[str, object], float, float]:
+    """What a refresh says, its processor time in seconds, and its memory at most in MB."""
+    with command(feeds, home, "--no-account", "--json") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        told, noted = process.stdout.read(), process.stderr.read()
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, noted
+    return json.loads(told), used.ru_utime + used.ru_stime, int(noted.split()[-1]) / 1024
+
+
+def big(folder: Path, feeds: Feeds, size: int, factor: float = 1.0) -> None:
+    """A price list of about so many bytes, on the disk."""
+    content = price_list(rows_of(FEW, factor))
+    padding = reserved(4_000_000)
+    path = folder / f"list-{factor}.csv"
+    with path.open("wb") as stream:
+        stream.write(content)
+        while stream.tell() < size:
+            stream.write(padding)
+    feeds.fill(names=FEW, factor=factor)
+    feeds.files[feeds.list_path] = path
+
+
+def test_a_refresh_takes_little_memory(feeds: Feeds, tmp_path: Path) -> None:
+    big(tmp_path, feeds, 5_000_000)
+    told, seconds, megabytes = measured(feeds, tmp_path)
+    assert told["on_demand_prices"] == len(FEW)
+    assert megabytes < 150, megabytes
+    assert seconds < 30, seconds
+
+
+@pytest.mark.slow
+def test_a_large_price_list_is_read_within_a_minute_and_in_little_memory(feeds: Feeds, tmp_path: Path) -> None:
+    big(tmp_path, feeds, 200_000_000)
+    begun = time.monotonic()
+    told, seconds, megabytes = measured(feeds, tmp_path)
+    print(f"200 MB: {time.monotonic() - begun:.1f} s, {seconds:.1f} s of processor time, {megabytes:.0f} MB")
+    assert told["on_demand_prices"] == len(FEW)
+    assert seconds < 60
+    assert megabytes < 300
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_after_a_kill_the_old_catalogue_is_there_or_the_new_one(kills: int, feeds: Feeds, tmp_path: Path) -> None:
+    """Killed at random points, between two catalogues of one day whose prices differ in all figures."""
+    factors = (1.0, 2.0)
+    for factor in factors:
+        big(tmp_path, feeds, 3_000_000, factor)
+        begun = time.monotonic()
+        measured(feeds, tmp_path)
+        whole = time.monotonic() - begun
+    draw = random.Random(20261126)
+    found = []
+    for kill in range(kills):
+        big(tmp_path, feeds, 3_000_000, factors[kill % 2])
+        with command(feeds, tmp_path, "--no-account") as process:
+            time.sleep(draw.uniform(0.3, 1.0) * whole)
+            process.send_signal(signal.SIGKILL)
+            process.wait(PATIENCE_S)
+        catalog = catalog_in_use(REGION, None, today=datetime.date.today()).catalog
+        ratios = {
+            round(price.usd_per_hour / usd_of(name) * (3 if price.market == "spot" else 1), 1)
+            for name in FEW
+            for price in (catalog.price(name, "spot"), catalog.price(name, "on-demand"))
+            if price is not None and usd_of(name) > 0.3
+        }
+        assert ratios in ({1.0}, {2.0})
+        found.append(ratios.pop())
+    print(found)
+    measured(feeds, tmp_path)
+    folders = refreshed_folders(tmp_path / "catalogs" / "aws", REGION)
+    assert len(folders) <= KEPT
+    assert sorted(path.name for path in folders[0].parent.iterdir()) == sorted(path.name for path in folders)
