@@ -35,11 +35,9 @@ from hetopt.core.probe_schedule import (
 )
 from hetopt.core.profile import Profile
 from hetopt.core.reporter import Reporter
+from hetopt.core.throughput import batch_ladder
 from hetopt.profiler.collect import collect
 from hetopt.profiler.script.order import FAILED_FILE, ORDER_FILE, SAID_FILE, Failure, ScriptOrder
-
-BELOW, ABOVE = 4, 2
-"""Halvings and doublings of the script's own batch size that are timed, as of tasks."""
 
 STARTUP_S = 600.0
 """A script may take so long until its first step (imports, data), beside what is measured."""
@@ -217,14 +215,13 @@ def _starts(script: Script, *, workers: int, accelerators: int, time_budget_s: f
     divisions = [(1, max(1, cpus // accelerators) if accelerators else cpus)]
     if workers > 1:
         divisions.append((workers, max(1, cpus // workers)))
-    factors = tuple(2.0**power for power in range(-BELOW, ABOVE + 1))
     schedule = ProbeSchedule(seed=0, sweeps=())
     starts = []
     for sweep, (count, threads) in enumerate(divisions):
         # With an option for the batch size every size is a start of its own; the script's own comes first.
-        sizes = (
-            [None] if own is None else sorted({max(1, round(own * f)) for f in factors}, key=lambda s: (s != own, s))
-        )
+        sizes: list[int | None] = [None]
+        if own is not None:
+            sizes = [*sorted(batch_ladder(own, dataset_size=script.dataset_size), key=lambda size: (size != own, size))]
         for size in sizes:
             is_main = sweep == 0 and size in (None, own)
             order = ScriptOrder(
@@ -233,7 +230,6 @@ def _starts(script: Script, *, workers: int, accelerators: int, time_budget_s: f
                 sweep=sweep,
                 workers=count,
                 threads=threads,
-                factors=factors if size is None else (1.0,),
                 batch_size=size,
                 dataset_size=script.dataset_size,
                 startup_s=STARTUP_S,

@@ -78,7 +78,7 @@ def settled(samples_s: Sequence[float]) -> tuple[float, ...]:
     return tuple(samples_s[start:])
 
 
-def batch_ladder(batch_size: int, *, dataset_size: int, below: int = 4, above: int = 2) -> tuple[int, ...]:
+def batch_ladder(batch_size: int, *, dataset_size: int | None, below: int = 4, above: int = 2) -> tuple[int, ...]:
     """Local batch sizes to time: the task's own and powers of two around it, in increasing order.
 
     Two times are the least that a line through them needs, five let the curve at small batches show. The top is the
@@ -87,11 +87,11 @@ def batch_ladder(batch_size: int, *, dataset_size: int, below: int = 4, above: i
 
     Args:
         batch_size: the global batch size that the task was tuned at, samples.
-        dataset_size: samples in one epoch.
+        dataset_size: samples in one epoch; None: nobody knows.
         below: halvings of ``batch_size``.
         above: doublings of ``batch_size``.
     """
-    if batch_size < 1 or dataset_size < 1:
+    if batch_size < 1 or (dataset_size is not None and dataset_size < 1):
         raise ValueError("a batch size ladder needs a batch size and samples")
     sizes = {max(min(2, batch_size), round(batch_size * 2.0**power)) for power in range(-below, above + 1)}
-    return tuple(sorted({min(size, dataset_size) for size in sizes}))
+    return tuple(sorted({size if dataset_size is None else min(size, dataset_size) for size in sizes}))

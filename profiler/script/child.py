@@ -99,7 +99,7 @@ class ScriptProbe:
 
     @property
     def _has_enough(self) -> bool:
-        return len(self._measured.sizes) >= min(2, len(self._order.factors))
+        return len(self._measured.sizes) >= (2 if self._order.batch_size is None else 1)
 
     def _late(self, number: int, frame: FrameType | None) -> None:
         """No step within the time that starting may take."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hetopt.core.events.probe_records import GainMeasured, NoiseMeasured
 from hetopt.core.memory import TrainingMemory
+from hetopt.core.throughput import batch_ladder
 from hetopt.profiler.probe.crew import ProbeGroup
 from hetopt.profiler.probe.facts import OperatorCount, peak_memory_bytes, reset_peak_memory, without_fused_layers
 from hetopt.profiler.probe.gradient import ResidualGains
@@ -23,21 +24,19 @@ from hetopt.profiler.script.observer import Course, Observer, Step, Wish
 from hetopt.profiler.script.order import ScriptOrder
 
 LIKE = 0.2
-"""A step counts for a batch size when its samples differ from it by less: batches of whole sentences vary."""
+"""A step counts for a batch size when its samples differ from it by less: batches of whole sentences vary.
+Sizes that are asked for are a factor of two apart: anything below a half tells them from each other."""
 
 LATE_STEPS = 20
 """Reader processes have drawn so many batches ahead, at most, when another size is asked for."""
 
 PARTS = 4
-"""A batch over that of the smaller one whose gradient is compared with it."""
+"""A batch over that of the smaller one whose gradient is compared with it; 2 to 8 find the same noise."""
 
 SMALL_STEPS, LARGE_STEPS = 4, 2
-"""Gradients of each that one sample of the noise is the mean of."""
+"""Gradients of each that one sample of the noise is the mean of: of more, a sample varies less and there are fewer."""
 
 FEWEST_SAMPLES = 3
-
-FOLLOWED_SHARE = 0.3
-"""Residuals follow every step while that takes less than this part of it, else more rarely."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +96,10 @@ class ScriptCourse:
         yield Wish()
         yield from self._count()
         begun_s = self.crew.elapsed_s()
-        ahead = [factor for factor in order.factors if factor <= 1] or [order.factors[0]]
-        later = [factor for factor in order.factors if factor > 1 and factor not in ahead]
-        yield from self._sweep(ahead, begun_s, order.sweep_s * (len(ahead) / len(order.factors)))
+        sizes = self._sizes()
+        ahead = [size for size in sizes if size <= self._own]
+        later = [size for size in sizes if size > self._own]
+        yield from self._sweep(ahead, begun_s, order.sweep_s * (len(ahead) / len(sizes)))
         trained_from_s = self.crew.elapsed_s()
         if order.training_s > 0:
             yield from self._train()
@@ -115,19 +115,24 @@ class ScriptCourse:
         step = yield Wish(inside=(without_fused_layers(), flops))
         self.measured.flops, self.measured.flops_samples = flops.get_total_flops(), step.samples
 
-    def _size(self, factor: float) -> int:
-        return max(1, round(factor * (self.order.batch_size or self.observer.batch_size)))
+    @property
+    def _own(self) -> int:
+        """Samples of a step as the script has it."""
+        return self.order.batch_size or self.observer.batch_size
+
+    def _sizes(self) -> tuple[int, ...]:
+        """Batch sizes to time, in increasing order."""
+        if self.order.batch_size is not None:
+            return (self.order.batch_size,)
+        return batch_ladder(self._own, dataset_size=self.order.dataset_size or self.observer.dataset_size)
 
     def _is_of(self, step: Step, size: int) -> bool:
         if self.order.batch_size is not None and not step.samples:
             return True  # no loader: the script's own argument says how many
         return abs(step.samples - size) <= LIKE * size
 
-    def _sweep(self, factors: list[float], begun_s: float, limit_s: float) -> Course:
-        for position, factor in enumerate(factors):
-            size = self._size(factor)
-            if any(one.samples == size for one in self.measured.sizes):
-                continue
+    def _sweep(self, sizes: Sequence[int], begun_s: float, limit_s: float) -> Course:
+        for position, size in enumerate(sizes):
             left_s = limit_s - (self.crew.elapsed_s() - begun_s)
             last = self.measured.sizes[-1] if self.measured.sizes else None
             if last is not None and len(self.measured.sizes) >= FEWEST_SIZES:
@@ -136,14 +141,14 @@ class ScriptCourse:
                     self.measured.ended = (size, "time")
                     return
             self.measured.trying = size
-            taken = yield from self._time(factor, size, max(0.0, left_s) / (len(factors) - position))
+            taken = yield from self._time(size, max(0.0, left_s) / (len(sizes) - position))
             if taken is not None:
                 self.measured.sizes.append(Sized(samples=size, taken=taken))
                 if self.order.sweep == 0:  # it is the same beside others
-                    yield from self._count_memory(factor, size)
+                    yield from self._count_memory(size)
             self.measured.trying = 0
 
-    def _time(self, factor: float, size: int, allowed_s: float) -> Generator[Wish, Step, Taken | None]:
+    def _time(self, size: int, allowed_s: float) -> Generator[Wish, Step, Taken | None]:
         """Steps of one size; None: the script gives none of that size."""
         order, device = self.order, self.observer.device
         steps: list[Step] = []
@@ -151,7 +156,7 @@ class ScriptCourse:
         before_s = yardstick_s(device)
         reset_peak_memory(device)
         while len(steps) < warmups + count:
-            step = yield Wish(factor=factor)
+            step = yield Wish(factor=size / self._own)
             if not self._is_of(step, size):
                 others += 1
                 if others > LATE_STEPS + order.warmup_steps and len(steps) < others:
@@ -175,8 +180,9 @@ class ScriptCourse:
             samples_s=tuple(one.time_s for one in timed),
         )
 
-    def _count_memory(self, factor: float, size: int) -> Course:
+    def _count_memory(self, size: int) -> Course:
         """Over two steps: what the script still holds of the first one is there in the second."""
+        factor = size / self._own
         count = StepCount(self.observer.device, self.observer.kept)
         yield Wish(factor=factor, count=count)
         step = yield Wish(factor=factor, count=count)
@@ -186,16 +192,13 @@ class ScriptCourse:
         """Steps at the script's own batch size that learn; between them, gradients that tell signal from noise."""
         order, begun_s = self.order, self.crew.elapsed_s()
         gains: ResidualGains | None = None
-        step_s, pause, count = 0.0, 1, 0
+        count = 0
         while True:
             due = count % order.sample_every_steps == 0
             late = self.crew.elapsed_s() - begun_s > order.training_s
             if late and len(self.measured.noise) >= min(FEWEST_SAMPLES, 1 + count // order.sample_every_steps):
                 return
-            follows = due or count % pause == 0
-            step = yield Wish(learns=True, wants_gradient=follows)
-            if not follows:
-                step_s = step.time_s
+            step = yield Wish(learns=True, wants_gradient=True)
             count += 1
             if step.gradient is not None and bool(torch.isfinite(step.gradient).all()):
                 self.measured.gradient = step.gradient
@@ -206,10 +209,7 @@ class ScriptCourse:
                 if gains is not None:
                     if due:
                         self._add_gains(gains, step.gradient, count)
-                    took_s = self.crew.elapsed_s()
                     gains.follow(step.gradient)
-                    took_s = self.crew.elapsed_s() - took_s
-                    pause = max(1, math.ceil(took_s / (FOLLOWED_SHARE * (step_s or step.time_s))))
             if due:
                 yield from self._sample_noise(count)
 
@@ -218,7 +218,7 @@ class ScriptCourse:
 
     def _sample_noise(self, step: int) -> Course:
         """``E|g_b|^2 = |G|^2 + V / b`` at two sizes gives both moments (McCandlish et al. 2018, appendix A.1)."""
-        large = self._size(1.0)
+        large = self._own
         parts = min(PARTS, large // 2)
         if parts < 2 or self.observer.loader is None:
             return

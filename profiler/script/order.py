@@ -28,11 +28,8 @@ class ScriptOrder(Record):
     sweep: NonNegativeInt = Field(default=0, description="number of the sweep of the schedule that this is")
     workers: PositiveInt = Field(default=1, description="copies of the script that compute at the same time")
     threads: PositiveInt = Field(default=1, description="CPU threads of each")
-    factors: tuple[PositiveFloat, ...] = Field(
-        default=(1.0,), min_length=1, description="on the script's own batch size, in increasing order"
-    )
     batch_size: PositiveInt | None = Field(
-        default=None, description="samples of a step where no loader tells: the value of the script's own argument"
+        default=None, description="the only one that is timed: the value of the script's own argument. None: a ladder"
     )
     dataset_size: PositiveInt | None = Field(default=None, description="samples of an epoch where no loader tells")
     warmup_steps: NonNegativeInt = 3

@@ -62,7 +62,6 @@ def profiled(folder: Path, text: str, *arguments: str, startup_s: float = 600.0)
     order = ScriptOrder(
         script=str(script),
         arguments=arguments,
-        factors=(0.5, 1.0),
         timed_steps=3,
         sweep_s=1.0,
         training_s=0.1,

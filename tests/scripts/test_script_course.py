@@ -1,0 +1,108 @@
+"""What is measured of a script does not depend on how finely it is asked for, in a range around the choices made."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.core.gradient_noise import pooled_noise
+from hetopt.core.probe_schedule import make_schedule
+from hetopt.core.throughput import batch_ladder
+from hetopt.profiler.script import course
+from hetopt.profiler.script.course import Measured, ScriptCourse
+from hetopt.profiler.script.observer import Step, Wish
+from hetopt.profiler.script.order import ScriptOrder
+
+OWN = 64
+
+
+def made(**order: Any) -> ScriptCourse:
+    """A course over a script that is played by the test: it answers wishes with steps."""
+    observer = SimpleNamespace(batch_size=OWN, dataset_size=1500, device=torch.device("cpu"), loader=object())
+    crew = SimpleNamespace(elapsed_s=lambda: 0.0)
+    return ScriptCourse(
+        order=ScriptOrder(script="train.py", sweep_s=1.0, **order),
+        observer=observer,  # type: ignore[arg-type]  # what it asks of one
+        measured=Measured(),
+        crew=crew,  # type: ignore[arg-type]  # likewise
+    )
+
+
+def step(samples: int, time_s: float = 1e-3, gradient: torch.Tensor | None = None) -> Step:
+    return Step(
+        samples=samples, time_s=time_s, load_s=0.0, forward_s=0.0, backward_s=0.0, optimizer_s=0.0, loss=1.0,
+        gradient=gradient,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parts", "small", "large"), [(2, 2, 1), (4, 4, 2), (4, 8, 2), (4, 4, 4), (8, 8, 1), (8, 4, 2)]
+)
+def test_the_noise_of_a_gradient_is_found_whatever_parts_are_compared(
+    parts: int, small: int, large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`E|g_b|^2 = |G|^2 + V / b` holds of any two sizes: fewer gradients only make single estimates vary more."""
+    for name, value in (("PARTS", parts), ("SMALL_STEPS", small), ("LARGE_STEPS", large)):
+        monkeypatch.setattr(course, name, value)
+    generator = torch.Generator().manual_seed(5)
+    elements, variance, square = 400, 80.0, 1.0
+    mean = torch.full((elements,), math.sqrt(square / elements))
+    measured = made()
+    for number in range(300):
+        asked = measured._sample_noise(number)
+        wish: Wish | None = next(asked)
+        while wish is not None:
+            samples = round(OWN * wish.factor)
+            noise = torch.randn(elements, generator=generator) * math.sqrt(variance / elements / samples)
+            try:
+                wish = asked.send(step(samples, gradient=mean + noise))
+            except StopIteration:
+                wish = None
+    told = [
+        pooled_noise(one.groups, one.samples, one.weighted_square_norms, one.mean_square_norm)
+        for one in measured.measured.noise
+    ]
+    assert statistics.fmean(one.gradient_variance for one in told) == pytest.approx(variance, rel=0.1)
+    assert statistics.fmean(one.gradient_square for one in told) == pytest.approx(square, rel=0.1)
+
+
+@pytest.mark.parametrize("like", [0.05, 0.1, 0.2, 0.3, 0.45])
+def test_steps_of_the_size_before_are_told_from_those_that_were_asked_for(
+    like: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes are a factor of two apart, so that anything below a half tells them from each other."""
+    monkeypatch.setattr(course, "LIKE", like)
+    for late, asked in ((64, 32), (32, 64)):
+        timing = made()._time(asked, 1.0)
+        next(timing)
+        taken = None
+        for number in range(100):
+            is_late = number < 10
+            try:
+                timing.send(step(late if is_late else asked, time_s=9.0 if is_late else 1e-3))
+            except StopIteration as end:
+                taken = end.value
+                break
+        assert taken is not None
+        assert set(taken.samples_s) == {1e-3}
+
+
+@given(own=st.integers(1, 300), dataset_size=st.integers(1, 5000) | st.none())
+def test_scripts_and_tasks_are_timed_at_the_same_batch_sizes(own: int, dataset_size: int | None) -> None:
+    measured = made(dataset_size=dataset_size)
+    measured.observer.batch_size = own
+    measured.observer.__dict__["dataset_size"] = None
+    sizes = measured._sizes()
+    assert sizes == batch_ladder(own, dataset_size=dataset_size)
+    if dataset_size is not None:
+        schedule = make_schedule(
+            seed=0, workers=1, logical_cpus=1, batch_size=own, dataset_size=dataset_size, time_budget_s=10.0
+        )
+        assert schedule.sweeps[0].local_batch_sizes == sizes
