@@ -94,6 +94,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _MEMORY_REFUSED)
 
 
+def has_own_sentence(error: Exception) -> bool:
+    """Whether `explain` knows more of an error than its words: memory or disk ran out."""
+    return is_out_of_memory(error) or (isinstance(error, OSError) and error.errno in _FULL)
+
+
 def explain(error: Exception, rank: int) -> HetoptError:
     """Any error of worker ``rank`` as one sentence with an exit code."""
     if isinstance(error, HetoptError):

@@ -11,11 +11,12 @@ import os
 import runpy
 import signal
 import sys
+import traceback
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
-from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.errors import BadInput, HetoptError, RunFailed
 from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.events.reader import read_log
@@ -24,6 +25,7 @@ from hetopt.core.run_folder import RUN_VARIABLE, SPEC_VARIABLE, living_file, rea
 from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.allocator import keep_freed_memory
 from hetopt.trainer.host.agent import HOST_PID_VARIABLE
+from hetopt.trainer.script_lines import Lines, explained
 from hetopt.trainer.worker import Place, check_place, choose_device, leave
 
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
@@ -34,13 +36,13 @@ class ScriptExited(RunFailed):
     """The script said itself that it failed, by its exit code.
 
     Args:
-        script: its path.
+        place: its worker, file and line.
         code: the exit code, or what was given to `sys.exit` in its place.
     """
 
-    def __init__(self, script: str, code: object) -> None:
+    def __init__(self, place: str, code: object) -> None:
         said = f"with code {code}" if isinstance(code, int) else f"and said: {code}"
-        super().__init__(f"{script} exited {said}.", hint="see what it printed")
+        super().__init__(f"{place}: the script exits here {said}.", hint="see what it printed")
         self.code = code % 256 if isinstance(code, int) else 1
 
 
@@ -79,21 +81,48 @@ def _run(run_dir: Path, spec: RunSpec, place: Place) -> None:
         os.environ.pop(name, None)
     os.environ[SPEC_VARIABLE], os.environ[RUN_VARIABLE] = str(living_file(run_dir)), str(run_dir)
     keep_freed_memory()
-    script = spec.script[0]
+    script, lines = spec.script[0], Lines(spec.script[0])
     sys.argv = list(spec.script_command)
     sys.path[0] = str(Path(script).resolve().parent)
-    reason = "script"
+    who = f"worker {place.rank}, " if place.world_size > 1 else ""
+    reason, ended_at = "script", script
     try:
-        runpy.run_path(script, run_name="__main__")
-    except SystemExit as stop:
-        if stop.code not in (None, 0):
-            raise ScriptExited(script, stop.code) from None
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except SystemExit as stop:
+            ended_at = lines.of(stop.__traceback__)
+            if stop.code not in (None, 0):
+                raise ScriptExited(f"{who}{ended_at}", stop.code) from None
+        for one in REGISTRY.open:
+            one.close()  # of a script that wrote no `with`: the others hear where one worker came to its end early
     except Stopped:
         reason = "stopped"
-    for one in REGISTRY.open:
-        one.close()  # of a script that wrote no `with`: the others hear where one worker came to its end early
-    if place.rank == 0:
-        _tell_end(run_dir, reason, script)
+    except Exception as error:
+        named = _named(error, who, lines)
+        if named is error:
+            raise
+        raise named from error
+    if REGISTRY.begun == 0 or (place.rank == 0 and not _tell_end(run_dir, reason)):
+        raise RunFailed(
+            f"{who}{ended_at}: the script ended here without a step of a session.",
+            hint="write one in, on all workers alike: `hetopt convert` does it for most scripts",
+        )
+
+
+def _named(error: Exception, who: str, lines: Lines) -> Exception:
+    """What the script ended with, with the line of it, where that is not known from elsewhere."""
+    from hetopt.trainer.failure import has_own_sentence, is_peer_loss
+
+    if isinstance(error, ScriptExited) or is_peer_loss(error) or has_own_sentence(error):
+        return error
+    if isinstance(error, HetoptError):
+        left = error.__context__ if isinstance(error.__context__, SystemExit) else error
+        error.message = f"{who}{lines.of(left.__traceback__)}: {error.message}"
+        return error
+    traceback.print_exception(error)
+    told = explained(error, lines)
+    told.message = f"{who}{told.message}"
+    return told
 
 
 def surroundings(environment: Mapping[str, str], device: str) -> dict[str, str]:
@@ -113,18 +142,16 @@ def surroundings(environment: Mapping[str, str], device: str) -> dict[str, str]:
     return {_VISIBLE: visible[int(index)] if visible else index, "LOCAL_RANK": "0", "MPLBACKEND": "Agg"}
 
 
-def _tell_end(run_dir: Path, reason: str, script: str) -> None:
-    """Write the event that ends a run."""
+def _tell_end(run_dir: Path, reason: str) -> bool:
+    """Write the event that ends a run; says whether there was one: a step of a session was done."""
     told = RunFold.of(read_log(run_dir / EVENTS_FILE).events)
     if not told.logged_steps:
-        raise RunFailed(
-            f"{script} ended without a step of a session.",
-            hint="write one in: `hetopt convert` does it for most scripts",
-        )
+        return False
     with closing(EventLog(run_dir / EVENTS_FILE)) as events:
         events.write(
             "training_finished", step=told.step, epoch=told.epoch, reason=reason, training_s=told.trained_for_s or 0.0
         )
+    return True
 
 
 if __name__ == "__main__":

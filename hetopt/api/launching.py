@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hetopt.api import compression_options, stream_options, sync_options
 from hetopt.api.backends import backend
 from hetopt.api.run import Run
-from hetopt.api.script_text import has_session, read_script, resumes
+from hetopt.api.script_text import has_session, on_several_workers, read_script, resumes
 from hetopt.api.values import chosen, positive
 from hetopt.backends.backend import LaunchOptions, Prepared, check_options
 from hetopt.core.errors import BadInput
@@ -226,7 +226,8 @@ def _scripted(plan: Plan, changes: Changes, options: LaunchOptions) -> tuple[Pla
     """The plan with the script that will run, where it is of one, and what to know of that script.
 
     Raises:
-        BadInput: the plan is of a task, or the script has no session, or no place for its data.
+        BadInput: the plan is of a task, or the script has no session, no place for its data, or shares out its data
+            itself.
     """
     said = changes.script
     if not plan.run.script:
@@ -259,7 +260,8 @@ def _scripted(plan: Plan, changes: Changes, options: LaunchOptions) -> tuple[Pla
         )
     found = {"script": (str(path.resolve()), *script[1:]), "resumes": resumes(files)}
     run = plan.run.model_copy(update=found)
-    return plan.model_copy(update={"run": run}), tuple(_resuming(path.name, plan.run, run))
+    remarks = (*_resuming(path.name, plan.run, run), *on_several_workers(files))
+    return plan.model_copy(update={"run": run}), remarks
 
 
 def _resuming(name: str, planned: RunSpec, run: RunSpec) -> Iterator[str]:

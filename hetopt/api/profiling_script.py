@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from hetopt.api.script_text import PLACES, Finding, SourceFile, own_sharding, read_script, resumes, shared_files
+from hetopt.api.script_text import PLACES, on_several_workers, read_script, resumes
 from hetopt.backends.backend import POLL_S
 from hetopt.core.artifact import read_record
 from hetopt.core.errors import BadInput, HetoptError, RunFailed
@@ -53,9 +53,6 @@ SPIN = {"GOMP_SPINCOUNT": "20000"}
 """OpenMP threads wait for each other by spinning, for milliseconds by default. Whenever something else wants a
 processor, they then spin where the awaited thread should run, and a step takes ten times as long. A short spin (some
 0.1 ms) still bridges the gaps between operators."""
-
-MOST_NAMED = 3
-"""Lines that write files, in remarks."""
 
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 
@@ -156,7 +153,8 @@ def profile_script(
     if not script.path.is_file():
         raise BadInput(f"there is no script {script.path}.", hint="give its path after --")
     text = read_script(script.path)
-    _look_at_text(text, told)
+    for remark in on_several_workers(text):
+        told.note(remark)
     starts = _starts(script, workers=workers, accelerators=accelerators, time_budget_s=time_budget_s)
     folder = Path(tempfile.mkdtemp(prefix="hetopt-profile-"))
     keep = False
@@ -185,28 +183,6 @@ def profile_script(
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _look_at_text(files: Sequence[SourceFile], told: Reporter) -> None:
-    """Refuse a script that takes its own part of the data, and name files that several workers would write.
-
-    Raises:
-        BadInput: it shares out its data by the worker's number.
-    """
-    written: list[Finding] = []
-    for file in files:
-        sharded = own_sharding(file)
-        if sharded is not None:
-            raise BadInput(
-                f"{sharded.place}: the script takes a part of its data by its worker's number ({sharded.code}), and a "
-                "session would share out that part alone.",
-                hint="give every worker all of the data: a session's loader gives each its part of every batch",
-            )
-        written += [file.finding(one) for one in shared_files(file)]
-    for one in written[:MOST_NAMED]:
-        told.note(f"{one.place} writes the same file on every worker ({one.code}): put it under `if run.is_leader:`.")
-    if len(written) > MOST_NAMED:
-        told.note(f"{len(written) - MOST_NAMED} other lines write files as well.")
 
 
 def _starts(script: Script, *, workers: int, accelerators: int, time_budget_s: float) -> tuple[_Start, ...]:

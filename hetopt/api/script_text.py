@@ -15,6 +15,9 @@ from hetopt.core.reading import read_text
 PLACES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 """What torchrun tells a worker about its place among the others."""
 
+MOST_NAMED = 3
+"""Lines that write files, in remarks."""
+
 _ASKED = {
     "get_rank": "RANK",
     "get_world_size": "WORLD_SIZE",
@@ -128,6 +131,31 @@ def _local_modules(file: SourceFile, beside: Path, folder: Path) -> Iterator[Pat
             for candidate in (stem.with_suffix(".py"), stem / "__init__.py"):
                 if name and candidate.is_file():
                     yield candidate
+
+
+def on_several_workers(files: Iterable[SourceFile]) -> tuple[str, ...]:
+    """What a script does that several workers would do at once, a sentence each.
+
+    Raises:
+        BadInput: it shares out its data by the worker's number.
+    """
+    written: list[Finding] = []
+    for file in files:
+        sharded = own_sharding(file)
+        if sharded is not None:
+            raise BadInput(
+                f"{sharded.place}: the script takes a part of its data by its worker's number ({sharded.code}), and a "
+                "session would share out that part alone.",
+                hint="give every worker all of the data: a session's loader gives each its part of every batch",
+            )
+        written += [file.finding(one) for one in shared_files(file)]
+    told = [
+        f"{one.place} writes the same file on every worker ({one.code}): put it under `if run.is_leader:`."
+        for one in written[:MOST_NAMED]
+    ]
+    if len(written) > MOST_NAMED:
+        told.append(f"{len(written) - MOST_NAMED} other lines write files as well.")
+    return tuple(told)
 
 
 def has_session(files: Iterable[SourceFile]) -> bool:

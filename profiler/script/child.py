@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import FileStore
 from torch.distributed import init_process_group  # as it is, before scripts are given another
 
 from hetopt.core.artifact import read_record
-from hetopt.core.errors import BadInput, HetoptError, RunFailed
+from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.events.log import EVENTS_FILE, EventLog
 from hetopt.core.events.probe_records import FINISHED, HOST_FACTS, JOB_FACTS, STARTED, MemoryCounted, SweepEnded
 from hetopt.core.listening import LOOPBACK, collectives_on
@@ -38,12 +38,12 @@ from hetopt.profiler.probe.network import time_collectives
 from hetopt.profiler.probe.sweep import Taken, point_of, record_facts
 from hetopt.profiler.script.course import Measured, ScriptCourse, Sized
 from hetopt.profiler.script.hooks import listen
-from hetopt.profiler.script.lines import Lines
 from hetopt.profiler.script.observer import Course, Finished, Observer
 from hetopt.profiler.script.order import FAILED_FILE, MEETING_FILE, ORDER_FILE, Failure, ScriptOrder
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.failure import is_out_of_memory
 from hetopt.trainer.normalisation import LEAST_SAMPLES
+from hetopt.trainer.script_lines import Lines, explained
 from hetopt.trainer.task import NO_TARGET
 
 MEETING_TIMEOUT_S = 120.0
@@ -263,31 +263,6 @@ class ScriptProbe:
             operators_per_step=max(1, measured.operators),
             flops_per_sample=flops,
         )
-
-
-def explained(error: Exception, lines: Lines) -> HetoptError:
-    """An error of the script in one sentence, with the line of the user's own file."""
-    if isinstance(error, HetoptError):
-        return error
-    place = lines.of(error.__traceback__)
-    said = " ".join(str(error).split())[:200]
-    told = f"{type(error).__name__}{': ' + said if said else ''}"
-    if isinstance(error, EOFError):
-        return BadInput(
-            f"{place}: the script asks for input, and nobody is there to type it.",
-            hint="give it what it asks for as an argument",
-        )
-    if type(error).__name__ == "TclError" or any(word in said.lower() for word in ("display", "headless")):
-        return BadInput(
-            f"{place}: the script needs a display ({told}), and workers have none.",
-            hint="write pictures to files instead of showing them, or leave them out with an argument",
-        )
-    if isinstance(error, KeyError) and error.args and error.args[0] in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-        return BadInput(
-            f"{place}: the script is written for torchrun, and reads {error.args[0]}.",
-            hint="`hetopt convert` takes that out",
-        )
-    return RunFailed(f"{place}: the script fails: {told}", hint="see that it runs by itself with these arguments")
 
 
 def _hear_arguments(refused: list[str]) -> None:

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader
 
 from hetopt.core.errors import BadInput, HetoptError
 from hetopt.profiler.probe.step_memory import Kept, StepCount
-from hetopt.profiler.script.lines import Lines
 from hetopt.profiler.script.rebatching import rebatch, samples_of
 from hetopt.trainer.data.fetch import samples_in
+from hetopt.trainer.script_lines import Lines
 from hetopt.trainer.session.registry import REGISTRY
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch, make_stopwatch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def test_it_is_launched_stopped_resumed_and_reported(profile: Profile, tmp_path:
     assert quick.local_batch_size > slow.local_batch_size
 
 
-def test_what_begins_again_and_what_has_no_place_is_said(profile: Profile) -> None:
+def test_what_begins_again_and_what_does_not_do_on_several_workers_is_said(profile: Profile, tmp_path: Path) -> None:
     plan = hetopt.recommend(profile, budget_usd=2, epochs=2)
     assert any("before.py saves no checkpoint" in text for text in plan.explanation)
     local = backend("local", Reporter())
@@ -118,6 +119,13 @@ def test_what_begins_again_and_what_has_no_place_is_said(profile: Profile) -> No
     resumable = Path(__file__).with_name("resumable.py")
     assert "resumable.py goes on from checkpoints, and the plan reckons without" in notes(resumable)
     assert "begins again" not in notes(resumable, "{data}", data="x")
+    sharing = tmp_path / "sharing.py"
+    text = (EXAMPLES / "after.py").read_text() + "\nimport os\nrank = int(os.environ['RANK'])\n"
+    sharing.write_text(text + "torch.save({}, 'all.pt')\n")
+    assert re.search(r"sharing.py, line \d+ writes the same file on every worker", notes(sharing))
+    sharing.write_text(text + "mine = digits[rank::2]\n")
+    with pytest.raises(BadInput, match=r"sharing.py, line \d+: the script takes a part of its data"):
+        notes(sharing)
     for arguments, options in (((), {"data": "x"}), (("{data}",), {})):
         with pytest.raises(BadInput, match=r"told to a script by \{data\} among its arguments"):
             notes(resumable, *arguments, **options)

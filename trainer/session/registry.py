@@ -85,6 +85,11 @@ class Registry:
         return next((one for one in self._members if one.trains(optimizer)), None)
 
     @property
+    def begun(self) -> int:
+        """Sessions that there ever were in this process."""
+        return self._begun
+
+    @property
     def open(self) -> tuple[Member, ...]:
         """The sessions that are open, the last begun first: so they are closed."""
         return tuple(reversed(self._members))

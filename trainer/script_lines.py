@@ -1,4 +1,4 @@
-"""Which line of the user's own files is at work: sentences about a script name it."""
+"""Which line of the user's own files is at work, and what an error there means: sentences about a script name it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
+
+from hetopt.core.errors import BadInput, HetoptError, RunFailed
 
 _PACKAGES = "site-packages"
 
@@ -60,3 +62,28 @@ def _module(frame: FrameType) -> str:
     """Its full name, also of one that was started by ``python -m``; a script has none."""
     spec = frame.f_globals.get("__spec__")
     return str(frame.f_globals.get("__name__") if spec is None else spec.name)
+
+
+def explained(error: Exception, lines: Lines) -> HetoptError:
+    """An error of the script in one sentence, with the line of the user's own file."""
+    if isinstance(error, HetoptError):
+        return error
+    place = lines.of(error.__traceback__)
+    said = " ".join(str(error).split())[:200]
+    told = f"{type(error).__name__}{': ' + said if said else ''}"
+    if isinstance(error, EOFError):
+        return BadInput(
+            f"{place}: the script asks for input, and nobody is there to type it.",
+            hint="give it what it asks for as an argument",
+        )
+    if type(error).__name__ == "TclError" or any(word in said.lower() for word in ("display", "headless")):
+        return BadInput(
+            f"{place}: the script needs a display ({told}), and workers have none.",
+            hint="write pictures to files instead of showing them, or leave them out with an argument",
+        )
+    if isinstance(error, KeyError) and error.args and error.args[0] in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        return BadInput(
+            f"{place}: the script is written for torchrun, and reads {error.args[0]}.",
+            hint="`hetopt convert` takes that out",
+        )
+    return RunFailed(f"{place}: the script fails: {told}", hint="see that it runs by itself with these arguments")

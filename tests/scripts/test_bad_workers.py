@@ -1,0 +1,155 @@
+"""What a script does wrong on some of its workers is one sentence with its line, and nobody waits for nothing.
+
+The workers are forked from a process that has imported torch, so that a case costs what its script does.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import socket
+import sys
+import time
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import pytest
+
+from hetopt.core.events.log import EVENTS_FILE, read_events
+from hetopt.core.run_folder import write_spec
+from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    ["hetopt.trainer.script_worker", "hetopt.trainer.session", "hetopt.trainer.loop", "torch._dynamo"]
+)
+PATIENCE_S = 120.0
+
+HEAD = """import os, sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+from hetopt import session
+rank = int(os.environ["RANK"])
+model = torch.nn.Linear(4, 2)
+loader = DataLoader(TensorDataset(torch.ones(96, 4)), batch_size=8)
+opt = torch.optim.SGD(model.parameters(), lr=0.01)
+"""
+STEP = """        opt.zero_grad()
+        run.backward(model(x).square().mean())
+        opt.step()
+"""
+LOOP = "with session(model, opt) as run:\n    for number, (x,) in enumerate(run.loader(loader)):\n"
+BARE = "run = session(model, opt)\nif True:\n    for number, (x,) in enumerate(run.loader(loader)):\n"
+
+
+def _worker(run_dir: str, rank: int, port: int) -> None:
+    """What torchrun starts, in a process that has torch already."""
+    from hetopt.trainer.script_worker import main
+
+    said = os.open(Path(run_dir, f"said-{rank}"), os.O_WRONLY | os.O_CREAT)
+    nobody = os.open(os.devnull, os.O_RDONLY)
+    for of, to in ((nobody, 0), (said, 1), (said, 2)):
+        os.dup2(of, to)
+    sys.stdin = os.fdopen(0)
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ.update(place, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), DISPLAY=":0")
+    os._exit(main([run_dir]))
+
+
+def ran(folder: Path, text: str) -> tuple[list[int | None], list[str]]:
+    """Exit codes of two workers of a script, and why it failed, as the log has it.
+
+    As torchrun does, a worker that fails ends the other, a second later.
+    """
+    script = folder / "train.py"
+    script.write_text(text)
+    workers = tuple(WorkerSpec(host=f"h{n}", type="local", local_batch_size=4, threads=1) for n in range(2))
+    write_spec(folder, RunSpec(task="train.py", script=(str(script),), workers=workers, stop=StopRule(max_steps=12)))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes: list[ForkServerProcess] = [
+        FORKS.Process(target=_worker, args=(str(folder), rank, port)) for rank in range(2)
+    ]
+    for one in processes:
+        one.start()
+    end_s = time.monotonic() + PATIENCE_S
+    while any(one.is_alive() for one in processes) and time.monotonic() < end_s:
+        if any(one.exitcode for one in processes):
+            end_s = min(end_s, time.monotonic() + 1.0)
+        time.sleep(0.02)
+    for one in processes:
+        one.kill()
+        one.join()
+    path = folder / EVENTS_FILE
+    events = read_events(path) if path.exists() else []
+    return [one.exitcode for one in processes], [str(one["reason"]) for one in events if one["event"] == "run_failed"]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        pytest.param(
+            HEAD + LOOP + "        if rank == 1 and number == 3:\n            sys.exit()\n" + STEP,
+            6,
+            r"train\.py, line \d+: worker 1 ended its session at step 4 .* while worker 0",
+            id="exits early",
+        ),
+        pytest.param(
+            HEAD + BARE + "        if rank == 1 and number == 3:\n            break\n" + STEP,
+            6,
+            "worker 1 ended its session at step 4 .* while worker 0",
+            id="leaves a loop without a with",
+        ),
+        pytest.param(
+            HEAD + "if rank == 1:\n    sys.exit()\n" + LOOP + STEP,
+            6,
+            r"worker 1, \S*train\.py, line 9: the script ended here without a step of a session",
+            id="exits before the session",
+        ),
+        pytest.param(
+            HEAD + LOOP + "        if rank == 1 and number == 3:\n            raise ValueError('no')\n" + STEP,
+            6,
+            r"^worker 1, \S*train\.py, line 11: the script fails: ValueError: no$",
+            id="fails on one",
+        ),
+        pytest.param(
+            HEAD + "name = input('which? ') if rank == 1 else ''\n" + LOOP + STEP,
+            2,
+            r"^worker 1, \S*train\.py, line 8: the script asks for input, and nobody is there to type it",
+            id="asks",
+        ),
+        pytest.param(
+            "import os\nraise RuntimeError('no display: ' + os.environ.get('DISPLAY', 'unset'))\n",
+            2,
+            r"train\.py, line 2: the script needs a display \(RuntimeError: no display: unset\)",
+            id="display",
+        ),
+        pytest.param(
+            HEAD + LOOP + STEP + "sys.exit(3)\n",
+            3,
+            r"train\.py, line 13: the script exits here with code 3",
+            id="its own exit code",
+        ),
+        pytest.param(
+            HEAD + LOOP.replace("run.loader(loader)", "loader") + STEP,
+            2,
+            r"train\.py, line 11: A gradient came before any batch of this session's loader",
+            id="refused by the session",
+        ),
+    ],
+)
+def test_it_is_named_with_worker_and_line(text: str, code: int, said: str, tmp_path: Path) -> None:
+    codes, reasons = ran(tmp_path, text)
+    assert code in codes
+    assert reasons
+    assert re.search(said, reasons[0]), reasons
+
+
+def test_a_script_without_a_with_ends_as_one_with_it(tmp_path: Path) -> None:
+    codes, reasons = ran(tmp_path, HEAD + BARE + STEP)
+    assert (codes, reasons) == ([0, 0], [])
+    events = read_events(tmp_path / EVENTS_FILE)
+    assert [event["event"] for event in events][-2:] == ["session_finished", "training_finished"]
+    assert events[-1]["step"] == 12
+    assert (tmp_path / "model.safetensors").is_file()
