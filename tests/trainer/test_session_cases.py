@@ -80,6 +80,14 @@ def test_three_workers_do_as_one_machine_with_other_seeds_too(name: str, case: C
         assert distance(plain["steps"], told["steps"]) < 1e-5
 
 
+def test_batches_that_are_drawn_to_evaluate_are_whole_on_all_workers(case: Case) -> None:
+    plain, alone, *workers = (case("drawn_batches", label)["result"] for label in LABELS)
+    assert plain == alone
+    for told in workers:
+        assert told == workers[0]
+        assert told == pytest.approx(plain, rel=1e-5)
+
+
 def test_rounding_that_is_amplified_is_so_alike_on_all_workers(case: Case) -> None:
     plain, alone, *workers = (case("lbfgs_rounded", label)["steps"] for label in LABELS)
     assert distance(plain, alone) == distance(*workers) == 0.0

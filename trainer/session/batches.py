@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_in
 
 from hetopt.core.batch_partition import largest_remainder
 from hetopt.core.errors import BadInput
+from hetopt.trainer.agreement import gather_numbers
 
 Shares: TypeAlias = tuple[int, ...]
 Place: TypeAlias = tuple[int, int]
@@ -192,6 +193,57 @@ def _told(drawn: list[list[int]], more: bool) -> tuple[list[list[int]], bool]:
     dist.broadcast(sizes, src=0)
     dist.broadcast(flat, src=0)
     return [part.tolist() for part in torch.split(flat, sizes.tolist())] if count else [], bool(goes_on)
+
+
+class Splits:
+    """A worker's rows of batches that a script draws itself.
+
+    Args:
+        table: of shares.
+        rank: whose rows.
+        source: number among what gives batches.
+
+    Attributes:
+        drawn: the next batch.
+    """
+
+    def __init__(self, table: ShareTable, rank: int, source: int) -> None:
+        self._table = table
+        self._rank = rank
+        self.source = source
+        self.drawn: Place = (0, 0)
+
+    def take(self, size: int) -> tuple[Part, slice]:
+        """This worker's part of the next batch, and its place in it."""
+        place, self.drawn = self.drawn, (0, self.drawn[1] + 1)
+        shares = self._table.of(place, size)
+        part, rows = own_slice(range(size), shares, self._rank)
+        return replace(part, place=place), slice(rows[0], rows[-1] + 1)
+
+
+_MOST_DIMENSIONS = 16
+
+
+def drawn_by_first(batch: int | Tensor, workers: int) -> int | Tensor:
+    """What rank 0 has drawn as a batch, or the number of its samples; all workers ask.
+
+    Raises:
+        BadInput: some have drawn another kind of thing.
+    """
+    shape = [batch] if isinstance(batch, int) else [len(batch.shape), *batch.shape]
+    numbers = [float(isinstance(batch, int)), *shape, *[0] * (_MOST_DIMENSIONS - len(shape))]
+    rows = gather_numbers(numbers, workers)
+    if any(row != rows[0] for row in rows):
+        counts = " and ".join(f"{row[1 if row[0] else 2]:g}" for row in rows)
+        raise BadInput(
+            f"run.split was given batches of {counts} samples, or of other shapes, on workers 0 to {workers - 1}.",
+            hint="give it the same on every worker: the batch of all of them",
+        )
+    if isinstance(batch, int):
+        return batch
+    told = batch.detach().cpu().contiguous()
+    dist.broadcast(told, src=0)
+    return told.to(batch.device)
 
 
 def mark_of(sample: object) -> int:

@@ -46,19 +46,21 @@ class Buckets:
         ]
         self._flat: FlatGradients | None = None
         self._weigh: Callable[[], float] = float
+        self._reach: Callable[[float], None] = _nowhere
         self._made: dict[int, tuple[Tensor, int]] = {}
         self._missing: list[int] = []
         self._sent: list[dist.Work] = []
         self.is_spoilt = False
 
-    def begin(self, flat: FlatGradients, weigh: Callable[[], float]) -> None:
+    def begin(self, flat: FlatGradients, weigh: Callable[[], float], reach: Callable[[float], None]) -> None:
         """A backward pass comes, which makes all of a gradient.
 
         Args:
             flat: where it is put.
             weigh: tells the weight of this worker's gradient; called once the first is made.
+            reach: waits until a worker that is slowed down would have made this part of the gradient.
         """
-        self._flat, self._weigh = flat, weigh
+        self._flat, self._weigh, self._reach = flat, weigh, reach
         self._made, self._sent, self.is_spoilt = {}, [], False
         self._missing = [self._bucket_of.count(bucket) for bucket in range(len(self._spans))]
 
@@ -97,6 +99,7 @@ class Buckets:
         self._missing[self._bucket_of[index]] -= index not in self._made
         self._made[index] = parameter.grad, parameter.grad._version
         while len(self._sent) < len(self._spans) and not self._missing[len(self._sent)]:
+            self._reach(1 - self._spans[len(self._sent)][0] / self._spans[0][1])
             self._send()
 
     def _is_sent(self, index: int) -> bool:
@@ -108,3 +111,7 @@ class Buckets:
         work = dist.all_reduce(self._flat.single[start:stop], async_op=True)
         assert work is not None  # as for every asynchronous collective of a member of the group
         self._sent.append(work)
+
+
+def _nowhere(made: float) -> None:
+    """Wait for nothing."""

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -31,7 +31,7 @@ from hetopt.trainer.evaluation import average_buffers
 from hetopt.trainer.normalisation import least_share
 from hetopt.trainer.policies.choose import choose_policy
 from hetopt.trainer.session.alike import take_optimizer, take_parameters
-from hetopt.trainer.session.batches import Part, ShareTable, full_batch
+from hetopt.trainer.session.batches import Part, ShareTable, Splits, drawn_by_first, full_batch
 from hetopt.trainer.session.gate import Gate
 from hetopt.trainer.session.gradient import GradientSum, Scaler, check_parameters, named_parameters
 from hetopt.trainer.session.handed import Handed, HandedOut, storages
@@ -145,6 +145,7 @@ class BatchFlow:
         self._pace: Slowdown = NoSlowdown()
         self._table = ShareTable((1,) * world_size)
         self._reads: SlicedLoader | OwnLoader | None = None
+        self._splits: Splits | None = None  # of batches that the script draws itself
         self._seen = 0  # samples of all workers, in all steps
         self._handed = HandedOut(weigh=world_size > 1)
         self._loaders = 0
@@ -241,6 +242,50 @@ class BatchFlow:
             self._between = Between(synchroniser, self._model)
         self._begin(balance, synchroniser)
         return sliced  # type: ignore[return-value]  # as a loader
+
+    @overload
+    def split(self, batch: int) -> slice: ...
+    @overload
+    def split(self, batch: Tensor) -> Tensor: ...
+    def split(self, batch: int | Tensor) -> slice | Tensor:
+        """This worker's rows of a batch that the script draws itself, where there is no DataLoader to share out.
+
+            rows = run.split(torch.randint(len(data) - length, (batch_size,)))
+            inputs = torch.stack([data[row : row + length] for row in rows])
+
+        What rank 0 drew counts, as workers draw other random numbers; of a number of samples, the slice of them: of a
+        batch that all workers have alike. Each call is a batch, shared out and counted as those of a loader are. Inside
+        ``torch.no_grad()`` it is none, and every worker gets all rows: to evaluate alike.
+
+        Args:
+            batch: of all workers: what stands for its samples, along the first dimension, or how many there are.
+
+        Raises:
+            BadInput: there are fewer samples than workers, other numbers of them on some, or ``sync`` is used.
+        """
+        if self._trains_alone:
+            raise BadInput(
+                "run.split shares out batches of workers that sum gradients, and these train for themselves.",
+                hint="leave out sync, or give the data to a DataLoader and that to run.loader",
+            )
+        if self.world_size > 1:
+            with self._gate.drawing(self._handed.newest):
+                batch = drawn_by_first(batch, self.world_size)
+        size = batch if isinstance(batch, int) else len(batch)
+        if not torch.is_grad_enabled():
+            return slice(None) if isinstance(batch, int) else batch
+        is_first = self._splits is None
+        if self._splits is None:
+            minimum = least_share(self._model, size, self.world_size)
+            balance = self._balance(self._plan.shares(size, minimum=minimum), minimum)
+            self._loaders += 1
+            self._table = ShareTable(balance.shares, minimum=minimum)
+            self._splits = Splits(self._table, self.rank, self._loaders)
+            self._begin(balance, None)
+        self._ask(is_first)
+        part, rows = self._splits.take(size)
+        self._begin_part(self._splits.source, part, None)
+        return rows if isinstance(batch, int) else batch[rows]
 
     @property
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
@@ -497,7 +542,9 @@ class BatchFlow:
     @property
     def _drawn(self) -> tuple[int, int]:
         """The next batch that this worker has not drawn."""
-        return self._reads.drawn if isinstance(self._reads, SlicedLoader) else (0, 0)
+        if isinstance(self._reads, SlicedLoader):
+            return self._reads.drawn
+        return (0, 0) if self._splits is None else self._splits.drawn
 
     @property
     def _epoch_batches(self) -> float:

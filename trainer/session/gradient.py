@@ -156,14 +156,15 @@ class GradientSum:
                 self._keep(index, parameter)
             self._flat.places[index].given = None
 
-    def expect(self, weigh: Callable[[], float]) -> None:
+    def expect(self, weigh: Callable[[], float], reach: Callable[[float], None]) -> None:
         """The backward pass that comes completes the step: what it makes is sent as it is made, where that can be.
 
         Args:
             weigh: tells the weight of this worker's gradient, once all workers are known to be at the same point.
+            reach: waits until a worker that is slowed down would have made this part of the gradient.
         """
         if self._buckets is not None and not self.is_waiting:
-            self._buckets.begin(self._flat, weigh)
+            self._buckets.begin(self._flat, weigh, reach)
             self._is_hidden = True
 
     def drop(self) -> None:

@@ -105,6 +105,13 @@ class HandedOut:
                         "A loss is of batches of two loaders, of which this worker has different proportions.",
                         hint="give the loaders batch sizes that divide alike, or call run.backward for each loss",
                     )
+            elif (
+                waiting > 1 and len(choices) == 1 and not any(one.storages for at in self._groups for one in at.batches)
+            ):
+                # The script drew them itself (`run.split`): graphs do not tell, and in their order they weigh alike.
+                group = next(one for one in self._groups if not one.used)
+                found = group.batches[-1]
+                self._is_ahead = True
             elif waiting > 1 or len({one.part.weight for one in group.batches}) > 1:
                 raise BadInput(
                     f"The script was given {waiting} batches before this loss, and it cannot be told which is the "

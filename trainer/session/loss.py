@@ -72,6 +72,8 @@ class LossWatch:
 
     def begin_batch(self) -> None:
         """The script gets a batch: from here on modules' outputs are kept, while there are losses to look at."""
+        if self._number == 0 and (self._outputs is not None or self._batch_norm is not None):
+            return  # this one is asked for ahead: the loss of the one before is still to come
         self.close()
         self._number = 0
         if self._asks_coupling and self._met - self._asked:

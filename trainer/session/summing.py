@@ -21,6 +21,7 @@ from hetopt.trainer.session.local import gradient_energy
 from hetopt.trainer.session.registry import REGISTRY, Member
 from hetopt.trainer.session.several import Optimizers
 from hetopt.trainer.session.turns import Deed
+from hetopt.trainer.steps.slowdown import FORWARD
 
 
 class GradientFlow(BatchFlow):
@@ -168,7 +169,12 @@ class GradientFlow(BatchFlow):
             return weight
 
         if self._sides[0].sum is not None:
-            self._sides[0].sum.expect(timed)
+            self._sides[0].sum.expect(timed, self._reach)
+
+    def _reach(self, made: float) -> None:
+        """Where this worker is slowed down, wait until this part of the gradient would have been made."""
+        if self._pace.waits:
+            self._pace.reach(FORWARD + (1 - FORWARD) * made)
 
     def _note_computed(self) -> None:
         """This worker has computed: what comes until the sum is the wait for the others."""

@@ -21,12 +21,9 @@ from hetopt.trainer.comm.peers import Guard
 from hetopt.trainer.data.micro_batch import MicroBatch
 from hetopt.trainer.steps.local_gradient import DoesNotFit, LocalGradient
 from hetopt.trainer.steps.noise_groups import NoiseSums, square_norm
-from hetopt.trainer.steps.slowdown import Slowdown
+from hetopt.trainer.steps.slowdown import FORWARD, Slowdown
 from hetopt.trainer.steps.step import LossModule, Reader, StepTrace, trainable_parameters
 from hetopt.trainer.steps.stopwatch import Mark, Stopwatch
-
-_FORWARD = 1 / 3
-"""Part of a step's computation that is over when backward begins, which computes two products for each one forwards."""
 
 _FEW = 2
 """Samples that buckets are laid out with: as few as BatchNorm can normalise, for memory may be scarce."""
@@ -274,5 +271,5 @@ class BucketedStep:
             self._pace.reach(1.0)
         elif self._expected:
             ready = min(len(self._sent) + 1, self._expected - 1)
-            self._pace.reach(_FORWARD + (1 - _FORWARD) * ready / self._expected)
+            self._pace.reach(FORWARD + (1 - FORWARD) * ready / self._expected)
         return self._send_bucket(state, bucket)

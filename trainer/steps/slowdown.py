@@ -19,6 +19,9 @@ from hetopt.core.conditions import ConditionsReader
 from hetopt.core.run_spec import WorkerSpec
 from hetopt.core.scaled_emulation import DeclaredTime
 
+FORWARD = 1 / 3
+"""Part of a step's computation that is over when backward begins, which computes two products for each one forwards."""
+
 _LEAST_NOISE_FACTOR = 0.1
 """No step is faster than this part of its declared time, however the noise falls: a time is never negative."""
 

@@ -756,6 +756,48 @@ def batch_statistics_counted(open_: Open) -> Tensor:
     return torch.cat([one.flatten().double() for one in model.buffers()])
 
 
+def drawn_batches(open_: Open) -> list[float]:
+    """A loop of a language model without a DataLoader: the next batch is drawn ahead, and some to evaluate."""
+    model = net()
+    opt = torch.optim.AdamW(model.parameters(), lr=0.01)
+    x, y = points(101).tensors
+    torch.manual_seed(4)
+    evaluated = []
+    with open_(model, opt, accumulate=2) as run:
+
+        def get_batch() -> tuple[Tensor, Tensor]:
+            rows = run.split(torch.randint(len(x), (16,)))
+            return x[rows], y[rows]
+
+        inputs, labels = get_batch()
+        for step in range(6):
+            if step % 3 == 0:
+                with torch.no_grad():
+                    inputs_seen, labels_seen = get_batch()
+                    evaluated.append(float(cross_entropy(model(inputs_seen), labels_seen)))
+            for _ in range(2):
+                loss = cross_entropy(model(inputs), labels) / 2
+                inputs, labels = get_batch()
+                run.backward(loss)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            opt.step()
+            opt.zero_grad()
+    return evaluated
+
+
+def whole_data(open_: Open) -> None:
+    """All data in every step."""
+    model = net()
+    opt = sgd(model)
+    x, y = points(101).tensors
+    with open_(model, opt) as run:
+        for _ in range(25):
+            rows = run.split(len(x))
+            opt.zero_grad()
+            run.backward(cross_entropy(model(x[rows]), y[rows]))
+            opt.step()
+
+
 EXACT = (
     usual,
     double,
@@ -803,6 +845,8 @@ EXACT = (
     batch_statistics_of_images,
     batch_statistics_cumulated,
     batch_statistics_counted,
+    drawn_batches,
+    whole_data,
 )
 
 
@@ -818,6 +862,7 @@ THREE = (
     counted_items,
     batch_statistics,
     batch_statistics_of_images,
+    drawn_batches,
 )
 """Of those the ones that three workers do, too, with other seeds."""
 
@@ -1033,6 +1078,12 @@ def gathered_behind(open_: Open) -> None:
             pairs(run.gather(model(x)), run.gather(x[:, :4])).backward()
 
 
+def split_by_rank(open_: Open) -> None:
+    model = net()
+    with open_(model, sgd(model)) as run:
+        run.split(101 - 30 * rank())
+
+
 def clip_before_sum(open_: Open) -> None:
     model = net()
     opt = sgd(model)
@@ -1090,6 +1141,7 @@ REFUSED = {
     gathered_in_one: ("a row for each sample of this worker's part", "each view"),
     gathered_and_added: ("that of the whole batch already", "leave out the weight"),
     gathered_behind: ("run.backward(loss) in place of loss.backward()",),
+    split_by_rank: ("batches of 101 and 71 samples", "the batch of all of them"),
     clip_before_sum: ("a loss that the session has not seen", "run.backward(loss)"),
     adversarial_in_no_session: ("SGD", "in no session", "session((G, D), (optimizer_g, optimizer_d))"),
     clip_in_window: ("clipped", "accumulate"),
