@@ -88,6 +88,13 @@ def test_batches_that_are_drawn_to_evaluate_are_whole_on_all_workers(case: Case)
         assert told == pytest.approx(plain, rel=1e-5)
 
 
+@pytest.mark.parametrize("name", [one.__name__ for one in scripts.NARROW])
+def test_narrow_types_round_and_no_more(name: str, case: Case) -> None:
+    plain, alone, *workers = (case(name, label)["steps"] for label in LABELS)
+    assert distance(plain, alone) == distance(*workers) == 0.0
+    assert distance(plain, workers[0]) < 1e-2
+
+
 def test_rounding_that_is_amplified_is_so_alike_on_all_workers(case: Case) -> None:
     plain, alone, *workers = (case("lbfgs_rounded", label)["steps"] for label in LABELS)
     assert distance(plain, alone) == distance(*workers) == 0.0

@@ -45,6 +45,10 @@ class Member(Protocol):
         """Whether these are its parameters."""
         ...
 
+    def meet_own(self, optimizer: Optimizer) -> None:
+        """An optimizer of its parameters is about to step."""
+        ...
+
     def meet_stranger(self, optimizer: Optimizer) -> None:
         """An optimizer that is in no session is about to step."""
         ...
@@ -104,8 +108,13 @@ class Registry:
         return [member, *(one for one in self._members if one is not member and one.follows)]
 
     def _before_any_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> None:
-        if self._members and not any(one.trains(optimizer) for one in self._members):
+        if not self._members:
+            return
+        member = self.of(optimizer)
+        if member is None:
             self._members[-1].meet_stranger(optimizer)
+        else:
+            member.meet_own(optimizer)
 
 
 REGISTRY = Registry()

@@ -30,6 +30,7 @@ class GradientFlow(BatchFlow):
     def __init__(self, model: nn.Module, optimizer: Optimizers, **options: Any) -> None:
         super().__init__(model, optimizer, **options)
         self._is_inspected = False
+        self._stepping: Optimizer | None = None  # of the session
         self._weight = 1.0  # of the gradient that was summed last
         self._hooks = [
             hook
@@ -242,6 +243,16 @@ class GradientFlow(BatchFlow):
         own = {id(one) for group in self._optimizer.param_groups for one in group["params"]}
         return all(id(one) in own for group in optimizer.param_groups for one in group["params"])
 
+    def meet_own(self, optimizer: Optimizer) -> None:
+        """An optimizer inside one of the session's (SAM's) may step on its own: that counts as a step of it."""
+        if self._stepping is not None or any(side.optimizer is optimizer for side in self._sides):
+            return
+        own = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        for side in self._sides:
+            if any(id(one) in own for group in side.optimizer.param_groups for one in group["params"]):
+                self._begin_step(side)
+                self._stepped.add(id(side.optimizer))
+
     def meet_stranger(self, optimizer: Optimizer) -> None:
         """An optimizer that is in no session is about to step by the gradient of this worker's samples alone.
 
@@ -273,20 +284,21 @@ class GradientFlow(BatchFlow):
     def _before_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> Any:
         """Whatever the script did not exchange by now would be lost to the others."""
         side = next(one for one in self._sides if one.optimizer is optimizer)
+        self._stepping = optimizer
+        if side.sum is not None and self.world_size > 1:
+            if options.get("closure") is not None:
+                return arguments, {**options, "closure": self._together(side, options["closure"])}
+            if len(arguments) > 1 and arguments[1] is not None:
+                return (arguments[0], self._together(side, arguments[1]), *arguments[2:]), options
+        self._begin_step(side)
+        return None
+
+    def _begin_step(self, side: Side) -> None:
+        """An optimizer steps by the gradient of all workers."""
         side.backwards, self._is_within = 0, False
-        if side.sum is None or self.world_size == 1:
-            if not side.is_summed:
-                self._follow_and_sync(side)
-            side.is_summed = False
-            return None
-        if options.get("closure") is not None:
-            return arguments, {**options, "closure": self._together(side, options["closure"])}
-        if len(arguments) > 1 and arguments[1] is not None:
-            return (arguments[0], self._together(side, arguments[1]), *arguments[2:]), options
-        if not side.is_summed or side.sum.is_waiting:
+        if not side.is_summed or (side.sum is not None and side.sum.is_waiting and self.world_size > 1):
             self._follow_and_sync(side)
         side.is_summed = False
-        return None
 
     def _follow_and_sync(self, side: Side) -> None:
         self._follow(side, begins=False)
@@ -311,6 +323,7 @@ class GradientFlow(BatchFlow):
         return together
 
     def _after_step(self, optimizer: Optimizer, arguments: Any, options: Any) -> None:
+        self._stepping = None
         self._stepped.add(id(optimizer))
         if self._epoch_over is not None and self._handed.are_computed:
             self._end_epoch()

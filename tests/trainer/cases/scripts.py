@@ -113,13 +113,14 @@ def sparse(open_: Open) -> None:
 def sparse_adam(open_: Open) -> None:
     """It takes sparse gradients only, and moves the rows that have one."""
     model = Bag()
-    rows, rest = torch.optim.SparseAdam(model.rows.parameters(), lr=0.01), torch.optim.Adam(model.out.parameters())
-    with open_(model.rows, rows) as first, open_(model.out, rest) as second:
-        for x, y in first.loader(shuffled(words())):
-            rows.zero_grad(), rest.zero_grad()
-            first.backward(cross_entropy(model(x), y))
-            second.sync(weight=len(x)) if second.world_size > 1 else None
-            rows.step(), rest.step()
+    opts = torch.optim.SparseAdam(model.rows.parameters(), lr=0.01), torch.optim.Adam(model.out.parameters())
+    with open_(model, opts) as run:
+        for x, y in run.loader(shuffled(words())):
+            for opt in opts:
+                opt.zero_grad()
+            run.backward(cross_entropy(model(x), y))
+            for opt in opts:
+                opt.step()
 
 
 def penalty(open_: Open) -> None:
@@ -527,6 +528,84 @@ def sharpness_aware(open_: Open) -> None:
             opt.step(again)
 
 
+class Sharper(torch.optim.Optimizer):
+    """The same in two calls, of which the second steps by the optimizer inside."""
+
+    def __init__(self, params: Any, base: torch.optim.Optimizer) -> None:
+        self.base_optimizer = base
+        super().__init__(params, {})
+        self.param_groups = base.param_groups
+        self.moves: list[Tensor] = []
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        self.moves = [0.01 * one.grad for one in self.param_groups[0]["params"]]
+        for parameter, move in zip(self.param_groups[0]["params"], self.moves, strict=True):
+            parameter.add_(move)
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        for parameter, move in zip(self.param_groups[0]["params"], self.moves, strict=True):
+            parameter.sub_(move)
+        self.base_optimizer.step()
+
+
+def sharpness_in_two_calls(open_: Open, *, by_itself: bool = False) -> None:
+    model = net()
+    opt = Sharper(model.parameters(), torch.optim.SGD(model.parameters(), lr=0.1))
+    with open_(model, opt) as run:
+        for x, y in run.loader(shuffled()):
+            for step in (opt.first_step, opt.second_step):
+                opt.zero_grad()
+                loss = cross_entropy(model(x), y)
+                loss.backward() if by_itself else run.backward(loss)
+                step()
+
+
+def sharpness_by_itself(open_: Open) -> None:
+    sharpness_in_two_calls(open_, by_itself=True)
+
+
+def gradient_penalty(open_: Open) -> None:
+    """Of a discriminator's derivative by its samples (WGAN-GP); the generator learns at every other batch."""
+    maker, judge = networks()
+    opts = torch.optim.Adam(maker.parameters(), lr=0.01), sgd(judge, 0.01)
+    with open_((maker, judge), opts) as run:
+        for number, (x, _) in enumerate(run.loader(shuffled(points(101)))):
+            opts[1].zero_grad()
+            made = maker(x[:, :4])
+            between = (0.3 * x + 0.7 * made.detach()).requires_grad_()
+            (slope,) = torch.autograd.grad(judge(between).sum(), between, create_graph=True)
+            penalty = (slope.norm(dim=1) - 1).square().mean()
+            run.backward(judge(made.detach()).mean() - judge(x).mean() + 10 * penalty)
+            opts[1].step()
+            if number % 2:
+                opts[0].zero_grad()
+                run.backward(-judge(made).mean(), inputs=list(maker.parameters()))
+                opts[0].step()
+
+
+def narrow(open_: Open, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Autocast with a GradScaler, as recipes have it."""
+    model = net()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, enabled=dtype == torch.float16)
+    with open_(model, opt) as run:
+        for x, y in run.loader(shuffled(points(101))):
+            opt.zero_grad()
+            with torch.autocast("cpu", dtype):
+                loss = cross_entropy(model(x), y)
+            run.backward(scaler.scale(loss))
+            scaler.unscale_(opt)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            scaler.step(opt)
+            scaler.update()
+
+
+def narrow_and_scaled(open_: Open) -> None:
+    narrow(open_, torch.float16)
+
+
 class Shuffling(IterableDataset[Any]):
     """Shuffles by Python's random numbers, which no worker may draw otherwise than the others."""
 
@@ -803,7 +882,9 @@ EXACT = (
     double,
     mixed_kinds,
     sparse,
+    sparse_adam,
     penalty,
+    gradient_penalty,
     accumulate_rest,
     accumulate_rest_scaled,
     accumulate_across,
@@ -831,6 +912,7 @@ EXACT = (
     closure_in_parts,
     lbfgs_double,
     sharpness_aware,
+    sharpness_in_two_calls,
     shuffling_stream,
     zipped,
     skipped_by_all,
@@ -849,6 +931,9 @@ EXACT = (
     whole_data,
 )
 
+
+NARROW = (narrow, narrow_and_scaled)
+"""Of which every worker rounds its part of a gradient to eight or eleven bits."""
 
 THREE = (
     usual,
@@ -1142,6 +1227,7 @@ REFUSED = {
     gathered_and_added: ("that of the whole batch already", "leave out the weight"),
     gathered_behind: ("run.backward(loss) in place of loss.backward()",),
     split_by_rank: ("batches of 101 and 71 samples", "the batch of all of them"),
+    sharpness_by_itself: ("a loss that the session has not seen", "run.backward(loss)"),
     clip_before_sum: ("a loss that the session has not seen", "run.backward(loss)"),
     adversarial_in_no_session: ("SGD", "in no session", "session((G, D), (optimizer_g, optimizer_d))"),
     clip_in_window: ("clipped", "accumulate"),

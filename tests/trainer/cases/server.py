@@ -130,7 +130,9 @@ def main() -> None:
     overlap.FIRST_BUCKET_BYTES, overlap.BUCKET_BYTES = 0, 256
     # What a first optimizer makes torch import would take each child seconds.
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1).step()
-    cases: dict[str, Callable[[Any], Any]] = {one.__name__: one for one in (*scripts.EXACT, *scripts.REFUSED)}
+    cases: dict[str, Callable[[Any], Any]] = {
+        one.__name__: one for one in (*scripts.EXACT, *scripts.NARROW, *scripts.REFUSED)
+    }
     cases["lbfgs_rounded"] = scripts.lbfgs_rounded
     cases["drawn"] = scripts.drawn
     cases["drawn_by_readers"] = lambda open_: scripts.drawn(
