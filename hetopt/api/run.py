@@ -282,6 +282,28 @@ class Run:
         )
 
 
+class _LeaderOutput:
+    """What a script prints on worker 0, as it comes; what the others print is in the logs alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        # An earlier session's was told in that one.
+        self._offsets = {path: path.stat().st_size for path in self._files()}
+
+    def _files(self) -> list[Path]:
+        from hetopt.core.worker_logs import log_files
+
+        return [path for path in log_files(self._folder, 0).values() if path.name == "stdout.log"]
+
+    def lines(self) -> Iterator[str]:
+        """Whole lines since the last call."""
+        from hetopt.core.worker_logs import read_from
+
+        for path in self._files():
+            text, self._offsets[path] = read_from(path, self._offsets.get(path, 0))
+            yield from text.splitlines()
+
+
 def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[LogEvent], None] | None) -> RunStatus:
     """Read the log as it grows, say how far the run is, and let the supervisor look from time to time."""
     from hetopt.backends.backend import Renting
@@ -306,8 +328,11 @@ def _followed(run: Run, launch: Launch, reporter: Reporter, on_event: Callable[[
     unread = reader.unread
     expected = max(launch.prediction.steps.value, 1.0)
     looked_s = time.monotonic()
+    printed = _LeaderOutput(run.folder) if launch.spec.script else None
     while True:
         status = run.status()
+        for line in printed.lines() if printed is not None else ():
+            reporter.note(line)
         for event in reader.read():
             supervision.take_in(event)
             if on_event is not None:

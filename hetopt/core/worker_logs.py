@@ -48,10 +48,16 @@ def log_files(run_dir: Path, worker: int | None = None) -> dict[str, Path]:
             label = f"worker {rank}" + (f" restart {restart}" if restart != "0" else "")
             if label in files:
                 label = f"{label} {stream}"
+            # Workers of a script may have been started again several times, each time with others.
+            label = next(one for one in (label, *_numbered(label, len(files))) if one not in files)
         else:
             label = path.stem if "/" not in relative else f"{path.stem} {path.parent.name}"
         files[label] = path
     return files
+
+
+def _numbered(label: str, most: int) -> list[str]:
+    return [f"{label} {number}" for number in range(2, most + 2)]
 
 
 def read_from(path: Path, offset: int) -> tuple[str, int]:

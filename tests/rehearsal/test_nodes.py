@@ -62,6 +62,9 @@ def test_output_is_labelled_by_rank_in_the_run(tmp_path: Path) -> None:
         "h3/run_b/attempt_0/0/stderr.log",
         "h3/run_b/attempt_0/1/stderr.log",
         "h3/run_b/attempt_1/1/stdout.log",
+        "h3/run_c/attempt_0/1/stderr.log",
+        "h3/run_d/attempt_0/1/stderr.log",
+        "h3/run_e/attempt_0/1/stderr.log",
     ):
         path = tmp_path / "log" / relative
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,5 +77,8 @@ def test_output_is_labelled_by_rank_in_the_run(tmp_path: Path) -> None:
         "worker 4": "h3/run_b/attempt_0/0/stderr.log",
         "worker 5": "h3/run_b/attempt_0/1/stderr.log",
         "worker 5 restart 1": "h3/run_b/attempt_1/1/stdout.log",
+        "worker 5 stderr": "h3/run_c/attempt_0/1/stderr.log",
+        "worker 5 stderr 2": "h3/run_d/attempt_0/1/stderr.log",
+        "worker 5 stderr 3": "h3/run_e/attempt_0/1/stderr.log",
     }
-    assert set(log_files(tmp_path, 5)) == {"worker 5", "worker 5 restart 1"}
+    assert set(log_files(tmp_path, 5)) == set(labels) - {"conductor", "host h0", "worker 0", "worker 4"}

@@ -95,7 +95,10 @@ def test_it_is_launched_stopped_resumed_and_reported(profile: Profile, tmp_path:
     assert (run.folder / "checkpoint" / "LATEST").read_text() == f"step-{stopped_at}\n", "the wish to stop saves"
     assert run.model == run.folder / "model-unfinished.safetensors"
     resumed = hetopt.resume(run)
-    assert resumed.wait().state is RunState.FINISHED
+    told: list[str] = []
+    assert resumed.wait(reporter=Reporter(note=told.append)).state is RunState.FINISHED
+    accuracies = [line for line in told if line.startswith("accuracy ")]
+    assert 0 < len(accuracies) < EPOCHS, "what the leader prints, of this session and once"
     progress = resumed.record().progress
     assert progress.sessions == 2
     assert progress.step == EPOCHS * EPOCH_STEPS
