@@ -53,12 +53,10 @@ class Fetched:
     Attributes:
         made: by whoever read it: something that JSON can hold.
         day: when the server says that the file was changed last; where it does not say, when it was read.
-        unchanged: whether it was made of it earlier, and the file is still the same.
     """
 
     made: Any
     day: datetime.date
-    unchanged: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +130,7 @@ class PublicFiles:
             try:
                 with transfer:
                     if transfer.unchanged and kept:
-                        return Fetched(made=kept[0].made, day=self._day(kept[1]), unchanged=True)
+                        return Fetched(made=kept[0].made, day=self._day(kept[1]))
                     made = make(transfer.pieces())
                     transfer.finish()
             except _Changed:
@@ -140,6 +138,10 @@ class PublicFiles:
             except BadInput:  # what cannot be used is no beginning of anything
                 transfer.discard()
                 raise
+            except OSError as error:  # those of the network are sentences by now
+                raise BadInput(
+                    f"{self.folder} cannot be written: {error.strerror}.", hint=f"make room on the disk, then {_AGAIN}"
+                ) from None
             record = {
                 "schema_version": self.schema_version,
                 "url": url,
@@ -150,7 +152,7 @@ class PublicFiles:
             }
             write_atomically(self._path(name, "json"), json.dumps(record) + "\n")
             transfer.discard()
-            return Fetched(made=made, day=self._day(transfer.state), unchanged=False)
+            return Fetched(made=made, day=self._day(transfer.state))
         raise CloudRefused(f"{url} changed again and again while it was read.", hint="run it again later")
 
     def kept(self, name: str, url: str) -> tuple[Fetched, _State] | None:
@@ -163,7 +165,7 @@ class PublicFiles:
                 )
                 read = datetime.datetime.fromisoformat(record["read"]).date()
                 day = _http_day(state.last_modified) or read
-                return Fetched(made=record["made"], day=day, unchanged=True), state
+                return Fetched(made=record["made"], day=day), state
         return None
 
     def _day(self, state: _State) -> datetime.date:

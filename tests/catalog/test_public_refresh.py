@@ -6,12 +6,15 @@ import datetime
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -302,50 +305,81 @@ def test_all_regions_are_read_one_after_another_and_each_is_in_use_when_it_is_wh
     assert any("eu-west-2 (2 of 2): price list" in text for text, _ in told)
 
 
+def test_a_full_disk_is_a_sentence(refresh: Callable[..., OwnCatalog], feeds: Feeds) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))  # writing beyond it fails, as on a full disk
+    try:
+        with pytest.raises(BadInput, match="feeds cannot be written: File too large") as refused:
+            refresh()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "make room" in str(refused.value.hint)
+    refresh()
+    assert statuses(feeds) == [200, 206]
+
+
 def test_one_refresh_at_a_time(refresh: Callable[..., OwnCatalog], tmp_path: Path) -> None:
     with catalog_refreshing._alone(tmp_path / "catalogs" / "aws"), pytest.raises(BadInput, match="another refresh"):
         refresh()
     refresh()
 
 
-# What a process had at most since it began: `ru_maxrss` counts what it was forked from, too.
+# Says at its end what memory it had at most (`ru_maxrss` counts what it was forked from, too) and how often it changed
+# or opened something below its home; ends at once before it does so for the time that the environment names.
 PROGRAM = """
-import atexit, re, sys
+import atexit, os, re, signal, sys
 from hetopt.cli.main import main
-atexit.register(lambda: print(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1], file=sys.stderr))
+seen = 0
+def hook(event, arguments):
+    global seen
+    ours = event in ("open", "os.rename", "os.mkdir", "os.truncate") and os.environ["HETOPT_HOME"] in str(arguments[0])
+    if ours or event in ("os.remove", "os.rmdir"):
+        seen += 1
+        if seen == int(os.environ["ENDS_AT"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+def end():
+    print(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1], seen, file=sys.stderr)
+sys.addaudithook(hook)
+atexit.register(end)
 main()
 """
 
 
-def command(feeds: Feeds, home: Path, *arguments: str) -> subprocess.Popen[str]:
+def command(feeds: Feeds, home: Path, *arguments: str, ends_at: int = 0) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            PROGRAM,
-            "catalog",
-            "refresh",
-            "--region",
-            REGION,
-            *arguments,
-        ],
-        env={**os.environ, "HETOPT_PRICE_MIRROR": feeds.url, "HETOPT_HOME": str(home)},
+        [sys.executable, "-c", PROGRAM, "catalog", "refresh", "--region", REGION, "--no-account", *arguments],
+        env={**os.environ, "HETOPT_PRICE_MIRROR": feeds.url, "HETOPT_HOME": str(home), "ENDS_AT": str(ends_at)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def measured(feeds: Feeds, home: Path) -> tuple[dict[str, object], float, float]:
-    """What a refresh says, its processor time in seconds, and its memory at most in MB."""
-    with command(feeds, home, "--no-account", "--json") as process:
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """A refresh that ended by itself: what it said, its processor time, its memory at most, its changes of files."""
+
+    told: dict[str, Any]
+    cpu_s: float
+    memory_mb: float
+    changes: int
+
+
+def measured(feeds: Feeds, home: Path) -> Done:
+    with command(feeds, home, "--json") as process:
         assert process.stdout is not None
         assert process.stderr is not None
         told, noted = process.stdout.read(), process.stderr.read()
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0, noted
-    return json.loads(told), used.ru_utime + used.ru_stime, int(noted.split()[-1]) / 1024
+    memory, changes = noted.split()[-2:]
+    return Done(
+        told=json.loads(told),
+        cpu_s=used.ru_utime + used.ru_stime,
+        memory_mb=int(memory) / 1024,
+        changes=int(changes),
+    )
 
 
 def big(folder: Path, feeds: Feeds, size: int, factor: float = 1.0) -> None:
@@ -363,50 +397,64 @@ def big(folder: Path, feeds: Feeds, size: int, factor: float = 1.0) -> None:
 
 def test_a_refresh_takes_little_memory(feeds: Feeds, tmp_path: Path) -> None:
     big(tmp_path, feeds, 5_000_000)
-    told, seconds, megabytes = measured(feeds, tmp_path)
-    assert told["on_demand_prices"] == len(FEW)
-    assert megabytes < 150, megabytes
-    assert seconds < 30, seconds
+    done = measured(feeds, tmp_path)
+    assert done.told["on_demand_prices"] == len(FEW)
+    assert done.memory_mb < 100
+    assert done.cpu_s < 30
 
 
 @pytest.mark.slow
 def test_a_large_price_list_is_read_within_a_minute_and_in_little_memory(feeds: Feeds, tmp_path: Path) -> None:
     big(tmp_path, feeds, 200_000_000)
     begun = time.monotonic()
-    told, seconds, megabytes = measured(feeds, tmp_path)
-    print(f"200 MB: {time.monotonic() - begun:.1f} s, {seconds:.1f} s of processor time, {megabytes:.0f} MB")
-    assert told["on_demand_prices"] == len(FEW)
-    assert seconds < 60
-    assert megabytes < 300
+    done = measured(feeds, tmp_path)
+    took = time.monotonic() - begun
+    print(f"200 MB: {took:.1f} s, {done.cpu_s:.1f} s of processor time, {done.memory_mb:.0f} MB of memory")
+    assert done.told["on_demand_prices"] == len(FEW)
+    assert done.cpu_s < 60
+    assert done.memory_mb < 300
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_after_a_kill_the_old_catalogue_is_there_or_the_new_one(kills: int, feeds: Feeds, tmp_path: Path) -> None:
-    """Killed at random points, between two catalogues of one day whose prices differ in all figures."""
-    factors = (1.0, 2.0)
-    for factor in factors:
-        big(tmp_path, feeds, 3_000_000, factor)
-        begun = time.monotonic()
-        measured(feeds, tmp_path)
-        whole = time.monotonic() - begun
+    """Killed while it reads, and at random changes of files, between catalogues of a day that differ in all figures."""
     draw = random.Random(20261126)
+    factors = [1.0]
+    for _ in range(2):  # with the second one, an older catalogue goes
+        factors.append(2 * factors[-1])
+        big(tmp_path, feeds, 3_000_000, factors[-1])
+        changes = measured(feeds, tmp_path).changes
+    old = factors[-1]
     found = []
     for kill in range(kills):
-        big(tmp_path, feeds, 3_000_000, factors[kill % 2])
-        with command(feeds, tmp_path, "--no-account") as process:
-            time.sleep(draw.uniform(0.3, 1.0) * whole)
-            process.send_signal(signal.SIGKILL)
-            process.wait(PATIENCE_S)
-        catalog = catalog_in_use(REGION, None, today=datetime.date.today()).catalog
+        new = 2 * old if old < 16 else 1.0
+        big(tmp_path, feeds, 3_000_000, new)
+        reading = kill % 3 == 0
+        # Just before the end the old catalogues go: that is looked at each time.
+        ends_at = 0 if reading else changes - draw.randrange(12) if kill % 3 == 1 else draw.randint(1, changes)
+        feeds.bytes_per_s, feeds.sent = (1_000_000 if reading else None), 0
+        with command(feeds, tmp_path, ends_at=ends_at) as process:
+            stop = draw.randrange(3_000_000)
+            while (
+                reading and feeds.sent < stop and process.poll() is None
+            ):  # it may go on with what an earlier one left
+                time.sleep(0.01)
+            if reading:
+                process.kill()
+            process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == -signal.SIGKILL or (reading and process.returncode == 0)
+        catalog = catalog_in_use(REGION, None, today=datetime.datetime.now(datetime.UTC).date()).catalog
+        prices = [(name, catalog.price(name, market)) for name in FEW for market in ("spot", "on-demand")]
         ratios = {
             round(price.usd_per_hour / usd_of(name) * (3 if price.market == "spot" else 1), 1)
-            for name in FEW
-            for price in (catalog.price(name, "spot"), catalog.price(name, "on-demand"))
+            for name, price in prices
             if price is not None and usd_of(name) > 0.3
         }
-        assert ratios in ({1.0}, {2.0})
-        found.append(ratios.pop())
-    print(found)
+        assert ratios in ({old}, {new}), (kill, ends_at)
+        found.append((ends_at, "new" if ratios == {new} else "old"))
+        old = ratios.pop()
+    print(changes, found)
+    feeds.bytes_per_s = None
     measured(feeds, tmp_path)
     folders = refreshed_folders(tmp_path / "catalogs" / "aws", REGION)
     assert len(folders) <= KEPT
