@@ -134,3 +134,27 @@ def test_a_plan_for_a_region_that_there_is_not(hetopt: Hetopt, plan_file: Path, 
     assert answer.code in (2, 4)
     assert re.search("eu-moon-1", answer.err)
     assert "Traceback" not in answer.err
+
+
+def test_a_script_is_ordered_with_its_files_or_refused_before_anything_is_made(
+    cloud: BotoEdge, hetopt: Hetopt, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
+    script = tmp_path / "train.py"
+    script.write_text("import torch\nfrom hetopt import session\nrun = session(None, None)\n")
+    (tmp_path / "small.yaml").write_text("lr: 1\n")
+    (tmp_path / "images").mkdir()
+    of_script = plan.model_copy(update={"run": plan.run.model_copy(update={"script": ("train.py",)})})
+    of_script.save(tmp_path / "plan.json")
+    order = ("launch", "--on", "ec2", tmp_path / "plan.json", "--dry-run")
+    config = f"--config={tmp_path / 'small.yaml'}"
+    answer = hetopt(*order, "--data", "s3://bucket/data/x", "--", script, config, "{data}")
+    assert answer.code == 0, answer.err
+    told = " ".join((answer.out + answer.err).split())
+    assert "train.py saves no checkpoint: after a loss it begins again" in told
+    assert "the plan reckons with checkpoints" in told
+    refused(hetopt(*order, "--", script, tmp_path / "images"), 2, "given the folder .*images, which rented machines")
+    refused(hetopt(*order, "--data", "s3://bucket/data/x", "--", script), 2, r"by \{data\} among its arguments")
+    script.write_text("import torch\n")
+    refused(hetopt(*order, "--", script), 2, "has no session in it")
+    assert leftovers(cloud) == []

@@ -353,6 +353,22 @@ def test_the_states_of_what_is_wanted_are_one_flow() -> None:
     assert kinds(finishes) == [Rent, Note, End], "nobody is given a place in a run that is finished"
 
 
+def test_nobody_joins_a_run_that_would_begin_again_for_it() -> None:
+    """It begins again on the machines that are left; where none is, others are asked for."""
+    loses = World(order_of())
+    loses.spec = loses.spec.model_copy(update={"resumes": False})
+    happens(loses, "lost", 0)
+    until_quiet(loses)
+    assert kinds(loses) == [Place], "the others go on, and are not disturbed by a replacement"
+    assert len(loses.state.serving) == 2
+    for _ in range(2):
+        happens(loses, "lost", 0)
+        loses.look()
+        loses.settle()
+    assert kinds(loses)[:2] == [Place, Place]
+    assert not any(isinstance(action, Pause) for action in loses.done)
+
+
 @pytest.mark.parametrize("budget_usd", [4.5, 8.0])
 def test_a_budget_that_runs_out_stops_the_run_and_then_clears_it(budget_usd: float) -> None:
     world = World(order_of(budget_usd))
