@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from hetopt.core.run_spec import RunSpec
 from hetopt.core.step_samples import parse_configuration
 from hetopt.trainer.session import session
 from hetopt.trainer.session.batches import ShareTable, own_slice
-from tests.disturbance import PATIENCE_S
+from tests.forks import all_end_well
 
 from .session_program import ALONE, EXCHANGES, REFUSED, SCRIPTS, Points, Script, network, train
 
@@ -33,17 +31,7 @@ def crew(tmp_path_factory: pytest.TempPathFactory) -> Crew:
     """What each worker of the program came to, and the folder it wrote to."""
     folder = tmp_path_factory.mktemp("session")
     program = ("-m", "tests.face.session_program")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, *program, str(rank), str(WORKERS), str(folder)],
-            cwd=Path(__file__).resolve().parents[2],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(WORKERS)
-    ]
-    said = [process.communicate(timeout=PATIENCE_S)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * WORKERS, "\n".join(said)
+    all_end_well(*([*program, str(rank), str(WORKERS), str(folder)] for rank in range(WORKERS)))
     return folder, [torch.load(folder / f"results-{rank}.pt", weights_only=True) for rank in range(WORKERS)]
 
 

@@ -11,6 +11,7 @@ import os
 import random
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import torch
@@ -204,6 +205,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    warnings.simplefilter("error")
     started = time.monotonic()
     main()
     print(f"rank {sys.argv[1]}: {time.monotonic() - started:.1f} s")

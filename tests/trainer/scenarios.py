@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +14,8 @@ from hetopt.core.run_spec import RunSpec
 from hetopt.trainer.checkpoints.manifest import STATE_FILE
 from hetopt.trainer.loss_test import MOST_SAMPLES
 from hetopt.trainer.packing import unpack
-from tests.disturbance import PATIENCE_S, CoreTime, note
+from tests.disturbance import CoreTime, note
+from tests.forks import all_end_well
 
 TOY = Path(__file__).with_name("toy_task.py")
 WORLD_SIZE = 3
@@ -257,25 +255,8 @@ def run_crew(
     """Start the processes of `crew.py` and wait until they have trained everything."""
     plan = {"task": f"{TOY}:wide", "splits": splits, "scenarios": scenarios}
     (folder / "crew.json").write_text(json.dumps(plan))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "error"}
     script = str(Path(__file__).with_name("crew.py"))
     begun = CoreTime.now()
-    processes = [
-        subprocess.Popen(
-            [sys.executable, script, str(rank), str(WORLD_SIZE), str(folder)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(WORLD_SIZE)
-    ]
-    try:
-        outputs = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output
+    all_end_well(*([script, str(rank), str(WORLD_SIZE), str(folder)] for rank in range(WORLD_SIZE)))
     note(folder, begun)
     return Crew(folder)

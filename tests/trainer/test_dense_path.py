@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from hetopt.core.run_folder import write_spec
 from hetopt.core.run_spec import RunSpec
-from tests.disturbance import PATIENCE_S
+from tests.forks import all_end_well
 
 from .dense_path_program import STEPS, WIDE
 
@@ -22,21 +19,8 @@ Calls = list[dict[str, Any]]
 
 def calls_of(way: str, folder: Path) -> list[Calls]:
     """Every collective that each of two workers began."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.trainer.dense_path_program", way, str(rank), "2", str(folder)],
-            env=environment,
-            cwd=Path(__file__).resolve().parents[2],
-        )
-        for rank in range(2)
-    ]
-    try:
-        assert [process.wait(timeout=PATIENCE_S) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    program = ("-m", "tests.trainer.dense_path_program", way)
+    all_end_well(*([*program, str(rank), "2", str(folder)] for rank in range(2)))
     return [json.loads((folder / f"stacks-{rank}.json").read_text()) for rank in range(2)]
 
 

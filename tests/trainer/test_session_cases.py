@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.disturbance import PATIENCE_S
+from tests.forks import all_end_well
 
 from .cases import hub, scripts
 
@@ -38,15 +36,7 @@ def hub_case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 
 def served(folder: Path, *which: str) -> Case:
-    said = subprocess.run(
-        [sys.executable, "-m", "tests.trainer.cases.server", str(folder), *which],
-        cwd=Path(__file__).resolve().parents[2],
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=4 * PATIENCE_S,
-        check=False,
-    )
-    assert said.returncode == 0, said.stderr
+    all_end_well(["-m", "tests.trainer.cases.server", str(folder), *which])
 
     def get(name: str, label: str) -> dict[str, Any]:
         path = folder / name / f"{label}.pt"

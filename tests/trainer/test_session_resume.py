@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from hetopt.core.errors import BadInput, RunFailed
 from hetopt.core.events.log import read_events
 from hetopt.trainer.session import session
-from tests.disturbance import PATIENCE_S
+from tests.forks import all_end_well
 
 from .resume_program import CASES, EPOCHS, STEPS
 
@@ -23,15 +21,7 @@ from .resume_program import CASES, EPOCHS, STEPS
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What became of every script, whole, and killed and resumed."""
     folder = tmp_path_factory.mktemp("resume")
-    said = subprocess.run(
-        [sys.executable, "-m", "tests.trainer.resume_program", str(folder)],
-        cwd=Path(__file__).resolve().parents[2],
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=2 * PATIENCE_S,
-        check=False,
-    )
-    assert said.returncode == 0, said.stderr
+    all_end_well(["-m", "tests.trainer.resume_program", str(folder)])
     return folder
 
 

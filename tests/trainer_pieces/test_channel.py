@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from hetopt.core.comm.cost import DEALT_BYTES, DIRECT_BYTES, DIRECTLY_GATHERED_BYTES
-from tests.disturbance import PATIENCE_S
+from tests.forks import all_end_well
 
 from . import channel_program as program
 
@@ -18,17 +14,7 @@ from . import channel_program as program
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("channel")
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    workers = [
-        subprocess.Popen([sys.executable, program.__file__, str(rank), str(folder)], env=environment)
-        for rank in range(program.WORKERS)
-    ]
-    try:
-        assert [worker.wait(timeout=PATIENCE_S) for worker in workers] == [0] * program.WORKERS
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
+    all_end_well(*([program.__file__, str(rank), str(folder)] for rank in range(program.WORKERS)))
     return [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in range(program.WORKERS)]
 
 

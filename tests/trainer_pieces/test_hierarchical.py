@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -18,7 +15,7 @@ from hetopt.trainer.comm.elements import AllGather
 from hetopt.trainer.comm.error_feedback import ALIKE, ErrorFeedback, redistribute
 from hetopt.trainer.comm.hierarchical import HierarchicalExchange, HostGroups
 from hetopt.trainer.comm.topk import TopK
-from tests.disturbance import PATIENCE_S
+from tests.forks import all_end_well
 
 from . import hierarchical_program as program
 from .thread_group import Crew
@@ -28,17 +25,7 @@ WORKERS = range(program.WORKERS)
 
 def outcome(folder, way):
     """What each worker said."""
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    workers = [
-        subprocess.Popen([sys.executable, program.__file__, str(rank), str(folder), way], env=environment)
-        for rank in WORKERS
-    ]
-    try:
-        assert [worker.wait(timeout=PATIENCE_S) for worker in workers] == [0] * program.WORKERS
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
+    all_end_well(*([program.__file__, str(rank), str(folder), way] for rank in WORKERS))
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in WORKERS]
 
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -15,7 +12,7 @@ import torch.distributed as dist
 from hetopt.core.errors import BadInput
 from hetopt.trainer.agreement import meet_one_version
 from hetopt.trainer.comm.peers import Peers, explain_loss, workers
-from tests.disturbance import PATIENCE_S
+from tests.forks import ended
 from tests.sources import modules
 
 from . import peers_program as program
@@ -23,20 +20,9 @@ from . import peers_program as program
 
 def outcome(world_size, folder, way):
     """What each worker said that was not lost."""
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, program.__file__, str(rank), str(world_size), str(folder), way], env=environment
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        codes = [worker.wait(timeout=PATIENCE_S) for worker in started]
-    finally:
-        for worker in started:
-            worker.kill()
-            worker.wait()
-    assert codes == [9 if rank == program.LOST else 0 for rank in range(world_size)]
+    ranks = range(world_size)
+    done = ended(*([program.__file__, str(rank), str(world_size), str(folder), way] for rank in ranks))
+    assert [one.returncode for one in done] == [9 if rank == program.LOST else 0 for rank in range(world_size)]
     return {
         rank: json.loads((folder / f"rank-{rank}.json").read_text())
         for rank in range(world_size)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +14,7 @@ from hetopt.trainer.comm.compressor import Turn
 from hetopt.trainer.comm.exchange import Exchange
 from hetopt.trainer.comm.topk import TopK
 from hetopt.trainer.data.cursor import SampleCursor
-from tests.disturbance import PATIENCE_S
+from tests.forks import all_end_well
 
 from . import exchange_program as program
 
@@ -26,19 +23,8 @@ Results = list[dict[str, torch.Tensor]]
 
 def run_group(world_size: int, folder: Path, devices: list[str]) -> Results:
     """What every rank held at the end."""
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    workers = [
-        subprocess.Popen(
-            [sys.executable, program.__file__, str(rank), str(world_size), str(folder), devices[rank]], env=environment
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        assert [worker.wait(timeout=PATIENCE_S) for worker in workers] == [0] * world_size
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
+    ranks = range(world_size)
+    all_end_well(*([program.__file__, str(rank), str(world_size), str(folder), devices[rank]] for rank in ranks))
     return [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in range(world_size)]
 
 
