@@ -23,17 +23,25 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from pathlib import Path
 from typing import IO, Any, NoReturn
 
 _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
+_CLONE_NEWNET = 0x40000000  # <linux/sched.h>
 _LENGTH_BYTES = 8
 _MOST_FILES = 16
 _OWN_FILES = 4
 """Of each request: standard input, output and error, and the pipe that the process's number comes back by."""
+_ROOM = 4096
+"""For the words of forks, which are shown where those of their server were."""
 _SOON_S = 0.0005
 _ENDED_BY_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 File = IO[Any] | int
+
+
+WORKERS_NEED = ("hetopt.trainer.loop", "torch._dynamo")
+"""What a worker imports before its first step; the second for DistributedDataParallel and for every optimizer."""
 
 
 class NoFork(OSError):
@@ -127,7 +135,7 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno()), *modules],
+                [sys.executable, "-m", __name__, str(theirs.fileno()), *modules, " " * _ROOM],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env=dict(environment),
@@ -144,6 +152,9 @@ class ForkServer:
         stdout: File,
         stderr: File = subprocess.STDOUT,
         stdin: File = subprocess.DEVNULL,
+        folder: Path | None = None,
+        network: Path | None = None,
+        group: Path | None = None,
         keep: Iterable[int] = (),
     ) -> ForkedProcess:
         """Start a process, in a session of its own.
@@ -154,17 +165,21 @@ class ForkServer:
             stdout: a file that it writes to.
             stderr: another, or `subprocess.STDOUT`.
             stdin: a file that it reads from, or `subprocess.DEVNULL`.
+            folder: that it starts in; None: this process's.
+            network: the file of a network namespace that it enters; None: this process's.
+            group: the file of a control group's members that it joins before it does anything; None: this process's.
             keep: files that it holds open.
 
         Raises:
-            NoFork: the server has ended.
+            NoFork: the server has ended, or the network or the group is not to be entered.
         """
-        request = {"arguments": [*arguments], "environment": dict(environment), "folder": os.getcwd()}
+        request = {"arguments": [*arguments], "environment": dict(environment), "folder": str(folder or Path.cwd())}
+        places = {"network": network and str(network), "group": group and str(group)}
         with open(os.devnull, "rb") as nothing, _pipe() as (told, telling), _adopting():
             files = [nothing if stdin == subprocess.DEVNULL else stdin, stdout]
             files.append(stdout if stderr == subprocess.STDOUT else stderr)
             numbers = [one if isinstance(one, int) else one.fileno() for one in files]
-            body = json.dumps({**request, "parent": os.getpid()}).encode()
+            body = json.dumps({**request, **places, "parent": os.getpid()}).encode()
             try:
                 length = len(body).to_bytes(_LENGTH_BYTES, "big")
                 socket.send_fds(self._connection, [length], [*numbers, telling.fileno(), *keep])
@@ -258,6 +273,10 @@ def _be(request: Mapping[str, Any], files: Sequence[int], handlers: Mapping[Any,
         for number, handler in handlers.items():
             signal.signal(number, handler)
         os.setsid()
+        if request["group"] is not None:
+            Path(request["group"]).write_text(str(os.getpid()))
+        if request["network"] is not None:
+            _enter(Path(request["network"]))
         for standard, one in enumerate(files[: _OWN_FILES - 1]):
             os.dup2(one, standard)
             os.close(one)
@@ -280,6 +299,13 @@ def _be(request: Mapping[str, Any], files: Sequence[int], handlers: Mapping[Any,
             os.kill(os.getpid(), -code)
     finally:
         os._exit(code)
+
+
+def _enter(network: Path) -> None:
+    with network.open("rb") as namespace:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(namespace.fileno(), _CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"{network} was not entered")
 
 
 def _show(arguments: Sequence[str], before: Mapping[str, str] | None = None) -> None:
@@ -377,4 +403,4 @@ def main(descriptor: int, modules: Sequence[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    main(int(sys.argv[1]), sys.argv[2:-1])

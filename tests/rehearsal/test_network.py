@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
@@ -26,6 +28,7 @@ from hetopt.backends.emulation.namespaces import (
 )
 from hetopt.backends.emulation.owner import ALIAS_BYTES, Owner
 from hetopt.core.errors import BadInput
+from hetopt.core.forks import ForkServer
 from hetopt.core.scaled_emulation import EmulatedHost
 from tests.disturbance import PATIENCE_S
 
@@ -42,6 +45,10 @@ while not network.pids(0):
     time.sleep(0.01)
 print(network.id, network.pids(0)[0], flush=True)
 time.sleep(600)
+"""
+TELLS = """
+import os, psutil
+print(sorted(psutil.net_if_addrs()), os.stat("/proc/self/ns/net").st_ino, open("/proc/self/cgroup").read().split())
 """
 BURN = """
 import time
@@ -294,6 +301,31 @@ def test_a_host_gets_the_cores_that_it_was_given(box: None) -> None:
         assert max(_burned_s(network) for _ in range(2)) > 0.2  # of one second; others may want the cores, too
         assert list(hierarchy.root.glob(f"hetopt-{network.id}*"))
     assert not list(hierarchy.root.glob(f"hetopt-{network.id}*"))
+
+
+def test_a_fork_is_where_a_process_of_its_own_would_be(box: None, tmp_path: Path) -> None:
+    """In the host's network, in its group where it has one, and ended with the host."""
+    (tmp_path / "tells.py").write_text(TELLS)
+    (tmp_path / "waits.py").write_text("import time; time.sleep(600)")
+    cores: float | None = 0.3
+    try:
+        check_quotas([0.3], 1)
+    except BadInput:
+        cores = None
+    described = [*hosts(1), EmulatedHost(name="h1", cpu_cores=cores)]
+    server = ForkServer.importing(("json",), os.environ)
+    with EmulatedNetwork.create(described, owner="test") as network, (tmp_path / "out").open("w+b") as output:
+        for place in range(2):
+            fork = network.fork(place, server, [str(tmp_path / "tells.py")], env=os.environ, output=output)
+            alone = network.popen(place, [sys.executable, str(tmp_path / "tells.py")], stdout=subprocess.PIPE)
+            assert fork.wait(PATIENCE_S) == 0
+            output.seek(0)
+            assert output.read().splitlines()[-1:] == alone.communicate(timeout=PATIENCE_S)[0].splitlines()[-1:]
+        waits = network.fork(1, server, [str(tmp_path / "waits.py")], env=os.environ, output=output)
+        assert network.pids(1) == [waits.pid]
+        network.kill(1)
+        assert waits.poll() == -signal.SIGKILL
+    server.close()
 
 
 def test_impossible_quotas_are_refused() -> None:

@@ -8,13 +8,10 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
-from hetopt.core.forks import ForkServer, NoFork, only_imports
+from hetopt.core.forks import WORKERS_NEED, ForkServer, NoFork, only_imports
 
 if TYPE_CHECKING:
     from subprocess import Popen
-
-NEEDED = ("hetopt.trainer.loop", "torch._dynamo")
-"""What a worker imports before its first step; the second for DistributedDataParallel and for every optimizer."""
 
 
 def import_everything(*more: str) -> None:
@@ -24,7 +21,7 @@ def import_everything(*more: str) -> None:
         more: modules that workers of a kind need beside those of all.
     """
     with only_imports():
-        for name in (*NEEDED, *more):
+        for name in (*WORKERS_NEED, *more):
             import_module(name)
 
 

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from hetopt.backends.emulation.injection import CHANGES_FILE, comes_and_goes, parse_requests, starts_again
@@ -29,6 +30,7 @@ from hetopt.core.errors import BadInput, HetoptError
 from hetopt.core.events.fold import RunFold
 from hetopt.core.events.log import EVENTS_FILE, EventLog, tell_failure
 from hetopt.core.events.reader import EventReader
+from hetopt.core.forks import WORKERS_NEED, ForkedProcess, ForkServer, NoFork
 from hetopt.core.living import spec_of_living
 from hetopt.core.nodes import MEETING_PORT, Node
 from hetopt.core.presence import INCARNATION_VARIABLE, PRESENCE_FILE, HostThere, write_presence
@@ -39,6 +41,9 @@ from hetopt.core.run_status import exit_code, last_log_line
 from hetopt.core.scaled_emulation import Change, Conditions, ScaledEmulation
 from hetopt.core.secret import SECRET_VARIABLE, new_secret
 from hetopt.core.worker_logs import host_log_folder, read_from
+
+Agent = subprocess.Popen[bytes] | ForkedProcess
+"""The process that hosts a host's workers."""
 
 _LOOK_S = 0.05
 _FAREWELL_S = 0.2
@@ -89,7 +94,8 @@ class Conductor:
         self._run = RunFold()  # of this session
         self._log = EventLog(run_dir / EVENTS_FILE)
         self._requests_read = 0
-        self._agents: dict[int, subprocess.Popen[bytes]] = {}
+        self._forks: ForkServer | None = None
+        self._agents: dict[int, Agent] = {}
         self._codes: dict[int, int] = {}
         self._failed_s: float | None = None
         self._comes_and_goes = comes_and_goes(spec)
@@ -107,6 +113,8 @@ class Conductor:
             self._network.set_rates(self._rates(range(len(self._hosts))))
             (self._run_dir / PRESENCE_FILE).unlink(missing_ok=True)  # of an earlier launch
             self._announce_presence()
+            with suppress(NoFork):
+                self._forks = ForkServer.importing(WORKERS_NEED, os.environ)
             for place in range(len(self._hosts)):
                 if self._stop_signal() is None:
                     self._agents[place] = self._start(place)
@@ -116,9 +124,11 @@ class Conductor:
             return self._conclude()
         finally:
             self._end_agents()
+            if self._forks is not None:
+                self._forks.close()
             self._log.close()
 
-    def _start(self, place: int) -> subprocess.Popen[bytes]:
+    def _start(self, place: int) -> Agent:
         name = self._hosts[place].name
         if self._comes_and_goes:
             addresses = [self._network.address(other) for other in range(len(self._hosts))]
@@ -130,21 +140,20 @@ class Conductor:
         folder = host_log_folder(self._run_dir, name)
         folder.mkdir(parents=True, exist_ok=True)
         module = "hetopt.trainer.standalone_host" if self._comes_and_goes else "hetopt.trainer.host.agent"
-        program = [sys.executable, "-m", module, str(self._run_dir), str(os.getpid())]
+        program = ["-m", module, str(self._run_dir), str(os.getpid()), *node.to_arguments()]
+        environment = {
+            **os.environ,
+            # Whatever device the caller prefers, a host in the box has one.
+            "GLOO_SOCKET_IFNAME": LINK,
+            **({} if self._comes_and_goes else {SECRET_VARIABLE: self._secret}),
+            INCARNATION_VARIABLE: str(self._incarnations[place]),
+        }
         with (folder / "host.log").open("ab") as output:
-            return self._network.popen(
-                place,
-                [*program, *node.to_arguments()],
-                # Whatever device the caller prefers, a host in the box has one.
-                env={
-                    **os.environ,
-                    "GLOO_SOCKET_IFNAME": LINK,
-                    **({} if self._comes_and_goes else {SECRET_VARIABLE: self._secret}),
-                    INCARNATION_VARIABLE: str(self._incarnations[place]),
-                },
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+            if self._forks is not None:
+                with suppress(NoFork):
+                    return self._network.fork(place, self._forks, program, env=environment, output=output)
+            command = [sys.executable, *program]
+            return self._network.popen(place, command, env=environment, stdout=output, stderr=subprocess.STDOUT)
 
     def _look(self) -> None:
         """One turn of the loop."""

@@ -23,10 +23,11 @@ from typing import IO
 from hetopt.backends.emulation import iproute
 from hetopt.backends.emulation.cgroups import CpuQuota, find_quotas
 from hetopt.backends.emulation.iproute import NetworkRefused
-from hetopt.backends.emulation.netns import kill_in, namespaces, pids_in
+from hetopt.backends.emulation.netns import file_of, kill_in, namespaces, pids_in
 from hetopt.backends.emulation.owner import Owner
 from hetopt.backends.emulation.token_bucket import limit
 from hetopt.core.errors import BadInput, RunFailed
+from hetopt.core.forks import ForkedProcess, ForkServer
 from hetopt.core.scaled_emulation import EmulatedHost
 
 PREFIX = "hetopt-"
@@ -58,7 +59,7 @@ class EmulatedNetwork:
         self._hosts = tuple(hosts)
         self._quotas = dict(quotas)
         self._rates: dict[int, float | None] = {}
-        self._children: dict[int, list[subprocess.Popen[bytes]]] = {}
+        self._children: dict[int, list[subprocess.Popen[bytes] | ForkedProcess]] = {}
 
     @classmethod
     def create(cls, hosts: Sequence[EmulatedHost], *, owner: str) -> EmulatedNetwork:
@@ -154,6 +155,31 @@ class EmulatedNetwork:
             # The process enters the group before it becomes the program, so that no child of it can be outside.
             inside = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(quota.members), *inside]
         process = subprocess.Popen(inside, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=env)
+        self._children.setdefault(place, []).append(process)
+        return process
+
+    def fork(
+        self,
+        place: int,
+        server: ForkServer,
+        arguments: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        output: IO[bytes],
+    ) -> ForkedProcess:
+        """Start a process on a host, as `popen` does, that is a fork of one that has imported what it needs.
+
+        Raises:
+            NoFork: it cannot be one; see `ForkServer.start`.
+        """
+        quota = self._quotas.get(place)
+        process = server.start(
+            arguments,
+            environment=env,
+            stdout=output,
+            network=file_of(self.namespace(place)),
+            group=None if quota is None else quota.members,
+        )
         self._children.setdefault(place, []).append(process)
         return process
 

@@ -15,6 +15,11 @@ _FOLDER = Path("/run/netns")  # where `ip` keeps them
 _KILL_PATIENCE_S = 10.0
 
 
+def file_of(name: str) -> Path:
+    """The file that stands for a namespace."""
+    return _FOLDER / name
+
+
 def namespaces() -> list[str]:
     """The names of all of them."""
     try:
