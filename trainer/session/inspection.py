@@ -105,7 +105,7 @@ def inspect_wrappers(model: nn.Module) -> None:
             raise BadInput(
                 f"The model was wrapped in {kind.__name__} since the session began, which {_DOES} (Trainer "
                 "of transformers and Accelerate do it where torchrun's variables are set).",
-                hint="leave the wrapper out: compute the loss with the plain model, in a loop of your own",
+                hint=f"leave the wrapper out, or {_before('transformers')}",
             )
 
 
@@ -260,7 +260,18 @@ def _package(kind: type) -> str | None:
     return None
 
 
+_FRAMEWORKS = {
+    "Accelerate": "from hetopt.integrations.accelerate import Accelerator",
+    "Lightning": "from hetopt.integrations.lightning import HetoptStrategy, for Trainer(strategy=HetoptStrategy())",
+    "transformers": "from hetopt.integrations.transformers import Trainer",
+}
+"""The line by which a framework trains in a session of its own."""
+
+
 def _before(package: str) -> str:
+    line = _FRAMEWORKS.get(package)
+    if line is not None:
+        return f"let {package} begin the session: leave the script's own out and write `{line}`"
     return (
         f"give the session what {package} was given: the plain model, optimizer and DataLoader, and leave {package} out"
     )

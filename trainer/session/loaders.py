@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -15,6 +16,71 @@ from hetopt.trainer.data.fetch import samples_in
 from hetopt.trainer.session.batches import Part, Place, ShareTable, SlicedStream, Slices
 from hetopt.trainer.session.progress import Progress, Remaining
 from hetopt.trainer.session.random_state import RandomState
+
+PartT = TypeVar("PartT")
+
+
+class Handing(Generic[PartT]):
+    """When a batch counts as given to the script: as it is read, or as somebody says who reads ahead.
+
+    A framework that fetches batches before it computes them says itself which one comes: the first of those that wait.
+
+    Args:
+        begun: told the part of a batch, and the batch, as the script gets it.
+        ended: called when the last batch of an epoch was given.
+        count: called for each batch that was given.
+    """
+
+    def __init__(
+        self, begun: Callable[[PartT, Any], None], ended: Callable[[], None], count: Callable[[], None]
+    ) -> None:
+        self._begun = begun
+        self._ended = ended
+        self._count = count
+        self._ahead: deque[PartT] | None = None  # read, and not given yet; None: nobody reads ahead
+        self._is_over = False
+
+    def read_ahead(self) -> None:
+        """From here on batches are given as `give_next` says."""
+        self._ahead = deque()
+
+    def start(self) -> None:
+        """An epoch begins; what was read of another is forgotten."""
+        self._is_over = False
+        if self._ahead:
+            self._ahead.clear()
+
+    def read(self, part: PartT, batch: Any) -> None:
+        """A batch was read."""
+        if self._ahead is None:
+            self._give(part, batch)
+        else:
+            self._ahead.append(part)
+
+    @property
+    def waiting(self) -> Sequence[PartT]:
+        """Of the batches that were read and not given yet."""
+        return tuple(self._ahead or ())
+
+    def give_next(self) -> PartT | None:
+        """The script gets the first batch that was read and waits; None: none does."""
+        if not self._ahead:
+            return None
+        part = self._ahead.popleft()
+        self._give(part, None)
+        if self._is_over and not self._ahead:
+            self._ended()
+        return part
+
+    def end(self) -> None:
+        """There are no more batches to read."""
+        self._is_over = True
+        if not self._ahead:
+            self._ended()
+
+    def _give(self, part: PartT, batch: Any) -> None:
+        self._count()
+        self._begun(part, batch)
 
 
 class SlicedLoader:
@@ -58,8 +124,7 @@ class SlicedLoader:
         self._looks_ahead = looks_ahead
         self._loader = loader
         self._asked = asked
-        self._begun = begun
-        self._ended = ended
+        self.handing = Handing(begun, ended, lambda: self.progress.give())
         self._slices: Slices | None = None
         self._stream: SlicedStream | None = None
         if isinstance(loader.dataset, IterableDataset):
@@ -125,19 +190,15 @@ class SlicedLoader:
 
     def _from_slices(self, batches: Iterator[Any], start: dict[str, Any]) -> Iterator[Any]:
         assert self._slices is not None
-        self.progress.enter(start)
-        self._asked(True)
+        self._enter(start)
         for batch in batches:
-            self.progress.give()
-            self._begun(self._slices.parts.popleft(), batch)
+            self.handing.read(self._slices.parts.popleft(), batch)
             yield batch
             self._asked(False)
-        self.progress.end()
-        self._ended()
+        self._end()
 
     def _from_stream(self, batches: Iterator[tuple[Part, Any]], start: dict[str, Any]) -> Iterator[Any]:
-        self.progress.enter(start)
-        self._asked(True)
+        self._enter(start)
         for number in range(self.progress.done + 1):  # a stream is read to be passed over
             coming = self._read(batches)
             self.progress.passes(number)
@@ -146,14 +207,21 @@ class SlicedLoader:
             if self._looks_ahead:
                 coming = self._read(batches)
                 part = replace(part, is_last=coming is None)
-            self.progress.give()
-            self._begun(part, batch)
+            self.handing.read(part, batch)
             yield batch
             self._asked(False)
             if not self._looks_ahead:
                 coming = self._read(batches)
+        self._end()
+
+    def _enter(self, start: dict[str, Any]) -> None:
+        self.progress.enter(start)
+        self.handing.start()
+        self._asked(True)
+
+    def _end(self) -> None:
         self.progress.end()
-        self._ended()
+        self.handing.end()
 
     def _read(self, batches: Iterator[tuple[Part, Any]]) -> tuple[Part, Any] | None:
         with self._chance.common():
@@ -225,8 +293,8 @@ class OwnLoader:
         self.run = run
         self._loader = loader
         self._ask = ask
-        self._begin = begin
         self.progress = Progress(loader)
+        self.handing = Handing(begin, lambda: None, self.progress.give)
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``progress.state`` gave."""
@@ -252,16 +320,17 @@ class OwnLoader:
     def _counted(self, batches: Iterator[Any], start: dict[str, Any], read: int) -> Iterator[Any]:
         size = self._loader.batch_size
         self.progress.enter(start)
+        self.handing.start()
         self._ask(True)
         for number in range(read):  # of a stream, which is read to be passed over
             next(batches, None)
             self.progress.passes(number + 1)
         for batch in batches:
-            self.progress.give()
-            self._begin(samples_in(batch) or size or 1, batch)
+            self.handing.read(samples_in(batch) or size or 1, batch)
             yield batch
             self._ask(False)
         self.progress.end()
+        self.handing.end()
 
     def __len__(self) -> int:
         return len(self._loader)

@@ -51,8 +51,12 @@ class Progress:
             start: what `start` gave.
         """
         if not self._goes_on:
-            self.epoch, self.batches = self.epoch + 1, 0
+            self.epoch, self.batches = self.epoch + 1, self.done
         self._start, self.is_within, self._goes_on = start, True, False
+
+    def skip(self, batches: int) -> None:
+        """The epoch that comes begins behind so many batches, with random numbers as they are."""
+        self.done = batches
 
     def passes(self, number: int) -> bool:
         """Whether a batch of the epoch was done before; behind these, random numbers go on as they were.

@@ -16,7 +16,8 @@ the number of steps stay right whatever the cluster is.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +44,7 @@ from hetopt.trainer.session.loaders import OwnLoader, SlicedLoader
 from hetopt.trainer.session.registry import REGISTRY
 from hetopt.trainer.session.resuming import Extra, own_state, restore, script_state
 from hetopt.trainer.session.summing import GradientFlow
+from hetopt.trainer.session.trackers import Tracker, give
 from hetopt.trainer.session.turns import Deed, Disagreement
 
 
@@ -74,6 +76,19 @@ class Session(GradientFlow):
         with synchroniser.averaged():
             yield
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """All workers do inside what they say to each other themselves, by ``torch.distributed``.
+
+        Empty, it is a barrier. A worker that is elsewhere, or lost, is named.
+
+        Raises:
+            RunFailed: one is.
+        """
+        self._gate.take(Deed.TOGETHER, self._handed.newest)
+        with self._gate.watched():
+            yield
+
     def mean(self, value: Tensor | float, samples: int | None = None) -> float:
         """The mean of a figure over all workers, weighted by samples; for logging.
 
@@ -81,11 +96,52 @@ class Session(GradientFlow):
             value: of this worker's samples.
             samples: how many those are; None: its part of the present batch.
         """
+        return self._means([float(value)], samples)[0]
+
+    def log(
+        self,
+        figures: Mapping[str, Tensor | float],
+        *,
+        to: Tracker | None = None,
+        step: int | None = None,
+        samples: int | None = None,
+    ) -> dict[str, float]:
+        """The means of figures over all workers (see `mean`), which the leader gives to an experiment tracker.
+
+        Args:
+            figures: of this worker's samples, by name; all workers have the same.
+            to: a tracker: a run of W&B, the module ``mlflow``, TensorBoard's ``SummaryWriter``, a logger of Lightning,
+                or a function of figures and step. The leader's is used, and the others may give None.
+            step: that they are of; None: of the session.
+            samples: how many those are; None: its part of the present batch.
+
+        Returns:
+            The means, the same on all workers.
+
+        Raises:
+            BadInput: the tracker takes no figures, or the workers' figures have other names.
+        """
+        names = ", ".join(figures)
+        self._gate.take(Deed.MEAN, self._handed.newest)
+        marks = gather_numbers([zlib.crc32(names.encode())], self.world_size)
+        if any(mark != marks[0] for mark in marks):
+            raise BadInput(
+                f"The workers log other figures than each other; this one has {names or 'none'}.",
+                hint="log the same names on all workers, in the same order",
+            )
+        told = dict(zip(figures, self._means([float(one) for one in figures.values()], samples), strict=True))
+        if to is not None and self.is_leader:
+            done = 0 if self._engine is None else self._engine.step
+            give(to, told, done if step is None else step)
+        return told
+
+    def _means(self, values: Sequence[float], samples: int | None) -> list[float]:
         part = self._handed.present
         weight = float(samples if samples is not None else 0 if part is None else part.samples)
         self._gate.take(Deed.MEAN, self._handed.newest)
-        total, weights = sum_numbers([float(value) * weight, weight], self.world_size)
-        return total / weights if weights else float("nan")
+        # A worker without samples may have computed anything of none.
+        *totals, weights = sum_numbers([*(one * weight if weight else 0.0 for one in values), weight], self.world_size)
+        return [total / weights if weights else float("nan") for total in totals]
 
     def total(self, value: Tensor | float) -> float:
         """The sum of a count over all workers, to divide a sum by: of tokens, boxes or whatever a batch has many of.

@@ -45,6 +45,11 @@ class GradientFlow(BatchFlow):
     def _listeners(self) -> Sequence[Member]:
         return REGISTRY.listeners(self)
 
+    @property
+    def weight(self) -> float:
+        """How much this worker's last loss counts: the workers' losses, so weighted, add up to that of the batch."""
+        return self._weight
+
     def backward(
         self,
         loss: Tensor,
@@ -100,6 +105,7 @@ class GradientFlow(BatchFlow):
             computed=self._note_computed,
         )
         self._is_within = True
+        self._weight = own
         self._note_loss(loss, own)
         reached = self._reached()
         ready = [side for side in reached if self._completes(side, part)]
@@ -308,9 +314,9 @@ class GradientFlow(BatchFlow):
         """A closure of an optimizer (LBFGS) that computes the loss and gradient of all workers."""
 
         def together(*arguments: Any, **options: Any) -> Any:
-            side.is_summed = False
+            before, side.is_summed = side.is_summed, False
             loss = closure(*arguments, **options)
-            if not side.is_summed:
+            if not side.is_summed and not (before and loss is None):  # Lightning gives one that does nothing
                 self._follow_and_sync(side)
             side.backwards, side.is_summed = 0, False
             self._is_within = False

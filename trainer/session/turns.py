@@ -38,6 +38,7 @@ class Deed(IntEnum):
     RESUME = 8
     GATHER = 9
     TOTAL = 10
+    TOGETHER = 11
 
 
 _WORDS = {
@@ -52,6 +53,7 @@ _WORDS = {
     Deed.RESUME: "called run.resume",
     Deed.GATHER: "called run.gather",
     Deed.TOTAL: "called run.total",
+    Deed.TOGETHER: "entered run.together",
 }
 
 _TOGETHER = "leave a loop, or skip a batch, on all workers or on none: decide by a figure they share, run.mean(...)"

@@ -106,8 +106,11 @@ def hub_trainer(open_: Open) -> None:
 EXACT = (low_rank_adapters, lightning_module)
 
 REFUSED = {
-    accelerated: ("AcceleratedOptimizer", "leave Accelerate out"),
-    accelerated_loader: ("DataLoaderShard", "leave Accelerate out"),
-    hub_trainer: ("wrapped in DistributedDataParallel since the session began", "plain model"),
+    accelerated: ("AcceleratedOptimizer", "from hetopt.integrations.accelerate import Accelerator"),
+    accelerated_loader: ("DataLoaderShard", "from hetopt.integrations.accelerate import Accelerator"),
+    hub_trainer: (
+        "wrapped in DistributedDataParallel since the session began",
+        "from hetopt.integrations.transformers import Trainer",
+    ),
 }
 """What the sentence has to name."""

@@ -123,6 +123,18 @@ def child(run: Callable[[Any], Any], out: Path, rank: int, workers: int, store: 
     os._exit(0)
 
 
+def wait_for(living: dict[int, str]) -> None:
+    """Wait for children, by their ids, and end those that take too long."""
+    deadline = time.monotonic() + LIMIT_S
+    while living and time.monotonic() < deadline:
+        pid, _ = os.waitpid(-1, os.WNOHANG)
+        living.pop(pid, None)
+        time.sleep(0 if pid else 0.01)
+    for pid in living:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
@@ -156,14 +168,7 @@ def main() -> None:
             if pid == 0:
                 child(cases[name], place / f"{label}.pt", rank, workers, place / f"store-{workers}")
             living[pid] = label
-        deadline = time.monotonic() + LIMIT_S
-        while living and time.monotonic() < deadline:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
-            living.pop(pid, None)
-            time.sleep(0 if pid else 0.01)
-        for pid in living:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+        wait_for(living)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from hetopt.core.errors import BadInput
 NEEDED = ("numpy", "psutil", "pydantic", "torch", "safetensors", "scikit-learn", "boto3")
 """What a machine installs: what training needs, and the way to S3. Their versions and hashes: `make locks`."""
 
-PARTS = ("__init__.py", "core", "backends", "profiler", "trainer")
+PARTS = ("__init__.py", "core", "backends", "integrations", "profiler", "trainer")
 """What of hetopt machines run, and..."""
 
 LEFT_OUT = ("ec2/renter", "emulation", "on_this_machine.py", "prediction", "probe_runs.py", "supervisor")

@@ -1,0 +1,1 @@
+"""Frameworks on unequal workers, against the real libraries."""

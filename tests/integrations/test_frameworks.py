@@ -1,0 +1,96 @@
+"""Scripts that train with a framework take the steps of one machine on two unequal workers, and report its figures."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.disturbance import PATIENCE_S
+from tests.trainer.test_session_cases import LABELS, distance
+
+Case = Callable[[str], dict[str, Any]]
+
+NAMES = ("trainer_tokens", "trainer_resumed", "accelerated", "lightning_module", "lightning_manual")
+EXAMPLES = ("with_transformers", "with_accelerate", "with_lightning")
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """What became of a script in each of the ways in which it ran."""
+    for name in ("accelerate", "lightning", "transformers"):
+        pytest.importorskip(name)
+    folder = tmp_path_factory.mktemp("frameworks")
+    said = subprocess.run(
+        [sys.executable, "-m", "tests.integrations.server", str(folder)],
+        cwd=Path(__file__).resolve().parents[2],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=4 * PATIENCE_S,
+        check=False,
+    )
+    assert said.returncode == 0, said.stderr
+    return lambda name: {label: torch.load(folder / name / f"{label}.pt") for label in LABELS}
+
+
+def far(one: Any, other: Any, where: str = "") -> str:
+    """Where two results differ by more than rounding; empty: nowhere. Paths and other texts are not compared."""
+    if isinstance(one, dict):
+        if set(one) != set(other):
+            return f"{where}: {sorted(one)} and {sorted(other)}"
+        return next((found for key in one if (found := far(one[key], other[key], f"{where}/{key}"))), "")
+    if isinstance(one, list):
+        if len(one) != len(other):
+            return f"{where}: {len(one)} and {len(other)}"
+        pairs = enumerate(zip(one, other, strict=True))
+        return next((found for index, pair in pairs if (found := far(*pair, f"{where}/{index}"))), "")
+    if isinstance(one, Tensor):
+        return "" if torch.allclose(one, other, rtol=1e-3, atol=1e-6) else where
+    if isinstance(one, str):
+        return ""
+    return "" if math.isclose(one, other, rel_tol=1e-5, abs_tol=1e-6) else f"{where}: {one} and {other}"
+
+
+def check_steps(told: dict[str, Any]) -> None:
+    assert {label: one["said"] for label, one in told.items()} == dict.fromkeys(LABELS, "")
+    plain = told["plain"]["steps"]
+    assert plain
+    assert distance(plain, told["alone"]["steps"]) == 0.0
+    for label in ("two-0", "two-1"):
+        assert distance(plain, told[label]["steps"]) < 1e-5
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_train_as_the_plain_scripts_that_they_were(name: str, case: Case) -> None:
+    check_steps(case(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_steps_and_figures_are_those_of_one_machine(name: str, case: Case) -> None:
+    told = case(name)
+    check_steps(told)
+    plain = told["plain"]
+    if name != "trainer_resumed":  # which also tells what was saved
+        for label in LABELS[1:]:
+            assert far(plain["result"], told[label]["result"]) == ""
+
+
+def test_transformers_checkpoint_goes_on_in_mid_epoch_and_the_leader_alone_saves(case: Case) -> None:
+    told = {label: one["result"] for label, one in case("trainer_resumed").items()}
+    for label in LABELS[1:]:
+        assert far(told["plain"]["parts"], told[label]["parts"]) == ""
+    first, second = told["plain"]["parts"]
+    assert (len(first["history"]), second["history"][-1]["step"]) == (5, 10)
+    assert told["alone"]["saved"] == told["plain"]["saved"]
+    # Random numbers are each worker's own; all else is written once.
+    extra = set(told["two-0"]["saved"]) - set(told["plain"]["saved"])
+    assert {Path(one).name for one in extra} == {"rng_state.pth"}
+    assert all("worker-1" in one for one in extra)
