@@ -282,6 +282,75 @@ def lightning_manual(way: Way) -> Any:
     return {"steps": trainer.global_step}
 
 
+# Experiment trackers
+
+
+class WandbRun:
+    """As a run of Weights & Biases takes figures: ``log(data, step=None, commit=None)``."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows = rows
+
+    def log(self, data: dict[str, Any], step: int | None = None, commit: bool | None = None) -> None:
+        self.rows.append([step, dict(data)])
+
+
+class Mlflow:
+    """As the module mlflow takes them: ``log_metrics(metrics, step=None, synchronous=None)``."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows = rows
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None, synchronous: bool | None = None) -> None:
+        self.rows.append([step, dict(metrics)])
+
+
+def logged(way: Way) -> Any:
+    """A loop that logs to every kind of tracker; TensorBoard's own writer where it is installed."""
+    from lightning.pytorch.loggers import CSVLogger
+
+    from hetopt import session
+
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(points(101), batch_size=16)
+    rows: dict[str, list[Any]] = {"wandb": [], "mlflow": [], "function": []}
+    trackers: list[Any] = [WandbRun(rows["wandb"]), Mlflow(rows["mlflow"])]
+    trackers.append(lambda figures, step: rows["function"].append([step, figures]))
+    csv = CSVLogger(way.folder, version=f"{torch.initial_seed()}")
+    trackers += [csv, *tensorboard(way)]
+
+    def figures(loss: Tensor, out: Tensor, y: Tensor) -> dict[str, Any]:
+        return {"loss": loss.detach(), "right": (out.argmax(1) == y).float().mean()}
+
+    if way.is_plain:
+        for step, (x, y) in enumerate(loader, 1):
+            optimizer.zero_grad()
+            loss = cross_entropy(out := model(x), y)
+            loss.backward()
+            optimizer.step()
+            told = {name: float(value) for name, value in figures(loss, out, y).items()}
+            trackers[2](told, step)
+        return {"rows": rows["function"]}
+    with session(model, optimizer) as run:
+        for x, y in run.loader(loader):
+            optimizer.zero_grad()
+            run.backward(loss := cross_entropy(out := model(x), y))
+            optimizer.step()
+            for tracker in trackers:
+                told = run.log(figures(loss, out, y), to=tracker if run.is_leader else None)
+        csv.save()
+    return {"rows": rows, "last": told, "csv": [dict(row) for row in csv.experiment.metrics]}
+
+
+def tensorboard(way: Way) -> list[Any]:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return []
+    return [SummaryWriter(str(way.folder))]
+
+
 # The examples
 
 
@@ -325,6 +394,7 @@ CASES: tuple[Callable[[Way], Any], ...] = (
     accelerated,
     lightning_module,
     lightning_manual,
+    logged,
     with_transformers,
     with_accelerate,
     with_lightning,

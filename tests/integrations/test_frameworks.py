@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,16 @@ from torch import Tensor
 from tests.disturbance import PATIENCE_S
 from tests.trainer.test_session_cases import LABELS, distance
 
-Case = Callable[[str], dict[str, Any]]
+
+class Case:
+    """What became of a script in each of the ways in which it ran."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, name: str) -> dict[str, Any]:
+        return {label: torch.load(self.folder / name / f"{label}.pt") for label in LABELS}
+
 
 NAMES = ("trainer_tokens", "trainer_resumed", "accelerated", "lightning_module", "lightning_manual")
 EXAMPLES = ("with_transformers", "with_accelerate", "with_lightning")
@@ -24,7 +32,6 @@ EXAMPLES = ("with_transformers", "with_accelerate", "with_lightning")
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    """What became of a script in each of the ways in which it ran."""
     for name in ("accelerate", "lightning", "transformers"):
         pytest.importorskip(name)
     folder = tmp_path_factory.mktemp("frameworks")
@@ -38,7 +45,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
         check=False,
     )
     assert said.returncode == 0, said.stderr
-    return lambda name: {label: torch.load(folder / name / f"{label}.pt") for label in LABELS}
+    return Case(folder)
 
 
 def far(one: Any, other: Any, where: str = "") -> str:
@@ -94,3 +101,22 @@ def test_transformers_checkpoint_goes_on_in_mid_epoch_and_the_leader_alone_saves
     extra = set(told["two-0"]["saved"]) - set(told["plain"]["saved"])
     assert {Path(one).name for one in extra} == {"rng_state.pth"}
     assert all("worker-1" in one for one in extra)
+
+
+def test_trackers_are_given_means_over_all_workers_by_the_leader_alone(case: Case) -> None:
+    told = {label: one["result"] for label, one in case("logged").items()}
+    plain = told["plain"]["rows"]
+    assert [step for step, _ in plain] == list(range(1, 8))
+    for label in ("alone", "two-0"):
+        for rows in told[label]["rows"].values():
+            assert far(plain, rows) == ""
+    assert not any(told["two-1"]["rows"].values())
+    assert far(plain[-1][1], told["two-1"]["last"]) == ""
+
+
+def test_tensorboard_reads_what_its_writer_was_given(case: Case) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    plain = case("logged")["plain"]["result"]["rows"]
+    read = accumulator.EventAccumulator(str(case.folder / "logged" / "two"))
+    read.Reload()
+    assert far([row["loss"] for _, row in plain], [one.value for one in read.Scalars("loss")]) == ""
