@@ -93,8 +93,11 @@ class ScriptCourse:
     def run(self) -> Course:
         """Begins where the script's first step has ended."""
         order = self.order
-        yield Wish()
-        yield from self._count()
+        step = yield Wish()
+        counted = yield from self._count()
+        # Of three steps: what reads batches ahead, as frameworks do, has read more of them in its first one.
+        own = statistics.median_low((step.samples, *counted))
+        self.observer.batch_size = own or self.observer.batch_size
         begun_s = self.crew.elapsed_s()
         sizes = self._sizes()
         ahead = [size for size in sizes if size <= self._own]
@@ -108,12 +111,14 @@ class ScriptCourse:
         if self.measured.ended is None and later:
             yield from self._sweep(later, begun_s + spent_s, order.sweep_s)
 
-    def _count(self) -> Course:
+    def _count(self) -> Generator[Wish, Step, tuple[int, int]]:
+        """Operators of a step; the samples of the two steps that it takes."""
         operators, flops = OperatorCount(), FlopCounterMode(display=False)
-        step = yield Wish(inside=(operators,))
+        first = yield Wish(inside=(operators,))
         self.measured.operators = operators.count
         step = yield Wish(inside=(without_fused_layers(), flops))
         self.measured.flops, self.measured.flops_samples = flops.get_total_flops(), step.samples
+        return first.samples, step.samples
 
     @property
     def _own(self) -> int:
@@ -192,11 +197,11 @@ class ScriptCourse:
         """Steps at the script's own batch size that learn; between them, gradients that tell signal from noise."""
         order, begun_s = self.order, self.crew.elapsed_s()
         gains: ResidualGains | None = None
-        count = 0
+        count = tried = 0
         while True:
             due = count % order.sample_every_steps == 0
             late = self.crew.elapsed_s() - begun_s > order.training_s
-            if late and len(self.measured.noise) >= min(FEWEST_SAMPLES, 1 + count // order.sample_every_steps):
+            if late and tried >= min(FEWEST_SAMPLES, 1 + count // order.sample_every_steps):
                 return
             step = yield Wish(learns=True, wants_gradient=True)
             count += 1
@@ -211,6 +216,7 @@ class ScriptCourse:
                         self._add_gains(gains, step.gradient, count)
                     gains.follow(step.gradient)
             if due:
+                tried += 1
                 yield from self._sample_noise(count)
 
     def _add_gains(self, gains: ResidualGains, gradient: Tensor, step: int) -> None:
