@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from benchmarks._collectives import time_exchanges
 from benchmarks._plain_ddp import train_plainly
+from benchmarks._plain_script import train_in_session
 from benchmarks._torch_hooks import HookName
 from hetopt.core.conditions import ConditionsReader
 from hetopt.core.events.log import EVENTS_FILE, EventLog
@@ -33,6 +34,7 @@ from hetopt.trainer.steps.slowdown import make_pace
 
 RUNS_FILE = "runs.json"
 EXCHANGES = "exchanges"
+SESSION = "session"
 DDP_SIDES: dict[str, HookName] = {"ddp": "none", "ddp-fp16": "fp16", "ddp-powersgd": "powersgd"}
 
 
@@ -86,6 +88,9 @@ def _work(folder: Path, runs: list[dict[str, str]], rank: int, world_size: int) 
 
 def _train(side: str, run_dir: Path, rank: int, world_size: int) -> None:
     spec, device = read_spec(run_dir), torch.device("cpu")
+    if side == SESSION:
+        train_in_session(spec, run_dir)
+        return
     events = EventLog(run_dir / EVENTS_FILE if rank == 0 else None)
     if side in DDP_SIDES:
         conditions = ConditionsReader(run_dir)

@@ -33,12 +33,13 @@ from hetopt.core.scaled_emulation import EmulatedHost
 
 STORE_PORT = 29400
 
-By = Literal["hetopt", "ddp", "ddp-fp16", "ddp-powersgd"]
+By = Literal["hetopt", "session", "ddp", "ddp-fp16", "ddp-powersgd"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One way of doing the job: hetopt's trainer under a spec, or DistributedDataParallel, plain or with a hook."""
+    """One way of doing the job: hetopt's trainer under a spec, a script with a session that is given the spec, or
+    DistributedDataParallel, plain or with a hook."""
 
     name: str
     by: By

@@ -49,6 +49,9 @@ NOISY_PERIOD = 10
 
 NOISE = 0.05
 DDP = "plain DDP"
+SCRIPT = "script with a session"
+AS_SCRIPT = (6, 6, 4, 32)
+"""The cluster on which the job is done by a script as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +165,8 @@ def speeds_part(scale: Scale, results: Results) -> None:
                 for policy in POLICIES
             ),
         ]
+        if speeds == AS_SCRIPT:
+            sides.append(Side(name=SCRIPT, by="session", spec=spec(workers, "model", steps=scale.steps)))
         logs = rehearse(hosts, sides, rounds=scale.rounds)
         plain = [step_time_s(log, from_step=PERIOD) for log in logs[DDP]]
         ideal = compute_s(workers, equal_shares(len(workers), BATCH)) / best_compute_s(workers, BATCH)
@@ -169,6 +174,11 @@ def speeds_part(scale: Scale, results: Results) -> None:
         for policy in POLICIES:
             settled = PERIOD if policy in ("uniform", "static") else scale.steps - 2 * PERIOD
             reached[policy] = ratio(plain, [step_time_s(log, from_step=settled) for log in logs[policy]])
+        if speeds == AS_SCRIPT:
+            settled = scale.steps - 2 * PERIOD
+            script = ratio(plain, [step_time_s(log, from_step=settled) for log in logs[SCRIPT]])
+            results.goal("session_share_of_ideal_6_6_4_32", script.median / ideal, at_least=0.95)
+            print(f"{'as a script':>14} {ideal:>6.2f}  {script}", flush=True)
         needed = [adjustments_to(log, workers, equal_shares(len(workers), BATCH), 0.95) for log in logs["model"]]
         changes = max(len(workers) * 99 if count is None else count for count in needed)
         label = "_".join(map(str, speeds))
@@ -277,14 +287,24 @@ def equal_part(scale: Scale, results: Results) -> None:
             WorkerSpec(host=host.name, type="equal", local_batch_size=batch // 2, threads=1) for host in hosts
         )
         run = spec(workers, "model", steps=steps, task=task, period=NOISY_PERIOD)
-        sides = [Side(name=DDP, by="ddp", spec=run), Side(name="hetopt", by="hetopt", spec=run)]
+        sides = [
+            Side(name=DDP, by="ddp", spec=run),
+            Side(name="hetopt", by="hetopt", spec=run),
+            Side(name=SCRIPT, by="session", spec=run),
+        ]
         logs = rehearse(hosts, sides, rounds=scale.equal_rounds)
-        measured = [[step_time_s(log, from_step=NOISY_PERIOD) for log in logs[side]] for side in ("hetopt", DDP)]
-        over = ratio(*measured)
+        measured = [
+            [step_time_s(log, from_step=NOISY_PERIOD) for log in logs[side]] for side in ("hetopt", DDP, SCRIPT)
+        ]
+        over, by_script = ratio(*measured[:2]), ratio(measured[2], measured[1])
         key = name.lower().replace(" ", "_").replace("-", "")
         results.goal(f"equal_workers_over_ddp_{key}", over.median, at_most=1.02)
+        results.goal(f"session_over_ddp_{key}", by_script.median, at_most=1.02)
         results.baselines[f"ddp_step_time_s_{key}"] = round(statistics.median(measured[1]), 5)
-        print(f"{name:>16}: {over}   (DDP {statistics.median(measured[1]) * 1e3:.1f} ms a step)", flush=True)
+        print(
+            f"{name:>16}: {over}, as a script {by_script}   (DDP {statistics.median(measured[1]) * 1e3:.1f} ms a step)",
+            flush=True,
+        )
 
 
 def control_part(scale: Scale, results: Results) -> None:

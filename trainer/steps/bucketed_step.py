@@ -95,7 +95,7 @@ class BucketedStep:
         self._squares: list[Tensor] = []
         self._expected = 0  # buckets of a step; 0: they are being laid out, and no pace is kept
         self._is_laying_out = True
-        self._views: list[Tensor | None] = []
+        self._views: list[Tensor] = []  # of the buckets: where the gradients are
         self._parallel = DistributedDataParallel(
             module,
             forward_sync_buffers=False,
@@ -149,7 +149,8 @@ class BucketedStep:
                 raise self._lost(error) from None
             self._wait()
         self._is_laying_out = False
-        self._views = [parameter.grad for parameter in self._parameters]
+        self._views = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        assert len(self._views) == len(self._parameters), "buckets are of models that use all of their parameters"
 
     def take_gradients(self) -> None:
         """Gradients go into the buckets again, after another form of step has led them elsewhere."""
@@ -168,7 +169,8 @@ class BucketedStep:
         begun = self._stopwatch.mark()
         samples = sum(map(len, parts))
         self._pace.begin(samples)
-        self._parallel.zero_grad(set_to_none=False)
+        # All at once: to ask each module for its parameters takes longer than to clear them, where they are many.
+        torch._foreach_zero_(self._views)
         self._sent, self._squares = [], []
         self._expected = len(self._buckets)  # as many as in the step before
         factor = (loss_scale or 1.0) / global_batch_size
