@@ -79,7 +79,7 @@ def convert(script: Path | str) -> Converted:
     """Write a session into a training script.
 
     Args:
-        script: a file with one optimizer and a loop over a DataLoader, in functions or in a class.
+        script: a file with one loop over a DataLoader, in functions or in a class.
 
     Raises:
         BadInput: it is no Python file, or not of that form; the sentence says what was looked for, and where.
@@ -278,6 +278,8 @@ class _Conversion:
 
     def _is_bound(self, name: str, function: Function | None) -> bool:
         """Whether anything in the file gives a name, or what it is of, a value."""
+        if name.startswith("("):
+            return all(self._is_bound(one, function) for one in _parts(name))
         root = name.partition(".")[0].partition("[")[0]
         known = {self._source(one) for target, _ in self._pairs for one in ast.walk(target)}
         known |= {one.id for one in ast.walk(self._file.tree) if isinstance(one, ast.Name) and self._is_target(one)}
@@ -295,8 +297,8 @@ class _Conversion:
             return BadInput(
                 f"{self._where(backward)}: the backward pass is not in one `for` loop over a loader's batches, and "
                 "this file makes no DataLoader.",
-                hint="put the samples into a Dataset and read them by `for batch in loader:` from a DataLoader, then "
-                "convert",
+                hint="share out what it draws with run.split, as docs/your-own-code.md shows; or read it from a "
+                "DataLoader, then convert",
             )
         return BadInput(
             f"{self._where(backward)}: the backward pass is not in one `for` loop over a loader's batches.",
@@ -318,18 +320,30 @@ class _Conversion:
             scope: ast.AST = frame.function or next(reversed(self._loops(frame.node)), self._file.tree)
             stepped = list(dict.fromkeys([frame.optimizer or "", *self._stepped(scope)]))
             stepped = [one for one in stepped if one]
-            if len(stepped) > 1:
-                lines = [str(value.lineno) for target, value in self._optimizers.items() if target in stepped]
-                made = f" (made in lines {' and '.join(lines)})" if lines else ""
-                raise BadInput(
-                    f"{self._file.name} steps {len(stepped)} optimizers, {' and '.join(stepped)}{made}.",
-                    hint="begin a session for each by hand, as docs/your-own-code.md shows for several models",
-                )
             frame.optimizer = stepped[0] if stepped else None
+            if len(stepped) > 1:
+                frame.optimizer, frame.model = self._together(frame, stepped)
         if frame.loader is None:
             frame.loader = next((name for loop in self._loops(frame.node) if (name := self._loader_of(loop))), None)
         if frame.model is None:
             frame.model = self._model_in(frame)
+
+    def _together(self, frame: _Frame, stepped: list[str]) -> tuple[str, str]:
+        """Several optimizers in one session, and the models that they are of.
+
+        Raises:
+            BadInput: what they are of cannot be seen from here.
+        """
+        made = [self._optimizers.get(one) for one in stepped]
+        known = [one for one in made if one is not None and self._can_see(frame, one)]
+        if len(known) < len(stepped):
+            raise BadInput(
+                f"{self._file.name} steps {len(stepped)} optimizers, {' and '.join(stepped)}, and what they are of "
+                "cannot be followed.",
+                hint="begin the session by hand: session((model, other), (optimizer, other_optimizer))",
+            )
+        models = dict.fromkeys(self._source(model) for one in known for model in self._models(one)[:1])
+        return f"({', '.join(stepped)})", f"({', '.join(models)})" if len(models) > 1 else next(iter(models))
 
     def _stepped(self, scope: ast.AST) -> Iterator[str]:
         """Optimizers that step there."""
@@ -405,6 +419,9 @@ class _Conversion:
 
     def _outside(self, name: str, function: Function, call: ast.Call) -> str | None:
         """What a function's expression is where the function is called; None: it is made inside."""
+        if name.startswith("("):  # several
+            found = [self._outside(one, function, call) for one in _parts(name)]
+            return None if None in found else f"({', '.join(map(str, found))})"
         root, dot, rest = name.partition(".")
         root, bracket, index = root.partition("[")
         own = [
@@ -526,8 +543,11 @@ class _Conversion:
         named += [(one.id, one) for one in turns if isinstance(one, ast.Name)]
         for name, target in named:
             for what in ("model", "optimizer", "loader"):
-                told = str(getattr(entry, what))
-                if told == name or (target in turns and told.partition(".")[0] == name):
+                parts = _parts(str(getattr(entry, what)))
+                told = next((one for one in parts if one == name), None)
+                if told is None and target in turns:
+                    told = next((one for one in parts if one.partition(".")[0] == name), None)
+                if told is not None:
                     raise BadInput(
                         f"{self._where(target)}: the loop has another {what} each time, `{told}`.",
                         hint=f"train by one {what} that is made before the loop, or begin a session for each by hand",
@@ -933,6 +953,11 @@ class _Conversion:
         told = [*(f"{one}\n" for one in others), f"{'' if last is None else chr(10)}{_IMPORT}\n"]
         for one in reversed(told):
             self._edits.insert(line, one, first=True)
+
+
+def _parts(name: str) -> list[str]:
+    """Of ``(one, two)``, or of one alone."""
+    return name.strip("()").split(", ")
 
 
 def _with_names(node: ast.Import | ast.ImportFrom, names: list[ast.alias]) -> ast.stmt:

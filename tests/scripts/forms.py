@@ -401,6 +401,26 @@ def main():
 
 main()
 ''',
+    "two networks": '''
+net_d = Net()
+net_g = nn.Linear(2, 6)
+optimizer_d = torch.optim.Adam(net_d.parameters(), lr=1e-3, betas=(0.5, 0.999))
+optimizer_g = torch.optim.Adam(net_g.parameters(), lr=1e-3, betas=(0.5, 0.999))
+loader = DataLoader(samples(), batch_size=16)
+for epoch in range(2):
+    for i, (real, label) in enumerate(loader, 0):
+        net_d.zero_grad()
+        loss_real = F.cross_entropy(net_d(real), label)
+        loss_real.backward()
+        fake = net_g(real[:, :2])
+        loss_fake = F.cross_entropy(net_d(fake.detach()), torch.zeros_like(label))
+        loss_fake.backward()
+        optimizer_d.step()
+        net_g.zero_grad()
+        loss_g = F.cross_entropy(net_d(fake), label)
+        loss_g.backward()
+        optimizer_g.step()
+''',
     "a closure": '''
 net = Net().double()
 opt = torch.optim.LBFGS(net.parameters(), max_iter=2)

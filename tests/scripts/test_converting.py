@@ -150,14 +150,8 @@ def main():
         ("x = = 1", "no Python"),
         (HEAD + LOADER + "for (x,) in loader:\n" + BODY, "makes no optimizer"),
         (
-            HEAD
-            + LOADER
-            + OPTIMIZER
-            + OPTIMIZER.replace("opt", "other")
-            + "for (x,) in loader:\n"
-            + BODY
-            + "    other.step()\n",
-            "2 optimizers",
+            HEAD + LOADER + OPTIMIZER + "opt_b = theirs.make()\nfor (x,) in loader:\n" + BODY + "    opt_b.step()\n",
+            "steps 2 optimizers, opt and opt_b, and what they are of cannot be followed",
         ),
         (HEAD + OPTIMIZER + "while True:\n    x = batch()\n" + BODY, "not in one `for` loop .* makes no DataLoader"),
         (HEAD + LOADER + OPTIMIZER + "for i in range(9):\n    x = next(it)\n" + BODY, "not in one `for` loop"),
