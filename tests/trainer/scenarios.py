@@ -54,7 +54,7 @@ TOPK = {"name": "topk", "ratio": 0.1}
 HALF = {"stop": {"max_steps": 43}}
 SHORT = {"stop": {"max_steps": 40}}
 THIN = {"name": "topk", "ratio": 0.01}
-STEERED = {"collective_policy": "cheapest", "control_period_steps": 8, "stop": {"max_steps": 80}}
+STEERED = {"collective_policy": "cheapest", "control_period_steps": 8, "stop": {"max_steps": 56}}
 DECLARED = ({"per_sample_s": 0.002}, {"fixed_s": 0.004, "per_sample_s": 0.001}, {"per_sample_s": 0.008, "noise": 0.02})
 # Far longer than the real computation, so that a busy machine does not show: 1, 1 and 8 ms a sample.
 UNEVEN = {

@@ -31,20 +31,25 @@ def forked_workers() -> Iterator[None]:
 
     Where that cannot be, the agent starts them as it always does, and each imports everything for itself.
     """
+    import torch
+
     try:
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's gap
+            raise NoFork("this process uses a GPU, which no fork of it could.")
         server = ForkServer.of_this_process()
     except NoFork as why:
         print(f"workers import everything for themselves: {why}", file=sys.stderr)
         yield
         return
-    _fork_from(server)
+    fork_from(server)
     try:
         yield
     finally:
         server.close()
 
 
-def _fork_from(server: ForkServer) -> None:
+def fork_from(server: ForkServer) -> None:
+    """Have torchrun's agent in this process start workers as forks of a server, and by itself where that has ended."""
     from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
