@@ -45,8 +45,8 @@ def measure(name: str, *, every: int, workers: int, types: int, loose: float) ->
 def _search(name: str, every: int, workers: int, types: int, loose: float) -> Growth:
     space, job = whole(name, workers)
     space = replace(space, options=space.options[::every])
-    cheapest = search(space, job, Limits(), seed=0, effort=Effort(types=1)).forecast.cost_high_usd.min()
-    limits = Limits(budget_usd=float(loose * cheapest))
+    cheapest = search(space, job, Limits(time_weight=0.0), seed=0, effort=Effort(types=1)).forecast.cost_high_usd.min()
+    limits = Limits(budget_usd=float(loose * cheapest), time_weight=1.0)
     whole.cache_clear()
     begun, begun_cpu = time.perf_counter(), time.process_time()
     space, job = whole(name, workers)  # what is to be searched is part of the answer's time

@@ -75,7 +75,9 @@ def small(count: int, *, seed: int) -> Iterator[Question]:
         budget = float(np.quantile(found.cost_high_usd, share))
         deadline = float(np.quantile(found.total_high_s, float(random.uniform(0.02, 0.6))))
         limits = Limits(
-            budget_usd=budget if kind != "deadline" else None, deadline_s=deadline if kind != "budget" else None
+            budget_usd=budget if kind != "deadline" else None,
+            deadline_s=deadline if kind != "budget" else None,
+            time_weight=1.0 if kind == "budget" else 0.0,
         )
         yield Question(name=f"{number} {name} {kind}", space=part, job=job, limits=limits)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -17,9 +18,8 @@ Market = Literal["spot", "on-demand"]
 Evidence = Literal["measured", "interpolated", "extrapolated"]
 
 
-Objective = Literal["auto", "time", "cost", "knee"]
-"""What is wanted within the limits: the quickest plan, the cheapest, or the one from which more money buys little time.
-``auto``: with a deadline the cheapest, else the quickest."""
+Objective = Literal["balanced", "fastest", "cheapest"]
+"""What is wanted within the limits. ``balanced`` stops paying where a tenth less time would cost over a fifth more."""
 
 ScalingRule = Literal["none", "linear", "sqrt", "adascale"]
 """How the learning rate follows the global batch size: not at all, in proportion, by the square root, or by the noise
@@ -59,6 +59,25 @@ class Watched(Record):
         return f"{losses} in {hours} instance-hour{'s' * (self.instance_hours != 1)}"
 
 
+class Hardware(Record):
+    """What one machine has."""
+
+    vcpus: PositiveInt
+    memory_gib: PositiveFloat
+    gpu: str | None = Field(default=None, description="absent without one")
+    gpus: NonNegativeFloat = Field(default=0, description="of the machine; below 1 where it has a part of one")
+    gpu_memory_gib: PositiveFloat | None = Field(default=None, description="of each")
+
+    @property
+    def in_words(self) -> str:
+        """'8 × A100 40 GiB', or '16 vCPUs 32 GiB' without a GPU."""
+        if self.gpu is None:
+            return f"{self.vcpus} vCPU{'s' * (self.vcpus > 1)} {self.memory_gib:.3g} GiB"
+        many = "" if self.gpus == 1 else f"{self.gpus:g} × "
+        memory = "" if self.gpu_memory_gib is None else f" {self.gpu_memory_gib:.0f} GiB"
+        return f"{many}{self.gpu}{memory}"
+
+
 class Group(Record):
     """Machines of one type. Every worker has its own share, as equal shares may differ by one sample."""
 
@@ -75,6 +94,7 @@ class Group(Record):
     watched: Watched | None = Field(default=None, description="what the belief of losses rests on beside the prior")
     local_batch_sizes: tuple[PositiveInt, ...] = Field(description="one for each worker of the group")
     evidence: Evidence = Field(description="where the group's step time comes from")
+    hardware: Hardware | None = Field(default=None, description="absent in plans of versions that did not write it")
     assumed: Assumptions | None = Field(
         default=None, description="absent in plans of versions that did not write it down"
     )
@@ -139,6 +159,46 @@ class Candidate(Record):
         if sum(sum(group.local_batch_sizes) for group in self.groups) != self.global_batch_size:
             raise ValueError("the shares of all workers must sum to global_batch_size")
         return self
+
+    @property
+    def in_words(self) -> str:
+        """'2 × g5.xlarge + 1 × g4dn.xlarge (spot)'."""
+        markets = sorted({group.market for group in self.groups})
+        one = len(markets) == 1
+        names = ((g.machines, g.instance_type if one else f"{g.instance_type} {g.market}") for g in self.groups)
+        return cluster(names) + (f" ({markets[0]})" if one else "")
+
+
+ChoiceName = Literal["here", "cheapest", "balanced", "fastest", "weighed", "safest"]
+"""``here``: the machine that was profiled. ``safest``: on demand, so that no machine is taken back. ``weighed``: by
+weights of time and cost that were given."""
+
+
+class QuotaNeed(Record):
+    """vCPUs that a cluster takes of one of AWS's quotas."""
+
+    bucket: str = Field(description="as `quotas` has it: 'spot:g'")
+    code: str
+    name: str
+    vcpus: PositiveInt
+    new_account: NonNegativeInt = Field(description="what AWS grants a new account")
+
+
+class Choice(Record):
+    """One of the few ways to go that a plan shows side by side; what is the same cluster has several names."""
+
+    names: tuple[ChoiceName, ...] = Field(min_length=1)
+    candidate: Candidate | None = Field(default=None, description="absent for the machine that was profiled")
+    total_s: Range
+    cost_usd: Range
+    chance: NonNegativeFloat | None = Field(default=None, description="of keeping the limits; absent without any")
+    quotas: tuple[QuotaNeed, ...] = ()
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Of all machines together."""
+        groups = () if self.candidate is None else self.candidate.groups
+        return math.fsum(group.machines * group.price_usd_per_hour for group in groups)
 
 
 class Goal(Record):
@@ -224,6 +284,11 @@ class Plan(Artifact):
     goal: Goal
     chosen: Candidate
     pareto: tuple[Candidate, ...] = Field(description="no other plan that was found is both faster and cheaper")
+    choices: tuple[Choice, ...] = Field(
+        default=(), description="the ways to go side by side; empty in plans of versions that did not compare them"
+    )
+    advice: str | None = Field(default=None, description="where nothing should be rented, why")
+    reasons: tuple[str, ...] = Field(default=(), description="what decided this job's plan, two or three sentences")
     explanation: tuple[str, ...] = Field(description="why it won and what would change it, a sentence each")
     searched: str = Field(description="how much of the catalogue was looked at, and how")
     insight: Sensitivity | None = Field(default=None, description="absent in plans of versions that did not look")

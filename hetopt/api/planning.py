@@ -36,11 +36,11 @@ def recommend(
     target: str | float | None = None,
     epochs: float | None = None,
     steps: int | None = None,
-    objective: Objective = "auto",
+    objective: Objective = "balanced",
     time_weight: float | None = None,
     confidence: float | None = None,
     accept_risk: bool = False,
-    market: AnyMarket = "spot",
+    market: AnyMarket = "any",
     region: str = "us-east-1",
     zone: str | None = None,
     zones: int = 1,
@@ -65,9 +65,9 @@ def recommend(
 ) -> Plan:
     """Find the best cluster for a profiled job: machines, local batch sizes, batch size and compression.
 
-    Without a deadline the fastest plan inside the budget wins; with one, the cheapest that is in time. A plan that
-    keeps its limits with less than the probability that is asked for has a `Plan.risk`. Works offline, from the bundled
-    catalogue, without credentials and without torch.
+    Of the plans that keep budget and deadline the balanced one wins; `Plan.choices` has the cheapest, the fastest and
+    the safest one beside it. A plan that keeps its limits with less than the probability that is asked for has a
+    `Plan.risk`. Works offline, from the bundled catalogue, without credentials and without torch.
 
     Args:
         profile: made by `hetopt.profile`, or its file.
@@ -77,8 +77,8 @@ def recommend(
             own target, or its usual epochs where no pilot run says how many steps that takes.
         epochs: train so many epochs instead of to a target.
         steps: train so many steps instead.
-        objective: within the limits: ``"time"``, ``"cost"`` or ``"knee"`` of the front; ``"auto"``: time, or cost with
-            a deadline.
+        objective: within the limits: ``"balanced"`` (stop paying where a tenth less time would cost over a fifth
+            more), ``"fastest"`` or ``"cheapest"``.
         time_weight: the part of time (0 to 1) where time and cost are weighed instead.
         confidence: keep the limits with this probability, by simulated runs. Absent: 0.9.
         accept_risk: take a plan that keeps them with less.
@@ -88,13 +88,14 @@ def recommend(
         zones: how many the machines are spread over; what they send each other between zones is paid for.
         types: names or patterns of instance types to choose from. Absent: all.
         exclude: names or patterns of those to leave out.
-        gpus: only machines with these: ``"A10G"``, ``"L4:4"`` (so many a machine), ``"any"``, ``"none"``.
+        gpus: only machines with these: ``"A10G"``, ``"L4:4"`` (so many a machine), ``"L4:4+"`` (so many or more),
+            ``"any"``, ``"none"``.
         architecture: ``"x86_64"`` or ``"arm64"``.
         max_hourly_usd: of all machines together.
         max_workers: of a cluster, up to 256.
         max_machines: of a cluster. Absent: as many as workers.
         mixed_types: instance types of a cluster, 1 to 3.
-        quotas: vCPUs that may run at once: ``"g=8"``, ``"spot:standard=32"``.
+        quotas: vCPUs that may run at once: ``"g=8"``, ``"spot:standard=32"``; ``"default"``: those of a new account.
         batch_size: fixes the global batch size, samples.
         learning_rate_rule: how the learning rate follows the batch size: none, linear, sqrt or adascale.
         sync: when workers are synchronized, as of `hetopt.launch`. Absent: the best of what was measured.
@@ -185,7 +186,7 @@ def rank_clusters(
 
 def search_options(
     *,
-    market: AnyMarket = "spot",
+    market: AnyMarket = "any",
     max_machines: int | None = None,
     max_workers: int = 64,
     mixed_types: int = 3,
@@ -198,7 +199,7 @@ def search_options(
     zones: int = 1,
     max_hourly_usd: float | None = None,
     quotas: Sequence[str] = (),
-    objective: Objective = "auto",
+    objective: Objective = "balanced",
     time_weight: float | None = None,
     confidence: float | None = None,
     accept_risk: bool = False,
@@ -220,7 +221,7 @@ def search_options(
     from hetopt.optimizer.recommendation.options import Options
 
     return Options(
-        market=chosen(market, get_args(AnyMarket), "market") or "spot",
+        market=chosen(market, get_args(AnyMarket), "market") or "any",
         max_machines=max_machines,
         max_workers=max_workers,
         mixed_types=mixed_types,
@@ -233,7 +234,7 @@ def search_options(
         zones=zones,
         max_hourly_usd=positive(max_hourly_usd, "max_hourly_usd", "USD an hour"),
         quotas=read_quotas(quotas),
-        objective=chosen(objective, get_args(Objective), "objective") or "auto",
+        objective=chosen(objective, get_args(Objective), "objective") or "balanced",
         time_weight=time_weight,
         confidence=confidence,
         accept_risk=accept_risk,

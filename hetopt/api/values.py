@@ -39,13 +39,15 @@ def chosen(name: str | None, choices: Sequence[T], what: str) -> T | None:
 
 
 def duration_s(given: str | float | None, name: str) -> float | None:
-    """'90s', '45m', '6h', '1h30m', '2d', or seconds; None where nothing was given.
+    """'90s', '45m', '6h', '1h30m', '2d', or seconds as a number; None where nothing was given.
 
     Raises:
         BadInput: it is no length of time above 0.
     """
     if given is None:
         return None
+    if isinstance(given, str) and given.strip().replace(".", "", 1).isdecimal():
+        raise BadInput(f"`{name}` needs a unit, got {given!r}.", hint=f"for example `{name}={given.strip()}h`")
     seconds = quantity(str(given), DURATION, f"`{name}`")
     if seconds <= 0:
         raise BadInput(f"`{name}` must be a length of time above 0, got {given!r}.", hint=f"for example `{name}=6h`")

@@ -42,7 +42,7 @@ def market(text: str | None, *, spot: bool, on_demand: bool) -> str:
         raise BadInput(
             f"{' and '.join(asked)} exclude each other.", hint="keep one of them; --market any takes both markets"
         )
-    return next(iter(asked.values()), "spot")
+    return next(iter(asked.values()), "any")
 
 
 def time_weight(text: str | None) -> float | None:

@@ -1,7 +1,9 @@
-"""A plan as a person reads it: the answer first, then machines, bill, alternatives and reasons."""
+"""A plan as a person reads it: the answer on one screen, and behind it machines, bill, alternatives and reasons."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetopt.cli import render
@@ -9,29 +11,136 @@ from hetopt.core import formatting
 from hetopt.reports.front_plot import front_lines
 
 if TYPE_CHECKING:
-    from hetopt.optimizer.plan import Candidate, Goal, Group, Plan, Range
+    from hetopt.optimizer.plan import Candidate, Choice, Goal, Group, Plan, Range
 
 SHOWN_ALTERNATIVES = 8
 
+EVIDENCE = {"measured": "measured", "interpolated": "from the same GPU or family", "extrapolated": "not measured"}
+"""What a step time rests on, in few words."""
 
-def show(plan: Plan) -> None:
-    """Print the plan on stdout; how much was searched is a remark on stderr."""
-    chosen, said = plan.chosen, plan.chosen.prediction
+
+def show(plan: Plan, *, plan_file: Path | None = None, explain: bool = False) -> None:
+    """Print the answer on stdout: one screen, or all there is to it.
+
+    Args:
+        plan: to show.
+        plan_file: where it was written.
+        explain: also machines, bill, alternatives, what would change it, and why; how much was searched, on stderr.
+    """
+    _show_answer(plan, plan_file)
+    if explain:
+        _show_all(plan)
+
+
+def _show_answer(plan: Plan, plan_file: Path | None) -> None:
+    """At most 22 lines of 80 columns: what was asked, the answer, the ways to go, reasons, and the next command."""
+    said = plan.chosen.prediction
     render.line(f"{plan.run.task}, {asked(plan.goal)}", style="bold")
     if plan.risk is not None:
         render.line(f"RISK: {plan.risk}; else it is stopped unfinished", style="bold red")
-    sure = None if plan.insight is None else plan.insight.chance
+    if plan.advice is not None:
+        render.line(plan.advice, style="bold green")
+    else:
+        sure = None if plan.insight is None else plan.insight.chance
+        kept = "" if sure is None else f"; {formatting.chance(sure)} of simulated runs keep {_limits(plan.goal)}"
+        render.line(
+            f"{plan.chosen.in_words}: {formatting.duration(said.total_s.value)} with "
+            f"{formatting.duration(said.startup_s)} of provisioning, {formatting.usd(said.cost_usd.value)}{kept}."
+        )
+    _show_choices(plan)
+    render.line()
+    for sentence in (*plan.reasons, *_quota(plan)):
+        render.bullet(sentence)
+    render.line(f"next: {_next(plan, plan_file)}", style="bold")
+
+
+def _show_choices(plan: Plan) -> None:
+    """Two lines each: figures in columns, and below them the machines."""
+    if not plan.choices:
+        return
+    rows = [("", "time (90 %)", "cost (90 %)", "per hour", "chance")]
+    rows += [_figures(way, is_chosen=way.candidate == plan.chosen and plan.advice is None) for way in plan.choices]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    is_wide = sum(widths) + 2 * (len(widths) - 1) <= render.width()
+    for way, row in zip((None, *plan.choices), rows, strict=True):
+        if is_wide:
+            cells = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        elif way is None:
+            continue
+        else:
+            cells = f"{row[0]}: {', '.join(filter(None, row[1:3]))}"
+        render.line(cells, style="dim" if way is None else "bold" if row[0].startswith("»") else None)
+        if way is not None:
+            render.line(f"    {_machines_of(way)}", style="dim")
+
+
+def _figures(way: Choice, *, is_chosen: bool) -> tuple[str, str, str, str, str]:
+    """Name, time and cost with their 90 % intervals, dollars an hour, and the chance to keep the limits."""
+    names = "best" if {"cheapest", "balanced", "fastest"} <= set(way.names) else "/".join(way.names)
+    mark, rented = "»" if is_chosen else " ", way.candidate is not None
+    took = way.total_s
+    time = f"{formatting.duration(took.value)} ({formatting.duration_span(took.value, took.low, took.high)})"
+    span = f" ({formatting.usd_span(way.cost_usd.low, way.cost_usd.high)})" if rented else ""
+    return (
+        f"{mark} {names}",
+        time,
+        f"{formatting.usd(way.cost_usd.value)}{span}",
+        formatting.usd(way.usd_per_hour),
+        "" if way.chance is None else formatting.chance(way.chance),
+    )
+
+
+def _machines_of(way: Choice) -> str:
+    """What a way rents, what one machine has, what it takes of quotas, and what its step time rests on."""
+    if way.candidate is None:
+        return "this machine, measured"
+    groups = way.candidate.groups
+    have = " + ".join(dict.fromkeys(group.hardware.in_words for group in groups if group.hardware is not None))
+    quotas = ", ".join(f"quota {need.bucket}={need.vcpus}" for need in way.quotas)
+    rests = {EVIDENCE[group.evidence] for group in groups}
+    return "; ".join(
+        filter(None, [way.candidate.in_words, have, _method(way.candidate), quotas, " and ".join(sorted(rests))])
+    )
+
+
+def _method(candidate: Candidate) -> str:
+    """The exchange, where it is not the plain one."""
+    way = formatting.exchange(candidate.compression, candidate.sync)
+    return "" if way == "none" else way
+
+
+def _span(figure: Range, say: formatting.Say) -> str:
+    return f"{say(figure.low)} – {say(figure.high)}"
+
+
+def _quota(plan: Plan) -> Iterator[str]:
+    """What a new account would have to ask for first."""
+    own = next((way for way in plan.choices if way.candidate == plan.chosen), None)
+    for need in () if own is None else own.quotas:
+        if need.vcpus > need.new_account:
+            yield (
+                f"Needs {need.vcpus} vCPUs of '{need.name}'; a new account has {need.new_account}. "
+                "`hetopt doctor PLAN` asks yours; `quotas=default` plans for a new one."
+            )
+
+
+def _next(plan: Plan, plan_file: Path | None) -> str:
+    name = "plan.json" if plan_file is None else str(plan_file)
+    where = "ec2 --dry-run" if plan.advice is None else "local"
+    keep = "add -o plan.json, then " if plan_file is None else ""
+    return f"{keep}hetopt launch {name} --on {where}"
+
+
+def _show_all(plan: Plan) -> None:
+    """Everything behind the answer."""
+    chosen, said = plan.chosen, plan.chosen.prediction
+    render.heading("The plan")
     render.facts(
         {
-            "cluster": formatting.cluster((group.machines, group.instance_type) for group in chosen.groups),
+            "cluster": chosen.in_words,
             "time": f"{_range(said.total_s, formatting.duration)}, of which start-up "
             f"{formatting.duration(said.startup_s)}",
             "cost": _range(said.cost_usd, formatting.usd),
-            **(
-                {}
-                if sure is None
-                else {"chance": f"{formatting.chance(sure)} of simulated runs keep {_limits(plan.goal)}"}
-            ),
             "batch": f"{formatting.count(chosen.global_batch_size)} samples a step, "
             f"{'sync' if chosen.sync.is_local else 'compression'} "
             f"{formatting.exchange(chosen.compression, chosen.sync)}, "

@@ -21,9 +21,7 @@ class Recommend:
 
     profile: Annotated[Path, typer.Argument(help="Profile made by `hetopt profile`.")]
     budget_usd: Annotated[str | None, typer.Option("--budget", help="Total USD, a hard cap on the whole bill.")] = None
-    deadline: Annotated[
-        str | None, typer.Option("--deadline", help="Longest total time, such as 6h: the cheapest plan in time wins.")
-    ] = None
+    deadline: Annotated[str | None, typer.Option("--deadline", help="Longest total time, such as 6h.")] = None
     target: Annotated[
         str | None, typer.Option("--target", help="METRIC=VALUE. Default: the task's own target (or its usual epochs).")
     ] = None
@@ -36,9 +34,10 @@ class Recommend:
         typer.Option(
             "--objective",
             autocompletion=one_of("hetopt.optimizer.plan:Objective"),
-            help="Within the limits: time, cost or knee (of the front). Default: time, or cost with a deadline.",
+            help="Within the limits: balanced (stop paying where 10 % less time costs over 20 % more), fastest or "
+            "cheapest.",
         ),
-    ] = "auto"
+    ] = "balanced"
     time_weight: Annotated[
         str | None,
         typer.Option("--weights", metavar="time=W,cost=W", help="Weigh time and cost instead: time=2,cost=1."),
@@ -56,7 +55,7 @@ class Recommend:
         typer.Option(
             "--market",
             autocompletion=one_of("hetopt.optimizer.market.catalog_filter:AnyMarket"),
-            help="spot (default), on-demand or any.",
+            help="spot, on-demand or any (default).",
         ),
     ] = None
     spot: Annotated[bool, typer.Option("--spot", help="The same as --market spot.")] = False
@@ -81,7 +80,10 @@ class Recommend:
     exclude: Annotated[str | None, typer.Option("--exclude", help="Leave these instance types or patterns out.")] = None
     gpus: Annotated[
         str | None,
-        typer.Option("--gpus", help="Only machines with these GPUs: A10G, or L4:4 (so many a machine), any, none."),
+        typer.Option(
+            "--gpus",
+            help="Only machines with these GPUs: A10G, L4:4 (so many each), L4:4+ (or more), any, none.",
+        ),
     ] = None
     architecture: Annotated[
         str | None,
@@ -102,7 +104,7 @@ class Recommend:
         typer.Option(
             "--quota",
             metavar="FAMILY=VCPUS",
-            help="vCPUs that may run at once: g=8, spot:standard=32. May be repeated.",
+            help="vCPUs that may run at once: g=8, spot:standard=32; default: what a new account has. May be repeated.",
         ),
     ] = None
     batch_size: Annotated[int | None, typer.Option("--batch-size", help="Fix the global batch size, samples.")] = None
@@ -161,6 +163,9 @@ class Recommend:
             help="Also write the plan as an HTML page: Pareto front, costs, local batch sizes, sensitivity.",
         ),
     ] = None
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Also show machines, bill, alternatives, what would change it, and why.")
+    ] = False
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan to this JSON file.")] = None
     force: Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")] = False
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False
@@ -170,7 +175,8 @@ class Recommend:
 def recommend(asked: Recommend) -> None:
     """Find the best cluster for a profiled job: machines, batch sizes and compression.
 
-    Without --deadline the fastest plan inside the budget wins; with it, the cheapest that is in time.
+    Shows the cheapest, the balanced and the fastest plan that keep the limits, the safest (on demand), and this
+    machine; the balanced one is written unless --objective names another. --explain shows all there is to it.
     A plan that keeps them with less than the probability that is asked for (0.9) is shown and written, and is no
     success: exit code 3, unless --accept-risk is given.
     Works offline, from the bundled catalogue, without credentials.
@@ -219,7 +225,7 @@ def _write(plan: Plan, asked: Recommend) -> None:
     if asked.as_json:
         terminal.write(plan.to_json())
     else:
-        plan_view.show(plan)
+        plan_view.show(plan, plan_file=asked.output, explain=asked.explain)
 
 
 def _refuse_a_risk(plan: Plan) -> None:

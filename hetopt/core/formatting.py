@@ -33,6 +33,25 @@ def duration(seconds: float) -> str:
     return f"{days} d {rest} h" if rest else f"{days} d"
 
 
+def duration_span(value_s: float, low_s: float, high_s: float) -> str:
+    """Two durations around a third, in its unit: '1.2–4.0 h'."""
+    size, name = next(((size, name) for least, size, name in _UNITS if value_s >= least), (1e-3, "ms"))
+    return f"{_short(low_s / size)}–{_short(high_s / size)} {name}"
+
+
+_UNITS = ((48 * 3600, 24 * 3600, "d"), (3600, 3600, "h"), (60, 60, "min"), (1, 1, "s"))
+"""From which duration on a unit is used, its seconds, and its name."""
+
+
+def _short(number: float) -> str:
+    return f"{number:.0f}" if number >= 9.95 or number == 0 else f"{number:.1f}"
+
+
+def usd_span(low: float, high: float) -> str:
+    """Two amounts behind one sign: '$4.84–18.80'."""
+    return f"{usd(low)}–{usd(high)[1:]}"
+
+
 def usd(amount: float) -> str:
     """Dollars with as many digits as matter: '$0.0042', '$0.31', '$12.40', '$1,204'."""
     if amount >= 1000:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from hetopt.core import formatting
-from hetopt.optimizer.plan import Candidate, Plan, Range, Sensitivity
+from hetopt.optimizer.plan import Candidate, Choice, Plan, Range, Sensitivity
 from hetopt.reports.front_plot import front_svg
 
 STYLE = """
@@ -32,6 +32,14 @@ table { border-collapse: collapse; width: 100%; } td, th { text-align: left; pad
 .chosen { font-weight: 600; color: var(--mark); } li { margin: .3rem 0; } svg { width: 100%; height: auto; }
 svg text { fill: var(--soft); font: 12px system-ui, sans-serif; } .bar { display: flex; height: 1.4rem; }
 .bar i { display: block; min-width: 1px; } .wide { overflow-x: auto; }
+.risk { color: var(--warm); font-weight: 600; } .advice { color: var(--mark); font-weight: 600; font-size: 1.1rem; }
+.ways { display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); gap: .8rem; }
+.way { border: 1px solid var(--line); border-radius: .5rem; padding: .6rem .8rem; }
+.way.own { border: 2px solid var(--mark); } .way h3 { font-size: .95rem; margin: 0 0 .3rem; color: var(--soft); }
+.way.own h3 { color: var(--mark); } .way p { margin: .15rem 0; } .way b { font-size: 1.1rem; }
+.way .dots { width: 10rem; margin: .2rem 0; } .way .soft { font-size: .85rem; }
+pre { background: color-mix(in srgb, var(--line) 40%, transparent); padding: .5rem .8rem; overflow-x: auto; }
+@media print { body { margin: 0; max-width: none; } .way { break-inside: avoid; } }
 @media (max-width: 40rem) { body { padding: 0 .6rem; } .n { white-space: normal; } .key { gap: .7rem 1.6rem; }
   table { font-size: .82rem; } td, th { padding-right: .45rem; overflow-wrap: break-word; }
   .front { overflow-x: auto; } .front svg { min-width: 32rem; } }
@@ -42,17 +50,23 @@ _COLOURS = ("a", "b", "c", "d", "e")
 def page(plan: Plan) -> str:
     """The plan as one HTML document that needs no other file."""
     told = plan.chosen.prediction
-    title = f"{plan.run.task}: {machines(plan.chosen)}"
+    title = f"{plan.run.task}: {plan.chosen.in_words}"
     body = [
-        f"<h1>{escape(machines(plan.chosen))}</h1>",
+        f"<h1>{escape(plan.chosen.in_words)}</h1>",
         f'<p class="soft">{escape(plan.run.task)}, {escape(_asked(plan))}. '
         f"Made by hetopt {escape(plan.hetopt_version)}, {escape(plan.created[:10])}.</p>",
-        *([] if plan.risk is None else [f"<p><b>RISK: {escape(plan.risk)}; else it is stopped unfinished.</b></p>"]),
+        *(
+            []
+            if plan.risk is None
+            else [f'<p class="risk">RISK: {escape(plan.risk)}; else it is stopped unfinished.</p>']
+        ),
+        *([] if plan.advice is None else [f'<p class="advice">{escape(plan.advice)}</p>']),
         '<div class="key">',
         _key("cost", "cost_usd", told.cost_usd, formatting.usd),
         _key("time", "total_s", told.total_s, formatting.duration),
         *_sure(plan.insight),
         "</div>",
+        *_choices(plan),
         "<h2>Plans that no other beats in both time and cost</h2>",
         f'<div class="front">{front_svg(plan)}</div>',
         _front_table(plan),
@@ -76,14 +90,63 @@ def page(plan: Plan) -> str:
     )
 
 
-def machines(candidate: Candidate) -> str:
-    """Such as "2 × g5.xlarge spot + 1 × g4dn.xlarge spot"."""
-    return formatting.cluster((group.machines, f"{group.instance_type} {group.market}") for group in candidate.groups)
-
-
 def figure(name: str, value: float, say: formatting.Say) -> str:
     """A number in words, with its value beside it."""
     return f'<span data-figure="{name}" data-value="{value!r}">{escape(say(value))}</span>'
+
+
+def _choices(plan: Plan) -> Iterable[str]:
+    """The ways to go side by side, what decided, and the command that starts the plan."""
+    if plan.choices:
+        yield "<h2>The ways to go</h2>"
+        cells = "".join(_choice(way, is_chosen=way.candidate == plan.chosen) for way in plan.choices)
+        yield f'<div class="ways">{cells}</div>'
+        yield '<p class="soft">Each dot is one of twenty simulated runs; full ones keep the limits.</p>'
+    if plan.reasons:
+        yield f"<ul>{''.join(f'<li>{escape(sentence)}</li>' for sentence in plan.reasons)}</ul>"
+    where = "ec2 --dry-run" if plan.advice is None else "local"
+    yield f"<pre>hetopt launch plan.json --on {where}</pre>"
+
+
+def _choice(way: Choice, *, is_chosen: bool) -> str:
+    """One way as a card: name, figures with their intervals, machines, quotas."""
+    groups = () if way.candidate is None else way.candidate.groups
+    machines = "this machine" if way.candidate is None else way.candidate.in_words
+    have = " + ".join(dict.fromkeys(group.hardware.in_words for group in groups if group.hardware is not None))
+    quotas = "; ".join(f"{need.vcpus} vCPUs of {need.name} (a new account: {need.new_account})" for need in way.quotas)
+    rests = "measured" if way.candidate is None else " and ".join(sorted({group.evidence for group in groups}))
+    took, paid = way.total_s, way.cost_usd
+    span = (
+        "" if way.candidate is None else f'<span class="soft">{escape(formatting.usd_span(paid.low, paid.high))}</span>'
+    )
+    return (
+        f'<section class="way{" own" if is_chosen else ""}"><h3>{escape(" / ".join(way.names))}</h3>'
+        f"<p><b>{figure('way_total_s', took.value, formatting.duration)}</b> "
+        f'<span class="soft">{escape(formatting.duration_span(took.value, took.low, took.high))}</span></p>'
+        f"<p><b>{figure('way_cost_usd', paid.value, formatting.usd)}</b> {span}</p>"
+        f"{_dots(way.chance)}<p>{escape(machines)}</p>"
+        f'<p class="soft">{escape(", ".join(filter(None, [have, f"step time {rests}"])))}</p>'
+        f'<p class="soft">{escape(quotas)}</p></section>'
+    )
+
+
+DOTS = 20
+
+
+def _dots(chance: float | None) -> str:
+    """A probability as so many dots of twenty, rounded down."""
+    if chance is None:
+        return ""
+    kept = int(chance * DOTS + 1e-9)
+    dots = "".join(
+        f'<circle cx="{8 * place + 4}" cy="4" r="3" fill="{"var(--mark)" if place < kept else "none"}" '
+        'stroke="var(--mark)"/>'
+        for place in range(DOTS)
+    )
+    said = f"{formatting.chance(chance)} of simulated runs keep the limits"
+    return (
+        f'<svg class="dots" viewBox="0 0 {8 * DOTS} 8" role="img" aria-label="{said}"><title>{said}</title>{dots}</svg>'
+    )
 
 
 def _asked(plan: Plan) -> str:
@@ -112,8 +175,8 @@ def _sure(seen: Sensitivity | None) -> Iterable[str]:
         )
     if seen.gap is not None:
         yield (
-            f"<div><span>from the best mix</span><b>{figure('gap', seen.gap, _fine_percent)} at most</b>"
-            "<span>of two machine types: proved</span></div>"
+            f"<div><span>a better mix</span><b>{figure('gap', seen.gap, _fine_percent)} at most</b>"
+            "<span>proved by search of all</span></div>"
         )
 
 
@@ -138,7 +201,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: fro
 def _front_table(plan: Plan) -> str:
     rows = []
     for other in plan.pareto:
-        name = escape(machines(other))
+        name = escape(other.in_words)
         rows.append(
             [
                 figure("front_total_s", other.prediction.total_s.value, formatting.duration),

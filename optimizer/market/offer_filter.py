@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +32,8 @@ class Wishes:
     Attributes:
         types: names or shell patterns of instance types, any of which will do.
         exclude: names or patterns of those that will not.
-        gpus: names of accelerators, any of which will do, each perhaps with how many a machine must have (``L4:4``);
+        gpus: names of accelerators, any of which will do, each perhaps with how many a machine has (``L4:4``) or has at
+            least (``L4:4+``);
             ``any`` is any CUDA device, ``none`` a machine without.
         market: where it may be rented.
         max_hourly_usd: of the whole cluster, so of each machine too.
@@ -241,15 +243,20 @@ def _price_there(price: Price, zone: ZonePrice) -> Price:
 def _gpu(catalog: Catalog, text: str) -> Callable[[InstanceType], bool]:
     """Whether a machine has the accelerators that one part of ``gpus`` asks for."""
     item = call(text, "`gpus`")
-    name, number = item.name, "".join(item.values) or "1"
-    if len(item.values) > 1 or item.pairs or not number.isdecimal() or not int(number[:9]) > 0:
-        raise BadInput(f"`gpus` must be NAME or NAME:COUNT, got {text!r}.", hint='for example `gpus="L4:4"`')
-    count = int(number[:9])
+    name, number = item.name, "".join(item.values) or "1+"
+    digits = number.removesuffix("+")
+    if len(item.values) > 1 or item.pairs or not digits.isdecimal() or not int(digits[:9]) > 0:
+        raise BadInput(
+            f"`gpus` must be NAME, NAME:COUNT or NAME:COUNT+, got {text!r}.",
+            hint='for example `gpus="L4:4"`, or `gpus="L4:4+"` for four or more',
+        )
+    least = int(digits[:9])
+    most = math.inf if number.endswith("+") else least
     if name.casefold() == NO_GPU:
         return lambda found: found.accelerator is None
     if name.casefold() == ANY_GPU:
-        return lambda found: found.cuda_devices >= count
+        return lambda found: least <= found.cuda_devices <= most
     known_accelerator(name, catalog.instance_types.values())
     return lambda found: (
-        has_accelerator(found, name) and found.accelerator is not None and found.accelerator.count >= count
+        has_accelerator(found, name) and found.accelerator is not None and least <= found.accelerator.count <= most
     )

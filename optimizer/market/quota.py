@@ -1,6 +1,7 @@
 """Quotas of the provider: how many vCPUs of which family an account may run at once, apart for spot and on-demand.
 
 Families and buckets as in the EC2 user guide (instance type quotas, read 2026-11-20). Quotas count vCPUs, per region.
+A quota is named by its own code.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import get_args
 
 from hetopt.core.errors import BadInput, setting
 from hetopt.core.grammar import arguments
 from hetopt.core.names import known
 from hetopt.optimizer.market.catalog import Market, Offer
+from hetopt.optimizer.market.instance_type import InstanceType
 
 STANDARD = "standard"
 FAMILIES = (STANDARD, "g", "p", "p5", "inf", "trn", "dl", "f", "x", "u", "hpc", "mac")
@@ -31,9 +34,109 @@ class Bucket:
     market: Market
     family: str
 
+    def __str__(self) -> str:
+        """As `read_quotas` reads it: 'spot:g'."""
+        return f"{self.market}:{self.family}"
+
 
 Quotas = Mapping[Bucket, int]
 """vCPUs by bucket. A bucket that is not there is not limited."""
+
+QUOTAS_SEEN = (
+    "codes and defaults: EC2 user guide, 'Spot Instance quotas' and 'On-Demand Instance quotas', and the answers of "
+    "list-service-quotas in public repositories, read 2026-11-26"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quota:
+    """A number of vCPUs that a region grants an account.
+
+    Attributes:
+        code: by which AWS's service of quotas knows it.
+        name: as the console shows it.
+        default: what a new account has.
+    """
+
+    code: str
+    name: str
+    default: int = 0
+
+
+_P_ON_DEMAND = Quota(code="L-417A185B", name="Running On-Demand P instances")
+_HIGH_MEMORY = Quota(code="L-43DA4232", name="Running On-Demand High Memory instances")
+_HPC = Quota(code="L-F7808C92", name="Running On-Demand HPC instances")
+"""The last two are not sold as spot."""
+
+_STANDARD = (
+    Quota(code="L-34B43A08", name="All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests", default=5),
+    Quota(code="L-1216C47A", name="Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances", default=5),
+)
+
+_NAMED: Mapping[str, tuple[Quota, Quota]] = MappingProxyType(
+    {
+        STANDARD: _STANDARD,
+        "g": (
+            Quota(code="L-3819A6DF", name="All G and VT Spot Instance Requests"),
+            Quota(code="L-DB2E81BA", name="Running On-Demand G and VT instances"),
+        ),
+        "p5": (Quota(code="L-C4BD4855", name="All P5 Spot Instance Requests"), _P_ON_DEMAND),
+        "p": (Quota(code="L-7212CCBC", name="All P4, P3 and P2 Spot Instance Requests"), _P_ON_DEMAND),
+        "inf": (
+            Quota(code="L-B5D1601B", name="All Inf Spot Instance Requests"),
+            Quota(code="L-1945791B", name="Running On-Demand Inf instances"),
+        ),
+        "trn": (
+            Quota(code="L-6B0D517C", name="All Trn Spot Instance Requests"),
+            Quota(code="L-2C3B7624", name="Running On-Demand Trn instances"),
+        ),
+        "dl": (
+            Quota(code="L-85EED4F7", name="All DL Spot Instance Requests"),
+            Quota(code="L-6E869C2A", name="Running On-Demand DL instances"),
+        ),
+        "f": (
+            Quota(code="L-88CF9481", name="All F Spot Instance Requests"),
+            Quota(code="L-74FC7D96", name="Running On-Demand F instances"),
+        ),
+        "x": (
+            Quota(code="L-E3A00192", name="All X Spot Instance Requests"),
+            Quota(code="L-7295265B", name="Running On-Demand X instances"),
+        ),
+        "u": (_HIGH_MEMORY, _HIGH_MEMORY),
+        "hpc": (_HPC, _HPC),
+    }
+)
+"""By family, on the spot market and on demand. Families without a published quota are told as standard."""
+
+
+def quota_of(instance_type: str, market: Market) -> Quota:
+    """The quota that machines of a type count against in a market."""
+    return named_quota(Bucket(market=market, family=family_of(instance_type, market)))
+
+
+def named_quota(bucket: Bucket) -> Quota:
+    """The quota of a bucket, as AWS names it."""
+    spot, on_demand = _NAMED.get(bucket.family, _STANDARD)
+    return spot if bucket.market == "spot" else on_demand
+
+
+NEW_ACCOUNT: Quotas = MappingProxyType(
+    {
+        Bucket(market=market, family=family): named_quota(Bucket(market=market, family=family)).default
+        for market in get_args(Market)
+        for family in _NAMED
+    }
+)
+"""What a new account may run: some small machines without a GPU. AWS raises it on request, and with use."""
+
+
+def needed(machines: Iterable[tuple[InstanceType, Market, int]]) -> dict[Bucket, int]:
+    """VCPUs that so many machines of some types and markets take of each bucket."""
+    found: dict[Bucket, int] = {}
+    for instance, market, count in machines:
+        bucket = Bucket(market=market, family=family_of(instance.name, market))
+        found[bucket] = found.get(bucket, 0) + count * instance.vcpus
+    return found
 
 
 def bucket_of(offer: Offer) -> Bucket:
@@ -63,13 +166,19 @@ UNBOUNDED = 10**MOST_DIGITS
 def read_quotas(texts: Iterable[str]) -> dict[Bucket, int]:
     """Quotas as a person writes them: ``g=8`` for both markets, ``spot:g=8`` for one, several with commas between.
 
+    ``default`` is what a new account has, where nothing else is said of a family. ``p`` holds P5 and P6 too, unless
+    ``p5`` is given: AWS counts them apart on the spot market alone.
+
     Raises:
         BadInput: not of that form, an unknown family, or one bucket twice.
     """
     found: dict[Bucket, int] = {}
+    usual: Quotas = {}
     for text in texts:
         written = arguments(text.casefold(), "`quotas`")
-        if written.values or not written.pairs:
+        if list(written.values) == ["default"]:
+            usual = NEW_ACCOUNT
+        elif written.values or not written.pairs:
             raise BadInput(f"`quotas` must be FAMILY=VCPUS, got {text!r}.", hint=_EXAMPLE)
         for name, vcpus in written.pairs.items():
             market, colon, family = name.rpartition(":")
@@ -85,12 +194,15 @@ def read_quotas(texts: Iterable[str]) -> dict[Bucket, int]:
                         f"{setting('quotas', text)} gives the {one} quota of {family} twice.", hint="keep one of them"
                     )
                 found[bucket] = int(vcpus) if len(vcpus) <= MOST_DIGITS else UNBOUNDED
-    return found
+    all_of_p = found.get(Bucket(market="spot", family="p"))
+    if all_of_p is not None:
+        found.setdefault(Bucket(market="spot", family="p5"), all_of_p)
+    return {**usual, **found}
 
 
 def write_quotas(quotas: Quotas) -> str:
     """The quotas as `read_quotas` reads them."""
-    return ", ".join(f"{bucket.market}:{bucket.family}={vcpus}" for bucket, vcpus in sorted(quotas.items()))
+    return ", ".join(f"{bucket}={vcpus}" for bucket, vcpus in sorted(quotas.items()))
 
 
 def most_machines(offer: Offer, quotas: Quotas) -> float:

@@ -10,7 +10,8 @@ from hetopt.core.comm.payload_bytes import Collective
 from hetopt.optimizer.convergence.steps_law import Z90
 from hetopt.optimizer.cost.bill import Rental, itemise
 from hetopt.optimizer.cost.cost import planned_usage
-from hetopt.optimizer.plan import Assumptions, Candidate, CostTerm, Group, Prediction, Range
+from hetopt.optimizer.market.instance_type import InstanceType
+from hetopt.optimizer.plan import Assumptions, Candidate, CostTerm, Group, Hardware, Prediction, Range
 from hetopt.optimizer.search.forecast import Forecast, JobModel, shares_of
 from hetopt.optimizer.search.search_space import Cluster, MachineOption, SearchSpace
 
@@ -57,6 +58,7 @@ def _group(option: MachineOption, machines: int, local_batch_sizes: list[int], c
         watched=option.watched,
         local_batch_sizes=tuple(local_batch_sizes),
         evidence=option.worker.evidence,
+        hardware=hardware_of(option.offer.instance_type),
         assumed=Assumptions(
             fixed_s=time.fixed_s,
             per_sample_s=time.per_sample_s,
@@ -65,6 +67,18 @@ def _group(option: MachineOption, machines: int, local_batch_sizes: list[int], c
             link_latency_s=link.latency_s,
             link_bytes_per_s=link.bytes_per_s,
         ),
+    )
+
+
+def hardware_of(instance: InstanceType) -> Hardware:
+    """What one machine of a type has."""
+    gpu = instance.accelerator
+    return Hardware(
+        vcpus=instance.vcpus,
+        memory_gib=instance.memory_gib,
+        gpu=None if gpu is None else gpu.name,
+        gpus=0 if gpu is None else gpu.count * gpu.fraction,
+        gpu_memory_gib=None if gpu is None else gpu.memory_gib,
     )
 
 

@@ -16,7 +16,8 @@ from hetopt.optimizer.cost import mixing
 from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.plan import Candidate, Sensitivity
-from hetopt.optimizer.search.search import NEAR, Found, Limits, choose
+from hetopt.optimizer.search.objective import BALANCED, Limits, choose
+from hetopt.optimizer.search.search import Found
 from hetopt.optimizer.step_time.local_steps import communication
 from hetopt.optimizer.step_time.transfer import ReferenceHost
 
@@ -63,7 +64,7 @@ def explain(
         _why(found, chosen, limits, seen),
         *_chance(seen),
         *_against_extremes(found, chosen, candidate),
-        *_against_uniform(found, chosen, candidate, limits),
+        *_against_uniform(found, chosen, candidate, limits, seen),
         *_on_demand(chosen, catalog),
         _time(chosen),
         _money(chosen),
@@ -85,29 +86,19 @@ def _begins_again(profile: Profile) -> Iterator[str]:
         )
 
 
-def describe_machines(candidate: Candidate) -> str:
-    """Such as "2 × g5.xlarge + 1 × g4dn.xlarge (spot)"."""
-    markets = sorted({group.market for group in candidate.groups})
-    one = len(markets) == 1
-    names = ((g.machines, g.instance_type if one else f"{g.instance_type} {g.market}") for g in candidate.groups)
-    return formatting.cluster(names) + (f" ({markets[0]})" if one else "")
-
-
 def _why(found: Found, chosen: Candidate, limits: Limits, seen: Sensitivity) -> str:
     told = chosen.prediction
-    what = "cheapest" if limits.wants_cheapest else "quickest"
     asked = [
         *([f"the budget of {usd(limits.budget_usd)}"] if limits.budget_usd is not None else []),
         *([f"the deadline of {duration(limits.deadline_s)}"] if limits.deadline_s is not None else []),
     ]
     within = " and ".join(asked)
-    machines = describe_machines(chosen)
-    if limits.knee:
-        what = "plan at the knee of the front, from which more money buys little time,"
-    elif limits.weight not in (0.0, 1.0):
-        what = f"best plan (time counts {limits.weight:.0%}, cost the rest)"
-    else:
-        what = f"{what} plan"
+    machines = chosen.in_words
+    what = {
+        BALANCED: "balanced plan (a tenth less time would cost over a fifth more)",
+        1.0: "fastest plan",
+        0.0: "cheapest plan",
+    }.get(limits.time_weight, f"best plan (time counts {limits.time_weight:.0%}, cost the rest)")
     if not asked:
         return f"{machines} is the cheapest plan found, at about {usd(told.cost_usd.value)}."
     if seen.confidence is None:
@@ -139,7 +130,7 @@ def _chance(seen: Sensitivity) -> Iterator[str]:
 def _compared(name: str, other: Candidate, chosen: Candidate) -> str:
     cost, time = other.prediction.cost_usd.value, other.prediction.total_s.value
     dearer, slower = _change(cost, chosen.prediction.cost_usd.value), _change(time, chosen.prediction.total_s.value)
-    return f"{name}, {describe_machines(other)}, costs {usd(cost)} ({dearer}) and takes {duration(time)} ({slower})."
+    return f"{name}, {other.in_words}, costs {usd(cost)} ({dearer}) and takes {duration(time)} ({slower})."
 
 
 def _change(value: float, reference: float) -> str:
@@ -161,10 +152,10 @@ def _against_extremes(found: Found, chosen: Candidate, candidate: Callable[[int]
 
 
 def _against_uniform(
-    found: Found, chosen: Candidate, candidate: Callable[[int], Candidate], limits: Limits
+    found: Found, chosen: Candidate, candidate: Callable[[int], Candidate], limits: Limits, seen: Sensitivity
 ) -> Iterator[str]:
     if len(chosen.groups) == 1:
-        yield _no_better_mix(found)
+        yield _no_better_mix(found, seen)
         return
     best, _ = choose(found.forecast.take(slice(found.uniform)), limits)
     if best is None:
@@ -173,14 +164,12 @@ def _against_uniform(
         yield _compared("The best cluster of a single machine type", candidate(best), chosen)
 
 
-def _no_better_mix(found: Found) -> str:
+def _no_better_mix(found: Found, seen: Sensitivity) -> str:
     proof = found.proof
-    if proof is None or proof.gap is None or not proof.complete:
+    if proof is None or seen.gap is None:
         return f"None of the {found.mixes:,} mixes of machine types that were tried did better by more than 2 %."
     types = "two" if proof.types == 2 else "up to three"
-    return (
-        f"No mix of {types} machine types is better by more than {max(proof.gap, NEAR - 1):.1%}: all were considered."
-    )
+    return f"No mix of {types} machine types is better by more than {seen.gap:.1%}: all were considered."
 
 
 def _on_demand(chosen: Candidate, catalog: Catalog) -> Iterator[str]:
@@ -331,7 +320,7 @@ def _changes(found: Found, chosen: Candidate, candidate: Callable[[int], Candida
             saved = 1 - better.prediction.total_s.value / told.total_s.value
             if saved > WORTH_SAYING:
                 extra = (MORE - 1) * limits.budget_usd
-                yield f"{usd(extra)} more would save {saved:.0%} of the time, with {describe_machines(better)}."
+                yield f"{usd(extra)} more would save {saved:.0%} of the time, with {better.in_words}."
             elif not limits.wants_cheapest:
                 yield f"A budget {MORE - 1:.0%} larger would save no more than {WORTH_SAYING:.0%} of the time."
     if limits.deadline_s is not None:

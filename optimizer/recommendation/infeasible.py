@@ -10,8 +10,8 @@ import numpy as np
 from hetopt.core.errors import BadInput, NoFeasiblePlan
 from hetopt.core.formatting import duration, usd, usd_at_least
 from hetopt.optimizer.market.catalog import Offer
+from hetopt.optimizer.market.quota import Quotas, bucket_of, named_quota
 from hetopt.optimizer.recommendation.candidates import make_candidate
-from hetopt.optimizer.recommendation.explain import describe_machines
 from hetopt.optimizer.recommendation.remedies import Question, remedies
 from hetopt.optimizer.search.objective import Limits
 from hetopt.optimizer.search.search import Found
@@ -43,7 +43,7 @@ def nothing_usable(region: str, offered: Sequence[Offer], excluded: Mapping[str,
     )
 
 
-def _no_cluster(space: SearchSpace) -> NoFeasiblePlan:
+def _no_cluster(space: SearchSpace, quotas: str | None) -> NoFeasiblePlan:
     """The error where no cluster of the machines is allowed, whatever it costs: names the limit that leaves none."""
     small = min(space.options, key=lambda option: option.worker.workers)
     fewest, name = small.worker.workers, small.name
@@ -69,7 +69,7 @@ def _no_cluster(space: SearchSpace) -> NoFeasiblePlan:
     return NoFeasiblePlan(
         f"No cluster within the limits of workers, machines, quotas and dollars an hour can take any of the batch "
         f"sizes {', '.join(map(str, space.batch_sizes))}.",
-        hint="raise `max_hourly_usd` or `quotas`, or choose another `batch_size`",
+        hint=quotas or "raise `max_hourly_usd` or `quotas`, or choose another `batch_size`",
     )
 
 
@@ -80,11 +80,48 @@ def _most_samples(space: SearchSpace, option: MachineOption) -> float:
     return math.inf if each is None else float(machines * option.worker.workers * each)
 
 
-def nothing_fits(question: Question, found: Found, limits: Limits) -> NoFeasiblePlan:
-    """The error that names the nearest plans: the cheapest that is in time, and the quickest that can be paid."""
+def larger_quotas(space: SearchSpace, found: Found, quotas: Quotas, limits: Limits) -> str | None:
+    """The smallest increase of quotas with which a cluster keeps the limits, as a phrase; absent: none would help.
+
+    Args:
+        space: without quotas.
+        found: what was searched in it.
+        quotas: that nothing fits in.
+        limits: that are to be kept.
+    """
+    rows = np.flatnonzero(limits.risk(found.forecast) <= 1)
+    if not rows.size:
+        return None
+    option, count = found.rows.option[rows], found.rows.count[rows]
+    offers = [one.offer for one in space.options]
+    vcpus = np.array([offer.instance_type.vcpus for offer in offers])
+    taken = {
+        bucket: (count * vcpus[option] * np.array([bucket_of(offer) == bucket for offer in offers])[option]).sum(axis=1)
+        for bucket in quotas
+    }
+    over = sum(np.maximum(0, used - quotas[bucket]) for bucket, used in taken.items())
+    told = found.forecast
+    best = int(np.lexsort((limits.score(told.total_s[rows], told.cost_usd[rows]), over))[0])
+    asked = [
+        f"'{named_quota(bucket).name}' ({named_quota(bucket).code}) to {int(used[best])} vCPUs"
+        for bucket, used in taken.items()
+        if used[best] > quotas[bucket]
+    ]
+    return f"ask AWS to raise {' and '.join(asked)}" if asked else None
+
+
+def nothing_fits(question: Question, found: Found, limits: Limits, quotas: str | None = None) -> NoFeasiblePlan:
+    """The error that names the nearest plans: the cheapest that is in time, and the quickest that can be paid.
+
+    Args:
+        question: that no plan answers.
+        found: what was searched.
+        limits: that none keeps.
+        quotas: the increase of quotas that would help, as `larger_quotas` says it.
+    """
     forecast, space, job = found.forecast, question.space, question.job
     if len(forecast) == 0:
-        return _no_cluster(space)
+        return _no_cluster(space, quotas)
 
     def described(row: int) -> str:
         candidate = make_candidate(space, job, found.cluster(row), forecast, row)
@@ -93,7 +130,7 @@ def nothing_fits(question: Question, found: Found, limits: Limits) -> NoFeasible
         rent = ""
         if least > max(told.cost_usd.value, limits.budget_usd or math.inf):
             rent = f" (rented for {usd_at_least(least)} or more: ten minutes at on-demand prices)"
-        machines = describe_machines(candidate)
+        machines = candidate.in_words
         return f"{machines}, about {usd(told.cost_usd.value)} and {duration(told.total_s.value)}{rent}"
 
     in_time = np.flatnonzero(forecast.total_s <= (limits.deadline_s or math.inf))
@@ -119,5 +156,5 @@ def nothing_fits(question: Question, found: Found, limits: Limits) -> NoFeasible
     ]
     return NoFeasiblePlan(
         f"Nothing fits {' and '.join(asked)}: {'; '.join(nearest)}.",
-        hint=", or ".join(remedies(question, limits).in_words()) or None,
+        hint=", or ".join([*([quotas] if quotas else []), *remedies(question, limits).in_words()]) or None,
     )

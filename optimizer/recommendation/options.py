@@ -19,8 +19,11 @@ from hetopt.optimizer.market.instance_type import Architecture
 from hetopt.optimizer.market.offer_filter import Wishes
 from hetopt.optimizer.market.quota import Bucket
 from hetopt.optimizer.plan import Goal, Objective, ScalingRule
+from hetopt.optimizer.search.objective import BALANCED
 from hetopt.optimizer.search.search import STUDY_TRIALS, Effort, Limits
 from hetopt.optimizer.search.search_space import MAX_TYPES
+
+TIME_WEIGHTS: Mapping[Objective, float] = MappingProxyType({"balanced": BALANCED, "fastest": 1.0, "cheapest": 0.0})
 
 MAX_WORKERS = 256
 """A ring over more workers is dominated by latency, and the models were never held against one."""
@@ -45,7 +48,7 @@ class Options:
         zones: that the machines are spread over; what they send each other between zones is paid for.
         max_hourly_usd: of the machines of a cluster together.
         quotas: vCPUs that may run at once.
-        objective: what is wanted within the limits; ``auto``: with a deadline the cheapest plan, else the quickest.
+        objective: what is wanted within the limits.
         time_weight: the part of time where time and cost are weighed; absent: they are not.
         confidence: probability with which budget and deadline are kept; absent: at the upper end of the 90 % interval.
         accept_risk: whether a plan will do that keeps its limits with less than that probability.
@@ -55,7 +58,7 @@ class Options:
         sync: how workers put together what they learn, measured or not; absent: the best of what was measured.
     """
 
-    market: AnyMarket = "spot"
+    market: AnyMarket = "any"
     max_machines: int | None = None
     max_workers: int = 64
     batch_size: int | None = None
@@ -71,7 +74,7 @@ class Options:
     zones: int = 1
     max_hourly_usd: float | None = None
     quotas: Mapping[Bucket, int] = field(default_factory=lambda: MappingProxyType({}))
-    objective: Objective = "auto"
+    objective: Objective = "balanced"
     time_weight: float | None = None
     confidence: float | None = None
     accept_risk: bool = False
@@ -113,7 +116,7 @@ class Options:
                     f"`time_weight` must be 0 to 1, got {self.time_weight}.",
                     hint="it is the part of time where time and cost are weighed: 0.67 for twice the weight of cost",
                 )
-            if self.objective != "auto":
+            if self.objective != "balanced":
                 asked = setting("objective", self.objective)
                 raise BadInput(f"{asked} and `time_weight` exclude each other.", hint="keep one of them")
         if self.confidence is not None and not 0 < self.confidence < 1:
@@ -146,6 +149,5 @@ class Options:
         return Limits(
             budget_usd=goal.budget_usd,
             deadline_s=goal.deadline_s,
-            time_weight={"time": 1.0, "cost": 0.0}.get(self.objective, self.time_weight),
-            knee=self.objective == "knee",
+            time_weight=TIME_WEIGHTS[self.objective] if self.time_weight is None else self.time_weight,
         )

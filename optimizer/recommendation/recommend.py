@@ -26,15 +26,16 @@ from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.offer_filter import narrow
 from hetopt.optimizer.plan import Candidate, Goal, Plan
 from hetopt.optimizer.recommendation.candidates import make_candidate
+from hetopt.optimizer.recommendation.choices import choices, not_worth_renting, reasons
 from hetopt.optimizer.recommendation.confidence import confident
 from hetopt.optimizer.recommendation.explain import explain
-from hetopt.optimizer.recommendation.infeasible import nothing_fits, nothing_usable
+from hetopt.optimizer.recommendation.infeasible import larger_quotas, nothing_fits, nothing_usable
 from hetopt.optimizer.recommendation.options import Options
 from hetopt.optimizer.recommendation.planned_run import run_spec
 from hetopt.optimizer.recommendation.remedies import Question, remedies
 from hetopt.optimizer.recommendation.sensitivity import insight
 from hetopt.optimizer.search.forecast import JobModel
-from hetopt.optimizer.search.search import Found, search
+from hetopt.optimizer.search.search import Effort, Found, search
 from hetopt.optimizer.search.search_space import (
     ExchangeOption,
     SearchSpace,
@@ -111,7 +112,13 @@ def recommend(
     )
     if found.chosen is None:
         tell("what would have to be allowed")
-        raise nothing_fits(question, found, limits)
+        more = None
+        if options.quotas:
+            wide = space_of(model, shape, sampled, catalog, goal, replace(options, quotas={}), host)
+            more = larger_quotas(
+                wide, search(wide, job, limits, seed=seed, effort=Effort(types=1)), options.quotas, limits
+            )
+        raise nothing_fits(question, found, limits, more)
     if limits.budget_usd is not None or limits.deadline_s is not None:
         told = confident(space, job, found, limits, options.confidence, seed=seed)
         found = told.found
@@ -129,12 +136,16 @@ def recommend(
 
     assert found.chosen is not None
     chosen = candidate(found.chosen)
+    ways = choices(model, question, found, limits)
     return Plan(
         created=now.isoformat(timespec="seconds"),
         hetopt_version=version("hetopt"),
         goal=goal,
         chosen=chosen,
         pareto=tuple(candidate(int(row)) for row in found.front),
+        choices=ways,
+        advice=not_worth_renting(ways, chosen, goal.deadline_s),
+        reasons=reasons(ways, chosen),
         explanation=explain(
             model, host, found, chosen, candidate, limits, catalog, seen, to_target=goal.ends == "target"
         ),
@@ -297,13 +308,9 @@ def _searched(space: SearchSpace, found: Found) -> str:
     left_out = f" (left out: {_counted(space.excluded)})" if space.excluded else ""
     proof = found.proof
     shown = ""
-    if proof is not None and (proof.gap is not None or proof.complete):
-        how = f"branch and bound over {proof.boxes:,} boxes"
+    if proof is not None and proof.complete:
         types = "two" if proof.types == 2 else "up to three"
-        what = "keeps the limits at the upper end of its interval"
-        if proof.gap is not None:
-            what = f"is better than the best of these by more than {proof.gap:.2%}"
-        shown = f"; no mix of {types} types {what} ({how})"
+        shown = f"; mixes of {types} types by branch and bound over {proof.boxes:,} boxes"
     study = f" ({found.trials} trials of a study)" if found.trials else ""
     stopped = "; stopped early" if found.stopped else ""
     return (

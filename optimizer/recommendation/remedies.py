@@ -105,7 +105,7 @@ class Question:
     def followed(self, limits: Limits, limit: Limit) -> float | None:
         """The least of a limit with which this question is answered, found by asking it."""
         # Where only this limit is in the way, what uses least of it is wanted.
-        wide = replace(_with(limits, limit, None), knee=False, time_weight=0.0 if limit == "budget_usd" else 1.0)
+        wide = replace(_with(limits, limit, None), time_weight=0.0 if limit == "budget_usd" else 1.0)
         told = self.least(self.search(wide), limits, limit)
         if told is None:
             return None

@@ -45,7 +45,7 @@ def insight(
     limited = limits.budget_usd is not None or limits.deadline_s is not None
     kept = float(runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)[0])
     gap = None
-    if found.safe and found.proof is not None and found.proof.complete and not limits.knee:
+    if found.safe and found.proof is not None and found.proof.complete:
         # Of the choice, which may be dearer to the score than the best by what counts as equal.
         score = float(limits.score(found.forecast.total_s, found.forecast.cost_usd)[found.chosen])
         gap = max(0.0, 1 - found.proof.bound / score)

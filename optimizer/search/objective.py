@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetopt.optimizer.search.forecast import Forecast
-from hetopt.optimizer.search.pareto import knee, pareto_front
 
 Array = NDArray[np.float64]
+
+BALANCED = math.log(1.2) / (math.log(1.2) + math.log(1 / 0.9))
+"""The part of time in what a balanced plan minimises, ``time^w cost^(1-w)``: a tenth less time is worth a fifth more
+money, and no more than that, since ``0.9^w 1.2^(1-w) = 1``."""
 
 NEAR = 1.02
 """Plans this close to the best are equals; the better in the other respect wins. Predictions are not that fine."""
@@ -22,34 +26,22 @@ class Limits:
 
     Attributes:
         budget_usd, deadline_s: the totals; absent: no limit.
-        time_weight: the part of time, in [0, 1], where time and cost are weighed: ``time^w cost^(1-w)`` is minimised,
-            so that a plan may be dearer by w % for each 1 - w % that it is quicker. Absent: with a deadline or
-            without any limit the cheapest plan is wanted (time alone would rent everything), else the quickest.
-        knee: the plan from which more money buys little time is wanted instead.
+        time_weight: the part ``w`` of time, in [0, 1]: ``time^w cost^(1-w)`` is minimised, so that a plan may be dearer
+            by w % for each 1 - w % that it is quicker. 1: the fastest plan, 0: the cheapest.
     """
 
     budget_usd: float | None = None
     deadline_s: float | None = None
-    time_weight: float | None = None
-    knee: bool = False
-
-    @property
-    def weight(self) -> float:
-        """The part of time in what is minimised. A knee is looked for where both count alike."""
-        if self.knee:
-            return 0.5
-        if self.time_weight is not None:
-            return self.time_weight
-        return 0.0 if self.deadline_s is not None or self.budget_usd is None else 1.0
+    time_weight: float = BALANCED
 
     @property
     def wants_cheapest(self) -> bool:
         """Whether cost alone is minimised."""
-        return self.weight == 0
+        return self.time_weight == 0
 
     def score(self, total_s: Array, cost_usd: Array) -> Array:
         """What is minimised; never falls when time or cost grows."""
-        weight = self.weight
+        weight = self.time_weight
         if weight in (0.0, 1.0):
             return total_s if weight else cost_usd
         return np.asarray(total_s**weight * cost_usd ** (1 - weight))
@@ -79,9 +71,9 @@ class Limits:
 def choose(found: Forecast, limits: Limits) -> tuple[int | None, bool]:
     """The best row, and whether it is safe.
 
-    A limit is a promise, so a plan should keep it even at the upper end of its interval. Among those the quickest wins
-    (the cheapest when there is a deadline), and within 2 % of it the one that is better in the other respect. Where no
-    plan is that safe, the one least likely to exceed the limits wins, whatever its speed: see docs/decisions.
+    A limit is a promise, so a plan should keep it even at the upper end of its interval. Among those the least score
+    wins; where time or cost alone is minimised, the better in the other respect of those within 2 %. Where no plan is
+    that safe, the one least likely to exceed the limits wins, whatever its score: see docs/decisions.
     """
     first = limits.score(found.total_s, found.cost_usd)
     safe = np.flatnonzero(limits.risk(found) <= 1)
@@ -124,11 +116,8 @@ def _keys(found: Forecast, limits: Limits) -> tuple[Array, Array, Array]:
 
 
 def _best_of(found: Forecast, rows: NDArray[np.intp], first: Array, limits: Limits) -> int:
-    if limits.knee:
-        front = rows[pareto_front(found.total_s[rows], found.cost_usd[rows])]
-        return int(front[knee(found.total_s[front], found.cost_usd[front])])
     second = _second(found, limits)
-    if limits.weight not in (0.0, 1.0):
+    if limits.time_weight not in (0.0, 1.0):
         return _least(rows, first, second)
     return _least(rows[first[rows] <= NEAR * first[rows].min()], second, first)
 

@@ -42,21 +42,3 @@ def thin(front: NDArray[np.intp], time: Array, count: int) -> NDArray[np.intp]:
     wanted = np.linspace(logs[0], logs[-1], count)
     nearest = np.abs(logs[None, :] - wanted[:, None]).argmin(axis=1)
     return np.asarray(front[np.unique(nearest)], dtype=np.intp)
-
-
-def knee(time: Array, cost: Array) -> int:
-    """The point of a front (quickest first) that bends it most: furthest below the chord between its ends.
-
-    Kneedle (Satopaa et al., ICDCS Workshops 2011) on the logarithms: a second and a dollar count by their
-    share. Of two points the cheaper is taken, as there is nothing to bend.
-    """
-    if len(time) <= 2:
-        return len(time) - 1
-    x, y = (_unit(np.log(np.maximum(values, 1e-300))) for values in (time, cost))
-    return int(np.argmax(1 - x - y))
-
-
-def _unit(values: Array) -> Array:
-    """Scaled to run from 0 to 1."""
-    low, high = float(values.min()), float(values.max())
-    return (values - low) / (high - low) if high > low else np.zeros_like(values)

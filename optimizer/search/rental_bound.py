@@ -126,7 +126,7 @@ def _latest_s(columns: Columns, job: JobModel, limits: Limits, score: float) -> 
     per_machine = columns.usd_per_hour + job.rates.per_machine_hour
     usd_per_s = (per_machine + (FEWEST_MACHINES - 1) * per_machine.min(initial=np.inf)) / SECONDS_PER_HOUR
     # score = time^w cost^(1 - w), and cost is at least the rent of that time.
-    latest = score / usd_per_s ** (1 - limits.weight)
+    latest = score / usd_per_s ** (1 - limits.time_weight)
     if limits.deadline_s is not None:
         latest = np.minimum(latest, limits.deadline_s)
     if limits.budget_usd is not None:

@@ -8,9 +8,10 @@ from random import Random
 import pytest
 
 from hetopt.backends.ec2.renter.edge import FIRST_WAIT_S, LONGEST_WAIT_S, Retrying, wait_before
-from hetopt.backends.ec2.renter.errors import TABLE, UNKNOWN, ApiRefused, meaning_of, quota_of
+from hetopt.backends.ec2.renter.errors import TABLE, UNKNOWN, ApiRefused, meaning_of
 from hetopt.backends.ec2.renter.request import Answer, Request
 from hetopt.core.errors import CloudRefused
+from hetopt.optimizer.market.quota import quota_of
 from tests.ec2.conftest import Patience
 
 CODES = [(row, code) for row in TABLE for code in row.codes]

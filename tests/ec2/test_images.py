@@ -14,13 +14,14 @@ from hetopt.backends.ec2.renter import account, calls
 from hetopt.backends.ec2.renter.account import IMAGES, architecture_of
 from hetopt.backends.ec2.renter.doctor import role_checks
 from hetopt.backends.ec2.renter.edge import BotoEdge
-from hetopt.backends.ec2.renter.errors import QUOTAS_SEEN, ApiRefused
+from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.order import Order
 from hetopt.backends.ec2.renter.ordering import roles_of
 from hetopt.backends.ec2.renter.request import Answer, Edge, Request
 from hetopt.core.errors import BadInput, CloudRefused
 from hetopt.core.profile import Profile
 from hetopt.optimizer.market.catalog import Catalog
+from hetopt.optimizer.market.quota import QUOTAS_SEEN
 from tests.ec2.conftest import plan_of
 
 KINDS = sorted(IMAGES)

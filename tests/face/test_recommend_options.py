@@ -44,7 +44,10 @@ def _groups(plan: dict[str, Any]) -> list[dict[str, Any]]:
         (["--zone", "eu-west-1a"], "--zone eu-west-1a and --region us-east-1 exclude each other"),
         (["--zone", "euw1-az1"], "--zone euw1-az1 and --region us-east-1 exclude each other"),
         (["--max-hourly", "0.0001"], "--max-hourly 0.0001 leaves nothing"),
-        (["--objective", "knee", "--weights", "time=1,cost=1"], "--objective knee and --weights exclude each other"),
+        (
+            ["--objective", "fastest", "--weights", "time=1,cost=1"],
+            "--objective fastest and --weights exclude each other",
+        ),
         (["--objective", "best"], "There is no objective called 'best'"),
         (["--weights", "time=1"], "--weights must be time=W,cost=W"),
         (["--weights", "time=0,cost=0"], "--weights must be time=W,cost=W"),
@@ -109,10 +112,11 @@ def test_objectives_differ_as_they_should(hetopt: Hetopt) -> None:
         told = _plan(hetopt, "--budget", 2, *options)["chosen"]["prediction"]
         return told["total_s"]["value"], told["cost_usd"]["value"]
 
-    quick, cheap, knee = figures(), figures("--objective", "cost"), figures("--objective", "knee")
+    quick, cheap, middle = (figures("--objective", name) for name in ("fastest", "cheapest", "balanced"))
     weighed = figures("--weights", "time=1,cost=1")
-    assert quick[0] < knee[0] < cheap[0]
-    assert quick[1] > knee[1] > cheap[1]
+    assert quick[0] < middle[0] < cheap[0]
+    assert quick[1] > middle[1] > cheap[1]
+    assert figures() == middle
     assert quick[0] <= weighed[0] <= cheap[0]
     assert cheap[1] <= weighed[1] <= quick[1]
 

@@ -88,9 +88,9 @@ def _question(seed: int, catalog: Catalog) -> Question:
         FEW,
         confidence=draw.choice([None, None, 0.6, 0.95]),
         market=draw.choice(["spot", "spot", "any"]),
-        objective=draw.choice(["auto", "auto", "cost", "knee"]),
+        objective=draw.choice(["fastest", "balanced", "cheapest", "balanced"]),
     )
-    free = _asked(profile, catalog, Goal(ends="target", budget_usd=1e6), replace(options, objective="cost"))
+    free = _asked(profile, catalog, Goal(ends="target", budget_usd=1e6), replace(options, objective="cheapest"))
     assert isinstance(free, Plan)
     told = free.chosen.prediction
     budget = told.cost_usd.value * draw.choice([0.5, 1.02, 1.3])

@@ -25,7 +25,7 @@ from hetopt.optimizer.search.cluster_rows import Boxes, ClusterRows, Columns, ta
 from hetopt.optimizer.search.forecast import ClusterTable, Forecast, JobModel, forecast
 from hetopt.optimizer.search.mixes import GAP, search_mixes
 from hetopt.optimizer.search.objective import best_rows, order
-from hetopt.optimizer.search.pareto import MANY, knee, pareto_front, thin
+from hetopt.optimizer.search.pareto import MANY, pareto_front, thin
 from hetopt.optimizer.search.pool import Pool
 from hetopt.optimizer.search.search import NEAR, Effort, Limits, choose, search
 from hetopt.optimizer.search.search_space import (
@@ -189,7 +189,11 @@ def test_no_box_is_dropped_that_holds_something_better(
     if not len(rows):
         return
     found = forecast(table, job)
-    limits = Limits(budget_usd=budget) if quickest else Limits(deadline_s=float(np.median(found.total_high_s)) * looser)
+    limits = (
+        Limits(budget_usd=budget, time_weight=1.0)
+        if quickest
+        else Limits(deadline_s=float(np.median(found.total_high_s)) * looser, time_weight=0.0)
+    )
     score = limits.score(found.total_s, found.cost_usd)
     aim = float(np.median(score)) * looser
     pair = np.array([[first, second]], dtype=np.intp)
@@ -205,9 +209,9 @@ def test_no_box_is_dropped_that_holds_something_better(
 
 
 LIMITS = [
-    Limits(budget_usd=1.2),
-    Limits(budget_usd=3.0),
-    Limits(deadline_s=4000.0),
+    Limits(budget_usd=1.2, time_weight=1.0),
+    Limits(budget_usd=3.0, time_weight=1.0),
+    Limits(deadline_s=4000.0, time_weight=0.0),
     Limits(budget_usd=3.0, time_weight=0.0),
     Limits(budget_usd=3.0, time_weight=0.4),
 ]
@@ -248,7 +252,7 @@ def test_full_memory_does_not_hide_what_is_better(space: SearchSpace, job: JobMo
         for option in space.options
     )
     space = replace(space, options=little, max_machines=32, max_workers=64, batch_sizes=(64,))
-    columns, limits = Columns.of(space), Limits(deadline_s=40 * 3600.0)
+    columns, limits = Columns.of(space), Limits(deadline_s=40 * 3600.0, time_weight=0.0)
     pool = Pool(columns, job, limits)
     pool.add(uniform_rows(columns), keep=None)
     pool.uniform = len(pool.rows)
@@ -273,7 +277,7 @@ def test_full_memory_does_not_hide_what_is_better(space: SearchSpace, job: JobMo
 
 
 def test_too_many_mixes_of_three_types_are_left_to_the_study(space: SearchSpace, job: JobModel) -> None:
-    limits = Limits(budget_usd=1.0)
+    limits = Limits(budget_usd=1.0, time_weight=1.0)
     exact = search(space, job, limits, seed=0)
     assert exact.proof is not None
     assert (exact.proof.types, exact.proof.complete, exact.trials) == (3, True, 0)
@@ -286,7 +290,11 @@ def test_too_many_mixes_of_three_types_are_left_to_the_study(space: SearchSpace,
 def test_the_best_rows_are_the_first_of_the_order(figures: list[tuple[int, int]], count: int) -> None:
     time, cost = (np.array(column, dtype=float) for column in zip(*figures, strict=True))
     found = _forecast_of(time, cost)
-    for limits in (Limits(budget_usd=3.0), Limits(deadline_s=2.5), Limits(budget_usd=2.0, time_weight=0.5)):
+    for limits in (
+        Limits(budget_usd=3.0, time_weight=1.0),
+        Limits(deadline_s=2.5, time_weight=0.0),
+        Limits(budget_usd=2.0, time_weight=0.5),
+    ):
         np.testing.assert_array_equal(best_rows(found, limits, count), order(found, limits)[:count])
 
 
@@ -304,7 +312,7 @@ def test_what_a_cluster_may_have_is_kept(model: FittedModel, options: tuple[Mach
         max_hourly_usd=0.9,
         quotas=read_quotas(["g=4", "standard=20"]),
     )
-    found = search(limited, job, Limits(budget_usd=5.0), seed=0, effort=Effort(trials=60))
+    found = search(limited, job, Limits(budget_usd=5.0, time_weight=1.0), seed=0, effort=Effort(trials=60))
     assert found.chosen is not None
     for row in range(len(found.rows)):
         machines = [(limited.options[option], count) for option, count in found.cluster(row).machines]
@@ -321,7 +329,7 @@ def test_what_a_cluster_may_have_is_kept(model: FittedModel, options: tuple[Mach
 def test_regret_against_brute_force(
     space: SearchSpace, job: JobModel, everything: Forecast, budget: float, seed: int
 ) -> None:
-    limits = Limits(budget_usd=budget)
+    limits = Limits(budget_usd=budget, time_weight=1.0)
     found = search(space, job, limits, seed=seed)
     best, safe = choose(everything, limits)
     assert found.safe == safe
@@ -338,7 +346,7 @@ def test_regret_against_brute_force(
 
 
 def test_the_study_alone_finds_nearly_the_best(space: SearchSpace, job: JobModel, everything: Forecast) -> None:
-    limits = Limits(budget_usd=1.0)
+    limits = Limits(budget_usd=1.0, time_weight=1.0)
     start = Cluster(machines=((0, 1),), batch=0, exchange=0)
     columns = Columns.of(space)
     asked = study_mixes(columns, job, limits, [start], range(len(space.options)), seed=0, trials=600)
@@ -351,8 +359,8 @@ def test_a_study_goes_on_from_its_journal(space: SearchSpace, job: JobModel, tmp
     def study(trials: int, budget: float = 1.0) -> list[Cluster]:
         start = Cluster(machines=((0, 1),), batch=0, exchange=0)
         return study_mixes(
-            Columns.of(space), job, Limits(budget_usd=budget), [start], (0, 1, 2), seed=0, trials=trials,
-            journal=tmp_path / "search.journal",
+            Columns.of(space), job, Limits(budget_usd=budget, time_weight=1.0), [start], (0, 1, 2), seed=0,
+            trials=trials, journal=tmp_path / "search.journal",
         )  # fmt: skip
 
     first = study(30)
@@ -365,14 +373,16 @@ def test_a_study_goes_on_from_its_journal(space: SearchSpace, job: JobModel, tmp
 
 
 def test_the_same_seed_finds_the_same(space: SearchSpace, job: JobModel) -> None:
-    first, second = (search(space, job, Limits(budget_usd=1.0), seed=3, effort=Effort(trials=100)) for _ in range(2))
+    first, second = (
+        search(space, job, Limits(budget_usd=1.0, time_weight=1.0), seed=3, effort=Effort(trials=100)) for _ in range(2)
+    )
     np.testing.assert_array_equal(first.rows.count, second.rows.count)
     assert first.chosen == second.chosen
     np.testing.assert_array_equal(first.front, second.front)
 
 
 def test_the_front_is_not_dominated_and_holds_both_optima(space: SearchSpace, job: JobModel) -> None:
-    found = search(space, job, Limits(budget_usd=1.0), seed=0, effort=Effort(trials=100))
+    found = search(space, job, Limits(budget_usd=1.0, time_weight=1.0), seed=0, effort=Effort(trials=100))
     time, cost = found.forecast.total_s, found.forecast.cost_usd
     for row in found.front:
         assert not ((time < time[row]) & (cost < cost[row])).any()
@@ -420,7 +430,7 @@ def test_intervals_hold_their_figure(everything: Forecast) -> None:
 def test_a_looser_budget_is_never_riskier_nor_slower(everything: Forecast, budgets: list[float]) -> None:
     before: tuple[int, float] | None = None
     for budget in sorted(budgets):
-        limits = Limits(budget_usd=budget)
+        limits = Limits(budget_usd=budget, time_weight=1.0)
         row, safe = choose(everything, limits)
         if row is None:
             assert before is None
@@ -436,7 +446,7 @@ def test_a_looser_budget_is_never_riskier_nor_slower(everything: Forecast, budge
 
 def test_deadline_takes_the_cheapest_in_time(everything: Forecast) -> None:
     deadline = float(np.median(everything.total_high_s))
-    row, safe = choose(everything, Limits(deadline_s=deadline))
+    row, safe = choose(everything, Limits(deadline_s=deadline, time_weight=0.0))
     assert safe
     assert row is not None
     in_time = everything.total_high_s <= deadline
@@ -451,10 +461,10 @@ def test_large_clusters_are_enumerated_in_steps_and_refined(
     assert space.machine_counts[:32] == tuple(range(1, 33))
     assert space.machine_counts[-1] == 100
     assert len(space.machine_counts) < 50
-    found = search(space, job, Limits(budget_usd=1.0), seed=0, effort=Effort(trials=20))
+    found = search(space, job, Limits(budget_usd=1.0, time_weight=1.0), seed=0, effort=Effort(trials=20))
     every = [Cluster(machines=((0, n),), batch=b, exchange=e) for n in range(1, 65) for b in range(7) for e in range(3)]
     _, table = tabulate(space, every)
-    best, _ = choose(forecast(table, job), Limits(budget_usd=1.0))
+    best, _ = choose(forecast(table, job), Limits(budget_usd=1.0, time_weight=1.0))
     assert best is not None
     assert found.chosen is not None
     assert found.forecast.total_s[found.chosen] <= 1.001 * forecast(table, job).total_s[best]
@@ -471,14 +481,6 @@ def test_impossible_clusters_are_left_out(space: SearchSpace) -> None:
     )
     assert [cluster.machines for cluster in possible] == [((0, 1),)]
     assert len(table) == 1
-
-
-def test_the_knee_is_where_the_front_bends() -> None:
-    time = np.array([1.0, 1.1, 2.0, 4.0, 8.0])
-    cost = np.array([100.0, 10.0, 8.0, 7.0, 6.9])
-    assert knee(time, cost) == 1
-    assert knee(time[:1], cost[:1]) == 0
-    assert knee(time[:2], cost[:2]) == 1
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.3, 0.7, 1.0])
@@ -500,7 +502,7 @@ def test_a_search_that_is_stopped_keeps_the_best_so_far(space: SearchSpace, job:
         if text == "mixes of two types":
             raise KeyboardInterrupt
 
-    limits = Limits(budget_usd=1.0)
+    limits = Limits(budget_usd=1.0, time_weight=1.0)
     stopped = search(space, job, limits, seed=0, tell=stop)
     assert stopped.stopped
     assert stopped.proof is None

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hetopt.backends.ec2.renter import account
-from hetopt.backends.ec2.renter.errors import ApiRefused, Quota, quota_of
+from hetopt.backends.ec2.renter.errors import ApiRefused
 from hetopt.backends.ec2.renter.order import Role
 from hetopt.backends.ec2.renter.request import Edge, Request, read
 from hetopt.core.errors import BadInput, CloudRefused, HetoptError
 from hetopt.optimizer.cost.bill import Volume
 from hetopt.optimizer.market.catalog import Catalog
+from hetopt.optimizer.market.quota import Quota, named_quota, needed
 
 LARGEST_SKEW_S = 240.0
 """AWS refuses signatures that are five minutes off."""
@@ -79,13 +80,9 @@ def role_checks(edge: Edge, catalog: Catalog, roles: Sequence[Role]) -> Iterator
     """The images that a plan's machines boot, and the quotas that it needs, one for each family and market."""
     for kind in dict.fromkeys(role.image_kind for role in roles):
         yield _image(edge, kind)
-    needed: dict[str, tuple[Quota, int]] = {}
-    for role in roles:
-        quota = quota_of(role.instance_types[0], role.market)
-        vcpus = role.machines * catalog.instance_type(role.instance_types[0]).vcpus
-        needed[quota.code] = (quota, needed.get(quota.code, (quota, 0))[1] + vcpus)
-    for quota, vcpus in needed.values():
-        yield _quota(edge, quota, vcpus)
+    wanted = needed((catalog.instance_type(role.instance_types[0]), role.market, role.machines) for role in roles)
+    for bucket, vcpus in wanted.items():
+        yield _quota(edge, named_quota(bucket), vcpus)
 
 
 def _image(edge: Edge, kind: str) -> Check:
@@ -114,12 +111,11 @@ def _quota(edge: Edge, quota: Quota, vcpus: int) -> Check:
             default = replace(request, operation="get_aws_default_service_quota")
             granted = float(edge(default)["Quota"]["Value"])
     except CloudRefused as refused:
-        known = f"; new accounts have {quota.default:.0f}" if quota.default is not None else ""
         return Check(
             name=name,
             verdict="unknown",
             said=f"{vcpus} vCPUs are needed of '{quota.name}', which cannot be read "
-            f"({refused.message.rstrip('.')}){known}",
+            f"({refused.message.rstrip('.')}); new accounts have {quota.default}",
             hint=f"look it up in the Service Quotas console, or ask for enough: {raise_it}",
         )
     if granted < vcpus:

@@ -1,0 +1,200 @@
+"""The few ways to go that a person weighs: this machine, the cheapest, balanced and fastest clusters, and on demand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetopt.core.formatting import duration, share, usd
+from hetopt.optimizer.fit import FittedModel
+from hetopt.optimizer.market.quota import named_quota, needed
+from hetopt.optimizer.plan import Candidate, Choice, ChoiceName, QuotaNeed, Range
+from hetopt.optimizer.recommendation.candidates import make_candidate, spread
+from hetopt.optimizer.recommendation.confidence import confident, simulate
+from hetopt.optimizer.recommendation.options import TIME_WEIGHTS
+from hetopt.optimizer.recommendation.remedies import Question
+from hetopt.optimizer.search.forecast import evaluations
+from hetopt.optimizer.search.objective import Limits, best_rows, choose
+from hetopt.optimizer.search.search import Found
+from hetopt.optimizer.search.search_space import SearchSpace
+
+COMPARED = 2000
+"""The safest cluster is chosen among so many of the best on demand."""
+
+MOST_REASONS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Way:
+    """A row of the search under a name."""
+
+    name: ChoiceName
+    row: int
+
+
+def choices(model: FittedModel, question: Question, found: Found, limits: Limits) -> tuple[Choice, ...]:
+    """The ways to go, cheapest first behind this machine; the plan's own choice is among them.
+
+    Each rented one is what would be chosen of the clusters that were searched if it were asked for.
+
+    Args:
+        model: what the profile says.
+        question: what was asked, and of which space.
+        found: the search, with its choice.
+        limits: budget, deadline and what was wanted.
+    """
+    ways = list(_ways(question, found, limits))
+    rows = list(dict.fromkeys(way.row for way in ways))
+    runs = simulate(question.space, question.job, found, rows, seed=question.seed)
+    kept = runs.chance(budget_usd=limits.budget_usd, deadline_s=limits.deadline_s)
+    limited = limits.budget_usd is not None or limits.deadline_s is not None
+    here = list(_here(model, question, limits))
+    # Who has this machine has no use for what is both dearer and slower, unless it is what was asked for.
+    in_time = [one.total_s.value for one in here if one.total_s.high <= (limits.deadline_s or math.inf)]
+    told: list[Choice] = []
+    for row, chance in zip(rows, kept.tolist(), strict=True):
+        if row != found.chosen and any(found.forecast.total_s[row] >= here_s for here_s in in_time):
+            continue
+        candidate = make_candidate(question.space, question.job, found.cluster(row), found.forecast, row)
+        told.append(
+            Choice(
+                names=tuple(way.name for way in ways if way.row == row),
+                candidate=candidate,
+                total_s=candidate.prediction.total_s,
+                cost_usd=candidate.prediction.cost_usd,
+                chance=chance if limited else None,
+                quotas=_quotas(question.space, found, row),
+            )
+        )
+    told.sort(key=lambda choice: choice.cost_usd.value)
+    return (*here, *told)
+
+
+def _ways(question: Question, found: Found, limits: Limits) -> Iterator[_Way]:
+    """The rows that each wish chooses, the plan's own among them."""
+    assert found.chosen is not None
+    if limits.time_weight not in TIME_WEIGHTS.values():
+        yield _Way(name="weighed", row=found.chosen)
+    for name, weight in TIME_WEIGHTS.items():
+        wished = replace(limits, time_weight=weight)
+        row = found.chosen if wished == limits else _chosen(question, found, wished)
+        if row is not None:
+            yield _Way(name=name, row=row)
+    steady = _on_demand(question.space, found)
+    if steady.size:
+        forecast = found.forecast.take(steady)
+        row = _safest(question, found, steady[best_rows(forecast, limits, COMPARED)], limits)
+        if row is not None:
+            yield _Way(name="safest", row=row)
+
+
+def _chosen(question: Question, found: Found, limits: Limits) -> int | None:
+    row, safe = choose(found.forecast, limits)
+    if row is None:
+        return None
+    if limits.budget_usd is None and limits.deadline_s is None:
+        return row
+    asked = replace(found, chosen=row, safe=safe)
+    return confident(question.space, question.job, asked, limits, question.confidence, seed=question.seed).found.chosen
+
+
+def _on_demand(space: SearchSpace, found: Found) -> NDArray[np.intp]:
+    """Rows of which no machine can be taken back."""
+    spot = np.array([option.offer.price.market == "spot" for option in space.options])
+    return np.flatnonzero(~((found.rows.count > 0) & spot[found.rows.option]).any(axis=1))
+
+
+def _safest(question: Question, found: Found, rows: NDArray[np.intp], limits: Limits) -> int | None:
+    """The best of some rows, whether or not others are better."""
+    part = replace(
+        found,
+        rows=found.rows.take(rows),
+        forecast=found.forecast.take(rows),
+        front=np.array([], dtype=np.intp),
+    )
+    row = _chosen(question, part, limits)
+    return None if row is None else int(rows[row])
+
+
+def _quotas(space: SearchSpace, found: Found, row: int) -> tuple[QuotaNeed, ...]:
+    took = needed(
+        (offer.instance_type, offer.price.market, count)
+        for offer, count in ((space.options[index].offer, count) for index, count in found.cluster(row).machines)
+    )
+    return tuple(
+        QuotaNeed(bucket=str(bucket), code=quota.code, name=quota.name, vcpus=vcpus, new_account=quota.default)
+        for bucket, vcpus in took.items()
+        for quota in [named_quota(bucket)]
+    )
+
+
+def _here(model: FittedModel, question: Question, limits: Limits) -> Iterator[Choice]:
+    """Training alone on the machine that was profiled, if it is not a rented one: nothing is paid nor waited for."""
+    device, batch = model.whole_host, model.profile.job.batch_size
+    most = device.largest_batch
+    if device.device.type != "local" or batch not in question.space.batch_sizes or (most is not None and batch > most):
+        return
+    job = question.job
+    steps = float(job.steps.steps(batch, 1.0))
+    looks = float(evaluations(steps, batch, job.evaluate_every_samples)) * (model.profile.evaluation_s or 0.0)
+    log_sd = math.hypot(device.step_time.log_sd, float(job.steps.log_sd(batch, 1.0)))
+    total = spread(steps * device.time_s(batch) + looks, log_sd)
+    chance = None
+    if limits.deadline_s is not None:
+        chance = NormalDist().cdf(math.log(limits.deadline_s / total.value) / max(log_sd, 1e-9))
+    elif limits.budget_usd is not None:
+        chance = 1.0
+    yield Choice(names=("here",), total_s=total, cost_usd=Range(value=0, low=0, high=0), chance=chance)
+
+
+def not_worth_renting(ways: Sequence[Choice], chosen: Candidate, deadline_s: float | None) -> str | None:
+    """A sentence where renting saves less time than it spends on provisioning, or else none."""
+    here = next((way for way in ways if way.names == ("here",)), None)
+    told = chosen.prediction
+    if here is None or here.total_s.value >= told.total_s.value + told.startup_s:
+        return None
+    if deadline_s is not None and here.total_s.high > deadline_s:
+        return None
+    return (
+        f"Not worth renting: this machine needs {duration(here.total_s.value)} and $0. Of "
+        f"{duration(told.total_s.value)} on rented ones, {share(told.startup_s / told.total_s.value)} is provisioning."
+    )
+
+
+def reasons(ways: Sequence[Choice], chosen: Candidate) -> tuple[str, ...]:
+    """What decided this job's plan, at most `MOST_REASONS` sentences, most important first."""
+    return tuple(_reasons(ways, chosen))[:MOST_REASONS]
+
+
+def _reasons(ways: Sequence[Choice], chosen: Candidate) -> Iterator[str]:
+    told = chosen.prediction
+    others = {name: way for way in ways for name in way.names}
+    fastest, cheapest = others.get("fastest"), others.get("cheapest")
+    if fastest is not None and fastest.candidate != chosen:
+        saved = 1 - fastest.total_s.value / told.total_s.value
+        dearer = _times(fastest.cost_usd.value / told.cost_usd.value)
+        yield f"The fastest costs {dearer} as much, for {share(saved)} less time."
+    if cheapest is not None and cheapest.candidate != chosen:
+        saved = told.cost_usd.value - cheapest.cost_usd.value
+        yield (
+            f"The cheapest saves {usd(saved)} and takes {_times(cheapest.total_s.value / told.total_s.value)} the time."
+        )
+    workers = sum(len(group.local_batch_sizes) for group in chosen.groups)
+    lost = told.communication_s / told.step_time_s.value
+    if told.startup_s > told.training_s.value:
+        yield f"Provisioning takes {duration(told.startup_s)}, longer than the training itself."
+    elif workers > 1 and lost > 0.2:
+        yield f"Workers spend {share(lost)} of each step on communication: more of them would gain little."
+    reach = told.step_time_s.high / told.step_time_s.value
+    if any(group.evidence == "extrapolated" for group in chosen.groups):
+        names = " and ".join(sorted({g.instance_type for g in chosen.groups if g.evidence == "extrapolated"}))
+        yield f"No such machine was profiled: the step time on {names} may be {reach:.1f} times longer or shorter."
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2g} times"

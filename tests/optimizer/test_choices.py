@@ -1,0 +1,142 @@
+"""The ways to go that a plan shows side by side: each is what would be chosen if it were asked for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetopt.core.errors import BadInput, NoFeasiblePlan
+from hetopt.core.formatting import duration_span, usd_span
+from hetopt.optimizer.market.catalog import Catalog
+from hetopt.optimizer.market.quota import NEW_ACCOUNT, Bucket, named_quota, read_quotas
+from hetopt.optimizer.plan import Choice, Goal, Plan
+from hetopt.optimizer.recommendation.recommend import Options, recommend
+from hetopt.optimizer.search.objective import BALANCED, Limits
+
+from .conftest import NOW
+from .profiles import make_profile
+
+FEW = Options(trials=0, max_workers=8, mixed_types=1, only_types=("c7a.*large", "g5.xlarge", "g4dn.xlarge"))
+LARGE = make_profile(parameters=5_000_000, per_sample_s=0.02, minimum_steps=2000, minimum_samples=3e6)
+SMALL = make_profile(minimum_steps=20, minimum_samples=2000)
+
+
+def _plan(catalog: Catalog, options: Options = FEW, **goal: float) -> Plan:
+    return recommend(LARGE, catalog, Goal(ends="target", **goal), options, seed=0, now=NOW)
+
+
+@pytest.fixture(scope="module")
+def plan(catalog: Catalog) -> Plan:
+    return _plan(catalog, budget_usd=5.0)
+
+
+def _named(plan: Plan, name: str) -> Choice:
+    return next(way for way in plan.choices if name in way.names)
+
+
+@given(time=st.floats(1, 1e6), cost=st.floats(0.01, 1e4))
+def test_a_balanced_plan_pays_a_fifth_more_for_a_tenth_less_time_and_no_more(time: float, cost: float) -> None:
+    limits = Limits(time_weight=BALANCED)
+    now, quicker, too_dear = limits.score(
+        np.array([time, 0.9 * time, 0.9 * time]), np.array([cost, 1.19 * cost, 1.21 * cost])
+    )
+    assert quicker < now < too_dear
+
+
+def test_the_ways_are_what_each_objective_chooses(catalog: Catalog, plan: Plan) -> None:
+    for name in ("cheapest", "balanced", "fastest"):
+        asked = _plan(catalog, replace(FEW, objective=name), budget_usd=5.0)
+        assert _named(plan, name).candidate == asked.chosen
+    assert _named(plan, "balanced").candidate == plan.chosen
+    time, cost = (
+        [_named(plan, n).model_dump()[f]["value"] for n in ("fastest", "balanced", "cheapest")]
+        for f in ("total_s", "cost_usd")
+    )
+    assert time == sorted(time)
+    assert cost == sorted(cost, reverse=True)
+    weighed = _plan(catalog, replace(FEW, time_weight=0.3), budget_usd=5.0)
+    assert _named(weighed, "weighed").candidate == weighed.chosen
+
+
+def test_the_safest_is_on_demand_and_keeps_the_limits_no_less(plan: Plan) -> None:
+    safest = _named(plan, "safest")
+    assert safest.candidate is not None
+    assert {group.market for group in safest.candidate.groups} == {"on-demand"}
+    assert safest.chance is not None
+    assert safest.chance >= 0.9
+
+
+def test_this_machine_costs_nothing_and_is_not_waited_for(plan: Plan) -> None:
+    [here] = (way for way in plan.choices if way.names == ("here",))
+    assert (here.candidate, here.cost_usd.high, here.usd_per_hour, here.chance) == (None, 0, 0, 1)
+    assert here.total_s.value > 3600  # 20 ms a sample, three million of them
+    assert plan.advice is None
+
+
+def test_a_job_of_seconds_is_not_worth_renting(catalog: Catalog) -> None:
+    told = recommend(SMALL, catalog, Goal(ends="target", budget_usd=5.0), FEW, seed=0, now=NOW)
+    assert told.advice is not None
+    assert "Not worth renting" in told.advice
+    here = told.choices[0]
+    assert here.total_s.value < told.chosen.prediction.startup_s
+    # What this machine does sooner and for nothing is no alternative.
+    assert all(way.total_s.value < here.total_s.value or way.candidate == told.chosen for way in told.choices[1:])
+
+
+def test_machines_are_told_with_what_they_have_and_what_quotas_they_take(plan: Plan) -> None:
+    for way in plan.choices:
+        for group in () if way.candidate is None else way.candidate.groups:
+            assert group.hardware is not None
+            assert (group.hardware.gpu is not None) == group.instance_type.startswith("g")
+        if way.candidate is not None:
+            took = sum(need.vcpus for need in way.quotas)
+            assert took == sum(
+                group.machines * group.hardware.vcpus for group in way.candidate.groups if group.hardware
+            )
+
+
+def test_quotas_of_a_new_account() -> None:
+    spot_g = Bucket(market="spot", family="g")
+    assert read_quotas(["default"]) == NEW_ACCOUNT
+    assert NEW_ACCOUNT[spot_g] == 0
+    assert NEW_ACCOUNT[Bucket(market="on-demand", family="standard")] == 5
+    assert read_quotas(["default", "g=8"])[spot_g] == 8
+    # A person means P5 by P, whatever AWS counts it under.
+    assert read_quotas(["p=0"])[Bucket(market="spot", family="p5")] == 0
+    assert read_quotas(["p=0", "p5=192"])[Bucket(market="spot", family="p5")] == 192
+
+
+def test_quotas_that_exclude_everything_name_the_least_increase_that_helps(catalog: Catalog) -> None:
+    only_gpus = replace(FEW, only_types=("g5.xlarge", "g4dn.xlarge", "c7a.large"), quotas=read_quotas(["default"]))
+    with pytest.raises(NoFeasiblePlan) as refused:
+        _plan(catalog, only_gpus, budget_usd=50.0, deadline_s=6 * 3600.0)
+    assert refused.value.hint is not None
+    assert f"'{named_quota(Bucket(market='spot', family='g')).name}' (L-3819A6DF) to 4 vCPUs" in refused.value.hint
+    larger = replace(only_gpus, quotas={**NEW_ACCOUNT, Bucket(market="spot", family="g"): 4})
+    assert _plan(catalog, larger, budget_usd=50.0, deadline_s=6 * 3600.0).risk is None
+
+
+def test_a_number_of_gpus_is_that_number(catalog: Catalog) -> None:
+    def counts(text: str) -> set[float]:
+        told = _plan(catalog, replace(FEW, only_types=("g5.*",), gpus=(text,)), budget_usd=50.0)
+        return {group.hardware.gpus for group in told.chosen.groups if group.hardware is not None}
+
+    assert counts("A10G:4") == {4}
+    assert counts("A10G:4+") <= {4, 8}
+    with pytest.raises(BadInput, match=r"NAME:COUNT\+"):
+        counts("A10G:four")
+
+
+@given(value=st.floats(0.001, 1e7), factor=st.floats(1.01, 50))
+def test_spans_are_short_and_in_one_unit(value: float, factor: float) -> None:
+    said = duration_span(value, value / factor, value * factor)
+    assert said.count("–") == 1
+    assert len(said.split()) == 2
+    dollars = usd_span(value / factor, value * factor)
+    assert dollars.count("$") == 1
+    assert math.isfinite(float(dollars.split("–")[1].replace(",", "")))
