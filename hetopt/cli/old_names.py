@@ -1,4 +1,4 @@
-"""Names of commands and options as they were before, and what they are called now.
+"""Names of commands, options and values as they were before, and what they are called now.
 
 Scripts that use the old ones go on working: arguments are rewritten before anything reads them, and the new name is
 said once.
@@ -21,6 +21,12 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
 """By the command's present name."""
 
 
+VALUES: Mapping[tuple[str, str], Mapping[str, str]] = {
+    ("recommend", "--objective"): {"time": "fastest", "cost": "cheapest", "knee": "balanced"},
+}
+"""By the command and the option that takes them."""
+
+
 def renewed(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     """The arguments by their present names, and a sentence for each name that was an old one.
 
@@ -38,4 +44,10 @@ def renewed(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
         if option in names:
             said[f"{option} is now called {names[option]}"] = None
             now[place] = f"{names[option]}{equals}{value}"
+        values = VALUES.get((now[0], option), {})
+        at = place if equals else place + 1
+        word = value if equals else now[at] if at < end else ""
+        if word in values:
+            said[f"{option} {word} is now called {option} {values[word]}"] = None
+            now[at] = f"{option}={values[word]}" if equals else values[word]
     return now, tuple(said)

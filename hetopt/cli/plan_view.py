@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 SHOWN_ALTERNATIVES = 8
 
-EVIDENCE = {"measured": "measured", "interpolated": "from the same GPU or family", "extrapolated": "not measured"}
+EVIDENCE = {"measured": "measured", "interpolated": "alike measured", "extrapolated": "not measured"}
 """What a step time rests on, in few words."""
 
 
@@ -61,10 +61,10 @@ def _show_choices(plan: Plan) -> None:
     rows = [("", "time (90 %)", "cost (90 %)", "per hour", "chance")]
     rows += [_figures(way, is_chosen=way.candidate == plan.chosen and plan.advice is None) for way in plan.choices]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    is_wide = sum(widths) + 2 * (len(widths) - 1) <= render.width()
+    gap = next((gap for gap in (2, 1) if sum(widths) + gap * (len(widths) - 1) <= render.width()), 0)
     for way, row in zip((None, *plan.choices), rows, strict=True):
-        if is_wide:
-            cells = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        if gap:
+            cells = (gap * " ").join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         elif way is None:
             continue
         else:
@@ -96,7 +96,7 @@ def _machines_of(way: Choice) -> str:
         return "this machine, measured"
     groups = way.candidate.groups
     have = " + ".join(dict.fromkeys(group.hardware.in_words for group in groups if group.hardware is not None))
-    quotas = ", ".join(f"quota {need.bucket}={need.vcpus}" for need in way.quotas)
+    quotas = " ".join(f"{need.bucket}={need.vcpus}" for need in way.quotas)
     rests = {EVIDENCE[group.evidence] for group in groups}
     return "; ".join(
         filter(None, [way.candidate.in_words, have, _method(way.candidate), quotas, " and ".join(sorted(rests))])
@@ -119,8 +119,8 @@ def _quota(plan: Plan) -> Iterator[str]:
     for need in () if own is None else own.quotas:
         if need.vcpus > need.new_account:
             yield (
-                f"Needs {need.vcpus} vCPUs of '{need.name}'; a new account has {need.new_account}. "
-                "`hetopt doctor PLAN` asks yours; `quotas=default` plans for a new one."
+                f"Quota {need.bucket}={need.vcpus}; new accounts have {need.new_account}: `hetopt doctor`, or "
+                "`quotas=default`."
             )
 
 

@@ -10,7 +10,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from hetopt.core.formatting import duration, share, usd
+from hetopt.core.formatting import duration, share
 from hetopt.optimizer.fit import FittedModel
 from hetopt.optimizer.market.quota import named_quota, needed
 from hetopt.optimizer.plan import Candidate, Choice, ChoiceName, QuotaNeed, Range
@@ -26,7 +26,10 @@ from hetopt.optimizer.search.search_space import SearchSpace
 COMPARED = 2000
 """The safest cluster is chosen among so many of the best on demand."""
 
-MOST_REASONS = 3
+MOST_REASONS = 2
+
+MUCH = 0.2
+"""From which part of a step on communication is what holds a plan back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,9 +138,10 @@ def _quotas(space: SearchSpace, found: Found, row: int) -> tuple[QuotaNeed, ...]
 
 def _here(model: FittedModel, question: Question, limits: Limits) -> Iterator[Choice]:
     """Training alone on the machine that was profiled, if it is not a rented one: nothing is paid nor waited for."""
-    device, batch = model.whole_host, model.profile.job.batch_size
+    device, usual = model.whole_host, model.profile.job.batch_size
+    batch = min(question.space.batch_sizes, key=lambda size: abs(size - usual))
     most = device.largest_batch
-    if device.device.type != "local" or batch not in question.space.batch_sizes or (most is not None and batch > most):
+    if device.device.type != "local" or (most is not None and batch > most):
         return
     job = question.job
     steps = float(job.steps.steps(batch, 1.0))
@@ -173,27 +177,22 @@ def reasons(ways: Sequence[Choice], chosen: Candidate) -> tuple[str, ...]:
 
 def _reasons(ways: Sequence[Choice], chosen: Candidate) -> Iterator[str]:
     told = chosen.prediction
-    others = {name: way for way in ways for name in way.names}
-    fastest, cheapest = others.get("fastest"), others.get("cheapest")
-    if fastest is not None and fastest.candidate != chosen:
-        saved = 1 - fastest.total_s.value / told.total_s.value
-        dearer = _times(fastest.cost_usd.value / told.cost_usd.value)
-        yield f"The fastest costs {dearer} as much, for {share(saved)} less time."
-    if cheapest is not None and cheapest.candidate != chosen:
-        saved = told.cost_usd.value - cheapest.cost_usd.value
-        yield (
-            f"The cheapest saves {usd(saved)} and takes {_times(cheapest.total_s.value / told.total_s.value)} the time."
-        )
     workers = sum(len(group.local_batch_sizes) for group in chosen.groups)
     lost = told.communication_s / told.step_time_s.value
     if told.startup_s > told.training_s.value:
         yield f"Provisioning takes {duration(told.startup_s)}, longer than the training itself."
-    elif workers > 1 and lost > 0.2:
+    elif workers > 1 and lost > MUCH:
         yield f"Workers spend {share(lost)} of each step on communication: more of them would gain little."
     reach = told.step_time_s.high / told.step_time_s.value
-    if any(group.evidence == "extrapolated" for group in chosen.groups):
-        names = " and ".join(sorted({g.instance_type for g in chosen.groups if g.evidence == "extrapolated"}))
-        yield f"No such machine was profiled: the step time on {names} may be {reach:.1f} times longer or shorter."
+    unlike = sorted({group.instance_type for group in chosen.groups if group.evidence == "extrapolated"})
+    if unlike:
+        yield f"{' and '.join(unlike)} was not profiled: its step time may be {reach:.1f}x longer or shorter."
+    others = {name: way for way in ways for name in way.names}
+    for name in ("fastest", "cheapest"):
+        way = others.get(name)
+        if way is not None and way.candidate != chosen:
+            time, cost = way.total_s.value / told.total_s.value, way.cost_usd.value / told.cost_usd.value
+            yield f"The {name} takes {_times(time)} the time, and costs {_times(cost)} as much."
 
 
 def _times(ratio: float) -> str:

@@ -43,7 +43,8 @@ def _plan(home: Path, name: str, *goal: str) -> Path:
     process = start("recommend", RECORDED / "digits.json", "--budget", 2, *goal, "-o", plan)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
-    assert "Why" in out
+    assert "next: hetopt launch" in out
+    assert len(out.splitlines()) <= 22
     return plan
 
 

@@ -181,7 +181,7 @@ def test_what_launches_have_seen_is_believed_unless_told_otherwise(
 ) -> None:
     # As if a launch had watched every type for a day.
     types = ("g5.xlarge", "g6.xlarge", "g4dn.xlarge")
-    asked = ("--budget", 2, "--types", ",".join(types))
+    asked = ("--budget", 2, "--spot", "--types", ",".join(types))
     pools = [ObservedPool(instance_type=name, region="us-east-1", instance_hours=24.0, losses=12) for name in types]
     monkeypatch.setenv("HETOPT_HOME", str(tmp_path / "home"))
     keep(tmp_path / "home" / "observed-losses.json", pools, until="2026-11-20T12:00:00+00:00")
