@@ -128,7 +128,7 @@ def test_what_other_libraries_have_wrapped_is_too(name: str, words: tuple[str, .
 
 def check_refused(name: str, words: tuple[str, ...], case: Case) -> None:
     said = [case(name, label)["said"] for label in ("two-0", "two-1")]
-    if name == "fail_on_one":
+    if name.startswith("fail"):
         assert "a bad sample" in said.pop()
     for one in said:
         assert all(word in one for word in words), one

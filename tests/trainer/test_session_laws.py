@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from hetopt.core.comm import overlap
 from hetopt.core.run_spec import RunSpec, StopRule, WorkerSpec
 from hetopt.trainer.likeness import LARGEST, tensors_mark
 from hetopt.trainer.session.batches import Part, ShareTable, own_slice
+from hetopt.trainer.session.buckets import Buckets
+from hetopt.trainer.session.flat import FlatGradients
 from hetopt.trainer.session.gradient import GradientSum
 from hetopt.trainer.session.handed import Handed, HandedOut, storages
 from hetopt.trainer.session.turns import Deed, Turn, disagreement
@@ -167,3 +172,28 @@ def test_a_changed_bit_changes_the_mark(values: list[float], at: int) -> None:
     word = tensors[0].view(torch.int32)
     word[at % len(values)] ^= 1
     assert tensors_mark(tensors) != before
+
+
+def test_a_part_of_a_gradient_is_sent_when_a_slowed_worker_would_have_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before each part it waits until so much of the gradient would be made, as the machine it stands for."""
+    monkeypatch.setattr(overlap, "FIRST_BUCKET_BYTES", 0)
+    monkeypatch.setattr(overlap, "BUCKET_BYTES", 64)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    parameters = list(model.parameters())
+    flat, reached = FlatGradients(parameters), list[tuple[float, int]]()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        buckets = Buckets(parameters)
+        buckets.begin(flat, lambda: 1.0, lambda made: reached.append((made, buckets.parts_sent)))
+        model(torch.randn(4, 8)).sum().backward()
+        buckets.send_rest()
+        buckets.wait()
+        buckets.close()
+    finally:
+        dist.destroy_process_group()
+    made = [part for part, _ in reached]
+    assert len(made) > 2
+    assert made == sorted(made)
+    assert made[-1] == 1
+    assert [sent for _, sent in reached] == list(range(len(made)))
+    assert torch.equal(flat.single, torch.cat([one.grad.flatten() for one in parameters if one.grad is not None]))

@@ -86,6 +86,11 @@ class Buckets:
         for work in self._sent:
             work.wait()
 
+    @property
+    def parts_sent(self) -> int:
+        """Of the gradient that is under way."""
+        return len(self._sent)
+
     def close(self) -> None:
         """Remove the hooks."""
         for hook in self._hooks:

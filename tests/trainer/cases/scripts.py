@@ -1052,6 +1052,19 @@ def fail_on_one(open_: Open) -> None:
             opt.step()
 
 
+def fail_before_a_layer(open_: Open) -> None:
+    """The others wait in a layer that normalises by the whole batch."""
+    model = normalised()
+    opt = sgd(model)
+    with open_(model, opt, batch_norm="synchronized") as run:
+        for number, (x, y) in enumerate(run.loader(shuffled())):
+            opt.zero_grad()
+            if number == 3 and rank() == 1:
+                raise ValueError("a bad sample")
+            run.backward(cross_entropy(model(x), y))
+            opt.step()
+
+
 def mean_on_one(open_: Open) -> None:
     model = net()
     opt = sgd(model)
@@ -1215,6 +1228,7 @@ REFUSED = {
     skip_on_one: ("worker 1", "step 4", "skip", "run.mean"),
     leave_on_one: ("worker 1 ended its session at step 4", "run.mean"),
     fail_on_one: ("worker 1 ended with an error at step 4",),
+    fail_before_a_layer: ("worker 1", "left in the middle", "step 3"),
     mean_on_one: ("run.mean", "step 2"),
     rate_on_one: ("lr of parameter group 0 is 0.05 on worker 1 and 0.1 on the others at step 4", "run.mean"),
     unfreeze_on_one: ("worker 1 does not train parameter 0.weight at step 4",),
