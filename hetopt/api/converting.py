@@ -41,6 +41,9 @@ _FRAMEWORKS = {
     "deepspeed": "DeepSpeed",
     "horovod": "Horovod",
 }
+_INTEGRATED = ("Accelerate", "Lightning", "transformers")
+"""Frameworks with an integration of their own."""
+
 _ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
 """What torchrun would say to a worker that is alone."""
 
@@ -239,7 +242,9 @@ class _Conversion:
     def _owned(self, node: ast.AST, framework: str) -> BadInput:
         return BadInput(
             f"{self._where(node)}: {framework} owns the loop of this script.",
-            hint="docs/your-own-code.md says how a session goes with it",
+            hint="docs/frameworks.md shows the lines that bring a session into it"
+            if any(one in framework for one in _INTEGRATED)
+            else "write the loop out, with the plain model, optimizer and DataLoader, then convert",
         )
 
     # From the backward pass outwards
