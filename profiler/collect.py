@@ -122,13 +122,16 @@ def _devices(
     ended = {end.sweep: end for end in _all(events, SweepEnded)}
     compressors = _all(events, CompressorPoint)
     counted = _all(events, MemoryCounted)
+    evaluating = max((cost.peak_bytes for cost in _all(events, EvaluationCost)), default=0)
     devices = []
     for index, sweep in enumerate(schedule.sweeps):
         own = [point for point in points if point.sweep == index]
         fact = facts.get(index)
         if not own or fact is None:
             continue
-        counts = [one.memory for one in counted if one.sweep == index]
+        counts = [
+            one.memory.model_copy(update={"evaluating_bytes": evaluating}) for one in counted if one.sweep == index
+        ]
         devices.append(
             Device(
                 type=device_type,

@@ -2,7 +2,8 @@
 
 Two measures. Of a *device*, all tensors that are alive at a time; they are the same on every device:
 
-    peak(b) = parameters + buffers + gradient + optimizer state + exchange + max(computing(b), updating(b))
+    peak(b) = parameters + buffers + gradient + optimizer state + residual
+              + max(computing(b), updating(b), exchanging, evaluating)
 
 ``b`` being the samples of a micro-batch. Between micro-batches that were counted, computing and updating go straight
 from one to the next; beyond, on with the slope of the last ones. Of a *process*, the most it used, by a line in ``b``.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -36,6 +38,16 @@ class StepMemory(Record):
     )
 
 
+class ExchangeMemory(NamedTuple):
+    """What the exchange with other workers keeps from step to step, and takes once backward is over."""
+
+    kept_bytes: int = 0
+    taken_bytes: int = 0
+
+
+ALONE = ExchangeMemory()
+
+
 class TrainingMemory(Record):
     """Bytes of the tensors that training keeps and takes, counted; the gradient is kept from step to step."""
 
@@ -43,6 +55,7 @@ class TrainingMemory(Record):
     buffer_bytes: NonNegativeInt = Field(description="of the model")
     gradient_bytes: PositiveInt
     optimizer_bytes: NonNegativeInt = Field(description="its state after a step")
+    evaluating_bytes: NonNegativeInt = Field(default=0, description="taken by an evaluation, at the highest")
     steps: tuple[StepMemory, ...] = Field(min_length=1, description="in increasing order of samples")
 
     @property
@@ -50,24 +63,21 @@ class TrainingMemory(Record):
         """Held from step to step."""
         return self.parameter_bytes + self.buffer_bytes + self.gradient_bytes + self.optimizer_bytes
 
-    def step_bytes(self, samples: int) -> float:
-        """Taken by a step beyond what is kept, where so many samples are computed together."""
-        return max(self._along("computing_bytes", samples), self._along("updating_bytes", samples))
-
-    def peak_bytes(self, samples: int, *, exchange_bytes: float = 0.0) -> float:
+    def peak_bytes(self, samples: int, exchange: ExchangeMemory = ALONE) -> float:
         """The most that a worker's tensors hold at a time.
 
         Args:
             samples: of a micro-batch.
-            exchange_bytes: what its exchange with others keeps beside the gradient.
+            exchange: see `hetopt.core.comm.exchange_memory`.
         """
-        return self.kept_bytes + exchange_bytes + self.step_bytes(samples)
+        step = max(self._along("computing_bytes", samples), self._along("updating_bytes", samples))
+        return self.kept_bytes + exchange.kept_bytes + max(step, exchange.taken_bytes, self.evaluating_bytes)
 
-    def largest_micro_batch(self, limit_bytes: float, *, exchange_bytes: float = 0.0) -> int | None:
+    def largest_micro_batch(self, limit_bytes: float, exchange: ExchangeMemory = ALONE) -> int | None:
         """The most samples that fit together: 0 where not even one does, None where any number does."""
 
         def fits(samples: int) -> bool:
-            return self.peak_bytes(samples, exchange_bytes=exchange_bytes) <= limit_bytes
+            return self.peak_bytes(samples, exchange) <= limit_bytes
 
         if not fits(1):
             return 0
@@ -120,6 +130,7 @@ def joined(counts: Sequence[TrainingMemory]) -> TrainingMemory:
         buffer_bytes=max(one.buffer_bytes for one in counts),
         gradient_bytes=max(one.gradient_bytes for one in counts),
         optimizer_bytes=max(one.optimizer_bytes for one in counts),
+        evaluating_bytes=max(one.evaluating_bytes for one in counts),
         steps=tuple(steps[samples] for samples in sorted(steps)),
     )
 

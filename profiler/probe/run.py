@@ -14,6 +14,7 @@ from hetopt.profiler.probe.network import time_collectives
 from hetopt.profiler.probe.pilot import PilotGround, PilotRun
 from hetopt.profiler.probe.replica import Replica
 from hetopt.profiler.probe.sweep import come_back, run_sweep
+from hetopt.profiler.probe.tensor_bytes import count_on
 from hetopt.profiler.probe.threads import threads
 from hetopt.trainer.context import WorkerContext
 from hetopt.trainer.data.micro_batch import MicroBatch
@@ -147,7 +148,7 @@ def _evaluation_cost(
 ) -> float:
     """Time one evaluation by the leader alone; over a part of the evaluation data where all of it takes too long."""
     context = crew.context
-    evaluation_s, covered = 0.0, 1.0
+    evaluation_s, covered, peak_bytes = 0.0, 1.0, 0
     if context.is_leader:
         with threads(schedule.sweeps[0].threads_per_worker if schedule.sweeps else 1):
             size, count = task.evaluation_batch_size, len(data.evaluation)
@@ -160,6 +161,13 @@ def _evaluation_cost(
                 return context.clock() - begun
 
             first_s = evaluate(0)
+            if first_s <= time_limit_s:
+                tensors = count_on(context.device)
+                tensors.begin_phase()
+                before = tensors.live_bytes
+                with tensors:
+                    evaluate(0)
+                peak_bytes = tensors.peak_bytes - before
             done, spent_s = 0, 0.0
             if first_s > time_limit_s:
                 done, spent_s = min(size, count), first_s
@@ -169,5 +177,5 @@ def _evaluation_cost(
             covered = done / count
             evaluation_s = spent_s / covered
     evaluation_s, covered = crew.gather([evaluation_s, covered])[0]
-    crew.record(EvaluationCost(evaluation_s=evaluation_s, covered=covered))
+    crew.record(EvaluationCost(evaluation_s=evaluation_s, covered=covered, peak_bytes=peak_bytes))
     return evaluation_s

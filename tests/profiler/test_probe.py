@@ -134,6 +134,8 @@ def test_tensors_are_counted_at_every_batch_size(probed: tuple[list[Event], Prof
     # Momentum is as large as what is trained.
     weights = 4 * (16 * 32 + 32 + 32 * 10 + 10)
     assert memory.parameter_bytes == memory.gradient_bytes == memory.optimizer_bytes == weights
+    # All 200 samples at once, nothing saved; not counted where one evaluation took long.
+    assert memory.evaluating_bytes == 0 or 4 * 200 * (16 + 32) < memory.evaluating_bytes < 4 * 200 * 100
     for step in memory.steps:
         least = 4 * step.samples * (16 + 32 + 10)  # inputs, hidden values and outputs
         assert least < step.computing_bytes < 3 * least + 2 * weights

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetopt.core.memory import MOST_SAMPLES, StepMemory, TrainingMemory, joined
+from hetopt.core.memory import MOST_SAMPLES, ExchangeMemory, StepMemory, TrainingMemory, joined
 
 sizes = st.lists(st.integers(1, 4096), min_size=1, max_size=6, unique=True).map(sorted)
 
@@ -32,7 +32,7 @@ def memories(draw: st.DrawFn) -> TrainingMemory:
 def test_the_peak_is_exact_where_it_was_counted(memory: TrainingMemory, exchange: int) -> None:
     for step in memory.steps:
         most = max(step.computing_bytes, step.updating_bytes)
-        predicted = memory.peak_bytes(step.samples, exchange_bytes=exchange)
+        predicted = memory.peak_bytes(step.samples, ExchangeMemory(kept_bytes=exchange))
         assert predicted == pytest.approx(memory.kept_bytes + exchange + most, rel=1e-12)
 
 
@@ -45,12 +45,12 @@ def test_more_samples_never_take_less(memory: TrainingMemory, one: int, other: i
 
 @given(memories(), st.integers(1, 10**11), st.integers(0, 10**9))
 def test_the_largest_micro_batch_fits_and_the_next_does_not(memory: TrainingMemory, limit: int, exchange: int) -> None:
-    largest = memory.largest_micro_batch(limit, exchange_bytes=exchange)
+    largest = memory.largest_micro_batch(limit, ExchangeMemory(kept_bytes=exchange))
     if largest is None:
-        assert memory.peak_bytes(MOST_SAMPLES, exchange_bytes=exchange) <= limit
+        assert memory.peak_bytes(MOST_SAMPLES, ExchangeMemory(kept_bytes=exchange)) <= limit
     else:
-        assert memory.peak_bytes(largest + 1, exchange_bytes=exchange) > limit
-        assert largest == 0 or memory.peak_bytes(largest, exchange_bytes=exchange) <= limit
+        assert memory.peak_bytes(largest + 1, ExchangeMemory(kept_bytes=exchange)) > limit
+        assert largest == 0 or memory.peak_bytes(largest, ExchangeMemory(kept_bytes=exchange)) <= limit
 
 
 def test_it_goes_on_with_the_slope_of_the_last_sizes() -> None:

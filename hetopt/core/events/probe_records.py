@@ -110,6 +110,7 @@ class EvaluationCost(Measurement):
 
     evaluation_s: NonNegativeFloat
     covered: float = Field(gt=0, le=1, description="part of the set that was evaluated; the time is scaled up by it")
+    peak_bytes: NonNegativeInt = Field(default=0, description="that it took of the device's memory; 0: not counted")
 
 
 class PilotStarted(Measurement):

@@ -1,0 +1,118 @@
+"""Two workers train jobs one after another under the count of their tensors: ``worker_memory_program.py RANK FOLDER``.
+
+Rank 0 writes, for every job, compression and local batch size, the peak that its profile's law predicts, from counts at
+other sizes, and the peak that the worker came to between its first update and its last. What is done once, before and
+after, is tried with what memory there is, or is the host's.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from hetopt.core.comm.exchange_memory import exchange_memory
+from hetopt.core.events.log import EventLog
+from hetopt.core.memory import TrainingMemory, joined
+from hetopt.core.run_spec import Compression, RunSpec, StopRule, WorkerSpec
+from hetopt.core.synchronization import Synchronization
+from hetopt.profiler.probe.replica import Replica
+from hetopt.profiler.probe.step_memory import count_step
+from hetopt.profiler.probe.tensor_bytes import TensorBytes
+from hetopt.trainer.context import WorkerContext
+from hetopt.trainer.data.micro_batch import MicroBatch
+from hetopt.trainer.loop import Material, train
+from hetopt.trainer.steps.local_batch import BatchReader
+
+CPU = torch.device("cpu")
+WORLD_SIZE = 2
+STEPS = 3
+
+
+def spec_of(task: str, samples: int, compression: Compression, **more: object) -> RunSpec:
+    workers = tuple(WorkerSpec(host=host, type="local", local_batch_size=samples) for host in "ab")
+    return RunSpec(
+        task=task,
+        workers=workers,
+        stop=StopRule(max_steps=STEPS),
+        compression=compression,
+        batch_policy="static",
+        prefetch="off",
+        **more,
+    )
+
+
+def counted(material: Material, spec: RunSpec, sizes: list[int]) -> TrainingMemory:
+    """As a profile has it."""
+    replica = Replica.build(material.task, spec, CPU)
+    reader = BatchReader(dataset=material.data.train, device=CPU, seed=0)
+    counts = []
+    for size in sizes:
+        for _ in range(2):  # the optimizer makes its state in the first step
+            one = count_step(replica, reader.read(MicroBatch(epoch=0, indices=range(size))), size)
+        counts.append(one)
+    return joined(counts)
+
+
+def measured(material: Material, spec: RunSpec, rank: int, folder: Path) -> int:
+    """Peak of this worker's tensors from its first update to its last."""
+    count, peaks = TensorBytes(CPU), [0]
+
+    def update(*optimizer: object) -> None:
+        peaks.append(count.peak_bytes)
+        if len(peaks) == 2:
+            count.begin_phase()
+
+    hook = register_optimizer_step_pre_hook(update)
+    context = WorkerContext(
+        spec=spec,
+        rank=rank,
+        world_size=WORLD_SIZE,
+        device=CPU,
+        run_dir=folder,
+        events=EventLog(None),
+        stop_requested=lambda: False,
+    )
+    with count:
+        train(context, None, material)
+    hook.remove()
+    gc.collect()
+    return max(peaks[2:])
+
+
+def main(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(folder / "store"), WORLD_SIZE), rank=rank, world_size=WORLD_SIZE
+    )
+    told = []
+    for number, case in enumerate(json.loads((folder / "cases.json").read_text())):
+        compression, sync = Compression(**case["compression"]), Synchronization(**case["sync"])
+        spec = spec_of(case["task"], case["counted"][0], compression)
+        material = Material.load(spec)
+        memory = counted(material, spec, case["counted"])  # by both, as models are built together
+        for samples in case["trained"]:
+            place = folder / f"{number}-{samples}"
+            place.mkdir(exist_ok=True)
+            spec = spec_of(case["task"], samples, compression, sync=sync)
+            peak = measured(material, spec, rank, place)
+            if rank == 0:
+                gradient = memory.gradient_bytes
+                exchange = exchange_memory(compression, gradient_bytes=gradient, workers=WORLD_SIZE, sync=sync)
+                predicted = memory.peak_bytes(samples, exchange)
+                told.append({**case, "samples": samples, "predicted": predicted, "measured": peak})
+    if rank == 0:
+        (folder / "told.json").write_text(json.dumps(told))
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))
+    sys.stdout.flush()
+    os._exit(0)
