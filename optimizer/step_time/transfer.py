@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hetopt.core.batch_partition import WorkerTime
+from hetopt.core.comm.exchange_memory import exchange_memory
+from hetopt.core.run_spec import Compression
 from hetopt.optimizer.fit import FittedDevice, FittedModel, times_as_long
 from hetopt.optimizer.market.instance_type import Accelerator, InstanceType
 from hetopt.optimizer.market.software import pinned
@@ -275,7 +277,7 @@ def _by_roofline(
     )
     fixed_s = job.operators_per_step * LAUNCH_S * per_core
     limit = MEMORY_FRACTION * accelerator.memory_bytes - ACCELERATOR_CONTEXT_BYTES
-    most = reference.memory.largest_batch(limit) if reference.memory is not None else None
+    most = _most_samples(model, limit)
     if most == 0 or limit <= 0:
         return Unusable(reason=TOO_LITTLE_MEMORY)
     time = WorkerTime(fixed_s=fixed_s, per_sample_s=per_sample_s, max_samples=most)
@@ -288,6 +290,19 @@ def _by_roofline(
         evaluation_factor=_evaluation_factor(model, time),
         compress_factor=device.copy_bytes_per_s / (bandwidth * BANDWIDTH_EFFICIENCY),
     )
+
+
+def _most_samples(model: FittedModel, limit_bytes: float) -> int | None:
+    """What a GPU holds at once by the tensors that were counted, any exchange of a plan included; else by the process.
+
+    Two gradients of residual and what a selection works in are as much as the exchanges that plans choose among take.
+    """
+    counted = next((fitted.device.memory for fitted in model.devices if fitted.device.memory is not None), None)
+    if counted is None:
+        memory = model.reference.memory
+        return memory.largest_batch(limit_bytes) if memory is not None else None
+    exchange = exchange_memory(Compression(name="topk", ratio=0.1), gradient_bytes=counted.gradient_bytes, workers=2)
+    return counted.largest_micro_batch(limit_bytes, exchange)
 
 
 def _scaled(
