@@ -58,6 +58,12 @@ HEADLINES = {
     "{speed_up_proportional_2_17_20:.1f}). Equal workers need {equal_workers_over_ddp_small_network:.2f}, "
     "{equal_workers_over_ddp_resnet20:.2f} and {equal_workers_over_ddp_4_m_parameters:.2f} of the time of "
     "DistributedDataParallel (a small network, ResNet-20, 4 million parameters)",
+    "transfer": "The throughput of a job on a GPU where it was never run, from one other GPU, is "
+    "{one_measured_median:.0%} off in the median and {one_measured_p90:.0%} in one of ten cases, jobs left out (by the "
+    "median ratio of other jobs {median_by_median_ratio_of_other_jobs:.0%} and "
+    "{p90_by_median_ratio_of_other_jobs:.0%}, by memory bandwidth "
+    "{median_by_bandwidth:.0%} and {p90_by_bandwidth:.0%}); whole kinds of job left out "
+    "{kind_held_out_median:.0%} and {kind_held_out_p90:.0%}; 90 % intervals held {one_measured_coverage:.0%}",
     "exchange": "Median error of predicted communication time: {cost_model_median_error:.1%}. While link rates change,"
     " a step of `auto` takes at most {auto_over_least_of_any_loss_worst_phase:.2f} times as long as the best fixed "
     "choice in hindsight, {auto_over_best_fixed_with_settling_worst_phase:.2f} times with the time it needs to find "

@@ -115,7 +115,7 @@ class Exploration:
             return Stopped(reason="every layout was measured", spent_usd=spent)
         left = self.budget_usd - spent
         # A model of one layout cannot tell computing from exchanging, and none tells of a type that nothing relates to.
-        strange = [one for one in rest if not all(self._is_related(node.type, known) for node in one.nodes)]
+        strange = [one for one in rest if not all(self._is_related(one.kind(node), known) for node in one.nodes)]
         if len(layouts) < FIRST_LAYOUTS or strange:
             first = min(strange if len(layouts) >= FIRST_LAYOUTS else rest, key=_size)
             if self.price_usd(first, None) > left:
@@ -147,7 +147,7 @@ class Exploration:
 
     def _is_related(self, name: str, known: Sequence[StepSample]) -> bool:
         """Whether what is known says anything about a type."""
-        types = sorted({node.type for sample in known for node in sample.nodes})
+        types = sorted({sample.kind(node) for sample in known for node in sample.nodes})
         try:
             kinship(name, types, self.catalog)
         except BadInput:

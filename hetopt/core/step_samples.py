@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Self, TypeVar
+from typing import ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     ConfigDict,
@@ -29,6 +29,8 @@ HINT = "a line looks like " + (
     '{"nodes": [{"type": "g5.xlarge", "workers": 2}], "local_batch_size": 32, "step_time_s": 0.21}'
 )
 MOST_WORKERS = 65_536
+IN_PRECISION = " in "
+"""Between a machine type and a precision: the same machine computing in another precision is another kind of worker."""
 MOST_SAMPLES = 20_000
 
 
@@ -58,6 +60,9 @@ class Configuration(_Line):
     local_batch_size: PositiveInt | tuple[PositiveInt, ...]
     compression: Compression | None = None
     sync: str | None = Field(default=None, description="such as 'local-sgd(8)'; absent: gradients in every step")
+    precision: Literal["fp32", "tf32", "bf16", "fp16", "amp_fp16"] | None = Field(
+        default=None, description="what matrices are multiplied in; absent: torch's default"
+    )
 
     @model_validator(mode="after")
     def _one_batch_a_worker(self) -> Self:
@@ -82,7 +87,11 @@ class Configuration(_Line):
     @property
     def layout(self) -> tuple[tuple[str, int], ...]:
         """Types and workers of the nodes whatever their order: what is rented and started as one job."""
-        return tuple(sorted((node.type, node.workers) for node in self.nodes))
+        return tuple(sorted((self.kind(node), node.workers) for node in self.nodes))
+
+    def kind(self, node: Node) -> str:
+        """What a worker of the node is: its machine's type, and what it computes in where that is said."""
+        return node.type if self.precision is None else f"{node.type}{IN_PRECISION}{self.precision}"
 
 
 class StepSample(Configuration):
@@ -215,7 +224,7 @@ def check_units(samples: Sequence[StepSample], *, origin: str) -> None:
                 f"the step times in {origin} must be those of training steps in seconds, got {sample.step_time_s:g} s.",
                 hint="convert milliseconds or microseconds to seconds",
             )
-        kinds.setdefault(tuple(sorted({node.type for node in sample.nodes})), []).append(sample)
+        kinds.setdefault(tuple(sorted({sample.kind(node) for node in sample.nodes})), []).append(sample)
         layouts.setdefault(sample.layout, []).append(sample)
     for groups, most in ((layouts.values(), UNIT_FACTOR_IN_LAYOUT), (kinds.values(), UNIT_FACTOR)):
         for alike in groups:

@@ -21,6 +21,9 @@ from hetopt.optimizer.step_time.posterior import Posterior
 TRUST = 60.0
 """Layouts that the assumed quantile is worth against the measured one."""
 
+LEAST_SCORE = 0.25
+"""Of the normal quantile: priors are centred on what was measured, so a lone layout foretells itself without error."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
@@ -84,4 +87,5 @@ def half_width(model: Posterior, level: float = 0.9) -> float:
     if measured is None:
         return Z90
     layouts = len(np.unique(found.layout))
+    measured = max(measured, LEAST_SCORE * Z90)
     return float(np.exp((TRUST * np.log(Z90) + layouts * np.log(measured)) / (TRUST + layouts)))

@@ -55,7 +55,7 @@ class PeerModel:
         return cls(
             peer=PEERS[name](samples),
             half_width=UNTESTED if found is None else found,
-            types=frozenset(node.type for sample in samples for node in sample.nodes),
+            types=frozenset(sample.kind(node) for sample in samples for node in sample.nodes),
         )
 
     def predict(self, configurations: Sequence[Configuration]) -> list[StepTime]:
@@ -66,7 +66,7 @@ class PeerModel:
                 step_time_s=step_s,
                 step_time_low_s=step_s / reach,
                 step_time_high_s=step_s * reach,
-                evidence="measured" if all(node.type in self.types for node in asked.nodes) else "extrapolated",
+                evidence="measured" if all(asked.kind(node) in self.types for node in asked.nodes) else "extrapolated",
             )
             for asked, step_s in zip(configurations, self.peer.step_time_s(configurations).tolist(), strict=True)
         ]
@@ -118,7 +118,7 @@ def _beyond(samples: Sequence[StepSample], larger: NDArray[np.bool_]) -> Array:
     shown, hidden = _some(samples, ~larger), _some(samples, larger)
     observed = observe(shown)
     others = dict.fromkeys(
-        node.type for sample in hidden for node in sample.nodes if node.type not in observed.rows.types
+        kind for sample in hidden for node in sample.nodes if (kind := sample.kind(node)) not in observed.rows.types
     )
     stand_in = Kinship(reference=0, evidence="extrapolated", basis="nothing")
     return _logs(hidden) - predict(fit(observed), hidden, [stand_in] * len(others)).log_step

@@ -233,11 +233,11 @@ def _kinds(configuration: Configuration) -> Iterable[tuple[str, int, int]]:
     """Type, workers on the node and samples of every different worker, in a fixed order."""
     sizes = configuration.local_batch_size
     if isinstance(sizes, int):
-        return dict.fromkeys((node.type, node.workers, sizes) for node in configuration.nodes)
+        return dict.fromkeys((configuration.kind(node), node.workers, sizes) for node in configuration.nodes)
     found: dict[tuple[str, int, int], None] = {}
     first = 0
     for node in configuration.nodes:
         for size in sizes[first : first + node.workers]:
-            found[node.type, node.workers, size] = None
+            found[configuration.kind(node), node.workers, size] = None
         first += node.workers
     return found

@@ -17,7 +17,7 @@ from hetopt.optimizer.step_time.posterior import Posterior, fit
 from hetopt.optimizer.step_time.prediction import Linearised, predict
 from hetopt.optimizer.step_time.priors import PRIORS, Normal
 from hetopt.optimizer.step_time.probes import Probe, suggest
-from hetopt.optimizer.step_time.tiers import Kinship, kinship
+from hetopt.optimizer.step_time.tiers import Kinship, measured_steps, relatives
 
 TIERS: tuple[Evidence, ...] = ("measured", "interpolated", "extrapolated")
 """From the best known to the least."""
@@ -134,7 +134,8 @@ class StepTimeModel:
             relatives={
                 name: relative.basis
                 for name, relative in zip(asked.rows.types, kin, strict=True)
-                if relative.evidence != "measured" and any(node.type == name for node in configuration.nodes)
+                if relative.evidence != "measured"
+                and any(configuration.kind(node) == name for node in configuration.nodes)
             },
             most_workers=int(measured.workers.max()),
             most_nodes=int(measured.nodes.max()),
@@ -150,8 +151,8 @@ class StepTimeModel:
 
     def _linearised(self, configurations: Sequence[Configuration]) -> tuple[tuple[Kinship, ...], Linearised]:
         measured = self.posterior.observed.rows.types
-        names = dict.fromkeys((*measured, *(node.type for c in configurations for node in c.nodes)))
-        kin = tuple(kinship(name, measured, self.catalog) for name in names)
+        names = dict.fromkeys((*measured, *(c.kind(node) for c in configurations for node in c.nodes)))
+        kin = relatives(tuple(names), measured, self.catalog, measured_steps(self.posterior, self.catalog))
         return kin, predict(self.posterior, configurations, kin[len(measured) :])
 
     def _step_times(self, kin: Sequence[Kinship], asked: Linearised) -> list[StepTime]:

@@ -27,6 +27,13 @@ from hetopt.optimizer.step_time.residual_process import Latents
 STARTS = (-0.8, 2.0)
 """Of ``forward``: hidden and unhidden exchange are two hills, and samples of few layouts do not always lead over."""
 
+FIXED_SHARE = 0.19
+"""Of a step on one GPU, the part that no sample takes: how throughput follows the batch size over the public
+measurements that `gpu_transfer` is fitted to (0.19, by job 0.16 more or less)."""
+
+FIXED_SHARE_SD = 1.15
+"""Of the logs of both parts: a step of four times the samples is then as uncertain as it is there."""
+
 MOST_ITERATIONS = 40
 MOST_TRIES = 4
 MOST_SCALINGS = 3
@@ -152,7 +159,28 @@ def _priors(observed: Observed, where: Coordinates, priors: Mapping[str, Normal]
     means = [scale[name] if (mean := priors[name].mean) is None else mean for name in names]
     sds = [priors[name].sd for name in names]
     sds[where.link.start] = OWN_LINK_SD
-    return np.array(means), np.array(sds)
+    middles, deviations = np.array(means), np.array(sds)
+    for index, (log_compute, log_batch) in _one_batch_size(observed).items():
+        middles[where.fixed.start + index] = log_compute + math.log(FIXED_SHARE)
+        middles[where.per_sample.start + index] = log_compute + math.log(1 - FIXED_SHARE) - log_batch
+        deviations[[where.fixed.start + index, where.per_sample.start + index]] = FIXED_SHARE_SD
+    return middles, deviations
+
+
+def _one_batch_size(observed: Observed) -> dict[int, tuple[float, float]]:
+    """Types of which only single workers at one batch size were measured: logs of their seconds and of that size.
+
+    Such steps do not tell fixed time from that of samples, which the public measurements of other jobs then do.
+    """
+    rows = observed.rows
+    alone = rows.workers[rows.group_row] == 1
+    computing = np.where(np.isfinite(observed.log_compute), observed.log_compute, observed.log_step)[rows.group_row]
+    found = {}
+    for index in range(len(rows.types)):
+        own = rows.group_type == index
+        if own.any() and alone[own].all() and np.ptp(rows.group_batch[own]) == 0 and np.isfinite(computing[own]).all():
+            found[index] = float(np.median(computing[own])), float(np.log(rows.group_batch[own][0]))
+    return found
 
 
 def _scales(observed: Observed) -> dict[str, float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from hetopt.core.errors import BadInput
 from hetopt.optimizer.fit import LinkModel
@@ -17,7 +18,7 @@ from hetopt.optimizer.plan import Evidence
 from hetopt.optimizer.step_time.design_matrix import Array
 from hetopt.optimizer.step_time.physics import SHARED
 from hetopt.optimizer.step_time.posterior import Posterior
-from hetopt.optimizer.step_time.tiers import kinship
+from hetopt.optimizer.step_time.tiers import Seen, kinship, measured_steps
 
 LEARNED = 0.5
 """Share of a prior's variance that samples must have removed for a parameter to be theirs."""
@@ -60,7 +61,7 @@ class SampledMachines:
         """A machine type; absent where nothing relates it to what was sampled."""
         types = self.posterior.observed.rows.types
         try:
-            kin = kinship(name, types, self.catalog)
+            kin = kinship(name, types, self.catalog, self._seen)
         except BadInput:
             return None
         where, mode, index = self.posterior.where, self.posterior.mode, kin.reference
@@ -80,6 +81,10 @@ class SampledMachines:
             network=self._link("network", ("network",), float(mode[where.link][index]) + kin.link),
             bus=self._link("host", ("network", "host_ratio"), 0.0),
         )
+
+    @cached_property
+    def _seen(self) -> tuple[Seen, ...]:
+        return measured_steps(self.posterior, self.catalog)
 
     @property
     def network_log_sd(self) -> float | None:

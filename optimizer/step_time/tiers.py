@@ -8,14 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from hetopt.core.errors import BadInput
+from hetopt.core.step_samples import IN_PRECISION
 from hetopt.optimizer.market.instance_type import Accelerator, InstanceType
 from hetopt.optimizer.plan import Evidence
+from hetopt.optimizer.step_time.gpu_transfer import (
+    PRECISIONS,
+    Measured,
+    Place,
+    gpu_model,
+    gpu_of,
+    transferred,
+)
+from hetopt.optimizer.step_time.posterior import Posterior
 from hetopt.optimizer.step_time.transfer import (
     CROSS_FAMILY_LOG_SD,
-    OTHER_ACCELERATOR_LOG_SD,
     SAME_ACCELERATOR_LOG_SD,
     SAME_FAMILY_LOG_SD,
     THREAD_SCALING,
@@ -33,6 +44,8 @@ class Kinship:
         reference: the measured type's place among the model's.
         fixed, per_sample, link: log factors on its parameters.
         log_sd: how well its computation is known that way; ``link_log_sd`` how well its links.
+        parts: of ``log_sd``, what it shares with other types that were not measured (a row of the square root of their
+            covariance): a measurement of the one tells about the other. Empty: it shares nothing.
         basis: why, in words.
     """
 
@@ -44,53 +57,154 @@ class Kinship:
     link: float = 0.0
     log_sd: float = 0.0
     link_log_sd: float = 0.0
+    parts: tuple[float, ...] = ()
 
 
-def kinship(name: str, measured: Sequence[str], catalog: Mapping[str, InstanceType]) -> Kinship:
-    """The nearest measured relative of a type.
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """A type with a GPU that was measured: its place among the model's types, and a usual step of one worker."""
+
+    reference: int
+    name: str
+    step: Measured
+
+
+def measured_steps(model: Posterior, catalog: Mapping[str, InstanceType]) -> tuple[Seen, ...]:
+    """A usual step of each measured type whose GPU the catalogue knows."""
+    rows, where = model.observed.rows, model.where
+    found = []
+    for index, name in enumerate(rows.types):
+        batch = float(np.exp(np.log(rows.group_batch[rows.group_type == index]).mean()))
+        place = _place(name, catalog, batch)
+        if place is not None:
+            fixed, per_sample = model.mode[where.fixed][index], model.mode[where.per_sample][index]
+            step_s = math.exp(fixed) + batch * math.exp(per_sample)
+            found.append(Seen(reference=index, name=name, step=Measured(place=place, step_time_s=step_s)))
+    return tuple(found)
+
+
+def _place(name: str, catalog: Mapping[str, InstanceType], batch_size: float) -> Place | None:
+    """What a kind of worker computes on; absent without a GPU whose facts are known."""
+    type_, _, precision = name.partition(IN_PRECISION)
+    instance = catalog.get(type_)
+    if instance is None or instance.accelerator is None or not instance.accelerator.is_cuda:
+        return None
+    gpu = gpu_of(instance.accelerator)
+    return None if gpu is None else Place(gpu=gpu, precision=PRECISIONS[precision], batch_size=batch_size)
+
+
+def relatives(
+    names: Sequence[str], measured: Sequence[str], catalog: Mapping[str, InstanceType], seen: Sequence[Seen] = ()
+) -> tuple[Kinship, ...]:
+    """`kinship` of each of several types, the measured ones first, with what those that were not measured share."""
+    found = [kinship(name, measured, catalog, seen) for name in names]
+    first = len(measured)
+    places = {
+        index: place
+        for index, name in enumerate(names)
+        if index >= first and seen and (place := _place(name, catalog, seen[0].step.place.batch_size)) is not None
+    }
+    if len(places) > 1:
+        _, covariance = gpu_model().steps([one.step for one in seen], list(places.values()))
+        triangle = np.linalg.cholesky(covariance)
+        for row, index in enumerate(places):
+            parts = np.zeros(len(names) - first)
+            parts[[place - first for place in places]] = (
+                triangle[row] * found[index].log_sd / np.linalg.norm(triangle[row])
+            )
+            found[index] = replace(found[index], parts=tuple(parts.tolist()))
+    return tuple(found)
+
+
+def kinship(
+    name: str, measured: Sequence[str], catalog: Mapping[str, InstanceType], seen: Sequence[Seen] = ()
+) -> Kinship:
+    """How a type relates to those that were measured: by its GPU to all of them, by its processor to the nearest.
 
     Args:
         name: the type.
         measured: the model's types, in their order.
         catalog: known instance types.
+        seen: steps of those with a GPU.
 
     Raises:
         BadInput: neither was it measured, nor does the catalogue relate it to a type that was.
     """
     if name in measured:
         return Kinship(reference=measured.index(name), evidence="measured", basis="measured")
-    wanted = catalog.get(name)
+    type_ = name.partition(IN_PRECISION)[0]
+    wanted = catalog.get(type_)
     if wanted is None:
         raise BadInput(
-            f"the type '{name}' was not measured ({', '.join(measured)} was) and is not in the catalogue.",
+            f"the type '{type_}' was not measured ({', '.join(measured)} was) and is not in the catalogue.",
             hint="measure a step on it, or see `hetopt catalog list`",
         )
-    relatives = [
-        found
+    found = _by_gpu(name, wanted, catalog, seen) if wanted.cuda_devices else None
+    near = [
+        relative
         for index, known in enumerate(measured)
-        if (instance := catalog.get(known)) is not None and (found := _relate(index, instance, wanted)) is not None
+        if (instance := catalog.get(known.partition(IN_PRECISION)[0])) is not None
+        and (relative := _relate(index, known, instance, name, wanted)) is not None
     ]
-    if not relatives:
+    if not near and found is None:
+        lacking = wanted.accelerator is not None and gpu_of(wanted.accelerator) is None
         raise BadInput(
-            f"nothing relates the type '{name}' to what was measured ({', '.join(measured)}).",
-            hint="measure a step on it, or import samples under the names of the catalogue",
+            f"nothing relates the type '{type_}' to what was measured ({', '.join(measured)}).",
+            hint=f"write the peak rates and the memory bandwidth of {wanted.accelerator.name} into the catalogue's "
+            "accelerators.csv"
+            if lacking and wanted.accelerator is not None
+            else "measure a step on it, or import samples under the names of the catalogue",
         )
-    return min(relatives, key=lambda found: found.log_sd)
+    # The very same GPU beside more processors, or a processor's family, before what others tell.
+    return min(near, key=lambda relative: relative.log_sd) if near or found is None else found
 
 
-def _relate(reference: int, known: InstanceType, wanted: InstanceType) -> Kinship | None:
-    """Scale ``known`` to ``wanted``; absent where the facts do not suffice."""
-    computing = _by_accelerator(known, wanted) if known.cuda_devices else _by_processor(known, wanted)
-    if computing is None:
+def _by_gpu(
+    name: str, wanted: InstanceType, catalog: Mapping[str, InstanceType], seen: Sequence[Seen]
+) -> Kinship | None:
+    """From all GPUs that were measured (`gpu_transfer`); the line over batch sizes is the nearest one's."""
+    known = tuple(one.step for one in seen)
+    told = [
+        transferred(known, place, (one.step,))
+        for one in seen
+        if (place := _place(name, catalog, one.step.place.batch_size)) is not None
+    ]
+    if not told:
         return None
-    fixed, per_sample, log_sd, evidence, basis = computing
+    best = min(range(len(told)), key=lambda index: told[index][2])
+    nearest = seen[best]
+    factor = told[best][0] - math.log(nearest.step.step_time_s)
+    instance = catalog[nearest.name.partition(IN_PRECISION)[0]]
+    return Kinship(
+        reference=nearest.reference,
+        evidence="extrapolated",
+        basis=f"by what public measurements say of its GPU, from {' and '.join(one.name for one in seen)}",
+        fixed=factor,
+        per_sample=factor,
+        link=math.log(instance.network_bytes_per_s / wanted.network_bytes_per_s),
+        log_sd=told[best][1],
+        link_log_sd=LINK_LOG_SD,
+    )
+
+
+def _relate(reference: int, known: str, instance: InstanceType, name: str, wanted: InstanceType) -> Kinship | None:
+    """Scale one measured type to a nearly equal one; absent where the facts do not suffice."""
+    if instance.cuda_devices:
+        scaling = (
+            _same_gpu(instance, wanted) if known.partition(IN_PRECISION)[2] == name.partition(IN_PRECISION)[2] else None
+        )
+    else:
+        scaling = _by_processor(instance, wanted)
+    if scaling is None:
+        return None
+    fixed, per_sample, log_sd, evidence, basis = scaling
     return Kinship(
         reference=reference,
         evidence=evidence,
-        basis=f"{basis} {known.name}",
+        basis=f"{basis} {known}",
         fixed=fixed,
         per_sample=per_sample,
-        link=math.log(known.network_bytes_per_s / wanted.network_bytes_per_s),
+        link=math.log(instance.network_bytes_per_s / wanted.network_bytes_per_s),
         log_sd=log_sd,
         link_log_sd=LINK_LOG_SD,
     )
@@ -99,23 +213,26 @@ def _relate(reference: int, known: InstanceType, wanted: InstanceType) -> Kinshi
 _Scaling = tuple[float, float, float, Evidence, str]
 
 
-def _by_accelerator(known: InstanceType, wanted: InstanceType) -> _Scaling | None:
-    """One GPU against another: half of the time follows peak compute, half memory bandwidth; launching stays."""
+def _same_gpu(known: InstanceType, wanted: InstanceType) -> _Scaling | None:
+    """A GPU beside more or fewer processors, or others like it."""
     ours, theirs = known.accelerator, wanted.accelerator
-    if ours is None or theirs is None or not theirs.is_cuda:
+    if (
+        ours is None
+        or theirs is None
+        or (ours.name, ours.fraction, _memory(ours))
+        != (
+            theirs.name,
+            theirs.fraction,
+            _memory(theirs),
+        )
+    ):
         return None
-    if ours.name == theirs.name and ours.fraction == theirs.fraction:
-        return 0.0, 0.0, SAME_ACCELERATOR_LOG_SD, "interpolated", "the same GPU as"
-    our_rates, rates = _rates(ours), _rates(theirs)
-    if our_rates is None or rates is None:
-        return None
-    factor = math.log((our_rates[0] / rates[0] + our_rates[1] / rates[1]) / 2)
-    return 0.0, factor, OTHER_ACCELERATOR_LOG_SD, "extrapolated", "by peak rates from"
+    return 0.0, 0.0, SAME_ACCELERATOR_LOG_SD, "interpolated", "the same GPU as"
 
 
-def _rates(accelerator: Accelerator) -> tuple[float, float] | None:
-    flops, bandwidth = accelerator.fp32_flops_per_s, accelerator.memory_bandwidth_bytes_per_s
-    return None if flops is None or bandwidth is None else (flops, bandwidth)
+def _memory(accelerator: Accelerator) -> float:
+    """Nominal memory, as usable memory is told differently for one GPU."""
+    return accelerator.memory_gib if accelerator.model is None else accelerator.model.memory_gib
 
 
 def _by_processor(known: InstanceType, wanted: InstanceType) -> _Scaling | None:

@@ -1,7 +1,8 @@
-"""Step time on machine types that were never profiled: CPUs by CoreMark, GPUs by a roofline, each with its interval.
+"""Step time on machine types that were never profiled: CPUs by CoreMark, GPUs by public measurements.
 
 Tiers: *measured* (this type was profiled), *interpolated* (same family, or the same accelerator), *extrapolated*
-(another family). Every constant is a prior of ours with its interval; measuring the type replaces it.
+(another family). From a CPU to a GPU there is a roofline only. Every constant is a prior of ours with its interval;
+measuring the type replaces it.
 """
 
 from __future__ import annotations
@@ -9,17 +10,27 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hetopt.core.batch_partition import WorkerTime
 from hetopt.core.comm.exchange_memory import exchange_memory
+from hetopt.core.profile import Device
 from hetopt.core.run_spec import Compression
 from hetopt.optimizer.fit import FittedDevice, FittedModel, times_as_long
 from hetopt.optimizer.market.instance_type import Accelerator, InstanceType
 from hetopt.optimizer.market.software import pinned
 from hetopt.optimizer.plan import Evidence
+from hetopt.optimizer.step_time.gpu_transfer import (
+    Gpu,
+    Measured,
+    Place,
+    Precision,
+    gpu_of,
+    measured_gpu,
+    transferred,
+)
 
 CROSS_FAMILY_LOG_SD = 0.36
 """x / 1.8 with 90 % probability: at equal vCPU count CPU types differ 2.5 times, and CoreMark explains a part of it."""
@@ -29,7 +40,6 @@ UNKNOWN_CPU_LOG_SD = 0.45
 
 SAME_FAMILY_LOG_SD = 0.12
 SAME_ACCELERATOR_LOG_SD = 0.10
-OTHER_ACCELERATOR_LOG_SD = 0.25
 
 THREAD_SCALING = 0.85
 """Prior of eta in ``t ~ threads^-eta``: small models leave many threads idle."""
@@ -57,6 +67,7 @@ TOO_LITTLE_MEMORY = "too little memory for one sample"
 
 
 ONLY_GPUS_PROFILED = "a CPU machine, while only GPUs were profiled"
+NO_PUBLISHED_RATES = "no published rates of its GPU"
 NO_RATES_OF_OWN_GPU = "the profile does not say how fast its own GPU is"
 NO_RATES_FOR_GPUS = "a GPU, while the profile lacks the rates to predict one"
 MENDED_BY_PROFILING = frozenset({ONLY_GPUS_PROFILED, NO_RATES_OF_OWN_GPU, NO_RATES_FOR_GPUS})
@@ -101,25 +112,29 @@ class ReferenceHost:
         log_sd: how well that is known.
         family: catalogue family of the machine; absent when it is not a catalogue type.
         basis: how it was found, in words.
+        gpus: steps of the profiled GPUs, the reference's first; empty where none was profiled or is known.
     """
 
     coremark_per_vcpu: float
     log_sd: float
     family: str | None
     basis: str
+    gpus: tuple[Measured, ...] = ()
 
 
 def reference_host(model: FittedModel, types: Iterable[InstanceType]) -> ReferenceHost:
-    """Find the profiled machine's CoreMark: its own where it is a catalogue type, else that of machines with its CPU.
+    """Find the profiled machine's CoreMark and GPU: its own where it is a catalogue type, else those of its like.
 
     A model name that says little ("AMD EPYC") matches many; the spread of their figures is then part of the interval.
     """
+    known = list(types)
     host = model.profile.host
-    rated = [t for t in types if t.coremark_iterations_per_s is not None and not t.burstable and not t.bare_metal]
+    gpus = _profiled_gpus(model, known)
+    rated = [t for t in known if t.coremark_iterations_per_s is not None and not t.burstable and not t.bare_metal]
     own = next((t for t in rated if t.name == model.reference.device.type), None)
     if own is not None and own.coremark_iterations_per_s is not None:
-        per_vcpu = own.coremark_iterations_per_s / own.vcpus
-        return ReferenceHost(coremark_per_vcpu=per_vcpu, log_sd=0.0, family=own.family, basis=f"CoreMark of {own.name}")
+        per_vcpu, basis = own.coremark_iterations_per_s / own.vcpus, f"CoreMark of {own.name}"
+        return ReferenceHost(coremark_per_vcpu=per_vcpu, log_sd=0.0, family=own.family, basis=basis, gpus=gpus)
     words = _cpu_words(host.cpu_model)
     alike = [t for t in rated if t.cpu_model and words and words <= _cpu_words(t.cpu_model)]
     basis, least_log_sd = f"CoreMark of machines with its CPU ({host.cpu_model})", 0.0
@@ -132,6 +147,44 @@ def reference_host(model: FittedModel, types: Iterable[InstanceType]) -> Referen
         log_sd=max(least_log_sd, statistics.pstdev(logs) if logs else UNKNOWN_CPU_LOG_SD),
         family=None,
         basis=basis,
+        gpus=gpus,
+    )
+
+
+def _profiled_gpus(model: FittedModel, types: Sequence[InstanceType]) -> tuple[Measured, ...]:
+    """A step of each GPU that was profiled, at its largest batch size, in the least divided form."""
+    found: dict[tuple[str, Precision], Measured] = {}
+    reference = model.reference
+    for fitted in (reference, *sorted(model.devices, key=lambda fitted: fitted.device.workers_per_host)):
+        device, batch = fitted.device, fitted.largest_measured
+        if device.kind == "cuda":
+            precision: Precision = "default" if device.precision == "fp32" else device.precision
+            gpu = _profiled_gpu(model, device, types)
+            if gpu is not None:
+                step = Measured(
+                    place=Place(gpu=gpu, precision=precision, batch_size=batch),
+                    step_time_s=fitted.step_time.time_s(batch),
+                    log_sd=0.0 if fitted is reference else fitted.step_time.log_sd,
+                )
+                found.setdefault((device.type, precision), step)
+    return tuple(found.values()) if reference.device.kind == "cuda" else ()
+
+
+def _profiled_gpu(model: FittedModel, device: Device, types: Sequence[InstanceType]) -> Gpu | None:
+    """The published facts of a profiled GPU; of one that no type has, what it was measured to do."""
+    host = model.profile.host
+    typed = next((t.accelerator for t in types if t.name == device.type and t.accelerator is not None), None)
+    if typed is not None:
+        return gpu_of(typed)
+    named = [t.accelerator for t in types if t.accelerator and _same_accelerator(host.accelerator or "", t.accelerator)]
+    if named:
+        memory = host.accelerator_memory_bytes
+        return gpu_of(min(named, key=lambda one: abs(one.memory_bytes - memory) if memory else 0))
+    if device.matmul_flops_per_s is None or device.copy_bytes_per_s is None:
+        return None
+    return measured_gpu(
+        fp32_tflops=device.matmul_flops_per_s / 1e12 / BANDWIDTH_EFFICIENCY,
+        bandwidth_gb_per_s=device.copy_bytes_per_s / 1e9 / BANDWIDTH_EFFICIENCY,
     )
 
 
@@ -214,37 +267,50 @@ def _on_cpus(model: FittedModel, host: ReferenceHost, instance: InstanceType) ->
 def _on_gpus(model: FittedModel, host: ReferenceHost, instance: InstanceType) -> WorkerModel | Unusable:
     accelerator = instance.accelerator
     assert accelerator is not None
+    if model.reference.device.kind == "cuda":
+        return _from_gpu(model, host, accelerator)
     flops, bandwidth = accelerator.fp32_flops_per_s, accelerator.memory_bandwidth_bytes_per_s
     if flops is None or bandwidth is None:
-        return Unusable(reason="no published rates of its GPU")
-    if model.reference.device.kind == "cuda":
-        return _from_gpu(model, accelerator, flops, bandwidth)
+        return Unusable(reason=NO_PUBLISHED_RATES)
     return _by_roofline(model, host, instance, accelerator, flops, bandwidth)
 
 
-def _from_gpu(model: FittedModel, accelerator: Accelerator, flops: float, bandwidth: float) -> WorkerModel | Unusable:
-    """From one GPU to another: half of the time follows peak compute, half memory bandwidth."""
-    reference, name = model.reference, model.profile.host.accelerator or ""
-    if _same_accelerator(name, accelerator):
-        factor, log_sd, evidence = 1.0, SAME_ACCELERATOR_LOG_SD, "interpolated"
-    elif reference.device.matmul_flops_per_s and reference.device.copy_bytes_per_s:
-        # Achieved rates of the reference against achievable ones of the other.
-        compute = reference.device.matmul_flops_per_s / (flops * BANDWIDTH_EFFICIENCY)
-        memory = reference.device.copy_bytes_per_s / (bandwidth * BANDWIDTH_EFFICIENCY)
-        factor, log_sd, evidence = (compute + memory) / 2, OTHER_ACCELERATOR_LOG_SD, "extrapolated"
-    else:
+def _from_gpu(model: FittedModel, host: ReferenceHost, accelerator: Accelerator) -> WorkerModel | Unusable:
+    """From the profiled GPUs to another, by what public measurements say of both (`gpu_transfer`).
+
+    The whole step is scaled, as it was measured: what of it is the host's is in those measurements too.
+    """
+    reference, gpu = model.reference, gpu_of(accelerator)
+    evidence: Evidence = "extrapolated"
+    if _is_reference(model, host, accelerator, gpu):
+        log_factor, log_sd, evidence = 0.0, SAME_ACCELERATOR_LOG_SD, "interpolated"
+    elif gpu is None:
+        return Unusable(reason=NO_PUBLISHED_RATES)
+    elif not host.gpus:
         return Unusable(reason=NO_RATES_OF_OWN_GPU)
+    else:
+        step = host.gpus[0]
+        told, log_sd, _ = transferred(host.gpus, replace(step.place, gpu=gpu))
+        log_factor = told - math.log(step.step_time_s)
+    factor = math.exp(log_factor)
     return _scaled(
         model,
         kind="cuda",
         workers=accelerator.count,
-        fixed_factor=1.0,
+        fixed_factor=factor,
         sample_factor=factor,
         memory_bytes=MEMORY_FRACTION * accelerator.memory_bytes,
         log_sd=math.hypot(log_sd, reference.step_time.log_sd),
-        evidence="interpolated" if evidence == "interpolated" else "extrapolated",
+        evidence=evidence,
         compress_factor=factor,
     )
+
+
+def _is_reference(model: FittedModel, host: ReferenceHost, accelerator: Accelerator, gpu: Gpu | None) -> bool:
+    """Whether a machine has the very GPU that was profiled."""
+    if host.gpus and gpu is not None and accelerator.fraction == 1:
+        return gpu == host.gpus[0].place.gpu
+    return _same_accelerator(model.profile.host.accelerator or "", accelerator)
 
 
 def _by_roofline(

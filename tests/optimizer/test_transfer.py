@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
 
-from hetopt.core.profile import Profile
+from hetopt.core.profile import Device, Profile
 from hetopt.optimizer.fit import fit
 from hetopt.optimizer.market.catalog import Catalog
 from hetopt.optimizer.market.instance_type import InstanceType
+from hetopt.optimizer.step_time import gpu_transfer
 from hetopt.optimizer.step_time.links import SINGLE_FLOW_BYTES_PER_S, between_machines
 from hetopt.optimizer.step_time.transfer import Unusable, WorkerModel, reference_host, thread_scaling, worker_model
 
@@ -90,6 +92,82 @@ def test_the_same_gpu_is_interpolated(catalog: Catalog) -> None:
     assert _predict(profile, catalog, "g5.xlarge").evidence == "interpolated"
     assert _predict(profile, catalog, "g5.xlarge").time.per_sample_s == pytest.approx(0.0004)
     assert _predict(profile, catalog, "g6.xlarge").evidence == "extrapolated"
+
+
+def _on_gpus(*devices: Device, name: str = "Tesla T4") -> Profile:
+    profile = make_profile(devices=list(devices))
+    host = profile.host.model_copy(update={"accelerator": name, "accelerator_count": 1})
+    return profile.model_copy(update={"host": host})
+
+
+def test_a_second_measured_gpu_tells_about_a_third(catalog: Catalog) -> None:
+    """A job that finds little in a second GPU finds less in others, and they are known better."""
+    one = make_device(kind="cuda", type="g4dn.xlarge")
+    first = _predict(_on_gpus(one), catalog, "g6e.xlarge")
+    usual = _predict(_on_gpus(one), catalog, "g5.xlarge").time.per_sample_s
+    told = [
+        _predict(
+            _on_gpus(one, make_device(kind="cuda", type="g5.xlarge", fixed_s=0.0, per_sample_s=factor * usual)),
+            catalog,
+            "g6e.xlarge",
+        )
+        for factor in (0.7, 1.4)
+    ]
+    assert told[0].time.time_s(128) < first.time.time_s(128) < told[1].time.time_s(128)
+    assert max(one.log_sd for one in told) < first.log_sd
+
+
+def test_precision_counts(catalog: Catalog) -> None:
+    def speedup(precision: str) -> float:
+        device = make_device(kind="cuda", type="g4dn.xlarge").model_copy(update={"precision": precision})
+        profile = _on_gpus(device)
+        return fit(profile).reference.step_time.time_s(128) / _predict(profile, catalog, "p4d.24xlarge").time.time_s(
+            128
+        )
+
+    assert speedup("fp32") != pytest.approx(speedup("fp16"), rel=0.02)
+    assert min(speedup("fp32"), speedup("fp16")) > 1.5
+
+
+def test_a_gpu_that_nobody_measured_needs_no_special_case(catalog: Catalog) -> None:
+    """Its facts alone speak: between those of others, and less surely than of a GPU that the data have."""
+    profile = _on_gpus(make_device(kind="cuda", type="g4dn.xlarge"))
+    machine = catalog.instance_type("g5.xlarge")
+    assert machine.accelerator is not None
+    assert machine.accelerator.model is not None
+    stranger = replace(machine.accelerator, model=replace(machine.accelerator.model, name="X7"))
+    found = _predict(profile, catalog, replace(machine, accelerator=stranger))
+    known = _predict(profile, catalog, machine)
+    assert found.log_sd > known.log_sd
+    assert found.time.time_s(64) == pytest.approx(known.time.time_s(64), rel=0.35)
+
+
+def test_a_slice_of_a_gpu_is_slower_and_less_sure(catalog: Catalog) -> None:
+    profile = _on_gpus(make_device(kind="cuda", type="g4dn.xlarge"))
+    machine = catalog.instance_type("g6.xlarge")
+    assert machine.accelerator is not None
+    part = replace(machine, accelerator=replace(machine.accelerator, fraction=0.25))
+    whole, quarter = _predict(profile, catalog, machine), _predict(profile, catalog, part)
+    assert quarter.time.time_s(64) > 1.3 * whole.time.time_s(64)
+    assert quarter.log_sd > whole.log_sd
+
+
+def test_a_gpu_of_no_catalogue_is_known_by_what_it_was_measured_to_do(catalog: Catalog) -> None:
+    device = make_device(kind="cuda").model_copy(update={"matmul_flops_per_s": 2e13, "copy_bytes_per_s": 6e11})
+    found = _predict(_on_gpus(device, name="Unheard Of 9000"), catalog, "g5.xlarge")
+    assert found.evidence == "extrapolated"
+    assert found.log_sd > _predict(_on_gpus(device, name="NVIDIA L4"), catalog, "g5.xlarge").log_sd
+
+
+def test_every_gpu_of_the_catalogue_is_predicted_fast(catalog: Catalog) -> None:
+    model = fit(_on_gpus(make_device(kind="cuda", type="g4dn.xlarge")))
+    host = reference_host(model, catalog.instance_types.values())
+    gpu_transfer.transferred.cache_clear()
+    worker_model(model, host, catalog.instance_type("g5.xlarge"))
+    began = time.process_time()
+    told = [worker_model(model, host, instance) for instance in catalog.instance_types.values()]
+    assert time.process_time() - began < 0.5  # 0.05 s on a quiet machine
+    assert sum(isinstance(one, WorkerModel) and one.kind == "cuda" for one in told) > 20
 
 
 @pytest.mark.parametrize(

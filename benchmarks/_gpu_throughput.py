@@ -1,0 +1,115 @@
+"""Public throughputs of training jobs on GPUs (the shared data's `gpu-throughput`), as its README's protocol has them.
+
+A column is one job in one class of precision (full: fp32, TF32; half) and one suite of runs, over GPUs.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks._step_traces import traces
+from hetopt.core.least_squares import non_negative
+from hetopt.optimizer.step_time.gpu_transfer import Gpu, Measured, Place, Precision
+
+CAPABILITY = {
+    "kepler": 3.7,
+    "pascal": 6.1,
+    "volta": 7.0,
+    "turing": 7.5,
+    "ampere-ga100": 8.0,
+    "ampere-ga10x": 8.6,
+    "ada": 8.9,
+    "hopper": 9.0,
+    "blackwell": 10.0,
+    "blackwell-gb20x": 12.0,
+}
+PRECISIONS: dict[str, Precision] = {"tf32": "tf32", "tf32_conv": "tf32", "amp_fp16": "fp16", "fp16": "fp16"}
+LEAST_BATCH = 8
+"""A batch below this part of the column's median is another job."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One job on several GPUs, one step each."""
+
+    job: str
+    kind: str
+    suite: str
+    cells: tuple[Measured, ...]
+
+
+def folder() -> Path | None:
+    """Where the data lie; absent where they are not at hand."""
+    root = traces()
+    found = None if root is None else root.parent / "gpu-throughput"
+    return found if found is not None and found.is_dir() else None
+
+
+def read_gpus(data: Path) -> dict[tuple[str, str, str], Gpu]:
+    """Facts by name, memory and form."""
+    found = {}
+    for row in _rows(data / "gpus.csv"):
+        fp32 = float(row["fp32_tflops"])
+        key = (row["gpu"], row["memory_gib"], row["form_factor"])
+        found[key] = Gpu(
+            key=" ".join(key),
+            capability=6.0 if row["gpu"] == "P100" else CAPABILITY[row["architecture"]],
+            fp32_tflops=fp32,
+            tf32_tflops=float(row["tf32_tensor_tflops"] or fp32),
+            fp16_tflops=float(row["fp16_tensor_tflops"] or fp32),
+            bandwidth_gb_per_s=float(row["memory_bandwidth_gb_per_s"]),
+        )
+    return found
+
+
+def read_columns(data: Path) -> tuple[Column, ...]:
+    """The columns of the protocol: one GPU a machine, no laptops, at least two GPUs a column."""
+    gpus = read_gpus(data)
+    kinds = {row["job"]: row["kind"] for row in _rows(data / "jobs.csv")}
+    columns: dict[tuple[str, ...], dict[tuple[str, str, str], list[dict[str, str]]]] = defaultdict(dict)
+    for row in _rows(data / "throughput.csv"):
+        if row["gpu_count"] == "1" and row["form_factor"] != "laptop":
+            half = "half" if row["precision"] in ("fp16", "amp_fp16") else "full"
+            batch = row["batch_size_per_gpu"] if row["suite"] == "gavel" else ""
+            gpu = (row["gpu"], row["memory_gib"], row["form_factor"])
+            columns[row["job"], half, row["suite"], batch].setdefault(gpu, []).append(row)
+    found = []
+    for (job, _, suite, _), cells in columns.items():
+        batches = {
+            gpu: statistics.median(float(row["batch_size_per_gpu"] or 1) for row in rows) for gpu, rows in cells.items()
+        }
+        least = statistics.median(batches.values()) / LEAST_BATCH
+        kept = [gpu for gpu in cells if batches[gpu] >= least]
+        if len(kept) > 1:
+            found.append(
+                Column(
+                    job=job,
+                    kind=kinds[job],
+                    suite=suite,
+                    cells=tuple(_cell(gpus[gpu], batches[gpu], cells[gpu], suite) for gpu in kept),
+                )
+            )
+    return tuple(found)
+
+
+def _cell(gpu: Gpu, batch: float, rows: list[dict[str, str]], suite: str) -> Measured:
+    """The median over machines and containers; in `pollux` what the line over batch sizes says of a sample."""
+    named = Counter(row["precision"] for row in rows).most_common(1)[0][0]
+    place = Place(gpu=gpu, precision=PRECISIONS.get(named, "fp32"), batch_size=batch)
+    if suite == "pollux":
+        sizes = [float(row["batch_size_per_gpu"]) for row in rows]
+        times = [size / float(row["throughput"]) for size, row in zip(sizes, rows, strict=True)]
+        design = np.array([(1 / seconds, size / seconds) for size, seconds in zip(sizes, times, strict=True)])
+        return Measured(place=place, step_time_s=batch * float(non_negative(design)[1]))
+    return Measured(place=place, step_time_s=batch / statistics.median(float(row["throughput"]) for row in rows))
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))

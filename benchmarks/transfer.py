@@ -1,0 +1,401 @@
+"""How far predicted steps on GPUs where a job was never run lie from public measurements, beside simpler rules.
+
+The columns and the protocol are the data's own (`benchmarks._gpu_throughput`). A measured GPU is a step sample of a
+machine type that carries it, another GPU a query, as in `hetopt profile --from-samples` and `hetopt predict`; the
+posterior that answers is fitted without the job, its whole kind, or every row of the GPU that is asked for. Rules that
+are compared with get the same cells. ``--fit`` writes the posterior that ships, from all jobs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+
+from benchmarks._gpu_fit import Fit, fit
+from benchmarks._gpu_throughput import Column, folder, read_columns
+from benchmarks._outcome import Results, parser, publish, run_benchmark
+from hetopt.core.step_samples import Configuration, Node, StepSample
+from hetopt.optimizer.market.catalog import load_catalog
+from hetopt.optimizer.market.instance_type import Accelerator, AcceleratorModel, InstanceType
+from hetopt.optimizer.step_time import gpu_transfer
+from hetopt.optimizer.step_time.gpu_transfer import Gpu, GpuModel, Measured, save
+from hetopt.optimizer.step_time.model import StepTimeModel
+from hetopt.optimizer.step_time.observed import observe
+
+QUICK_JOBS = 10
+Z90 = 1.645
+RENTED = {
+    "T4 16 PCIe": "g4dn.xlarge",
+    "T4G 16 PCIe": "g5g.xlarge",
+    "A10G 24 PCIe": "g5.xlarge",
+    "L4 24 PCIe": "g6.xlarge",
+    "L40S 48 PCIe": "g6e.xlarge",
+}
+"""Types whose prices decide which GPU is the cheapest a sample, in the suite of AWS's own GPUs."""
+
+RETIRED_USD_PER_HOUR = {"V100 16 SXM2": 3.06}
+"""Of a p3.2xlarge, on demand in us-east-1 in 2024; catalogues no longer have it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One predicted step: logs of predicted and true seconds, and half of the 90 % interval."""
+
+    column: Column
+    source: int
+    target: int
+    error: float
+    half_width: float
+
+
+Rule = Callable[[Measured, Measured], float]
+"""Log of the seconds at the second place, whose time it must not read, from a step at the first."""
+
+
+def scaled_by(rate: Callable[[Gpu, Measured], float]) -> Rule:
+    """Throughput follows a rate."""
+
+    def predict(known: Measured, asked: Measured) -> float:
+        ratio = rate(known.place.gpu, known) / rate(asked.place.gpu, asked)
+        return math.log(known.step_time_s * asked.place.batch_size / known.place.batch_size * ratio)
+
+    return predict
+
+
+def peak(gpu: Gpu, cell: Measured) -> float:
+    return gpu.tflops(cell.place.precision)
+
+
+def bandwidth(gpu: Gpu, cell: Measured) -> float:
+    return gpu.bandwidth_gb_per_s
+
+
+def geometric_mean(gpu: Gpu, cell: Measured) -> float:
+    return math.sqrt(peak(gpu, cell) * gpu.bandwidth_gb_per_s)
+
+
+def half_each(known: Measured, asked: Measured) -> float:
+    """The rule that the model replaced: half of a step follows the fp32 peak, half the bandwidth."""
+    ours, theirs = known.place.gpu, asked.place.gpu
+    factor = (ours.fp32_tflops / theirs.fp32_tflops + ours.bandwidth_gb_per_s / theirs.bandwidth_gb_per_s) / 2
+    return math.log(known.step_time_s * asked.place.batch_size / known.place.batch_size * factor)
+
+
+RULES: dict[str, Rule] = {
+    "peak rate": scaled_by(peak),
+    "bandwidth": scaled_by(bandwidth),
+    "mean of both": scaled_by(geometric_mean),
+    "half each, as before": half_each,
+}
+
+
+def machine(gpu: Gpu) -> InstanceType:
+    """A machine with one such GPU."""
+    name, memory, form = gpu.key.rsplit(" ", 2)
+    named = f"{name} PCIe" if form == "PCIe" and name in gpu_transfer.SOCKETED and name != "P100" else name
+    model = AcceleratorModel(
+        name=named,
+        memory_gib=float(memory),
+        aliases=(),
+        manufacturer="NVIDIA",
+        fp32_tflops=gpu.fp32_tflops,
+        tf32_tensor_tflops=gpu.tf32_tflops,
+        fp16_tensor_tflops=gpu.fp16_tflops,
+        memory_bandwidth_gb_per_s=gpu.bandwidth_gb_per_s,
+        confidence="high",
+        source="gpus.csv",
+        compute_capability=f"{gpu.capability:.1f}",
+    )
+    accelerator = Accelerator(
+        name=named, manufacturer="NVIDIA", count=1, fraction=1.0, memory_gib=float(memory), model=model
+    )
+    return InstanceType(
+        name=type_name(gpu), vcpus=8, memory_gib=64, network_baseline_gbps=10, accelerator=accelerator, source="-"
+    )
+
+
+def type_name(gpu: Gpu) -> str:
+    return f"{gpu.key.lower().replace(' ', '-')}.one"
+
+
+def asked(cell: Measured) -> Configuration:
+    node = Node(type=type_name(cell.place.gpu), workers=1)
+    precision = cell.place.precision
+    assert precision != "default"
+    return Configuration(nodes=(node,), local_batch_size=max(1, round(cell.place.batch_size)), precision=precision)
+
+
+def sample(cell: Measured) -> StepSample:
+    return StepSample(**asked(cell).model_dump(), step_time_s=cell.step_time_s)
+
+
+@contextmanager
+def believing(posterior: GpuModel) -> Iterator[None]:
+    """Predictions come from this posterior, and not from the one that ships."""
+    gpu_transfer.transferred.cache_clear()
+    with (
+        mock.patch.object(gpu_transfer, "gpu_model", return_value=posterior),
+        mock.patch("hetopt.optimizer.step_time.tiers.gpu_model", return_value=posterior),
+    ):
+        yield
+    gpu_transfer.transferred.cache_clear()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Models:
+    """What is predicted from: a model for each set of measured GPUs, whatever is believed of the others.
+
+    Attributes:
+        types: machines that carry the GPUs.
+    """
+
+    types: Mapping[str, InstanceType]
+    fitted: dict[tuple[int, ...], StepTimeModel] = field(default_factory=dict)
+
+    def of(self, column: Column, sources: Sequence[int]) -> StepTimeModel:
+        """The model of the sources' steps."""
+        key = (id(column), *sources)
+        if key not in self.fitted:
+            observed = observe([sample(column.cells[index]) for index in sources])
+            self.fitted[key] = StepTimeModel.fit(observed, self.types)
+        return self.fitted[key]
+
+    def answers(self, column: Column, sources: Sequence[int], targets: Iterable[int]) -> list[Answer]:
+        """Steps on the targets, from those of the sources."""
+        wanted = [index for index in targets if index not in sources]
+        told = self.of(column, sources).predict([asked(column.cells[index]) for index in wanted]) if wanted else []
+        return [
+            Answer(
+                column=column,
+                source=sources[0],
+                target=index,
+                error=math.log(one.step_time_s / column.cells[index].step_time_s),
+                half_width=math.log(one.step_time_high_s / one.step_time_s),
+            )
+            for index, one in zip(wanted, told, strict=True)
+        ]
+
+    def from_one(self, columns: Sequence[Column]) -> list[Answer]:
+        """Every GPU from every other."""
+        return [
+            answer
+            for column in columns
+            for source in range(len(column.cells))
+            for answer in self.answers(column, [source], range(len(column.cells)))
+        ]
+
+    def from_chosen(self, columns: Sequence[Column]) -> list[Answer]:
+        """Every GPU from every other and from the one that `hetopt predict --suggest-probes 1` then names."""
+        found: list[Answer] = []
+        for column in columns:
+            everyone = range(len(column.cells))
+            for source in everyone:
+                others = [index for index in everyone if index != source]
+                queries = [asked(column.cells[index]) for index in others]
+                probe = self.of(column, [source]).suggest(queries, 1, [None] * len(others))[0]
+                found += self.answers(column, [source, others[probe.row]], everyone)
+        return found
+
+
+def held_out(
+    found: Fit, columns: Sequence[Column], group: Callable[[Column], str], ask: Callable[[list[Column]], list[Answer]]
+) -> list[Answer]:
+    """Each group of jobs, by a posterior from all others."""
+    parts, groups = found.parts(), defaultdict[str, list[Column]](list)
+    for column in columns:
+        groups[group(column)].append(column)
+    answered: list[Answer] = []
+    for members in groups.values():
+        with believing(found.posterior(parts, without=[c.job for c in members], calibration=CALIBRATION)):
+            answered += ask(members)
+    return answered
+
+
+CALIBRATION = 1.2
+"""Factor on the intervals that ships: a little wide for a job left out, so that it is not too narrow for a new kind."""
+
+
+def without_rows(found: Fit, columns: Sequence[Column], models: Models) -> list[Answer]:
+    """Each GPU from every other, by a posterior that knows neither the job nor any row of that GPU."""
+    answered: list[Answer] = []
+    for key in sorted({cell.place.gpu.key for column in columns for cell in column.cells}):
+        parts = found.parts(without_gpu=key)
+        jobs: dict[str, list[tuple[Column, int]]] = defaultdict(list)
+        for column in columns:
+            for index, cell in enumerate(column.cells):
+                if cell.place.gpu.key == key:
+                    jobs[column.job].append((column, index))
+        for job, places in jobs.items():
+            with believing(found.posterior(parts, without=[job], calibration=CALIBRATION)):
+                for column, target in places:
+                    for source in range(len(column.cells)):
+                        answered += models.answers(column, [source], [target])
+    return answered
+
+
+def by_rule(columns: Sequence[Column], rule: Rule) -> list[Answer]:
+    return [
+        Answer(column=c, source=i, target=j, error=rule(known, cell) - math.log(cell.step_time_s), half_width=0.0)
+        for c in columns
+        for i, known in enumerate(c.cells)
+        for j, cell in enumerate(c.cells)
+        if i != j
+    ]
+
+
+def by_median_ratio(columns: Sequence[Column]) -> list[Answer]:
+    """The median ratio of both GPUs over the other jobs in the same class of precision; else by bandwidth."""
+    ratios: dict[tuple[str, str, bool], list[tuple[str, float]]] = defaultdict(list)
+    for c in columns:
+        for known in c.cells:
+            for cell in c.cells:
+                key = (known.place.gpu.key, cell.place.gpu.key, cell.place.half)
+                ratios[key].append((c.job, throughput(cell) - throughput(known)))
+    answered = []
+    for c in columns:
+        for i, known in enumerate(c.cells):
+            for j, cell in enumerate(c.cells):
+                if i == j:
+                    continue
+                others = ratios[known.place.gpu.key, cell.place.gpu.key, cell.place.half]
+                told = [ratio for job, ratio in others if job != c.job]
+                ratio = float(np.median(told)) if told else throughput_by_bandwidth(known, cell)
+                error = throughput(cell) - throughput(known) - ratio
+                answered.append(Answer(column=c, source=i, target=j, error=error, half_width=0.0))
+    return answered
+
+
+def throughput(cell: Measured) -> float:
+    """Log of the samples a second."""
+    return math.log(cell.place.batch_size / cell.step_time_s)
+
+
+def throughput_by_bandwidth(known: Measured, cell: Measured) -> float:
+    return math.log(cell.place.gpu.bandwidth_gb_per_s / known.place.gpu.bandwidth_gb_per_s)
+
+
+def errors(found: Sequence[Answer]) -> tuple[float, float]:
+    """Median and 90th percentile of |predicted / measured throughput - 1|."""
+    shares = [abs(math.expm1(-one.error)) for one in found]
+    return float(np.median(shares)), float(np.quantile(shares, 0.9))
+
+
+def coverage(found: Sequence[Answer]) -> tuple[float, float]:
+    """Share of steps inside the 90 % interval, each job weighing the same; and the interval's median factor."""
+    inside: dict[str, list[bool]] = defaultdict(list)
+    for one in found:
+        inside[one.column.job].append(abs(one.error) <= one.half_width)
+    return float(np.mean([np.mean(job) for job in inside.values()])), float(
+        np.exp(np.median([one.half_width for one in found]))
+    )
+
+
+def regret(found: Sequence[Answer], prices: Mapping[str, float]) -> float:
+    """Mean extra cost a sample of the GPU that looks cheapest, from one that was measured, over the cheapest."""
+    choices: dict[tuple[int, int], list[Answer]] = defaultdict(list)
+    for one in found:
+        if one.column.suite == "aws":
+            choices[id(one.column), one.source].append(one)
+    extra = []
+    for options in choices.values():
+        column, source = options[0].column, options[0].source
+        true = {i: log_cost(cell, prices) for i, cell in enumerate(column.cells)}
+        believed = {source: true[source]} | {one.target: true[one.target] + one.error for one in options}
+        extra.append(math.exp(true[min(believed, key=lambda i: believed[i])] - min(true.values())) - 1)
+    return float(np.mean(extra))
+
+
+def log_cost(cell: Measured, prices: Mapping[str, float]) -> float:
+    return math.log(prices[cell.place.gpu.key]) - throughput(cell)
+
+
+def row(results: Results, name: str, found: Sequence[Answer], prices: Mapping[str, float]) -> None:
+    """A line of the table and its figures."""
+    key = name.lower().replace(" ", "_").replace(",", "")
+    median, p90 = errors(found)
+    line = f"{name:34}{median:8.1%} /{p90:7.1%}"
+    aws = [one for one in found if one.column.suite == "aws"]
+    figures = {"median": median, "p90": p90}
+    if aws:
+        figures |= {"aws_median": errors(aws)[0], "aws_p90": errors(aws)[1], "aws_regret": regret(found, prices)}
+        line += f"{figures['aws_median']:10.1%} /{figures['aws_p90']:7.1%}{figures['aws_regret']:10.1%}"
+    if any(one.half_width for one in found):
+        share, width = coverage(found)
+        figures |= {"coverage": share, "interval_factor": width}
+        line += f"{share:10.0%}   x{width:.2f}"
+        results.figures |= {f"{key}_{field}": round(value, 4) for field, value in figures.items()}
+    else:
+        results.baselines |= {f"{field}_by_{key}": round(value, 4) for field, value in figures.items()}
+    print(line, flush=True)
+
+
+GOALS = {
+    "one_measured_median": (None, 0.14),
+    "one_measured_p90": (None, 0.42),
+    "one_measured_aws_median": (None, 0.11),
+    "one_measured_aws_p90": (None, 0.27),
+    "one_measured_aws_regret": (None, 0.08),
+    "one_measured_coverage": (0.86, 0.95),
+    "one_measured_interval_factor": (None, 1.65),
+    "kind_held_out_median": (None, 0.17),
+    "kind_held_out_p90": (None, 0.48),
+    "second_chosen_median": (None, 0.11),
+    "second_chosen_p90": (None, 0.32),
+    "no_row_of_the_gpu_median": (None, 0.19),
+    "no_row_of_the_gpu_p90": (None, 0.52),
+}
+
+
+def main() -> None:
+    shared = parser(__doc__)
+    shared.add_argument("--fit", type=Path, metavar="FILE", help="write the posterior from all jobs to FILE, and end")
+    options = shared.parse_args()
+    quick = options.quick or options.smoke
+    data = folder()
+    if data is None:
+        print("The GPU throughputs are not there (HETOPT_SHARED_DATA names the data folder).")
+        return
+    columns = read_columns(data)
+    found = fit(columns)
+    if options.fit is not None:
+        save(found.posterior(found.parts(), calibration=CALIBRATION), options.fit)
+        return
+    jobs = sorted({column.job for column in columns})
+    some = set(jobs[:: max(1, len(jobs) // QUICK_JOBS)] if quick else jobs)
+    scored = [column for column in columns if column.job in some]
+    types = {type_name(cell.place.gpu): machine(cell.place.gpu) for column in columns for cell in column.cells}
+    catalog = load_catalog("us-east-1", None)
+    prices = RETIRED_USD_PER_HOUR | {
+        key: price.usd_per_hour
+        for key, name in RENTED.items()
+        if (price := catalog.price(name, "on-demand")) is not None
+    }
+    results = Results()
+    print(
+        f"{'throughput of another GPU':34}{'median / p90':>18}{'AWS suite':>19}{'regret':>10}{'coverage':>10}   width"
+    )
+    models = Models(types=types)
+    one = held_out(found, scored, lambda column: column.job, models.from_one)
+    row(results, "one measured", one, prices)
+    for name, rule in RULES.items():
+        row(results, name, by_rule(scored, rule), prices)
+    row(results, "median ratio of other jobs", by_median_ratio(columns), prices)
+    if not options.smoke:
+        row(results, "kind held out", held_out(found, scored, lambda column: column.kind, models.from_one), prices)
+        row(results, "second chosen", held_out(found, scored, lambda column: column.job, models.from_chosen), prices)
+        row(results, "no row of the GPU", without_rows(found, scored, models), prices)
+    for name, (least, most) in GOALS.items():
+        if name in results.figures:
+            results.goal(name, results.figures[name], at_least=least, at_most=most)
+    publish(results.outcome("transfer", quick=quick), options.json)
+
+
+if __name__ == "__main__":
+    run_benchmark(main)
