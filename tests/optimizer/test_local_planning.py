@@ -152,7 +152,13 @@ def piloted(profile: Profile, *, stretch: float = 1.05, policy: str = "local-sgd
 
 
 def planned(catalog: Catalog, profile: Profile, **options: object) -> Plan:
-    few = Options(trials=0, mixed_types=1, max_workers=16, only_types=("c7a.large", "c7a.xlarge"), **options)  # type: ignore[arg-type]
+    few = Options(
+        trials=0,
+        mixed_types=1,
+        max_workers=16,
+        only_types=("c7a.large", "c7a.xlarge"),
+        **{"market": "spot", "objective": "fastest", **options},
+    )  # type: ignore[arg-type]
     return recommend(profile, catalog, Goal(ends="target", budget_usd=20.0), few, seed=0, now=NOW)
 
 
