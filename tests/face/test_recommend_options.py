@@ -187,7 +187,8 @@ def test_what_launches_have_seen_is_believed_unless_told_otherwise(
     keep(tmp_path / "home" / "observed-losses.json", pools, until="2026-11-20T12:00:00+00:00")
     own = _plan(hetopt, *asked)
     assert all(group["watched"]["losses"] == 12 for group in _groups(own))
-    assert "12 losses in 24 instance-hours" in " ".join(hetopt("recommend", PROFILE, *QUICK, *asked, "--explain").out.split())
+    explained = hetopt("recommend", PROFILE, *QUICK, *asked, "--explain").out
+    assert "12 losses in 24 instance-hours" in " ".join(explained.split())
     prior = _plan(hetopt, *asked, "--observed", "none")
     assert all(group["watched"] is None for group in _groups(prior))
     (tmp_path / "seen.json").write_text("{}")
