@@ -115,7 +115,10 @@ class GradientFlow(BatchFlow):
                 side.sum.put_aside(own) if side in reached else side.sum.put_back()
         if ready:
             with self._summing(own) as look_at:
-                self._sum_all([(side, own) for side in ready], look_at)
+                for side in ready:
+                    if side.sum is not None:
+                        side.sum.sum(own, self._scaler, look_at=look_at)
+                    self._note_sum(side)
             return
         if self._computed_s is not None:
             self._waited_s += time.perf_counter() - self._computed_s
@@ -143,14 +146,11 @@ class GradientFlow(BatchFlow):
             on_any = sum_numbers(made, self.world_size)
         return [side for side, workers in zip(self._sides, on_any, strict=True) if workers]
 
-    def _sum_all(self, sides: Sequence[tuple[Side, float]], look_at: Sequence[float]) -> None:
-        """Sum what belongs to each, with the weight of this worker's gradient."""
-        for side, weight in sides:
-            side.is_summed = True
-            if side.sum is not None:
-                side.sum.sum(weight, self._scaler, look_at=look_at)
-                if side.sum.stats is not None:
-                    self._stats.append(side.sum.stats)
+    def _note_sum(self, side: Side) -> None:
+        """The gradient of an optimizer is that of all workers now."""
+        side.is_summed = True
+        if side.sum is not None and side.sum.stats is not None:
+            self._stats.append(side.sum.stats)
 
     def _follow(self, side: Side, *, begins: bool = True) -> None:
         """The optimizer's parameters may be others than in the step before."""
@@ -217,7 +217,10 @@ class GradientFlow(BatchFlow):
             self._part = self._handed.of_all()
             own = self._loss.weight_of(self._own_weight, weight, self._present_part())
         with self._summing(own) as look_at:
-            self._sum_all([(side, 0.0 if wait else own) for side, wait in zip(sides, waits, strict=True)], look_at)
+            for side, wait in zip(sides, waits, strict=True):
+                if side.sum is not None:
+                    side.sum.sum(0.0 if wait else own, self._scaler, look_at=look_at)
+                self._note_sum(side)
 
     @contextmanager
     def _summing(self, weight: float) -> Iterator[Sequence[float]]:
