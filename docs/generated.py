@@ -186,7 +186,7 @@ def headlines() -> str:
 
 def conversion(prefix: str = "") -> str:
     """The difference between a script and its converted form, changed indentation aside."""
-    names = (f"{prefix}before.py", f"{prefix}after.py")
+    names = (f"{prefix}train.py", f"{prefix}train_hetopt.py")
     before, after = ((SCRIPT / name).read_text(encoding="utf-8").splitlines()[1:] for name in names)
     matcher = difflib.SequenceMatcher(None, [line.strip() for line in before], [line.strip() for line in after], False)
     lines = []

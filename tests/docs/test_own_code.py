@@ -62,7 +62,7 @@ def test_an_example_learns(name: str) -> None:
 
 
 def test_the_conversion_changes_five_lines_at_most() -> None:
-    before, after = ((SCRIPT / name).read_text().splitlines() for name in ("before.py", "after.py"))
+    before, after = ((SCRIPT / name).read_text().splitlines() for name in ("train.py", "train_hetopt.py"))
     stripped = [[line.strip() for line in lines[1:] if line.strip()] for lines in (before, after)]
     changed = [line for line in difflib.ndiff(*stripped) if line[0] == "+"]
     assert 0 < len(changed) <= MOST_CHANGED_LINES, changed
@@ -86,9 +86,9 @@ def test_the_converted_script_computes_what_it_did() -> None:
         port = probe.getsockname()[1]
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
     running = [
-        start("before.py"),
-        start("after.py"),
-        *(start("after.py", RANK=str(rank), LOCAL_RANK=str(rank), **meeting) for rank in range(2)),
+        start("train.py"),
+        start("train_hetopt.py"),
+        *(start("train_hetopt.py", RANK=str(rank), LOCAL_RANK=str(rank), **meeting) for rank in range(2)),
     ]
     told = [process.communicate(timeout=PATIENCE_S) for process in running]
     assert [process.returncode for process in running] == [0, 0, 0, 0], [err for _, err in told]

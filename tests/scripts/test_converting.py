@@ -43,8 +43,8 @@ BODY = """    opt.zero_grad()
 
 def test_the_example_of_distributed_data_parallel_is_what_comes_out() -> None:
     """To make it again: the text of `convert` with the first line of the example that is there."""
-    after = (EXAMPLES / "ddp_after.py").read_text()
-    converted = convert(EXAMPLES / "ddp_before.py")
+    after = (EXAMPLES / "ddp_train_hetopt.py").read_text()
+    converted = convert(EXAMPLES / "ddp_train.py")
     assert converted.text.splitlines()[1:] == after.splitlines()[1:]
     assert len(converted.remarks) == 1
 
@@ -54,10 +54,10 @@ def lines(text: str) -> list[str]:
 
 
 def test_the_example_of_the_documentation_is_what_comes_out() -> None:
-    converted = convert(EXAMPLES / "before.py")
+    converted = convert(EXAMPLES / "train.py")
     ours = lines(converted.text.replace("from hetopt import session", "from hetopt.trainer.session import session"))
-    assert sorted(ours[1:]) == sorted(lines((EXAMPLES / "after.py").read_text())[1:])
-    assert converted.diff.startswith("--- a/before.py\n+++ b/before.py\n")
+    assert sorted(ours[1:]) == sorted(lines((EXAMPLES / "train_hetopt.py").read_text())[1:])
+    assert converted.diff.startswith("--- a/train.py\n+++ b/train.py\n")
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ EPOCHS = 40
 EPOCH_STEPS = math.ceil(1500 / 64)
 """At the batch size that the script has by itself."""
 
-BEFORE = str(EXAMPLES / "before.py")
+BEFORE = str(EXAMPLES / "train.py")
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def profile() -> Profile:
 
 def test_what_a_plan_needs_is_measured(profile: Profile) -> None:
     job = profile.job
-    assert (job.task, job.script) == ("before.py", (BEFORE, "--batch-size", "32"))
+    assert (job.task, job.script) == ("train.py", (BEFORE, "--batch-size", "32"))
     assert (job.parameters, job.gradient_bytes, job.dataset_size, job.batch_size) == (38_282, 153_128, 1500, 32)
     assert job.operators_per_step > 10
     # Two for each product and sum, three passes; nobody asks for the gradient of the images.
@@ -72,7 +72,7 @@ def test_a_plan_is_of_the_scripts_own_batch_and_says_when_it_ends(profile: Profi
 
 
 def test_it_is_launched_stopped_resumed_and_reported(profile: Profile, tmp_path: Path) -> None:
-    text = (EXAMPLES / "after.py").read_text(encoding="utf-8")
+    text = (EXAMPLES / "train_hetopt.py").read_text(encoding="utf-8")
     for before, after in (
         ("range(args.epochs)", 'range(run.resume({"schedule": scheduler}), args.epochs)'),
         ("scheduler.step()", 'scheduler.step()\n            run.checkpoint({"schedule": scheduler})'),
@@ -110,20 +110,20 @@ def test_it_is_launched_stopped_resumed_and_reported(profile: Profile, tmp_path:
 
 def test_what_begins_again_and_what_does_not_do_on_several_workers_is_said(profile: Profile, tmp_path: Path) -> None:
     plan = hetopt.recommend(profile, budget_usd=2, epochs=2)
-    assert any("before.py saves no checkpoint" in text for text in plan.explanation)
+    assert any("train.py saves no checkpoint" in text for text in plan.explanation)
     local = backend("local", Reporter())
 
     def notes(script: Path, *arguments: str, **options: Any) -> str:
         changes = Changes(script=(str(script), *arguments))
         return " ".join(prepare(plan, local, "local", LaunchOptions(**options), changes).launch.notes)
 
-    assert "after.py saves no checkpoint: after a loss it begins again" in notes(EXAMPLES / "after.py")
-    assert "the plan has priced that" in notes(EXAMPLES / "after.py")
+    assert "train_hetopt.py saves no checkpoint: after a loss it begins again" in notes(EXAMPLES / "train_hetopt.py")
+    assert "the plan has priced that" in notes(EXAMPLES / "train_hetopt.py")
     resumable = Path(__file__).with_name("resumable.py")
     assert "resumable.py goes on from checkpoints, and the plan reckons without" in notes(resumable)
     assert "begins again" not in notes(resumable, "{data}", data="x")
     sharing = tmp_path / "sharing.py"
-    text = (EXAMPLES / "after.py").read_text() + "\nimport os\nrank = int(os.environ['RANK'])\n"
+    text = (EXAMPLES / "train_hetopt.py").read_text() + "\nimport os\nrank = int(os.environ['RANK'])\n"
     sharing.write_text(text + "torch.save({}, 'all.pt')\n")
     assert re.search(r"sharing.py, line \d+ writes the same file on every worker", notes(sharing))
     sharing.write_text(text + "mine = digits[rank::2]\n")

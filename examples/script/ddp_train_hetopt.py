@@ -1,4 +1,4 @@
-"""Train a network on handwritten digits, as `hetopt convert` makes it of `ddp_before.py`."""
+"""Train a network on handwritten digits, as `hetopt convert` makes it of `ddp_train.py`."""
 
 import argparse
 import os
