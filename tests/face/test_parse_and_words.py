@@ -24,16 +24,23 @@ from hetopt.core.errors import BadInput
         ("1h30m", 5400),
         ("1.5 h", 5400),
         ("2d", 172800),
-        ("7", 7),
+        (7, 7),
     ],
 )
-def test_durations(text: str, seconds: float) -> None:
+def test_durations(text: str | float, seconds: float) -> None:
     assert values.duration_s(text, "deadline") == seconds
 
 
-@pytest.mark.parametrize("text", ["", "soon", "-1h", "0", "nan", "inf", "1h30", "h", "5x"])
-def test_bad_durations(text: str) -> None:
+@pytest.mark.parametrize("text", ["", "soon", "-1h", 0, "nan", "inf", "1h30", "h", "5x"])
+def test_bad_durations(text: str | float) -> None:
     with pytest.raises(BadInput, match="`deadline` must be a length of time"):
+        values.duration_s(text, "deadline")
+
+
+@pytest.mark.parametrize("text", ["3", "0.5", " 12 "])
+def test_what_is_typed_without_a_unit_is_asked_for_one(text: str) -> None:
+    """A budget in dollars has one unit; three could be seconds, hours or days."""
+    with pytest.raises(BadInput, match="`deadline` needs a unit"):
         values.duration_s(text, "deadline")
 
 

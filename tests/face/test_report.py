@@ -34,7 +34,7 @@ Golden = Callable[[str, str], None]
 def plan() -> Plan:
     profile = Profile.load(Path(__file__).resolve().parents[1] / "recorded" / "digits.json")
     goal = Goal(budget_usd=2.0, ends="epochs", amount=100.0)
-    options = Options(batch_size=256)
+    options = Options(batch_size=256, market="spot", objective="fastest")
     return recommend(profile, load_catalog(), goal, options, seed=0, now=datetime(2026, 11, 20, tzinfo=UTC))
 
 
@@ -258,7 +258,11 @@ def test_text_of_a_plan(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     plan_view.show(plan)
-    golden("plan.txt", capsys.readouterr().out)
+    answer = capsys.readouterr().out
+    golden("plan.txt", answer)
+    assert len(answer.splitlines()) <= 22
+    plan_view.show(plan, explain=True)
+    golden("plan-explained.txt", capsys.readouterr().out)
 
 
 def test_text_of_a_report(

@@ -85,7 +85,10 @@ buckets = st.builds(Bucket, market=st.sampled_from(["spot", "on-demand"]), famil
 
 @given(st.dictionaries(buckets, st.integers(0, UNBOUNDED - 1), min_size=1))
 def test_quotas_are_read_as_they_are_written(quotas: dict[Bucket, int]) -> None:
-    assert read_quotas([write_quotas(quotas)]) == quotas
+    p, p5 = (Bucket(market="spot", family=family) for family in ("p", "p5"))
+    # Who says P alone means all of P, though AWS counts P5 apart as spot.
+    meant = {p5: quotas[p], **quotas} if p in quotas else quotas
+    assert read_quotas([write_quotas(quotas)]) == meant
 
 
 rates = st.floats(1e-3, 1e6)

@@ -265,7 +265,12 @@ def test_zones_cost_what_crosses_them(catalog: Catalog) -> None:
     goal = Goal(ends="epochs", amount=5, budget_usd=5.0)
     plans = [
         recommend(
-            profile, catalog, goal, Options(trials=0, only_types=("c7a.4xlarge",), zones=zones), seed=0, now=NOW
+            profile,
+            catalog,
+            goal,
+            Options(trials=0, only_types=("c7a.4xlarge",), zones=zones, market="spot", objective="fastest"),
+            seed=0,
+            now=NOW,
         ).chosen
         for zones in (1, 2)
     ]

@@ -39,7 +39,7 @@ def test_the_wheel_carries_its_metadata(wheel: Path, names: set[str], metadata: 
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert f"{info}/licenses/LICENSE" in names
-    assert set(metadata.get_all("Provides-Extra", [])) == {"train", "aws", "streams", "docs", "dev"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {"train", "aws", "streams", "frameworks", "docs", "dev"}
     assert "hetopt = hetopt.cli.main:main" in entry_points
 
 

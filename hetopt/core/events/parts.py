@@ -47,6 +47,7 @@ ProbeKind = Literal[
     "job_facts",
     "device_facts",
     "sweep_point",
+    "memory_counted",
     "sweep_ended",
     "compressor_point",
     "link_point",
