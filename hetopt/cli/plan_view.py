@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -128,7 +129,8 @@ def _next(plan: Plan, plan_file: Path | None) -> str:
     name = "plan.json" if plan_file is None else str(plan_file)
     where = "ec2 --dry-run" if plan.advice is None else "local"
     keep = "add -o plan.json, then " if plan_file is None else ""
-    return f"{keep}hetopt launch {name} --on {where}"
+    script = f" -- {shlex.join(plan.profile.job.script)}" if plan.profile.job.script else ""
+    return f"{keep}hetopt launch {name} --on {where}{script}"
 
 
 def _show_all(plan: Plan) -> None:
