@@ -168,6 +168,11 @@ class Candidate(Record):
         names = ((g.machines, g.instance_type if one else f"{g.instance_type} {g.market}") for g in self.groups)
         return cluster(names) + (f" ({markets[0]})" if one else "")
 
+    @property
+    def hardware_in_words(self) -> str:
+        """'A10G 22 GiB + T4 16 GiB': what one machine of each kind has."""
+        return " + ".join(dict.fromkeys(group.hardware.in_words for group in self.groups if group.hardware is not None))
+
 
 ChoiceName = Literal["here", "cheapest", "balanced", "fastest", "weighed", "safest"]
 """``here``: the machine that was profiled. ``safest``: on demand, so that no machine is taken back. ``weighed``: by

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from hetopt.cli import render
 from hetopt.core import formatting
 from hetopt.reports.front_plot import front_lines
+from hetopt.reports.plan_page import launch_command
 
 if TYPE_CHECKING:
     from hetopt.optimizer.plan import Candidate, Choice, Goal, Group, Plan, Range
@@ -96,11 +96,19 @@ def _machines_of(way: Choice) -> str:
     if way.candidate is None:
         return "this machine, measured"
     groups = way.candidate.groups
-    have = " + ".join(dict.fromkeys(group.hardware.in_words for group in groups if group.hardware is not None))
     quotas = " ".join(f"{need.bucket}={need.vcpus}" for need in way.quotas)
     rests = {EVIDENCE[group.evidence] for group in groups}
     return "; ".join(
-        filter(None, [way.candidate.in_words, have, _method(way.candidate), quotas, " and ".join(sorted(rests))])
+        filter(
+            None,
+            [
+                way.candidate.in_words,
+                way.candidate.hardware_in_words,
+                _method(way.candidate),
+                quotas,
+                " and ".join(sorted(rests)),
+            ],
+        )
     )
 
 
@@ -108,10 +116,6 @@ def _method(candidate: Candidate) -> str:
     """The exchange, where it is not the plain one."""
     way = formatting.exchange(candidate.compression, candidate.sync)
     return "" if way == "none" else way
-
-
-def _span(figure: Range, say: formatting.Say) -> str:
-    return f"{say(figure.low)} – {say(figure.high)}"
 
 
 def _quota(plan: Plan) -> Iterator[str]:
@@ -126,11 +130,9 @@ def _quota(plan: Plan) -> Iterator[str]:
 
 
 def _next(plan: Plan, plan_file: Path | None) -> str:
-    name = "plan.json" if plan_file is None else str(plan_file)
-    where = "ec2 --dry-run" if plan.advice is None else "local"
-    keep = "add -o plan.json, then " if plan_file is None else ""
-    script = f" -- {shlex.join(plan.profile.job.script)}" if plan.profile.job.script else ""
-    return f"{keep}hetopt launch {name} --on {where}{script}"
+    if plan_file is None:
+        return f"add -o plan.json, then {launch_command(plan, 'plan.json')}"
+    return launch_command(plan, str(plan_file))
 
 
 def _show_all(plan: Plan) -> None:

@@ -13,7 +13,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from hetopt.core.errors import BadInput
 from hetopt.core.paths import HOST_PATTERN, RUN_PATTERN
@@ -72,6 +82,20 @@ class Record(PlainText):
     """A frozen fact inside an artifact: unknown fields, NaN, infinity and text that is not plain are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class RecordLeavingOut(Record):
+    """A record that is written without some fields where they have their defaults, as earlier versions wrote it."""
+
+    LEFT_OUT: ClassVar[tuple[str, ...]]
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        written: dict[str, object] = handler(self)
+        fields = type(self).model_fields
+        return {
+            name: value for name, value in written.items() if name not in self.LEFT_OUT or value != fields[name].default
+        }
 
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)

@@ -12,12 +12,10 @@ from pydantic import (
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 
-from hetopt.core.artifact import Artifact, Record, Told
+from hetopt.core.artifact import Artifact, Record, RecordLeavingOut, Told
 from hetopt.core.memory import TrainingMemory
 from hetopt.core.step_samples import StepSample
 
@@ -44,8 +42,10 @@ class Host(Record):
     accelerator_memory_bytes: PositiveInt | None = None
 
 
-class Job(Record):
+class Job(RecordLeavingOut):
     """What is trained. One sample is one item of the task's data set (an image, a window of tokens)."""
+
+    LEFT_OUT = ("resumes",)
 
     task: str
     script: tuple[str, ...] = Field(
@@ -72,13 +72,6 @@ class Job(Record):
     flops_per_sample: PositiveFloat | None = Field(
         default=None, description="forward and backward floating-point operations of matrix work, a sample"
     )
-
-    @model_serializer(mode="wrap")
-    def _resuming_is_usual(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
-        written: dict[str, object] = handler(self)
-        if written.get("resumes"):
-            del written["resumes"]
-        return written
 
     @model_validator(mode="after")
     def _one_gradient_of_the_parameters(self) -> Self:

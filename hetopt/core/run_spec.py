@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from hetopt.core.artifact import HostName, Record, renamed
+from hetopt.core.artifact import HostName, Record, RecordLeavingOut, renamed
 from hetopt.core.compression_slowdown import CAUTIOUS_COEFFICIENT
 from hetopt.core.probe_schedule import ProbeSchedule
 from hetopt.core.scaled_emulation import DeclaredTime, ScaledEmulation
@@ -121,8 +121,10 @@ class StopRule(Record):
         return self
 
 
-class RunSpec(Record):
+class RunSpec(RecordLeavingOut):
     """One run of the trainer: the task, the workers with their shares, and the rules of the game."""
+
+    LEFT_OUT = ("resumes",)
 
     task: str
     script: tuple[str, ...] = Field(
@@ -172,13 +174,6 @@ class RunSpec(Record):
     miniature: ScaledEmulation | None = Field(
         default=None, description="the rehearsed cluster, where the run is a rehearsal"
     )
-
-    @model_serializer(mode="wrap")
-    def _resuming_is_usual(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
-        written: dict[str, object] = handler(self)
-        if written.get("resumes"):
-            del written["resumes"]
-        return written
 
     @model_validator(mode="after")
     def _workers_live_on_the_hosts(self) -> Self:

@@ -7,6 +7,7 @@ stands beside its words as ``data-value``, in SI units or dollars, as the plan's
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable, Sequence
 from html import escape
 
@@ -90,6 +91,13 @@ def page(plan: Plan) -> str:
     )
 
 
+def launch_command(plan: Plan, plan_file: str) -> str:
+    """What starts a plan: here, where nothing should be rented."""
+    where = "ec2 --dry-run" if plan.advice is None else "local"
+    script = f" -- {shlex.join(plan.profile.job.script)}" if plan.profile.job.script else ""
+    return f"hetopt launch {plan_file} --on {where}{script}"
+
+
 def figure(name: str, value: float, say: formatting.Say) -> str:
     """A number in words, with its value beside it."""
     return f'<span data-figure="{name}" data-value="{value!r}">{escape(say(value))}</span>'
@@ -104,15 +112,14 @@ def _choices(plan: Plan) -> Iterable[str]:
         yield '<p class="soft">Each dot is one of twenty simulated runs; full ones keep the limits.</p>'
     if plan.reasons:
         yield f"<ul>{''.join(f'<li>{escape(sentence)}</li>' for sentence in plan.reasons)}</ul>"
-    where = "ec2 --dry-run" if plan.advice is None else "local"
-    yield f"<pre>hetopt launch plan.json --on {where}</pre>"
+    yield f"<pre>{escape(launch_command(plan, 'plan.json'))}</pre>"
 
 
 def _choice(way: Choice, *, is_chosen: bool) -> str:
     """One way as a card: name, figures with their intervals, machines, quotas."""
     groups = () if way.candidate is None else way.candidate.groups
     machines = "this machine" if way.candidate is None else way.candidate.in_words
-    have = " + ".join(dict.fromkeys(group.hardware.in_words for group in groups if group.hardware is not None))
+    have = "" if way.candidate is None else way.candidate.hardware_in_words
     quotas = "; ".join(f"{need.vcpus} vCPUs of {need.name} (a new account: {need.new_account})" for need in way.quotas)
     rests = "measured" if way.candidate is None else " and ".join(sorted({group.evidence for group in groups}))
     took, paid = way.total_s, way.cost_usd

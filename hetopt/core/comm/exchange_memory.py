@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from hetopt.core.comm.composition import CORRECTION, FEEDBACK, combine
 from hetopt.core.comm.payload_bytes import VALUE_BYTES
-from hetopt.core.memory import ExchangeMemory
+from hetopt.core.memory import ALONE, ExchangeMemory
 from hetopt.core.run_spec import Compression
 from hetopt.core.synchronization import Synchronization
 
@@ -38,7 +38,7 @@ def exchange_memory(
         BadInput: the compression is none.
     """
     if workers == 1:
-        return ExchangeMemory()
+        return ALONE
     if sync is not None and sync.is_local:
         return ExchangeMemory(kept_bytes=gradient_bytes, taken_bytes=2 * gradient_bytes)
     chosen = combine(compression.name, memory=compression.memory, collective=compression.collective)
